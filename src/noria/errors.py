@@ -1,0 +1,190 @@
+"""Every refusal and failure that a caller can see, each one fact with its HTTP status and whether to try again.
+
+    NoriaError
+    ├── RequestError                     the caller's mistake: nothing reached the engine
+    │   ├── InvalidField                 400  a field's value; names the field
+    │   ├── InvalidBody                  400  not JSON, or not the JSON asked for
+    │   ├── UnsupportedMediaType         415
+    │   ├── BodyTooLarge                 413
+    │   ├── RouteNotFound                404
+    │   ├── MethodNotAllowed             405
+    │   └── ModelNotFound                404
+    ├── ServingError                     ours, or the load's: the request itself was fine
+    │   ├── QueueFull                    429  retry after a while
+    │   ├── EngineUnavailable            503  no engine is ready; retry
+    │   ├── EngineLost                   503  the engine died with the request in flight, twice; retry
+    │   ├── DeadlineExceeded             504
+    │   ├── GenerationFailed             500  the model failed on this request
+    │   └── RequestCancelled             499  the client left; nobody reads this answer
+    └── SetupError                       the operator's: the process prints it and exits non-zero
+        ├── ConfigError                  a setting, a file of settings, an environment variable, a port
+        └── ModelError                   a model folder: missing, damaged, or of a kind that is not served
+
+A message gives the value got, the values allowed and what to do. `frontend/app.py` alone turns these into responses.
+"""
+
+import difflib
+from collections.abc import Iterable
+from typing import ClassVar
+
+_LONGEST_SHOWN = 80
+
+
+def shown(value: object) -> str:
+    """`value` as a message quotes it: its repr, cut to a length that a log line bears."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…"
+
+
+def did_you_mean(got: str, known: Iterable[str]) -> str:
+    """A sentence naming the nearest of `known`, or an empty string when none is near."""
+    near = difflib.get_close_matches(got, list(known), n=1, cutoff=0.6)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+class NoriaError(Exception):
+    """Root of the tree. `code` is stable and documented in docs/errors.md; the message may change."""
+
+    code: ClassVar[str]
+    http_status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, field: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        self.retry_after_s = retry_after_s
+
+
+class RequestError(NoriaError):
+    """The caller's mistake."""
+
+    http_status = 400
+
+
+class InvalidField(RequestError):
+    """A field has a value that is not allowed; `field` names it."""
+
+    code = "invalid_field"
+
+
+class InvalidBody(RequestError):
+    """The body is not JSON, or not an object of the documented shape."""
+
+    code = "invalid_body"
+
+
+class UnsupportedMediaType(RequestError):
+    """The Content-Type is not application/json."""
+
+    code = "unsupported_media_type"
+    http_status = 415
+
+
+class BodyTooLarge(RequestError):
+    """The body is longer than the server reads."""
+
+    code = "body_too_large"
+    http_status = 413
+
+
+class RouteNotFound(RequestError):
+    """No such path."""
+
+    code = "not_found"
+    http_status = 404
+
+
+class MethodNotAllowed(RequestError):
+    """The path exists, the method does not."""
+
+    code = "method_not_allowed"
+    http_status = 405
+
+
+class ModelNotFound(RequestError):
+    """The named model is not served here."""
+
+    code = "model_not_found"
+    http_status = 404
+
+
+class ServingError(NoriaError):
+    """The request was fine; serving it was not possible."""
+
+
+class QueueFull(ServingError):
+    """As many images wait as may wait."""
+
+    code = "queue_full"
+    http_status = 429
+    retryable = True
+
+
+class EngineUnavailable(ServingError):
+    """No engine is ready: still loading, or being restarted."""
+
+    code = "engine_unavailable"
+    http_status = 503
+    retryable = True
+
+
+class EngineLost(ServingError):
+    """The engine ended with the request in flight, also the second time it was tried."""
+
+    code = "engine_lost"
+    http_status = 503
+    retryable = True
+
+
+class DeadlineExceeded(ServingError):
+    """The request's time was over before its images were done."""
+
+    code = "deadline_exceeded"
+    http_status = 504
+    retryable = True
+
+
+class GenerationFailed(ServingError):
+    """The model failed on this request; others in its batch were not touched."""
+
+    code = "generation_failed"
+
+
+class RequestCancelled(ServingError):
+    """The client went away (nginx's status 499 in logs and metrics)."""
+
+    code = "cancelled"
+    http_status = 499
+
+
+class SetupError(NoriaError):
+    """The operator's mistake: printed, and the process exits with `exit_status`."""
+
+    exit_status: ClassVar[int] = 1
+
+
+class ConfigError(SetupError):
+    """A setting that does not exist or has a value that is not allowed."""
+
+    code = "config"
+    exit_status = 2
+
+
+class ModelError(SetupError):
+    """A model that cannot be served: the message names the file and what is wrong with it."""
+
+    code = "model"
+    exit_status = 3
+
+
+def all_codes() -> dict[str, type[NoriaError]]:
+    """Every leaf of the tree by its code."""
+    leaves: dict[str, type[NoriaError]] = {}
+    pending: list[type[NoriaError]] = [NoriaError]
+    while pending:
+        kind = pending.pop()
+        pending += kind.__subclasses__()
+        if "code" in vars(kind):
+            leaves[kind.code] = kind
+    return leaves

@@ -1,0 +1,102 @@
+"""What front ends, engines and the supervisor say to each other: tagged msgspec structs, one MessagePack frame each.
+
+Pixels travel beside a message as a raw frame of their own (`ImageDone`), so that they are never copied into MessagePack.
+
+    to an engine     Hello, Submit, Cancel
+    from an engine   EngineState (after Hello, and at every change), ImageDone*, then one of Finished | Failed for every Submit
+"""
+
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from noria.spec import ModelSpec
+from noria.request import ImageRequest
+
+
+class Hello(Struct, frozen=True, tag=True):
+    """A peer introduces itself, once after each connection; it will be told the engine's state."""
+
+    name: str
+
+
+class Submit(Struct, frozen=True, tag=True):
+    """Draw these images. Answered by `ImageDone` for each and one `Finished`, or by one `Failed`."""
+
+    request: ImageRequest
+
+
+class Cancel(Struct, frozen=True, tag=True):
+    """Forget this request; still answered, by `Failed` with code "cancelled" if it was known."""
+
+    request_id: str
+
+
+class EngineState(Struct, frozen=True, tag=True):
+    """`incarnation` names one run of the process: requests sent to another are gone."""
+
+    incarnation: str
+    state: Literal["loading", "ready"]
+    model: ModelSpec | None  # None while loading
+    device: str
+
+
+class ImageDone(Struct, frozen=True, tag=True):
+    """Image `index` of a request; the frame beside it is height × width × 3 bytes of RGB."""
+
+    request_id: str
+    index: int
+    seed: int
+    width_px: int
+    height_px: int
+
+
+class Timings(Struct, frozen=True):
+    """Where a request's time in the engine went, in seconds; the last image counts."""
+
+    queue_s: float
+    encode_s: float
+    denoise_s: float
+    decode_s: float
+
+
+class Finished(Struct, frozen=True, tag=True):
+    """Every image of the request was sent."""
+
+    request_id: str
+    timings: Timings
+    num_steps_run: int  # model calls per image: PNDM makes one more than the steps asked for, Heun nearly twice as many
+
+
+class Failed(Struct, frozen=True, tag=True):
+    """The request ended without all its images; `code` is one of `noria.errors`."""
+
+    request_id: str
+    code: str
+    message: str
+    field: str | None = None
+    retry_after_s: float | None = None
+
+
+ToEngine = Hello | Submit | Cancel
+FromEngine = EngineState | ImageDone | Finished | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+_from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+
+
+def encode(message: ToEngine | FromEngine) -> bytes:
+    """One message as one MessagePack frame."""
+    return _encoder.encode(message)
+
+
+def decode_to_engine(frame: bytes | memoryview) -> ToEngine:
+    """What an engine received; raises msgspec.DecodeError on anything else."""
+    return _to_engine.decode(frame)
+
+
+def decode_from_engine(frame: bytes | memoryview) -> FromEngine:
+    """What a front end or the supervisor received; raises msgspec.DecodeError on anything else."""
+    return _from_engine.decode(frame)

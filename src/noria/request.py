@@ -1,0 +1,48 @@
+"""What a caller may ask for, and what of it travels to an engine.
+
+`ImageBody` is the JSON of `POST /t2i`, as written: every field optional but the prompt, any default still open. `ImageRequest` is
+the same wish with every default filled in and every bound checked (`frontend/admission.py` does that); nothing else reaches an
+engine. Neither knows HTTP, models' files or schedulers' mathematics.
+"""
+
+from typing import Literal
+
+from msgspec import Struct
+
+ImageFormat = Literal["png", "webp", "jpeg"]
+
+
+class ImageBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of `POST /t2i`. `None` is "the model's default"; a seed of `None` is drawn by the server and told in the answer."""
+
+    prompt: str
+    negative_prompt: str = ""
+    seed: int | None = None
+    width: int | None = None
+    height: int | None = None
+    inference_steps: int | None = None
+    guidance_scale: float | None = None
+    n: int = 1
+    scheduler: str | None = None
+    format: ImageFormat = "png"
+
+
+class ImageRequest(Struct, frozen=True):
+    """One admitted request: `num_images` images of one prompt; image k is drawn from seed + k."""
+
+    request_id: str
+    prompt: str
+    negative_prompt: str
+    seed: int
+    width_px: int
+    height_px: int
+    num_steps: int
+    guidance_scale: float
+    num_images: int
+    scheduler: str  # a short name of sampling/catalog.py
+    timeout_s: float  # from its arrival at the engine
+
+    @property
+    def guided(self) -> bool:
+        """Whether each step needs an unconditional row too; as in diffusers, guidance ≤ 1 is none (Ho and Salimans, 2022)."""
+        return self.guidance_scale > 1.0
