@@ -1,0 +1,110 @@
+"""The words of the scheduler: what it is told, what it decides, and what it says has happened. Data only.
+
+An *image* is the unit that boards: a request for four images boards four slots, perhaps at different turns. A *turn* is one `Plan`
+carried out: new images board, one model call for every seated image of one shape class, finished latents are decoded.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+
+class ImageId(NamedTuple):
+    """Image `index` of a request."""
+
+    request_id: str
+    index: int
+
+
+class ShapeClass(NamedTuple):
+    """Images that can share a model call: those of one size."""
+
+    width_px: int
+    height_px: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """All that the scheduler knows of a request: its whole future."""
+
+    request_id: str
+    shape: ShapeClass
+    num_images: int
+    num_calls: int  # rows of its sampler's table: model calls per image
+    deadline: float | None  # monotonic seconds; None is never
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """An image and its slot in the batch."""
+
+    image: ImageId
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One model call for one seated image: row `call` of its table."""
+
+    image: ImageId
+    slot: int
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One turn, to be carried out in this order. Images of `boards` may be of any shape; the others are all of one."""
+
+    boards: tuple[Seat, ...]
+    steps: tuple[Step, ...]
+    decodes: tuple[Seat, ...]  # may name images whose last step is in this very plan
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a turn went. `failed` names images one by one, so that one bad request never fails its batch."""
+
+    failed: Mapping[ImageId, str] = field(default_factory=dict)  # why, in words
+    encode_s: float = 0.0  # spent on `boards`
+    decode_s: float = 0.0  # spent on `decodes`
+
+
+class End(Enum):
+    """The ways in which a request can end, exactly one each."""
+
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Where a request's time went, in seconds; of several images the one that ended last counts."""
+
+    queue_s: float = 0.0
+    encode_s: float = 0.0
+    denoise_s: float = 0.0
+    decode_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ImageDecoded:
+    """An image is done and has left its slot."""
+
+    image: ImageId
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnded:
+    """The one terminal event of a request."""
+
+    request_id: str
+    end: End
+    reason: str = ""
+    times: Times = Times()
+
+
+Event = ImageDecoded | RequestEnded

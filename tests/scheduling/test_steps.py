@@ -1,0 +1,274 @@
+"""The step scheduler, by example and as a Hypothesis state machine."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
+
+from noria.scheduling.plans import End, ImageDecoded, ImageId, Outcome, RequestEnded, ShapeClass, Ticket
+from noria.scheduling.steps import StepScheduler
+
+SMALL, LARGE = ShapeClass(64, 64), ShapeClass(128, 96)
+
+
+def ticket(request_id="a", calls=2, images=1, shape=SMALL, deadline=None):
+    return Ticket(request_id, shape, images, calls, deadline)
+
+
+def turn(scheduler, now=0.0, **outcome):
+    plan = scheduler.plan(now)
+    return plan, scheduler.commit(plan, Outcome(**outcome), now)
+
+
+def test_a_request_boards_steps_through_its_table_and_leaves():
+    scheduler = StepScheduler(4)
+    assert scheduler.submit(ticket(calls=2), now=1.0) == []
+    first, events = turn(scheduler, now=2.0)
+    assert [seat.slot for seat in first.boards] == [0]
+    assert [(step.slot, step.call) for step in first.steps] == [(0, 0)]
+    assert first.decodes == ()
+    assert events == []
+    second, events = turn(scheduler, now=3.0, decode_s=0.25)
+    assert second.boards == ()
+    assert [step.call for step in second.steps] == [1]
+    assert [seat.image for seat in second.decodes] == [ImageId("a", 0)]
+    decoded, ended = events
+    assert decoded == ImageDecoded(ImageId("a", 0))
+    assert (ended.end, ended.times.queue_s, ended.times.decode_s, ended.times.denoise_s) == (End.FINISHED, 1.0, 0.25, 0.75)
+    assert scheduler.plan(4.0) is None
+    assert scheduler.num_seated == 0
+
+
+def test_a_newcomer_boards_at_the_next_turn_beside_running_images():
+    scheduler = StepScheduler(4)
+    scheduler.submit(ticket("a", calls=5), 0)
+    turn(scheduler)
+    scheduler.submit(ticket("b", calls=3), 0)
+    plan, _ = turn(scheduler)
+    assert [(step.image.request_id, step.call) for step in plan.steps] == [("a", 1), ("b", 0)]
+
+
+def test_images_of_one_request_board_as_slots_free_up():
+    scheduler = StepScheduler(2)
+    scheduler.submit(ticket("a", calls=1, images=3), 0)
+    first, events = turn(scheduler)
+    assert len(first.steps) == 2
+    assert events == [ImageDecoded(ImageId("a", 0)), ImageDecoded(ImageId("a", 1))]
+    _, events = turn(scheduler)
+    assert events[0] == ImageDecoded(ImageId("a", 2))
+    assert events[1].end is End.FINISHED
+
+
+def test_requests_board_in_order_of_arrival():
+    scheduler = StepScheduler(1)
+    for name in "abc":
+        scheduler.submit(ticket(name, calls=1), 0)
+    assert [turn(scheduler)[0].boards[0].image.request_id for _ in range(3)] == ["a", "b", "c"]
+
+
+def test_shape_classes_take_turns():
+    scheduler = StepScheduler(4)
+    scheduler.submit(ticket("a", calls=4, shape=SMALL), 0)
+    scheduler.submit(ticket("b", calls=4, shape=LARGE), 0)
+    turns = [turn(scheduler)[0] for _ in range(6)]
+    assert [plan.steps[0].image.request_id for plan in turns] == ["a", "b"] * 3
+    assert all(len({step.image for step in plan.steps}) == 1 for plan in turns)
+
+
+def test_a_crowd_that_finishes_together_is_decoded_in_small_batches():
+    scheduler = StepScheduler(8, decode_batch=3)
+    scheduler.submit(ticket("crowd", calls=1, images=8), 0)
+    scheduler.submit(ticket("runner", calls=9), 0)
+    sizes = []
+    for _ in range(3):
+        plan, _ = turn(scheduler)
+        sizes.append(len(plan.decodes))
+    assert sizes == [3, 3, 2]
+
+
+def test_one_turn_decodes_one_shape_only():
+    scheduler = StepScheduler(4, decode_batch=1)
+    scheduler.submit(ticket("a", calls=1, images=2, shape=SMALL), 0)
+    scheduler.submit(ticket("b", calls=1, shape=LARGE), 0)
+    decoded = [[seat.image for seat in turn(scheduler)[0].decodes] for _ in range(3)]
+    assert decoded == [[("a", 0)], [("a", 1)], [("b", 0)]]
+
+
+def test_a_cancelled_request_is_gone_from_the_next_plan_and_its_slot_is_free():
+    scheduler = StepScheduler(1)
+    scheduler.submit(ticket("a", calls=9), 0)
+    scheduler.submit(ticket("b", calls=9), 0)
+    turn(scheduler)
+    assert [event.end for event in scheduler.cancel("a", 0)] == [End.CANCELLED]
+    plan, _ = turn(scheduler)
+    assert [seat.image.request_id for seat in plan.boards] == ["b"]
+    assert [step.image.request_id for step in plan.steps] == ["b"]
+
+
+def test_a_request_cancelled_while_its_turn_is_carried_out_is_passed_over():
+    scheduler = StepScheduler(1)
+    scheduler.submit(ticket("a", calls=1), 0)
+    plan = scheduler.plan(0)
+    assert scheduler.cancel("a", 0)[0].end is End.CANCELLED
+    assert scheduler.commit(plan, Outcome(failed={ImageId("a", 0): "broken"}), 0) == []
+    assert scheduler.plan(0) is None
+
+
+def test_cancel_after_finish_does_nothing():
+    scheduler = StepScheduler(1)
+    scheduler.submit(ticket("a", calls=1), 0)
+    turn(scheduler)
+    assert scheduler.cancel("a", 0) == []
+    assert scheduler.cancel("never-heard-of", 0) == []
+
+
+def test_a_failed_image_fails_its_request_and_no_other():
+    scheduler = StepScheduler(4)
+    scheduler.submit(ticket("a", calls=3, images=2), 0)
+    scheduler.submit(ticket("b", calls=3), 0)
+    _, events = turn(scheduler, failed={ImageId("a", 1): "not finite"})
+    assert [(event.request_id, event.end, event.reason) for event in events] == [("a", End.FAILED, "not finite")]
+    plan, _ = turn(scheduler)
+    assert [step.image.request_id for step in plan.steps] == ["b"]
+
+
+def test_deadlines_end_requests_wherever_they_are():
+    scheduler = StepScheduler(1)
+    scheduler.submit(ticket("runs", calls=9, deadline=5.0), 0)
+    scheduler.submit(ticket("waits", calls=9, deadline=7.0), 0)
+    scheduler.submit(ticket("patient", calls=9), 0)
+    turn(scheduler)
+    assert scheduler.next_deadline() == 5.0
+    assert scheduler.expire(4.9) == []
+    assert [event.request_id for event in scheduler.expire(7.0)] == ["runs", "waits"]
+    assert scheduler.next_deadline() is None
+    assert turn(scheduler)[0].boards[0].image.request_id == "patient"
+
+
+def test_a_full_queue_refuses_at_once_and_says_how_full():
+    scheduler = StepScheduler(1, queue_limit=2)
+    scheduler.submit(ticket("a", images=2), 0)
+    (refused,) = scheduler.submit(ticket("b", images=2), 0)
+    assert refused.end is End.REFUSED
+    assert "2 images wait, 2 may" in refused.reason
+    assert scheduler.submit(ticket("c", images=1), 0) == []
+
+
+def test_calls_left_counts_waiting_and_running_images():
+    scheduler = StepScheduler(1)
+    scheduler.submit(ticket("a", calls=5, images=2), 0)
+    assert scheduler.calls_left == 10
+    turn(scheduler)
+    assert scheduler.calls_left == 9
+
+
+def test_the_same_id_twice_at_once_is_a_bug():
+    scheduler = StepScheduler(1)
+    scheduler.submit(ticket("a"), 0)
+    with pytest.raises(AssertionError):
+        scheduler.submit(ticket("a"), 0)
+
+
+class Promises(RuleBasedStateMachine):
+    """Whatever happens in whatever order: no slot leaks, no image is lost or drawn twice, every request ends exactly once."""
+
+    requests = Bundle("requests")
+
+    def __init__(self):
+        super().__init__()
+        self.scheduler = StepScheduler(num_slots=3, decode_batch=2, queue_limit=6)
+        self.now, self.count = 0.0, 0
+        self.open: dict[str, Ticket] = {}
+        self.ended: set[str] = set()
+        self.calls_made: dict[ImageId, int] = {}
+        self.plan = None
+
+    def take(self, events):
+        for event in events:
+            if isinstance(event, RequestEnded):
+                assert event.request_id not in self.ended, "ended twice"
+                self.ended.add(event.request_id)
+                done = self.open.pop(event.request_id)
+                if event.end is End.FINISHED:
+                    images = [ImageId(done.request_id, k) for k in range(done.num_images)]
+                    assert all(self.calls_made[image] == done.num_calls for image in images)
+            else:
+                assert self.calls_made[event.image] == self.open[event.image.request_id].num_calls
+
+    @rule(
+        target=requests,
+        calls=st.integers(1, 4),
+        images=st.integers(1, 4),
+        shape=st.sampled_from([SMALL, LARGE]),
+        patience=st.none() | st.floats(0, 20),
+    )
+    def submit(self, calls, images, shape, patience):
+        self.count += 1
+        made = ticket(f"r{self.count}", calls, images, shape, None if patience is None else self.now + patience)
+        self.open[made.request_id] = made
+        self.take(self.scheduler.submit(made, self.now))
+        return made.request_id
+
+    @rule(request_id=consumes(requests))
+    def cancel(self, request_id):
+        known = request_id in self.open
+        events = self.scheduler.cancel(request_id, self.now)
+        assert len(events) == known
+        self.take(events)
+
+    @rule(seconds=st.floats(0, 5))
+    def wait(self, seconds):
+        self.now += seconds
+        self.take(self.scheduler.expire(self.now))
+        deadline = self.scheduler.next_deadline()
+        assert deadline is None or deadline > self.now
+
+    @precondition(lambda self: self.plan is None)
+    @rule()
+    def make_a_plan(self):
+        self.plan = self.scheduler.plan(self.now)
+        if self.plan is None:
+            assert not self.open, "idle with work to do"
+            return
+        seats = [(step.image, step.slot) for step in self.plan.steps] + [(seat.image, seat.slot) for seat in self.plan.decodes]
+        slots = {}
+        for image, slot in seats:
+            assert image.request_id in self.open, "planned after its end"
+            assert slots.setdefault(slot, image) == image, "one slot, two images"
+        assert len({self.open[step.image.request_id].shape for step in self.plan.steps}) <= 1
+        assert len({self.open[seat.image.request_id].shape for seat in self.plan.decodes}) <= 1
+        assert len(self.plan.decodes) <= 2
+        for step in self.plan.steps:
+            assert step.call == self.calls_made.get(step.image, 0), "a row skipped or repeated"
+            self.calls_made[step.image] = step.call + 1
+
+    @precondition(lambda self: self.plan is not None)
+    @rule(data=st.data())
+    def carry_it_out(self, data):
+        named = [part.image for part in (*self.plan.steps, *self.plan.decodes)]
+        failed = data.draw(st.sets(st.sampled_from(named), max_size=1)) if named else set()
+        self.now += 1.0
+        self.take(self.scheduler.commit(self.plan, Outcome(dict.fromkeys(failed, "drawn by lot")), self.now))
+        self.plan = None
+
+    @invariant()
+    def every_slot_is_held_by_a_seated_image_or_free(self):
+        assert self.scheduler._slots.num_free + self.scheduler.num_seated == 3
+        assert self.scheduler.num_waiting <= 6 + 3
+
+    def teardown(self):
+        if self.plan is not None:
+            self.take(self.scheduler.commit(self.plan, Outcome(), self.now))
+        for _ in range(400):
+            plan = self.scheduler.plan(self.now)
+            if plan is None:
+                break
+            for step in plan.steps:
+                self.calls_made[step.image] = step.call + 1
+            self.take(self.scheduler.commit(plan, Outcome(), self.now))
+        assert not self.open, f"never ended: {self.open}"
+        assert self.scheduler.num_seated == self.scheduler.num_waiting == 0
+
+
+TestPromises = Promises.TestCase
+TestPromises.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
