@@ -1,0 +1,131 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from noria.sampling import step
+from noria.sampling.compile import compile_sampler
+from noria.sampling.tables import NUM_COLUMNS, WINDOW, SamplerTable
+
+SHAPE_CHW = (4, 8, 8)
+CONFIG = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "steps_offset": 1}
+MIX = [
+    ("ddim", 9),
+    ("euler-a", 7),
+    ("dpm++2m-karras", 12),
+    ("pndm", 5),
+    ("unipc", 6),
+    ("heun", 4),
+    ("dpm++2m-sde", 3),
+    ("lcm", 2),
+]
+
+
+class Image:
+    """A table with random numbers for everything that the model and the generator would give."""
+
+    def __init__(self, number: int) -> None:
+        name, num_steps = MIX[number]
+        self.table: SamplerTable = compile_sampler(name, CONFIG, num_steps)
+        random = torch.Generator().manual_seed(number)
+        self.start = torch.randn(SHAPE_CHW, generator=random) * self.table.init_noise_sigma
+        self.outputs = torch.randn((self.table.num_calls, *SHAPE_CHW), generator=random)
+        self.noise = torch.randn((self.table.num_calls, *SHAPE_CHW), generator=random)
+        self.cursor = 0
+
+    @property
+    def done(self) -> bool:
+        return self.cursor == self.table.num_calls
+
+
+def advance(history, images: list[Image], slots: list[int]) -> torch.Tensor:
+    """One turn of `images` in their slots."""
+    cursors = [image.cursor for image in images]
+    rows = torch.stack([torch.tensor(image.table.coefficients[image.cursor]) for image in images])
+    outputs = torch.stack([image.outputs[image.cursor] for image in images])
+    noise = torch.stack([image.noise[image.cursor] for image in images])
+    drawn = any(image.table.noise[image.cursor] for image in images)
+    samples = step.advance(history, torch.tensor(slots), torch.tensor(cursors), outputs, noise if drawn else None, rows)
+    for image in images:
+        image.cursor += 1
+    return samples
+
+
+def alone(number: int) -> torch.Tensor:
+    image, history = Image(number), step.empty_history(1, SHAPE_CHW)
+    step.board(history, 0, image.start)
+    while not image.done:
+        samples = advance(history, [image], [0])
+    return samples[0]
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.permutations(range(len(MIX))), st.lists(st.integers(0, 4), min_size=len(MIX), max_size=len(MIX)), st.randoms()
+)
+def test_an_image_in_a_mixed_batch_is_the_image_alone(slots, boards_at, random):
+    """To the bit, whatever its slot, its place in the batch, its company and the turn at which each boards."""
+    history = step.empty_history(len(MIX), SHAPE_CHW)
+    images = [Image(number) for number in range(len(MIX))]
+    finished: dict[int, torch.Tensor] = {}
+    turn = 0
+    while len(finished) < len(MIX):
+        for number in range(len(MIX)):
+            if boards_at[number] == turn:
+                step.board(history, slots[number], images[number].start)
+        aboard = [n for n in range(len(MIX)) if boards_at[n] <= turn and n not in finished]
+        random.shuffle(aboard)
+        turn += 1
+        if not aboard:
+            continue
+        samples = advance(history, [images[n] for n in aboard], [slots[n] for n in aboard])
+        finished |= {n: sample for n, sample in zip(aboard, samples, strict=True) if images[n].done}
+    for number, sample in finished.items():
+        assert torch.equal(sample, alone(number)), MIX[number]
+        at = torch.tensor([slots[number]]), torch.tensor([images[number].cursor])
+        assert torch.equal(step.samples(history, *at)[0], sample), "a finished image keeps its last sample"
+
+
+def test_a_new_image_is_not_poisoned_by_the_one_before():
+    history = step.empty_history(1, SHAPE_CHW)
+    history.fill_(float("nan"))
+    image = Image(0)
+    step.board(history, 0, image.start)
+    assert advance(history, [image], [0]).isfinite().all()
+
+
+def test_a_model_that_overflows_spoils_its_own_image_only():
+    history = step.empty_history(2, SHAPE_CHW)
+    broken, whole = Image(2), Image(2)
+    broken.outputs[1] = float("nan")
+    for slot in (0, 1):
+        step.board(history, slot, whole.start)
+    while not whole.done:
+        samples = advance(history, [broken, whole], [0, 1])
+    assert samples[0].isnan().any()
+    assert torch.equal(samples[1], alone(2))
+
+
+def test_the_model_is_given_the_current_sample_scaled():
+    history = step.empty_history(3, SHAPE_CHW)
+    history[1, 6 % WINDOW] = 5.0
+    inputs = step.model_inputs(history, torch.tensor([1]), torch.tensor([6]), torch.tensor([0.5]))
+    assert inputs.shape == (1, *SHAPE_CHW)
+    assert (inputs == 2.5).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_unguided_row_keeps_its_output_exactly(dtype):
+    cond, uncond = torch.randn((2, 2, *SHAPE_CHW), generator=torch.Generator().manual_seed(0)).to(dtype)
+    uncond[1] = cond[1]
+    guided = step.guide(cond, uncond, torch.tensor([7.5, 1.0]))
+    assert guided.dtype == torch.float32
+    assert torch.equal(guided[1], cond[1].float())
+    assert torch.equal(guided[0], uncond[0].float() + 7.5 * (cond[0].float() - uncond[0].float()))
+
+
+def test_the_weighted_sum_weighs_every_place():
+    history = torch.arange(1.0, NUM_COLUMNS + 1)[None, :, None, None, None].expand(1, NUM_COLUMNS, *SHAPE_CHW).clone()
+    weights = torch.tensor([[10.0**k for k in range(NUM_COLUMNS)]], dtype=torch.float64)
+    summed = step._weighted_sum(history.double(), weights)
+    assert (summed == 987654321).all()
