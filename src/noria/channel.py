@@ -7,11 +7,12 @@ is noticed by its closed connection, not by silence. This module knows nothing o
 
 import asyncio
 import contextlib
+import logging
 import os
 import queue
 import threading
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import msgspec
 import zmq
@@ -19,6 +20,8 @@ import zmq.asyncio
 import zmq.utils.monitor
 
 from noria.messages import FromEngine, ToEngine, decode_from_engine, decode_to_engine, encode
+
+_log = logging.getLogger(__name__)
 
 Peer = bytes
 """A ROUTER's name for one connection."""
@@ -77,7 +80,9 @@ class EngineChannel:
 
     def _receive(self) -> None:
         peer, *frames = self._socket.recv_multipart()
-        with contextlib.suppress(msgspec.DecodeError, IndexError):  # another version's message: nobody to answer it in our words
+        with contextlib.suppress(
+            msgspec.DecodeError, IndexError
+        ):  # another version's message: nobody to answer it in our words
             self.inbox.put((peer, decode_to_engine(frames[0])))
 
 
@@ -109,7 +114,7 @@ class EngineConnection:
         """Send `message`; raises zmq.Again at once when no engine is connected."""
         await self._socket.send(encode(message), flags=zmq.DONTWAIT)
 
-    async def events(self) -> AsyncIterator[Connected | Lost | tuple[FromEngine, memoryview | None]]:
+    async def events(self) -> AsyncGenerator[Connected | Lost | tuple[FromEngine, memoryview | None], None]:
         """Everything that happens on the connection, in order, until `close`."""
         happened: asyncio.Queue[Connected | Lost | tuple[FromEngine, memoryview | None]] = asyncio.Queue()
         tasks = [asyncio.create_task(self._read_messages(happened)), asyncio.create_task(self._read_monitor(happened))]
@@ -127,14 +132,21 @@ class EngineConnection:
         self._socket.close(linger=0)
         self._context.term()
 
-    async def _read_messages(self, happened: asyncio.Queue[Connected | Lost | tuple[FromEngine, memoryview | None]]) -> None:
+    async def _read_messages(
+        self, happened: asyncio.Queue[Connected | Lost | tuple[FromEngine, memoryview | None]]
+    ) -> None:
         while True:
             frames = await self._socket.recv_multipart(copy=False)
-            with contextlib.suppress(msgspec.DecodeError):
+            try:
                 message = decode_from_engine(frames[0].buffer)
-                happened.put_nowait((message, frames[1].buffer if len(frames) > 1 else None))
+            except msgspec.DecodeError as error:
+                _log.warning("an engine's message that is none of ours was dropped: %s", error)
+                continue
+            happened.put_nowait((message, frames[1].buffer if len(frames) > 1 else None))
 
-    async def _read_monitor(self, happened: asyncio.Queue[Connected | Lost | tuple[FromEngine, memoryview | None]]) -> None:
+    async def _read_monitor(
+        self, happened: asyncio.Queue[Connected | Lost | tuple[FromEngine, memoryview | None]]
+    ) -> None:
         while True:
             event = zmq.utils.monitor.parse_monitor_message(await self._monitor.recv_multipart())
             happened.put_nowait(Connected() if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED else Lost())

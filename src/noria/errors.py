@@ -15,6 +15,7 @@
     │   ├── EngineLost                   503  the engine died with the request in flight, twice; retry
     │   ├── DeadlineExceeded             504
     │   ├── GenerationFailed             500  the model failed on this request
+    │   ├── InternalError                500  a bug of ours
     │   └── RequestCancelled             499  the client left; nobody reads this answer
     └── SetupError                       the operator's: the process prints it and exits non-zero
         ├── ConfigError                  a setting, a file of settings, an environment variable, a port
@@ -149,6 +150,12 @@ class GenerationFailed(ServingError):
     """The model failed on this request; others in its batch were not touched."""
 
     code = "generation_failed"
+
+
+class InternalError(ServingError):
+    """A bug of ours; the message says nothing of our insides, the log says all."""
+
+    code = "internal"
 
 
 class RequestCancelled(ServingError):

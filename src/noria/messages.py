@@ -11,8 +11,8 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from noria.spec import ModelSpec
 from noria.request import ImageRequest
+from noria.spec import ModelSpec
 
 
 class Hello(Struct, frozen=True, tag=True):

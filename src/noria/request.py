@@ -39,7 +39,7 @@ class ImageRequest(Struct, frozen=True):
     num_steps: int
     guidance_scale: float
     num_images: int
-    scheduler: str  # a short name of sampling/catalog.py
+    scheduler: str  # a short name of schedulers.py
     timeout_s: float  # from its arrival at the engine
 
     @property

@@ -34,7 +34,12 @@ def test_a_request_boards_steps_through_its_table_and_leaves():
     assert [seat.image for seat in second.decodes] == [ImageId("a", 0)]
     decoded, ended = events
     assert decoded == ImageDecoded(ImageId("a", 0))
-    assert (ended.end, ended.times.queue_s, ended.times.decode_s, ended.times.denoise_s) == (End.FINISHED, 1.0, 0.25, 0.75)
+    assert (ended.end, ended.times.queue_s, ended.times.decode_s, ended.times.denoise_s) == (
+        End.FINISHED,
+        1.0,
+        0.25,
+        0.75,
+    )
     assert scheduler.plan(4.0) is None
     assert scheduler.num_seated == 0
 
@@ -91,7 +96,7 @@ def test_one_turn_decodes_one_shape_only():
     scheduler.submit(ticket("a", calls=1, images=2, shape=SMALL), 0)
     scheduler.submit(ticket("b", calls=1, shape=LARGE), 0)
     decoded = [[seat.image for seat in turn(scheduler)[0].decodes] for _ in range(3)]
-    assert decoded == [[("a", 0)], [("a", 1)], [("b", 0)]]
+    assert decoded == [[ImageId("a", 0)], [ImageId("a", 1)], [ImageId("b", 0)]]
 
 
 def test_a_cancelled_request_is_gone_from_the_next_plan_and_its_slot_is_free():
@@ -230,7 +235,9 @@ class Promises(RuleBasedStateMachine):
         if self.plan is None:
             assert not self.open, "idle with work to do"
             return
-        seats = [(step.image, step.slot) for step in self.plan.steps] + [(seat.image, seat.slot) for seat in self.plan.decodes]
+        seats = [(step.image, step.slot) for step in self.plan.steps] + [
+            (seat.image, seat.slot) for seat in self.plan.decodes
+        ]
         slots = {}
         for image, slot in seats:
             assert image.request_id in self.open, "planned after its end"

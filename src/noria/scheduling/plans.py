@@ -10,7 +10,8 @@ from enum import Enum
 from typing import NamedTuple
 
 
-class ImageId(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ImageId:
     """Image `index` of a request."""
 
     request_id: str
@@ -105,6 +106,7 @@ class RequestEnded:
     end: End
     reason: str = ""
     times: Times = Times()
+    num_unseated: int = 0  # of its images that left a slot undone
 
 
 Event = ImageDecoded | RequestEnded

@@ -90,7 +90,11 @@ class StepScheduler:
         room = self.queue_limit + self._slots.num_free - len(self._waiting)
         if ticket.num_images > room:
             waits = f"{len(self._waiting)} images wait, {self.queue_limit} may"
-            return [RequestEnded(ticket.request_id, End.REFUSED, f"the queue is full: {waits}; {ticket.num_images} more asked for")]
+            return [
+                RequestEnded(
+                    ticket.request_id, End.REFUSED, f"the queue is full: {waits}; {ticket.num_images} more asked for"
+                )
+            ]
         self._requests[ticket.request_id] = _Request(ticket, now, set(range(ticket.num_images)))
         self._waiting |= dict.fromkeys(ImageId(ticket.request_id, index) for index in range(ticket.num_images))
         return []
@@ -101,7 +105,11 @@ class StepScheduler:
 
     def expire(self, now: float) -> list[Event]:
         """End every request whose deadline has passed."""
-        late = [r.ticket.request_id for r in self._requests.values() if r.ticket.deadline is not None and r.ticket.deadline <= now]
+        late = [
+            r.ticket.request_id
+            for r in self._requests.values()
+            if r.ticket.deadline is not None and r.ticket.deadline <= now
+        ]
         return [event for request_id in late for event in self._end(request_id, End.EXPIRED, "its time was over")]
 
     def next_deadline(self) -> float | None:
@@ -176,10 +184,11 @@ class StepScheduler:
         return events if request.left else events + self._end(image.request_id, End.FINISHED, "")
 
     def _end(self, request_id: str, end: End, reason: str) -> list[Event]:
-        request = self._requests.pop(request_id)
+        request, num_unseated = self._requests.pop(request_id), 0
         for index in request.left:
             image = ImageId(request_id, index)
             self._waiting.pop(image, None)
             if (seated := self._seated.pop(image, None)) is not None:
                 self._slots.give_back(seated.slot)
-        return [RequestEnded(request_id, end, reason, request.times)]
+                num_unseated += 1
+        return [RequestEnded(request_id, end, reason, request.times, num_unseated)]

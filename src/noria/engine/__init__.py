@@ -1,0 +1,1 @@
+"""The engine process: one device, one loaded model, one wheel."""

@@ -1,0 +1,266 @@
+"""The diffusion executor: one turn of the wheel on one device, whatever mix of requests it carries.
+
+A turn gathers every seated image's current sample, makes one UNet call (two rows for a guided image), combines guidance, and applies
+each image's own row of its own sampler's table in one weighted sum. There is no loop over requests on the device.
+
+Shapes: S slots, B images of a turn, R UNet rows, K history entries, C × H × W latents, T tokens, D text width.
+"""
+
+import logging
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from noria.config import EngineConfig
+from noria.engine.latents import LatentStore
+from noria.errors import GenerationFailed
+from noria.models.stable_diffusion import DiffusionModel
+from noria.request import ImageRequest
+from noria.sampling.compile import compile_sampler
+from noria.sampling.noise import NoiseStream
+from noria.sampling.step import advance, board, guide, model_inputs, samples
+from noria.sampling.tables import SamplerTable
+from noria.scheduling.plans import ImageId, Outcome, Plan, Seat, ShapeClass, Step
+
+_log = logging.getLogger(__name__)
+_TURNS_AHEAD = 2  # that a GPU may be behind: enough to keep it fed, few enough that a newcomer boards soon
+
+
+@dataclass(frozen=True)
+class PreparedImages:
+    """A request with its sampler's table."""
+
+    request: ImageRequest
+    table: SamplerTable
+
+    @property
+    def num_calls(self) -> int:
+        """Model calls of each image."""
+        return self.table.num_calls
+
+    @property
+    def shape(self) -> ShapeClass:
+        """Which histories its images live in."""
+        return ShapeClass(self.request.width_px, self.request.height_px)
+
+
+@dataclass(frozen=True)
+class HostPixels:
+    """Pixels that are, or are being copied to, the host's memory."""
+
+    pixels_HWC: torch.Tensor
+    finite: torch.Tensor  # bool, one element: whether the latents were
+    copied: "torch.cuda.Event | None"
+
+    def rgb(self) -> memoryview:
+        """Height × width × 3 bytes; waits for the copy. Raises `errors.GenerationFailed` if the model's numbers overflowed."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        if not self.finite:
+            raise GenerationFailed(
+                "the model's latents are not finite: float16 overflows in some models; try another dtype or scheduler"
+            )
+        return self.pixels_HWC.numpy().data.cast("B")
+
+
+class EmbeddingCache:
+    """The embeddings [T, D] of the prompts used last, encoded together when they are missing.
+
+    `padded_batch` encodes in batches of exactly that many, because a kernel's result may differ in the last bit with its batch.
+    """
+
+    def __init__(self, encode: Callable[[list[str]], torch.Tensor], capacity: int, padded_batch: int | None) -> None:
+        self._encode, self._capacity, self._padded_batch = encode, capacity, padded_batch
+        self._held: OrderedDict[str, torch.Tensor] = OrderedDict()
+
+    def get(self, prompts: Iterable[str]) -> dict[str, torch.Tensor]:
+        """One embedding [T, D] per different prompt."""
+        wanted = dict.fromkeys(prompts)
+        missing = [prompt for prompt in wanted if prompt not in self._held]
+        found = {prompt: self._held[prompt] for prompt in wanted if prompt in self._held}
+        size = self._padded_batch or max(1, len(missing))
+        for start in range(0, len(missing), size):
+            chunk = missing[start : start + size]
+            padding = [""] * (size - len(chunk)) if self._padded_batch else []
+            found |= zip(chunk, self._encode(chunk + padding), strict=False)
+        for prompt in wanted:
+            self._held[prompt] = found[prompt]
+            self._held.move_to_end(prompt)
+        while len(self._held) > self._capacity:
+            self._held.popitem(last=False)
+        return found
+
+
+class DiffusionExecutor:
+    """One device with one model; `config` has no "auto" left."""
+
+    def __init__(self, model: DiffusionModel, config: EngineConfig) -> None:
+        assert isinstance(config.slots, int)
+        self.model = model
+        self._config = config
+        self._buckets = sorted(config.buckets)
+        self._requests: dict[str, PreparedImages] = {}
+        self._noise: dict[ImageId, NoiseStream] = {}
+        self._latents = LatentStore(config.slots, model.latent_channels, model.latent_scale, model.device)
+        # Row 2·slot is a slot's negative prompt, row 2·slot + 1 its prompt.
+        self._text = torch.zeros(
+            2 * config.slots, model.num_tokens, model.text_width, dtype=model.dtype, device=model.device
+        )
+        self._embeddings = EmbeddingCache(model.encode, config.embedding_cache, 8 if self._buckets else None)
+        self._decoded: dict[ImageId, HostPixels] = {}
+        self._ahead: deque[torch.cuda.Event] = deque()
+        self._grad_mode = torch.inference_mode if config.inference_mode else torch.no_grad
+
+    def prepare(self, request: ImageRequest) -> PreparedImages:
+        """Compile the request's sampler (8–30 ms the first time); raises `errors.InvalidField` if diffusers refuses it."""
+        return PreparedImages(
+            request, compile_sampler(request.scheduler, self.model.scheduler_config, request.num_steps)
+        )
+
+    def accept(self, prepared: PreparedImages) -> None:
+        """Remember a request until `forget`."""
+        self._requests[prepared.request.request_id] = prepared
+
+    def forget(self, request_id: str) -> None:
+        """Drop what is held for it; its slots are overwritten by whoever boards next."""
+        request = self._requests.pop(request_id).request
+        for index in range(request.num_images):
+            self._noise.pop(ImageId(request_id, index), None)
+            self._decoded.pop(ImageId(request_id, index), None)
+
+    def take(self, image: ImageId) -> HostPixels:
+        """The pixels of an image that the last turn decoded."""
+        return self._decoded.pop(image)
+
+    def execute(self, plan: Plan) -> Outcome:
+        """Board, step, decode. An exception in one of them fails the images that it was about, and no others."""
+        failed: dict[ImageId, str] = {}
+        with self._grad_mode():
+            encode_s = self._attempt(lambda: self._board(plan.boards), [seat.image for seat in plan.boards], failed)
+            steps = [step for step in plan.steps if step.image not in failed]
+            self._attempt(lambda: self._step(steps), [step.image for step in steps], failed)
+            decodes = [seat for seat in plan.decodes if seat.image not in failed]
+            decode_s = self._attempt(lambda: self._decode(decodes), [seat.image for seat in decodes], failed)
+            self._stay_close()
+        return Outcome(failed, encode_s, decode_s)
+
+    def _attempt(self, part: Callable[[], None], images: list[ImageId], failed: dict[ImageId, str]) -> float:
+        """Seconds that `part` took; nothing is done without images."""
+        started = time.perf_counter()
+        if images:
+            try:
+                part()
+            except RuntimeError as error:  # what torch raises for memory, shapes, kernels
+                _log.exception("a turn failed for %d images", len(images))
+                failed |= dict.fromkeys(images, f"the model failed: {str(error).splitlines()[0]}")
+        return time.perf_counter() - started
+
+    def _board(self, seats: Iterable[Seat]) -> None:
+        seats = list(seats)
+        requests = [self._requests[seat.image.request_id].request for seat in seats]
+        embeddings = self._embeddings.get(
+            [text for r in requests for text in ([r.negative_prompt] if r.guided else []) + [r.prompt]]
+        )
+        for seat, request in zip(seats, requests, strict=True):
+            if request.guided:
+                self._text[2 * seat.slot] = embeddings[request.negative_prompt]
+            self._text[2 * seat.slot + 1] = embeddings[request.prompt]
+            prepared = self._requests[request.request_id]
+            noise = NoiseStream(
+                request.seed, self._latents.size(prepared.shape), self.model.dtype, image=seat.image.index
+            )
+            self._noise[seat.image] = noise
+            start = noise.initial().to(self.model.device, torch.float32) * prepared.table.init_noise_sigma
+            board(self._history(prepared.shape), seat.slot, start)
+
+    def _step(self, steps: list[Step]) -> None:
+        prepared = [self._requests[step.image.request_id] for step in steps]
+        history = self._history(prepared[0].shape)
+        slots, calls = [step.slot for step in steps], [step.call for step in steps]
+        slots_B, calls_B = self._on_device(slots), self._on_device(calls)
+        scales_B = self._on_device(
+            np.array([p.table.input_scale[c] for p, c in zip(prepared, calls, strict=True)], np.float32)
+        )
+        inputs_BCHW = model_inputs(history, slots_B, calls_B, scales_B)
+        outputs_BCHW = self._predict(inputs_BCHW, prepared, slots, calls)
+        coefficients_BK = self._on_device(
+            np.stack([p.table.coefficients[c] for p, c in zip(prepared, calls, strict=True)])
+        )
+        advance(history, slots_B, calls_B, outputs_BCHW, self._draws(steps, prepared), coefficients_BK)
+
+    def _predict(
+        self, inputs_BCHW: torch.Tensor, prepared: list[PreparedImages], slots: list[int], calls: list[int]
+    ) -> torch.Tensor:
+        """One UNet call for all images, guidance applied: [B, C, H, W] float32. Rows: the guided images' negatives, then every prompt."""
+        guided = [b for b, p in enumerate(prepared) if p.request.guided]
+        images = guided + list(range(len(prepared)))
+        text = [2 * slots[b] for b in guided] + [2 * slot + 1 for slot in slots]
+        padding = self._bucket(len(images)) - len(images)
+        images_R, text_R = self._on_device(images + images[:1] * padding), self._on_device(text + text[:1] * padding)
+        timesteps = np.array([p.table.timesteps[c] for p, c in zip(prepared, calls, strict=True)], np.float32)
+        outputs_RCHW = self.model.predict(
+            inputs_BCHW[images_R], self._on_device(timesteps)[images_R], self._text[text_R]
+        ).float()
+        prompted = outputs_RCHW[len(guided) : len(images)]
+        if not guided:
+            return prompted
+        negative = {b: row for row, b in enumerate(guided)}
+        negative_B = self._on_device([negative.get(b, len(guided) + b) for b in range(len(prepared))])
+        scales = np.array([p.request.guidance_scale if p.request.guided else 1.0 for p in prepared], np.float32)
+        return guide(prompted, outputs_RCHW[negative_B], self._on_device(scales))
+
+    def _draws(self, steps: list[Step], prepared: list[PreparedImages]) -> torch.Tensor | None:
+        """[B, C, H, W] of this call's noise, zero where the sampler draws none; None when no image's does."""
+        drawing = [p.table.noise[step.call] > 0 for step, p in zip(steps, prepared, strict=True)]
+        if not any(drawing):
+            return None
+        noise_BCHW = torch.zeros(len(steps), *self._latents.size(prepared[0].shape), dtype=torch.float32)
+        for b, (step, p) in enumerate(zip(steps, prepared, strict=True)):
+            if drawing[b]:
+                noise_BCHW[b] = self._noise[step.image].next(
+                    torch.float32 if p.table.noise_dtype == "float32" else self.model.dtype
+                )
+        return noise_BCHW.to(self.model.device, non_blocking=True)
+
+    def _decode(self, seats: list[Seat]) -> None:
+        prepared = [self._requests[seat.image.request_id] for seat in seats]
+        history = self._history(prepared[0].shape)
+        padding = self._config.decode_batch - len(seats) if self._buckets else 0
+        slots = [seat.slot for seat in seats] + [seats[0].slot] * padding
+        calls = [p.num_calls for p in prepared] + [prepared[0].num_calls] * padding
+        latents_BCHW = samples(history, self._on_device(slots), self._on_device(calls))
+        pixels_BHWC, finite_B = self.model.decode(latents_BCHW), latents_BCHW.isfinite().all(dim=(1, 2, 3))
+        copied = None
+        if pixels_BHWC.is_cuda:  # the wheel turns on; whoever delivers the image waits for the copy
+            pixels_BHWC = torch.empty(pixels_BHWC.shape, dtype=torch.uint8, pin_memory=True).copy_(
+                pixels_BHWC, non_blocking=True
+            )
+            finite_B = torch.empty(finite_B.shape, dtype=torch.bool, pin_memory=True).copy_(finite_B, non_blocking=True)
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record()
+        for b, seat in enumerate(seats):
+            self._decoded[seat.image] = HostPixels(pixels_BHWC[b], finite_B[b], copied)
+
+    def _history(self, shape: ShapeClass) -> torch.Tensor:
+        return self._latents.history(shape, {p.shape for p in self._requests.values()})
+
+    def _bucket(self, num_rows: int) -> int:
+        """How many rows `num_rows` are padded up to; beyond the largest bucket, none are added."""
+        return next((bucket for bucket in self._buckets if bucket >= num_rows), num_rows)
+
+    def _on_device(self, values: "list[int] | np.ndarray") -> torch.Tensor:
+        return torch.as_tensor(values).to(self.model.device, non_blocking=True)
+
+    def _stay_close(self) -> None:
+        """Keep a GPU at most `_TURNS_AHEAD` turns behind the plans."""
+        if self.model.device.type != "cuda":
+            return
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record()
+        self._ahead.append(done)
+        if len(self._ahead) > _TURNS_AHEAD:
+            self._ahead.popleft().synchronize()

@@ -1,0 +1,138 @@
+"""What carries out a plan: the contract, and a fake one on virtual time for tests, examples and simulation."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from noria.request import ImageRequest
+from noria.scheduling.plans import ImageId, Outcome, Plan
+
+
+class Pixels(Protocol):
+    """A decoded image that may still be on its way from the device."""
+
+    def rgb(self) -> bytes | memoryview:
+        """Height × width × 3 bytes; waits for the device if need be. Called once, from any thread."""
+        ...
+
+
+class Prepared(Protocol):
+    """A request made ready for the device: all that can be done for it without the device."""
+
+    @property
+    def request(self) -> ImageRequest:
+        """What was asked for."""
+        ...
+
+    @property
+    def num_calls(self) -> int:
+        """Model calls that each of its images takes."""
+        ...
+
+
+P = TypeVar("P", bound=Prepared)
+
+
+class Executor(Protocol[P]):
+    """One device. `prepare` may be called from another thread; everything else from the wheel's own."""
+
+    def prepare(self, request: ImageRequest) -> P:
+        """Compile what the request needs; raises `errors.RequestError` if it cannot be drawn."""
+        ...
+
+    def accept(self, prepared: P) -> None:
+        """Remember a request that the scheduler has taken in, until `forget`."""
+        ...
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended; plans will not name it again."""
+        ...
+
+    def execute(self, plan: Plan) -> Outcome:
+        """Carry out one turn. May return while the device still works; never raises for one request's sake."""
+        ...
+
+    def take(self, image: ImageId) -> Pixels:
+        """The pixels of an image that the last turn decoded; given out once."""
+        ...
+
+
+class VirtualClock:
+    """Seconds that pass only when somebody says so. Call it to read it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        """Monotonic seconds."""
+        return self.now
+
+
+@dataclass(frozen=True)
+class FakePrepared:
+    """A request of the fake device: as many calls as steps."""
+
+    request: ImageRequest
+
+    @property
+    def num_calls(self) -> int:
+        """One call a step."""
+        return self.request.num_steps
+
+
+@dataclass(frozen=True)
+class FakePixels:
+    """A flat image whose colour is its seed's."""
+
+    seed: int
+    num_bytes: int
+
+    def rgb(self) -> bytes:
+        """The seed's lowest byte, everywhere."""
+        return bytes([self.seed % 256]) * self.num_bytes
+
+
+class FakeExecutor:
+    """A device that takes `turn_s(plan)` of virtual time a turn, and checks that every image is stepped in order and in its slot."""
+
+    def __init__(self, clock: VirtualClock, turn_s: Callable[[Plan], float] = lambda plan: 1.0) -> None:  # noqa: ARG005
+        self.clock = clock
+        self.turn_s = turn_s
+        self.failing: dict[ImageId, str] = {}  # images to fail at their next turn
+        self._accepted: dict[str, FakePrepared] = {}
+        self._slots: dict[int, tuple[ImageId, int]] = {}  # whose image a slot holds, and its next call
+
+    def prepare(self, request: ImageRequest) -> FakePrepared:
+        """Nothing to compile."""
+        return FakePrepared(request)
+
+    def accept(self, prepared: FakePrepared) -> None:
+        """Remember it."""
+        self._accepted[prepared.request.request_id] = prepared
+
+    def forget(self, request_id: str) -> None:
+        """Forget it."""
+        del self._accepted[request_id]
+
+    def execute(self, plan: Plan) -> Outcome:
+        """Let time pass; fail what `failing` names."""
+        self.clock.now += self.turn_s(plan)
+        for seat in plan.boards:
+            self._slots[seat.slot] = (seat.image, 0)
+        for step in plan.steps:
+            assert self._slots[step.slot] == (step.image, step.call), (
+                f"{step} but the slot holds {self._slots[step.slot]}"
+            )
+            self._slots[step.slot] = (step.image, step.call + 1)
+        for seat in plan.decodes:
+            held = self._slots[seat.slot]
+            assert held == (seat.image, self._accepted[seat.image.request_id].num_calls), (
+                f"{seat} but the slot holds {held}"
+            )
+        named = {part.image for parts in (plan.boards, plan.steps, plan.decodes) for part in parts}
+        return Outcome({image: self.failing.pop(image) for image in named & self.failing.keys()})
+
+    def take(self, image: ImageId) -> FakePixels:
+        """A flat image of the request's size."""
+        request = self._accepted[image.request_id].request
+        return FakePixels(request.seed + image.index, request.width_px * request.height_px * 3)

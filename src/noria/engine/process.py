@@ -1,0 +1,278 @@
+"""The engine process: `python -m noria.engine.process JSON`, started by the supervisor; JSON is an `EngineTask`.
+
+Four threads, each doing one thing: the *channel* moves frames (`channel.py`), the *desk* answers peers and compiles samplers, the
+*wheel* (the main thread) drives the device, the *delivery* waits for pixels and sends them. Queues between them are the only
+shared state. The channel is open from the first moment; the model is loaded behind it.
+"""
+
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from noria.channel import EngineChannel, Peer
+from noria.config import EngineConfig
+from noria.engine.loading import load_executor, warm_up
+from noria.engine.loop import Ended, ImageReady, Turn, Wheel
+from noria.errors import NoriaError, RequestError, SetupError
+from noria.messages import Cancel, EngineState, Failed, Finished, Hello, ImageDone, Submit, Timings
+from noria.observe import metrics
+from noria.observe.process import die_with_parent
+from noria.request import ImageRequest
+from noria.scheduling.plans import End
+from noria.scheduling.steps import StepScheduler
+from noria.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from noria.engine.diffusion import DiffusionExecutor, PreparedImages
+
+_log = logging.getLogger("noria.engine")
+_CODES = {
+    End.FAILED: "generation_failed",
+    End.CANCELLED: "cancelled",
+    End.EXPIRED: "deadline_exceeded",
+    End.REFUSED: "queue_full",
+}
+
+
+class EngineTask(msgspec.Struct, frozen=True):
+    """What the supervisor gives an engine."""
+
+    config: EngineConfig
+    spec: ModelSpec
+    device: str
+    address: str
+    name: str
+
+
+@dataclass(frozen=True)
+class _Arrival:
+    """A request with its sampler compiled, and who asked."""
+
+    peer: Peer
+    prepared: "PreparedImages"
+
+
+@dataclass(frozen=True)
+class _Departure:
+    peer: Peer
+    request_id: str
+
+
+class Desk(threading.Thread):
+    """Answers peers. Requests pass on to the wheel once prepared; what cannot be drawn never gets there."""
+
+    def __init__(self, channel: EngineChannel, spec: ModelSpec, device: str) -> None:
+        super().__init__(name="desk", daemon=True)
+        self.arrivals: queue.SimpleQueue[_Arrival | _Departure | None] = queue.SimpleQueue()
+        self._channel, self._spec, self._device = channel, spec, device
+        self._incarnation = uuid.uuid4().hex
+        self._executor: DiffusionExecutor | None = None
+        self._peers: set[Peer] = set()
+        self._lock = threading.Lock()  # over `_executor` and `_peers`: nobody may miss the change to ready
+
+    def open(self, executor: "DiffusionExecutor") -> None:
+        """The model is loaded and warm: tell every peer."""
+        with self._lock:
+            self._executor = executor
+            self._device = str(executor.model.device)
+            for peer in self._peers:
+                self._channel.send(peer, self._state())
+
+    def run(self) -> None:
+        """Serve the channel's inbox for as long as the process lives."""
+        while True:
+            peer, message = self._channel.inbox.get()
+            match message:
+                case Hello():
+                    with self._lock:
+                        self._peers.add(peer)
+                        self._channel.send(peer, self._state())
+                case Submit(request):
+                    self._submit(peer, request)
+                case Cancel(request_id):
+                    self.arrivals.put(_Departure(peer, request_id))
+
+    def _state(self) -> EngineState:
+        ready = self._executor is not None
+        return EngineState(
+            self._incarnation, "ready" if ready else "loading", self._spec if ready else None, self._device
+        )
+
+    def _submit(self, peer: Peer, request: ImageRequest) -> None:
+        if self._executor is None:
+            self._channel.send(
+                peer, Failed(request.request_id, "engine_unavailable", "the model is still loading", retry_after_s=2.0)
+            )
+            return
+        try:
+            self.arrivals.put(_Arrival(peer, self._executor.prepare(request)))
+        except RequestError as error:
+            self._channel.send(peer, Failed(request.request_id, error.code, error.message, error.field))
+        except Exception:
+            _log.exception("request %s cannot be prepared", request.request_id)
+            self._channel.send(
+                peer, Failed(request.request_id, "generation_failed", "the request could not be prepared")
+            )
+
+
+class Delivery(threading.Thread):
+    """Sends what the wheel hands over, in order, waiting for the device's copies where need be."""
+
+    def __init__(self, channel: EngineChannel) -> None:
+        super().__init__(name="delivery", daemon=True)
+        self.parcels: queue.SimpleQueue[tuple[Peer, ImageReady[PreparedImages] | Ended[PreparedImages]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._channel = channel
+        self._failed: set[str] = set()  # requests whose failure was told before their end
+
+    def run(self) -> None:
+        """Deliver until a None comes."""
+        while (parcel := self.parcels.get()) is not None:
+            peer, event = parcel
+            if isinstance(event, ImageReady):
+                self._image(peer, event)
+            else:
+                self._end(peer, event)
+
+    def _image(self, peer: Peer, ready: "ImageReady[PreparedImages]") -> None:
+        request = ready.prepared.request
+        try:
+            rgb = ready.pixels.rgb()
+        except NoriaError as error:
+            if request.request_id not in self._failed:
+                self._failed.add(request.request_id)
+                self._channel.send(peer, Failed(request.request_id, error.code, error.message))
+            return
+        done = ImageDone(
+            request.request_id, ready.index, request.seed + ready.index, request.width_px, request.height_px
+        )
+        self._channel.send(peer, done, rgb)
+
+    def _end(self, peer: Peer, ended: "Ended[PreparedImages]") -> None:
+        event = ended.event
+        if event.request_id in self._failed:
+            self._failed.discard(event.request_id)
+            return
+        if event.end is End.FINISHED:
+            timings = Timings(event.times.queue_s, event.times.encode_s, event.times.denoise_s, event.times.decode_s)
+            self._channel.send(peer, Finished(event.request_id, timings, ended.prepared.num_calls))
+        else:
+            self._channel.send(
+                peer, Failed(event.request_id, _CODES[event.end], event.reason, retry_after_s=ended.retry_after_s)
+            )
+
+
+class Engine:
+    """The wheel on the calling thread, fed by a desk, emptied by a delivery."""
+
+    def __init__(self, channel: EngineChannel, desk: Desk, executor: "DiffusionExecutor", config: EngineConfig) -> None:
+        assert isinstance(config.slots, int)
+        self._desk, self._delivery = desk, Delivery(channel)
+        self._peers: dict[str, Peer] = {}
+        scheduler = StepScheduler(config.slots, config.decode_batch, config.queue_limit)
+        self._wheel: Wheel[PreparedImages] = Wheel(scheduler, executor, self._deliver, time.monotonic)
+        metrics.ENGINE_UP.set(1)
+        metrics.SLOTS.set(config.slots)
+
+    def run(self) -> None:
+        """Turn until `stop`."""
+        self._delivery.start()
+        while self._take_arrivals():
+            if (turn := self._wheel.turn()) is not None:
+                self._measure(turn)
+            metrics.SLOTS_USED.set(self._wheel.scheduler.num_seated)
+            metrics.QUEUE_DEPTH.set(self._wheel.scheduler.num_waiting)
+        self._delivery.parcels.put(None)
+        self._delivery.join(timeout=5)
+
+    def stop(self) -> None:
+        """Make `run` return after the turn in progress; safe in a signal handler."""
+        self._desk.arrivals.put(None)
+
+    def _take_arrivals(self) -> bool:
+        """Everything that has come in; waits for something when the wheel is empty. False once `stop` was called."""
+        idle = self._wheel.scheduler.num_seated == 0 and self._wheel.scheduler.num_waiting == 0
+        while True:
+            try:
+                arrival = self._desk.arrivals.get(block=idle)
+            except queue.Empty:
+                return True
+            idle = False
+            match arrival:
+                case None:
+                    return False
+                case _Arrival(peer, prepared):
+                    self._peers.setdefault(prepared.request.request_id, peer)
+                    self._wheel.submit(prepared)
+                case _Departure(peer, request_id):
+                    if self._peers.get(request_id) == peer:
+                        self._wheel.cancel(request_id)
+
+    @staticmethod
+    def _measure(turn: Turn) -> None:
+        metrics.TURNS.inc()
+        metrics.ENGINE_BUSY_SECONDS.inc(turn.seconds)
+        metrics.JOINS.inc(len(turn.plan.boards))
+        metrics.DENOISE_STEPS.inc(len(turn.plan.steps))
+        if turn.plan.steps:
+            metrics.BATCH_SIZE.observe(len(turn.plan.steps))
+
+    def _deliver(self, event: "ImageReady[PreparedImages] | Ended[PreparedImages]") -> None:
+        request_id = event.prepared.request.request_id
+        if isinstance(event, ImageReady):
+            metrics.LEAVES.labels("ok").inc()
+            self._delivery.parcels.put((self._peers[request_id], event))
+        else:
+            if event.event.num_unseated:
+                metrics.LEAVES.labels(_CODES[event.event.end]).inc(event.event.num_unseated)
+            self._delivery.parcels.put((self._peers.pop(request_id), event))
+
+
+def main(task: EngineTask) -> int:
+    """Load, warm up, say so, turn. Returns the exit status."""
+    import setproctitle
+
+    setproctitle.setproctitle(f"noria engine {task.name}")
+    die_with_parent()
+    channel = EngineChannel(task.address)
+    desk = Desk(channel, task.spec, task.device)
+    desk.start()
+    try:
+        executor, config = load_executor(task.spec, task.config, task.device)
+        warm_up(executor, task.spec, config)
+    except SetupError as error:
+        _log.error("%s", error.message)
+        return error.exit_status
+    engine = Engine(channel, desk, executor, config)
+    signal.signal(signal.SIGTERM, lambda *_: engine.stop())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when an engine stops
+    desk.open(executor)
+    _log.info(
+        "%s ready: %s on %s, %s, %s slots, %s threads",
+        task.name,
+        task.spec.name,
+        executor.model.device,
+        config.dtype,
+        config.slots,
+        config.threads,
+    )
+    engine.run()
+    channel.close()
+    return 0
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    status = main(msgspec.json.decode(sys.argv[1], type=EngineTask))
+    logging.shutdown()
+    os._exit(status)  # taking torch apart takes the interpreter two seconds, and there is nothing left to save

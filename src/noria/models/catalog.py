@@ -1,0 +1,482 @@
+"""Find a model and check all of its folder before anything heavy starts; what can be refused is refused here, in words.
+
+Served is the StableDiffusionPipeline format of diffusers: tokenizer, text_encoder, unet, vae, scheduler. A folder's safety_checker,
+feature_extractor and image_encoder are ignored: neither read nor checked. Weights are safetensors, whose headers are read by
+hand; pickles are refused unread. This module knows neither torch nor what the parts compute.
+"""
+
+import hashlib
+import json
+import math
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from noria import schedulers
+from noria.errors import InvalidField, ModelError, did_you_mean, shown
+from noria.spec import ModelSpec
+
+BUNDLED = pathlib.Path(__file__).parent / "bundled"
+PIPELINE = "StableDiffusionPipeline"
+
+_CLASSES = {
+    "tokenizer": ("CLIPTokenizer", "CLIPTokenizerFast"),
+    "text_encoder": ("CLIPTextModel",),
+    "unet": ("UNet2DConditionModel",),
+    "vae": ("AutoencoderKL", "AutoencoderTiny"),
+}
+_WEIGHT_STEMS = {
+    "text_encoder": "model",
+    "unet": "diffusion_pytorch_model",
+    "vae": "diffusion_pytorch_model",
+}
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_ITEM_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64"), 8),
+}
+_LONGEST_HEADER_BYTES = 100_000_000  # safetensors' own limit
+_SAMPLED_BYTES = 65_536
+_DEFAULT_SCHEDULER, _DEFAULT_STEPS, _DEFAULT_GUIDANCE = "dpm++2m", 25, 7.5
+
+T = TypeVar("T")
+Name = Annotated[str, Meta(pattern=r"^[\w.+/-]{1,96}$")]
+Count = Annotated[int, Meta(ge=1)]
+
+
+class _Index(Struct, frozen=True):
+    """model_index.json: each part's library and class."""
+
+    class_name: str = msgspec.field(name="_class_name")
+    tokenizer: tuple[str | None, str | None]
+    text_encoder: tuple[str | None, str | None]
+    unet: tuple[str | None, str | None]
+    vae: tuple[str | None, str | None]
+    scheduler: tuple[str | None, str | None]
+
+
+class _TextEncoder(Struct, frozen=True):
+    hidden_size: Count
+    vocab_size: Count
+    architectures: tuple[str, ...] = ("CLIPTextModel",)
+
+
+class _Unet(Struct, frozen=True):
+    """The UNet's configuration, as far as it decides whether and at which sizes it is served; defaults are diffusers'."""
+
+    class_name: str = msgspec.field(name="_class_name")
+    # A pair has no fixed-length type here: msgspec 0.22 corrupts memory on `Annotated[int, Meta(ge=1)] | tuple[int, int]`.
+    sample_size: Count | Annotated[tuple[Count, ...], Meta(min_length=2, max_length=2)] | None = None
+    in_channels: Count = 4
+    out_channels: Count = 4
+    down_block_types: Annotated[tuple[str, ...], Meta(min_length=1)] = ("",) * 4
+    cross_attention_dim: Count | tuple[Count, ...] = 1280
+    addition_embed_type: str | None = None
+    class_embed_type: str | None = None
+    num_class_embeds: int | None = None
+    encoder_hid_dim_type: str | None = None
+    time_cond_proj_dim: int | None = None
+
+
+class _Vae(Struct, frozen=True):
+    class_name: str = msgspec.field(name="_class_name")
+    latent_channels: Count = 4
+    block_out_channels: tuple[Count, ...] | None = None
+    encoder_block_out_channels: tuple[Count, ...] | None = None  # AutoencoderTiny, written by an older diffusers
+
+    @property
+    def factor(self) -> int:
+        """Pixels to a latent, along one side, as diffusers' pipeline computes it."""
+        default = (64,) if self.class_name == "AutoencoderKL" else (64,) * 4
+        blocks = self.block_out_channels or self.encoder_block_out_channels or default
+        return int(2 ** (len(blocks) - 1))
+
+
+class _Scheduler(Struct, frozen=True):
+    class_name: str = msgspec.field(name="_class_name")
+    prediction_type: Literal["epsilon", "v_prediction", "sample"] = "epsilon"
+
+
+class _Overrides(Struct, frozen=True, forbid_unknown_fields=True):
+    """noria.json: what a model's author would have a client use when it asks for nothing else."""
+
+    name: Name | None = None
+    default_scheduler: str | None = None
+    default_steps: Annotated[int, Meta(ge=1, le=1000)] = _DEFAULT_STEPS
+    default_guidance: Annotated[float, Meta(ge=0, le=100)] = _DEFAULT_GUIDANCE
+
+
+class Tensor(Struct, frozen=True):
+    """One entry of a safetensors header."""
+
+    dtype: str
+    shape: tuple[Annotated[int, Meta(ge=0)], ...]
+    data_offsets: tuple[int, int]
+
+
+def open_model(name: str) -> ModelSpec:
+    """What `name` is: `bundled`, a folder in diffusers format, or a hub id such as `org/name`, which is downloaded once.
+
+    Widths and heights are multiples of what the VAE and the UNet halve together; the smallest side is two such multiples, the
+    largest twice the side that the model was made for, beyond which convolutional models repeat themselves.
+
+    Raises:
+        ModelError: nothing there, a damaged file, or a kind of model that is not served.
+
+    """
+    folder, called = _locate(name)
+    index = _read(folder / "model_index.json", _Index, "the folder is not a model in diffusers format")
+    if index.class_name != PIPELINE:
+        raise ModelError(
+            f"{folder / 'model_index.json'}: this is a {shown(index.class_name)}; what is served is a {PIPELINE} (SD 1.x, SD 2.x and alike)."
+        )
+    for part, classes in _CLASSES.items():
+        _check_class(folder / "model_index.json", part, getattr(index, part)[1], classes)
+    unet, vae, scheduler = _read_configs(folder)
+    headers = {part: _read_weights(folder, part) for part in _WEIGHT_STEMS}
+    _check_first_layer(folder, unet, headers["unet"])
+
+    overrides = _read(folder / "noria.json", _Overrides) if (folder / "noria.json").exists() else _Overrides()
+    sides = unet.sample_size if isinstance(unet.sample_size, tuple) else (unet.sample_size or 64,) * 2
+    multiple_px = vae.factor * 2 ** (len(unet.down_block_types) - 1)
+    height_px, width_px = (max(multiple_px, side * vae.factor // multiple_px * multiple_px) for side in sides)
+    return ModelSpec(
+        name=overrides.name or called,
+        folder=str(folder),
+        fingerprint=_fingerprint(folder),
+        pipeline=PIPELINE,
+        prediction_type=scheduler.prediction_type,
+        default_width_px=width_px,
+        default_height_px=height_px,
+        min_side_px=min(2 * multiple_px, width_px, height_px),
+        max_side_px=2 * max(width_px, height_px),
+        multiple_px=multiple_px,
+        default_scheduler=_default_scheduler(folder, overrides),
+        schedulers=tuple(choice.name for choice in schedulers.of_family("diffusion")),
+        default_steps=overrides.default_steps,
+        default_guidance=overrides.default_guidance,
+        num_parameters=_count(headers["unet"]),
+    )
+
+
+def weight_files(folder: pathlib.Path, part: str) -> list[pathlib.Path]:
+    """The safetensors that hold `part` ("unet", "vae" or "text_encoder"): one file, or every shard of it.
+
+    The full-precision ones where there are any, else the `fp16` variant. Raises ModelError where there are none, or only pickles.
+    """
+    stem = _WEIGHT_STEMS[part]
+    for single, index in (
+        (f"{stem}.safetensors", f"{stem}.safetensors.index.json"),
+        (f"{stem}.fp16.safetensors", f"{stem}.safetensors.index.fp16.json"),
+    ):
+        if (folder / part / single).exists():
+            return [folder / part / single]
+        if (folder / part / index).exists():
+            return [folder / part / shard for shard in sorted(set(_shards(folder / part / index).values()))]
+    pickles = sorted(file.name for file in (folder / part).glob("*") if file.suffix in _PICKLES)
+    if pickles:
+        raise ModelError(
+            f"{folder / part / pickles[0]}: the weights are a pickle, which runs code when it is read; only safetensors are "
+            f"served. Convert once, if you trust it: {_conversion(folder)}"
+        )
+    raise ModelError(f"{folder / part / stem}.safetensors: missing, so the {part} has no weights. {_AGAIN}")
+
+
+def _conversion(folder: pathlib.Path) -> str:
+    """The command that rewrites a model's pickles as safetensors."""
+    return (
+        'python -c "from diffusers import StableDiffusionPipeline as P; '
+        f"P.from_pretrained('{folder}', use_safetensors=False, safety_checker=None).save_pretrained('{folder}-safetensors')\""
+    )
+
+
+def count_parameters(folder: pathlib.Path) -> int:
+    """Parameters of all parts together, from the weights' headers."""
+    return sum(_count(_read_weights(folder, part)) for part in _WEIGHT_STEMS)
+
+
+# ── Where the model is ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _locate(name: str) -> tuple[pathlib.Path, str]:
+    """The folder of the model, and what it is called when it does not say so itself."""
+    if name == "bundled":
+        return BUNDLED, "bundled"
+    path = pathlib.Path(name).expanduser()
+    if path.is_dir():
+        return path.resolve(), path.resolve().name
+    if path.exists():
+        raise ModelError(
+            f"{path} is a file; a model is a folder in diffusers format. A single-file checkpoint is converted with diffusers' "
+            "StableDiffusionPipeline.from_single_file(FILE).save_pretrained(FOLDER)."
+        )
+    looks_local = name.startswith(("/", ".", "~")) or path.parent.is_dir()
+    if looks_local or not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        hint = (
+            did_you_mean(name, ["bundled"])
+            or " Give a folder in diffusers format, a hub id such as org/name, or bundled."
+        )
+        raise ModelError(f"no such folder: {path}.{hint}")
+    return _download(name), name
+
+
+def _download(hub_id: str) -> pathlib.Path:
+    """The parts' configurations and safetensors from the hub or its cache; the fp16 variant only where there is no other."""
+    import huggingface_hub  # half a second, for those who name a hub id
+
+    texts = ["model_index.json", "noria.json"] + [
+        f"{part}/*.{kind}" for part in (*_CLASSES, "scheduler") for kind in ("json", "txt")
+    ]
+    weights = [f"{part}/{stem}{{}}safetensors" for part, stem in _WEIGHT_STEMS.items()]
+    plain = [pattern.format(infix) for pattern in weights for infix in (".", "-?????-of-?????.")]
+    half = [pattern.format(infix) for pattern in weights for infix in (".fp16.", ".fp16-?????-of-?????.")]
+    try:
+        folder = pathlib.Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=texts + plain))
+        without = [part for part in _WEIGHT_STEMS if not any((folder / part).glob("*.safetensors"))]
+        wanted = [pattern for pattern in half if pattern.partition("/")[0] in without]
+        if wanted:
+            huggingface_hub.snapshot_download(hub_id, allow_patterns=texts + plain + wanted)
+    except Exception as error:  # whatever hub, network and cache may raise, an operator reads the same sentence
+        words = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ModelError(
+            f"the model {hub_id!r} could not be fetched from the hub: {words} Check the id, the network and HF_TOKEN, or give a folder."
+        ) from error
+    return folder
+
+
+# ── Configurations ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_AGAIN = "Copy or download the model again."
+
+
+def _read(file: pathlib.Path, kind: type[T], missing: str = "") -> T:
+    """A JSON file as `kind`; `missing` says what its absence means."""
+    return _converted(file, _read_object(file, missing), kind)
+
+
+def _read_object(file: pathlib.Path, missing: str = "") -> dict[str, Any]:
+    try:
+        tree = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelError(f"{file}: missing{missing and ', so '}{missing}. {_AGAIN}") from error
+    except OSError as error:
+        raise ModelError(f"{file}: cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise ModelError(f"{file}: not JSON: {error}. {_AGAIN}") from error
+    if not isinstance(tree, dict):
+        raise ModelError(f"{file}: holds {shown(tree)} where a JSON object is needed. {_AGAIN}")
+    return tree
+
+
+def _converted(file: pathlib.Path, tree: dict[str, Any], kind: type[T]) -> T:
+    try:
+        return msgspec.convert(tree, kind)
+    except msgspec.ValidationError as error:
+        raise ModelError(f"{file}: {str(error).replace('$.', '')}.") from error
+
+
+def _check_class(file: pathlib.Path, part: str, got: str | None, classes: tuple[str, ...]) -> None:
+    if got not in classes:
+        raise ModelError(f"{file}: the {part} is a {shown(got)}; what is served is {' or '.join(classes)}.")
+
+
+def _read_configs(folder: pathlib.Path) -> tuple[_Unet, _Vae, _Scheduler]:
+    """Every part's configuration, checked alone and against its neighbours."""
+    text_file, unet_file, vae_file = (folder / part / "config.json" for part in ("text_encoder", "unet", "vae"))
+    text_encoder = _read(text_file, _TextEncoder)
+    unet, vae = _read(unet_file, _Unet), _read(vae_file, _Vae)
+    scheduler = _read_scheduler(folder / "scheduler" / "scheduler_config.json")
+    _check_class(text_file, "text_encoder", next(iter(text_encoder.architectures), None), _CLASSES["text_encoder"])
+    _check_class(unet_file, "unet", unet.class_name, _CLASSES["unet"])
+    _check_class(vae_file, "vae", vae.class_name, _CLASSES["vae"])
+    _check_tokenizer(folder / "tokenizer", text_encoder.vocab_size)
+
+    for key in (
+        "addition_embed_type",
+        "class_embed_type",
+        "num_class_embeds",
+        "encoder_hid_dim_type",
+        "time_cond_proj_dim",
+    ):
+        if getattr(unet, key) is not None:
+            raise ModelError(
+                f"{unet_file}: {key} is {getattr(unet, key)!r}: this UNet wants an input beside the text, as SDXL's, unCLIP's and LCM's "
+                "do; what is served are UNets conditioned on text alone."
+            )
+    if (unet.in_channels, unet.out_channels) != (vae.latent_channels,) * 2:
+        raise ModelError(
+            f"{unet_file}: in_channels {unet.in_channels} and out_channels {unet.out_channels} where the VAE has {vae.latent_channels} latent "
+            "channels: an inpainting, depth or upscaling model; what is served is text to image."
+        )
+    widths = {unet.cross_attention_dim} if isinstance(unet.cross_attention_dim, int) else set(unet.cross_attention_dim)
+    if widths != {text_encoder.hidden_size}:
+        raise ModelError(
+            f"{unet_file}: cross_attention_dim {unet.cross_attention_dim} where the text encoder's hidden_size is "
+            f"{text_encoder.hidden_size}: these parts are of two models. {_AGAIN}"
+        )
+    return unet, vae, scheduler
+
+
+def _read_scheduler(file: pathlib.Path) -> _Scheduler:
+    tree = _read_object(file)
+    family = schedulers.family_of(tree)
+    if family != "diffusion":
+        raise ModelError(
+            f"{file}: a scheduler of the {family} family; what is served is diffusion, predicting epsilon, v or the sample."
+        )
+    return _converted(file, tree, _Scheduler)
+
+
+def _check_tokenizer(folder: pathlib.Path, vocab_size: int) -> None:
+    """Either of the two forms a CLIP tokenizer is stored in, and no token that the text encoder has no row for."""
+    if (folder / "tokenizer.json").exists():
+        file = folder / "tokenizer.json"
+        model = _read_object(file).get("model")
+        vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    else:
+        file = folder / "vocab.json"
+        vocabulary = _read_object(file, "there is neither tokenizer.json nor vocab.json with merges.txt")
+        if not (folder / "merges.txt").is_file():
+            raise ModelError(f"{folder / 'merges.txt'}: missing; vocab.json is of no use without it. {_AGAIN}")
+    if (folder / "tokenizer_config.json").exists():
+        _read_object(folder / "tokenizer_config.json")
+    if not isinstance(vocabulary, dict) or not all(isinstance(token, int) for token in vocabulary.values()):
+        raise ModelError(f"{file}: holds no vocabulary of words and their numbers. {_AGAIN}")
+    if max(vocabulary.values(), default=-1) >= vocab_size:
+        raise ModelError(
+            f"{file}: numbers tokens up to {max(vocabulary.values())}, the text encoder has {vocab_size}. {_AGAIN}"
+        )
+
+
+def _default_scheduler(folder: pathlib.Path, overrides: _Overrides) -> str:
+    """What noria.json names, else what scheduler_config.json is nearest to, else the family's."""
+    if overrides.default_scheduler is None:
+        try:
+            return schedulers.of_config(_read_object(folder / "scheduler" / "scheduler_config.json")).name
+        except InvalidField:
+            return _DEFAULT_SCHEDULER
+    try:
+        return schedulers.find(overrides.default_scheduler).name
+    except InvalidField as error:
+        raise ModelError(f"{folder / 'noria.json'}: default_scheduler: {error.message}") from error
+
+
+# ── Weights ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _read_weights(folder: pathlib.Path, part: str) -> dict[str, Tensor]:
+    """Every tensor of a part by name; all its files are whole."""
+    tensors: dict[str, Tensor] = {}
+    for file in weight_files(folder, part):
+        tensors |= read_header(file)
+    for file in (folder / part).glob(f"{_WEIGHT_STEMS[part]}.safetensors.index*.json"):
+        lost = sorted(set(_shards(file)) - set(tensors))
+        if lost:
+            raise ModelError(f"{file}: lists {lost[0]}, which is in none of the shards. {_AGAIN}")
+    return tensors
+
+
+def _shards(index: pathlib.Path) -> dict[str, str]:
+    """The shard of each tensor."""
+    shards = _read_object(index).get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(name, str) and "/" not in name for name in shards.values()):
+        raise ModelError(f"{index}: has no weight_map from tensors to files beside it. {_AGAIN}")
+    return shards
+
+
+def read_header(file: pathlib.Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file: 8 bytes of length, a JSON object, then the data it describes and not a byte else.
+
+    Raises:
+        ModelError: missing, truncated, longer than described, or no safetensors at all.
+
+    """
+    try:
+        size_bytes = file.stat().st_size
+        with file.open("rb") as opened:
+            start = opened.read(8)
+            header_bytes = int.from_bytes(start, "little")
+            if start == b"version ":
+                raise ModelError(
+                    f"{file}: a Git LFS pointer, not the weights. Run `git lfs pull` in the model's repository."
+                )
+            if size_bytes < 8 + header_bytes and header_bytes <= _LONGEST_HEADER_BYTES:
+                raise ModelError(
+                    f"{file}: truncated: its header alone ends at byte {8 + header_bytes}, it has {size_bytes}. {_AGAIN}"
+                )
+            raw = opened.read(header_bytes) if header_bytes <= _LONGEST_HEADER_BYTES else b""
+    except FileNotFoundError as error:
+        raise ModelError(f"{file}: missing. {_AGAIN}") from error
+    except OSError as error:
+        raise ModelError(f"{file}: cannot be read: {error.strerror}.") from error
+    try:
+        tree = msgspec.convert(json.loads(raw), dict[str, Any])
+        tree.pop("__metadata__", None)
+        tensors = msgspec.convert(tree, dict[str, Tensor])
+    except (ValueError, msgspec.ValidationError) as error:
+        raise ModelError(f"{file}: its header is damaged, or it is no safetensors file: {error}. {_AGAIN}") from error
+    _check_offsets(file, tensors, size_bytes - 8 - header_bytes)
+    return tensors
+
+
+def _check_offsets(file: pathlib.Path, tensors: dict[str, Tensor], data_bytes: int) -> None:
+    end = 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_offsets):
+        length = math.prod(tensor.shape) * _ITEM_BYTES.get(tensor.dtype, 0)
+        if tensor.dtype not in _ITEM_BYTES or tensor.data_offsets != (end, end + length):
+            raise ModelError(f"{file}: its header is damaged at {name}: {shown(msgspec.to_builtins(tensor))}. {_AGAIN}")
+        end += length
+    if end != data_bytes:
+        what = "truncated" if data_bytes < end else "too long"
+        header_bytes = file.stat().st_size - data_bytes
+        raise ModelError(
+            f"{file}: {what}: expected {header_bytes + end} bytes, it has {header_bytes + data_bytes}. {_AGAIN}"
+        )
+
+
+def _check_first_layer(folder: pathlib.Path, unet: _Unet, tensors: dict[str, Tensor]) -> None:
+    """Weights of another model would otherwise be found out by a stack trace, after seconds of loading."""
+    first = tensors.get("conv_in.weight")
+    if first is None or first.shape[1:2] != (unet.in_channels,):
+        raise ModelError(
+            f"{weight_files(folder, 'unet')[0]}: conv_in.weight is {list(first.shape) if first else 'missing'}, where config.json "
+            f"has in_channels {unet.in_channels}: weights and configuration are of two models. {_AGAIN}"
+        )
+
+
+def _count(tensors: dict[str, Tensor]) -> int:
+    return sum(math.prod(tensor.shape) for tensor in tensors.values())
+
+
+def _fingerprint(folder: pathlib.Path) -> str:
+    digest = hashlib.sha256()
+    for piece in _pieces(folder):
+        digest.update(len(piece).to_bytes(8, "little") + piece)
+    return digest.hexdigest()[:12]
+
+
+def _pieces(folder: pathlib.Path) -> Iterator[bytes]:
+    """What a model is recognised by: all configurations; the weights' sizes, headers, and both ends of their data.
+
+    The ends, because training again changes neither header nor size, and reading everything would take a large model minutes.
+    """
+    for part in (*_CLASSES, "scheduler"):
+        for file in sorted((folder / part).glob("*")):
+            if file.suffix in (".json", ".txt"):
+                yield file.name.encode()
+                yield file.read_bytes()
+    for part in _WEIGHT_STEMS:
+        for file in weight_files(folder, part):
+            size_bytes = file.stat().st_size
+            with file.open("rb") as opened:
+                header_bytes = int.from_bytes(opened.read(8), "little")
+                yield size_bytes.to_bytes(8, "little")
+                yield opened.read(header_bytes + _SAMPLED_BYTES)
+                opened.seek(max(0, size_bytes - _SAMPLED_BYTES))
+                yield opened.read()

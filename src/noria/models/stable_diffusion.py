@@ -1,0 +1,183 @@
+"""Stable Diffusion 1.x and 2.x on one device: prompts to embeddings, one UNet call, latents to pixels.
+
+Loads the parts of a folder in diffusers format (safetensors only; `catalog.py` has checked it) without the pipeline around them:
+what the pipeline's loop does is done, for many requests at once, by `engine/diffusion.py`. Knows nothing of requests or slots.
+
+Shapes: B images, R UNet rows (two for a guided image), T tokens, D text width, C latent channels, H × W latent size.
+"""
+
+import contextlib
+import logging
+from typing import Any, Protocol
+
+import torch
+
+from noria.config import EngineConfig
+from noria.errors import ConfigError, ModelError
+from noria.spec import ModelSpec
+
+_log = logging.getLogger(__name__)
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class DiffusionModel(Protocol):
+    """What the diffusion executor asks of a model family."""
+
+    device: torch.device
+    dtype: torch.dtype
+    latent_channels: int
+    latent_scale: int  # pixels of a side per latent
+    num_tokens: int
+    text_width: int
+    scheduler_config: dict[str, Any]
+
+    def encode(self, prompts: list[str]) -> torch.Tensor:
+        """Embeddings [B, T, D] of prompts, each cut at T tokens."""
+        ...
+
+    def predict(self, latents_RCHW: torch.Tensor, timesteps_R: torch.Tensor, text_RTD: torch.Tensor) -> torch.Tensor:
+        """The UNet's raw output [R, C, H, W]."""
+        ...
+
+    def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:
+        """Pixels [B, 8H, 8W, 3], uint8."""
+        ...
+
+
+class StableDiffusion:
+    """The four parts of one StableDiffusionPipeline folder, ready on a device."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        text_encoder: Any,
+        unet: Any,
+        vae: Any,
+        scheduler_config: dict[str, Any],
+        config: EngineConfig,
+    ) -> None:
+        """Put loaded parts into the state that `config` (with no "auto" left) asks for; their device and dtype are the UNet's."""
+        self.tokenizer, self.text_encoder, self.unet, self.vae = tokenizer, text_encoder, unet, vae
+        self.scheduler_config = scheduler_config
+        self.device, self.dtype = unet.device, unet.dtype
+        self.latent_channels: int = unet.config.in_channels
+        self.latent_scale: int = 2 ** (len(vae.config.block_out_channels) - 1)
+        self.num_tokens: int = tokenizer.model_max_length
+        self.text_width: int = text_encoder.config.hidden_size
+        self._memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
+        for part in (text_encoder, unet, vae):
+            part.eval().requires_grad_(requires_grad=False)
+        unet.to(memory_format=self._memory_format)
+        vae.to(memory_format=self._memory_format)
+        set_attention(unet, config.attention)
+        self._unet = torch.compile(unet, dynamic=False) if config.compile else unet
+
+    @classmethod
+    def load(cls, spec: ModelSpec, config: EngineConfig, device: str) -> "StableDiffusion":
+        """Read the parts of `spec.folder` onto `device`.
+
+        Raises:
+            ModelError: a part that diffusers or transformers cannot read, in their words.
+
+        """
+        dtype = _DTYPES[config.dtype]
+        with _quiet(), _naming(spec):
+            import diffusers
+            from transformers import CLIPTextModel, CLIPTokenizer
+
+            folder = spec.path
+            index = diffusers.DiffusionPipeline.load_config(folder)
+            tokenizer = CLIPTokenizer.from_pretrained(folder / "tokenizer")
+            text_encoder = CLIPTextModel.from_pretrained(
+                folder / "text_encoder", dtype=dtype, **_variant(folder / "text_encoder")
+            )
+            unet = diffusers.UNet2DConditionModel.from_pretrained(
+                folder / "unet", dtype=dtype, **_variant(folder / "unet")
+            )
+            vae_class = getattr(diffusers, index["vae"][1])
+            vae = vae_class.from_pretrained(folder / "vae", dtype=dtype, **_variant(folder / "vae"))
+            scheduler_config = diffusers.DDIMScheduler.load_config(folder / "scheduler")
+            return cls(
+                tokenizer, text_encoder.to(device), unet.to(device), vae.to(device), dict(scheduler_config), config
+            )
+
+    def encode(self, prompts: list[str]) -> torch.Tensor:
+        """Embeddings [B, T, D] as `StableDiffusionPipeline.encode_prompt` makes them: padded to T tokens, cut beyond."""
+        tokens = self.tokenizer(
+            prompts, padding="max_length", max_length=self.num_tokens, truncation=True, return_tensors="pt"
+        )
+        mask = (
+            tokens.attention_mask.to(self.device)
+            if getattr(self.text_encoder.config, "use_attention_mask", False)
+            else None
+        )
+        embeddings: torch.Tensor = self.text_encoder(tokens.input_ids.to(self.device), attention_mask=mask)[0]
+        return embeddings.to(self.dtype)
+
+    def predict(self, latents_RCHW: torch.Tensor, timesteps_R: torch.Tensor, text_RTD: torch.Tensor) -> torch.Tensor:
+        """The UNet's raw output [R, C, H, W]: epsilon or v, whatever it was trained for."""
+        latents_RCHW = latents_RCHW.to(self.dtype).contiguous(memory_format=self._memory_format)
+        output: torch.Tensor = self._unet(latents_RCHW, timesteps_R, encoder_hidden_states=text_RTD, return_dict=False)[
+            0
+        ]
+        return output
+
+    def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:
+        """Pixels [B, height, width, 3], uint8, rounded as diffusers' VaeImageProcessor does."""
+        scaled = latents_BCHW.to(self.dtype) / self.vae.config.scaling_factor
+        image = self.vae.decode(scaled.contiguous(memory_format=self._memory_format), return_dict=False)[0]
+        image_BCHW: torch.Tensor = (image.float() * 0.5 + 0.5).clamp(0, 1)
+        return (image_BCHW.permute(0, 2, 3, 1) * 255).round().to(torch.uint8).contiguous()
+
+
+def set_attention(unet: Any, kind: str) -> None:
+    """Choose how the UNet computes attention: the seed article's switches, as diffusers names them."""
+    if kind == "sdpa":  # memory-efficient attention of torch itself; diffusers' own default
+        from diffusers.models.attention_processor import AttnProcessor2_0
+
+        unet.set_attn_processor(AttnProcessor2_0())
+    elif kind == "plain":
+        from diffusers.models.attention_processor import AttnProcessor
+
+        unet.set_attn_processor(AttnProcessor())
+    elif kind == "sliced":
+        unet.set_attention_slice("auto")
+    elif kind == "xformers":
+        try:
+            unet.enable_xformers_memory_efficient_attention()
+        except (ImportError, ModuleNotFoundError, ValueError) as error:
+            raise ConfigError(
+                f"engine.attention is 'xformers', which does not work here: {error}. Use 'sdpa'."
+            ) from error
+    else:
+        raise AssertionError(kind)
+
+
+def _variant(part: Any) -> dict[str, Any]:
+    """The arguments that make diffusers take safetensors, and the fp16 variant where only that is there."""
+    plain = any(
+        not file.name.endswith(".fp16.safetensors") and ".fp16-" not in file.name for file in part.glob("*.safetensors")
+    )
+    return {"use_safetensors": True, "local_files_only": True, **({} if plain else {"variant": "fp16"})}
+
+
+@contextlib.contextmanager
+def _quiet() -> Any:
+    """Without progress bars and without advice about torchvision; real failures still raise."""
+    import diffusers
+    import transformers
+
+    diffusers.utils.logging.set_verbosity_error()
+    diffusers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    yield
+
+
+@contextlib.contextmanager
+def _naming(spec: ModelSpec) -> Any:
+    """Turn what the libraries raise into an error that names the model."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+        raise ModelError(f"the model in {spec.folder} cannot be loaded: {error}") from error

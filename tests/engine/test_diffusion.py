@@ -1,0 +1,264 @@
+"""The diffusion executor against diffusers' own pipeline, and against itself: alone = in any mixed batch."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from noria import schedulers
+from noria.config import EngineConfig
+from noria.engine.diffusion import DiffusionExecutor, EmbeddingCache
+from noria.engine.loop import Ended, ImageReady, Wheel
+from noria.models.catalog import open_model
+from noria.models.stable_diffusion import StableDiffusion
+from noria.request import ImageRequest
+from noria.scheduling.plans import End
+from noria.scheduling.steps import StepScheduler
+
+# One uint8 step: kernels round differently with the batch's size, and a value near a half goes either way.
+NATURAL_TOLERANCE = 1
+# Against the pipeline, which also sums a step's terms in another order, in 50 steps at most.
+PARITY_TOLERANCE = 2
+
+
+def load(folder, **settings):
+    spec = open_model(str(folder))
+    config = EngineConfig(dtype="float32", slots=8, threads=1, **settings)
+    return spec, DiffusionExecutor(StableDiffusion.load(spec, config, "cpu"), config)
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_folder):
+    torch.set_num_threads(1)
+    return load(tiny_folder)
+
+
+@pytest.fixture(scope="module")
+def padded(tiny_folder):
+    return load(tiny_folder, buckets=(16,))
+
+
+def wish(spec, number, **fields):
+    defaults = dict(  # noqa: C408 - reads as the call that it becomes
+        request_id=f"r{number}",
+        prompt=["a red circle", "a blue square above a green star", "", "a large ring at the top left"][number % 4],
+        negative_prompt=["", "a black cross"][number % 2],
+        seed=1000 + number,
+        width_px=spec.default_width_px,
+        height_px=spec.default_height_px,
+        num_steps=8,
+        guidance_scale=4.0,
+        num_images=1,
+        scheduler="ddim",
+        timeout_s=math.inf,
+    )
+    return ImageRequest(**(defaults | fields))
+
+
+def draw(executor, wishes, arrivals=None):
+    """Images [height, width, 3] by (request id, index); wish k is submitted before turn `arrivals[k]`."""
+    arrivals = arrivals or [0] * len(wishes)
+    images, ends = {}, {}
+
+    def take(event):
+        request = event.prepared.request
+        if isinstance(event, ImageReady):
+            pixels = np.frombuffer(event.pixels.rgb(), np.uint8)
+            images[request.request_id, event.index] = pixels.reshape(request.height_px, request.width_px, 3)
+        elif isinstance(event, Ended):
+            ends[request.request_id] = event.event
+
+    wheel = Wheel(StepScheduler(8), executor, take, lambda: 0.0)
+    waiting = sorted(zip(arrivals, wishes, strict=True), key=lambda pair: pair[0])
+    turn = 0
+    while waiting or wheel.scheduler.num_seated or wheel.scheduler.num_waiting:
+        while waiting and waiting[0][0] <= turn:
+            wheel.submit(executor.prepare(waiting.pop(0)[1]))
+        wheel.turn()
+        turn += 1
+    assert {end.end for end in ends.values()} == {End.FINISHED}, ends
+    return images
+
+
+def difference(a, b):
+    return int(np.abs(a.astype(int) - b.astype(int)).max())
+
+
+@pytest.fixture(scope="module")
+def pipeline(tiny_folder):
+    from diffusers import StableDiffusionPipeline
+
+    pipe = StableDiffusionPipeline.from_pretrained(tiny_folder, dtype=torch.float32, safety_checker=None)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def drawn_by_pipeline(pipe, request):
+    import diffusers
+
+    choice = schedulers.find(request.scheduler)
+    own_config = diffusers.DDIMScheduler.load_config(pipe.config._name_or_path, subfolder="scheduler")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # diffusers' deprecations of its own configuration keys
+        overrides = {"clip_sample": False, "steps_offset": 1, **choice.overrides}
+        pipe.scheduler = getattr(diffusers, choice.diffusers_class).from_config(own_config, **overrides)
+        (image,) = pipe(
+            request.prompt,
+            negative_prompt=request.negative_prompt,
+            width=request.width_px,
+            height=request.height_px,
+            num_inference_steps=request.num_steps,
+            guidance_scale=request.guidance_scale,
+            generator=torch.Generator("cpu").manual_seed(request.seed),
+            output_type="np",
+        ).images
+    return (image * 255).round().astype(np.uint8)
+
+
+DIFFUSION_SCHEDULERS = [choice.name for choice in schedulers.SCHEDULERS if choice.family == "diffusion"]
+
+
+@pytest.mark.parametrize("name", DIFFUSION_SCHEDULERS)
+def test_each_scheduler_draws_what_the_pipeline_draws(tiny, pipeline, name):
+    spec, executor = tiny
+    for number, (steps, guidance) in enumerate([(4, 1.0), (20, 5.0)]):
+        request = wish(spec, number + 1, scheduler=name, num_steps=steps, guidance_scale=guidance)
+        ours = draw(executor, [request])[request.request_id, 0]
+        assert difference(ours, drawn_by_pipeline(pipeline, request)) <= PARITY_TOLERANCE, f"{name}, {steps} steps"
+
+
+def mixed_wishes(spec):
+    names = ["ddim", "euler", "euler-a", "dpm++2m-karras", "pndm", "heun", "unipc", "lms"]
+    return [
+        wish(spec, k, scheduler=names[k % 8], num_steps=5 + 3 * k, guidance_scale=1.0 + 11 * (k % 5) / 4)
+        for k in range(16)
+    ]
+
+
+def test_alone_is_as_in_a_mixed_staggered_batch(tiny):
+    spec, executor = tiny
+    wishes = mixed_wishes(spec)
+    together = draw(executor, wishes, arrivals=[(7 * k) % 23 for k in range(16)])
+    for request in wishes:
+        alone = draw(executor, [request])[request.request_id, 0]
+        assert difference(alone, together[request.request_id, 0]) <= NATURAL_TOLERANCE, request
+
+
+def test_at_one_padded_bucket_alone_is_as_in_a_mixed_batch_bit_by_bit(padded):
+    spec, executor = padded
+    wishes = mixed_wishes(spec)
+    together = draw(executor, wishes, arrivals=[(5 * k) % 19 for k in range(16)])
+    fresh = DiffusionExecutor(executor.model, executor._config)  # with no embedding left over from the crowd
+    for request in wishes:
+        alone = draw(fresh, [request])[request.request_id, 0]
+        assert np.array_equal(alone, together[request.request_id, 0]), request
+
+
+def test_image_k_of_a_request_is_the_image_of_seed_plus_k(tiny):
+    spec, executor = tiny
+    many = draw(executor, [wish(spec, 1, num_images=3, scheduler="euler-a")])
+    for k in range(3):
+        one = draw(executor, [wish(spec, 1, seed=1001 + k, scheduler="euler-a")])["r1", 0]
+        assert difference(many["r1", k], one) <= NATURAL_TOLERANCE
+
+
+def test_sizes_share_the_wheel(tiny):
+    spec, executor = tiny
+    wishes = [wish(spec, 1), wish(spec, 2, width_px=48), wish(spec, 3, height_px=64)]
+    together = draw(executor, wishes)
+    for request in wishes:
+        image = together[request.request_id, 0]
+        assert image.shape == (request.height_px, request.width_px, 3)
+        assert difference(draw(executor, [request])[request.request_id, 0], image) <= NATURAL_TOLERANCE
+
+
+def test_the_bundled_model_draws_what_its_pipeline_draws(bundled_folder):
+    from diffusers import StableDiffusionPipeline
+
+    spec, executor = load(bundled_folder)
+    pipe = StableDiffusionPipeline.from_pretrained(bundled_folder, dtype=torch.float32, safety_checker=None)
+    pipe.set_progress_bar_config(disable=True)
+    for number, name in enumerate(["dpm++2m", "ddim", "euler-a"]):
+        request = wish(spec, number, prompt="a red circle above a blue square", scheduler=name, num_steps=10)
+        ours = draw(executor, [request])[request.request_id, 0]
+        assert difference(ours, drawn_by_pipeline(pipe, request)) <= PARITY_TOLERANCE, name
+        assert ours.std() > 20, "a flat image is no drawing"
+
+
+def test_latents_that_overflow_fail_their_request_alone(tiny):
+    spec, executor = tiny
+    from noria.errors import GenerationFailed
+
+    failures = []
+
+    def take(event):
+        if isinstance(event, ImageReady):
+            try:
+                event.pixels.rgb()
+            except GenerationFailed as error:
+                failures.append((event.prepared.request.request_id, str(error)))
+
+    wheel = Wheel(StepScheduler(8), executor, take, lambda: 0.0)
+    for number in (1, 2):
+        wheel.submit(executor.prepare(wish(spec, number, num_steps=3)))
+    wheel.turn()
+    with torch.inference_mode():
+        executor._history(executor._requests["r1"].shape)[0] = math.nan
+    while wheel.turn() is not None:
+        pass
+    assert [name for name, _ in failures] == ["r1"]
+    assert "not finite" in failures[0][1]
+    later = draw(executor, [wish(spec, 5)])  # boards the very slot that held the NaN
+    assert difference(later["r5", 0], draw(executor, [wish(spec, 5)])["r5", 0]) == 0
+
+
+def test_a_model_that_raises_fails_the_turn_and_not_the_engine(tiny, monkeypatch):
+    spec, executor = tiny
+    ends = []
+    wheel = Wheel(StepScheduler(8), executor, ends.append, lambda: 0.0)
+    wheel.submit(executor.prepare(wish(spec, 1)))
+
+    def out_of_memory(*_):
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(executor.model, "predict", out_of_memory)
+        wheel.turn()
+    assert (ends[0].event.end, "out of memory" in ends[0].event.reason) == (End.FAILED, True)
+    assert not executor._requests
+    draw(executor, [wish(spec, 2)])
+
+
+@pytest.mark.parametrize("attention", ["plain", "sliced"])
+def test_every_kind_of_attention_draws_the_same_image(tiny, tiny_folder, attention):
+    spec, executor = tiny
+    other = load(tiny_folder, attention=attention, channels_last=False, inference_mode=False)[1]
+    request = wish(spec, 1)
+    assert difference(draw(executor, [request])["r1", 0], draw(other, [request])["r1", 0]) <= NATURAL_TOLERANCE
+
+
+def test_prompts_are_encoded_together_once_and_the_oldest_is_forgotten():
+    batches = []
+
+    def encode(prompts):
+        batches.append(prompts)
+        return torch.tensor([[len(prompt)] for prompt in prompts])
+
+    cache = EmbeddingCache(encode, capacity=2, padded_batch=None)
+    assert {p: int(e) for p, e in cache.get(["a", "bb", "a"]).items()} == {"a": 1, "bb": 2}
+    cache.get(["bb", "ccc"])
+    cache.get(["a"])
+    assert batches == [["a", "bb"], ["ccc"], ["a"]]
+
+
+def test_at_a_padded_bucket_prompts_are_encoded_in_batches_of_one_size():
+    sizes = []
+
+    def encode(prompts):
+        sizes.append(len(prompts))
+        return torch.zeros(len(prompts), 1)
+
+    EmbeddingCache(encode, capacity=99, padded_batch=4).get([str(k) for k in range(6)])
+    assert sizes == [4, 4]

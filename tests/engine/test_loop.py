@@ -1,0 +1,124 @@
+"""The wheel with a fake device on virtual time."""
+
+import math
+
+import pytest
+
+from noria.engine.executor import FakeExecutor, VirtualClock
+from noria.engine.loop import Ended, ImageReady, Wheel
+from noria.request import ImageRequest
+from noria.scheduling.plans import End, ImageId
+from noria.scheduling.steps import StepScheduler
+
+
+def request(request_id="a", steps=3, images=1, side_px=8, timeout_s=math.inf, seed=7):
+    return ImageRequest(request_id, "a circle", "", seed, side_px, side_px, steps, 2.0, images, "ddim", timeout_s)
+
+
+class World:
+    """A wheel, its clock, and everything it delivered."""
+
+    def __init__(self, slots=4, turn_s=lambda plan: 1.0, **limits):
+        self.clock = VirtualClock()
+        self.executor = FakeExecutor(self.clock, turn_s)
+        self.delivered = []
+        self.wheel = Wheel(StepScheduler(slots, **limits), self.executor, self.delivered.append, self.clock)
+
+    def submit(self, wish):
+        self.wheel.submit(self.executor.prepare(wish))
+
+    def run(self):
+        turns = []
+        while (turn := self.wheel.turn()) is not None:
+            turns.append(turn)
+        return turns
+
+    def ends(self):
+        return {e.event.request_id: e.event.end for e in self.delivered if isinstance(e, Ended)}
+
+
+def test_an_image_is_delivered_before_its_request_ends():
+    world = World()
+    world.submit(request(images=2))
+    world.run()
+    assert [type(event) for event in world.delivered] == [ImageReady, ImageReady, Ended]
+    first, second, _ = world.delivered
+    assert (first.index, first.pixels.rgb()) == (0, bytes([7]) * 192)
+    assert second.pixels.rgb() == bytes([8]) * 192
+
+
+def test_nothing_waits_for_company():
+    world = World()
+    world.submit(request("early", steps=10))
+    for _ in range(4):
+        world.wheel.turn()
+    world.submit(request("late", steps=3))
+    world.run()
+    late = next(e for e in world.delivered if isinstance(e, Ended) and e.event.request_id == "late")
+    assert late.event.times.queue_s == 0
+    assert world.clock.now == 10  # three of the ten turns carried both
+
+
+def test_a_lone_request_takes_its_steps_and_no_turn_more():
+    world = World()
+    world.submit(request(steps=12))
+    assert len(world.run()) == 12
+
+
+def test_a_request_past_its_time_expires_at_the_next_turn():
+    world = World()
+    world.submit(request("slow", steps=100, timeout_s=5.5))
+    world.submit(request("quick", steps=20))
+    world.run()
+    assert world.ends() == {"slow": End.EXPIRED, "quick": End.FINISHED}
+    assert world.clock.now == 20
+
+
+def test_a_failing_image_takes_nobody_with_it():
+    world = World()
+    world.submit(request("bad", steps=9))
+    world.submit(request("good", steps=9))
+    world.executor.failing[ImageId("bad", 0)] = "overflow"
+    world.run()
+    assert world.ends() == {"bad": End.FAILED, "good": End.FINISHED}
+
+
+def test_a_refused_request_is_told_when_to_come_back():
+    world = World(slots=1, queue_limit=1)
+    world.submit(request("a", steps=10))
+    world.wheel.turn()
+    world.submit(request("b", steps=10))
+    world.submit(request("c", steps=10))
+    refused = world.delivered[-1]
+    assert (refused.event.end, refused.retry_after_s) == (End.REFUSED, 19.0)
+
+
+def test_an_id_in_use_is_refused_and_the_running_request_is_untouched():
+    world = World()
+    world.submit(request("same", steps=2, seed=1))
+    world.wheel.turn()
+    world.submit(request("same", steps=2, seed=2))
+    assert world.delivered[-1].event.end is End.FAILED
+    assert "already being drawn" in world.delivered[-1].event.reason
+    world.run()
+    assert world.delivered[-2].pixels.rgb()[0] == 1
+
+
+def test_nothing_is_held_for_requests_that_ended():
+    world = World(slots=2, queue_limit=1)
+    for k in range(6):
+        world.submit(request(f"r{k}", steps=3, timeout_s=2.5 if k == 1 else math.inf))
+    world.wheel.cancel("r0")
+    world.run()
+    assert len(world.ends()) == 6
+    assert not world.executor._accepted
+    assert not world.wheel._requests
+
+
+def test_the_fake_device_notices_a_step_out_of_order():
+    world = World()
+    world.submit(request("a", steps=3))
+    plan = world.wheel.scheduler.plan(0)
+    world.executor.execute(plan)
+    with pytest.raises(AssertionError, match="slot holds"):
+        world.executor.execute(plan.__class__((), plan.steps, ()))

@@ -1,0 +1,345 @@
+"""The catalog: what it reads from a good folder, and one message that names the file for every way to damage one."""
+
+import json
+import pathlib
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import huggingface_hub
+import pytest
+import safetensors
+
+from noria.errors import ModelError
+from noria.models import catalog
+from noria.models.catalog import BUNDLED, open_model, read_header, weight_files
+
+UNET, VAE, TEXT = (
+    "unet/diffusion_pytorch_model.safetensors",
+    "vae/diffusion_pytorch_model.safetensors",
+    "text_encoder/model.safetensors",
+)
+
+
+def write_safetensors(file: pathlib.Path, shapes: dict[str, tuple[int, ...]], filler: bytes = b"\0") -> None:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        size = 2
+        for side in shape:
+            size *= side
+        header[name] = {"dtype": "F16", "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + filler * end)
+
+
+def edit(file: pathlib.Path, **changes: Any) -> None:
+    tree = json.loads(file.read_text())
+    file.write_text(json.dumps({key: value for key, value in (tree | changes).items() if value != "DELETE"}))
+
+
+@pytest.fixture
+def folder(tmp_path: pathlib.Path) -> pathlib.Path:
+    """The bundled model's configurations with weights of a few tensors."""
+    folder = tmp_path / "tiny-model"
+    shutil.copytree(BUNDLED, folder, ignore=shutil.ignore_patterns("*.safetensors", "noria.json"))
+    write_safetensors(folder / UNET, {"conv_in.weight": (48, 4, 3, 3), "conv_in.bias": (48,)})
+    write_safetensors(folder / VAE, {"decoder.weight": (4, 4)})
+    write_safetensors(folder / TEXT, {"embeddings.weight": (10, 2)})
+    return folder
+
+
+def test_the_bundled_model_is_served_as_its_author_says() -> None:
+    spec = open_model("bundled")
+    assert (spec.name, spec.default_scheduler, spec.default_steps, spec.default_guidance) == (
+        "noria-shapes",
+        "dpm++2m",
+        20,
+        4.0,
+    )
+    assert (spec.default_width_px, spec.default_height_px, spec.min_side_px, spec.max_side_px, spec.multiple_px) == (
+        128,
+        128,
+        64,
+        256,
+        32,
+    )
+    assert spec.prediction_type == "v_prediction"
+    assert spec.default_scheduler in spec.schedulers
+    assert 1e6 < spec.num_parameters < 1e8
+    assert spec.path == BUNDLED
+
+
+def test_headers_are_read_as_the_safetensors_library_reads_them() -> None:
+    for file in (BUNDLED / UNET, BUNDLED / VAE, BUNDLED / TEXT):
+        with safetensors.safe_open(file, framework="np") as opened:
+            assert {name: list(tensor.shape) for name, tensor in read_header(file).items()} == {
+                name: opened.get_slice(name).get_shape()
+                for name in opened.keys()  # noqa: SIM118 - not a dict
+            }
+
+
+def test_a_folder_without_noria_json_gets_its_own_name_and_the_family_defaults(folder: pathlib.Path) -> None:
+    spec = open_model(str(folder))
+    assert (spec.name, spec.default_scheduler, spec.default_steps, spec.default_guidance) == (
+        "tiny-model",
+        "ddim",
+        25,
+        7.5,
+    )
+    assert spec.num_parameters == 48 * 4 * 9 + 48
+    assert catalog.count_parameters(folder) == spec.num_parameters + 16 + 20
+
+
+def test_sizes_of_stable_diffusion_1_5(folder: pathlib.Path) -> None:
+    edit(folder / "unet/config.json", sample_size=64, down_block_types=["CrossAttnDownBlock2D"] * 3 + ["DownBlock2D"])
+    edit(folder / "vae/config.json", _class_name="AutoencoderKL", block_out_channels=[128, 256, 512, 512])
+    spec = open_model(str(folder))
+    assert (spec.default_width_px, spec.min_side_px, spec.max_side_px, spec.multiple_px) == (512, 128, 1024, 64)
+
+
+def test_sizes_of_a_model_that_is_not_square(folder: pathlib.Path) -> None:
+    edit(folder / "unet/config.json", sample_size=[16, 24])
+    edit(folder / "vae/config.json", block_out_channels="DELETE")  # as an older diffusers wrote AutoencoderTiny
+    spec = open_model(str(folder))
+    assert (spec.default_height_px, spec.default_width_px, spec.max_side_px) == (128, 192, 384)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"_class_name": "PNDMScheduler"}, "pndm"),
+        ({"_class_name": "DPMSolverMultistepScheduler", "use_karras_sigmas": True}, "dpm++2m-karras"),
+        ({"_class_name": "DPMSolverSDEScheduler"}, "dpm++2m"),  # not served: the family's default
+        ({"_class_name": "SchedulerOfTomorrow"}, "dpm++2m"),
+    ],
+)
+def test_the_default_scheduler_is_the_models_own(folder: pathlib.Path, changes: dict[str, Any], name: str) -> None:
+    edit(folder / "scheduler/scheduler_config.json", **changes)
+    assert open_model(str(folder)).default_scheduler == name
+
+
+def test_noria_json_overrides_and_takes_other_spellings(folder: pathlib.Path) -> None:
+    (folder / "noria.json").write_text('{"name": "mine", "default_scheduler": "DPM++ 2M Karras", "default_steps": 8}')
+    spec = open_model(str(folder))
+    assert (spec.name, spec.default_scheduler, spec.default_steps, spec.default_guidance) == (
+        "mine",
+        "dpm++2m-karras",
+        8,
+        7.5,
+    )
+
+
+def test_the_fingerprint_is_the_models_and_not_the_folders(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    before = open_model(str(folder)).fingerprint
+    shutil.copytree(folder, tmp_path / "copy")
+    assert open_model(str(tmp_path / "copy")).fingerprint == before
+    edit(folder / "scheduler/scheduler_config.json", beta_end=0.02)
+    changed = open_model(str(folder)).fingerprint
+    assert changed != before
+    write_safetensors(
+        folder / UNET, {"conv_in.weight": (48, 4, 3, 3), "conv_in.bias": (48,)}, filler=b"\1"
+    )  # trained again
+    assert open_model(str(folder)).fingerprint not in (before, changed)
+
+
+def test_the_fp16_variant_serves_where_there_is_no_other(folder: pathlib.Path) -> None:
+    (folder / UNET).rename(folder / "unet/diffusion_pytorch_model.fp16.safetensors")
+    assert [file.name for file in weight_files(folder, "unet")] == ["diffusion_pytorch_model.fp16.safetensors"]
+    assert open_model(str(folder)).num_parameters == 48 * 4 * 9 + 48
+
+
+@pytest.fixture
+def sharded(folder: pathlib.Path) -> pathlib.Path:
+    (folder / UNET).unlink()
+    write_safetensors(
+        folder / "unet/diffusion_pytorch_model-00001-of-00002.safetensors", {"conv_in.weight": (48, 4, 3, 3)}
+    )
+    write_safetensors(folder / "unet/diffusion_pytorch_model-00002-of-00002.safetensors", {"conv_in.bias": (48,)})
+    shards = {
+        name: f"diffusion_pytorch_model-0000{k}-of-00002.safetensors"
+        for k, name in [(1, "conv_in.weight"), (2, "conv_in.bias")]
+    }
+    (folder / "unet/diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    return folder
+
+
+def test_shards_are_one_model(sharded: pathlib.Path) -> None:
+    assert open_model(str(sharded)).num_parameters == 48 * 4 * 9 + 48
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            lambda unet: (unet / "diffusion_pytorch_model-00002-of-00002.safetensors").unlink(),
+            "00002-of-00002.safetensors: missing",
+        ),
+        (
+            lambda unet: edit(unet / "diffusion_pytorch_model.safetensors.index.json", weight_map={"a": "../b"}),
+            "index.json: has no weight_map",
+        ),
+        (
+            lambda unet: write_safetensors(
+                unet / "diffusion_pytorch_model-00002-of-00002.safetensors", {"other": (48,)}
+            ),
+            "index.json: lists conv_in.bias",
+        ),
+    ],
+)
+def test_a_damaged_set_of_shards_is_refused(
+    sharded: pathlib.Path, damage: Callable[[pathlib.Path], None], message: str
+) -> None:
+    damage(sharded / "unet")
+    with pytest.raises(ModelError, match=message):
+        open_model(str(sharded))
+
+
+DAMAGES: dict[str, tuple[str, Callable[[pathlib.Path], Any], str]] = {
+    # what: (the file that the message names, the damage done to that file, words of the message)
+    "no index": ("model_index.json", pathlib.Path.unlink, "missing"),
+    "index is no JSON": ("model_index.json", lambda file: file.write_text("{"), "not JSON"),
+    "index is a list": ("model_index.json", lambda file: file.write_text("[]"), "object"),
+    "index is binary": ("model_index.json", lambda file: file.write_bytes(b"\xff\xfe"), "not JSON"),
+    "SDXL": ("model_index.json", lambda file: edit(file, _class_name="StableDiffusionXLPipeline"), "XLPipeline.*what is served"),
+    "no class": ("model_index.json", lambda file: edit(file, _class_name="DELETE"), "_class_name"),
+    "no unet in the index": ("model_index.json", lambda file: edit(file, unet="DELETE"), "unet"),
+    "another tokenizer": ("model_index.json", lambda file: edit(file, tokenizer=["transformers", "T5Tokenizer"]), "T5Tokenizer.*CLIPTokenizer"),
+    "no vae": ("model_index.json", lambda file: edit(file, vae=[None, None]), "None.*AutoencoderKL"),
+    "no unet config": ("unet/config.json", pathlib.Path.unlink, "missing"),
+    "unet config cut": ("unet/config.json", lambda file: file.write_text(file.read_text()[:100]), "not JSON"),
+    "wrong unet class": ("unet/config.json", lambda file: edit(file, _class_name="UNet2DModel"), "UNet2DModel"),
+    "wrong type": ("unet/config.json", lambda file: edit(file, in_channels="four"), "Expected `int`.*in_channels"),
+    "no blocks": ("unet/config.json", lambda file: edit(file, down_block_types=[]), "down_block_types"),
+    "SDXL's unet": ("unet/config.json", lambda file: edit(file, addition_embed_type="text_time"), "addition_embed_type"),
+    "class-conditional": ("unet/config.json", lambda file: edit(file, class_embed_type="timestep"), "class_embed_type"),
+    "Kandinsky": ("unet/config.json", lambda file: edit(file, encoder_hid_dim_type="image_proj"), "encoder_hid_dim_type"),
+    "distilled guidance": ("unet/config.json", lambda file: edit(file, time_cond_proj_dim=256), "time_cond_proj_dim"),
+    "inpainting": ("unet/config.json", lambda file: edit(file, in_channels=9), "in_channels 9.*inpainting"),
+    "another text width": ("unet/config.json", lambda file: edit(file, cross_attention_dim=768), "cross_attention_dim 768.*128"),
+    "no vae config": ("vae/config.json", pathlib.Path.unlink, "missing"),
+    "wrong vae class": ("vae/config.json", lambda file: edit(file, _class_name="VQModel"), "VQModel.*AutoencoderTiny"),
+    "no text encoder config": ("text_encoder/config.json", pathlib.Path.unlink, "missing"),
+    "wrong text encoder": ("text_encoder/config.json", lambda file: edit(file, architectures=["T5EncoderModel"]), "T5EncoderModel"),
+    "no scheduler": ("scheduler/scheduler_config.json", pathlib.Path.unlink, "missing"),
+    "flow": ("scheduler/scheduler_config.json", lambda file: edit(file, _class_name="FlowMatchEulerDiscreteScheduler"), "flow"),
+    "unknown prediction": ("scheduler/scheduler_config.json", lambda file: edit(file, prediction_type="noise"), "prediction_type"),
+    "tokenizer.json cut": ("tokenizer/tokenizer.json", lambda file: file.write_text(file.read_text()[:500]), "not JSON"),
+    "tokenizer.json empty": ("tokenizer/tokenizer.json", lambda file: file.write_text("{}"), "no vocabulary"),
+    "tokenizer_config cut": ("tokenizer/tokenizer_config.json", lambda file: file.write_text("{"), "not JSON"),
+    "another tokenizer's words": ("tokenizer/tokenizer.json", lambda file: file.write_text('{"model": {"vocab": {"a": 999}}}'), "999.*176"),
+    "no unet weights": (UNET, pathlib.Path.unlink, "missing.*unet has no weights"),
+    "no vae weights": (VAE, pathlib.Path.unlink, "missing.*vae has no weights"),
+    "no text encoder weights": (TEXT, pathlib.Path.unlink, "missing.*text_encoder has no weights"),
+    "truncated": (UNET, lambda file: file.write_bytes(file.read_bytes()[:-7]), "truncated: expected 3760 bytes, it has 3753"),
+    "too long": (UNET, lambda file: file.write_bytes(file.read_bytes() + b"more"), "too long: expected 3760 bytes, it has 3764"),
+    "cut in the header": (TEXT, lambda file: file.write_bytes(file.read_bytes()[:50]), "truncated: its header alone"),
+    "empty": (TEXT, lambda file: file.write_bytes(b""), "truncated"),
+    "not safetensors": (VAE, lambda file: file.write_bytes(b"\xff" * 5000), "no safetensors file"),
+    "Git LFS pointer": (VAE, lambda file: file.write_text("version https://git-lfs.github.com/spec/v1\n"), "git lfs pull"),
+    "header of garbage": (VAE, lambda file: file.write_bytes((4).to_bytes(8, "little") + b"[1 ]"), "damaged"),
+    "a shape of words": (VAE, lambda file: file.write_bytes(file.read_bytes().replace(b"[4, 4]", b'["40"]')), "damaged.*Expected `int`"),
+    "unknown dtype": (VAE, lambda file: file.write_bytes(file.read_bytes().replace(b"F16", b"F99")), "damaged at decoder.weight"),
+    "weights of another model": (UNET, lambda file: write_safetensors(file, {"conv_in.weight": (320, 9, 3, 3)}), "conv_in.weight.*two models"),
+    "a folder for weights": (UNET, lambda file: (file.unlink(), file.mkdir()), "cannot be read"),
+    "unknown key": ("noria.json", lambda file: file.write_text('{"steps": 3}'), "steps"),
+    "steps out of bounds": ("noria.json", lambda file: file.write_text('{"default_steps": 0}'), "default_steps"),
+    "unknown scheduler": ("noria.json", lambda file: file.write_text('{"default_scheduler": "dmp++2m"}'), "dpm\\+\\+2m"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_a_damaged_folder_is_refused_by_the_files_name(folder: pathlib.Path, what: str) -> None:
+    name, damage, words = DAMAGES[what]
+    damage(folder / name)
+    with pytest.raises(ModelError, match=f"(?s){name}: .*{words}") as caught:
+        open_model(str(folder))
+    assert "\n" not in caught.value.message
+
+
+def test_a_tokenizer_in_two_files_serves_and_needs_both(folder: pathlib.Path) -> None:
+    (folder / "tokenizer/tokenizer.json").unlink()
+    assert open_model(str(folder)).name == "tiny-model"
+    (folder / "tokenizer/merges.txt").unlink()
+    with pytest.raises(ModelError, match=r"merges\.txt: missing"):
+        open_model(str(folder))
+    (folder / "tokenizer/vocab.json").unlink()
+    with pytest.raises(ModelError, match=r"vocab\.json: missing"):
+        open_model(str(folder))
+
+
+@pytest.mark.parametrize("part", ["unet", "vae", "text_encoder"])
+def test_pickles_are_refused_unread_with_the_command_that_converts(folder: pathlib.Path, part: str) -> None:
+    file = next((folder / part).glob("*.safetensors"))
+    file.rename(file.with_suffix(".bin"))
+    with pytest.raises(ModelError, match=rf"{part}/.*\.bin: .*only safetensors.*save_pretrained\('.*-safetensors'\)"):
+        open_model(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("bundeld", "no such folder.*'bundled'"),
+        ("./missing", "no such folder: missing"),
+        ("/no/where", "no such folder: /no/where"),
+        ("~/no-such-model", "no such folder: /"),
+        ("a/b/c", "no such folder"),
+        ("existing/missing", "no such folder: existing/missing"),
+        ("checkpoint.safetensors", "is a file.*from_single_file"),
+    ],
+)
+def test_what_is_no_folder_is_not_looked_for_on_the_hub(
+    name: str, words: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", None)
+    (tmp_path / "existing").mkdir()
+    (tmp_path / "checkpoint.safetensors").touch()
+    with pytest.raises(ModelError, match=words):
+        open_model(name)
+
+
+def test_a_hub_id_is_downloaded_without_pickles_and_keeps_its_name(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def download(hub_id: str, allow_patterns: list[str]) -> str:
+        asked.append(allow_patterns)
+        assert hub_id == "org/tiny"
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    spec = open_model("org/tiny")
+    assert spec.name == "org/tiny"
+    assert len(asked) == 1
+    assert all(pattern.endswith((".json", ".txt", ".safetensors")) and "fp16" not in pattern for pattern in asked[0])
+
+
+def test_a_hub_models_fp16_variant_is_fetched_only_where_there_is_no_other(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half, hidden = folder / "unet/diffusion_pytorch_model.fp16.safetensors", folder / "hidden"
+    (folder / UNET).rename(hidden)
+    asked: list[list[str]] = []
+
+    def download(hub_id: str, allow_patterns: list[str]) -> str:
+        asked.append([pattern for pattern in allow_patterns if "fp16" in pattern])
+        if asked[-1]:
+            hidden.rename(half)
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert open_model("org/tiny").name == "org/tiny"
+    assert asked[0] == []
+    assert {pattern.partition("/")[0] for pattern in asked[1]} == {"unet"}
+
+
+def test_a_failing_download_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(hub_id: str, allow_patterns: list[str]) -> str:
+        raise huggingface_hub.errors.LocalEntryNotFoundError("no route\nto the hub")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(ModelError, match=r"'org/tiny' could not be fetched from the hub: no route.*HF_TOKEN"):
+        open_model("org/tiny")
