@@ -1,0 +1,1 @@
+"""PROCESS: protocols in, bytes out. Never imports torch, diffusers or the engine."""

@@ -1,0 +1,111 @@
+"""Admission: a body as the client wrote it becomes an `ImageRequest` with every default filled in and every bound checked.
+
+Pure: the model's bounds and the operator's are arguments, and so is the source of seeds. What is refused here reaches no engine.
+The same `limits` are what /openapi.json publishes.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from noria import schedulers
+from noria.config import FrontendConfig
+from noria.errors import InvalidField, did_you_mean, shown
+from noria.request import ImageBody, ImageRequest
+from noria.spec import ModelSpec
+
+# diffusers draws with a signed 64-bit seed; image k takes seed + k.
+_LARGEST_SEED = 2**63 - 1
+# Published pipelines stay below 30; beyond that images saturate and half precision overflows.
+_LARGEST_GUIDANCE = 50.0
+
+
+class Limits(NamedTuple):
+    """The values that a number may have: `least` ≤ value ≤ `most`, in multiples of `multiple` above 1; `default` where none is given."""
+
+    least: float
+    most: float
+    default: float | None
+    multiple: int = 1
+
+
+def limits(spec: ModelSpec, config: FrontendConfig) -> dict[str, Limits]:
+    """The limits of each numeric field of `ImageBody`, with this model behind this front end."""
+    return {
+        "n": Limits(1, config.max_images, 1),
+        "seed": Limits(0, _LARGEST_SEED - config.max_images, None),
+        "width": Limits(spec.min_side_px, spec.max_side_px, spec.default_width_px, spec.multiple_px),
+        "height": Limits(spec.min_side_px, spec.max_side_px, spec.default_height_px, spec.multiple_px),
+        "inference_steps": Limits(1, config.max_steps, min(spec.default_steps, config.max_steps)),
+        "guidance_scale": Limits(0.0, _LARGEST_GUIDANCE, spec.default_guidance),
+    }
+
+
+def admit(
+    body: ImageBody, spec: ModelSpec, config: FrontendConfig, request_id: str, draw_seed: Callable[[], int]
+) -> ImageRequest:
+    """`body` as a request that an engine can take as it is.
+
+    Raises:
+        InvalidField: naming the first field whose value is not allowed.
+
+    """
+    allowed = limits(spec, config)
+
+    def number(field: str, got: float | None) -> float:
+        return _within(field, got, allowed[field])
+
+    return ImageRequest(
+        request_id=request_id,
+        prompt=_text("prompt", body.prompt, config),
+        negative_prompt=_text("negative_prompt", body.negative_prompt, config),
+        num_images=int(number("n", body.n)),
+        seed=draw_seed() if body.seed is None else int(number("seed", body.seed)),
+        width_px=int(number("width", body.width)),
+        height_px=int(number("height", body.height)),
+        num_steps=int(number("inference_steps", body.inference_steps)),
+        guidance_scale=float(number("guidance_scale", body.guidance_scale)),
+        scheduler=_scheduler(body.scheduler, spec),
+        timeout_s=config.request_timeout_s,
+    )
+
+
+def _within(field: str, got: float | None, limits: Limits) -> float:
+    if got is None:
+        assert limits.default is not None, f"{field} has no default"
+        return limits.default
+    if not limits.least <= got <= limits.most:  # written so that NaN is refused
+        raise InvalidField(
+            f"{field} is {shown(got)}; allowed are {limits.least} to {limits.most}"
+            + (f" in multiples of {limits.multiple}." if limits.multiple > 1 else "."),
+            field=field,
+        )
+    if limits.multiple > 1 and got % limits.multiple:
+        below = int(got // limits.multiple * limits.multiple)
+        nearest = " or ".join(
+            str(value) for value in (below, below + limits.multiple) if limits.least <= value <= limits.most
+        )
+        raise InvalidField(
+            f"{field} is {got}; it must be a multiple of {limits.multiple}, such as {nearest}.", field=field
+        )
+    return got
+
+
+def _text(field: str, got: str, config: FrontendConfig) -> str:
+    if len(got) > config.max_prompt_chars:
+        raise InvalidField(
+            f"{field} has {len(got)} characters; at most {config.max_prompt_chars} are allowed.", field=field
+        )
+    return got
+
+
+def _scheduler(got: str | None, spec: ModelSpec) -> str:
+    if got is None:
+        return spec.default_scheduler
+    name = schedulers.find(got).name
+    if name not in spec.schedulers:
+        raise InvalidField(
+            f"scheduler is {shown(got)}, which {spec.name} cannot be sampled with.{did_you_mean(name, spec.schedulers)} "
+            f"Allowed are: {', '.join(spec.schedulers)}.",
+            field="scheduler",
+        )
+    return name

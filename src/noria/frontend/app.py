@@ -1,0 +1,147 @@
+"""The front end as an ASGI application: its routes, and the one place where an error becomes a response.
+
+Every refusal, on every route, has one shape, which is also the one that OpenAI's clients read:
+
+    {"error": {"code": …, "message": …, "type": …, "param": …, "retryable": …, "request_id": …}}
+"""
+
+import contextlib
+import math
+from collections.abc import AsyncIterator
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+
+from noria.config import Config
+from noria.errors import InternalError, MethodNotAllowed, NoriaError, RouteNotFound, did_you_mean, shown
+from noria.frontend.engine_link import EngineLink
+from noria.frontend.images import Images
+from noria.frontend.middleware import RequestLog
+from noria.frontend.openai import OpenAI
+from noria.frontend.openapi import ErrorAnswer, ErrorDetail, openapi
+from noria.frontend.pages import docs_page, home_page
+from noria.observe import metrics
+
+# The word that OpenAI's API has for a status, which its clients show.
+_TYPES = {404: "not_found_error", 429: "rate_limit_error", 499: "cancelled_error"}
+
+
+def build_app(config: Config, link: EngineLink) -> Starlette:
+    """The application that serves what `link` reaches; it enters and leaves the link with its own life."""
+    images = Images(link, config.frontend)
+    openai = OpenAI(images)
+    own = OwnRoutes(config, link)
+    routes = [
+        Route("/t2i", images.t2i, methods=["POST"]),
+        Route("/v1/images/generations", openai.generations, methods=["POST"]),
+        Route("/v1/models", openai.models),
+        Route("/v1/models/{model:path}", openai.model),
+        Route("/healthz", own.healthz),
+        Route("/readyz", own.readyz),
+        Route("/metrics", own.metrics),
+        Route("/openapi.json", own.openapi),
+        Route("/docs", own.docs),
+        Route("/", own.home),
+    ]
+    known = [route.path for route in routes]
+
+    def refuse(http: Request, error: Exception) -> Response:
+        assert isinstance(error, NoriaError), "registered for nothing else"
+        return error_response(error, http.state.request_id)
+
+    def refuse_route(http: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException), "registered for nothing else"
+        return _routing_response(http, error, known)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with link:
+            yield
+
+    app = Starlette(
+        routes=routes,
+        middleware=[Middleware(RequestLog, crashed=_crash_response)],
+        exception_handlers={NoriaError: refuse, HTTPException: refuse_route},
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False  # "/t2i/" is not a path of ours, and a redirected POST is a riddle
+    return app
+
+
+class OwnRoutes:
+    """The routes about the server itself."""
+
+    def __init__(self, config: Config, link: EngineLink) -> None:
+        self._config = config
+        self._link = link
+
+    async def healthz(self, _: Request) -> Response:
+        """200 as long as this process answers at all."""
+        return _json({"status": "alive"})
+
+    async def readyz(self, _: Request) -> Response:
+        """200 if an image request would be taken now, else 503; the state of each engine in both."""
+        body = {"ready": self._link.ready, "engines": self._link.engines}
+        return _json(body, 200 if self._link.ready else 503)
+
+    async def metrics(self, _: Request) -> Response:
+        """Prometheus' text format, summed over all processes."""
+        return Response(metrics.exposition(), headers={"Content-Type": metrics.CONTENT_TYPE})
+
+    async def openapi(self, _: Request) -> Response:
+        """The HTTP interface as an OpenAPI 3.1 document."""
+        return _json(openapi(self._link.spec, self._config.frontend))
+
+    async def docs(self, _: Request) -> Response:
+        """The same document, for people."""
+        return HTMLResponse(docs_page(openapi(self._link.spec, self._config.frontend)))
+
+    async def home(self, http: Request) -> Response:
+        """What is served here, and a first command."""
+        return HTMLResponse(home_page(self._link.spec, str(http.base_url)))
+
+
+def error_response(error: NoriaError, request_id: str, headers: dict[str, str] | None = None) -> Response:
+    """`error` as its HTTP response; Retry-After, in whole seconds, where the error knows when."""
+    detail = ErrorDetail(
+        code=error.code,
+        message=error.message,
+        type=_type_of(error.http_status),
+        param=error.field,
+        retryable=error.retryable,
+        request_id=request_id,
+    )
+    headers = dict(headers or {})
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    return _json(ErrorAnswer(detail), error.http_status, headers)
+
+
+def _routing_response(http: Request, error: HTTPException, known: list[str]) -> Response:
+    """Starlette's own 404 and 405, in our shape."""
+    path = http.url.path
+    if error.status_code == MethodNotAllowed.http_status:
+        allow = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
+        refusal: NoriaError = MethodNotAllowed(f"{http.method} is not allowed for {shown(path)}; allowed is {allow}.")
+        return error_response(refusal, http.state.request_id, {"Allow": allow})
+    refusal = RouteNotFound(f"there is no {shown(path)}.{did_you_mean(path, known)} GET /docs lists the routes.")
+    return error_response(refusal, http.state.request_id)
+
+
+def _crash_response(request_id: str) -> Response:
+    """The answer when our own code broke: says nothing of its insides, but names the line of the log."""
+    message = f"the server failed on this request; its log has the details under {request_id}."
+    return error_response(InternalError(message), request_id)
+
+
+def _type_of(status: int) -> str:
+    return _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+
+
+def _json(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")

@@ -1,0 +1,112 @@
+"""Request bodies: JSON of a known shape, or a refusal that names the field, the value got and the values allowed.
+
+msgspec checks shape and types; this module only turns its messages into ours. Bounds are `admission.py`'s.
+"""
+
+import re
+from types import NoneType
+from typing import Any, TypeVar, get_args
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from noria.errors import (
+    BodyTooLarge,
+    InvalidBody,
+    InvalidField,
+    RequestCancelled,
+    UnsupportedMediaType,
+    did_you_mean,
+    shown,
+)
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_JSON_NAMES = {"int": "an integer", "float": "a number", "str": "a string", "bool": "true or false", "array": "a list"}
+
+
+async def read_json(http: Request, kind: type[T], max_bytes: int) -> T:
+    """The body of `http` as a `kind`.
+
+    Raises:
+        UnsupportedMediaType: the Content-Type is not application/json.
+        BodyTooLarge: without having kept more than `max_bytes`.
+        InvalidBody: not JSON, or not an object.
+        InvalidField: an unknown field, a missing one, or one of another type.
+
+    """
+    media_type = http.headers.get("content-type", "")
+    if media_type.partition(";")[0].strip().lower() != "application/json":
+        raise UnsupportedMediaType(f"Content-Type is {shown(media_type)}; send application/json.")
+    return decode(await _read(http, max_bytes), kind)
+
+
+async def _read(http: Request, max_bytes: int) -> bytes:
+    too_large = BodyTooLarge(f"the body is longer than {max_bytes} bytes.")
+    if int(http.headers.get("content-length", 0)) > max_bytes:
+        raise too_large
+    body = bytearray()
+    try:
+        async for chunk in http.stream():
+            body += chunk
+            if len(body) > max_bytes:
+                raise too_large
+    except ClientDisconnect as error:
+        raise RequestCancelled("the client left before the end of its request.") from error
+    return bytes(body)
+
+
+def decode(raw: bytes, kind: type[T]) -> T:
+    """`raw` as a `kind`; raises as `read_json` does."""
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        raise _in_our_words(str(error), raw, kind) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidBody(_why_not_json(raw, error)) from error
+
+
+def _why_not_json(raw: bytes, error: Exception) -> str:
+    if not raw.strip():
+        return 'the body is empty; send a JSON object such as {"prompt": "a red bicycle"}.'
+    hint = " NaN and Infinity are no JSON numbers." if re.search(rb"\b(NaN|Infinity)\b", raw) else ""
+    return f"the body is not JSON: {error}.{hint}"
+
+
+def _in_our_words(text: str, raw: bytes, kind: type[T]) -> InvalidBody | InvalidField:
+    """A sentence of msgspec's, such as "Expected `int | null`, got `str` - at `$.seed`", as an error of ours."""
+    fields = kind.__struct_fields__
+    what, _, place = text.partition(" - at `$")
+    field = re.split(r"[.\[]", place.strip("`").lstrip("."))[0]
+    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", what, re.DOTALL):
+        got = unknown[1]
+        hint = did_you_mean(got, fields)
+        return InvalidField(f"unknown field {shown(got)}.{hint} Known are: {', '.join(fields)}.", field=got[:80])
+    if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
+        return InvalidField(f"{missing[1]} is missing.", field=missing[1])
+    if not field:
+        return InvalidBody(f"the body is not an object: {what}.")
+    return InvalidField(f"{field} is {_value_of(field, raw)}; {_expected(field, kind)}.", field=field)
+
+
+def _value_of(field: str, raw: bytes) -> str:
+    try:
+        return shown(msgspec.json.decode(raw)[field])
+    except (msgspec.DecodeError, RecursionError):  # a number out of range, or too deep: it cannot be shown
+        return "out of range"
+
+
+def _expected(field: str, kind: type[T]) -> str:
+    declared = next(each.type for each in msgspec.structs.fields(kind) if each.name == field)
+    return f"allowed is {' or '.join(_words(declared))}"
+
+
+def _words(declared: Any) -> list[str]:
+    """`int | None` as ["an integer", "null"]; `Literal["png", "webp"]` as ['"png"', '"webp"']."""
+    if declared is NoneType:
+        return ["null"]
+    if isinstance(declared, type):
+        return [_JSON_NAMES.get(declared.__name__, declared.__name__)]
+    if isinstance(declared, str | int | float):
+        return [msgspec.json.encode(declared).decode()]
+    return [word for part in get_args(declared) for word in _words(part)]

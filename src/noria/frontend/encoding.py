@@ -1,0 +1,45 @@
+"""Pixels to image files. Runs in worker threads: Pillow lets go of the interpreter lock while it compresses.
+
+Measured with Pillow 13 on one core (AVX512), CPU time for a photo-like 512 × 512 image:
+
+    PNG   level 1: 28 ms, 572 kB   level 6 (Pillow's default): 40 ms, 557 kB   level 0: 11 ms, 787 kB
+    WebP  quality 90: method 2: 19 ms, 104 kB   method 4 (Pillow's default): 36 ms, 105 kB
+    JPEG  quality 95: 1.3 ms, 157 kB
+
+So PNG takes level 1 (a third less time for 3 % more bytes), and WebP method 2.
+"""
+
+import base64
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from PIL import Image
+
+from noria.frontend.engine_link import DrawnImage
+from noria.request import ImageFormat
+
+_OPTIONS: dict[ImageFormat, dict[str, Any]] = {
+    "png": {"compress_level": 1},
+    "webp": {"quality": 90, "method": 2},
+    "jpeg": {"quality": 95},
+}
+
+
+def encode_images(images: Sequence[DrawnImage], file_format: ImageFormat, quality: int | None = None) -> list[bytes]:
+    """Each image as a file; `quality` (0 to 100) is WebP's or JPEG's own, and means nothing to PNG, which loses nothing."""
+    options = _OPTIONS[file_format] | ({"quality": quality} if quality is not None and file_format != "png" else {})
+    return [_encode(image, file_format, options) for image in images]
+
+
+def _encode(image: DrawnImage, file_format: ImageFormat, options: dict[str, Any]) -> bytes:
+    size = (image.width_px, image.height_px)
+    pixels = Image.frombuffer("RGB", size, image.rgb, "raw", "RGB", 0, 1)  # type: ignore[arg-type] # any buffer will do
+    file = io.BytesIO()
+    pixels.save(file, format=file_format, **options)
+    return file.getvalue()
+
+
+def base64_texts(files: Sequence[bytes]) -> list[str]:
+    """Each file as JSON carries it."""
+    return [base64.b64encode(file).decode("ascii") for file in files]

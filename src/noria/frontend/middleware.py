@@ -1,0 +1,77 @@
+"""Around every HTTP request: its id, its metrics, its line in the log, and an answer when our own code breaks.
+
+Pure ASGI: Starlette's `@app.middleware` costs ten times as much per request (docs/log.md), and would hide the client's leaving.
+"""
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from noria.observe import metrics
+
+log = logging.getLogger("noria.access")
+
+_SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_PROBES = frozenset({"/healthz", "/readyz", "/metrics"})  # asked every few seconds, for ever: not worth a line each
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+def request_id_of(headers: Headers) -> str:
+    """The client's own X-Request-Id if it is one that logs and headers bear, else a new one."""
+    sent = headers.get("x-request-id", "")
+    return sent if _SANE_ID.fullmatch(sent) else uuid.uuid4().hex
+
+
+class RequestLog:
+    """Puts `request_id` on the request's state and X-Request-Id on its response; counts, times and logs it.
+
+    `crashed` makes the response to an exception that nobody mapped; its traceback goes to the log only.
+    """
+
+    def __init__(self, app: ASGIApp, crashed: Callable[[str], Response]) -> None:
+        self._app = app
+        self._crashed = crashed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        request_id = scope.setdefault("state", {})["request_id"] = request_id_of(Headers(scope=scope))
+        status: int | None = None
+
+        async def send_named(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_named)
+        except Exception:
+            log.exception("%s broke", request_id)
+            if status is None:
+                await self._crashed(request_id)(scope, receive, send_named)
+        finally:
+            _account(
+                scope, status or 499, time.perf_counter() - started
+            )  # no status: cancelled, the client or we are leaving
+
+
+def _account(scope: Scope, status: int, seconds: float) -> None:
+    route = scope.get("route")
+    path = "other" if route is None else route.path
+    method = scope["method"] if scope["method"] in _METHODS else "other"
+    metrics.HTTP_REQUESTS.labels(method, path, str(status)).inc()
+    metrics.HTTP_REQUEST_SECONDS.labels(method, path).observe(seconds)
+    target = scope["raw_path"].decode("latin-1")  # still percent-encoded: no line of the log can be forged
+    level = logging.DEBUG if path in _PROBES else logging.INFO
+    log.log(level, "%s %s %d %.3f s %s", scope["method"], target, status, seconds, scope["state"]["request_id"])

@@ -1,0 +1,221 @@
+"""The HTTP interface as an OpenAPI 3.1 document: shapes from the msgspec structs, bounds and defaults from the model served.
+
+Nothing is written twice: a struct's field is here because it is in the struct, a bound because `admission.limits` enforces it, an
+error code because `noria.errors` has it. Only the descriptions are this module's own; a test asks for one for every field.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from noria import __version__
+from noria.config import FrontendConfig
+from noria.errors import (
+    EngineUnavailable,
+    MethodNotAllowed,
+    ModelNotFound,
+    NoriaError,
+    RouteNotFound,
+    SetupError,
+    all_codes,
+)
+from noria.frontend.admission import limits
+from noria.frontend.images import ImagesAnswer
+from noria.frontend.openai import IGNORED, GenerationsAnswer, GenerationsBody, ModelCard, ModelList
+from noria.request import ImageBody
+from noria.spec import ModelSpec
+
+
+class ErrorDetail(Struct, frozen=True):
+    """What went wrong, whose turn it is, and where to look."""
+
+    code: str
+    message: str
+    type: str
+    param: str | None  # the field at fault
+    retryable: bool
+    request_id: str
+
+
+class ErrorAnswer(Struct, frozen=True):
+    """Every refusal and failure, on every route."""
+
+    error: ErrorDetail
+
+
+DESCRIPTIONS = {
+    "prompt": "what the image shows",
+    "negative_prompt": "what it should not show; has an effect only with a guidance_scale above 1",
+    "seed": "the same seed and settings draw the same image; image k of n takes seed + k; left out, one is drawn and told",
+    "width": "in pixels",
+    "height": "in pixels",
+    "inference_steps": "denoising steps",
+    "guidance_scale": "how strongly the prompt steers (classifier-free guidance); 1 or less is not at all, and half the work",
+    "n": "number of images; more than one are answered in JSON",
+    "scheduler": "the sampler, by its short name, an alias or its name in diffusers",
+    "format": "the image file's format: webp is lossy at quality 90, jpeg at 95",
+    "model": "the name of the model served, or `noria`",
+    "size": "`WIDTHxHEIGHT` in pixels, or `auto` for the model's own",
+    "output_format": "the image file's format",
+    "output_compression": "quality of webp and jpeg, 0 to 100; nothing to png",
+    "response_format": "`b64_json`; `url` is refused, since images are not stored",
+    "stream": "not supported yet: true is refused",
+    "partial_images": "not supported yet: more than 0 are refused",
+} | dict.fromkeys(IGNORED, "accepted for OpenAI's clients, and ignored")
+
+_STRUCTS = (ImageBody, ImagesAnswer, GenerationsBody, GenerationsAnswer, ModelList, ModelCard, ErrorAnswer)
+
+CURL_T2I = """curl -s {url}t2i -H 'content-type: application/json' \\
+  -d '{{"prompt": "a red circle above a blue square"}}' -o image.png"""
+
+_EXAMPLES: dict[str, dict[str, Any]] = {
+    "ImageBody": {"prompt": "a red circle above a blue square", "seed": 7},
+    "GenerationsBody": {"prompt": "a red circle above a blue square", "n": 2, "output_format": "webp"},
+}
+
+
+def openapi(spec: ModelSpec | None, config: FrontendConfig) -> dict[str, Any]:
+    """The document; without a `spec` (no engine was ready yet) the model's bounds and defaults are missing from it."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Noria",
+            "version": __version__,
+            "description": "Images from text. " + (f"Serving {spec.name}." if spec else "The model is still loading."),
+        },
+        "paths": _paths(),
+        "components": {"schemas": _schemas(spec, config)},
+    }
+
+
+def _schemas(spec: ModelSpec | None, config: FrontendConfig) -> dict[str, Any]:
+    _, schemas = msgspec.json.schema_components(_STRUCTS, ref_template="#/components/schemas/{name}")
+    for body in (ImageBody, GenerationsBody):
+        schema = schemas[body.__name__]
+        schema["example"] = _EXAMPLES[body.__name__]
+        for name, field in schema["properties"].items():
+            field["description"] = DESCRIPTIONS[name]
+        for name in ("prompt", "negative_prompt"):
+            schema["properties"][name]["maxLength"] = config.max_prompt_chars
+        if spec is not None:
+            _fill_in(schema["properties"], spec, config)
+    return schemas
+
+
+def _fill_in(properties: dict[str, Any], spec: ModelSpec, config: FrontendConfig) -> None:
+    """Write the model's bounds, defaults and schedulers into the fields of one body."""
+    for name, allowed in limits(spec, config).items():
+        if name not in properties:
+            continue
+        kind = "number" if name == "guidance_scale" else "integer"
+        nullable = "anyOf" in properties[name]
+        properties[name] = {
+            "type": [kind, "null"] if nullable else kind,
+            "description": properties[name]["description"],
+        }
+        properties[name] |= {"minimum": allowed.least, "maximum": allowed.most}
+        if allowed.multiple > 1:
+            properties[name]["multipleOf"] = allowed.multiple
+        if allowed.default is not None:
+            properties[name]["default"] = allowed.default
+    properties["scheduler"] |= {"default": spec.default_scheduler, "examples": list(spec.schedulers)}
+
+
+def _paths() -> dict[str, Any]:
+    return {
+        "/t2i": {
+            "post": _operation(
+                "Draw images",
+                "One image as a file, with its seed in X-Noria-Seed and its times in Server-Timing; "
+                "several, or one for a client that accepts JSON but no image, as JSON.",
+                body=ImageBody,
+                answers={f"image/{name}": {} for name in ("png", "webp", "jpeg")} | _json(ImagesAnswer),
+            )
+        },
+        "/v1/images/generations": {
+            "post": _operation(
+                "Draw images, as OpenAI's API does",
+                "The unmodified OpenAI clients work; Noria's own fields go in `extra_body`.",
+                body=GenerationsBody,
+                answers=_json(GenerationsAnswer),
+            )
+        },
+        "/v1/models": {
+            "get": _operation(
+                "List the model served", "As OpenAI's API does.", answers=_json(ModelList), errors=[EngineUnavailable]
+            )
+        },
+        "/v1/models/{model}": {
+            "get": _operation(
+                "Tell of one model",
+                "As OpenAI's API does.",
+                answers=_json(ModelCard),
+                errors=[ModelNotFound, EngineUnavailable],
+            )
+            | {"parameters": [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]}
+        },
+        "/healthz": _plain("Tell that the process lives", "200 as long as it answers at all.", "application/json"),
+        "/readyz": _plain(
+            "Tell whether a request would be taken",
+            "200 if an engine is ready, else 503; tells each one's state.",
+            "application/json",
+        ),
+        "/metrics": _plain("Measure", "Prometheus' text format, summed over all processes.", "text/plain"),
+        "/openapi.json": _plain("Describe this interface", "OpenAPI 3.1.", "application/json"),
+        "/docs": _plain("Describe it to people", "One page, nothing loaded from elsewhere.", "text/html"),
+        "/": _plain("Tell what is served here", "And a first command.", "text/html"),
+    }
+
+
+def _operation(
+    summary: str,
+    description: str,
+    *,
+    answers: dict[str, Any],
+    body: type[Struct] | None = None,
+    errors: Sequence[type[NoriaError]] = (),
+) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "summary": summary,
+        "description": description,
+        "responses": {"200": {"description": "done", "content": answers}} | _error_responses(errors),
+    }
+    if body is not None:
+        operation["requestBody"] = {"required": True, "content": _json(body)}
+        of_routing = (RouteNotFound, MethodNotAllowed)
+        operation["responses"] |= _error_responses([kind for kind in served_errors() if kind not in of_routing])
+    return operation
+
+
+def _plain(summary: str, description: str, media_type: str) -> dict[str, Any]:
+    return {"get": _operation(summary, description, answers={media_type: {}})}
+
+
+def _error_responses(errors: Sequence[type[NoriaError]]) -> dict[str, Any]:
+    by_status: dict[int, list[type[NoriaError]]] = {}
+    for kind in errors:
+        by_status.setdefault(kind.http_status, []).append(kind)
+    return {
+        str(status): {
+            "description": "; ".join(f"`{kind.code}`: {first_line(kind)}" for kind in kinds),
+            "content": _json(ErrorAnswer),
+        }
+        for status, kinds in sorted(by_status.items())
+    }
+
+
+def served_errors() -> list[type[NoriaError]]:
+    """The kinds of error that a response can carry, by status and code."""
+    kinds = [kind for kind in all_codes().values() if not issubclass(kind, SetupError)]
+    return sorted(kinds, key=lambda kind: (kind.http_status, kind.code))
+
+
+def first_line(kind: type[NoriaError]) -> str:
+    """What an error means, from its docstring."""
+    return (kind.__doc__ or "").partition("\n")[0]
+
+
+def _json(kind: type[Struct]) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}

@@ -1,0 +1,151 @@
+"""The pages that people read, made of the OpenAPI document: plain HTML from the server, nothing loaded from elsewhere.
+
+Works without JavaScript, but for the form that tries `POST /t2i`. `docs.css` and `docs.js` beside this file are put into the page.
+"""
+
+import importlib.resources
+import json
+from html import escape
+from typing import Any
+
+from noria.frontend.openapi import CURL_T2I, first_line, served_errors
+from noria.spec import ModelSpec
+
+_FILES = importlib.resources.files("noria.frontend")
+
+
+def home_page(spec: ModelSpec | None, url: str) -> str:
+    """What is served here, and a first command; `url` ends in a slash."""
+    model = escape(spec.name) if spec else "the model is still loading"
+    facts = (
+        f"<p>{spec.default_width_px} × {spec.default_height_px} pixels, {spec.default_steps} steps and the scheduler "
+        f"{escape(spec.default_scheduler)} unless you say otherwise.</p>"
+        if spec
+        else ""
+    )
+    return _page(
+        "Noria",
+        f"<h1>Noria</h1><p>Serving <strong>{model}</strong>.</p>{facts}<pre>{escape(CURL_T2I.format(url=url))}</pre>"
+        '<p><a href="/docs">Documentation</a> · <a href="/openapi.json">OpenAPI</a> · '
+        '<a href="/readyz">readiness</a> · <a href="/metrics">metrics</a></p>',
+    )
+
+
+def docs_page(document: dict[str, Any]) -> str:
+    """The OpenAPI document as one page."""
+    schemas = document["components"]["schemas"]
+    operations = [
+        (method, path, operation) for path, item in document["paths"].items() for method, operation in item.items()
+    ]
+    links = " · ".join(f'<a href="#{_anchor(path)}">{escape(path)}</a>' for _, path, _ in operations)
+    sections = "".join(_section(method, path, operation, schemas) for method, path, operation in operations)
+    script = f'<script type="module">{(_FILES / "docs.js").read_text(encoding="utf-8")}</script>'
+    return _page(
+        "Noria: documentation",
+        f"<h1>Noria</h1><p>{escape(document['info']['description'])} Version {escape(document['info']['version'])}.</p>"
+        f'<nav>{links} · <a href="#errors">errors</a></nav>{_TRY_IT}{sections}{_errors()}{script}',
+    )
+
+
+_TRY_IT = """<section><h2>Try it</h2><form id="try"><label>JSON for POST /t2i
+<textarea name="body" rows="3">{"prompt": "a red circle above a blue square"}</textarea></label>
+<button>Draw</button> <output></output></form><img id="drawn" alt="" hidden></section>"""
+
+
+def _section(method: str, path: str, operation: dict[str, Any], schemas: dict[str, Any]) -> str:
+    parts = [
+        f'<section id="{_anchor(path)}"><h2><code>{method.upper()} {escape(path)}</code></h2>',
+        f"<p><strong>{escape(operation['summary'])}.</strong> {_prose(operation['description'])}</p>",
+    ]
+    example = None
+    if "requestBody" in operation:
+        schema = _resolved(operation["requestBody"]["content"]["application/json"]["schema"], schemas)
+        example = schema["example"]
+        parts.append(_fields(schema))
+    parts.append(f"<pre>{escape(_curl(method, path, example))}</pre>")
+    for media_type, content in operation["responses"]["200"]["content"].items():
+        shape = _resolved(content["schema"], schemas) if "schema" in content else {}
+        names = ", ".join(f"<code>{escape(name)}</code>" for name in shape.get("properties", {}))
+        parts.append(f"<p>Answer: <code>{media_type}</code>{' with ' + names if names else ''}</p>")
+    return "".join(parts) + "</section>"
+
+
+def _fields(schema: dict[str, Any]) -> str:
+    required = schema.get("required", [])
+    rows = "".join(
+        f"<tr><td><code>{escape(name)}</code></td><td>{escape(_allowed(field))}</td>"
+        f"<td>{'required' if name in required else escape(json.dumps(field.get('default')))}</td>"
+        f"<td>{_prose(field['description'])}</td></tr>"
+        for name, field in schema["properties"].items()
+    )
+    return f"<table><thead><tr><th>Field<th>Allowed<th>Default<th>Meaning</thead><tbody>{rows}</tbody></table>"
+
+
+def _allowed(field: dict[str, Any]) -> str:
+    """A field's values in a few words: "integer, 64 to 512, multiple of 8". That null is the default goes without saying."""
+    kind = next(kind for kind in field.get("anyOf", [field]) if kind.get("type") != "null")
+    facts = kind | field
+    words = [_kind(kind)]
+    if "minimum" in facts:
+        words.append(f"{facts['minimum']} to {facts['maximum']}")
+    if "multipleOf" in facts:
+        words.append(f"multiple of {facts['multipleOf']}")
+    if "maxLength" in facts:
+        words.append(f"at most {facts['maxLength']} characters")
+    if "examples" in facts:
+        words.append("one of " + ", ".join(facts["examples"]))
+    return ", ".join(words)
+
+
+def _kind(schema: dict[str, Any]) -> str:
+    if "enum" in schema:
+        return " or ".join(value for value in schema["enum"] if value is not None)
+    kind = schema["type"]
+    return kind if isinstance(kind, str) else str(kind[0])
+
+
+def _errors() -> str:
+    rows = "".join(
+        f"<tr><td>{kind.http_status}</td><td><code>{kind.code}</code></td><td>{'yes' if kind.retryable else 'no'}</td>"
+        f"<td>{escape(first_line(kind))}</td></tr>"
+        for kind in served_errors()
+    )
+    shape = '{"error": {"code": …, "message": …, "type": …, "param": …, "retryable": …, "request_id": …}}'
+    return (
+        f'<section id="errors"><h2>Errors</h2><p>One shape on every route:</p><pre>{escape(shape)}</pre>'
+        f"<table><thead><tr><th>Status<th>Code<th>Retry<th>Meaning</thead><tbody>{rows}</tbody></table></section>"
+    )
+
+
+def _curl(method: str, path: str, example: dict[str, Any] | None) -> str:
+    if example is None:
+        return f"curl -s http://localhost:8000{path}"
+    return (
+        f"curl -s -X {method.upper()} http://localhost:8000{path} -H 'content-type: application/json' \\\n"
+        f"  -d '{json.dumps(example)}'" + (" -o image.png" if path == "/t2i" else "")
+    )
+
+
+def _prose(text: str) -> str:
+    """Escaped text, with `code` between backquotes."""
+    return "".join(
+        f"<code>{part}</code>" if number % 2 else part for number, part in enumerate(escape(text).split("`"))
+    )
+
+
+def _anchor(path: str) -> str:
+    return path.strip("/").replace("/", "-").replace("{", "").replace("}", "") or "home"
+
+
+def _resolved(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = schemas[schema["$ref"].rpartition("/")[2]]
+    return found
+
+
+def _page(title: str, content: str) -> str:
+    style = (_FILES / "docs.css").read_text(encoding="utf-8")
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width"><link rel="icon" href="data:,">'
+        f"<style>{style}</style><main>{content}</main></html>"
+    )

@@ -1,0 +1,77 @@
+"""The front-end process: `python -m noria.frontend.process '{"config": …, "fd": 3, "engines": ["ipc:///…"]}'`.
+
+The supervisor binds the port and passes the socket's descriptor, so that several front ends share it and none loses a connection
+when another restarts. SIGTERM (or SIGINT) stops accepting, answers what is in flight for up to `DRAIN_S`, cancels the rest, and
+exits 0.
+"""
+
+import logging
+import signal
+import socket
+import sys
+from types import FrameType
+
+import msgspec
+import setproctitle
+import uvicorn
+from starlette.types import ASGIApp
+
+from noria.config import Config
+from noria.frontend.app import build_app
+from noria.frontend.engine_link import EngineLink
+from noria.observe.process import die_with_parent
+
+DRAIN_S = 25  # the supervisor's patience is 30
+
+
+class FrontendJob(msgspec.Struct, frozen=True):
+    """What the supervisor tells a front end, as JSON in its first argument."""
+
+    config: Config
+    fd: int  # a listening TCP socket, inherited
+    engines: list[str]  # addresses of their channels
+
+
+def run(config: Config, listen_fd: int, engine_addresses: list[str]) -> None:
+    """Serve until SIGTERM."""
+    setproctitle.setproctitle("noria frontend")
+    logging.basicConfig(
+        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
+    )
+    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
+    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises again the signal that it has already obeyed
+        signal.signal(number, _already_obeyed)
+    server = http_server(build_app(config, EngineLink(engine_addresses, config.frontend.restart_wait_s)))
+    server.run(sockets=[socket.socket(fileno=listen_fd)])
+
+
+def http_server(app: ASGIApp) -> uvicorn.Server:
+    """`app` behind uvicorn, as this process runs it: uvloop, httptools, and no log lines but our own."""
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            loop="uvloop",
+            http="httptools",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=DRAIN_S,
+        )
+    )
+
+
+def _already_obeyed(_number: int, _frame: FrameType | None) -> None:
+    pass
+
+
+def main() -> None:
+    """Read the job from the command line and do it."""
+    die_with_parent()
+    job = msgspec.json.decode(sys.argv[1], type=FrontendJob)
+    run(job.config, job.fd, job.engines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What Noria tells about itself: metrics today; logs, traces and statistics later."""

@@ -1,0 +1,205 @@
+"""A real front end on a loopback port, before an engine that is fake but for its channel."""
+
+import contextlib
+import pathlib
+import queue
+import shutil
+import socket
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+
+from noria.channel import EngineChannel
+from noria.config import Config, FrontendConfig
+from noria.frontend.app import build_app
+from noria.frontend.engine_link import EngineLink
+from noria.frontend.process import http_server
+from noria.messages import Cancel, EngineState, Failed, Finished, Hello, ImageDone, Submit, Timings
+from noria.request import ImageRequest
+from noria.spec import ModelSpec
+
+SPEC = ModelSpec(
+    name="tiny",
+    folder="/nowhere",
+    fingerprint="0123456789ab",
+    pipeline="StableDiffusionPipeline",
+    prediction_type="epsilon",
+    default_width_px=64,
+    default_height_px=48,
+    min_side_px=16,
+    max_side_px=128,
+    multiple_px=8,
+    default_scheduler="ddim",
+    schedulers=("ddim", "euler", "pndm"),
+    default_steps=12,
+    default_guidance=6.5,
+    num_parameters=1000,
+)
+
+
+class FakeEngine:
+    """Answers at once with flat colours of the seed, unless told otherwise by one of its fields."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._commands: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._ended = threading.Event()
+        self.reset()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def reset(self) -> None:
+        self.submitted: list[ImageRequest] = []
+        self.cancelled: list[str] = []
+        self.holds = False  # answer nothing
+        self.fails: dict[str, object] | None = None  # the fields of its `Failed`
+        self.deaths = 0  # die at so many of the next submits
+        self.returns = True  # start again after such a death
+
+    @property
+    def colour(self) -> Callable[[int], tuple[int, int, int]]:
+        return lambda seed: (seed % 251, seed % 13, 200)
+
+    def become(self, state: str) -> None:
+        """Be "ready", "loading" or "dead"."""
+        self._commands.put(state)
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        state, channel, peers, incarnation = "ready", EngineChannel(self.address), set(), uuid.uuid4().hex
+        while not self._ended.is_set():
+            with contextlib.suppress(queue.Empty):
+                state = self._commands.get_nowait()
+                if state == "dead":
+                    channel.close()
+                    while state == "dead" and not self._ended.is_set():
+                        with contextlib.suppress(queue.Empty):
+                            state = self._commands.get(timeout=0.02)
+                    channel, peers, incarnation = EngineChannel(self.address), set(), uuid.uuid4().hex
+                for peer in peers:
+                    channel.send(peer, _state(state, incarnation))
+            try:
+                peer, message = channel.inbox.get(timeout=0.01)
+            except queue.Empty:
+                continue
+            match message:
+                case Hello():
+                    peers.add(peer)
+                    channel.send(peer, _state(state, incarnation))
+                case Cancel(request_id=request_id):
+                    self.cancelled.append(request_id)
+                    channel.send(peer, Failed(request_id, "cancelled", "cancelled"))
+                case Submit(request=request):
+                    self.submitted.append(request)
+                    if self.deaths:
+                        self.deaths -= 1
+                        self.become("dead")
+                        if self.returns:
+                            self.become("ready")
+                    elif not self.holds:
+                        self._answer(channel, peer, request)
+        channel.close()
+
+    def _answer(self, channel: EngineChannel, peer: bytes, request: ImageRequest) -> None:
+        if self.fails:
+            channel.send(peer, Failed(request.request_id, **self.fails))
+            return
+        for index in reversed(range(request.num_images)):  # images may come in any order
+            seed = request.seed + index
+            done = ImageDone(request.request_id, index, seed, request.width_px, request.height_px)
+            channel.send(peer, done, bytes(self.colour(seed)) * (request.width_px * request.height_px))
+        channel.send(peer, Finished(request.request_id, Timings(0.001, 0.002, 0.003, 0.004), request.num_steps))
+
+
+def _state(state: str, incarnation: str) -> EngineState:
+    return EngineState(incarnation, state, SPEC if state == "ready" else None, "cpu")
+
+
+def eventually(condition: Callable[[], object], seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="session")
+def folder() -> Iterator[pathlib.Path]:
+    path = tempfile.mkdtemp(prefix="noria")  # pytest's own are too long for a socket's name
+    yield pathlib.Path(path)
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def until() -> Callable[..., None]:
+    return eventually
+
+
+@pytest.fixture(scope="session")
+def spec() -> ModelSpec:
+    return SPEC
+
+
+@pytest.fixture
+def new_engine(folder: pathlib.Path) -> Iterator[Callable[[], FakeEngine]]:
+    """Makes engines that only this test talks to."""
+    engines: list[FakeEngine] = []
+
+    def make() -> FakeEngine:
+        engines.append(FakeEngine(f"ipc://{folder}/{uuid.uuid4().hex[:8]}"))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.end()
+
+
+@pytest.fixture(scope="session")
+def shared_engine(folder: pathlib.Path) -> Iterator[FakeEngine]:
+    engine = FakeEngine(f"ipc://{folder}/engine")
+    yield engine
+    engine.end()
+
+
+@pytest.fixture(scope="session")
+def url(shared_engine: FakeEngine) -> Iterator[str]:
+    """The address of a front end that runs for the whole session."""
+    config = Config(frontend=FrontendConfig(max_body_bytes=4096, max_images=4, max_steps=100, max_prompt_chars=200))
+    server = http_server(build_app(config, EngineLink([shared_engine.address], restart_wait_s=1.0)))
+    listener = socket.create_server(("127.0.0.1", 0))
+    host, port = listener.getsockname()
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    yield f"http://{host}:{port}"
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.fixture(scope="session")
+def web(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(
+        base_url=url, timeout=20, verify=False
+    ) as client:  # to load certificates takes longer than a test
+        yield client
+
+
+@pytest.fixture
+def engine(shared_engine: FakeEngine, web: httpx.Client) -> Iterator[FakeEngine]:
+    """The session's engine, ready, well-behaved and without memories."""
+    shared_engine.reset()
+    shared_engine.become("ready")
+    eventually(lambda: web.get("/readyz").status_code == 200)
+    yield shared_engine
+    shared_engine.reset()
+
+
+@pytest.fixture
+def client(web: httpx.Client, engine: FakeEngine) -> httpx.Client:
+    return web

@@ -1,0 +1,137 @@
+"""Which engine takes a request, and what becomes of it when engines come and go."""
+
+import asyncio
+
+import pytest
+
+from noria.config import FrontendConfig
+from noria.errors import DeadlineExceeded, EngineUnavailable
+from noria.frontend import engine_link
+from noria.frontend.admission import admit
+from noria.frontend.engine_link import EngineLink
+from noria.request import ImageBody
+
+
+@pytest.fixture
+def request_of(spec):
+    def make(seed=1, timeout_s=60.0):
+        return admit(ImageBody("p"), spec, FrontendConfig(request_timeout_s=timeout_s), "name", lambda: seed)
+
+    return make
+
+
+async def eventually(condition):
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - what is waited for happens in another thread
+            await asyncio.sleep(0.005)
+
+
+def test_no_engine_is_refused_at_once(request_of, folder):
+    async def scenario():
+        async with EngineLink([f"ipc://{folder}/nobody", f"ipc://{folder}/no-one"]) as link:
+            assert not link.ready
+            assert link.spec is None
+            with pytest.raises(EngineUnavailable, match="engine 0 is unknown, engine 1 is unknown") as caught:
+                await link.submit(request_of())
+            assert caught.value.retry_after_s > 0
+
+    asyncio.run(scenario())
+
+
+def test_requests_go_to_the_engine_with_the_fewest(request_of, new_engine, spec):
+    engines = [new_engine(), new_engine(), new_engine()]
+    for engine in engines:
+        engine.holds = True
+
+    async def scenario():
+        async with EngineLink([engine.address for engine in engines]) as link:
+            await eventually(lambda: all(view.state == "ready" for view in link.engines))
+            assert link.spec == spec
+            tasks = [asyncio.create_task(link.submit(request_of())) for _ in range(6)]
+            await eventually(lambda: sum(len(engine.submitted) for engine in engines) == 6)
+            assert [len(engine.submitted) for engine in engines] == [2, 2, 2]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await eventually(lambda: sum(len(engine.cancelled) for engine in engines) == 6)
+
+    asyncio.run(scenario())
+
+
+def test_another_engine_takes_over_a_dead_ones_requests(request_of, new_engine):
+    first, second = new_engine(), new_engine()
+    first.deaths, first.returns = 1, False
+    second.holds = True
+
+    async def scenario():
+        async with EngineLink([first.address, second.address]) as link:
+            await eventually(lambda: all(view.state == "ready" for view in link.engines))
+            task = asyncio.create_task(link.submit(request_of(seed=77)))
+            await eventually(lambda: second.submitted)
+            assert second.submitted[0].seed == 77
+            assert second.submitted[0].timeout_s < first.submitted[0].timeout_s
+            second.holds = False
+            assert (await link.submit(request_of(seed=5))).images[0].seed == 5
+            assert link.ready
+            task.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_death_turns_ready_off_at_once_and_a_new_life_on_again(request_of, new_engine):
+    engine = new_engine()
+
+    async def scenario():
+        async with EngineLink([engine.address]) as link:
+            lives = set()
+            for _ in range(5):
+                await eventually(lambda: link.ready)
+                lives.add(link.engines[0].incarnation)
+                assert (await link.submit(request_of())).num_steps_run == 12
+                engine.become("dead")
+                await eventually(lambda: not link.ready)
+                engine.become("ready")
+            assert len(lives) == 5
+
+    asyncio.run(scenario())
+
+
+def test_request_in_flight_is_drawn_by_the_engines_next_life(request_of, new_engine):
+    engine = new_engine()
+
+    async def scenario():
+        async with EngineLink([engine.address]) as link:
+            for seed in range(5):
+                await eventually(lambda: link.ready)
+                engine.deaths = 1
+                assert (await link.submit(request_of(seed=seed))).images[0].seed == seed
+
+    asyncio.run(scenario())
+
+
+def test_engine_that_never_answers_is_given_up(request_of, new_engine, monkeypatch):
+    monkeypatch.setattr(engine_link, "_GRACE_S", 0.1)
+    engine = new_engine()
+    engine.holds = True
+
+    async def scenario():
+        async with EngineLink([engine.address]) as link:
+            await eventually(lambda: link.ready)
+            with pytest.raises(DeadlineExceeded, match=r"not done after 0\.1 s"):
+                await link.submit(request_of(timeout_s=0.1))
+            await eventually(lambda: engine.cancelled)
+
+    asyncio.run(scenario())
+
+
+def test_pixels_arrive_as_they_were_sent(request_of, new_engine):
+    engine = new_engine()
+
+    async def scenario():
+        async with EngineLink([engine.address]) as link:
+            await eventually(lambda: link.ready)
+            (image,) = (await link.submit(request_of(seed=9))).images
+            assert (image.width_px, image.height_px) == (64, 48)
+            assert bytes(image.rgb) == bytes(engine.colour(9)) * (64 * 48)
+
+    asyncio.run(scenario())

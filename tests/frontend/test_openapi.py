@@ -1,0 +1,124 @@
+"""/openapi.json and the pages made of it say what the server does."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from noria.config import Config
+from noria.frontend.app import build_app
+from noria.frontend.engine_link import EngineLink
+from noria.frontend.openai import GenerationsBody
+from noria.frontend.openapi import DESCRIPTIONS, served_errors
+from noria.request import ImageBody
+
+
+@pytest.fixture
+def document(client):
+    return client.get("/openapi.json").json()
+
+
+def references(node):
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield from [value] if key == "$ref" else references(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from references(value)
+
+
+def test_document_has_what_openapi_requires(document):
+    assert document["openapi"].startswith("3.1.")
+    assert {"title", "version"} <= set(document["info"])
+    for item in document["paths"].values():
+        for operation in item.values():
+            assert all("description" in response for response in operation["responses"].values())
+    for reference in references(document):
+        assert reference.removeprefix("#/components/schemas/") in document["components"]["schemas"]
+
+
+def test_every_route_is_in_it(document):
+    routes = build_app(Config(), EngineLink([])).routes
+    assert {re.sub(":path", "", route.path) for route in routes} == set(document["paths"])
+    for route in routes:
+        operations = document["paths"][re.sub(":path", "", route.path)]
+        assert {method.upper() for method in operations} == route.methods - {"HEAD"}
+
+
+def test_defaults_and_bounds_are_the_models(document, spec):
+    for body in ("ImageBody", "GenerationsBody"):
+        fields = document["components"]["schemas"][body]["properties"]
+        assert fields["inference_steps"] == {
+            "type": ["integer", "null"], "minimum": 1, "maximum": 100, "default": spec.default_steps, "description": DESCRIPTIONS["inference_steps"],
+        }  # fmt: skip
+        assert fields["guidance_scale"]["default"] == spec.default_guidance
+        assert fields["scheduler"]["default"] == spec.default_scheduler
+        assert fields["scheduler"]["examples"] == list(spec.schedulers)
+        assert fields["prompt"]["maxLength"] == 200
+    width = document["components"]["schemas"]["ImageBody"]["properties"]["width"]
+    assert (width["minimum"], width["maximum"], width["multipleOf"], width["default"]) == (16, 128, 8, 64)
+    assert document["components"]["schemas"]["ImageBody"]["required"] == ["prompt"]
+
+
+def test_documented_bounds_are_enforced(client, document):
+    fields = document["components"]["schemas"]["ImageBody"]["properties"]
+    for name in ("n", "seed", "width", "height", "inference_steps", "guidance_scale"):
+        low, high, step = fields[name]["minimum"], fields[name]["maximum"], fields[name].get("multipleOf", 1)
+        for value, status in ((low, 200), (high, 200), (low - step, 400), (high + step, 400)):
+            small = {"prompt": "p", "width": 16, "height": 16}
+            assert client.post("/t2i", json=small | {name: value}).status_code == status, (name, value)
+
+
+def test_every_field_is_described_once():
+    assert set(DESCRIPTIONS) == set(ImageBody.__struct_fields__) | set(GenerationsBody.__struct_fields__)
+
+
+def test_examples_in_it_work(client, document):
+    for path in ("/t2i", "/v1/images/generations"):
+        reference = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+        example = document["components"]["schemas"][reference.rpartition("/")[2]]["example"]
+        assert client.post(path, json=example).status_code == 200
+
+
+class _Page(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.loaded, self.anchors, self.ids, self.text = [], [], set(), ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        self.loaded += [attributes[name] for name in ("src",) if name in attributes]
+        if tag == "link":
+            self.loaded.append(attributes["href"])
+        if tag == "a":
+            self.anchors.append(attributes["href"])
+        if "id" in attributes:
+            self.ids.add(attributes["id"])
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_pages_load_nothing_from_elsewhere(client, path):
+    response = client.get(path)
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    page = _Page(response.text)
+    assert all(address.startswith("data:") for address in page.loaded)
+    assert all(anchor[1:] in page.ids for anchor in page.anchors if anchor.startswith("#"))
+    for anchor in page.anchors:
+        if anchor.startswith("/"):
+            assert client.get(anchor).status_code == 200
+
+
+def test_docs_page_has_every_route_field_and_error(client, document):
+    text = _Page(client.get("/docs").text).text
+    for path in document["paths"]:
+        assert path in text
+    for name in DESCRIPTIONS:
+        assert name in text
+    for kind in served_errors():
+        assert kind.code in text
+    assert "16 to 128, multiple of 8" in text
+    assert "ddim, euler, pndm" in text

@@ -1,0 +1,113 @@
+"""The front end as its own process: how it starts, drains, and ends with its parent."""
+
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import httpx
+import msgspec
+import pytest
+
+from noria.config import Config
+
+
+@pytest.fixture
+def start(new_engine, tmp_path):
+    engine = new_engine()
+    started = []
+
+    def begin(command=(sys.executable,)):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            job = msgspec.json.encode(
+                {"config": Config(), "fd": listener.fileno(), "engines": [engine.address]}
+            ).decode()
+            process = subprocess.Popen(
+                [*command, "-m", "noria.frontend.process", job],
+                pass_fds=[listener.fileno()],
+                stderr=subprocess.PIPE,
+                text=True,
+                env=os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)},
+            )
+            started.append(process)
+            host, port = listener.getsockname()
+        return process, httpx.Client(base_url=f"http://{host}:{port}", timeout=20, verify=False), engine
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_serves_drains_and_exits_zero(start, until):
+    process, client, engine = start()
+    with client:
+        assert client.get("/healthz").status_code == 200
+        until(lambda: client.get("/readyz").status_code == 200)
+        assert pathlib.Path(f"/proc/{process.pid}/cmdline").read_bytes().startswith(b"noria frontend")
+        engine.holds = True
+        statuses = []
+
+        def post():
+            statuses.append(
+                httpx.post(f"{client.base_url}/t2i", json={"prompt": "p"}, timeout=20, verify=False).status_code
+            )
+
+        thread = threading.Thread(target=post)
+        thread.start()
+        until(lambda: engine.submitted)
+        process.send_signal(signal.SIGTERM)
+
+        def closed():
+            try:
+                return client.get("/healthz").status_code is None
+            except httpx.TransportError:
+                return True
+
+        until(closed)
+        assert process.poll() is None
+        engine.holds = False
+        engine.become("dead")
+        engine.become("ready")
+        thread.join()
+        assert statuses == [200]
+    _, log = process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert "noria.access POST /t2i 200" in log
+    assert "Traceback" not in log
+
+
+def test_ends_with_its_parent(start, until):
+    script = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]], close_fds=False)"
+    parent, client, _ = start((sys.executable, "-c", script))
+    with client:
+        assert client.get("/healthz").status_code == 200
+        (child,) = pathlib.Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+        parent.kill()
+        until(lambda: not _lives(child))
+
+
+def _lives(pid: str) -> bool:
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_metrics_of_all_processes_are_summed(start, until):
+    _, one, _ = start()
+    _, other, _ = start()
+    with one, other:
+        for client in (one, other):
+            until(lambda client=client: client.get("/readyz").status_code == 200)
+            assert client.post("/t2i", json={"prompt": "p"}).status_code == 200
+        for client in (one, other):
+            assert 'noria_requests_total{model="tiny",outcome="ok"} 2.0' in client.get("/metrics").text
+
+
+def test_front_end_never_loads_torch():
+    script = "import sys, noria.frontend.process; print([name for name in ('torch', 'diffusers', 'transformers', 'numpy') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"

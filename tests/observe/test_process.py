@@ -1,0 +1,29 @@
+"""A child does not outlive its parent."""
+
+import subprocess
+import sys
+import time
+
+
+def test_child_ends_with_its_parent():
+    child = "import time; from noria.observe.process import die_with_parent; die_with_parent(); print('up', flush=True); time.sleep(60)"
+    parent = (
+        "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', sys.argv[1]], stdout=subprocess.PIPE);"
+        "child.stdout.readline(); print(child.pid, flush=True); child.wait()"
+    )
+    with subprocess.Popen([sys.executable, "-c", parent, child], stdout=subprocess.PIPE, text=True) as process:
+        child_pid = int(process.stdout.readline())
+        assert _lives(child_pid)
+        process.kill()
+    deadline = time.monotonic() + 5
+    while _lives(child_pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
