@@ -61,7 +61,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     )
     threads: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | Auto,
-        Meta(description="CPU threads of one operation; `auto` is the machine's physical share"),
+        Meta(description="CPU threads of one operation; `auto` is the usable cores over the engines"),
     ] = "auto"
     attention: Annotated[
         Literal["sdpa", "plain", "sliced", "xformers"],
@@ -95,6 +95,10 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
     request_timeout_s: Annotated[
         float, Meta(gt=0, description="a request not done after this many seconds leaves the wheel and is answered 504")
     ] = 600.0
+    restart_wait_s: Annotated[
+        float,
+        Meta(ge=0, description="how long a request whose engine ended waits for a new one before it is answered 503"),
+    ] = 60.0
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):

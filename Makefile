@@ -1,0 +1,60 @@
+# `make run` on a bare machine with Python 3.11+: a virtual environment, then the server. `make help` lists the rest.
+#
+# Everything is installed into .venv, with the versions of constraints.txt, once: again only when pyproject.toml or constraints.txt
+# has changed. With another torch: `make setup TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cu130"`.
+
+PYTHON ?= python3
+PORT ?= 8000
+TORCH ?=
+ARGS ?=
+VENV := .venv
+RUN := $(VENV)/.noria-installed
+DEV := $(VENV)/.noria-dev-installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test test-slow lint bench docs clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(DEV)  ## install everything into .venv, the tools of development too
+
+$(RUN): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "noria needs Python 3.11 or newer: make PYTHON=python3.11 …")'
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(if $(TORCH),$(VENV)/bin/python -m pip install $(TORCH))
+	@echo "Installing into $(VENV): about a minute when pip has the packages, longer the first time."
+	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e .
+	touch $@
+
+$(DEV): $(RUN)
+	@# --group needs pip 25.1
+	$(VENV)/bin/python -c 'import pip; exit(tuple(map(int, pip.__version__.split(".")[:2])) < (25, 1))' || \
+	  $(VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(VENV)/bin/python -m pip install --quiet -c constraints.txt --group dev
+	touch $@
+
+run: $(RUN)  ## set-up, then serve the bundled model; PORT=8000, ARGS="any flags of noria serve"
+	$(VENV)/bin/noria serve --port $(PORT) $(ARGS)
+
+lint: setup  ## ruff, mypy, import-linter
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+test: lint  ## lint, then the fast tests
+	$(VENV)/bin/pytest $(ARGS)
+
+test-slow: setup  ## the minutes-long tests
+	$(VENV)/bin/pytest -m slow $(ARGS)
+
+bench: $(RUN)  ## measure this machine for two minutes; ARGS="…"
+	$(VENV)/bin/noria bench quick $(ARGS)
+
+docs: $(RUN)  ## write the pages that come from the code
+	$(VENV)/bin/python -c 'from noria.config import settings_page; print(settings_page(), end="")' > docs/settings.md
+
+clean:  ## remove .venv and every cache
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache dist build
+	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,189 @@
+"""The command line: `noria serve | generate | doctor | bench`. Reads arguments, calls one function, turns errors into an exit status.
+
+Nothing heavy is imported before it is known what is asked for: `noria --help` must answer at once.
+"""
+
+import argparse
+import logging
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from noria import __version__
+from noria.config import Config, Setting, allowed, load, settings, toml_value
+from noria.errors import InvalidField, NoriaError, RequestError, SetupError, did_you_mean, shown
+
+if TYPE_CHECKING:
+    from noria.request import ImageFormat
+
+_IMAGE_FORMATS: "dict[str, ImageFormat]" = {".png": "png", ".webp": "webp", ".jpg": "jpeg", ".jpeg": "jpeg"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the process's exit status: 0, 1 failed, 2 settings or arguments, 3 model, 130 interrupted."""
+    arguments = _parse(sys.argv[1:] if argv is None else list(argv))
+    try:
+        status: int = arguments.run(arguments)
+    except NoriaError as error:
+        print(f"noria: error: {error.message}", file=sys.stderr)
+        if isinstance(error, SetupError):
+            return error.exit_status
+        return 2 if isinstance(error, RequestError) else 1
+    except KeyboardInterrupt:
+        return 130
+    return status
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose complaint about an unknown flag names the nearest one; abbreviations are not taken."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Print `message` and how to get help; exit with status 2."""
+        sys.stderr.write(f"noria: error: {message} (try: {self.prog} --help)\n")
+        raise SystemExit(2)
+
+    @property
+    def flags(self) -> list[str]:
+        """Every long flag."""
+        return [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
+
+
+def build_parser() -> tuple[Parser, dict[str, Parser]]:
+    """The whole command line, and the parsers of its commands by name."""
+    parser = Parser(
+        prog="noria", description="A server for text-to-image diffusion models whose batch never stops turning."
+    )
+    parser.add_argument("--version", action="version", version=f"noria {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    serve = _add_command(commands, "serve", _serve, "[MODEL]", "serve a model over HTTP")
+    generate = _add_command(
+        commands, "generate", _generate, "PROMPT [-o FILE] [-n N]", "draw images here, without a server"
+    )
+    doctor = _add_command(commands, "doctor", _doctor, "[MODEL]", "check this machine and a model")
+    benches = commands.add_parser("bench", help="measure").add_subparsers(metavar="BENCH", required=True)
+    quick = _add_command(benches, "quick", _bench_quick, "[MODEL] [-o FILE]", "what the server costs over a bare loop")
+    for command in (serve, doctor, quick):
+        command.add_argument(
+            "model", nargs="?", help="a folder in diffusers format, a hub id, or bundled (the default)"
+        )
+        _add_settings(command, [setting for setting in settings() if setting.key != "model"])
+    quick.add_argument("-o", "--output", type=pathlib.Path, help="JSON file to write the results to")
+
+    generate.add_argument("prompt")
+    generate.add_argument(
+        "-o", "--output", type=pathlib.Path, default=pathlib.Path("image.png"), help="file to write (image.png)"
+    )
+    generate.add_argument("-n", type=int, default=1, help="number of images (1)")
+    generate.add_argument("--negative-prompt", default="", help="what the images should not show")
+    generate.add_argument("--seed", type=int, help="of the first image; the next ones count up (drawn at random)")
+    generate.add_argument("--width", type=int, help="in pixels (the model's)")
+    generate.add_argument("--height", type=int, help="in pixels (the model's)")
+    generate.add_argument("--steps", type=int, help="inference steps (the model's)")
+    generate.add_argument("--guidance", type=float, help="guidance scale; 1 is none (the model's)")
+    generate.add_argument("--scheduler", help="short name (the model's)")
+    _add_settings(generate, [setting for setting in settings() if setting.path[0] in ("model", "engine")])
+
+    return parser, {command.prog.removeprefix("noria "): command for command in (serve, generate, doctor, quick)}
+
+
+def _add_command(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int], takes: str, summary: str
+) -> Parser:
+    """One command: `run` does it and its docstring describes it."""
+    parser: Parser = commands.add_parser(name, help=summary, description=run.__doc__)
+    parser.usage = f"{parser.prog} {takes} [--config FILE] [--SETTING VALUE ...]"
+    parser.set_defaults(run=run, parser=parser)
+    return parser
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser, _ = build_parser()
+    arguments, rest = parser.parse_known_args(argv)
+    if rest:
+        flag = rest[0].partition("=")[0]
+        arguments.parser.error(f"unknown argument {shown(rest[0])}.{did_you_mean(flag, arguments.parser.flags)}")
+    return arguments
+
+
+def _add_settings(parser: Parser, shown_settings: list[Setting]) -> None:
+    """One flag for each setting, as `config.py` declares it, and --config."""
+    parser.add_argument("--config", metavar="FILE", help="TOML file of settings; environment and flags win over it")
+    group = parser.add_argument_group(
+        "settings (docs/settings.md; each is also a key of the file and a NORIA_ variable)"
+    )
+    for setting in shown_settings:
+        text = f"{setting.description} ({toml_value(setting.default)})".replace("%", "%%")
+        if isinstance(setting.default, bool):
+            group.add_argument(
+                setting.flag, dest=setting.key, action=argparse.BooleanOptionalAction, default=None, help=text
+            )
+        else:
+            metavar = allowed(setting).replace(", ", "|").replace(" ", "") or setting.path[-1].upper()
+            group.add_argument(setting.flag, dest=setting.key, metavar=metavar, help=text)
+
+
+def _config(arguments: argparse.Namespace) -> Config:
+    """File, environment and the flags that were given, merged."""
+    flags = {setting.key: getattr(arguments, setting.key, None) for setting in settings()}
+    return load(arguments.config, os.environ, {key: value for key, value in flags.items() if value is not None})
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    """Serve a model over HTTP until Ctrl-C or SIGTERM; what is in flight is finished first."""
+    config = _config(arguments)
+    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    from noria import supervisor
+
+    return supervisor.serve(config)
+
+
+def _generate(arguments: argparse.Namespace) -> int:
+    """Draw the images of one prompt in this process and write them to files."""
+    if arguments.output.suffix.lower() not in _IMAGE_FORMATS:
+        raise InvalidField(
+            f"--output is {shown(str(arguments.output))}; its name ends in one of {', '.join(_IMAGE_FORMATS)}."
+        )
+    config = _config(arguments)
+
+    from noria import generate
+    from noria.request import ImageBody
+
+    body = ImageBody(
+        prompt=arguments.prompt,
+        negative_prompt=arguments.negative_prompt,
+        seed=arguments.seed,
+        width=arguments.width,
+        height=arguments.height,
+        inference_steps=arguments.steps,
+        guidance_scale=arguments.guidance,
+        n=arguments.n,
+        scheduler=arguments.scheduler,
+        format=_IMAGE_FORMATS[arguments.output.suffix.lower()],
+    )
+    return generate.run(config=config, body=body, output=arguments.output)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    """Look at this machine, the installation, the settings and the model; say what fails and what would be slow."""
+    config = _config(arguments)
+
+    from noria import doctor, supervisor
+
+    findings = doctor.examine(config, supervisor.listen)
+    print(doctor.report(findings))
+    return 1 if any(finding.verdict == "fail" for finding in findings) else 0
+
+
+def _bench_quick(arguments: argparse.Namespace) -> int:
+    """Measure, in about two minutes, what the server costs over a bare loop on this machine."""
+    config = _config(arguments)
+
+    from noria.bench import quick
+
+    return quick.main(config, arguments.output)

@@ -1,0 +1,323 @@
+"""The process that starts the others, waits until they serve, starts them again when they end, and stops them in order.
+
+It owns what outlives a child: the listening socket, so that no connection is refused while a front end is replaced, and a private
+directory with the engines' addresses and the metrics' files. Whether and when a child starts again is decided in `Restarts`,
+without a clock; the rest only does it. It knows no request and no image, and of an engine only whether it is ready.
+"""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+import setproctitle
+import zmq
+from prometheus_client import multiprocess
+
+from noria.channel import Connected, EngineConnection, Lost
+from noria.config import Config
+from noria.errors import ConfigError, ModelError
+from noria.messages import EngineState, Hello
+from noria.models.catalog import open_model
+from noria.spec import ModelSpec
+
+log = logging.getLogger("noria.supervisor")
+
+Kind = Literal["engine", "frontend"]
+CommandOf = Callable[[Kind, str], list[str]]
+"""The command line of a child's kind and its JSON; tests put small scripts here."""
+
+DRAIN_S = 30.0  # for front ends to finish what is in flight; Kubernetes' default grace period
+ENGINE_STOP_S = 5.0  # an engine without front ends has nothing left to finish
+HEALTHY_S = 60.0
+LONGEST_DELAY_S = 30.0
+START_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class StartAgain:
+    """Start the child again after `delay_s` seconds."""
+
+    delay_s: float
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """Starting it again would not help; `exit_status` is the supervisor's own."""
+
+    exit_status: int
+    reason: str
+
+
+@dataclass
+class Restarts:
+    """What to do when a child ends: at once the first time, then after 0.5 s, doubling to 30 s; a minute of health forgets.
+
+    Given up: a child that says itself that its settings or its model are wrong, and one that has ended three times without ever
+    having been ready.
+    """
+
+    num_ends: int = 0  # since the last minute of health
+    started_s: float = 0.0
+    was_ever_ready: bool = False
+
+    def started(self, now: float) -> None:
+        """The child was started."""
+        self.started_s = now
+
+    def ready(self) -> None:
+        """The child serves."""
+        self.was_ever_ready = True
+
+    def ended(self, status: int, now: float) -> StartAgain | GiveUp:
+        """The child ended by itself with `status`; negative is a signal."""
+        for kind in (ConfigError, ModelError):
+            if status == kind.exit_status:
+                return GiveUp(status, f"it refused its {kind.code}")
+        self.num_ends = 1 if now - self.started_s >= HEALTHY_S else self.num_ends + 1
+        if not self.was_ever_ready and self.num_ends >= START_ATTEMPTS:
+            return GiveUp(status if status > 0 else 1, f"it ended {self.num_ends} times before it was ready")
+        delay_s = 0.5 * 2.0 ** min(self.num_ends - 2, 16) if self.num_ends > 1 else 0.0
+        return StartAgain(min(delay_s, LONGEST_DELAY_S))
+
+
+@dataclass
+class Child:
+    """One engine or front end, through all its lives."""
+
+    kind: Kind
+    name: str
+    command: list[str]
+    pass_fds: tuple[int, ...] = ()
+    process: asyncio.subprocess.Process | None = None  # of its present life, or the last
+    restarts: Restarts = field(default_factory=Restarts)
+
+    def send(self, number: signal.Signals) -> None:
+        """Signal it, if it lives."""
+        if self.process is not None and self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(number)
+
+
+def command_of(kind: Kind, text: str) -> list[str]:
+    """How children are started."""
+    return [sys.executable, "-m", f"noria.{kind}.process", text]
+
+
+def serve(config: Config, command_of: CommandOf = command_of) -> int:
+    """Serve until a signal says stop; returns the exit status: 0 when asked to stop, else that of the child given up.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+        ModelError: the model cannot be served.
+
+    """
+    started_s = time.monotonic()
+    setproctitle.setproctitle("noria supervisor")
+    spec = open_model(config.model)
+    with (
+        listen(config.frontend.host, config.frontend.port) as listener,
+        tempfile.TemporaryDirectory(prefix="noria-", ignore_cleanup_errors=True) as directory,  # mode 0700
+    ):
+        supervisor = Supervisor(config, spec, listener, directory, started_s=started_s, command_of=command_of)
+        return asyncio.run(supervisor.run())
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket listening on `host` and `port`, before anything slow starts. Raises ConfigError where that is not possible."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        both = host == "::" and socket.has_dualstack_ipv6()  # IPv4 callers too, as everywhere else
+        return socket.create_server(address[:2], family=family, backlog=2048, dualstack_ipv6=both)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            words = f"port {port} on {host} is taken by another process. Choose another with --port N, or --port 0 for any free one"
+        elif error.errno == errno.EACCES:
+            words = (
+                f"port {port} is not open to this user: ports below 1024 are the system's. Choose another with --port N"
+            )
+        else:
+            words = f"cannot listen on {host}, port {port}: {error.strerror}. --host takes an address of this machine"
+        raise ConfigError(f"{words} (in a file: frontend.host, frontend.port).") from error
+
+
+class Supervisor:
+    """One run of the server, from the first child's start to the last one's end."""
+
+    def __init__(
+        self,
+        config: Config,
+        spec: ModelSpec,
+        listener: socket.socket,
+        directory: str,
+        *,
+        started_s: float,
+        command_of: CommandOf,
+    ) -> None:
+        self._spec, self._listener, self._directory, self._started_s = spec, listener, directory, started_s
+        self._host, self._port = listener.getsockname()[:2]
+        self._addresses = [f"ipc://{directory}/engine-{index}" for index in range(len(config.engine.devices))]
+        self._engines, self._frontends = [], []
+        for index, (device, address) in enumerate(zip(config.engine.devices, self._addresses, strict=True)):
+            name = f"engine-{index}"
+            job = {"config": config.engine, "spec": spec, "device": device, "address": address, "name": name}
+            self._engines.append(Child("engine", name, command_of("engine", _json(job))))
+        for index in range(config.frontend.processes):
+            job = {"config": config, "fd": listener.fileno(), "engines": self._addresses}
+            command = command_of("frontend", _json(job))
+            self._frontends.append(Child("frontend", f"frontend-{index}", command, (listener.fileno(),)))
+        self._stopping = asyncio.Event()
+        self._killing = asyncio.Event()
+        self._exit_status = 0
+
+    async def run(self) -> int:
+        """Start, serve, stop; returns the exit status."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal, number)
+        lives = {child.name: asyncio.create_task(self._keep(child)) for child in (*self._engines, *self._frontends)}
+        watching = asyncio.create_task(self._announce())
+        asked = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait([asked, watching, *lives.values()], return_when=asyncio.FIRST_COMPLETED)
+        self._stopping.set()  # also after an error of ours, which is raised below
+        self._listener.close()  # front ends close theirs: who comes now is refused, not left waiting
+        await self._end(self._frontends, lives, DRAIN_S)
+        await self._end(self._engines, lives, ENGINE_STOP_S)
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
+        log.info("stopped")
+        return self._exit_status
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._stopping.is_set():
+            log.warning("%s again: stopping at once", number.name)
+            self._exit_status = self._exit_status or 128 + number
+            self._killing.set()
+        else:
+            log.info("%s: finishing what is in flight; once more stops at once", number.name)
+            self._stopping.set()
+
+    async def _keep(self, child: Child) -> None:
+        """Live through every life of `child`, until the server stops."""
+        while not self._stopping.is_set():
+            child.process = await asyncio.create_subprocess_exec(
+                *child.command,
+                env=_environment(self._directory),
+                pass_fds=child.pass_fds,
+                process_group=0,  # a terminal's Ctrl-C reaches only the supervisor, which stops them in order
+            )
+            child.restarts.started(time.monotonic())
+            log.debug("%s started, process %d", child.name, child.process.pid)
+            if self._stopping.is_set():
+                child.send(signal.SIGTERM)
+            status = await child.process.wait()
+            multiprocess.mark_process_dead(child.process.pid, self._directory)  # type: ignore[no-untyped-call]
+            if self._stopping.is_set():
+                return
+            match child.restarts.ended(status, time.monotonic()):
+                case StartAgain(delay_s):
+                    log.error("%s ended %s; starting it again in %.1f s", child.name, _in_words(status), delay_s)
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._stopping.wait(), delay_s)
+                case GiveUp(exit_status, reason):
+                    log.error("%s ended %s: %s; stopping", child.name, _in_words(status), reason)
+                    self._exit_status = exit_status
+                    self._stopping.set()
+
+    async def _end(self, children: list[Child], lives: dict[str, asyncio.Task[None]], grace_s: float) -> None:
+        """Ask `children` to end; kill who has not after `grace_s` seconds, or at the second signal."""
+        for child in children:
+            child.send(signal.SIGTERM)
+        ended: asyncio.Future[Any] = asyncio.gather(*(lives[child.name] for child in children))
+        killing: asyncio.Future[Any] = asyncio.create_task(self._killing.wait())
+        await asyncio.wait([ended, killing], timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+        killing.cancel()
+        for child in children:
+            if not lives[child.name].done():
+                log.warning("%s is killed: it has not ended yet", child.name)
+                child.send(signal.SIGKILL)
+        await ended
+
+    async def _announce(self) -> None:
+        """Say once, when an image can be asked for, where and how."""
+        async with asyncio.TaskGroup() as group:
+            ready = [asyncio.Event() for _ in self._engines]
+            for engine, address, event in zip(self._engines, self._addresses, ready, strict=True):
+                group.create_task(self._watch(engine, address, event))
+            group.create_task(self._greet(ready))
+
+    async def _greet(self, engines_ready: list[asyncio.Event]) -> None:
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._host, self._host)  # noqa: S104 - any address means this machine's too
+        await _until_answering(host, self._port)
+        for frontend in self._frontends:
+            frontend.restarts.ready()
+        for event in engines_ready:
+            await event.wait()
+        url = f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
+        sys.stdout.write(
+            f"\nnoria: ready after {time.monotonic() - self._started_s:.1f} s, serving {self._spec.name} on {url} (docs: {url}/docs)\n\n"
+            f"  curl -s {url}/t2i -H 'content-type: application/json' "
+            '-d \'{"prompt": "a red circle above a blue square"}\' -o image.png\n\n'
+        )
+        sys.stdout.flush()
+
+    async def _watch(self, engine: Child, address: str, ready: asyncio.Event) -> None:
+        """Follow what an engine says of itself."""
+        connection = EngineConnection(address)
+        try:
+            async for event in connection.events():
+                match event:
+                    case Connected():
+                        with contextlib.suppress(zmq.Again):
+                            await connection.send(Hello("supervisor"))
+                    case (EngineState(state="ready", device=device), _):
+                        log.info("%s is ready on %s", engine.name, device)
+                        engine.restarts.ready()
+                        ready.set()
+                    case Lost():
+                        log.debug("%s: connection lost", engine.name)
+        finally:
+            connection.close()
+
+
+def _environment(directory: str) -> dict[str, str]:
+    """The children's environment; what the operator has set stays."""
+    defaults = {
+        "OMP_WAIT_POLICY": "passive",  # idle OpenMP threads sleep: front ends need the cores
+        "HF_HUB_OFFLINE": "1",  # the catalog has fetched what there is to fetch
+        "TRANSFORMERS_VERBOSITY": "error",
+    }
+    return defaults | os.environ | {"PROMETHEUS_MULTIPROC_DIR": directory}
+
+
+async def _until_answering(host: str, port: int) -> None:
+    """Wait until some front end answers a request, whatever the answer."""
+    while True:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                writer.write(f"HEAD / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+                await reader.readexactly(5)
+                return
+            finally:
+                writer.close()
+        await asyncio.sleep(0.1)
+
+
+def _json(job: dict[str, object]) -> str:
+    return msgspec.json.encode(job).decode()
+
+
+def _in_words(status: int) -> str:
+    return f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"

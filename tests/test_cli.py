@@ -1,0 +1,166 @@
+"""The command line: what is parsed, what is called, what is printed, and with which status it ends."""
+
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import noria.bench.quick
+import noria.doctor
+import noria.generate
+import noria.supervisor
+from noria import __version__
+from noria.cli import build_parser, main
+from noria.config import Config, settings
+from noria.errors import GenerationFailed, InvalidField, ModelError
+from noria.request import ImageBody
+
+DOCS = pathlib.Path(__file__).parents[1] / "docs"
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    """The configurations that `serve` was called with."""
+    configs: list[Config] = []
+    monkeypatch.setattr(noria.supervisor, "serve", lambda config: configs.append(config) or 0)
+    return configs
+
+
+def test_building_the_parser_imports_nothing_heavy() -> None:
+    code = "import sys, noria.cli; noria.cli.build_parser(); print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in result.stdout.split()}
+    assert not loaded & {
+        "torch",
+        "diffusers",
+        "transformers",
+        "starlette",
+        "uvicorn",
+        "zmq",
+        "numpy",
+        "asyncio",
+        "huggingface_hub",
+    }
+
+
+def test_python_m_noria_prints_its_version() -> None:
+    result = subprocess.run([sys.executable, "-m", "noria", "--version"], capture_output=True, text=True, check=True)
+    assert result.stdout == f"noria {__version__}\n"
+
+
+def test_serve_takes_a_model_and_every_setting(served: list[Config]) -> None:
+    arguments = "serve org/name --port 9000 --slots 4 --no-channels-last --compile --devices cpu,cpu --buckets 8,16 --log-level error"
+    assert main(arguments.split()) == 0
+    (config,) = served
+    assert (config.model, config.frontend.port, config.engine.slots) == ("org/name", 9000, 4)
+    assert (config.engine.channels_last, config.engine.compile) == (False, True)
+    assert (config.engine.devices, config.engine.buckets) == (("cpu", "cpu"), (8, 16))
+
+
+def test_every_setting_is_a_flag_of_serve_or_its_argument() -> None:
+    help_text = build_parser()[1]["serve"].format_help()
+    for setting in settings():
+        assert f"{setting.flag} " in help_text.replace(",", " ") or setting.key == "model"
+
+
+def test_flags_win_over_the_environment_and_the_file(
+    served: list[Config], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "noria.toml").write_text('model = "from-file"\n[engine]\nslots = 2\nthreads = 2\ndecode_batch = 2\n')
+    monkeypatch.setenv("NORIA_ENGINE_SLOTS", "3")
+    monkeypatch.setenv("NORIA_ENGINE_THREADS", "3")
+    assert main(["serve", "--config", str(tmp_path / "noria.toml"), "--slots", "4"]) == 0
+    engine = served[0].engine
+    assert (engine.slots, engine.threads, engine.decode_batch, served[0].model) == (4, 3, 2, "from-file")
+
+
+def test_generate_makes_a_body_of_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(noria.generate, "run", lambda **options: calls.append(options) or 0)
+    options = "-o out.JPG --negative-prompt dark --seed 7 --width 64 --height 96 --steps 5 --guidance 2.5 --scheduler ddim -n 2"
+    assert main(["generate", "a red circle", *options.split(), "--model", "m", "--threads", "1"]) == 0
+    body = ImageBody("a red circle", "dark", 7, 64, 96, 5, 2.5, 2, "ddim", "jpeg")
+    assert calls[0]["body"] == body
+    assert calls[0]["output"] == pathlib.Path("out.JPG")
+    assert (calls[0]["config"].model, calls[0]["config"].engine.threads) == ("m", 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "COMMAND"),
+        (["serv"], "serve"),
+        (["serve", "--prot", "1"], "unknown argument '--prot'. Did you mean '--port'?"),
+        (["serve", "--por", "1"], "Did you mean '--port'?"),
+        (["serve", "a", "b"], "unknown argument 'b'"),
+        (["generate"], "prompt"),
+        (["generate", "x", "-n", "two"], "-n"),
+    ],
+)
+def test_wrong_arguments_end_with_2_and_one_line(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    error = capsys.readouterr().err
+    assert caught.value.code == 2
+    assert error.startswith("noria: error: ")
+    assert error.count("\n") == 1
+    assert words in error
+
+
+def test_a_wrong_setting_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--port", "x"]) == 2
+    assert capsys.readouterr().err.startswith("noria: error: flag --port is 'x'")
+
+
+def test_an_unknown_image_format_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "x", "-o", "image.gif"]) == 2
+    assert ".png" in capsys.readouterr().err
+
+
+def test_a_missing_model_ends_with_3(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "./no-such-folder", "--port", "0"]) == 3
+    assert capsys.readouterr().err.startswith("noria: error: no such folder: no-such-folder")
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(ModelError("m"), 3), (InvalidField("f"), 2), (GenerationFailed("g"), 1), (KeyboardInterrupt(), 130)],
+)
+def test_what_goes_wrong_decides_the_status(error: BaseException, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(**options: Any) -> int:
+        raise error
+
+    monkeypatch.setattr(noria.generate, "run", run)
+    assert main(["generate", "x"]) == status
+
+
+def test_bench_quick_measures_under_the_given_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Config, pathlib.Path | None]] = []
+    monkeypatch.setattr(noria.bench.quick, "main", lambda config, output: calls.append((config, output)) or 0)
+    assert main(["bench", "quick", "m", "--slots", "4", "-o", "results.json"]) == 0
+    ((config, output),) = calls
+    assert (config.model, config.engine.slots, output) == ("m", 4, pathlib.Path("results.json"))
+
+
+@pytest.mark.parametrize(("verdict", "status"), [("ok", 0), ("warn", 0), ("fail", 1)])
+def test_doctor_fails_when_a_finding_does(
+    verdict: Any, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(noria.doctor, "examine", lambda config, listen: [noria.doctor.Finding(verdict, "cpu", "words")])
+    assert main(["doctor"]) == status
+    assert "words" in capsys.readouterr().out
+
+
+def test_the_page_on_the_command_line_names_every_command_and_option() -> None:
+    page = (DOCS / "cli.md").read_text(encoding="utf-8")
+    from_settings = {setting.flag for setting in settings()} | {
+        f"--no-{setting.path[-1].replace('_', '-')}" for setting in settings()
+    }
+    for name, parser in build_parser()[1].items():
+        assert f"## `noria {name}" in page
+        for flag in set(parser.flags) - from_settings - {"--help"}:
+            assert f"`{flag}" in page, f"{flag} of noria {name}"

@@ -1,0 +1,171 @@
+"""The whole server as a user starts it: real processes, the bundled model, the unmodified clients."""
+
+import concurrent.futures
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from PIL import Image
+
+from noria.bench.server import running_server
+
+PROMPT = "a red circle above a blue square"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running_server(["bundled", "--slots", "4"]) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server):
+    with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=120) as opened:
+        yield opened
+
+
+def pixels(data):
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
+
+
+def engine(server):
+    (found,) = server.children("engine")
+    return found
+
+
+def wait_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def metric(client, name):
+    lines = client.get("/metrics").text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.split("{")[0].split(" ")[0] == name)
+
+
+def test_one_image_comes_back_as_its_bytes(client):
+    answer = client.post("/t2i", json={"prompt": PROMPT, "seed": 3})
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "image/png"
+    assert answer.headers["x-noria-seed"] == "3"
+    assert answer.headers["x-noria-model"] == "noria-shapes"
+    assert {part.split(";")[0].strip() for part in answer.headers["server-timing"].split(",")} >= {
+        "queue",
+        "encode",
+        "denoise",
+        "decode",
+    }
+    assert pixels(answer.content).shape == (128, 128, 3)
+
+
+def test_the_same_seed_gives_the_same_image_under_load(client):
+    body = {"prompt": PROMPT, "seed": 11, "inference_steps": 10}
+    alone = pixels(client.post("/t2i", json=body).content)
+    crowd = [
+        {"prompt": "a green star", "seed": k, "inference_steps": 5 + k, "scheduler": name, "guidance_scale": 1 + k}
+        for k, name in enumerate(["euler", "euler-a", "pndm", "heun", "unipc", "ddim"])
+    ]
+    with concurrent.futures.ThreadPoolExecutor(8) as users:
+        answers = list(users.map(lambda wish: client.post("/t2i", json=wish), [*crowd, body]))
+    assert [answer.status_code for answer in answers] == [200] * 7
+    assert np.abs(pixels(answers[-1].content) - alone).max() <= 1  # kernels round differently with the batch's size
+
+
+def test_the_unmodified_openai_client_draws(server):
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="unused", max_retries=0) as official:
+        assert [model.id for model in official.models.list()] == ["noria-shapes"]
+        answer = official.images.generate(
+            prompt=PROMPT, n=2, size="128x128", extra_body={"seed": 5, "inference_steps": 4}
+        )
+        assert len(answer.data) == 2
+        with pytest.raises(openai.BadRequestError, match="multiple of"):
+            official.images.generate(prompt=PROMPT, size="130x128")
+
+
+def test_a_scheduler_that_diffusers_refuses_at_these_steps_is_the_callers_mistake(client):
+    answer = client.post("/t2i", json={"prompt": PROMPT, "scheduler": "lcm", "inference_steps": 120})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] in ("inference_steps", "scheduler")
+
+
+def test_a_client_that_leaves_frees_its_slots(client, server):
+    with (
+        httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=1.0) as impatient,
+        pytest.raises(httpx.ReadTimeout),
+    ):
+        impatient.post("/t2i", json={"prompt": PROMPT, "inference_steps": 200, "n": 4})
+    wait_for(lambda: metric(client, "noria_slots_used") == 0, seconds=10)
+    assert metric(client, "noria_leaves_total") >= 4
+
+
+def test_processes_name_themselves_for_ps(server):
+    listing = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    for name in ("noria supervisor", "noria frontend", "noria engine"):
+        assert name in listing
+
+
+def test_a_killed_engine_is_replaced_and_its_requests_are_answered(client, server):
+    body = {"prompt": PROMPT, "seed": 21, "inference_steps": 60}
+    undisturbed = pixels(client.post("/t2i", json=body).content)
+    with concurrent.futures.ThreadPoolExecutor(1) as users:
+        flying = users.submit(client.post, "/t2i", json=body)
+        wait_for(lambda: metric(client, "noria_slots_used") == 1)
+        os.kill(engine(server).pid, signal.SIGKILL)
+        wait_for(lambda: client.get("/readyz").status_code == 503, seconds=5)
+        answer = flying.result()
+    assert client.get("/readyz").status_code == 200
+    assert answer.status_code == 200, answer.text
+    assert np.array_equal(pixels(answer.content), undisturbed)
+
+
+def test_sigterm_answers_what_is_in_flight_and_exits_0():
+    with (
+        running_server(["bundled"]) as other,
+        httpx.Client(base_url=f"http://127.0.0.1:{other.port}", timeout=60) as client,
+    ):
+        with concurrent.futures.ThreadPoolExecutor(1) as users:
+            flying = users.submit(client.post, "/t2i", json={"prompt": PROMPT, "inference_steps": 60})
+            wait_for(lambda: metric(client, "noria_slots_used") == 1)
+            other.process.terminate()
+            assert flying.result().status_code == 200
+        children = other.process.children()
+        wait_for(lambda: not any(child.is_running() for child in children), seconds=30)
+
+
+def test_generate_draws_without_a_server(tmp_path):
+    file = tmp_path / "out.webp"
+    command = [sys.executable, "-m", "noria", "generate", PROMPT, "-o", str(file), "--steps", "4", "--seed", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    with Image.open(file) as image:
+        assert image.size == (128, 128)
+
+
+def test_a_damaged_model_is_named_and_the_exit_status_says_so(tmp_path, bundled_folder):
+    import shutil
+
+    folder = tmp_path / "model"
+    shutil.copytree(bundled_folder, folder)
+    weights = folder / "unet" / "diffusion_pytorch_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100_000])
+    command = [sys.executable, "-m", "noria", "serve", str(folder), "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert "unet/diffusion_pytorch_model.safetensors" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_json_carries_several_images(client):
+    answer = client.post("/t2i", json={"prompt": PROMPT, "n": 2, "seed": 9, "inference_steps": 3, "format": "jpeg"})
+    document = json.loads(answer.content)
+    assert [image["seed"] for image in document["images"]] == [9, 10]

@@ -1,0 +1,268 @@
+"""The supervisor: its restart decisions in virtual time, then the whole of it with real, small child processes."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from noria.cli import main
+from noria.errors import ConfigError
+from noria.supervisor import GiveUp, Restarts, StartAgain, listen
+
+FAKE_ENGINE = """
+import os, pathlib, signal, sys, time
+import msgspec
+from noria.channel import EngineChannel
+from noria.messages import EngineState, Hello
+
+job = msgspec.json.decode(sys.argv[1])
+diary = pathlib.Path(os.environ["DIARY"])
+def note(word):
+    with diary.open("a") as opened:
+        opened.write(f"{job['name']} {word} {os.getpid()}\\n")
+note("started")
+if os.environ.get("ENGINE_EXITS"):
+    sys.exit(int(os.environ["ENGINE_EXITS"]))
+note("environment " + os.environ["OMP_WAIT_POLICY"] + " " + str(pathlib.Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]).is_dir()))
+channel = EngineChannel(job["address"])
+def stop(*_):
+    note("stopped")
+    channel.close()
+    os._exit(0)
+signal.signal(signal.SIGTERM, stop)
+while True:
+    peer, message = channel.inbox.get()
+    assert isinstance(message, Hello)
+    channel.send(peer, EngineState(str(os.getpid()), "loading", None, job["device"]))
+    channel.send(peer, EngineState(str(os.getpid()), "ready", None, job["device"]))
+    note("ready")
+"""
+
+FAKE_FRONTEND = """
+import json, os, pathlib, signal, socket, sys, time
+
+job = json.loads(sys.argv[1])
+diary = pathlib.Path(os.environ["DIARY"])
+def note(word):
+    with diary.open("a") as opened:
+        opened.write(f"frontend {word} {os.getpid()}\\n")
+def stop(*_):
+    note("draining")
+    time.sleep(float(os.environ.get("FRONTEND_DRAINS_S", "0.2")))
+    note("stopped")
+    os._exit(0)
+signal.signal(signal.SIGTERM, stop)
+note("started")
+listener = socket.socket(fileno=job["fd"])
+while True:
+    connection, _ = listener.accept()
+    connection.recv(4096)
+    connection.sendall(f"HTTP/1.1 200 OK\\r\\nConnection: close\\r\\nX-Pid: {os.getpid()}\\r\\n\\r\\n".encode())
+    connection.close()
+"""
+
+DRIVER = """
+import logging, sys
+from noria.config import load
+from noria.supervisor import serve
+logging.basicConfig(level="INFO")
+config = load(None, {}, {"frontend.port": "0", "engine.devices": sys.argv[2]})
+sys.exit(serve(config, lambda kind, text: [sys.executable, f"{sys.argv[1]}/{kind}.py", text]))
+"""
+
+
+class Server:
+    """A supervisor in a process of its own, over the fakes."""
+
+    def __init__(self, folder: pathlib.Path, devices: str = "cpu", **environment: str) -> None:
+        (folder / "engine.py").write_text(FAKE_ENGINE)
+        (folder / "frontend.py").write_text(FAKE_FRONTEND)
+        self.diary, self.output = folder / "diary", folder / "output"
+        self.diary.touch()
+        with self.output.open("w") as opened:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", DRIVER, str(folder), devices],
+                env=os.environ | {"DIARY": str(self.diary), "TMPDIR": str(folder)} | environment,
+                stdout=opened,
+                stderr=subprocess.STDOUT,
+            )
+
+    def wait_for(self, words: str, times: int = 1, file: pathlib.Path | None = None) -> list[str]:
+        """The diary's lines with `words`, once there are as many."""
+        file = file or self.diary
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            lines = [line for line in file.read_text().splitlines() if words in line]
+            if len(lines) >= times:
+                return lines
+            time.sleep(0.02)
+        raise AssertionError(f"no {words!r} ×{times} in:\n{self.diary.read_text()}\n{self.output.read_text()}")
+
+    @property
+    def url(self) -> str:
+        line = self.wait_for("noria: ready after", file=self.output)[0]
+        return line.partition(" on ")[2].partition(" ")[0]
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(20)
+
+
+@pytest.fixture
+def servers(tmp_path: pathlib.Path) -> Iterator[list[Server]]:
+    started: list[Server] = []
+    yield started
+    for server in started:
+        if server.process.poll() is None:
+            server.process.kill()
+        server.process.wait()
+        for line in server.diary.read_text().splitlines():
+            with contextlib.suppress(ProcessLookupError):
+                if " started " in line:
+                    os.kill(int(line.split()[-1]), signal.SIGKILL)
+
+
+def pid(line: str) -> int:
+    return int(line.rpartition(" ")[2])
+
+
+# ── Restarts, in virtual time ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_delays_double_from_half_a_second_to_thirty() -> None:
+    restarts, now, delays = Restarts(was_ever_ready=True), 0.0, []
+    for _ in range(10):
+        restarts.started(now)
+        now += 1
+        decision = restarts.ended(-9, now)
+        assert isinstance(decision, StartAgain)
+        delays.append(decision.delay_s)
+        now += decision.delay_s
+    assert delays == [0, 0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+
+
+def test_a_minute_of_health_forgets_earlier_ends() -> None:
+    restarts = Restarts(was_ever_ready=True)
+    for now in (0.0, 1.0, 2.0):
+        restarts.started(now)
+        restarts.ended(1, now + 0.5)
+    restarts.started(10.0)
+    assert restarts.ended(1, 69.9) == StartAgain(2.0)
+    restarts.started(100.0)
+    assert restarts.ended(1, 160.0) == StartAgain(0.0)
+    restarts.started(160.0)
+    assert restarts.ended(1, 161.0) == StartAgain(0.5)
+
+
+def test_three_ends_before_it_was_ever_ready_are_enough() -> None:
+    restarts = Restarts()
+    assert isinstance(restarts.ended(1, 1), StartAgain)
+    assert isinstance(restarts.ended(1, 2), StartAgain)
+    decision = restarts.ended(7, 3)
+    assert decision == GiveUp(7, "it ended 3 times before it was ready")
+
+
+@pytest.mark.parametrize("status", [0, -11])
+def test_giving_up_is_never_a_success(status: int) -> None:
+    restarts = Restarts(num_ends=2)
+    decision = restarts.ended(status, 1)
+    assert isinstance(decision, GiveUp)
+    assert decision.exit_status == 1
+
+
+@pytest.mark.parametrize(("status", "what"), [(2, "config"), (3, "model")])
+def test_a_refusal_is_final_even_after_health(status: int, what: str) -> None:
+    restarts = Restarts()
+    restarts.ready()
+    assert restarts.ended(status, 1000) == GiveUp(status, f"it refused its {what}")
+
+
+# ── The port ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_taken_port_is_named_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "--port", str(port)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"port {port} on 127.0.0.1 is taken" in error
+    assert "--port" in error
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+def test_an_address_that_is_not_ours_is_refused(host: str) -> None:
+    with pytest.raises(ConfigError, match=f"{host}.*--host"):
+        listen(host, 0)
+
+
+def test_an_ipv6_address_can_be_listened_on() -> None:
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 here")
+    with listen("::", 0) as listener, socket.create_connection(("127.0.0.1", listener.getsockname()[1])):
+        pass
+
+
+# ── With child processes ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_it_announces_restarts_what_is_killed_and_stops_in_order(tmp_path: pathlib.Path, servers: list[Server]) -> None:
+    server = Server(tmp_path, devices="cpu,cpu")
+    servers.append(server)
+    with urllib.request.urlopen(server.url) as answer:
+        first_pid = int(answer.headers["X-Pid"])
+    assert "curl -s" in server.output.read_text()
+    assert len(server.wait_for("environment passive True", 2)) == 2
+
+    os.kill(first_pid, signal.SIGKILL)  # a front end: the port stays open, and another one answers
+    with urllib.request.urlopen(server.url) as answer:
+        assert int(answer.headers["X-Pid"]) != first_pid
+    os.kill(pid(server.wait_for("engine-1 started")[0]), signal.SIGKILL)
+    server.wait_for("engine-1 ready", 2)
+    assert len(server.wait_for("engine-0 started")) == 1
+
+    assert server.stop() == 0
+    words = [line.rpartition(" ")[0] for line in server.diary.read_text().splitlines()]
+    assert words[-4:-2] == ["frontend draining", "frontend stopped"]
+    assert sorted(words[-2:]) == ["engine-0 stopped", "engine-1 stopped"]
+    assert server.output.read_text().count("noria: ready") == 1
+    assert "ended by SIGKILL; starting it again in 0.0 s" in server.output.read_text()
+    assert not list(tmp_path.glob("noria-*"))  # its private directory
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(server.url)
+
+
+def test_a_second_signal_stops_at_once(tmp_path: pathlib.Path, servers: list[Server]) -> None:
+    server = Server(tmp_path, FRONTEND_DRAINS_S="60")
+    servers.append(server)
+    assert server.url
+    server.process.send_signal(signal.SIGINT)
+    server.wait_for("frontend draining")
+    server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(10) == 130
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid(server.wait_for("frontend started")[0]), 0)
+
+
+def test_a_model_that_the_engine_refuses_stops_everything(tmp_path: pathlib.Path, servers: list[Server]) -> None:
+    server = Server(tmp_path, ENGINE_EXITS="3")
+    servers.append(server)
+    assert server.process.wait(20) == 3
+    assert "engine-0 ended with status 3: it refused its model" in server.output.read_text()
+    assert len(server.wait_for("engine-0 started")) == 1
+
+
+def test_an_engine_that_never_gets_ready_is_given_up(tmp_path: pathlib.Path, servers: list[Server]) -> None:
+    server = Server(tmp_path, ENGINE_EXITS="9")
+    servers.append(server)
+    assert server.process.wait(20) == 9
+    assert len(server.wait_for("engine-0 started")) == 3
+    assert "noria: ready" not in server.output.read_text()
