@@ -1,0 +1,76 @@
+"""What the server is held against: the same model in a bare loop, in this process, with nothing around it."""
+
+import time
+from typing import Any
+
+import torch
+
+from noria import schedulers
+from noria.config import EngineConfig
+from noria.models.stable_diffusion import set_attention
+from noria.spec import ModelSpec
+
+PROMPT = "a red circle above a blue square"
+
+
+class Pipeline:
+    """diffusers' own StableDiffusionPipeline, set as the server's engine is: dtype, memory format, attention, scheduler."""
+
+    def __init__(self, spec: ModelSpec, config: EngineConfig) -> None:
+        """Load it on the CPU or GPU; `config` has no "auto" left."""
+        import diffusers
+
+        diffusers.utils.logging.set_verbosity_error()
+        diffusers.utils.logging.disable_progress_bar()
+        dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[config.dtype]
+        self.pipe: Any = diffusers.StableDiffusionPipeline.from_pretrained(
+            spec.folder, dtype=dtype, safety_checker=None
+        )
+        choice = schedulers.find(spec.default_scheduler)
+        kind = getattr(diffusers, choice.diffusers_class)
+        self.pipe.scheduler = kind.from_config(self.pipe.scheduler.config, **choice.overrides)
+        self.pipe.to("cuda" if torch.cuda.is_available() else "cpu")
+        memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
+        self.pipe.unet.to(memory_format=memory_format)
+        self.pipe.vae.to(memory_format=memory_format)
+        set_attention(self.pipe.unet, config.attention)
+        self.pipe.set_progress_bar_config(disable=True)
+
+    @torch.inference_mode()
+    def draw(self, seeds: list[int], num_steps: int, guidance_scale: float) -> Any:
+        """PIL images of `PROMPT` through the pipeline's own call."""
+        generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
+        return self.pipe(
+            [PROMPT] * len(seeds), num_inference_steps=num_steps, guidance_scale=guidance_scale, generator=generators
+        ).images
+
+    @torch.inference_mode()
+    def loop(self, seeds: list[int], num_steps: int, guidance_scale: float) -> torch.Tensor:
+        """The shortest loop that draws: encode, step all rows together with the diffusers scheduler, decode; uint8 [B, H, W, 3]."""
+        pipe, batch = self.pipe, len(seeds)
+        size = pipe.unet.config.sample_size
+        tokens = pipe.tokenizer([""] * batch + [PROMPT] * batch, padding="max_length", return_tensors="pt").input_ids
+        text = pipe.text_encoder(tokens.to(pipe.device))[0]
+        noise = [
+            torch.randn(4, size, size, generator=torch.Generator().manual_seed(s), dtype=text.dtype) for s in seeds
+        ]
+        pipe.scheduler.set_timesteps(num_steps)
+        latents = torch.stack(noise).to(pipe.device) * pipe.scheduler.init_noise_sigma
+        for t in pipe.scheduler.timesteps:
+            rows = pipe.scheduler.scale_model_input(torch.cat([latents, latents]), t)
+            negative, prompted = pipe.unet(rows, t, encoder_hidden_states=text, return_dict=False)[0].chunk(2)
+            guided = negative + guidance_scale * (prompted - negative)
+            latents = pipe.scheduler.step(guided, t, latents, return_dict=False)[0]
+        images: torch.Tensor = pipe.vae.decode(latents / pipe.vae.config.scaling_factor, return_dict=False)[0]
+        return ((images / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1) * 255).round().to(torch.uint8).cpu()
+
+
+def timed(repeat: int, call: Any) -> list[float]:
+    """Seconds of each of `repeat` calls, after one that does not count."""
+    call()
+    seconds = []
+    for _ in range(repeat):
+        started = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - started)
+    return seconds

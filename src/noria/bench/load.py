@@ -1,0 +1,57 @@
+"""A closed loop of users: each sends, waits for its image, sends again. One thread and one kept connection a user."""
+
+import http.client
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One answer; times are monotonic seconds."""
+
+    sent: float
+    done: float
+    status: int
+    num_bytes: int
+
+    @property
+    def seconds(self) -> float:
+        """What the user waited."""
+        return self.done - self.sent
+
+
+def closed_loop(port: int, num_users: int, seconds: float, body: Callable[[int], Mapping[str, Any]]) -> list[Reply]:
+    """Load `POST /t2i` on loopback `port` for `seconds`; request k of the run carries `body(k)`. Replies in order of their end."""
+    numbers, replies = itertools.count(), list[Reply]()
+    stop = time.monotonic() + seconds
+
+    def use() -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+        while time.monotonic() < stop:
+            text, sent = json.dumps(body(next(numbers))), time.monotonic()
+            connection.request("POST", "/t2i", text, {"content-type": "application/json"})
+            answer = connection.getresponse()
+            received = answer.read()
+            replies.append(Reply(sent, time.monotonic(), answer.status, len(received)))
+        connection.close()
+
+    users = [threading.Thread(target=use) for _ in range(num_users)]
+    for user in users:
+        user.start()
+    for user in users:
+        user.join()
+    return sorted(replies, key=lambda reply: reply.done)
+
+
+def images_per_second(replies: list[Reply], warm_up_s: float) -> float:
+    """Completions a second from the first one after `warm_up_s` to the last, that first one not counted."""
+    start = min(reply.sent for reply in replies) + warm_up_s
+    ends = [reply.done for reply in replies if reply.done >= start and reply.status == 200]
+    if len(ends) < 2:
+        raise RuntimeError(f"only {len(ends)} images came back after the warm-up: too few to count")
+    return (len(ends) - 1) / (ends[-1] - ends[0])

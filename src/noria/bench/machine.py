@@ -1,0 +1,57 @@
+"""What a result must carry to be worth anything: the machine, the commit, the versions."""
+
+import datetime
+import importlib.metadata
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+from typing import Any
+
+import psutil
+
+import noria
+
+_VERSIONS = ("torch", "diffusers", "transformers", "starlette", "uvicorn", "pyzmq", "msgspec", "pillow")
+
+
+def provenance() -> dict[str, Any]:
+    """Everything about this run that is not its measurements."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": " ".join(["noria", *sys.argv[1:]]),
+        "noria": noria.__version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "versions": {name: importlib.metadata.version(name) for name in _VERSIONS},
+        "machine": {
+            "cpu": _cpu_model(),
+            "cores": len(os.sched_getaffinity(0)),
+            "memory_bytes": psutil.virtual_memory().total,
+            "load_average_before": os.getloadavg()[0],
+        },
+    }
+
+
+def _commit() -> str | None:
+    """The checkout's commit, marked where the tree differs from it; None outside a checkout."""
+    here = pathlib.Path(__file__).parent
+    try:
+        found = subprocess.run(  # git, from PATH, as the developer has it
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],  # noqa: S607
+            cwd=here,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip()
+
+
+def _cpu_model() -> str:
+    for line in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()

@@ -1,0 +1,162 @@
+"""`noria bench quick`: in under two minutes, what the server costs over a bare loop on this machine.
+
+Two questions, asked in rounds side by side, so that a noisy machine troubles both sides alike:
+  - 8 users: images a second of the running server, over those of the shortest in-process loop at batch 8;
+  - 1 user: seconds for one image from the server, over those of diffusers' StableDiffusionPipeline.
+And what the front end's process spends on a request, its PNG included.
+"""
+
+import json
+import pathlib
+import statistics
+import sys
+from typing import Any
+
+import msgspec
+
+from noria.bench import load
+from noria.bench.machine import provenance
+from noria.bench.server import RunningServer, running_server
+from noria.config import Config
+from noria.models.catalog import open_model
+
+NUM_USERS = 8
+ROUNDS = 3
+_LOADED_S = 10.0  # of each round's eight users
+_WARM_UP_S = 2.0  # of it, until the users are out of step
+_SINGLE_IMAGES = 6  # of each round
+
+
+def main(config: Config, output: pathlib.Path | None = None) -> int:
+    """Run it on `config.model` with the default size, steps, scheduler and guidance; print a table, write JSON to `output`."""
+    result = measure(config)
+    if output is not None:
+        output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(table(result))
+    return 0
+
+
+def measure(config: Config) -> dict[str, Any]:
+    """The whole bench as one JSON-ready document."""
+    import torch
+
+    from noria.bench.baselines import PROMPT, Pipeline, timed
+    from noria.engine.loading import look_at_machine
+    from noria.engine.resources import resolve, resolve_device
+
+    found = provenance()
+    spec = open_model(config.model)
+    machine = look_at_machine()
+    settings = resolve(config.engine, spec, resolve_device(config.engine.devices[0], machine), machine)
+    assert isinstance(settings.threads, int)
+    torch.set_num_threads(settings.threads)
+    steps, guidance = spec.default_steps, spec.default_guidance
+    pipeline = Pipeline(spec, settings)
+    rounds: list[dict[str, Any]] = []
+    with running_server([config.model, *_flags(config)]) as server:
+        for number in range(ROUNDS):
+            _say(f"round {number + 1} of {ROUNDS}")
+            seeds = list(range(NUM_USERS))
+            loop_s = timed(2, lambda: pipeline.loop(seeds, steps, guidance))  # noqa: B023 - called at once
+            single_s = timed(_SINGLE_IMAGES, lambda: pipeline.draw([1], steps, guidance))
+            replies, cpu_s = _loaded(server, NUM_USERS, _LOADED_S, PROMPT)
+            alone, _ = _loaded(server, 1, _SINGLE_IMAGES * statistics.median(single_s), PROMPT)
+            rounds.append(
+                {
+                    "loop_images_per_s": NUM_USERS / statistics.median(loop_s),
+                    "server_images_per_s": load.images_per_second(replies, _WARM_UP_S),
+                    "pipeline_seconds": statistics.median(single_s),
+                    "server_seconds": statistics.median(reply.seconds for reply in alone),
+                    "frontend_cpu_ms": 1000 * cpu_s / len(replies),
+                    "requests": len(replies) + len(alone),
+                    "failures": sum(reply.status != 200 for reply in [*replies, *alone]),
+                }
+            )
+        seconds_to_ready = server.seconds_to_ready
+    return {
+        **found,
+        "bench": "quick",
+        "model": {"name": spec.name, "fingerprint": spec.fingerprint, "unet_parameters": spec.num_parameters},
+        "workload": {"steps": steps, "guidance": guidance, "scheduler": spec.default_scheduler, "users": NUM_USERS},
+        "settings": msgspec.to_builtins(settings),
+        "seconds_to_ready": seconds_to_ready,
+        "rounds": rounds,
+        "summary": summarise(rounds),
+    }
+
+
+def summarise(rounds: list[dict[str, Any]]) -> dict[str, float]:
+    """Medians over the rounds; the ratios are medians of each round's own ratio."""
+    summary = {
+        key: statistics.median(r[key] for r in rounds) for key in rounds[0] if key not in ("requests", "failures")
+    }
+    throughput = [r["server_images_per_s"] / r["loop_images_per_s"] for r in rounds]
+    latency = [r["server_seconds"] / r["pipeline_seconds"] for r in rounds]
+    return summary | {
+        "throughput_ratio": statistics.median(throughput),
+        "latency_ratio": statistics.median(latency),
+        "failures": sum(r["failures"] for r in rounds),
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result as a Markdown table with a line on where it was measured."""
+    s, machine = result["summary"], result["machine"]
+    rows = [
+        (
+            "8 users, images/s",
+            f"{s['loop_images_per_s']:.2f}",
+            f"{s['server_images_per_s']:.2f}",
+            f"{s['throughput_ratio']:.3f}",
+        ),
+        (
+            "1 user, seconds an image",
+            f"{s['pipeline_seconds']:.3f}",
+            f"{s['server_seconds']:.3f}",
+            f"{s['latency_ratio']:.3f}",
+        ),
+    ]
+    lines = ["| | bare | Noria | ratio |", "|---|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
+    where = (
+        f"{result['model']['name']}, {result['workload']['steps']} guided steps, {machine['cores']} cores of {machine['cpu']}, "
+        f"noria {result['noria']} at {result['commit']}, {result['date'][:10]}; load before {machine['load_average_before']:.1f}."
+    )
+    more = (
+        f"Bare is, for 8 users, the shortest in-process loop at batch 8; for 1 user, diffusers' own pipeline. Front end: "
+        f"{s['frontend_cpu_ms']:.1f} ms of CPU a request, PNG included. Ready {result['seconds_to_ready']:.1f} s after the start. "
+        f"Failures: {s['failures']}."
+    )
+    return "\n".join([*lines, "", more, where])
+
+
+def _loaded(server: RunningServer, num_users: int, seconds: float, prompt: str) -> tuple[list[load.Reply], float]:
+    """The replies, and the CPU seconds that the front ends spent meanwhile."""
+
+    def cpu_s() -> float:
+        return sum(sum(frontend.cpu_times()[:2]) for frontend in server.children("frontend"))
+
+    before = cpu_s()
+    replies = load.closed_loop(server.port, num_users, seconds, lambda k: {"prompt": prompt, "seed": k})
+    return replies, cpu_s() - before
+
+
+def _flags(config: Config) -> list[str]:
+    """The settings that differ from the defaults, as `noria serve` takes them."""
+    from noria.config import settings
+
+    flags = []
+    for setting in settings():
+        section: Any = config
+        for part in setting.path[:-1]:
+            section = getattr(section, part)
+        value = getattr(section, setting.path[-1])
+        if value != setting.default and setting.key not in ("model", "frontend.port"):
+            if isinstance(value, bool):
+                flags.append(setting.flag if value else setting.flag.replace("--", "--no-", 1))
+            else:
+                flags += [setting.flag, ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+    return flags
+
+
+def _say(text: str) -> None:
+    print(f"noria bench quick: {text}", file=sys.stderr, flush=True)
