@@ -100,6 +100,7 @@ CASES: list[tuple[str, str, dict[str, str], dict[str, Any], str]] = [
     ),
     ("warn", "threads", {}, {"environment": {"OMP_NUM_THREADS": "64"}}, "OMP_NUM_THREADS=64 does not decide"),
     ("warn", "threads", {}, {"environment": {"OMP_WAIT_POLICY": "ACTIVE"}}, "spin"),
+    ("warn", "threads", {}, {"environment": {"OMP_WAIT_POLICY": "passive"}}, "twice as long"),
     ("warn", "speed", {}, {"model": STABLE_DIFFUSION}, "full-size model on a CPU"),
     ("fail", "port", {}, {"port_error": "port 8000 is taken"}, "taken"),
 ]

@@ -31,7 +31,7 @@ def note(word):
 note("started")
 if os.environ.get("ENGINE_EXITS"):
     sys.exit(int(os.environ["ENGINE_EXITS"]))
-note("environment " + os.environ["OMP_WAIT_POLICY"] + " " + str(pathlib.Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]).is_dir()))
+note("environment " + os.environ["GOMP_SPINCOUNT"] + " " + str(pathlib.Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]).is_dir()))
 channel = EngineChannel(job["address"])
 def stop(*_):
     note("stopped")
@@ -220,7 +220,7 @@ def test_it_announces_restarts_what_is_killed_and_stops_in_order(tmp_path: pathl
     with urllib.request.urlopen(server.url) as answer:
         first_pid = int(answer.headers["X-Pid"])
     assert "curl -s" in server.output.read_text()
-    assert len(server.wait_for("environment passive True", 2)) == 2
+    assert len(server.wait_for("environment 10000 True", 2)) == 2
 
     os.kill(first_pid, signal.SIGKILL)  # a front end: the port stays open, and another one answers
     with urllib.request.urlopen(server.url) as answer:

@@ -234,12 +234,15 @@ def _threads(facts: Facts, engine: EngineConfig, num_engines: int) -> Iterator[F
         yield Finding(
             "warn", "threads", f"OMP_NUM_THREADS={omp} does not decide here: engines use --threads, {engine.threads}"
         )
-    if facts.environment.get("OMP_WAIT_POLICY", "passive").lower() == "active":
-        yield Finding(
-            "warn",
-            "threads",
-            "OMP_WAIT_POLICY=active: idle threads spin and take the cores from the front end; unset it",
-        )
+    policy = facts.environment.get("OMP_WAIT_POLICY", "").lower()
+    if policy in _WAITING:
+        yield Finding("warn", "threads", f"OMP_WAIT_POLICY={policy}: {_WAITING[policy]}; unset it")
+
+
+_WAITING = {
+    "active": "idle threads spin and take the cores from the front end",
+    "passive": "threads sleep between operations, and a small model takes twice as long (docs/adr/0005)",
+}
 
 
 def _speed(facts: Facts, spec: ModelSpec, engine: EngineConfig) -> Finding:

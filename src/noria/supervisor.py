@@ -294,7 +294,9 @@ class Supervisor:
 def _environment(directory: str) -> dict[str, str]:
     """The children's environment; what the operator has set stays."""
     defaults = {
-        "OMP_WAIT_POLICY": "passive",  # idle OpenMP threads sleep: front ends need the cores
+        # An idle OpenMP thread spins for some 10 µs, then sleeps and leaves the core to a front end. Sleeping at once
+        # (OMP_WAIT_POLICY=passive) halves the speed of a small model, spinning for long starves the front ends: ADR 5.
+        "GOMP_SPINCOUNT": "10000",
         "HF_HUB_OFFLINE": "1",  # the catalog has fetched what there is to fetch
         "TRANSFORMERS_VERBOSITY": "error",
     }

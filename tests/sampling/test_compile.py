@@ -1,3 +1,5 @@
+import subprocess
+import sys
 import threading
 from types import MappingProxyType
 
@@ -195,3 +197,27 @@ def test_threads_may_compile_at_once():
         thread.join()
     assert len(tables) == 4
     assert all(np.array_equal(table.coefficients, alone.coefficients) for table in tables)
+
+
+def test_compiling_leaves_no_openmp_threads_behind():
+    """A pool beside the wheel's own would make every turn slower: see the comment in `compile.py`."""
+    script = """
+import os, threading, time, torch
+from noria.sampling.compile import compile_sampler
+torch.set_num_threads(2)
+torch.rand(400, 400) @ torch.rand(400, 400)  # the main thread's pool
+compile_sampler("ddim", {}, 5)  # whatever else is started once
+before, wait, compiled = len(os.listdir("/proc/self/task")), threading.Event(), threading.Event()
+def desk():
+    compile_sampler("euler-a", {}, 20)
+    compiled.set()
+    wait.wait()
+thread = threading.Thread(target=desk)
+thread.start()
+compiled.wait()
+time.sleep(1.0)  # an ended thread's pool goes a moment later
+print(len(os.listdir("/proc/self/task")) - before)
+wait.set()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(done.stdout) <= 1, "more than the desk itself"

@@ -26,6 +26,7 @@ import json
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -85,6 +86,15 @@ def _compile_cached(
     if not 1 <= num_steps <= MAX_STEPS:
         raise InvalidField(f"inference_steps must be from 1 to {MAX_STEPS}, got {num_steps}.", field="inference_steps")
     _check_family(name, family, json.loads(config))
+    # In a thread that ends: torch's OpenMP gives every thread that computes a pool of its own, and as long as two pools live,
+    # libgomp's threads sleep between operations. A desk that lives on would halve the speed of the wheel beside it.
+    with ThreadPoolExecutor(1) as brief:
+        return brief.submit(_compile, name, class_name, family, overrides, config, num_steps, mu).result()
+
+
+def _compile(
+    name: str, class_name: str, family: schedulers.Family, overrides: str, config: str, num_steps: int, mu: float | None
+) -> SamplerTable:
     with _lock, _quiet():
         scheduler = copy.deepcopy(_make(name, class_name, family, overrides, config))
         try:
