@@ -1,0 +1,42 @@
+"""The README is true: its tree is the tree, its links lead somewhere, its examples are the ones that the end-to-end tests run."""
+
+import pathlib
+import re
+
+ROOT = pathlib.Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_tree_names_every_module_and_no_other():
+    block = next(part for part in README.split("```") if part.strip().startswith("src/noria/"))
+    named, folders = set(), []
+    for line in block.splitlines():
+        if match := re.match(r"^( *)([\w./]+)", line):
+            depth, name = len(match[1]) // 2, match[2]
+            folders = [*folders[:depth], name]
+            named.add("".join(folders))
+    modules = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "src" / "noria").rglob("*.py")
+        if path.name not in ("__init__.py", "__main__.py")
+    }
+    assert {name for name in named if name.endswith(".py")} == modules
+    assert all((ROOT / name).exists() for name in named)
+
+
+def test_every_link_of_the_documents_leads_to_a_file():
+    for document in [
+        ROOT / "README.md",
+        ROOT / "CHANGELOG.md",
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "examples").rglob("*.md"),
+    ]:
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_the_readme_has_the_commands_that_the_makefile_has():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for command in re.findall(r"^make ([a-z-]+)|`make ([a-z-]+)`", README, flags=re.MULTILINE):
+        assert re.search(rf"^{''.join(command)}:", makefile, flags=re.MULTILINE), command
