@@ -10,7 +10,9 @@ import torch
 from noria import schedulers
 from noria.config import EngineConfig
 from noria.engine.diffusion import DiffusionExecutor, EmbeddingCache
+from noria.engine.loading import warm_up
 from noria.engine.loop import Ended, ImageReady, Wheel
+from noria.errors import ModelError
 from noria.models.catalog import open_model
 from noria.models.stable_diffusion import StableDiffusion
 from noria.request import ImageRequest
@@ -23,21 +25,24 @@ NATURAL_TOLERANCE = 1
 PARITY_TOLERANCE = 2
 
 
-def load(folder, **settings):
+DEVICES = ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)]
+
+
+def load(folder, device="cpu", **settings):
     spec = open_model(str(folder))
     config = EngineConfig(dtype="float32", slots=8, threads=1, **settings)
-    return spec, DiffusionExecutor(StableDiffusion.load(spec, config, "cpu"), config)
+    return spec, DiffusionExecutor(StableDiffusion.load(spec, config, device), config)
 
 
-@pytest.fixture(scope="module")
-def tiny(tiny_folder):
+@pytest.fixture(scope="module", params=DEVICES)
+def tiny(tiny_folder, request):
     torch.set_num_threads(1)
-    return load(tiny_folder)
+    return load(tiny_folder, request.param)
 
 
-@pytest.fixture(scope="module")
-def padded(tiny_folder):
-    return load(tiny_folder, buckets=(16,))
+@pytest.fixture(scope="module", params=DEVICES)
+def padded(tiny_folder, request):
+    return load(tiny_folder, request.param, buckets=(16,))
 
 
 def wish(spec, number, **fields):
@@ -126,7 +131,8 @@ def test_each_scheduler_draws_what_the_pipeline_draws(tiny, pipeline, name):
     for number, (steps, guidance) in enumerate([(4, 1.0), (20, 5.0)]):
         request = wish(spec, number + 1, scheduler=name, num_steps=steps, guidance_scale=guidance)
         ours = draw(executor, [request])[request.request_id, 0]
-        assert difference(ours, drawn_by_pipeline(pipeline, request)) <= PARITY_TOLERANCE, f"{name}, {steps} steps"
+        theirs = drawn_by_pipeline(pipeline.to(executor.model.device), request)
+        assert difference(ours, theirs) <= PARITY_TOLERANCE, f"{name}, {steps} steps"
 
 
 def mixed_wishes(spec):
@@ -234,7 +240,9 @@ def test_a_model_that_raises_fails_the_turn_and_not_the_engine(tiny, monkeypatch
 @pytest.mark.parametrize("attention", ["plain", "sliced"])
 def test_every_kind_of_attention_draws_the_same_image(tiny, tiny_folder, attention):
     spec, executor = tiny
-    other = load(tiny_folder, attention=attention, channels_last=False, inference_mode=False)[1]
+    other = load(
+        tiny_folder, str(executor.model.device), attention=attention, channels_last=False, inference_mode=False
+    )[1]
     request = wish(spec, 1)
     assert difference(draw(executor, [request])["r1", 0], draw(other, [request])["r1", 0]) <= NATURAL_TOLERANCE
 
@@ -262,3 +270,55 @@ def test_at_a_padded_bucket_prompts_are_encoded_in_batches_of_one_size():
 
     EmbeddingCache(encode, capacity=99, padded_batch=4).get([str(k) for k in range(6)])
     assert sizes == [4, 4]
+
+
+def test_whatever_the_tokenizer_raises_fails_the_newcomer_alone(tiny, monkeypatch):
+    spec, executor = tiny
+    ends = {}
+    wheel = Wheel(StepScheduler(8), executor, lambda e: ends.update({e.prepared.request.request_id: e}), lambda: 0.0)
+    wheel.submit(executor.prepare(wish(spec, 1)))
+    wheel.turn()
+
+    def index_error(_):
+        raise IndexError("index out of range in self")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(executor._embeddings, "_encode", index_error)
+        wheel.submit(executor.prepare(wish(spec, 2, prompt="never seen before")))
+        wheel.turn()
+    while wheel.turn() is not None:
+        pass
+    assert (ends["r2"].event.end, "out of range" in ends["r2"].event.reason) == (End.FAILED, True)
+    assert ends["r1"].event.end is End.FINISHED
+
+
+def test_an_embedding_does_not_keep_its_batch_in_memory():
+    cache = EmbeddingCache(lambda prompts: torch.zeros(len(prompts), 7, 5), capacity=9, padded_batch=8)
+    (held,) = cache.get(["a"]).values()
+    assert held.untyped_storage().nbytes() == 7 * 5 * 4
+
+
+def test_a_model_that_cannot_draw_is_refused_at_warm_up(tiny, monkeypatch):
+    spec, executor = tiny
+
+    def broken(*_):
+        raise RuntimeError("no kernel image is available")
+
+    monkeypatch.setattr(executor.model, "predict", broken)
+    with pytest.raises(ModelError, match="no kernel image"):
+        warm_up(executor, spec, executor._config)
+
+
+def test_weights_that_lack_parameters_are_refused(tiny_folder, tmp_path):
+    import shutil
+
+    import safetensors.torch
+
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_folder, folder)
+    file = folder / "vae" / "diffusion_pytorch_model.safetensors"
+    tensors = safetensors.torch.load_file(file)
+    del tensors["decoder.conv_norm_out.weight"]
+    safetensors.torch.save_file(tensors, file)
+    with pytest.raises(ModelError, match=r"vae are not of its configuration: 1 parameters.*decoder\.conv_norm_out"):
+        load(folder)

@@ -93,15 +93,13 @@ def test_a_refused_request_is_told_when_to_come_back():
     assert (refused.event.end, refused.retry_after_s) == (End.REFUSED, 19.0)
 
 
-def test_an_id_in_use_is_refused_and_the_running_request_is_untouched():
+def test_waiting_and_deadline_count_from_the_arrival():
     world = World()
-    world.submit(request("same", steps=2, seed=1))
-    world.wheel.turn()
-    world.submit(request("same", steps=2, seed=2))
-    assert world.delivered[-1].event.end is End.FAILED
-    assert "already being drawn" in world.delivered[-1].event.reason
+    world.clock.now = 10.0
+    world.wheel.submit(world.executor.prepare(request("a", steps=5, timeout_s=8.0)), arrived=4.0)
     world.run()
-    assert world.delivered[-2].pixels.rgb()[0] == 1
+    ended = world.delivered[-1].event
+    assert (ended.end, world.clock.now) == (End.EXPIRED, 12.0)
 
 
 def test_nothing_is_held_for_requests_that_ended():

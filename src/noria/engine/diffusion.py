@@ -86,7 +86,9 @@ class EmbeddingCache:
         for start in range(0, len(missing), size):
             chunk = missing[start : start + size]
             padding = [""] * (size - len(chunk)) if self._padded_batch else []
-            found |= zip(chunk, self._encode(chunk + padding), strict=False)
+            encoded = self._encode(chunk + padding)
+            # A view would keep the whole batch in memory for as long as one of its prompts is held.
+            found |= {prompt: encoded[row].clone() for row, prompt in enumerate(chunk)}
         for prompt in wanted:
             self._held[prompt] = found[prompt]
             self._held.move_to_end(prompt)
@@ -104,6 +106,7 @@ class DiffusionExecutor:
         self._config = config
         self._buckets = sorted(config.buckets)
         self._requests: dict[str, PreparedImages] = {}
+        self._compiled: set[tuple[str, int]] = set()
         self._noise: dict[ImageId, NoiseStream] = {}
         self._latents = LatentStore(config.slots, model.latent_channels, model.latent_scale, model.device)
         # Row 2·slot is a slot's negative prompt, row 2·slot + 1 its prompt.
@@ -117,9 +120,15 @@ class DiffusionExecutor:
 
     def prepare(self, request: ImageRequest) -> PreparedImages:
         """Compile the request's sampler (8–30 ms the first time); raises `errors.InvalidField` if diffusers refuses it."""
-        return PreparedImages(
-            request, compile_sampler(request.scheduler, self.model.scheduler_config, request.num_steps)
-        )
+        try:
+            table = compile_sampler(request.scheduler, self.model.scheduler_config, request.num_steps)
+        finally:
+            self._compiled.add((request.scheduler, request.num_steps))
+        return PreparedImages(request, table)
+
+    def is_prompt(self, request: ImageRequest) -> bool:
+        """Whether this scheduler was compiled, or refused, at this number of steps before."""
+        return (request.scheduler, request.num_steps) in self._compiled
 
     def accept(self, prepared: PreparedImages) -> None:
         """Remember a request until `forget`."""
@@ -154,9 +163,12 @@ class DiffusionExecutor:
         if images:
             try:
                 part()
-            except RuntimeError as error:  # what torch raises for memory, shapes, kernels
+            except Exception as error:  # torch, tokenizers and diffusers raise many kinds, and none is worth the engine
                 _log.exception("a turn failed for %d images", len(images))
-                failed |= dict.fromkeys(images, f"the model failed: {str(error).splitlines()[0]}")
+                if self.model.device.type == "cuda":
+                    torch.cuda.synchronize()  # raises if the device is lost to this process: then it ends, and is replaced
+                words = (str(error) or type(error).__name__).splitlines()[0]
+                failed |= dict.fromkeys(images, f"the model failed: {words}")
         return time.perf_counter() - started
 
     def _board(self, seats: Iterable[Seat]) -> None:
@@ -246,7 +258,8 @@ class DiffusionExecutor:
             self._decoded[seat.image] = HostPixels(pixels_BHWC[b], finite_B[b], copied)
 
     def _history(self, shape: ShapeClass) -> torch.Tensor:
-        return self._latents.history(shape, {p.shape for p in self._requests.values()})
+        seated = {self._requests[image.request_id].shape for image in self._noise}
+        return self._latents.history(shape, seated)
 
     def _bucket(self, num_rows: int) -> int:
         """How many rows `num_rows` are padded up to; beyond the largest bucket, none are added."""

@@ -40,6 +40,10 @@ class Executor(Protocol[P]):
         """Compile what the request needs; raises `errors.RequestError` if it cannot be drawn."""
         ...
 
+    def is_prompt(self, request: ImageRequest) -> bool:
+        """Whether `prepare` would return at once: nothing new is to be compiled."""
+        ...
+
     def accept(self, prepared: P) -> None:
         """Remember a request that the scheduler has taken in, until `forget`."""
         ...
@@ -105,6 +109,10 @@ class FakeExecutor:
     def prepare(self, request: ImageRequest) -> FakePrepared:
         """Nothing to compile."""
         return FakePrepared(request)
+
+    def is_prompt(self, request: ImageRequest) -> bool:  # noqa: ARG002
+        """Always."""
+        return True
 
     def accept(self, prepared: FakePrepared) -> None:
         """Remember it."""

@@ -3,16 +3,18 @@
 Importing this module is cheap; torch and diffusers are imported by `load_executor`.
 """
 
+import math
 import os
 import pathlib
 import time
 from typing import TYPE_CHECKING
 
 from noria.config import EngineConfig
-from noria.engine.loop import Wheel
+from noria.engine.loop import Ended, ImageReady, Wheel
 from noria.engine.resources import Machine, resolve, resolve_device, usable_cores
-from noria.errors import ConfigError
+from noria.errors import ConfigError, GenerationFailed, ModelError, NoriaError
 from noria.request import ImageRequest
+from noria.scheduling.plans import End
 from noria.scheduling.steps import StepScheduler
 from noria.spec import ModelSpec
 
@@ -21,27 +23,47 @@ if TYPE_CHECKING:
 
 
 def warm_up(executor: "DiffusionExecutor", spec: ModelSpec, config: EngineConfig) -> None:
-    """Draw throw-away images of the default size, alone and as a full batch, so that no caller pays for the first time."""
+    """Draw throw-away images of the default size, one guided one, or enough to fill each bucket, before any caller pays for it.
+
+    Raises:
+        ModelError: the model cannot draw on this device with these settings.
+
+    """
     assert isinstance(config.slots, int)
-    scheduler = StepScheduler(config.slots, config.decode_batch, config.queue_limit)
-    wheel: Wheel[PreparedImages] = Wheel(scheduler, executor, lambda _event: None, time.monotonic)
-    for num_images in (1, config.slots) if config.buckets or config.compile else (1,):
+    events: list[ImageReady[PreparedImages] | Ended[PreparedImages]] = []
+    wheel: Wheel[PreparedImages] = Wheel(StepScheduler(config.slots), executor, events.append, time.monotonic)
+    for bucket in config.buckets or (2,):
         request = ImageRequest(
-            request_id=f"warm-up-{num_images}",
+            request_id=f"warm-up-{bucket}",
             prompt="",
             negative_prompt="",
             seed=0,
-            num_steps=2,
-            guidance_scale=2.0,
-            num_images=num_images,
             width_px=spec.default_width_px,
             height_px=spec.default_height_px,
+            num_steps=2,
+            guidance_scale=2.0 if bucket > 1 else 1.0,
+            num_images=max(1, bucket // 2),
             scheduler=spec.default_scheduler,
-            timeout_s=float("inf"),
+            timeout_s=math.inf,
         )
-        wheel.submit(executor.prepare(request))
-        while wheel.turn() is not None:
-            pass
+        try:
+            wheel.submit(executor.prepare(request))
+            while wheel.turn() is not None:
+                pass
+            for event in events:
+                _expect_success(event)
+        except NoriaError as error:
+            raise ModelError(
+                f"{spec.name} in {spec.folder} loads but cannot draw with these settings: {error.message}"
+            ) from error
+        events.clear()
+
+
+def _expect_success(event: "ImageReady[PreparedImages] | Ended[PreparedImages]") -> None:
+    if isinstance(event, ImageReady):
+        event.pixels.rgb()
+    elif event.event.end is not End.FINISHED:
+        raise GenerationFailed(event.event.reason)
 
 
 def look_at_machine() -> Machine:
@@ -74,7 +96,9 @@ def load_executor(spec: ModelSpec, config: EngineConfig, device: str) -> tuple["
     config = resolve(config, spec, device, machine)
     assert isinstance(config.threads, int)
     torch.set_num_threads(config.threads)
-    torch.backends.cudnn.benchmark = config.cudnn_benchmark
+    torch.backends.cudnn.benchmark = config.cudnn_benchmark and bool(config.buckets)
+    if device != "cpu":
+        torch.cuda.set_device(device)  # events and streams belong to the current device, not to their tensors'
     return DiffusionExecutor(StableDiffusion.load(spec, config, device), config), config
 
 

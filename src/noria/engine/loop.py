@@ -58,24 +58,20 @@ class Wheel(Generic[P]):
         self._requests: dict[str, P] = {}
         self._seconds_a_call = 0.0  # smoothed: one image's share of a turn
 
-    def submit(self, prepared: P) -> None:
-        """Take a request in; it boards at the next turn, or is refused at once."""
-        request, now = prepared.request, self._clock()
-        if request.request_id in self._requests:
-            ended = RequestEnded(
-                request.request_id, End.FAILED, f"a request with id {request.request_id!r} is already being drawn"
-            )
-            self._deliver(Ended(prepared, ended))
-            return
+    def submit(self, prepared: P, arrived: float | None = None) -> None:
+        """Take a request in; it boards at the next turn, or is refused at once.
+
+        Its waiting and its deadline count from when it `arrived`, monotonic seconds; left out, from now. Its id must not be in use.
+        """
+        request = prepared.request
+        arrived = self._clock() if arrived is None else arrived
+        deadline = arrived + request.timeout_s if math.isfinite(request.timeout_s) else None
         shape = ShapeClass(request.width_px, request.height_px)
-        deadline = now + request.timeout_s if math.isfinite(request.timeout_s) else None
+        ticket = Ticket(request.request_id, shape, request.num_images, prepared.num_calls, deadline)
+        assert request.request_id not in self._requests, request.request_id
         self._requests[request.request_id] = prepared
         self._executor.accept(prepared)
-        self._tell(
-            self.scheduler.submit(
-                Ticket(request.request_id, shape, request.num_images, prepared.num_calls, deadline), now
-            )
-        )
+        self._tell(self.scheduler.submit(ticket, arrived))
 
     def cancel(self, request_id: str) -> None:
         """Forget a request; it is gone from the next turn."""

@@ -1,8 +1,8 @@
 """The engine process: `python -m noria.engine.process JSON`, started by the supervisor; JSON is an `EngineTask`.
 
-Four threads, each doing one thing: the *channel* moves frames (`channel.py`), the *desk* answers peers and compiles samplers, the
-*wheel* (the main thread) drives the device, the *delivery* waits for pixels and sends them. Queues between them are the only
-shared state. The channel is open from the first moment; the model is loaded behind it.
+Threads, each doing one thing: the *channel* moves frames (`channel.py`), the *desk* answers peers, the *compiler* makes samplers that
+are new, the *wheel* (the main thread) drives the device, the *delivery* waits for pixels and sends them. They share queues. The
+channel is open from the first moment; the model is loaded behind it.
 """
 
 import logging
@@ -13,16 +13,19 @@ import sys
 import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
+import setproctitle
 
 from noria.channel import EngineChannel, Peer
 from noria.config import EngineConfig
+from noria.engine.executor import Executor
 from noria.engine.loading import load_executor, warm_up
 from noria.engine.loop import Ended, ImageReady, Turn, Wheel
-from noria.errors import NoriaError, RequestError, SetupError
+from noria.errors import InvalidField, NoriaError, RequestError, SetupError
 from noria.messages import Cancel, EngineState, Failed, Finished, Hello, ImageDone, Submit, Timings
 from noria.observe import metrics
 from noria.observe.process import die_with_parent
@@ -32,7 +35,7 @@ from noria.scheduling.steps import StepScheduler
 from noria.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from noria.engine.diffusion import DiffusionExecutor, PreparedImages
+    from noria.engine.diffusion import PreparedImages
 
 _log = logging.getLogger("noria.engine")
 _CODES = {
@@ -51,6 +54,8 @@ class EngineTask(msgspec.Struct, frozen=True):
     device: str
     address: str
     name: str
+    log_level: str = "info"
+    parent_pid: int | None = None  # the engine does not outlive it
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,7 @@ class _Arrival:
 
     peer: Peer
     prepared: "PreparedImages"
+    arrived: float  # monotonic seconds, when its frame was read
 
 
 @dataclass(frozen=True)
@@ -68,22 +74,27 @@ class _Departure:
 
 
 class Desk(threading.Thread):
-    """Answers peers. Requests pass on to the wheel once prepared; what cannot be drawn never gets there."""
+    """Answers peers. Requests pass on to the wheel once prepared; what cannot be drawn never gets there.
+
+    A sampler that is new takes up to a second to compile, so that is done aside, one at a time: who needs a known one passes.
+    """
 
     def __init__(self, channel: EngineChannel, spec: ModelSpec, device: str) -> None:
         super().__init__(name="desk", daemon=True)
         self.arrivals: queue.SimpleQueue[_Arrival | _Departure | None] = queue.SimpleQueue()
         self._channel, self._spec, self._device = channel, spec, device
         self._incarnation = uuid.uuid4().hex
-        self._executor: DiffusionExecutor | None = None
+        self._executor: Executor[PreparedImages] | None = None
+        self._most_images = 0
+        self._compiler = ThreadPoolExecutor(1, thread_name_prefix="compiler")
         self._peers: set[Peer] = set()
-        self._lock = threading.Lock()  # over `_executor` and `_peers`: nobody may miss the change to ready
+        self._preparing: set[tuple[Peer, str]] = set()
+        self._lock = threading.Lock()  # over what two threads change: the executor, the peers, who is being prepared
 
-    def open(self, executor: "DiffusionExecutor") -> None:
-        """The model is loaded and warm: tell every peer."""
+    def open(self, executor: "Executor[PreparedImages]", device: str, most_images: int) -> None:
+        """The model is warm: tell every peer. A request for more than `most_images` could never be taken."""
         with self._lock:
-            self._executor = executor
-            self._device = str(executor.model.device)
+            self._executor, self._device, self._most_images = executor, device, most_images
             for peer in self._peers:
                 self._channel.send(peer, self._state())
 
@@ -99,7 +110,7 @@ class Desk(threading.Thread):
                 case Submit(request):
                     self._submit(peer, request)
                 case Cancel(request_id):
-                    self.arrivals.put(_Departure(peer, request_id))
+                    self._cancel(peer, request_id)
 
     def _state(self) -> EngineState:
         ready = self._executor is not None
@@ -108,27 +119,56 @@ class Desk(threading.Thread):
         )
 
     def _submit(self, peer: Peer, request: ImageRequest) -> None:
-        if self._executor is None:
+        executor, arrived = self._executor, time.monotonic()
+        if executor is None:
             self._channel.send(
                 peer, Failed(request.request_id, "engine_unavailable", "the model is still loading", retry_after_s=2.0)
             )
             return
+        if request.num_images > self._most_images:
+            words = f"n is {request.num_images}; this server's slots and queue hold {self._most_images} images at most"
+            self._channel.send(peer, Failed(request.request_id, InvalidField.code, words, "n"))
+            return
+        with self._lock:
+            self._preparing.add((peer, request.request_id))
+        if executor.is_prompt(request):
+            self._prepare(executor, peer, request, arrived)
+        else:
+            self._compiler.submit(self._prepare, executor, peer, request, arrived)
+
+    def _prepare(self, executor: "Executor[PreparedImages]", peer: Peer, request: ImageRequest, arrived: float) -> None:
+        failed = prepared = None
         try:
-            self.arrivals.put(_Arrival(peer, self._executor.prepare(request)))
+            prepared = executor.prepare(request)
         except RequestError as error:
-            self._channel.send(peer, Failed(request.request_id, error.code, error.message, error.field))
+            failed = Failed(request.request_id, error.code, error.message, error.field)
         except Exception:
             _log.exception("request %s cannot be prepared", request.request_id)
-            self._channel.send(
-                peer, Failed(request.request_id, "generation_failed", "the request could not be prepared")
-            )
+            failed = Failed(request.request_id, "generation_failed", "the request could not be prepared")
+        with self._lock:
+            if (peer, request.request_id) not in self._preparing:
+                return  # cancelled meanwhile, and told so
+            self._preparing.discard((peer, request.request_id))
+            if prepared is not None:
+                self.arrivals.put(_Arrival(peer, prepared, arrived))
+        if failed is not None:
+            self._channel.send(peer, failed)
+
+    def _cancel(self, peer: Peer, request_id: str) -> None:
+        with self._lock:
+            if (peer, request_id) not in self._preparing:
+                self.arrivals.put(_Departure(peer, request_id))
+                return
+            self._preparing.discard((peer, request_id))
+        self._channel.send(peer, Failed(request_id, "cancelled", "cancelled by the caller"))
 
 
 class Delivery(threading.Thread):
     """Sends what the wheel hands over, in order, waiting for the device's copies where need be."""
 
-    def __init__(self, channel: EngineChannel) -> None:
+    def __init__(self, channel: EngineChannel, arrivals: "queue.SimpleQueue[_Arrival | _Departure | None]") -> None:
         super().__init__(name="delivery", daemon=True)
+        self._arrivals = arrivals
         self.parcels: queue.SimpleQueue[tuple[Peer, ImageReady[PreparedImages] | Ended[PreparedImages]] | None] = (
             queue.SimpleQueue()
         )
@@ -146,12 +186,14 @@ class Delivery(threading.Thread):
 
     def _image(self, peer: Peer, ready: "ImageReady[PreparedImages]") -> None:
         request = ready.prepared.request
+        if request.request_id in self._failed:
+            return
         try:
             rgb = ready.pixels.rgb()
         except NoriaError as error:
-            if request.request_id not in self._failed:
-                self._failed.add(request.request_id)
-                self._channel.send(peer, Failed(request.request_id, error.code, error.message))
+            self._failed.add(request.request_id)
+            self._channel.send(peer, Failed(request.request_id, error.code, error.message))
+            self._arrivals.put(_Departure(peer, request.request_id))  # its other images need not be drawn
             return
         done = ImageDone(
             request.request_id, ready.index, request.seed + ready.index, request.width_px, request.height_px
@@ -175,14 +217,14 @@ class Delivery(threading.Thread):
 class Engine:
     """The wheel on the calling thread, fed by a desk, emptied by a delivery."""
 
-    def __init__(self, channel: EngineChannel, desk: Desk, executor: "DiffusionExecutor", config: EngineConfig) -> None:
-        assert isinstance(config.slots, int)
-        self._desk, self._delivery = desk, Delivery(channel)
+    def __init__(
+        self, channel: EngineChannel, desk: Desk, executor: "Executor[PreparedImages]", scheduler: StepScheduler
+    ) -> None:
+        self._channel, self._desk, self._delivery = channel, desk, Delivery(channel, desk.arrivals)
         self._peers: dict[str, Peer] = {}
-        scheduler = StepScheduler(config.slots, config.decode_batch, config.queue_limit)
         self._wheel: Wheel[PreparedImages] = Wheel(scheduler, executor, self._deliver, time.monotonic)
         metrics.ENGINE_UP.set(1)
-        metrics.SLOTS.set(config.slots)
+        metrics.SLOTS.set(scheduler.num_slots)
 
     def run(self) -> None:
         """Turn until `stop`."""
@@ -211,12 +253,20 @@ class Engine:
             match arrival:
                 case None:
                     return False
-                case _Arrival(peer, prepared):
-                    self._peers.setdefault(prepared.request.request_id, peer)
-                    self._wheel.submit(prepared)
+                case _Arrival():
+                    self._submit(arrival)
                 case _Departure(peer, request_id):
                     if self._peers.get(request_id) == peer:
                         self._wheel.cancel(request_id)
+
+    def _submit(self, arrival: _Arrival) -> None:
+        request_id = arrival.prepared.request.request_id
+        if request_id in self._peers:
+            words = f"request_id is {request_id!r}, which is being drawn; use another"
+            self._channel.send(arrival.peer, Failed(request_id, InvalidField.code, words, "request_id"))
+            return
+        self._peers[request_id] = arrival.peer
+        self._wheel.submit(arrival.prepared, arrival.arrived)
 
     @staticmethod
     def _measure(turn: Turn) -> None:
@@ -240,10 +290,9 @@ class Engine:
 
 def main(task: EngineTask) -> int:
     """Load, warm up, say so, turn. Returns the exit status."""
-    import setproctitle
-
+    die_with_parent(signal.SIGKILL, task.parent_pid)
     setproctitle.setproctitle(f"noria engine {task.name}")
-    die_with_parent()
+    threading.excepthook = _end_process
     channel = EngineChannel(task.address)
     desk = Desk(channel, task.spec, task.device)
     desk.start()
@@ -253,15 +302,17 @@ def main(task: EngineTask) -> int:
     except SetupError as error:
         _log.error("%s", error.message)
         return error.exit_status
-    engine = Engine(channel, desk, executor, config)
+    assert isinstance(config.slots, int)
+    engine = Engine(channel, desk, executor, StepScheduler(config.slots, config.decode_batch, config.queue_limit))
     signal.signal(signal.SIGTERM, lambda *_: engine.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when an engine stops
-    desk.open(executor)
+    device = str(executor.model.device)
+    desk.open(executor, device, config.slots + config.queue_limit)
     _log.info(
         "%s ready: %s on %s, %s, %s slots, %s threads",
         task.name,
         task.spec.name,
-        executor.model.device,
+        device,
         config.dtype,
         config.slots,
         config.threads,
@@ -271,8 +322,16 @@ def main(task: EngineTask) -> int:
     return 0
 
 
+def _end_process(fault: threading.ExceptHookArgs) -> None:
+    """A thread that ends leaves requests unanswered for ever: the whole engine ends instead, and the supervisor starts another."""
+    _log.critical("the %s thread failed; the engine ends", fault.thread and fault.thread.name, exc_info=fault.exc_value)
+    logging.shutdown()
+    os._exit(1)
+
+
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    status = main(msgspec.json.decode(sys.argv[1], type=EngineTask))
+    task = msgspec.json.decode(sys.argv[1], type=EngineTask)
+    logging.basicConfig(level=task.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    status = main(task)
     logging.shutdown()
     os._exit(status)  # taking torch apart takes the interpreter two seconds, and there is nothing left to save

@@ -3,6 +3,7 @@
 import msgspec
 
 from noria.config import EngineConfig
+from noria.errors import ConfigError
 from noria.spec import ModelSpec
 
 FULL_SIZE_PARAMETERS = 200_000_000
@@ -29,10 +30,31 @@ def resolve_device(name: str, machine: Machine) -> str:
 
 
 def resolve(config: EngineConfig, spec: ModelSpec, device: str, machine: Machine) -> EngineConfig:
-    """`config` without a single "auto" left, for an engine on `device` ("cpu" or "cuda:N")."""
+    """`config` without a single "auto" left, for an engine on `device` ("cpu" or "cuda:N").
+
+    Raises:
+        ConfigError: settings that do not go together.
+
+    """
     on_cpu = device == "cpu"
+    if config.compile and not config.buckets:
+        raise ConfigError(
+            "engine.compile needs engine.buckets, or every new number of rows is compiled in service. Try --buckets 2,4,8,16."
+        )
+    most_rows = max(config.buckets, default=None)
+    if most_rows is not None and most_rows < 2:
+        raise ConfigError(
+            f"engine.buckets is {config.buckets}; a guided image has two rows, so the largest must be 2 or more."
+        )
     cpu_slots = 2 if spec.num_parameters > FULL_SIZE_PARAMETERS else 16
     slots = cpu_slots if on_cpu else 32
+    if most_rows is not None:  # a full wheel has two rows a slot, and all of them must fit
+        slots = min(slots, most_rows // 2)
+        if config.slots != "auto" and config.slots > most_rows // 2:
+            raise ConfigError(
+                f"engine.slots is {config.slots}, whose {2 * config.slots} guided rows do not fit the largest of engine.buckets, "
+                f"{most_rows}. Use at most {most_rows // 2} slots, or a bucket of {2 * config.slots}."
+            )
     return msgspec.structs.replace(
         config,
         dtype=("float32" if on_cpu else "float16") if config.dtype == "auto" else config.dtype,

@@ -8,12 +8,14 @@ Shapes: B images, R UNet rows (two for a guided image), T tokens, D text width, 
 
 import contextlib
 import logging
+import pathlib
 from typing import Any, Protocol
 
 import torch
 
 from noria.config import EngineConfig
 from noria.errors import ConfigError, ModelError
+from noria.models.weights import variant
 from noria.spec import ModelSpec
 
 _log = logging.getLogger(__name__)
@@ -88,14 +90,9 @@ class StableDiffusion:
             folder = spec.path
             index = diffusers.DiffusionPipeline.load_config(folder)
             tokenizer = CLIPTokenizer.from_pretrained(folder / "tokenizer")
-            text_encoder = CLIPTextModel.from_pretrained(
-                folder / "text_encoder", dtype=dtype, **_variant(folder / "text_encoder")
-            )
-            unet = diffusers.UNet2DConditionModel.from_pretrained(
-                folder / "unet", dtype=dtype, **_variant(folder / "unet")
-            )
-            vae_class = getattr(diffusers, index["vae"][1])
-            vae = vae_class.from_pretrained(folder / "vae", dtype=dtype, **_variant(folder / "vae"))
+            text_encoder = _load_part(CLIPTextModel, folder / "text_encoder", dtype)
+            unet = _load_part(diffusers.UNet2DConditionModel, folder / "unet", dtype)
+            vae = _load_part(getattr(diffusers, index["vae"][1]), folder / "vae", dtype)
             scheduler_config = diffusers.DDIMScheduler.load_config(folder / "scheduler")
             return cls(
                 tokenizer, text_encoder.to(device), unet.to(device), vae.to(device), dict(scheduler_config), config
@@ -153,12 +150,23 @@ def set_attention(unet: Any, kind: str) -> None:
         raise AssertionError(kind)
 
 
-def _variant(part: Any) -> dict[str, Any]:
-    """The arguments that make diffusers take safetensors, and the fp16 variant where only that is there."""
-    plain = any(
-        not file.name.endswith(".fp16.safetensors") and ".fp16-" not in file.name for file in part.glob("*.safetensors")
+def _load_part(kind: Any, folder: pathlib.Path, dtype: torch.dtype) -> Any:
+    """One part with all its weights; the libraries would fill what a file lacks with random numbers, and say so to nobody."""
+    part, info = kind.from_pretrained(
+        folder,
+        dtype=dtype,
+        output_loading_info=True,
+        use_safetensors=True,
+        local_files_only=True,
+        variant=variant(folder),
     )
-    return {"use_safetensors": True, "local_files_only": True, **({} if plain else {"variant": "fp16"})}
+    lacking = sorted([*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])])
+    if lacking:
+        raise ModelError(
+            f"the weights in {folder} are not of its configuration: {len(lacking)} parameters are missing or of another shape, "
+            f"the first is {lacking[0]}. Save the model again with save_pretrained."
+        )
+    return part
 
 
 @contextlib.contextmanager

@@ -75,26 +75,33 @@ def compile_sampler(
     if isinstance(choice, str):
         choice = schedulers.find(choice)
     overrides, config = (json.dumps(dict(given), sort_keys=True) for given in (choice.overrides, model_config))
-    return _compile_cached(choice.name, choice.diffusers_class, choice.family, overrides, config, num_steps, mu)
+    made = _compile_cached(choice.name, choice.diffusers_class, choice.family, overrides, config, num_steps, mu)
+    if isinstance(made, InvalidField):
+        raise InvalidField(made.message, field=made.field) from made
+    return made
 
 
 # A table of 50 steps is 2 kB; 512 hold every scheduler at every step count that a day of real traffic asks for.
 @functools.lru_cache(maxsize=512)
 def _compile_cached(
     name: str, class_name: str, family: schedulers.Family, overrides: str, config: str, num_steps: int, mu: float | None
-) -> SamplerTable:
-    if not 1 <= num_steps <= MAX_STEPS:
-        raise InvalidField(f"inference_steps must be from 1 to {MAX_STEPS}, got {num_steps}.", field="inference_steps")
-    _check_family(name, family, json.loads(config))
+) -> SamplerTable | InvalidField:
+    """The table, or the refusal: it takes as long to find, and is asked for as often."""
     # In a thread that ends: torch's OpenMP gives every thread that computes a pool of its own, and as long as two pools live,
     # libgomp's threads sleep between operations. A desk that lives on would halve the speed of the wheel beside it.
     with ThreadPoolExecutor(1) as brief:
-        return brief.submit(_compile, name, class_name, family, overrides, config, num_steps, mu).result()
+        try:
+            return brief.submit(_compile, name, class_name, family, overrides, config, num_steps, mu).result()
+        except InvalidField as refusal:
+            return refusal
 
 
 def _compile(
     name: str, class_name: str, family: schedulers.Family, overrides: str, config: str, num_steps: int, mu: float | None
 ) -> SamplerTable:
+    if not 1 <= num_steps <= MAX_STEPS:
+        raise InvalidField(f"inference_steps must be from 1 to {MAX_STEPS}, got {num_steps}.", field="inference_steps")
+    _check_family(name, family, json.loads(config))
     with _lock, _quiet():
         scheduler = copy.deepcopy(_make(name, class_name, family, overrides, config))
         try:

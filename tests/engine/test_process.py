@@ -1,0 +1,176 @@
+"""The engine's threads around the wheel: a real channel, a real client's socket, a fake device."""
+
+import math
+import threading
+
+import pytest
+import zmq
+
+from noria.channel import EngineChannel
+from noria.engine.executor import FakeExecutor, VirtualClock
+from noria.engine.process import Desk, Engine
+from noria.errors import GenerationFailed
+from noria.messages import Cancel, EngineState, Failed, Finished, Hello, ImageDone, Submit, decode_from_engine, encode
+from noria.models.catalog import open_model
+from noria.request import ImageRequest
+from noria.scheduling.steps import StepScheduler
+
+
+def request(request_id="a", steps=3, images=1, seed=7, scheduler="ddim"):
+    return ImageRequest(request_id, "a circle", "", seed, 8, 8, steps, 2.0, images, scheduler, math.inf)
+
+
+class SlowTailor(FakeExecutor):
+    """A fake device on which "lms" takes until `compiled` is set, and seed 13 draws numbers that are none."""
+
+    def __init__(self):
+        self.compiled = threading.Event()
+        super().__init__(VirtualClock())
+
+    def is_prompt(self, request):
+        return request.scheduler != "lms"
+
+    def prepare(self, request):
+        if request.scheduler == "lms":
+            assert self.compiled.wait(10)
+        return super().prepare(request)
+
+    def take(self, image):
+        pixels = super().take(image)
+        if pixels.seed == 13:
+            return NoPixels()
+        return pixels
+
+
+class NoPixels:
+    def rgb(self):
+        raise GenerationFailed("not finite")
+
+
+class Client:
+    """A peer with one blocking socket."""
+
+    def __init__(self, address):
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.connect(address)
+        self.socket.setsockopt(zmq.RCVTIMEO, 5000)
+
+    def send(self, *messages):
+        for message in messages:
+            self.socket.send(encode(message))
+
+    def hear(self, count=1):
+        return [decode_from_engine(self.socket.recv_multipart()[0]) for _ in range(count)]
+
+    def close(self):
+        self.socket.close(0)
+        self.context.term()
+
+
+@pytest.fixture
+def world(tmp_path, bundled_folder):
+    class World:
+        pass
+
+    world = World()
+    address = f"ipc://{tmp_path}/e"
+    channel = EngineChannel(address)
+    world.desk = Desk(channel, open_model(str(bundled_folder)), "auto")
+    world.desk.start()
+    world.executor = SlowTailor()
+    engine = Engine(channel, world.desk, world.executor, StepScheduler(4, queue_limit=4))
+    wheel = threading.Thread(target=engine.run)
+
+    def start():
+        world.desk.open(world.executor, "cpu", 8)
+        wheel.start()
+
+    world.start, world.client, world.other = start, Client(address), Client(address)
+    yield world
+    world.executor.compiled.set()
+    engine.stop()
+    if wheel.ident:
+        wheel.join(10)
+    world.client.close()
+    world.other.close()
+    channel.close()
+
+
+def kinds(messages):
+    return [type(message) for message in messages]
+
+
+def test_a_peer_is_told_the_state_and_its_change(world):
+    world.client.send(Hello("test"), Submit(request()))
+    loading, refused = world.client.hear(2)
+    assert (loading.state, loading.model) == ("loading", None)
+    assert refused.code == "engine_unavailable"
+    world.start()
+    (ready,) = world.client.hear()
+    assert isinstance(ready, EngineState)
+    assert (ready.state, ready.device, ready.model.name) == ("ready", "cpu", "noria-shapes")
+
+
+def test_images_come_before_the_end(world):
+    world.start()
+    world.client.send(Submit(request(images=2)))
+    first, second, end = world.client.hear(3)
+    assert [(first.index, first.seed), (second.index, second.seed)] == [(0, 7), (1, 8)]
+    assert isinstance(end, Finished)
+
+
+def test_a_known_sampler_passes_one_that_is_being_compiled(world):
+    world.start()
+    world.client.send(Submit(request("slow", scheduler="lms")), Submit(request("quick")))
+    assert [message.request_id for message in world.client.hear(2)] == ["quick", "quick"]
+    world.executor.compiled.set()
+    assert [message.request_id for message in world.client.hear(2)] == ["slow", "slow"]
+
+
+def test_a_request_cancelled_while_its_sampler_is_compiled_is_never_drawn(world):
+    world.start()
+    world.client.send(Submit(request("slow", scheduler="lms")), Cancel("slow"))
+    (gone,) = world.client.hear()
+    assert (gone.request_id, gone.code) == ("slow", "cancelled")
+    world.executor.compiled.set()
+    world.client.send(Submit(request("next", scheduler="lms")))
+    assert [message.request_id for message in world.client.hear(2)] == ["next", "next"]
+
+
+def test_an_id_in_use_is_refused_to_whoever_comes_second(world):
+    world.start()
+    world.executor.turn_s = lambda _plan: threading.Event().wait(0.01) or 1.0
+    world.client.send(Submit(request("same", steps=50)), Submit(request("warm", steps=1)))
+    assert [message.request_id for message in world.client.hear(2)] == ["warm", "warm"]  # so "same" is on the wheel
+    world.other.send(Submit(request("same", seed=9)))
+    (refused,) = world.other.hear()
+    assert (refused.code, refused.field) == ("invalid_field", "request_id")
+    image, end = world.client.hear(2)
+    assert (image.request_id, image.seed, type(end)) == ("same", 7, Finished)
+
+
+def test_more_images_than_can_ever_wait_are_the_callers_mistake(world):
+    world.start()
+    world.client.send(Submit(request(images=9)))
+    (refused,) = world.client.hear()
+    assert (refused.code, refused.field) == ("invalid_field", "n")
+
+
+def test_an_image_that_is_not_finite_fails_its_request_once_and_no_other(world):
+    world.start()
+    world.client.send(Submit(request("bad", images=3, seed=12)), Submit(request("good", steps=9)))
+    heard = world.client.hear(4)
+    bad = [message for message in heard if message.request_id == "bad"]
+    assert kinds(bad) == [ImageDone, Failed]
+    assert kinds(message for message in heard if message.request_id == "good") == [ImageDone, Finished]
+
+
+def test_a_cancelled_request_is_answered(world):
+    world.start()
+    world.executor.turn_s = lambda _plan: threading.Event().wait(0.01) or 1.0
+    world.client.send(Submit(request("long", steps=1000)))
+    world.other.send(Cancel("long"))  # not theirs
+    world.client.send(Cancel("long"))
+    (gone,) = world.client.hear()
+    assert (gone.request_id, gone.code) == ("long", "cancelled")
