@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
+import uvicorn
 
 from noria.channel import EngineChannel
 from noria.config import Config, FrontendConfig
@@ -58,6 +59,8 @@ class FakeEngine:
         self.cancelled: list[str] = []
         self.holds = False  # answer nothing
         self.fails: dict[str, object] | None = None  # the fields of its `Failed`
+        self.poison: int | None = None  # die of this seed, with all that is submitted within 0.1 s
+        self.nonsense = False  # finish without having sent an image
         self.deaths = 0  # die at so many of the next submits
         self.returns = True  # start again after such a death
 
@@ -99,8 +102,7 @@ class FakeEngine:
                     channel.send(peer, Failed(request_id, "cancelled", "cancelled"))
                 case Submit(request=request):
                     self.submitted.append(request)
-                    if self.deaths:
-                        self.deaths -= 1
+                    if self._dies_of(request):
                         self.become("dead")
                         if self.returns:
                             self.become("ready")
@@ -108,11 +110,20 @@ class FakeEngine:
                         self._answer(channel, peer, request)
         channel.close()
 
+    def _dies_of(self, request: ImageRequest) -> bool:
+        if request.seed == self.poison:
+            time.sleep(0.1)
+            return True
+        dies = self.deaths > 0
+        self.deaths -= dies
+        return dies
+
     def _answer(self, channel: EngineChannel, peer: bytes, request: ImageRequest) -> None:
         if self.fails:
             channel.send(peer, Failed(request.request_id, **self.fails))
             return
-        for index in reversed(range(request.num_images)):  # images may come in any order
+        num_images = 0 if self.nonsense else request.num_images
+        for index in reversed(range(num_images)):  # images may come in any order
             seed = request.seed + index
             done = ImageDone(request.request_id, index, seed, request.width_px, request.height_px)
             channel.send(peer, done, bytes(self.colour(seed)) * (request.width_px * request.height_px))
@@ -128,6 +139,27 @@ def eventually(condition: Callable[[], object], seconds: float = 5.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "did not happen in time"
         time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def serving(config: Config, engine: FakeEngine) -> Iterator[tuple[str, uvicorn.Server]]:
+    """A front end's address and the server itself, which ends with the context or at `should_exit`."""
+    link = EngineLink([engine.address], restart_wait_s=1.0)
+    server = http_server(build_app(config, link), link)
+    listener = socket.create_server(("127.0.0.1", 0))
+    host, port = listener.getsockname()
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield f"http://{host}:{port}", server
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def serve() -> Callable[[Config, FakeEngine], contextlib.AbstractContextManager[tuple[str, uvicorn.Server]]]:
+    return serving
 
 
 @pytest.fixture(scope="session")
@@ -172,14 +204,8 @@ def shared_engine(folder: pathlib.Path) -> Iterator[FakeEngine]:
 def url(shared_engine: FakeEngine) -> Iterator[str]:
     """The address of a front end that runs for the whole session."""
     config = Config(frontend=FrontendConfig(max_body_bytes=4096, max_images=4, max_steps=100, max_prompt_chars=200))
-    server = http_server(build_app(config, EngineLink([shared_engine.address], restart_wait_s=1.0)))
-    listener = socket.create_server(("127.0.0.1", 0))
-    host, port = listener.getsockname()
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    yield f"http://{host}:{port}"
-    server.should_exit = True
-    thread.join()
+    with serving(config, shared_engine) as (address, _):
+        yield address
 
 
 @pytest.fixture(scope="session")

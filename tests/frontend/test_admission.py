@@ -8,8 +8,14 @@ from hypothesis import strategies as st
 
 from noria.config import FrontendConfig
 from noria.errors import InvalidField
+from noria.frontend import admission
 from noria.frontend.admission import admit, limits
 from noria.request import ImageBody
+from noria.sampling import noise
+
+
+def test_front_end_and_engine_agree_on_the_largest_seed():
+    assert admission._LARGEST_SEED == noise.MAX_SEED
 
 
 def draw_nothing() -> int:

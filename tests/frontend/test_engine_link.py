@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from noria.config import FrontendConfig
-from noria.errors import DeadlineExceeded, EngineUnavailable
+from noria.errors import DeadlineExceeded, EngineLost, EngineUnavailable, GenerationFailed
 from noria.frontend import engine_link
 from noria.frontend.admission import admit
 from noria.frontend.engine_link import EngineLink
@@ -105,6 +105,80 @@ def test_request_in_flight_is_drawn_by_the_engines_next_life(request_of, new_eng
                 await eventually(lambda: link.ready)
                 engine.deaths = 1
                 assert (await link.submit(request_of(seed=seed))).images[0].seed == seed
+
+    asyncio.run(scenario())
+
+
+def test_request_that_kills_engines_takes_no_other_with_it(request_of, new_engine):
+    engine = new_engine()
+    engine.poison = 13
+
+    async def scenario():
+        async with EngineLink([engine.address]) as link:
+            await eventually(lambda: link.ready)
+            killer, *company = await asyncio.gather(
+                *(link.submit(request_of(seed=seed)) for seed in (13, 1, 2, 3)), return_exceptions=True
+            )
+            assert isinstance(killer, EngineLost)
+            assert [result.images[0].seed for result in company] == [1, 2, 3]
+
+    asyncio.run(scenario())
+
+
+def test_retry_waiting_for_its_turn_keeps_its_deadline(request_of, new_engine, monkeypatch):
+    monkeypatch.setattr(engine_link, "_GRACE_S", 0.1)
+    engine = new_engine()
+    engine.holds = True
+
+    async def scenario():
+        async with EngineLink([engine.address]) as link:
+            await eventually(lambda: link.ready)
+            patient = asyncio.create_task(link.submit(request_of(seed=1)))
+            hasty = asyncio.create_task(link.submit(request_of(seed=2, timeout_s=0.7)))
+            await eventually(lambda: len(engine.submitted) == 2)
+            engine.become("dead")
+            engine.become("ready")
+            with pytest.raises(DeadlineExceeded):
+                await hasty
+            assert [request.seed for request in engine.submitted] == [1, 2, 1]
+            patient.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_nonsense_fails_its_request_and_not_the_link(request_of, new_engine, caplog):
+    engine = new_engine()
+
+    async def scenario():
+        async with EngineLink([engine.address]) as link:
+            await eventually(lambda: link.ready)
+            engine.nonsense = True
+            with pytest.raises(GenerationFailed, match="makes no sense"):
+                await link.submit(request_of())
+            assert "its engine's answer makes no sense" in caplog.text
+            engine.nonsense = False
+            assert link.ready
+            assert (await link.submit(request_of(seed=4))).images[0].seed == 4
+
+    asyncio.run(scenario())
+
+
+def test_stop_fails_what_is_in_flight_and_what_comes(request_of, new_engine):
+    engine = new_engine()
+    engine.holds = True
+
+    async def scenario():
+        async with EngineLink([engine.address]) as link:
+            await eventually(lambda: link.ready)
+            task = asyncio.create_task(link.submit(request_of()))
+            await eventually(lambda: engine.submitted)
+            link.stop()
+            for call in (task, link.submit(request_of())):
+                with pytest.raises(EngineUnavailable, match="is stopping") as caught:
+                    await call
+                assert caught.value.retry_after_s > 0
+            await eventually(lambda: engine.cancelled)
+            assert len(engine.submitted) == 1
 
     asyncio.run(scenario())
 

@@ -10,6 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from starlette.responses import Response
+
+from noria.config import FrontendConfig
+from noria.frontend import bodies
+from noria.frontend.admission import admit
+from noria.frontend.images import AnswerTimings, Drawing
+from noria.request import ImageBody
 
 
 def error_of(response):
@@ -204,6 +211,19 @@ def test_too_large_is_said_before_the_body_is_sent(client, url):
         assert connection.recv(100).startswith(b"HTTP/1.1 413")
 
 
+def test_body_that_does_not_arrive_is_not_waited_for(client, url, monkeypatch):
+    monkeypatch.setattr(bodies, "_TIMEOUT_S", 0.2)
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=5) as connection:
+        connection.sendall(
+            b"POST /t2i HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 15\r\n\r\n{"
+        )
+        answer = b"".join(iter(lambda: connection.recv(4096), b""))  # until the server closes
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"connection: close\r\n" in answer.lower()
+    assert b"the body did not arrive within 0.2 s; 1 bytes of it did." in answer
+
+
 @pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonx"])
 def test_wrong_content_type(client, engine, media_type):
     response = client.post("/t2i", content=b'{"prompt": "p"}', headers={"content-type": media_type})
@@ -265,11 +285,24 @@ def test_engines_refusals_keep_code_and_retry_after(client, engine):
     assert (error["code"], error["retryable"], error["type"]) == ("queue_full", True, "rate_limit_error")
 
 
-def test_engines_own_refusal_of_a_field_names_it(client, engine):
-    engine.fails = {"code": "invalid_field", "message": "not with this scheduler", "field": "inference_steps"}
-    response = client.post("/t2i", json={"prompt": "p"})
+@pytest.mark.parametrize("path", ["/t2i", "/v1/images/generations"])
+@pytest.mark.parametrize("field", ["inference_steps", "n"])
+def test_engines_own_refusal_of_a_field_names_it(client, engine, path, field):
+    engine.fails = {"code": "invalid_field", "message": "never here", "field": field}
+    response = client.post(path, json={"prompt": "p"})
     assert response.status_code == 400
-    assert error_of(response)["param"] == "inference_steps"
+    error = error_of(response)
+    assert (error["code"], error["param"], error["retryable"]) == ("invalid_field", field, False)
+
+
+@pytest.mark.parametrize(
+    ("model", "header"),
+    [("org/sd-1.5", "org/sd-1.5"), ("стиль é", "%D1%81%D1%82%D0%B8%D0%BB%D1%8C %C3%A9"), ("a\r\nb", "a%0D%0Ab")],
+)
+def test_any_model_name_fits_its_header(spec, model, header):
+    request = admit(ImageBody("p"), spec, FrontendConfig(), "id", lambda: 0)
+    drawing = Drawing(request, model, "png", [], AnswerTimings(0, 0, 0, 0, 0, 0), 1)
+    assert Response(headers=drawing.headers).headers["x-noria-model"] == header
 
 
 def test_failure_of_an_unknown_kind_is_a_failed_generation(client, engine):

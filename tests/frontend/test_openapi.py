@@ -122,3 +122,4 @@ def test_docs_page_has_every_route_field_and_error(client, document):
         assert kind.code in text
     assert "16 to 128, multiple of 8" in text
     assert "ddim, euler, pndm" in text
+    assert "PNDM order 4, no Runge-Kutta warm-up" in text

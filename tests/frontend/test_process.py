@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from noria.config import Config
+from noria.frontend import process as frontend_process
 
 
 @pytest.fixture
@@ -78,6 +79,25 @@ def test_serves_drains_and_exits_zero(start, until):
     assert process.returncode == 0
     assert "noria.access POST /t2i 200" in log
     assert "Traceback" not in log
+
+
+def test_who_is_not_answered_at_the_end_of_a_drain_gets_503(serve, new_engine, until, monkeypatch):
+    monkeypatch.setattr(frontend_process, "DRAIN_S", 1.2)
+    engine = new_engine()
+    engine.holds = True
+    answers = []
+    with serve(Config(), engine) as (url, server):
+        until(lambda: httpx.get(f"{url}/readyz", verify=False).status_code == 200)
+        thread = threading.Thread(
+            target=lambda: answers.append(httpx.post(f"{url}/t2i", json={"prompt": "p"}, timeout=20, verify=False))
+        )
+        thread.start()
+        until(lambda: engine.submitted)
+        server.should_exit = True
+        thread.join()
+    (answer,) = answers
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_unavailable")
+    assert int(answer.headers["retry-after"]) >= 1
 
 
 def test_ends_with_its_parent(start, until):

@@ -13,7 +13,8 @@ from noria.errors import InvalidField, did_you_mean, shown
 from noria.request import ImageBody, ImageRequest
 from noria.spec import ModelSpec
 
-# diffusers draws with a signed 64-bit seed; image k takes seed + k.
+# diffusers draws with a signed 64-bit seed; image k takes seed + k. The same as sampling/noise.py's MAX_SEED, as a test asserts: that
+# module imports torch, which a front end never loads.
 _LARGEST_SEED = 2**63 - 1
 # Published pipelines stay below 30; beyond that images saturate and half precision overflows.
 _LARGEST_GUIDANCE = 50.0

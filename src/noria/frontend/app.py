@@ -52,7 +52,8 @@ def build_app(config: Config, link: EngineLink) -> Starlette:
 
     def refuse(http: Request, error: Exception) -> Response:
         assert isinstance(error, NoriaError), "registered for nothing else"
-        return error_response(error, http.state.request_id)
+        headers = {"Connection": "close"} if getattr(http.state, "must_close", False) else None
+        return error_response(error, http.state.request_id, headers)
 
     def refuse_route(http: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException), "registered for nothing else"

@@ -3,6 +3,7 @@
 msgspec checks shape and types; this module only turns its messages into ours. Bounds are `admission.py`'s.
 """
 
+import asyncio
 import re
 from types import NoneType
 from typing import Any, TypeVar, get_args
@@ -22,6 +23,9 @@ from noria.errors import (
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+# The default max_body_bytes at 35 kB/s. A body that stops half-way would hold its connection for ever.
+_TIMEOUT_S = 30.0
+
 _JSON_NAMES = {"int": "an integer", "float": "a number", "str": "a string", "bool": "true or false", "array": "a list"}
 
 
@@ -31,7 +35,7 @@ async def read_json(http: Request, kind: type[T], max_bytes: int) -> T:
     Raises:
         UnsupportedMediaType: the Content-Type is not application/json.
         BodyTooLarge: without having kept more than `max_bytes`.
-        InvalidBody: not JSON, or not an object.
+        InvalidBody: not JSON, not an object, or too slow; then `http.state.must_close` is set.
         InvalidField: an unknown field, a missing one, or one of another type.
 
     """
@@ -47,10 +51,14 @@ async def _read(http: Request, max_bytes: int) -> bytes:
         raise too_large
     body = bytearray()
     try:
-        async for chunk in http.stream():
-            body += chunk
-            if len(body) > max_bytes:
-                raise too_large
+        async with asyncio.timeout(_TIMEOUT_S):
+            async for chunk in http.stream():
+                body += chunk
+                if len(body) > max_bytes:
+                    raise too_large
+    except TimeoutError as error:
+        http.state.must_close = True
+        raise InvalidBody(f"the body did not arrive within {_TIMEOUT_S:g} s; {len(body)} bytes of it did.") from error
     except ClientDisconnect as error:
         raise RequestCancelled("the client left before the end of its request.") from error
     return bytes(body)

@@ -2,7 +2,9 @@
 
 A request flies to the ready engine with the fewest images in flight. If that process ends, the request is sent once more, with
 the same seed and so for the same image, to another engine or to the same one when it is back; a second loss is the client's to
-retry. A caller that is cancelled takes its request out of the engine. This module knows no HTTP and never looks into pixels.
+retry. Retries take turns, one at a time: a request that ends every engine it meets ends the second one without its former company,
+which survives. A caller that is cancelled takes its request out of the engine, and an engine's nonsense costs the request it is
+about. This module knows no HTTP and never looks into pixels.
 """
 
 import asyncio
@@ -66,6 +68,9 @@ class EngineLink:
         self._engines: list[_Engine] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Condition()
+        self._retrying = asyncio.Lock()
+        self._stopping = False
+        self._timers: set[asyncio.Timeout] = set()  # of the calls of `submit` that run
         self._spec: ModelSpec | None = None
 
     async def __aenter__(self) -> Self:
@@ -106,42 +111,60 @@ class EngineLink:
         """Have `request` drawn. A cancelled call takes it out of the engine at its next step.
 
         Raises:
-            EngineUnavailable: at once, when no engine is ready.
+            EngineUnavailable: at once, when no engine is ready; or at `stop`.
             EngineLost: the engine ended with the request in flight, twice, or did not come back in time.
             DeadlineExceeded: `timeout_s` is over.
             NoriaError: whatever the engine answered.
 
         """
+        if self._stopping:
+            raise _stopped()
         deadline = asyncio.get_running_loop().time() + request.timeout_s
         engine = self._least_loaded()
         if engine is None:
             raise self.unavailable()
+        timer = asyncio.timeout_at(deadline + _GRACE_S)
+        self._timers.add(timer)
         try:
-            async with asyncio.timeout_at(deadline + _GRACE_S):
+            async with timer:
                 try:
                     return await engine.draw(request)
                 except _EngineGone:
                     log.warning("%s: its engine ended; sending it once more", request.request_id)
                 return await self._draw_again(request, deadline)
         except TimeoutError as error:
+            if self._stopping:
+                raise _stopped() from error
             raise DeadlineExceeded(f"not done after {request.timeout_s:g} s.") from error
+        finally:
+            self._timers.discard(timer)
+
+    def stop(self) -> None:
+        """Fail every request in flight, and any to come, with EngineUnavailable: the end of a drain."""
+        self._stopping = True
+        for timer in self._timers:
+            if not timer.expired():
+                timer.reschedule(0.0)
 
     async def _draw_again(self, request: ImageRequest, deadline: float) -> Result:
         lost = EngineLost(
             "the engine ended while it drew this request, also at the second try.", retry_after_s=_RETRY_AFTER_S
         )
-        try:
-            async with asyncio.timeout(self._restart_wait_s), self._changed:
-                await self._changed.wait_for(lambda: self.ready)
-        except TimeoutError as error:
-            raise lost from error
-        engine = self._least_loaded()
-        assert engine is not None, "nothing ran since an engine was ready"
-        left_s = max(deadline - asyncio.get_running_loop().time(), 0.0)
-        try:
-            return await engine.draw(msgspec.structs.replace(request, timeout_s=left_s))
-        except _EngineGone as error:
-            raise lost from error
+        while True:
+            try:
+                async with asyncio.timeout(self._restart_wait_s), self._changed:
+                    await self._changed.wait_for(lambda: self.ready)
+            except TimeoutError as error:
+                raise lost from error
+            async with self._retrying:  # the caller's deadline bounds the wait for a turn, too
+                engine = self._least_loaded()
+                if engine is None:  # the retry before this one has ended it
+                    continue
+                left_s = max(deadline - asyncio.get_running_loop().time(), 0.0)
+                try:
+                    return await engine.draw(msgspec.structs.replace(request, timeout_s=left_s))
+                except _EngineGone as error:
+                    raise lost from error
 
     def _least_loaded(self) -> "_Engine | None":
         ready = [engine for engine in self._engines if engine.ready]
@@ -168,6 +191,10 @@ class EngineLink:
                     self._spec = message.model
                     async with self._changed:
                         self._changed.notify_all()
+
+
+def _stopped() -> EngineUnavailable:
+    return EngineUnavailable("the server is stopping; send the request again.", retry_after_s=_RETRY_AFTER_S)
 
 
 class _EngineGone(Exception):
@@ -245,13 +272,23 @@ class _Engine:
         flight = self._flights.get(message.request_id)
         if flight is None or flight.landed.done():  # its caller has left
             return
-        match message:
-            case ImageDone(index=index, seed=seed, width_px=width_px, height_px=height_px):
-                assert payload is not None, "an image travels with its pixels"
-                flight.images[index] = DrawnImage(seed, width_px, height_px, payload)
-            case Finished(timings=timings, num_steps_run=num_steps_run):
-                images = tuple(flight.images[index] for index in range(flight.num_images))
-                flight.landed.set_result(Result(images, timings, num_steps_run))
-            case Failed(code=code, message=text, field=field_name, retry_after_s=retry_after_s):
-                kind: type[NoriaError] = all_codes().get(code, GenerationFailed)
-                flight.landed.set_exception(kind(text, field=field_name, retry_after_s=retry_after_s))
+        try:
+            _take(flight, message, payload)
+        except Exception:  # an engine's nonsense: it costs this request, not the link
+            log.exception("%s: its engine's answer makes no sense", message.request_id)
+            flight.landed.set_exception(
+                GenerationFailed("the engine's answer makes no sense; the log has the details.")
+            )
+
+
+def _take(flight: _Flight, message: ImageDone | Finished | Failed, payload: memoryview | None) -> None:
+    match message:
+        case ImageDone(index=index, seed=seed, width_px=width_px, height_px=height_px):
+            assert payload is not None, "an image travels with its pixels"
+            flight.images[index] = DrawnImage(seed, width_px, height_px, payload)
+        case Finished(timings=timings, num_steps_run=num_steps_run):
+            images = tuple(flight.images[index] for index in range(flight.num_images))
+            flight.landed.set_result(Result(images, timings, num_steps_run))
+        case Failed(code=code, message=text, field=field_name, retry_after_s=retry_after_s):
+            kind: type[NoriaError] = all_codes().get(code, GenerationFailed)
+            flight.landed.set_exception(kind(text, field=field_name, retry_after_s=retry_after_s))

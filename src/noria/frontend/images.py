@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
@@ -83,7 +84,11 @@ class Drawing:
         """What every answer with images carries, whatever its body."""
         stages = ("queue", "encode", "denoise", "decode", "postprocess")
         spent = ", ".join(f"{stage};dur={getattr(self.timings, stage + '_s') * 1000:.1f}" for stage in stages)
-        return {"X-Noria-Seed": str(self.request.seed), "X-Noria-Model": self.model, "Server-Timing": spent}
+        return {
+            "X-Noria-Seed": str(self.request.seed),
+            "X-Noria-Model": quote(self.model, safe="/:@+ "),  # a header bears neither é nor a line's end
+            "Server-Timing": spent,
+        }
 
 
 def _random_seed() -> int:

@@ -1,6 +1,7 @@
 """Around every HTTP request: its id, its metrics, its line in the log, and an answer when our own code breaks.
 
-Pure ASGI: Starlette's `@app.middleware` costs ten times as much per request (docs/log.md), and would hide the client's leaving.
+Pure ASGI: Starlette's `@app.middleware` would run the application in a task of its own, behind streams that hide the client's
+leaving.
 """
 
 import logging

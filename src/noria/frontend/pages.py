@@ -8,6 +8,7 @@ import json
 from html import escape
 from typing import Any
 
+from noria import schedulers
 from noria.frontend.openapi import CURL_T2I, first_line, served_errors
 from noria.spec import ModelSpec
 
@@ -39,11 +40,13 @@ def docs_page(document: dict[str, Any]) -> str:
     ]
     links = " · ".join(f'<a href="#{_anchor(path)}">{escape(path)}</a>' for _, path, _ in operations)
     sections = "".join(_section(method, path, operation, schemas) for method, path, operation in operations)
+    served = schemas["ImageBody"]["properties"]["scheduler"].get("examples", [])  # none while the model is loading
     script = f'<script type="module">{(_FILES / "docs.js").read_text(encoding="utf-8")}</script>'
     return _page(
         "Noria: documentation",
         f"<h1>Noria</h1><p>{escape(document['info']['description'])} Version {escape(document['info']['version'])}.</p>"
-        f'<nav>{links} · <a href="#errors">errors</a></nav>{_TRY_IT}{sections}{_errors()}{script}',
+        f'<nav>{links} · <a href="#schedulers">schedulers</a> · <a href="#errors">errors</a></nav>'
+        f"{_TRY_IT}{sections}{_schedulers(served)}{_errors()}{script}",
     )
 
 
@@ -102,6 +105,19 @@ def _kind(schema: dict[str, Any]) -> str:
         return " or ".join(value for value in schema["enum"] if value is not None)
     kind = schema["type"]
     return kind if isinstance(kind, str) else str(kind[0])
+
+
+def _schedulers(names: list[str]) -> str:
+    choices = [schedulers.find(name) for name in names]
+    rows = "".join(
+        f"<tr><td><code>{escape(choice.name)}</code></td><td>{escape(choice.description)}</td>"
+        f"<td><code>{escape(choice.diffusers_class)}</code></td></tr>"
+        for choice in choices
+    )
+    return (
+        '<section id="schedulers"><h2>Schedulers</h2><p>Those that the model served can be sampled with.</p>'
+        f"<table><thead><tr><th>Name<th>Method<th>In diffusers</thead><tbody>{rows}</tbody></table></section>"
+    )
 
 
 def _errors() -> str:

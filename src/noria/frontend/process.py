@@ -1,10 +1,11 @@
 """The front-end process: `python -m noria.frontend.process '{"config": …, "fd": 3, "engines": ["ipc:///…"]}'`.
 
 The supervisor binds the port and passes the socket's descriptor, so that several front ends share it and none loses a connection
-when another restarts. SIGTERM (or SIGINT) stops accepting, answers what is in flight for up to `DRAIN_S`, cancels the rest, and
-exits 0.
+when another restarts. SIGTERM (or SIGINT) stops accepting, answers what is in flight for up to `DRAIN_S`, the rest with 503 shortly
+before that, and exits 0.
 """
 
+import asyncio
 import logging
 import signal
 import socket
@@ -22,6 +23,8 @@ from noria.frontend.engine_link import EngineLink
 from noria.observe.process import die_with_parent
 
 DRAIN_S = 25  # the supervisor's patience is 30
+_LAST_WORDS_S = 1.0  # of them, to answer 503 to whom no image was drawn in time
+_KEEP_ALIVE_S = 75  # longer than clients keep an idle connection (httpx 5 s, nginx 60 s): none sends into a closing one
 
 
 class FrontendJob(msgspec.Struct, frozen=True):
@@ -30,6 +33,7 @@ class FrontendJob(msgspec.Struct, frozen=True):
     config: Config
     fd: int  # a listening TCP socket, inherited
     engines: list[str]  # addresses of their channels
+    parent_pid: int | None = None  # the supervisor's
 
 
 def run(config: Config, listen_fd: int, engine_addresses: list[str]) -> None:
@@ -41,13 +45,15 @@ def run(config: Config, listen_fd: int, engine_addresses: list[str]) -> None:
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
     for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises again the signal that it has already obeyed
         signal.signal(number, _already_obeyed)
-    server = http_server(build_app(config, EngineLink(engine_addresses, config.frontend.restart_wait_s)))
+    link = EngineLink(engine_addresses, config.frontend.restart_wait_s)
+    server = http_server(build_app(config, link), link)
     server.run(sockets=[socket.socket(fileno=listen_fd)])
 
 
-def http_server(app: ASGIApp) -> uvicorn.Server:
+def http_server(app: ASGIApp, link: EngineLink) -> uvicorn.Server:
     """`app` behind uvicorn, as this process runs it: uvloop, httptools, and no log lines but our own."""
-    return uvicorn.Server(
+    return _Server(
+        link,
         uvicorn.Config(
             app,
             loop="uvloop",
@@ -57,9 +63,24 @@ def http_server(app: ASGIApp) -> uvicorn.Server:
             log_config=None,
             access_log=False,
             server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=DRAIN_S,
-        )
+        ),
     )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, which at the end of a drain would close the connections of whom it has not answered."""
+
+    def __init__(self, link: EngineLink, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._link = link
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drain."""
+        stop = asyncio.get_running_loop().call_later(DRAIN_S - _LAST_WORDS_S, self._link.stop)
+        await super().shutdown(sockets)
+        stop.cancel()
 
 
 def _already_obeyed(_number: int, _frame: FrameType | None) -> None:
@@ -68,8 +89,8 @@ def _already_obeyed(_number: int, _frame: FrameType | None) -> None:
 
 def main() -> None:
     """Read the job from the command line and do it."""
-    die_with_parent()
     job = msgspec.json.decode(sys.argv[1], type=FrontendJob)
+    die_with_parent(parent_pid=job.parent_pid)
     run(job.config, job.fd, job.engines)
 
 
