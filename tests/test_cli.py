@@ -1,5 +1,6 @@
 """The command line: what is parsed, what is called, what is printed, and with which status it ends."""
 
+import math
 import pathlib
 import subprocess
 import sys
@@ -15,7 +16,9 @@ from noria import __version__
 from noria.cli import build_parser, main
 from noria.config import Config, settings
 from noria.errors import GenerationFailed, InvalidField, ModelError
-from noria.request import ImageBody
+from noria.frontend.engine_link import DrawnImage
+from noria.request import ImageBody, ImageRequest
+from noria.spec import ModelSpec
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 
@@ -97,6 +100,7 @@ def test_generate_makes_a_body_of_its_options(monkeypatch: pytest.MonkeyPatch) -
         (["serve", "a", "b"], "unknown argument 'b'"),
         (["generate"], "prompt"),
         (["generate", "x", "-n", "two"], "-n"),
+        (["generate", "caf\udce9"], "the argument 'caf\\udce9' is not UTF-8"),
     ],
 )
 def test_wrong_arguments_end_with_2_and_one_line(
@@ -119,6 +123,35 @@ def test_a_wrong_setting_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None
 def test_an_unknown_image_format_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "x", "-o", "image.gif"]) == 2
     assert ".png" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("output", "words"), [("folder.png", "is a folder"), ("missing/image.png", "there is no folder 'missing'")]
+)
+def test_an_output_that_cannot_be_written_is_refused_before_the_model_is_read(
+    output: str, words: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.png").mkdir()
+    assert main(["generate", "x", "-o", output, "--model", "./no-such-model"]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_generate_draws_without_a_deadline_and_numbers_the_files(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests: list[ImageRequest] = []
+
+    def draw(config: Config, spec: ModelSpec, request: ImageRequest) -> list[DrawnImage]:
+        requests.append(request)
+        return [DrawnImage(request.seed + index, 8, 8, memoryview(bytes(192))) for index in range(request.num_images)]
+
+    monkeypatch.setattr(noria.generate, "_draw", draw)
+    assert main(["generate", "x", "-n", "2", "-o", str(tmp_path / "image.webp")]) == 0
+    assert requests[0].timeout_s == math.inf
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == ["image-0.webp", "image-1.webp"]
+    assert all(file.read_bytes()[8:12] == b"WEBP" for file in files)
 
 
 def test_a_missing_model_ends_with_3(capsys: pytest.CaptureFixture[str]) -> None:

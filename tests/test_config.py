@@ -67,7 +67,10 @@ def test_variables_are_read_as_the_settings_type(name: str, text: str, value: ob
         ("NORIA_ENGINE_COMPILE", "maybe", "Allowed: true, false"),
         ("NORIA_ENGINE_DEVICES", "gpu", "regex.*cuda:N"),
         ("NORIA_ENGINE_DEVICES", "", "length"),
-        ("NORIA_FRONTEND_REQUEST_TIMEOUT_S", "0", "Allowed: > 0"),
+        ("NORIA_FRONTEND_REQUEST_TIMEOUT_S", "0", "Allowed: 0.001–86400"),
+        ("NORIA_FRONTEND_REQUEST_TIMEOUT_S", "inf", "<= 86400"),
+        ("NORIA_FRONTEND_RESTART_WAIT_S", "nan", ">= 0"),
+        ("NORIA_PORT", "9000", "NORIA_PORT is not a setting.*'NORIA_FRONTEND_PORT'"),
         ("NORIA_ENGIN_SLOTS", "2", "NORIA_ENGIN_SLOTS is not a setting.*'NORIA_ENGINE_SLOTS'"),
     ],
 )
@@ -108,15 +111,19 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: pathlib.Path) -> None:
             load(tmp_path / name, {}, {})
 
 
-def test_what_kubernetes_sets_for_a_service_named_noria_is_no_setting() -> None:
-    names = (
-        "NORIA_SERVICE_HOST",
-        "NORIA_SERVICE_PORT",
-        "NORIA_SERVICE_PORT_HTTP",
-        "NORIA_PORT",
-        "NORIA_PORT_8000_TCP_ADDR",
-    )
-    assert load(None, dict.fromkeys(names, "tcp://10.0.0.1:8000"), {}) == Config()
+@pytest.mark.parametrize("service", ["NORIA", "NORIA_FRONTEND", "NORIA_BLUE_2"])
+def test_what_kubernetes_sets_for_a_service_is_no_setting(service: str) -> None:
+    variables = {
+        "SERVICE_HOST": "10.0.0.1",
+        "SERVICE_PORT": "80",
+        "SERVICE_PORT_HTTP": "80",
+        "PORT": "tcp://10.0.0.1:80",
+        "PORT_80_TCP": "tcp://10.0.0.1:80",
+        "PORT_80_TCP_PROTO": "tcp",
+        "PORT_80_TCP_PORT": "80",
+        "PORT_80_TCP_ADDR": "10.0.0.1",
+    }
+    assert load(None, {f"{service}_{name}": text for name, text in variables.items()}, {}) == Config()
 
 
 def test_every_setting_has_its_own_flag_and_variable_and_one_description() -> None:

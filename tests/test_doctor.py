@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from noria.config import load
 from noria.doctor import Facts, Finding, Gpu, examine, image_seconds, judge, report
@@ -25,6 +26,7 @@ FACTS = Facts(
     gpus=(),
     has_nvidia_driver=False,
     cpu_model="A CPU",
+    cpu_architecture="x86_64",
     cpu_flags=frozenset({"avx2", "avx512f", "avx512_bf16"}),
     num_cores=4,
     cgroup_cpus=None,
@@ -116,6 +118,20 @@ def test_each_thing_that_matters_is_found(
         finding for finding in judged(config, **changes) if (finding.verdict, finding.topic) == (verdict, topic)
     ]
     assert any(words in finding.text for finding in findings)
+
+
+def test_an_arm_processor_is_not_blamed_for_having_no_avx2() -> None:
+    findings = judged(cpu_architecture="aarch64", cpu_flags=frozenset())
+    assert Finding("ok", "cpu", "A CPU, 4 cores, aarch64") in findings
+
+
+def test_a_torch_that_fails_in_any_way_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> int:
+        raise RuntimeError("the driver is too old")
+
+    monkeypatch.setattr(torch.cuda, "device_count", fail)
+    findings = examine(load(None, {}, {"frontend.port": "0"}), listen)
+    assert Finding("fail", "torch", "does not work: RuntimeError: the driver is too old") in findings
 
 
 def test_what_fails_is_counted() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from noria import supervisor
 from noria.cli import main
 from noria.errors import ConfigError
 from noria.supervisor import GiveUp, Restarts, StartAgain, listen
@@ -24,6 +25,7 @@ from noria.channel import EngineChannel
 from noria.messages import EngineState, Hello
 
 job = msgspec.json.decode(sys.argv[1])
+assert (job["parent_pid"], job["log_level"]) == (os.getppid(), "info")
 diary = pathlib.Path(os.environ["DIARY"])
 def note(word):
     with diary.open("a") as opened:
@@ -50,6 +52,7 @@ FAKE_FRONTEND = """
 import json, os, pathlib, signal, socket, sys, time
 
 job = json.loads(sys.argv[1])
+assert job["parent_pid"] == os.getppid()
 diary = pathlib.Path(os.environ["DIARY"])
 def note(word):
     with diary.open("a") as opened:
@@ -82,14 +85,14 @@ sys.exit(serve(config, lambda kind, text: [sys.executable, f"{sys.argv[1]}/{kind
 class Server:
     """A supervisor in a process of its own, over the fakes."""
 
-    def __init__(self, folder: pathlib.Path, devices: str = "cpu", **environment: str) -> None:
+    def __init__(self, folder: pathlib.Path, devices: str = "cpu", driver: str = DRIVER, **environment: str) -> None:
         (folder / "engine.py").write_text(FAKE_ENGINE)
         (folder / "frontend.py").write_text(FAKE_FRONTEND)
         self.diary, self.output = folder / "diary", folder / "output"
         self.diary.touch()
         with self.output.open("w") as opened:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", DRIVER, str(folder), devices],
+                [sys.executable, "-c", driver, str(folder), devices],
                 env=os.environ | {"DIARY": str(self.diary), "TMPDIR": str(folder)} | environment,
                 stdout=opened,
                 stderr=subprocess.STDOUT,
@@ -179,10 +182,44 @@ def test_giving_up_is_never_a_success(status: int) -> None:
 
 
 @pytest.mark.parametrize(("status", "what"), [(2, "config"), (3, "model")])
-def test_a_refusal_is_final_even_after_health(status: int, what: str) -> None:
+def test_a_refusal_is_final_only_before_it_was_ever_ready(status: int, what: str) -> None:
     restarts = Restarts()
+    assert restarts.ended(status, 0) == GiveUp(status, f"it refused its {what}")
     restarts.ready()
-    assert restarts.ended(status, 1000) == GiveUp(status, f"it refused its {what}")
+    assert restarts.ended(status, 1000) == StartAgain(0.0)
+    restarts.started(1000)
+    assert restarts.ended(status, 1001) == StartAgain(0.5)
+
+
+# ── What children get ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [({}, "10000"), ({"GOMP_SPINCOUNT": "5"}, "5"), ({"OMP_WAIT_POLICY": "passive"}, None)],
+)
+def test_idle_threads_spin_as_the_operator_says_else_briefly(
+    given: dict[str, str], count: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, text in given.items():
+        monkeypatch.setenv(name, text)
+    assert supervisor._environment("folder").get("GOMP_SPINCOUNT") == count
+
+
+def test_a_temporary_folder_too_long_for_sockets_is_refused_in_one_line(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / ("long" * 25)
+    folder.mkdir()
+    result = subprocess.run(
+        [sys.executable, "-m", "noria", "serve", "--port", "0"],
+        check=False,
+        env=os.environ | {"TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+    )
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert "Set the environment variable TMPDIR to a shorter path" in result.stderr
 
 
 # ── The port ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -198,9 +235,9 @@ def test_a_taken_port_is_named_with_what_to_do(capsys: pytest.CaptureFixture[str
     assert "--port" in error
 
 
-@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid", "a" * 64])
 def test_an_address_that_is_not_ours_is_refused(host: str) -> None:
-    with pytest.raises(ConfigError, match=f"{host}.*--host"):
+    with pytest.raises(ConfigError, match=f"{host[:60]}.*(--host|no address)"):
         listen(host, 0)
 
 
@@ -266,3 +303,26 @@ def test_an_engine_that_never_gets_ready_is_given_up(tmp_path: pathlib.Path, ser
     assert server.process.wait(20) == 9
     assert len(server.wait_for("engine-0 started")) == 3
     assert "noria: ready" not in server.output.read_text()
+
+
+def test_a_hangup_stops_in_order_like_any_signal(tmp_path: pathlib.Path, servers: list[Server]) -> None:
+    server = Server(tmp_path)
+    servers.append(server)
+    assert server.url
+    server.process.send_signal(signal.SIGHUP)
+    assert server.process.wait(20) == 0
+    server.wait_for("engine-0 stopped")
+
+
+def test_a_child_that_cannot_be_started_keeps_no_other_from_being_stopped(
+    tmp_path: pathlib.Path, servers: list[Server]
+) -> None:
+    driver = DRIVER.replace("[sys.executable,", '["/no/such/program" if kind == "frontend" else sys.executable,')
+    server = Server(tmp_path, driver=driver)
+    servers.append(server)
+    assert server.process.wait(20) == 1
+    assert "FileNotFoundError" in server.output.read_text()
+    for line in server.diary.read_text().splitlines():
+        if " started " in line:
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid(line), 0)

@@ -103,6 +103,9 @@ def _add_command(
 
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser, _ = build_parser()
+    for text in argv:
+        if any("\ud800" <= letter <= "\udfff" for letter in text):  # Python's stand-in for bytes that it cannot decode
+            parser.error(f"the argument {shown(text)} is not UTF-8")
     arguments, rest = parser.parse_known_args(argv)
     if rest:
         flag = rest[0].partition("=")[0]

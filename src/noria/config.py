@@ -19,8 +19,12 @@ from noria.errors import ConfigError, did_you_mean, shown
 
 Auto = Literal["auto"]
 
-_KUBERNETES = re.compile(r"NORIA_(SERVICE_(HOST|PORT)|PORT)(_|$)")
-"""What Kubernetes puts into every pod of a namespace that has a Service named `noria`; none of it is a setting."""
+_KUBERNETES = re.compile(r"NORIA(_\w+)?_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
+_KUBERNETES_URL = re.compile(r"(tcp|udp|sctp)://")
+"""What Kubernetes puts into every pod of a namespace that has a Service named `noria` or `noria-…`; none of it is a setting.
+
+Names that only Kubernetes gives, and `NORIA_PORT` or `NORIA_…_PORT` where the value is a URL.
+"""
 
 
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,12 +75,12 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ] = "sdpa"
     channels_last: Annotated[bool, Meta(description="keep the UNet's and VAE's tensors in NHWC memory order")] = True
     cudnn_benchmark: Annotated[
-        bool, Meta(description="let cuDNN time its algorithms for each new shape (GPU only)")
+        bool, Meta(description="let cuDNN time its algorithms for each bucket (on a GPU, and only with buckets)")
     ] = True
     inference_mode: Annotated[bool, Meta(description="run under torch.inference_mode; false is torch.no_grad")] = True
-    compile: Annotated[
-        bool, Meta(description="torch.compile the UNet: about a minute at start-up; use with buckets")
-    ] = False
+    compile: Annotated[bool, Meta(description="torch.compile the UNet: about a minute at start-up; needs buckets")] = (
+        False
+    )
     embedding_cache: Annotated[int, Meta(ge=0, description="encoded prompts kept for re-use, in prompts")] = 256
 
 
@@ -93,11 +97,20 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
     )
     max_prompt_chars: Annotated[int, Meta(ge=1, description="longest prompt, in characters")] = 4000
     request_timeout_s: Annotated[
-        float, Meta(gt=0, description="a request not done after this many seconds leaves the wheel and is answered 504")
+        float,
+        Meta(
+            ge=0.001,
+            le=86400,
+            description="a request not done after this many seconds leaves the wheel and is answered 504",
+        ),
     ] = 600.0
     restart_wait_s: Annotated[
         float,
-        Meta(ge=0, description="how long a request whose engine ended waits for a new one before it is answered 503"),
+        Meta(
+            ge=0,
+            le=86400,
+            description="how long a request whose engine ended waits for a new one before it is answered 503",
+        ),
     ] = 60.0
 
 
@@ -164,7 +177,7 @@ def load(file: str | os.PathLike[str] | None, environment: Mapping[str, str], fl
     tree: dict[str, Any] = _read_file(pathlib.Path(file)) if file is not None else {}
     known = {setting.variable: setting for setting in settings()}
     for name, text in environment.items():
-        if not name.startswith("NORIA_") or _KUBERNETES.match(name):
+        if not name.startswith("NORIA_") or _is_from_kubernetes(name, text):
             continue
         if name not in known:
             raise ConfigError(
@@ -175,6 +188,13 @@ def load(file: str | os.PathLike[str] | None, environment: Mapping[str, str], fl
     for key, value in flags.items():
         _put(tree, by_key[key], value, f"flag {by_key[key].flag}")
     return _convert(tree)
+
+
+def _is_from_kubernetes(name: str, text: str) -> bool:
+    """Whether the variable describes a Service; some of their names are also a setting's, none of their values is."""
+    if _KUBERNETES.fullmatch(name):
+        return True
+    return name.endswith("_PORT") and _KUBERNETES_URL.match(text) is not None
 
 
 def _read_file(file: pathlib.Path) -> dict[str, Any]:
@@ -267,8 +287,6 @@ def _allowed(kind: Any) -> list[str]:
 
 
 def _bounds(meta: Meta) -> str:
-    if meta.gt is not None:
-        return f"> {meta.gt}"
     return f"≥ {meta.ge}" if meta.le is None else f"{meta.ge}–{meta.le}"
 
 

@@ -19,7 +19,8 @@ from noria.config import Config, EngineConfig
 from noria.engine.loading import cgroup_cpus
 from noria.engine.resources import FULL_SIZE_PARAMETERS, Machine, resolve, resolve_device, usable_cores
 from noria.errors import NoriaError
-from noria.models.catalog import count_parameters, open_model
+from noria.models.catalog import open_model
+from noria.models.weights import count_parameters
 from noria.spec import ModelSpec
 
 Listen = Callable[[str, int], socket.socket]
@@ -57,11 +58,12 @@ class Facts:
 
     python: tuple[int, int, int]
     versions: Mapping[str, str | None]  # of `_PACKAGES`; None is not installed
-    torch_error: str | None  # why torch cannot be imported
+    torch_error: str | None  # why torch cannot be imported or asked
     has_sdpa: bool
     gpus: tuple[Gpu, ...]
     has_nvidia_driver: bool
     cpu_model: str
+    cpu_architecture: str  # as platform.machine() names it
     cpu_flags: frozenset[str]  # as /proc/cpuinfo names them
     num_cores: int  # that this process may be scheduled on
     cgroup_cpus: float | None  # CPU time a second that the container may use; None is no limit
@@ -129,7 +131,7 @@ def _installation(facts: Facts, engine: EngineConfig) -> Iterator[Finding]:
             else Finding("fail", package, f"not installed: pip install {package}")
         )
     if facts.torch_error is not None:
-        yield Finding("fail", "torch", f"cannot be imported: {facts.torch_error}")
+        yield Finding("fail", "torch", f"does not work: {facts.torch_error}")
     if engine.attention == "xformers" and not facts.versions["xformers"]:
         yield Finding(
             "fail",
@@ -147,6 +149,8 @@ def _installation(facts: Facts, engine: EngineConfig) -> Iterator[Finding]:
 def _processor(facts: Facts) -> Finding:
     known = {"avx2": "AVX2", "avx512f": "AVX512", "avx512_bf16": "AVX512-BF16", "amx_bf16": "AMX"}
     has = [name for flag, name in known.items() if flag in facts.cpu_flags]
+    if facts.cpu_architecture not in ("x86_64", "AMD64"):  # whose instruction sets have other names
+        return Finding("ok", "cpu", f"{facts.cpu_model}, {facts.num_cores} cores, {facts.cpu_architecture}")
     text = f"{facts.cpu_model}, {facts.num_cores} cores, {', '.join(has) or 'no AVX2'}"
     return Finding("ok" if has else "warn", "cpu", text + ("" if has else ": several times slower than a CPU with it"))
 
@@ -287,6 +291,7 @@ def gather(config: Config, listen: Listen) -> Facts:
         gpus=gpus,
         has_nvidia_driver=pathlib.Path("/proc/driver/nvidia/version").exists(),
         cpu_model=cpuinfo.get("model name", platform.machine()),
+        cpu_architecture=platform.machine(),
         cpu_flags=frozenset(cpuinfo.get("flags", "").split()),
         num_cores=len(os.sched_getaffinity(0)),
         cgroup_cpus=cgroup_cpus(pathlib.Path("/sys/fs/cgroup")),
@@ -320,9 +325,10 @@ def _version(package: str) -> str | None:
 def _look_at_torch() -> tuple[str | None, bool, tuple[Gpu, ...]]:
     try:
         import torch
-    except (ImportError, OSError) as error:
-        return str(error), False, ()
-    properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+
+        properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    except Exception as error:  # a broken installation or driver may raise anything, and each is a finding
+        return f"{type(error).__name__}: {error}", False, ()
     gpus = tuple(Gpu(device.name, device.total_memory) for device in properties)
     return None, hasattr(torch.nn.functional, "scaled_dot_product_attention"), gpus
 

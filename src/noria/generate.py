@@ -1,10 +1,14 @@
 """`noria generate`: one request drawn in this process, by the same wheel that serves; no server needed."""
 
+import math
+import os
 import pathlib
 import secrets
 import sys
 import time
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from noria.config import Config
 from noria.errors import ConfigError, GenerationFailed
@@ -12,16 +16,15 @@ from noria.frontend.admission import admit
 from noria.frontend.encoding import encode_images
 from noria.frontend.engine_link import DrawnImage
 from noria.models.catalog import open_model
-from noria.request import ImageBody, ImageFormat, ImageRequest
+from noria.request import ImageBody, ImageRequest
+from noria.spec import ModelSpec
 
 if TYPE_CHECKING:
     from noria.engine.diffusion import PreparedImages
 
-_FORMATS: dict[str, ImageFormat] = {".png": "png", ".webp": "webp", ".jpg": "jpeg", ".jpeg": "jpeg"}
-
 
 def run(*, config: Config, body: ImageBody, output: pathlib.Path) -> int:
-    """Draw `body` and write `output`, or `output-0`, `output-1`, … for several images; returns the exit status.
+    """Draw `body` and write `output`, in the body's format, or `output-0`, `output-1`, … for several images; returns the exit status.
 
     Raises:
         SetupError: a model or setting that does not work, a file that cannot be written.
@@ -29,29 +32,34 @@ def run(*, config: Config, body: ImageBody, output: pathlib.Path) -> int:
         GenerationFailed: the model failed.
 
     """
-    file_format = _writable(output)
+    _check_writable(output)
     spec = open_model(config.model)
     request = admit(body, spec, config.frontend, request_id="generate", draw_seed=lambda: secrets.randbelow(2**32))
+    request = msgspec.structs.replace(request, timeout_s=math.inf)  # nobody else waits for this engine
     print(f"{spec.name}: {request.width_px}×{request.height_px}, {request.num_steps} steps of {request.scheduler}, "
           f"guidance {request.guidance_scale:g}, seed {request.seed}", file=sys.stderr)  # fmt: skip
-    for image in _draw(config, request):
+    for image in _draw(config, spec, request):
         index = image.seed - request.seed
         file = output if request.num_images == 1 else output.with_stem(f"{output.stem}-{index}")
-        file.write_bytes(encode_images([image], file_format)[0])
+        try:
+            file.write_bytes(encode_images([image], body.format)[0])
+        except OSError as error:
+            raise ConfigError(f"output {str(file)!r} cannot be written: {error.strerror}.") from error
         print(file)
     return 0
 
 
-def _writable(output: pathlib.Path) -> ImageFormat:
-    """The format that the output's name asks for, once it is known that it can be written: before any work is done."""
-    if output.suffix.lower() not in _FORMATS:
-        raise ConfigError(f"output {str(output)!r} ends in {output.suffix!r}; allowed are {', '.join(_FORMATS)}.")
+def _check_writable(output: pathlib.Path) -> None:
+    """Refuse an output that cannot be written: before any work is done."""
+    if output.is_dir():
+        raise ConfigError(f"output {str(output)!r} is a folder. Name a file in it.")
     if not output.parent.is_dir():
         raise ConfigError(f"output {str(output)!r}: there is no folder {str(output.parent)!r}. Make it first.")
-    return _FORMATS[output.suffix.lower()]
+    if not os.access(output if output.exists() else output.parent, os.W_OK):
+        raise ConfigError(f"output {str(output)!r} cannot be written by this user. Choose another folder.")
 
 
-def _draw(config: Config, request: ImageRequest) -> list[DrawnImage]:
+def _draw(config: Config, spec: ModelSpec, request: ImageRequest) -> list[DrawnImage]:
     """The request's images, with a progress bar on a terminal."""
     from tqdm import tqdm
 
@@ -60,7 +68,6 @@ def _draw(config: Config, request: ImageRequest) -> list[DrawnImage]:
     from noria.scheduling.plans import End
     from noria.scheduling.steps import StepScheduler
 
-    spec = open_model(config.model)
     executor, settings = load_executor(spec, config.engine, config.engine.devices[0])
     assert isinstance(settings.slots, int)
     events: list[ImageReady[PreparedImages] | Ended[PreparedImages]] = []

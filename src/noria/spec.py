@@ -8,9 +8,9 @@ from msgspec import Struct
 class ModelSpec(Struct, frozen=True):
     """One model folder in diffusers format, as far as admission, documentation and the engine's set-up need it."""
 
-    name: str  # as clients name it
+    name: str  # as clients name it; letters, digits and _.+/- only, so that a header carries it
     folder: str
-    fingerprint: str  # first 12 hexadecimal digits of a SHA-256 over the parts' configurations and weights' headers
+    fingerprint: str  # first 12 hexadecimal digits of a SHA-256 over configurations, weights' headers and data ends
     pipeline: str  # "StableDiffusionPipeline"
     prediction_type: str  # "epsilon" | "v_prediction" | "sample"
     default_width_px: int

@@ -26,7 +26,7 @@ from prometheus_client import multiprocess
 
 from noria.channel import Connected, EngineConnection, Lost
 from noria.config import Config
-from noria.errors import ConfigError, ModelError
+from noria.errors import ConfigError, ModelError, shown
 from noria.messages import EngineState, Hello
 from noria.models.catalog import open_model
 from noria.spec import ModelSpec
@@ -42,6 +42,7 @@ ENGINE_STOP_S = 5.0  # an engine without front ends has nothing left to finish
 HEALTHY_S = 60.0
 LONGEST_DELAY_S = 30.0
 START_ATTEMPTS = 3
+LONGEST_ADDRESS_BYTES = 107  # of a Unix socket's path: sun_path of unix(7) without its last zero
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ class GiveUp:
 class Restarts:
     """What to do when a child ends: at once the first time, then after 0.5 s, doubling to 30 s; a minute of health forgets.
 
-    Given up: a child that says itself that its settings or its model are wrong, and one that has ended three times without ever
-    having been ready.
+    Given up: only a child that was never ready, when it says itself that its settings or its model are wrong, or at its third end.
+    One that has served is healthy in principle: a GPU that falls off the bus must not stop the other engines.
     """
 
     num_ends: int = 0  # since the last minute of health
@@ -82,7 +83,7 @@ class Restarts:
     def ended(self, status: int, now: float) -> StartAgain | GiveUp:
         """The child ended by itself with `status`; negative is a signal."""
         for kind in (ConfigError, ModelError):
-            if status == kind.exit_status:
+            if status == kind.exit_status and not self.was_ever_ready:
                 return GiveUp(status, f"it refused its {kind.code}")
         self.num_ends = 1 if now - self.started_s >= HEALTHY_S else self.num_ends + 1
         if not self.was_ever_ready and self.num_ends >= START_ATTEMPTS:
@@ -118,7 +119,7 @@ def serve(config: Config, command_of: CommandOf = command_of) -> int:
     """Serve until a signal says stop; returns the exit status: 0 when asked to stop, else that of the child given up.
 
     Raises:
-        ConfigError: the address cannot be listened on.
+        ConfigError: the address cannot be listened on, or TMPDIR is too long for sockets.
         ModelError: the model cannot be served.
 
     """
@@ -149,6 +150,8 @@ def listen(host: str, port: int) -> socket.socket:
         else:
             words = f"cannot listen on {host}, port {port}: {error.strerror}. --host takes an address of this machine"
         raise ConfigError(f"{words} (in a file: frontend.host, frontend.port).") from error
+    except ValueError as error:  # the name's encoding failed before it was looked up
+        raise ConfigError(f"host is {shown(host)}, no address or name of a machine: {error}.") from error
 
 
 class Supervisor:
@@ -167,13 +170,27 @@ class Supervisor:
         self._spec, self._listener, self._directory, self._started_s = spec, listener, directory, started_s
         self._host, self._port = listener.getsockname()[:2]
         self._addresses = [f"ipc://{directory}/engine-{index}" for index in range(len(config.engine.devices))]
+        _check_lengths(self._addresses)
         self._engines, self._frontends = [], []
         for index, (device, address) in enumerate(zip(config.engine.devices, self._addresses, strict=True)):
             name = f"engine-{index}"
-            job = {"config": config.engine, "spec": spec, "device": device, "address": address, "name": name}
+            job = {
+                "config": config.engine,
+                "spec": spec,
+                "device": device,
+                "address": address,
+                "name": name,
+                "parent_pid": os.getpid(),
+                "log_level": config.log_level,
+            }
             self._engines.append(Child("engine", name, command_of("engine", _json(job))))
         for index in range(config.frontend.processes):
-            job = {"config": config, "fd": listener.fileno(), "engines": self._addresses}
+            job = {
+                "config": config,
+                "fd": listener.fileno(),
+                "engines": self._addresses,
+                "parent_pid": os.getpid(),
+            }
             command = command_of("frontend", _json(job))
             self._frontends.append(Child("frontend", f"frontend-{index}", command, (listener.fileno(),)))
         self._stopping = asyncio.Event()
@@ -183,8 +200,9 @@ class Supervisor:
     async def run(self) -> int:
         """Start, serve, stop; returns the exit status."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal, number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup's wish stays
+                loop.add_signal_handler(number, self._on_signal, number)
         lives = {child.name: asyncio.create_task(self._keep(child)) for child in (*self._engines, *self._frontends)}
         watching = asyncio.create_task(self._announce())
         asked = asyncio.create_task(self._stopping.wait())
@@ -196,6 +214,8 @@ class Supervisor:
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watching
+        for life in lives.values():
+            life.result()  # an error of ours in one of them, now that all have ended
         log.info("stopped")
         return self._exit_status
 
@@ -239,7 +259,7 @@ class Supervisor:
         """Ask `children` to end; kill who has not after `grace_s` seconds, or at the second signal."""
         for child in children:
             child.send(signal.SIGTERM)
-        ended: asyncio.Future[Any] = asyncio.gather(*(lives[child.name] for child in children))
+        ended: asyncio.Future[Any] = asyncio.gather(*(lives[child.name] for child in children), return_exceptions=True)
         killing: asyncio.Future[Any] = asyncio.create_task(self._killing.wait())
         await asyncio.wait([ended, killing], timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
         killing.cancel()
@@ -291,15 +311,26 @@ class Supervisor:
             connection.close()
 
 
+def _check_lengths(addresses: list[str]) -> None:
+    """Refuse a temporary directory in which sockets' names get too long; ZeroMQ's own error names no file."""
+    longest = max((os.fsencode(address.removeprefix("ipc://")) for address in addresses), key=len)
+    if len(longest) > LONGEST_ADDRESS_BYTES:
+        raise ConfigError(
+            f"the engines' sockets, such as {os.fsdecode(longest)!r}, have names of {len(longest)} bytes; the system takes "
+            f"{LONGEST_ADDRESS_BYTES}. Set the environment variable TMPDIR to a shorter path."
+        )
+
+
 def _environment(directory: str) -> dict[str, str]:
     """The children's environment; what the operator has set stays."""
     defaults = {
-        # An idle OpenMP thread spins for some 10 µs, then sleeps and leaves the core to a front end. Sleeping at once
-        # (OMP_WAIT_POLICY=passive) halves the speed of a small model, spinning for long starves the front ends: ADR 5.
-        "GOMP_SPINCOUNT": "10000",
         "HF_HUB_OFFLINE": "1",  # the catalog has fetched what there is to fetch
         "TRANSFORMERS_VERBOSITY": "error",
     }
+    if "OMP_WAIT_POLICY" not in os.environ:
+        # An idle OpenMP thread spins for some 10 µs, then sleeps and leaves the core to a front end. Sleeping at once
+        # (OMP_WAIT_POLICY=passive) halves the speed of a small model, spinning for long starves the front ends: ADR 5.
+        defaults["GOMP_SPINCOUNT"] = "10000"
     return defaults | os.environ | {"PROMETHEUS_MULTIPROC_DIR": directory}
 
 

@@ -1,6 +1,7 @@
 """The catalog: what it reads from a good folder, and one message that names the file for every way to damage one."""
 
 import json
+import os
 import pathlib
 import shutil
 from collections.abc import Callable
@@ -11,8 +12,8 @@ import pytest
 import safetensors
 
 from noria.errors import ModelError
-from noria.models import catalog
-from noria.models.catalog import BUNDLED, open_model, read_header, weight_files
+from noria.models.catalog import BUNDLED, open_model
+from noria.models.weights import count_parameters, read_header, variant, weight_files
 
 UNET, VAE, TEXT = (
     "unet/diffusion_pytorch_model.safetensors",
@@ -45,8 +46,8 @@ def folder(tmp_path: pathlib.Path) -> pathlib.Path:
     folder = tmp_path / "tiny-model"
     shutil.copytree(BUNDLED, folder, ignore=shutil.ignore_patterns("*.safetensors", "noria.json"))
     write_safetensors(folder / UNET, {"conv_in.weight": (48, 4, 3, 3), "conv_in.bias": (48,)})
-    write_safetensors(folder / VAE, {"decoder.weight": (4, 4)})
-    write_safetensors(folder / TEXT, {"embeddings.weight": (10, 2)})
+    write_safetensors(folder / VAE, {"decoder.layers.0.weight": (4, 4)})
+    write_safetensors(folder / TEXT, {"embeddings.token_embedding.weight": (176, 128)})
     return folder
 
 
@@ -89,12 +90,20 @@ def test_a_folder_without_noria_json_gets_its_own_name_and_the_family_defaults(f
         7.5,
     )
     assert spec.num_parameters == 48 * 4 * 9 + 48
-    assert catalog.count_parameters(folder) == spec.num_parameters + 16 + 20
+    assert count_parameters(folder) == spec.num_parameters + 4 * 4 + 176 * 128
+
+
+@pytest.mark.parametrize(
+    ("called", "name"), [("modèle n° 1", "mod-le-n--1"), ("模型", "model"), ("a" * 200, "a" * 128)]
+)
+def test_a_folders_name_is_made_fit_for_a_header(folder: pathlib.Path, called: str, name: str) -> None:
+    assert open_model(str(folder.rename(folder.with_name(called)))).name == name
 
 
 def test_sizes_of_stable_diffusion_1_5(folder: pathlib.Path) -> None:
     edit(folder / "unet/config.json", sample_size=64, down_block_types=["CrossAttnDownBlock2D"] * 3 + ["DownBlock2D"])
     edit(folder / "vae/config.json", _class_name="AutoencoderKL", block_out_channels=[128, 256, 512, 512])
+    write_safetensors(folder / VAE, {"decoder.conv_in.weight": (512, 4, 3, 3)})
     spec = open_model(str(folder))
     assert (spec.default_width_px, spec.min_side_px, spec.max_side_px, spec.multiple_px) == (512, 128, 1024, 64)
 
@@ -147,6 +156,7 @@ def test_the_fingerprint_is_the_models_and_not_the_folders(folder: pathlib.Path,
 def test_the_fp16_variant_serves_where_there_is_no_other(folder: pathlib.Path) -> None:
     (folder / UNET).rename(folder / "unet/diffusion_pytorch_model.fp16.safetensors")
     assert [file.name for file in weight_files(folder, "unet")] == ["diffusion_pytorch_model.fp16.safetensors"]
+    assert [variant(folder / part) for part in ("unet", "vae", "text_encoder")] == ["fp16", None, None]
     assert open_model(str(folder)).num_parameters == 48 * 4 * 9 + 48
 
 
@@ -165,6 +175,12 @@ def sharded(folder: pathlib.Path) -> pathlib.Path:
     return folder
 
 
+def test_full_precision_shards_go_before_a_whole_fp16_file(sharded: pathlib.Path) -> None:
+    write_safetensors(sharded / "unet/diffusion_pytorch_model.fp16.safetensors", {"conv_in.weight": (48, 4, 3, 3)})
+    assert variant(sharded / "unet") is None
+    assert len(weight_files(sharded, "unet")) == 2
+
+
 def test_shards_are_one_model(sharded: pathlib.Path) -> None:
     assert open_model(str(sharded)).num_parameters == 48 * 4 * 9 + 48
 
@@ -181,10 +197,20 @@ def test_shards_are_one_model(sharded: pathlib.Path) -> None:
             "index.json: has no weight_map",
         ),
         (
+            lambda unet: edit(
+                unet / "diffusion_pytorch_model.safetensors.index.json", weight_map={"a": "b\0.safetensors"}
+            ),
+            "index.json: has no weight_map",
+        ),
+        (
+            lambda unet: edit(unet / "diffusion_pytorch_model.safetensors.index.json", weight_map={"a": ".."}),
+            "index.json: has no weight_map",
+        ),
+        (
             lambda unet: write_safetensors(
                 unet / "diffusion_pytorch_model-00002-of-00002.safetensors", {"other": (48,)}
             ),
-            "index.json: lists conv_in.bias",
+            "index.json: lists 'conv_in.bias'",
         ),
     ],
 )
@@ -240,11 +266,31 @@ DAMAGES: dict[str, tuple[str, Callable[[pathlib.Path], Any], str]] = {
     "Git LFS pointer": (VAE, lambda file: file.write_text("version https://git-lfs.github.com/spec/v1\n"), "git lfs pull"),
     "header of garbage": (VAE, lambda file: file.write_bytes((4).to_bytes(8, "little") + b"[1 ]"), "damaged"),
     "a shape of words": (VAE, lambda file: file.write_bytes(file.read_bytes().replace(b"[4, 4]", b'["40"]')), "damaged.*Expected `int`"),
-    "unknown dtype": (VAE, lambda file: file.write_bytes(file.read_bytes().replace(b"F16", b"F99")), "damaged at decoder.weight"),
+    "unknown dtype": (VAE, lambda file: file.write_bytes(file.read_bytes().replace(b"F16", b"F99")), "damaged at 'decoder.layers.0.weight"),
     "weights of another model": (UNET, lambda file: write_safetensors(file, {"conv_in.weight": (320, 9, 3, 3)}), "conv_in.weight.*two models"),
+    "a VAE for the text encoder": (TEXT, lambda file: write_safetensors(file, {"decoder.layers.0.weight": (4, 4)}), "token_embedding.weight is missing"),
+    "another vocabulary": (TEXT, lambda file: write_safetensors(file, {"embeddings.token_embedding.weight": (49408, 128)}), "vocab_size and hidden_size 176, 128"),
+    "a text encoder for the VAE": (VAE, lambda file: write_safetensors(file, {"embeddings.token_embedding.weight": (176, 128)}), "layers.0.weight is missing"),
+    "a VAE of more channels": (VAE, lambda file: write_safetensors(file, {"decoder.layers.0.weight": (64, 16, 3, 3)}), "latent_channels 4"),
+    "nested too deep": ("unet/config.json", lambda file: file.write_text('{"a":' + "[" * 100_000), "not JSON"),
+    "a header nested too deep": (VAE, lambda file: file.write_bytes((100_000).to_bytes(8, "little") + b"[" * 100_000), "damaged"),
+    "an endless config": ("vae/config.json", lambda file: (file.unlink(), file.symlink_to("/dev/zero")), "a device, not a file"),
+    "a pipe for a config": ("vae/config.json", lambda file: (file.unlink(), os.mkfifo(file)), "not a file"),
+    "a pipe for weights": (UNET, lambda file: (file.unlink(), os.mkfifo(file)), "not a file"),
+    "a huge config": ("vae/config.json", lambda file: os.truncate(file, 2**24 + 1), "16777217 bytes"),
+    "huge images": ("unet/config.json", lambda file: edit(file, sample_size=513), "<= 512"),
+    "a hundred blocks": ("vae/config.json", lambda file: edit(file, block_out_channels=[4] * 100), "block_out_channels"),
+    "no tokenizer config": ("tokenizer/tokenizer_config.json", pathlib.Path.unlink, "missing"),
+    "no length of prompts": ("tokenizer/tokenizer_config.json", lambda file: edit(file, model_max_length="DELETE"), "model_max_length is None"),
+    "endless prompts": ("tokenizer/tokenizer_config.json", lambda file: edit(file, model_max_length=10**30), "takes 2 to 24"),
+    "an added token without a row": ("tokenizer/tokenizer.json", lambda file: edit(file, added_tokens=[{"id": 176}]), "up to 176"),
+    "added tokens of words": ("tokenizer/tokenizer.json", lambda file: edit(file, added_tokens=["a"]), "no vocabulary"),
     "a folder for weights": (UNET, lambda file: (file.unlink(), file.mkdir()), "cannot be read"),
     "unknown key": ("noria.json", lambda file: file.write_text('{"steps": 3}'), "steps"),
     "steps out of bounds": ("noria.json", lambda file: file.write_text('{"default_steps": 0}'), "default_steps"),
+    "guidance out of bounds": ("noria.json", lambda file: file.write_text('{"default_guidance": 51}'), "<= 50"),
+    "a name that no header carries": ("noria.json", lambda file: file.write_text('{"name": "mod\u00e8le"}'), "name"),
+    "a name of two lines": ("noria.json", lambda file: file.write_text('{"name": "a\\n"}'), "name"),
     "unknown scheduler": ("noria.json", lambda file: file.write_text('{"default_scheduler": "dmp++2m"}'), "dpm\\+\\+2m"),
 }  # fmt: skip
 

@@ -1,5 +1,6 @@
 """A child does not outlive its parent."""
 
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +20,13 @@ def test_child_ends_with_its_parent():
     while _lives(child_pid):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_child_ends_when_its_parent_was_gone_before():
+    code = "import os; from noria.observe.process import die_with_parent; die_with_parent(parent_pid=os.getppid() {}); print('up')"
+    for other, status, output in ((" ", 0, b"up\n"), ("+ 1", -signal.SIGTERM, b"")):
+        result = subprocess.run([sys.executable, "-c", code.format(other)], check=False, stdout=subprocess.PIPE)
+        assert (result.returncode, result.stdout) == (status, output)
 
 
 def _lives(pid: int) -> bool:

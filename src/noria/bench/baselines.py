@@ -10,14 +10,12 @@ from noria.config import EngineConfig
 from noria.models.stable_diffusion import set_attention
 from noria.spec import ModelSpec
 
-PROMPT = "a red circle above a blue square"
-
 
 class Pipeline:
     """diffusers' own StableDiffusionPipeline, set as the server's engine is: dtype, memory format, attention, scheduler."""
 
-    def __init__(self, spec: ModelSpec, config: EngineConfig) -> None:
-        """Load it on the CPU or GPU; `config` has no "auto" left."""
+    def __init__(self, spec: ModelSpec, config: EngineConfig, device: str) -> None:
+        """Load it on `device`; `config` has no "auto" left."""
         import diffusers
 
         diffusers.utils.logging.set_verbosity_error()
@@ -29,31 +27,34 @@ class Pipeline:
         choice = schedulers.find(spec.default_scheduler)
         kind = getattr(diffusers, choice.diffusers_class)
         self.pipe.scheduler = kind.from_config(self.pipe.scheduler.config, **choice.overrides)
-        self.pipe.to("cuda" if torch.cuda.is_available() else "cpu")
+        self.pipe.to(device)
         memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
         self.pipe.unet.to(memory_format=memory_format)
         self.pipe.vae.to(memory_format=memory_format)
         set_attention(self.pipe.unet, config.attention)
+        if config.compile:
+            self.pipe.unet = torch.compile(self.pipe.unet, dynamic=False)
+        torch.backends.cudnn.benchmark = config.cudnn_benchmark
         self.pipe.set_progress_bar_config(disable=True)
 
     @torch.inference_mode()
-    def draw(self, seeds: list[int], num_steps: int, guidance_scale: float) -> Any:
-        """PIL images of `PROMPT` through the pipeline's own call."""
-        generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
-        return self.pipe(
-            [PROMPT] * len(seeds), num_inference_steps=num_steps, guidance_scale=guidance_scale, generator=generators
+    def draw(self, prompt: str, num_steps: int, guidance_scale: float) -> Any:
+        """A PIL image through the pipeline's own call."""
+        seeded = torch.Generator("cpu").manual_seed(1)
+        (image,) = self.pipe(
+            prompt, num_inference_steps=num_steps, guidance_scale=guidance_scale, generator=seeded
         ).images
+        return image
 
     @torch.inference_mode()
-    def loop(self, seeds: list[int], num_steps: int, guidance_scale: float) -> torch.Tensor:
+    def loop(self, prompts: list[str], num_steps: int, guidance_scale: float) -> torch.Tensor:
         """The shortest loop that draws: encode, step all rows together with the diffusers scheduler, decode; uint8 [B, H, W, 3]."""
-        pipe, batch = self.pipe, len(seeds)
+        pipe, batch = self.pipe, len(prompts)
         size = pipe.unet.config.sample_size
-        tokens = pipe.tokenizer([""] * batch + [PROMPT] * batch, padding="max_length", return_tensors="pt").input_ids
+        tokens = pipe.tokenizer([""] * batch + prompts, padding="max_length", return_tensors="pt").input_ids
         text = pipe.text_encoder(tokens.to(pipe.device))[0]
-        noise = [
-            torch.randn(4, size, size, generator=torch.Generator().manual_seed(s), dtype=text.dtype) for s in seeds
-        ]
+        seeded = [torch.Generator().manual_seed(k) for k in range(batch)]
+        noise = [torch.randn(4, size, size, generator=generator, dtype=text.dtype) for generator in seeded]
         pipe.scheduler.set_timesteps(num_steps)
         latents = torch.stack(noise).to(pipe.device) * pipe.scheduler.init_noise_sigma
         for t in pipe.scheduler.timesteps:

@@ -16,7 +16,7 @@ class Reply:
 
     sent: float
     done: float
-    status: int
+    status: int  # 0: the connection broke
     num_bytes: int
 
     @property
@@ -34,10 +34,14 @@ def closed_loop(port: int, num_users: int, seconds: float, body: Callable[[int],
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
         while time.monotonic() < stop:
             text, sent = json.dumps(body(next(numbers))), time.monotonic()
-            connection.request("POST", "/t2i", text, {"content-type": "application/json"})
-            answer = connection.getresponse()
-            received = answer.read()
-            replies.append(Reply(sent, time.monotonic(), answer.status, len(received)))
+            try:
+                connection.request("POST", "/t2i", text, {"content-type": "application/json"})
+                answer = connection.getresponse()
+                status, num_bytes = answer.status, len(answer.read())
+            except (OSError, http.client.HTTPException):
+                connection.close()  # the next request opens it again
+                status = num_bytes = 0
+            replies.append(Reply(sent, time.monotonic(), status, num_bytes))
         connection.close()
 
     users = [threading.Thread(target=use) for _ in range(num_users)]

@@ -1,13 +1,11 @@
 """Find a model and check all of its folder before anything heavy starts; what can be refused is refused here, in words.
 
 Served is the StableDiffusionPipeline format of diffusers: tokenizer, text_encoder, unet, vae, scheduler. A folder's safety_checker,
-feature_extractor and image_encoder are ignored: neither read nor checked. Weights are safetensors, whose headers are read by
-hand; pickles are refused unread. This module knows neither torch nor what the parts compute.
+feature_extractor and image_encoder are ignored: neither read nor checked. How a file is read is in `weights.py`. This module knows
+neither torch nor what the parts compute.
 """
 
 import hashlib
-import json
-import math
 import pathlib
 import re
 from collections.abc import Iterator
@@ -18,6 +16,7 @@ from msgspec import Meta, Struct
 
 from noria import schedulers
 from noria.errors import InvalidField, ModelError, did_you_mean, shown
+from noria.models.weights import AGAIN, STEMS, Tensor, count, read_object, read_text, read_weights, weight_files
 from noria.spec import ModelSpec
 
 BUNDLED = pathlib.Path(__file__).parent / "bundled"
@@ -29,25 +28,13 @@ _CLASSES = {
     "unet": ("UNet2DConditionModel",),
     "vae": ("AutoencoderKL", "AutoencoderTiny"),
 }
-_WEIGHT_STEMS = {
-    "text_encoder": "model",
-    "unet": "diffusion_pytorch_model",
-    "vae": "diffusion_pytorch_model",
-}
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_ITEM_BYTES = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
-    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
-    **dict.fromkeys(("U32", "I32", "F32"), 4),
-    **dict.fromkeys(("U64", "I64", "F64"), 8),
-}
-_LONGEST_HEADER_BYTES = 100_000_000  # safetensors' own limit
 _SAMPLED_BYTES = 65_536
 _DEFAULT_SCHEDULER, _DEFAULT_STEPS, _DEFAULT_GUIDANCE = "dpm++2m", 25, 7.5
 
 T = TypeVar("T")
-Name = Annotated[str, Meta(pattern=r"^[\w.+/-]{1,96}$")]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.+/-]{1,128}\Z")]  # it travels in a header
 Count = Annotated[int, Meta(ge=1)]
+Side = Annotated[int, Meta(ge=1, le=512)]  # in latents; SDXL, the largest of the kind, has 128
 
 
 class _Index(Struct, frozen=True):
@@ -64,7 +51,12 @@ class _Index(Struct, frozen=True):
 class _TextEncoder(Struct, frozen=True):
     hidden_size: Count
     vocab_size: Count
+    max_position_embeddings: Count = 77  # transformers' default
     architectures: tuple[str, ...] = ("CLIPTextModel",)
+
+
+class _AddedToken(Struct, frozen=True):
+    id: int
 
 
 class _Unet(Struct, frozen=True):
@@ -72,10 +64,10 @@ class _Unet(Struct, frozen=True):
 
     class_name: str = msgspec.field(name="_class_name")
     # A pair has no fixed-length type here: msgspec 0.22 corrupts memory on `Annotated[int, Meta(ge=1)] | tuple[int, int]`.
-    sample_size: Count | Annotated[tuple[Count, ...], Meta(min_length=2, max_length=2)] | None = None
+    sample_size: Side | Annotated[tuple[Side, ...], Meta(min_length=2, max_length=2)] | None = None
     in_channels: Count = 4
     out_channels: Count = 4
-    down_block_types: Annotated[tuple[str, ...], Meta(min_length=1)] = ("",) * 4
+    down_block_types: Annotated[tuple[str, ...], Meta(min_length=1, max_length=8)] = ("",) * 4
     cross_attention_dim: Count | tuple[Count, ...] = 1280
     addition_embed_type: str | None = None
     class_embed_type: str | None = None
@@ -87,8 +79,10 @@ class _Unet(Struct, frozen=True):
 class _Vae(Struct, frozen=True):
     class_name: str = msgspec.field(name="_class_name")
     latent_channels: Count = 4
-    block_out_channels: tuple[Count, ...] | None = None
-    encoder_block_out_channels: tuple[Count, ...] | None = None  # AutoencoderTiny, written by an older diffusers
+    block_out_channels: Annotated[tuple[Count, ...], Meta(max_length=8)] | None = None
+    encoder_block_out_channels: Annotated[tuple[Count, ...], Meta(max_length=8)] | None = (
+        None  # AutoencoderTiny, written by an older diffusers
+    )
 
     @property
     def factor(self) -> int:
@@ -109,15 +103,7 @@ class _Overrides(Struct, frozen=True, forbid_unknown_fields=True):
     name: Name | None = None
     default_scheduler: str | None = None
     default_steps: Annotated[int, Meta(ge=1, le=1000)] = _DEFAULT_STEPS
-    default_guidance: Annotated[float, Meta(ge=0, le=100)] = _DEFAULT_GUIDANCE
-
-
-class Tensor(Struct, frozen=True):
-    """One entry of a safetensors header."""
-
-    dtype: str
-    shape: tuple[Annotated[int, Meta(ge=0)], ...]
-    data_offsets: tuple[int, int]
+    default_guidance: Annotated[float, Meta(ge=0, le=50)] = _DEFAULT_GUIDANCE
 
 
 def open_model(name: str) -> ModelSpec:
@@ -138,9 +124,9 @@ def open_model(name: str) -> ModelSpec:
         )
     for part, classes in _CLASSES.items():
         _check_class(folder / "model_index.json", part, getattr(index, part)[1], classes)
-    unet, vae, scheduler = _read_configs(folder)
-    headers = {part: _read_weights(folder, part) for part in _WEIGHT_STEMS}
-    _check_first_layer(folder, unet, headers["unet"])
+    text_encoder, unet, vae, scheduler = _read_configs(folder)
+    headers = {part: read_weights(folder, part) for part in STEMS}
+    _check_first_layers(folder, text_encoder, unet, vae, headers)
 
     overrides = _read(folder / "noria.json", _Overrides) if (folder / "noria.json").exists() else _Overrides()
     sides = unet.sample_size if isinstance(unet.sample_size, tuple) else (unet.sample_size or 64,) * 2
@@ -161,44 +147,8 @@ def open_model(name: str) -> ModelSpec:
         schedulers=tuple(choice.name for choice in schedulers.of_family("diffusion")),
         default_steps=overrides.default_steps,
         default_guidance=overrides.default_guidance,
-        num_parameters=_count(headers["unet"]),
+        num_parameters=count(headers["unet"]),
     )
-
-
-def weight_files(folder: pathlib.Path, part: str) -> list[pathlib.Path]:
-    """The safetensors that hold `part` ("unet", "vae" or "text_encoder"): one file, or every shard of it.
-
-    The full-precision ones where there are any, else the `fp16` variant. Raises ModelError where there are none, or only pickles.
-    """
-    stem = _WEIGHT_STEMS[part]
-    for single, index in (
-        (f"{stem}.safetensors", f"{stem}.safetensors.index.json"),
-        (f"{stem}.fp16.safetensors", f"{stem}.safetensors.index.fp16.json"),
-    ):
-        if (folder / part / single).exists():
-            return [folder / part / single]
-        if (folder / part / index).exists():
-            return [folder / part / shard for shard in sorted(set(_shards(folder / part / index).values()))]
-    pickles = sorted(file.name for file in (folder / part).glob("*") if file.suffix in _PICKLES)
-    if pickles:
-        raise ModelError(
-            f"{folder / part / pickles[0]}: the weights are a pickle, which runs code when it is read; only safetensors are "
-            f"served. Convert once, if you trust it: {_conversion(folder)}"
-        )
-    raise ModelError(f"{folder / part / stem}.safetensors: missing, so the {part} has no weights. {_AGAIN}")
-
-
-def _conversion(folder: pathlib.Path) -> str:
-    """The command that rewrites a model's pickles as safetensors."""
-    return (
-        'python -c "from diffusers import StableDiffusionPipeline as P; '
-        f"P.from_pretrained('{folder}', use_safetensors=False, safety_checker=None).save_pretrained('{folder}-safetensors')\""
-    )
-
-
-def count_parameters(folder: pathlib.Path) -> int:
-    """Parameters of all parts together, from the weights' headers."""
-    return sum(_count(_read_weights(folder, part)) for part in _WEIGHT_STEMS)
 
 
 # ── Where the model is ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -210,14 +160,15 @@ def _locate(name: str) -> tuple[pathlib.Path, str]:
         return BUNDLED, "bundled"
     path = pathlib.Path(name).expanduser()
     if path.is_dir():
-        return path.resolve(), path.resolve().name
+        name = re.sub(r"[^A-Za-z0-9_.+-]", "-", path.resolve().name)[:128]
+        return path.resolve(), name if name.strip("-") else "model"
     if path.exists():
         raise ModelError(
             f"{path} is a file; a model is a folder in diffusers format. A single-file checkpoint is converted with diffusers' "
             "StableDiffusionPipeline.from_single_file(FILE).save_pretrained(FOLDER)."
         )
     looks_local = name.startswith(("/", ".", "~")) or path.parent.is_dir()
-    if looks_local or not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+    if looks_local or not re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII):
         hint = (
             did_you_mean(name, ["bundled"])
             or " Give a folder in diffusers format, a hub id such as org/name, or bundled."
@@ -233,12 +184,12 @@ def _download(hub_id: str) -> pathlib.Path:
     texts = ["model_index.json", "noria.json"] + [
         f"{part}/*.{kind}" for part in (*_CLASSES, "scheduler") for kind in ("json", "txt")
     ]
-    weights = [f"{part}/{stem}{{}}safetensors" for part, stem in _WEIGHT_STEMS.items()]
+    weights = [f"{part}/{stem}{{}}safetensors" for part, stem in STEMS.items()]
     plain = [pattern.format(infix) for pattern in weights for infix in (".", "-?????-of-?????.")]
     half = [pattern.format(infix) for pattern in weights for infix in (".fp16.", ".fp16-?????-of-?????.")]
     try:
         folder = pathlib.Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=texts + plain))
-        without = [part for part in _WEIGHT_STEMS if not any((folder / part).glob("*.safetensors"))]
+        without = [part for part in STEMS if not any((folder / part).glob("*.safetensors"))]
         wanted = [pattern for pattern in half if pattern.partition("/")[0] in without]
         if wanted:
             huggingface_hub.snapshot_download(hub_id, allow_patterns=texts + plain + wanted)
@@ -252,26 +203,10 @@ def _download(hub_id: str) -> pathlib.Path:
 
 # ── Configurations ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-_AGAIN = "Copy or download the model again."
-
 
 def _read(file: pathlib.Path, kind: type[T], missing: str = "") -> T:
     """A JSON file as `kind`; `missing` says what its absence means."""
-    return _converted(file, _read_object(file, missing), kind)
-
-
-def _read_object(file: pathlib.Path, missing: str = "") -> dict[str, Any]:
-    try:
-        tree = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelError(f"{file}: missing{missing and ', so '}{missing}. {_AGAIN}") from error
-    except OSError as error:
-        raise ModelError(f"{file}: cannot be read: {error.strerror}.") from error
-    except ValueError as error:
-        raise ModelError(f"{file}: not JSON: {error}. {_AGAIN}") from error
-    if not isinstance(tree, dict):
-        raise ModelError(f"{file}: holds {shown(tree)} where a JSON object is needed. {_AGAIN}")
-    return tree
+    return _converted(file, read_object(file, missing), kind)
 
 
 def _converted(file: pathlib.Path, tree: dict[str, Any], kind: type[T]) -> T:
@@ -286,7 +221,7 @@ def _check_class(file: pathlib.Path, part: str, got: str | None, classes: tuple[
         raise ModelError(f"{file}: the {part} is a {shown(got)}; what is served is {' or '.join(classes)}.")
 
 
-def _read_configs(folder: pathlib.Path) -> tuple[_Unet, _Vae, _Scheduler]:
+def _read_configs(folder: pathlib.Path) -> tuple[_TextEncoder, _Unet, _Vae, _Scheduler]:
     """Every part's configuration, checked alone and against its neighbours."""
     text_file, unet_file, vae_file = (folder / part / "config.json" for part in ("text_encoder", "unet", "vae"))
     text_encoder = _read(text_file, _TextEncoder)
@@ -295,7 +230,7 @@ def _read_configs(folder: pathlib.Path) -> tuple[_Unet, _Vae, _Scheduler]:
     _check_class(text_file, "text_encoder", next(iter(text_encoder.architectures), None), _CLASSES["text_encoder"])
     _check_class(unet_file, "unet", unet.class_name, _CLASSES["unet"])
     _check_class(vae_file, "vae", vae.class_name, _CLASSES["vae"])
-    _check_tokenizer(folder / "tokenizer", text_encoder.vocab_size)
+    _check_tokenizer(folder / "tokenizer", text_encoder)
 
     for key in (
         "addition_embed_type",
@@ -318,13 +253,13 @@ def _read_configs(folder: pathlib.Path) -> tuple[_Unet, _Vae, _Scheduler]:
     if widths != {text_encoder.hidden_size}:
         raise ModelError(
             f"{unet_file}: cross_attention_dim {unet.cross_attention_dim} where the text encoder's hidden_size is "
-            f"{text_encoder.hidden_size}: these parts are of two models. {_AGAIN}"
+            f"{text_encoder.hidden_size}: these parts are of two models. {AGAIN}"
         )
-    return unet, vae, scheduler
+    return text_encoder, unet, vae, scheduler
 
 
 def _read_scheduler(file: pathlib.Path) -> _Scheduler:
-    tree = _read_object(file)
+    tree = read_object(file)
     family = schedulers.family_of(tree)
     if family != "diffusion":
         raise ModelError(
@@ -333,24 +268,34 @@ def _read_scheduler(file: pathlib.Path) -> _Scheduler:
     return _converted(file, tree, _Scheduler)
 
 
-def _check_tokenizer(folder: pathlib.Path, vocab_size: int) -> None:
-    """Either of the two forms a CLIP tokenizer is stored in, and no token that the text encoder has no row for."""
-    if (folder / "tokenizer.json").exists():
-        file = folder / "tokenizer.json"
-        model = _read_object(file).get("model")
+def _check_tokenizer(folder: pathlib.Path, text_encoder: _TextEncoder) -> None:
+    """Either of the two forms a CLIP tokenizer is stored in; no token and no place that the text encoder has no row for."""
+    file = folder / "tokenizer.json"
+    added: object = []
+    if file.exists():
+        tree = read_object(file)
+        model, added = tree.get("model"), tree.get("added_tokens") or []
         vocabulary = model.get("vocab") if isinstance(model, dict) else None
     else:
         file = folder / "vocab.json"
-        vocabulary = _read_object(file, "there is neither tokenizer.json nor vocab.json with merges.txt")
+        vocabulary = read_object(file, "there is neither tokenizer.json nor vocab.json with merges.txt")
         if not (folder / "merges.txt").is_file():
-            raise ModelError(f"{folder / 'merges.txt'}: missing; vocab.json is of no use without it. {_AGAIN}")
-    if (folder / "tokenizer_config.json").exists():
-        _read_object(folder / "tokenizer_config.json")
-    if not isinstance(vocabulary, dict) or not all(isinstance(token, int) for token in vocabulary.values()):
-        raise ModelError(f"{file}: holds no vocabulary of words and their numbers. {_AGAIN}")
-    if max(vocabulary.values(), default=-1) >= vocab_size:
+            raise ModelError(f"{folder / 'merges.txt'}: missing; vocab.json is of no use without it. {AGAIN}")
+    try:
+        numbers = msgspec.convert(vocabulary, dict[str, int])
+        last = max([*numbers.values(), *(token.id for token in msgspec.convert(added, list[_AddedToken]))], default=-1)
+    except msgspec.ValidationError as error:
+        raise ModelError(f"{file}: holds no vocabulary of words and their numbers. {AGAIN}") from error
+    if last >= text_encoder.vocab_size:
         raise ModelError(
-            f"{file}: numbers tokens up to {max(vocabulary.values())}, the text encoder has {vocab_size}. {_AGAIN}"
+            f"{file}: numbers tokens up to {last}, the text encoder has {text_encoder.vocab_size}. {AGAIN}"
+        )
+    file, most = folder / "tokenizer_config.json", text_encoder.max_position_embeddings
+    length = read_object(file, "nothing says how long a prompt may be").get("model_max_length")
+    if not isinstance(length, int) or not 2 <= length <= most:  # a beginning and an end
+        raise ModelError(
+            f"{file}: model_max_length is {shown(length)}; the text encoder takes 2 to {most} tokens "
+            "(max_position_embeddings of text_encoder/config.json)."
         )
 
 
@@ -358,7 +303,7 @@ def _default_scheduler(folder: pathlib.Path, overrides: _Overrides) -> str:
     """What noria.json names, else what scheduler_config.json is nearest to, else the family's."""
     if overrides.default_scheduler is None:
         try:
-            return schedulers.of_config(_read_object(folder / "scheduler" / "scheduler_config.json")).name
+            return schedulers.of_config(read_object(folder / "scheduler" / "scheduler_config.json")).name
         except InvalidField:
             return _DEFAULT_SCHEDULER
     try:
@@ -370,88 +315,24 @@ def _default_scheduler(folder: pathlib.Path, overrides: _Overrides) -> str:
 # ── Weights ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _read_weights(folder: pathlib.Path, part: str) -> dict[str, Tensor]:
-    """Every tensor of a part by name; all its files are whole."""
-    tensors: dict[str, Tensor] = {}
-    for file in weight_files(folder, part):
-        tensors |= read_header(file)
-    for file in (folder / part).glob(f"{_WEIGHT_STEMS[part]}.safetensors.index*.json"):
-        lost = sorted(set(_shards(file)) - set(tensors))
-        if lost:
-            raise ModelError(f"{file}: lists {lost[0]}, which is in none of the shards. {_AGAIN}")
-    return tensors
-
-
-def _shards(index: pathlib.Path) -> dict[str, str]:
-    """The shard of each tensor."""
-    shards = _read_object(index).get("weight_map")
-    if not isinstance(shards, dict) or not all(isinstance(name, str) and "/" not in name for name in shards.values()):
-        raise ModelError(f"{index}: has no weight_map from tensors to files beside it. {_AGAIN}")
-    return shards
-
-
-def read_header(file: pathlib.Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file: 8 bytes of length, a JSON object, then the data it describes and not a byte else.
-
-    Raises:
-        ModelError: missing, truncated, longer than described, or no safetensors at all.
-
-    """
-    try:
-        size_bytes = file.stat().st_size
-        with file.open("rb") as opened:
-            start = opened.read(8)
-            header_bytes = int.from_bytes(start, "little")
-            if start == b"version ":
-                raise ModelError(
-                    f"{file}: a Git LFS pointer, not the weights. Run `git lfs pull` in the model's repository."
-                )
-            if size_bytes < 8 + header_bytes and header_bytes <= _LONGEST_HEADER_BYTES:
-                raise ModelError(
-                    f"{file}: truncated: its header alone ends at byte {8 + header_bytes}, it has {size_bytes}. {_AGAIN}"
-                )
-            raw = opened.read(header_bytes) if header_bytes <= _LONGEST_HEADER_BYTES else b""
-    except FileNotFoundError as error:
-        raise ModelError(f"{file}: missing. {_AGAIN}") from error
-    except OSError as error:
-        raise ModelError(f"{file}: cannot be read: {error.strerror}.") from error
-    try:
-        tree = msgspec.convert(json.loads(raw), dict[str, Any])
-        tree.pop("__metadata__", None)
-        tensors = msgspec.convert(tree, dict[str, Tensor])
-    except (ValueError, msgspec.ValidationError) as error:
-        raise ModelError(f"{file}: its header is damaged, or it is no safetensors file: {error}. {_AGAIN}") from error
-    _check_offsets(file, tensors, size_bytes - 8 - header_bytes)
-    return tensors
-
-
-def _check_offsets(file: pathlib.Path, tensors: dict[str, Tensor], data_bytes: int) -> None:
-    end = 0
-    for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_offsets):
-        length = math.prod(tensor.shape) * _ITEM_BYTES.get(tensor.dtype, 0)
-        if tensor.dtype not in _ITEM_BYTES or tensor.data_offsets != (end, end + length):
-            raise ModelError(f"{file}: its header is damaged at {name}: {shown(msgspec.to_builtins(tensor))}. {_AGAIN}")
-        end += length
-    if end != data_bytes:
-        what = "truncated" if data_bytes < end else "too long"
-        header_bytes = file.stat().st_size - data_bytes
-        raise ModelError(
-            f"{file}: {what}: expected {header_bytes + end} bytes, it has {header_bytes + data_bytes}. {_AGAIN}"
-        )
-
-
-def _check_first_layer(folder: pathlib.Path, unet: _Unet, tensors: dict[str, Tensor]) -> None:
-    """Weights of another model would otherwise be found out by a stack trace, after seconds of loading."""
-    first = tensors.get("conv_in.weight")
-    if first is None or first.shape[1:2] != (unet.in_channels,):
-        raise ModelError(
-            f"{weight_files(folder, 'unet')[0]}: conv_in.weight is {list(first.shape) if first else 'missing'}, where config.json "
-            f"has in_channels {unet.in_channels}: weights and configuration are of two models. {_AGAIN}"
-        )
-
-
-def _count(tensors: dict[str, Tensor]) -> int:
-    return sum(math.prod(tensor.shape) for tensor in tensors.values())
+def _check_first_layers(
+    folder: pathlib.Path, text_encoder: _TextEncoder, unet: _Unet, vae: _Vae, headers: dict[str, dict[str, Tensor]]
+) -> None:
+    """Weights of another part or model would otherwise be found out by a stack trace, after seconds of loading."""
+    in_vae = "decoder.conv_in.weight" if vae.class_name == "AutoencoderKL" else "decoder.layers.0.weight"
+    words = (text_encoder.vocab_size, text_encoder.hidden_size)
+    for part, name, axes, expected, where in (
+        ("text_encoder", "embeddings.token_embedding.weight", slice(2), words, "vocab_size and hidden_size"),
+        ("unet", "conv_in.weight", slice(1, 2), (unet.in_channels,), "in_channels"),
+        ("vae", in_vae, slice(1, 2), (vae.latent_channels,), "latent_channels"),
+    ):
+        tensors = headers[part]
+        tensor = tensors.get(name) or tensors.get(f"text_model.{name}")  # before and after transformers 5
+        if tensor is None or tensor.shape[axes] != expected:
+            raise ModelError(
+                f"{weight_files(folder, part)[0]}: {name} is {list(tensor.shape) if tensor else 'missing'}, where config.json has "
+                f"{where} {', '.join(map(str, expected))}: weights and configuration are of two models. {AGAIN}"
+            )
 
 
 def _fingerprint(folder: pathlib.Path) -> str:
@@ -470,8 +351,8 @@ def _pieces(folder: pathlib.Path) -> Iterator[bytes]:
         for file in sorted((folder / part).glob("*")):
             if file.suffix in (".json", ".txt"):
                 yield file.name.encode()
-                yield file.read_bytes()
-    for part in _WEIGHT_STEMS:
+                yield read_text(file)
+    for part in STEMS:
         for file in weight_files(folder, part):
             size_bytes = file.stat().st_size
             with file.open("rb") as opened:
