@@ -85,8 +85,8 @@ def is_held_out(caption: str) -> bool:
     return zlib.crc32(caption.encode()) % 50 == 0
 
 
-def draw_scene(rng: random.Random) -> Scene:
-    """One scene of one (40 %) or two objects, from the whole grammar."""
+def draw_scene(rng: random.Random, one_object: float = 0.4) -> Scene:
+    """One scene from the whole grammar: of one object with probability `one_object`, else of two."""
     stated = rng.random() < 0.6
     background = rng.choice(list(COLOURS)) if stated else "white"
     colours = [colour for colour in COLOURS if colour != background]
@@ -97,7 +97,7 @@ def draw_scene(rng: random.Random) -> Scene:
         return Object(rng.choice(colours), rng.choice(SHAPES), size, x + jitter_x, y + jitter_y, SIZES[size] * swell)
 
     place = relation = ""
-    if rng.random() < 0.4:
+    if rng.random() < one_object:
         place = rng.choice(list(PLACES))
         objects = (an_object(*PLACES[place]),)
         caption = f"{objects[0].phrase} {place}".strip()
@@ -111,11 +111,11 @@ def draw_scene(rng: random.Random) -> Scene:
     return Scene(caption, background, objects, place, relation)
 
 
-def draw_scenes(seed: int, count: int, held_out: bool = False) -> list[Scene]:
+def draw_scenes(seed: int, count: int, held_out: bool = False, one_object: float = 0.4) -> list[Scene]:
     """`count` scenes of the training captions, or of the held-out ones; the same for the same seed."""
     rng, scenes = random.Random(seed), []
     while len(scenes) < count:
-        scene = draw_scene(rng)
+        scene = draw_scene(rng, one_object)
         if is_held_out(scene.caption) == held_out:
             scenes.append(scene)
     return scenes

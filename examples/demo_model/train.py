@@ -24,9 +24,10 @@ import torch.distributed as dist
 from diffusers import AutoencoderTiny, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import nn
+from torch.nn.functional import cross_entropy
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
-from scenes import draw_scenes, render, vocabulary
+from scenes import COLOURS, RELATIONS, SHAPES, SIZES, Object, Scene, draw_scenes, render, vocabulary
 
 SIDE_PX = 128
 TOKENS = 24
@@ -36,6 +37,7 @@ NOISE = dict(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", 
 POOL_SCENES = 32768  # per process; as many scenes are kept encoded
 POOL_START = 1024  # of them before the first step
 USES = 8  # how often a scene is shown, on average
+ALWAYS_PADDING = 6  # last tokens that no caption of the grammar reaches
 EMPTY_CAPTIONS = 0.1  # share of captions dropped, for classifier-free guidance
 CHECKPOINT_EVERY_S = 300
 
@@ -177,6 +179,25 @@ def cosine(share: float, hold: float = 0.0) -> float:
     return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, fall)))
 
 
+# What a scene's caption says of its first place (upper, left, or the only one) and its second: colour, shape, size of each; then
+# how they lie (beside, above one another, alone), and the background. The relations head of a `--relations` run predicts them.
+FACT_SIZES = (len(COLOURS), len(SHAPES), len(SIZES)) * 2 + (3, len(COLOURS))
+_UNSAID = -100  # what cross_entropy passes over
+
+
+def facts_of(scene: Scene) -> list[int]:
+    """Each fact's number, in the order of FACT_SIZES."""
+
+    def of(thing: Object) -> list[int]:
+        return [list(COLOURS).index(thing.colour), SHAPES.index(thing.shape), list(SIZES).index(thing.size)]
+
+    background = list(COLOURS).index(scene.background)
+    if len(scene.objects) == 1:
+        return [*of(scene.objects[0]), *[_UNSAID] * 3, 2, background]
+    first, second = scene.objects if sum(RELATIONS[scene.relation]) < 0 else reversed(scene.objects)
+    return [*of(first), *of(second), abs(RELATIONS[scene.relation][1]), background]
+
+
 class Scenes:
     """The endless stream of (latents, token ids), from a pool of encoded scenes.
 
@@ -184,29 +205,33 @@ class Scenes:
     brings batch / USES new scenes, which first fill the pool and then replace its oldest.
     """
 
-    def __init__(self, vae: AutoencoderTiny, tokenizer: CLIPTokenizer, device: torch.device, seed: int) -> None:
-        self.vae, self.tokenizer, self.device, self.seed = vae, tokenizer, device, seed
+    def __init__(
+        self, vae: AutoencoderTiny, tokenizer: CLIPTokenizer, device: torch.device, seed: int, one_object: float
+    ) -> None:
+        self.vae, self.tokenizer, self.device, self.seed, self.one_object = vae, tokenizer, device, seed, one_object
         self.drawn = 0
         side = SIDE_PX // 8
         self.latents = torch.empty(POOL_SCENES, 4, side, side, dtype=torch.float16, device=device)
         self.ids = torch.empty(POOL_SCENES, TOKENS, dtype=torch.int64, device=device)
+        self.facts = torch.empty(POOL_SCENES, len(FACT_SIZES), dtype=torch.int64, device=device)
         for _ in range(POOL_START // 64):
             self.draw(64)
 
     def draw(self, count: int) -> None:
         self.seed += 1
-        scenes = draw_scenes(self.seed, count)
+        scenes = draw_scenes(self.seed, count, one_object=self.one_object)
         images = render(scenes, SIDE_PX).to(self.device, memory_format=torch.channels_last)
         rows = torch.arange(self.drawn, self.drawn + count, device=self.device) % POOL_SCENES
         with torch.no_grad():
             self.latents[rows] = (self.vae.encode(images).latents * self.vae.config.scaling_factor).half()
         self.ids[rows] = token_ids(self.tokenizer, [scene.caption for scene in scenes]).to(self.device)
+        self.facts[rows] = torch.tensor([facts_of(scene) for scene in scenes], device=self.device)
         self.drawn += count
 
-    def batch(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch(self, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         self.draw(max(1, size // USES))
         rows = torch.randint(min(self.drawn, POOL_SCENES), (size,), device=self.device)
-        return self.latents[rows].float(), self.ids[rows].clone()
+        return self.latents[rows].float(), self.ids[rows].clone(), self.facts[rows]
 
 
 def token_ids(tokenizer: CLIPTokenizer, captions: list[str]) -> torch.Tensor:
@@ -222,7 +247,7 @@ def average_gradients(parameters: list[nn.Parameter], world: int) -> None:
         parameter.grad.copy_(piece.view_as(parameter))
 
 
-def save_pipeline(folder: pathlib.Path, vae, text_encoder, tokenizer, unet) -> None:
+def save_pipeline(folder: pathlib.Path, vae, text_encoder, tokenizer, unet, tokenizer_files: pathlib.Path) -> None:
     """The four parts in fp16, readable by everyone (safetensors writes 0600)."""
     scheduler = DDIMScheduler(
         **NOISE,
@@ -247,6 +272,8 @@ def save_pipeline(folder: pathlib.Path, vae, text_encoder, tokenizer, unet) -> N
     for name in ("vae", "text_encoder", "unet"):
         part = type(getattr(pipeline, name)).from_pretrained(half / name, torch_dtype=torch.float16)
         part.save_pretrained(half / name)
+    for name in ("vocab.json", "merges.txt"):  # which transformers 5 leaves out; older ones and a next run need them
+        shutil.copy(tokenizer_files / name, half / "tokenizer" / name)
     for file in half.rglob("*"):
         if file.is_file():
             file.chmod(0o644)
@@ -274,12 +301,13 @@ class Trainer:
         self.parameters = [*self.unet.parameters(), *self.text_encoder.parameters()]
         self.averages = [parameter.detach().clone() for parameter in self.parameters]
         self.optimizer = torch.optim.AdamW(self.parameters, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
-        self.step, self.spent_s, self.running_mse = 0, 0.0, None
+        self.head = nn.Linear(TEXT_WIDTH, sum(FACT_SIZES)).to(device)
+        self.head_optimizer = torch.optim.AdamW(self.head.parameters(), lr=3e-3)
+        self.step, self.spent_s, self.running_mse, self.running_facts = 0, 0.0, None, 0.0
         self.resume()
         torch.manual_seed(options.seed + 1000 * rank + self.step)
-        self.scenes = Scenes(
-            self.vae, self.tokenizer, device, seed=10_000_000 * (options.seed + 1) + 1_000_000 * rank + self.step
-        )
+        first_seed = 10_000_000 * (options.seed + 1) + 1_000_000 * rank + self.step
+        self.scenes = Scenes(self.vae, self.tokenizer, device, first_seed, options.one_object)
         self.empty = token_ids(self.tokenizer, [""])[0].to(device)
         betas = torch.linspace(NOISE["beta_start"] ** 0.5, NOISE["beta_end"] ** 0.5, 1000, device=device) ** 2
         self.alphas = torch.cumprod(1 - betas, 0)
@@ -306,40 +334,56 @@ class Trainer:
         held = [parameter.detach().clone() for parameter in self.parameters]
         for parameter, average in zip(self.parameters, self.averages, strict=True):
             parameter.data.copy_(average)
-        save_pipeline(self.out / "pipeline", self.vae, self.text_encoder, self.tokenizer, self.unet)
+        save_pipeline(
+            self.out / "pipeline", self.vae, self.text_encoder, self.tokenizer, self.unet, self.out / "tokenizer"
+        )
         for parameter, value in zip(self.parameters, held, strict=True):
             parameter.data.copy_(value)
 
-    def loss(self) -> torch.Tensor:
-        """Mean v-MSE of one batch, every timestep weighted alike: high noise, where the layout is decided, counts in full."""
+    def loss(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean v-MSE of one batch, every timestep weighted alike (high noise, where the layout is decided, counts in full); facts."""
         size = self.options.batch
-        x0, ids = self.scenes.batch(size)
-        ids[torch.rand(size, device=self.device) < EMPTY_CAPTIONS] = self.empty
+        x0, ids, facts = self.scenes.batch(size)
+        dropped = torch.rand(size, device=self.device) < EMPTY_CAPTIONS
+        ids[dropped], facts = self.empty, facts.masked_fill(dropped[:, None], _UNSAID)
         strata = (torch.arange(size, device=self.device) + torch.rand(1, device=self.device)) / size
+        strata = torch.where(torch.rand(size, device=self.device) < self.options.high_noise, 0.6 + 0.4 * strata, strata)
         t = (strata[torch.randperm(size, device=self.device)] * 1000).long().clamp(0, 999)
         alpha = self.alphas[t].view(-1, 1, 1, 1)
         noise = torch.randn_like(x0)
         noisy = (alpha.sqrt() * x0 + (1 - alpha).sqrt() * noise).contiguous(memory_format=torch.channels_last)
         target = alpha.sqrt() * noise - (1 - alpha).sqrt() * x0
         with torch.autocast("cuda", torch.bfloat16, enabled=self.device.type == "cuda"):
-            v = self.unet(noisy, t, encoder_hidden_states=self.text_encoder(ids)[0]).sample
-        return (v.float() - target).square().mean()
+            text = self.text_encoder(ids)[0]
+            v = self.unet(noisy, t, encoder_hidden_states=text).sample
+        return (v.float() - target).square().mean(), self.facts_loss(text, facts)
+
+    def facts_loss(self, text: torch.Tensor, facts: torch.Tensor) -> torch.Tensor:
+        """How badly the last tokens, which alone have read the whole caption, tell what lies where."""
+        logits = torch.split(self.head(text[:, -ALWAYS_PADDING:].float().mean(1)), FACT_SIZES, dim=1)
+        losses = [
+            cross_entropy(given, facts[:, k], ignore_index=_UNSAID, reduction="sum") for k, given in enumerate(logits)
+        ]
+        return sum(losses) / (facts != _UNSAID).sum().clamp(min=1)
 
     def turn(self, share: float) -> None:
         for group in self.optimizer.param_groups:
-            group["lr"] = self.options.rate * min(1, (self.step + 1) / 200) * cosine(share, hold=0.5)
-        loss = self.loss()
+            group["lr"] = self.options.rate * min(1, (self.step + 1) / 200) * cosine(share, self.options.hold)
+        loss, facts_loss = self.loss()
         self.optimizer.zero_grad()
-        loss.backward()
+        self.head_optimizer.zero_grad()
+        (loss + self.options.relations * facts_loss).backward()
         if self.world > 1:
-            average_gradients(self.parameters, self.world)
+            average_gradients([*self.parameters, *self.head.parameters()], self.world)
         nn.utils.clip_grad_norm_(self.parameters, 1.0)
         self.optimizer.step()
-        decay = min(0.9995, (1 + self.step) / (10 + self.step))
+        self.head_optimizer.step()
+        decay = min(self.options.average, (1 + self.step) / (10 + self.step))
         torch._foreach_lerp_(self.averages, [p.detach() for p in self.parameters], 1 - decay)
         self.step += 1
         value = loss.item()
         self.running_mse = value if self.running_mse is None else 0.99 * self.running_mse + 0.01 * value
+        self.running_facts = 0.95 * self.running_facts + 0.05 * facts_loss.item()
 
     def run(self) -> None:
         total_s, started, last_save = self.options.minutes * 60, time.time() - self.spent_s, time.time()
@@ -354,7 +398,8 @@ class Trainer:
             if self.rank == 0 and self.step % 100 == 0:
                 images = self.step * self.options.batch * self.world
                 print(
-                    f"step {self.step}  v-MSE {self.running_mse:.4f}  images {images}  {self.spent_s:.0f} s", flush=True
+                    f"step {self.step}  v-MSE {self.running_mse:.4f}  facts {self.running_facts:.3f}  images {images}  {self.spent_s:.0f} s",
+                    flush=True,
                 )
             if time.time() - last_save > CHECKPOINT_EVERY_S:
                 self.save()
@@ -370,6 +415,13 @@ def main() -> None:
     parser.add_argument("--start-from", type=pathlib.Path, help="a pipeline folder whose parts to go on from")
     parser.add_argument("--batch", type=int, default=16, help="images a step and process")
     parser.add_argument("--rate", type=float, default=8e-4, help="highest learning rate")
+    parser.add_argument("--one-object", type=float, default=0.4, help="share of scenes with one object")
+    parser.add_argument("--high-noise", type=float, default=0.0, help="share of images with a timestep of 600 or more")
+    parser.add_argument(
+        "--relations", type=float, default=0.0, help="weight of the relations head's loss on the text encoder"
+    )
+    parser.add_argument("--average", type=float, default=0.9995, help="decay of the average of the weights")
+    parser.add_argument("--hold", type=float, default=0.5, help="share of the minutes before the learning rate falls")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
