@@ -260,6 +260,7 @@ def test_it_announces_restarts_what_is_killed_and_stops_in_order(tmp_path: pathl
     assert len(server.wait_for("environment 10000 True", 2)) == 2
 
     os.kill(first_pid, signal.SIGKILL)  # a front end: the port stays open, and another one answers
+    server.wait_for("frontend started", 2)  # until then the dying one may still take a connection
     with urllib.request.urlopen(server.url) as answer:
         assert int(answer.headers["X-Pid"]) != first_pid
     os.kill(pid(server.wait_for("engine-1 started")[0]), signal.SIGKILL)
