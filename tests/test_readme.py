@@ -40,3 +40,14 @@ def test_the_readme_has_the_commands_that_the_makefile_has():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for command in re.findall(r"^make ([a-z-]+)|`make ([a-z-]+)`", README, flags=re.MULTILINE):
         assert re.search(rf"^{''.join(command)}:", makefile, flags=re.MULTILINE), command
+
+
+def test_no_document_has_a_gap_to_be_filled():
+    for document in [
+        ROOT / "README.md",
+        ROOT / "CHANGELOG.md",
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "examples").rglob("*.md"),
+    ]:
+        text = document.read_text(encoding="utf-8")
+        assert not re.search(r"TO FILL|TODO|QUICK-TABLE|RUN4|ACCURACY\b", text), document

@@ -180,8 +180,10 @@ def cosine(share: float, hold: float = 0.0) -> float:
 
 
 # What a scene's caption says of its first place (upper, left, or the only one) and its second: colour, shape, size of each; then
-# how they lie (beside, above one another, alone), and the background. The relations head of a `--relations` run predicts them.
-FACT_SIZES = (len(COLOURS), len(SHAPES), len(SIZES)) * 2 + (3, len(COLOURS))
+# how they lie (beside, above one another, alone), and the background. The relations heads of a `--relations` run predict them.
+_OBJECT_SIZES = (len(COLOURS), len(SHAPES), len(SIZES))
+_SCENE_SIZES = (3, len(COLOURS))
+FACT_SIZES = (*_OBJECT_SIZES, *_OBJECT_SIZES, *_SCENE_SIZES)
 _UNSAID = -100  # what cross_entropy passes over
 
 
@@ -193,7 +195,7 @@ def facts_of(scene: Scene) -> list[int]:
 
     background = list(COLOURS).index(scene.background)
     if len(scene.objects) == 1:
-        return [*of(scene.objects[0]), *[_UNSAID] * 3, 2, background]
+        return [*of(scene.objects[0]), *of(scene.objects[0]), 2, background]
     first, second = scene.objects if sum(RELATIONS[scene.relation]) < 0 else reversed(scene.objects)
     return [*of(first), *of(second), abs(RELATIONS[scene.relation][1]), background]
 
@@ -271,6 +273,8 @@ def save_pipeline(folder: pathlib.Path, vae, text_encoder, tokenizer, unet, toke
     pipeline.save_pretrained(half)
     for name in ("vae", "text_encoder", "unet"):
         part = type(getattr(pipeline, name)).from_pretrained(half / name, torch_dtype=torch.float16)
+        if name != "text_encoder":  # diffusers would write down the folder that it was read from
+            part.register_to_config(_name_or_path="")
         part.save_pretrained(half / name)
     for name in ("vocab.json", "merges.txt"):  # which transformers 5 leaves out; older ones and a next run need them
         shutil.copy(tokenizer_files / name, half / "tokenizer" / name)
@@ -301,7 +305,7 @@ class Trainer:
         self.parameters = [*self.unet.parameters(), *self.text_encoder.parameters()]
         self.averages = [parameter.detach().clone() for parameter in self.parameters]
         self.optimizer = torch.optim.AdamW(self.parameters, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
-        self.head = nn.Linear(TEXT_WIDTH, sum(FACT_SIZES)).to(device)
+        self.head = nn.ModuleList(nn.Linear(TEXT_WIDTH, sum(_OBJECT_SIZES + _SCENE_SIZES)) for _ in range(2)).to(device)
         self.head_optimizer = torch.optim.AdamW(self.head.parameters(), lr=3e-3)
         self.step, self.spent_s, self.running_mse, self.running_facts = 0, 0.0, None, 0.0
         self.resume()
@@ -359,12 +363,19 @@ class Trainer:
         return (v.float() - target).square().mean(), self.facts_loss(text, facts)
 
     def facts_loss(self, text: torch.Tensor, facts: torch.Tensor) -> torch.Tensor:
-        """How badly the last tokens, which alone have read the whole caption, tell what lies where."""
-        logits = torch.split(self.head(text[:, -ALWAYS_PADDING:].float().mean(1)), FACT_SIZES, dim=1)
-        losses = [
-            cross_entropy(given, facts[:, k], ignore_index=_UNSAID, reduction="sum") for k, given in enumerate(logits)
-        ]
-        return sum(losses) / (facts != _UNSAID).sum().clamp(min=1)
+        """How badly the last tokens, which alone have read the whole caption, tell what lies where.
+
+        Half of them tell of the first place, half of the second, so that a place in the image need only attend to its own half.
+        """
+        halves = text[:, -ALWAYS_PADDING:].float().chunk(2, dim=1)
+        loss = torch.zeros((), device=self.device)
+        for place, (half, head) in enumerate(zip(halves, self.head, strict=True)):
+            told = [3 * place, 3 * place + 1, 3 * place + 2, 6, 7]
+            for fact, logits in zip(
+                told, torch.split(head(half.mean(1)), _OBJECT_SIZES + _SCENE_SIZES, dim=1), strict=True
+            ):
+                loss = loss + cross_entropy(logits, facts[:, fact], ignore_index=_UNSAID, reduction="sum")
+        return loss / (2 * 5 * len(facts))
 
     def turn(self, share: float) -> None:
         for group in self.optimizer.param_groups:

@@ -57,7 +57,7 @@ def test_the_bundled_model_is_served_as_its_author_says() -> None:
         "noria-shapes",
         "dpm++2m",
         20,
-        4.0,
+        3.0,
     )
     assert (spec.default_width_px, spec.default_height_px, spec.min_side_px, spec.max_side_px, spec.multiple_px) == (
         128,
