@@ -43,8 +43,8 @@ signal.signal(signal.SIGTERM, stop)
 while True:
     peer, message = channel.inbox.get()
     assert isinstance(message, Hello)
-    channel.send(peer, EngineState(str(os.getpid()), "loading", None, job["device"]))
-    channel.send(peer, EngineState(str(os.getpid()), "ready", None, job["device"]))
+    channel.send(peer, EngineState(str(os.getpid()), "loading", (), job["device"]))
+    channel.send(peer, EngineState(str(os.getpid()), "ready", (), job["device"]))
     note("ready")
 """
 

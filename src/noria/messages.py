@@ -2,8 +2,9 @@
 
 Pixels travel beside a message as a raw frame of their own (`ImageDone`), so that they are never copied into MessagePack.
 
-    to an engine     Hello, Submit, Cancel
-    from an engine   EngineState (after Hello, and at every change), ImageDone*, then one of Finished | Failed for every Submit
+    to an engine     Hello, Submit, Cancel, Ping
+    from an engine   EngineState (after Hello, and at every change), Load (now and then), Pong; for every Submit one Progress when it
+                     is accepted, (Progress | Preview | ImageDone)*, then one of Finished | Failed
 """
 
 from typing import Literal
@@ -33,13 +34,73 @@ class Cancel(Struct, frozen=True, tag=True):
     request_id: str
 
 
+class Ping(Struct, frozen=True, tag=True):
+    """Is the wheel turning? Answered by `Pong`."""
+
+
+class Pong(Struct, frozen=True, tag=True):
+    """How long the wheel has been in its present turn, and how long a turn may take before the engine counts as hung; seconds."""
+
+    incarnation: str
+    stuck_s: float
+    limit_s: float
+
+
+PreviousEnd = Literal["none", "crashed", "killed"]
+"""How an engine's last run ended: there was none, by itself (or it hung), or by somebody else's SIGKILL."""
+
+
 class EngineState(Struct, frozen=True, tag=True):
     """`incarnation` names one run of the process: requests sent to another are gone."""
 
     incarnation: str
     state: Literal["loading", "ready"]
-    model: ModelSpec | None  # None while loading
+    models: tuple[ModelSpec, ...]  # empty while loading
     device: str
+    previous_end: PreviousEnd = "none"
+
+
+class ShapeCosts(Struct, frozen=True):
+    """What the engine has measured of one model at one size, in seconds."""
+
+    model: str
+    width_px: int
+    height_px: int
+    step_s: dict[int, float]  # one call of the model, by its number of rows
+    decode_s: dict[int, float]  # by the number of images decoded together
+    encode_s: float  # one prompt
+    most_rows: int  # in one call: more would not be faster, or not fit the memory
+
+
+class Load(Struct, frozen=True, tag=True):
+    """How busy an engine is; sent to every peer when it has changed, twice a second at most."""
+
+    drain_s: float  # until all that was accepted is done
+    num_seated: int
+    num_waiting: int
+    num_slots: int
+    costs: tuple[ShapeCosts, ...] = ()
+
+
+class Progress(Struct, frozen=True, tag=True):
+    """How far a request is: of several images, the one furthest behind. Sent once when it is accepted; then only if `watched`."""
+
+    request_id: str
+    queue_position: int | None  # images that will board before its last one; None: all of them have boarded
+    call: int
+    num_calls: int
+    start_in_s: float  # predicted
+    finish_in_s: float
+
+
+class Preview(Struct, frozen=True, tag=True):
+    """What image `index` is going to be, as seen at `call`; the frame beside it is height × width × 3 bytes of RGB."""
+
+    request_id: str
+    index: int
+    call: int
+    width_px: int
+    height_px: int
 
 
 class ImageDone(Struct, frozen=True, tag=True):
@@ -79,8 +140,8 @@ class Failed(Struct, frozen=True, tag=True):
     retry_after_s: float | None = None
 
 
-ToEngine = Hello | Submit | Cancel
-FromEngine = EngineState | ImageDone | Finished | Failed
+ToEngine = Hello | Submit | Cancel | Ping
+FromEngine = EngineState | Load | Pong | Progress | Preview | ImageDone | Finished | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

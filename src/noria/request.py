@@ -11,12 +11,15 @@ from msgspec import Struct
 
 ImageFormat = Literal["png", "webp", "jpeg"]
 
+Priority = Literal["low", "normal", "high"]
+
 
 class ImageBody(Struct, frozen=True, forbid_unknown_fields=True):
     """The body of `POST /t2i`. `None` is "the model's default"; a seed of `None` is drawn by the server and told in the answer."""
 
     prompt: str
     negative_prompt: str = ""
+    model: str | None = None
     seed: int | None = None
     width: int | None = None
     height: int | None = None
@@ -25,6 +28,11 @@ class ImageBody(Struct, frozen=True, forbid_unknown_fields=True):
     n: int = 1
     scheduler: str | None = None
     format: ImageFormat = "png"
+    priority: Priority | None = None
+    deadline_ms: int | None = None
+    stream: bool = False
+    partial_images: int = 0
+    metadata: bool = True
 
 
 class ImageRequest(Struct, frozen=True):
@@ -41,6 +49,12 @@ class ImageRequest(Struct, frozen=True):
     num_images: int
     scheduler: str  # a short name of schedulers.py
     timeout_s: float  # from its arrival at the engine
+    model: str = ""  # the name of the model that draws it; admission fills it in
+    priority: Priority = "normal"
+    deadline_s: float | None = None  # from its arrival at the engine; what is late then is of no use to the caller
+    num_previews: int = 0  # pictures of each image on its way
+    watched: bool = False  # somebody wants to hear of every step
+    alone: bool = False  # shares the wheel with nobody: an engine has died of it, or beside it
 
     @property
     def guided(self) -> bool:

@@ -20,7 +20,7 @@ from noria.config import Config, FrontendConfig
 from noria.frontend.app import build_app
 from noria.frontend.engine_link import EngineLink
 from noria.frontend.process import http_server
-from noria.messages import Cancel, EngineState, Failed, Finished, Hello, ImageDone, Submit, Timings
+from noria.messages import Cancel, EngineState, Failed, Finished, Hello, ImageDone, Preview, Progress, Submit, Timings
 from noria.request import ImageRequest
 from noria.spec import ModelSpec
 
@@ -101,14 +101,19 @@ class FakeEngine:
                     self.cancelled.append(request_id)
                     channel.send(peer, Failed(request_id, "cancelled", "cancelled"))
                 case Submit(request=request):
-                    self.submitted.append(request)
-                    if self._dies_of(request):
-                        self.become("dead")
-                        if self.returns:
-                            self.become("ready")
-                    elif not self.holds:
-                        self._answer(channel, peer, request)
+                    self._submit(channel, peer, request)
         channel.close()
+
+    def _submit(self, channel: EngineChannel, peer: bytes, request: ImageRequest) -> None:
+        self.submitted.append(request)
+        if not self.fails:
+            channel.send(peer, Progress(request.request_id, 0, 0, request.num_steps, 0.0, 0.5))
+        if self._dies_of(request):
+            self.become("dead")
+            if self.returns:
+                self.become("ready")
+        elif not self.holds:
+            self._answer(channel, peer, request)
 
     def _dies_of(self, request: ImageRequest) -> bool:
         if request.seed == self.poison:
@@ -123,6 +128,12 @@ class FakeEngine:
             channel.send(peer, Failed(request.request_id, **self.fails))
             return
         num_images = 0 if self.nonsense else request.num_images
+        if request.watched:
+            for call in range(1, request.num_steps + 1):
+                channel.send(peer, Progress(request.request_id, None, call, request.num_steps, 0.0, 0.1))
+        for number in range(num_images * request.num_previews):
+            preview = Preview(request.request_id, number % num_images, number, 4, 3)
+            channel.send(peer, preview, bytes(self.colour(request.seed)) * 12)
         for index in reversed(range(num_images)):  # images may come in any order
             seed = request.seed + index
             done = ImageDone(request.request_id, index, seed, request.width_px, request.height_px)
@@ -131,7 +142,7 @@ class FakeEngine:
 
 
 def _state(state: str, incarnation: str) -> EngineState:
-    return EngineState(incarnation, state, SPEC if state == "ready" else None, "cpu")
+    return EngineState(incarnation, state, (SPEC,) if state == "ready" else (), "cpu")
 
 
 def eventually(condition: Callable[[], object], seconds: float = 5.0) -> None:

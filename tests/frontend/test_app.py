@@ -106,7 +106,7 @@ def test_a_bug_of_ours_is_a_500_that_tells_nothing(monkeypatch, client, caplog):
     def broken(*_):
         raise RuntimeError("the password is swordfish")
 
-    monkeypatch.setattr("noria.frontend.images.encode_images", broken)
+    monkeypatch.setattr("noria.frontend.studio.encode_images", broken)
     response = client.post("/t2i", json={"prompt": "p"}, headers={"x-request-id": "abc"})
     assert response.status_code == 500
     error = response.json()["error"]

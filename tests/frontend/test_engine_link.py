@@ -30,7 +30,7 @@ def test_no_engine_is_refused_at_once(request_of, folder):
     async def scenario():
         async with EngineLink([f"ipc://{folder}/nobody", f"ipc://{folder}/no-one"]) as link:
             assert not link.ready
-            assert link.spec is None
+            assert not link.models
             with pytest.raises(EngineUnavailable, match="engine 0 is unknown, engine 1 is unknown") as caught:
                 await link.submit(request_of())
             assert caught.value.retry_after_s > 0
@@ -46,7 +46,7 @@ def test_requests_go_to_the_engine_with_the_fewest(request_of, new_engine, spec)
     async def scenario():
         async with EngineLink([engine.address for engine in engines]) as link:
             await eventually(lambda: all(view.state == "ready" for view in link.engines))
-            assert link.spec == spec
+            assert link.models == {spec.name: spec}
             tasks = [asyncio.create_task(link.submit(request_of())) for _ in range(6)]
             await eventually(lambda: sum(len(engine.submitted) for engine in engines) == 6)
             assert [len(engine.submitted) for engine in engines] == [2, 2, 2]

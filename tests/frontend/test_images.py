@@ -6,6 +6,7 @@ import re
 import socket
 import threading
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from starlette.responses import Response
 from noria.config import FrontendConfig
 from noria.frontend import bodies
 from noria.frontend.admission import admit
-from noria.frontend.images import AnswerTimings, Drawing
+from noria.frontend.studio import AnswerTimings, Drawing, Wish
 from noria.request import ImageBody
 
 
@@ -34,7 +35,7 @@ def test_one_image_is_the_file_itself(client, engine, spec):
     assert response.headers["x-noria-seed"] == "5"
     assert response.headers["x-noria-model"] == "tiny"
     stages = re.fullmatch(
-        r"queue;dur=1\.0, encode;dur=2\.0, denoise;dur=3\.0, decode;dur=4\.0, postprocess;dur=[\d.]+",
+        r"queue;dur=1\.0, encode;dur=2\.0, denoise;dur=3\.0, decode;dur=4\.0, postprocess;dur=[\d.]+, predicted;dur=500\.0",
         response.headers["server-timing"],
     )
     assert stages
@@ -300,8 +301,9 @@ def test_engines_own_refusal_of_a_field_names_it(client, engine, path, field):
     [("org/sd-1.5", "org/sd-1.5"), ("стиль é", "%D1%81%D1%82%D0%B8%D0%BB%D1%8C %C3%A9"), ("a\r\nb", "a%0D%0Ab")],
 )
 def test_any_model_name_fits_its_header(spec, model, header):
-    request = admit(ImageBody("p"), spec, FrontendConfig(), "id", lambda: 0)
-    drawing = Drawing(request, model, "png", [], AnswerTimings(0, 0, 0, 0, 0, 0), 1)
+    spec = msgspec.structs.replace(spec, name=model)
+    wish = Wish(admit(ImageBody("p"), spec, FrontendConfig(), "id", lambda: 0), spec, "png", None, metadata=True)
+    drawing = Drawing(wish, [], AnswerTimings(0, 0, 0, 0, 0, 0, 0), 1)
     assert Response(headers=drawing.headers).headers["x-noria-model"] == header
 
 

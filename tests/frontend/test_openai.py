@@ -55,8 +55,8 @@ def test_compression_is_the_files_quality(client):
     ("settings", "param", "says"),
     [
         ({"response_format": "url"}, "response_format", "b64_json"),
-        ({"stream": True}, "stream", "not supported yet"),
-        ({"extra_body": {"partial_images": 2}}, "partial_images", "not supported yet"),
+        ({"stream": True, "partial_images": 11}, "partial_images", "allowed are 0 to 10"),
+        ({"extra_body": {"partial_images": 2}}, "partial_images", "stream is not true"),
         ({"size": "big"}, "size", '"512x512"'),
         ({"size": "33x32"}, "size", "multiple of 8"),
         ({"size": "32x9999999999"}, "size", "512x512"),

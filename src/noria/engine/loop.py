@@ -73,6 +73,11 @@ class Wheel(Generic[P]):
         self._executor.accept(prepared)
         self._tell(self.scheduler.submit(ticket, arrived))
 
+    @property
+    def drain_s(self) -> float:
+        """About how long everything that was accepted will take."""
+        return self._seconds_a_call * self.scheduler.calls_left
+
     def cancel(self, request_id: str) -> None:
         """Forget a request; it is gone from the next turn."""
         self._tell(self.scheduler.cancel(request_id, self._clock()))
@@ -100,5 +105,5 @@ class Wheel(Generic[P]):
                 case RequestEnded():
                     prepared = self._requests.pop(event.request_id)
                     self._executor.forget(event.request_id)
-                    wait_s = self._seconds_a_call * self.scheduler.calls_left if event.end is End.REFUSED else None
+                    wait_s = self.drain_s if event.end is End.REFUSED else None
                     self._deliver(Ended(prepared, event, wait_s))

@@ -26,7 +26,7 @@ from noria.engine.executor import Executor
 from noria.engine.loading import load_executor, warm_up
 from noria.engine.loop import Ended, ImageReady, Turn, Wheel
 from noria.errors import InvalidField, NoriaError, RequestError, SetupError
-from noria.messages import Cancel, EngineState, Failed, Finished, Hello, ImageDone, Submit, Timings
+from noria.messages import Cancel, EngineState, Failed, Finished, Hello, ImageDone, Progress, Submit, Timings
 from noria.observe import metrics
 from noria.observe.process import die_with_parent
 from noria.request import ImageRequest
@@ -115,7 +115,7 @@ class Desk(threading.Thread):
     def _state(self) -> EngineState:
         ready = self._executor is not None
         return EngineState(
-            self._incarnation, "ready" if ready else "loading", self._spec if ready else None, self._device
+            self._incarnation, "ready" if ready else "loading", (self._spec,) if ready else (), self._device
         )
 
     def _submit(self, peer: Peer, request: ImageRequest) -> None:
@@ -266,7 +266,11 @@ class Engine:
             self._channel.send(arrival.peer, Failed(request_id, InvalidField.code, words, "request_id"))
             return
         self._peers[request_id] = arrival.peer
+        num_ahead, drain_s = self._wheel.scheduler.num_waiting, self._wheel.drain_s
         self._wheel.submit(arrival.prepared, arrival.arrived)
+        if request_id in self._peers:  # not refused
+            accepted = Progress(request_id, num_ahead, 0, arrival.prepared.num_calls, drain_s, self._wheel.drain_s)
+            self._channel.send(arrival.peer, accepted)
 
     @staticmethod
     def _measure(turn: Turn) -> None:

@@ -4,18 +4,22 @@ Pure: the model's bounds and the operator's are arguments, and so is the source 
 The same `limits` are what /openapi.json publishes.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, get_args
+
+import msgspec
 
 from noria import schedulers
 from noria.config import FrontendConfig
 from noria.errors import InvalidField, did_you_mean, shown
-from noria.request import ImageBody, ImageRequest
+from noria.request import ImageBody, ImageRequest, Priority
 from noria.spec import ModelSpec
 
 # diffusers draws with a signed 64-bit seed; image k takes seed + k. The same as sampling/noise.py's MAX_SEED, as a test asserts: that
 # module imports torch, which a front end never loads.
 _LARGEST_SEED = 2**63 - 1
+_MOST_PREVIEWS = 10  # of each image: more cannot be told apart, and each is a file to encode
 # Published pipelines stay below 30; beyond that images saturate and half precision overflows.
 _LARGEST_GUIDANCE = 50.0
 
@@ -38,6 +42,8 @@ def limits(spec: ModelSpec, config: FrontendConfig) -> dict[str, Limits]:
         "height": Limits(spec.min_side_px, spec.max_side_px, spec.default_height_px, spec.multiple_px),
         "inference_steps": Limits(1, config.max_steps, min(spec.default_steps, config.max_steps)),
         "guidance_scale": Limits(0.0, _LARGEST_GUIDANCE, spec.default_guidance),
+        "deadline_ms": Limits(1, int(config.request_timeout_s * 1000), None),
+        "partial_images": Limits(0, _MOST_PREVIEWS, 0),
     }
 
 
@@ -67,7 +73,48 @@ def admit(
         guidance_scale=float(number("guidance_scale", body.guidance_scale)),
         scheduler=_scheduler(body.scheduler, spec),
         timeout_s=config.request_timeout_s,
+        model=spec.name,
+        priority=body.priority or "normal",
+        deadline_s=None if body.deadline_ms is None else number("deadline_ms", body.deadline_ms) / 1000,
+        num_previews=_previews(body, number),
+        watched=body.stream,
     )
+
+
+def heed(body: ImageBody, headers: Mapping[str, str]) -> ImageBody:
+    """`body` with what the headers X-Noria-Priority and X-Noria-Deadline-Ms say where it is silent itself.
+
+    They are for whoever cannot change the body: a gateway, or a client of somebody else's API.
+
+    Raises:
+        InvalidField: naming the header.
+
+    """
+    priority, deadline_ms = headers.get("x-noria-priority"), headers.get("x-noria-deadline-ms")
+    if body.priority is None and priority is not None:
+        if priority not in get_args(Priority):
+            raise InvalidField(
+                f"header X-Noria-Priority is {shown(priority)}; allowed are {', '.join(get_args(Priority))}.",
+                field="X-Noria-Priority",
+            )
+        body = msgspec.structs.replace(body, priority=priority)
+    if body.deadline_ms is None and deadline_ms is not None:
+        if not re.fullmatch(r"\d{1,9}", deadline_ms, re.ASCII):
+            raise InvalidField(
+                f"header X-Noria-Deadline-Ms is {shown(deadline_ms)}; allowed is a whole number of milliseconds.",
+                field="X-Noria-Deadline-Ms",
+            )
+        body = msgspec.structs.replace(body, deadline_ms=int(deadline_ms))
+    return body
+
+
+def _previews(body: ImageBody, number: Callable[[str, float | None], float]) -> int:
+    if body.partial_images and not body.stream:
+        raise InvalidField(
+            f"partial_images is {body.partial_images}, but stream is not true; only a stream carries them.",
+            field="partial_images",
+        )
+    return int(number("partial_images", body.partial_images))
 
 
 def _within(field: str, got: float | None, limits: Limits) -> float:

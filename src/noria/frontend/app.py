@@ -1,8 +1,6 @@
 """The front end as an ASGI application: its routes, and the one place where an error becomes a response.
 
-Every refusal, on every route, has one shape, which is also the one that OpenAI's clients read:
-
-    {"error": {"code": …, "message": …, "type": …, "param": …, "retryable": …, "request_id": …}}
+Every refusal, on every route, has one shape (`refusals.py`), which is also the one that OpenAI's clients read.
 """
 
 import contextlib
@@ -23,18 +21,19 @@ from noria.frontend.engine_link import EngineLink
 from noria.frontend.images import Images
 from noria.frontend.middleware import RequestLog
 from noria.frontend.openai import OpenAI
-from noria.frontend.openapi import ErrorAnswer, ErrorDetail, openapi
+from noria.frontend.openapi import openapi
 from noria.frontend.pages import docs_page, home_page
+from noria.frontend.refusals import error_answer
+from noria.frontend.studio import Studio
 from noria.observe import metrics
-
-# The word that OpenAI's API has for a status, which its clients show.
-_TYPES = {404: "not_found_error", 429: "rate_limit_error", 499: "cancelled_error"}
+from noria.spec import ModelSpec
 
 
 def build_app(config: Config, link: EngineLink) -> Starlette:
     """The application that serves what `link` reaches; it enters and leaves the link with its own life."""
-    images = Images(link, config.frontend)
-    openai = OpenAI(images)
+    studio = Studio(link, config.frontend)
+    images = Images(studio)
+    openai = OpenAI(studio)
     own = OwnRoutes(config, link)
     routes = [
         Route("/t2i", images.t2i, methods=["POST"]),
@@ -96,31 +95,27 @@ class OwnRoutes:
 
     async def openapi(self, _: Request) -> Response:
         """The HTTP interface as an OpenAPI 3.1 document."""
-        return _json(openapi(self._link.spec, self._config.frontend))
+        return _json(openapi(self._spec, self._config.frontend))
 
     async def docs(self, _: Request) -> Response:
         """The same document, for people."""
-        return HTMLResponse(docs_page(openapi(self._link.spec, self._config.frontend)))
+        return HTMLResponse(docs_page(openapi(self._spec, self._config.frontend)))
 
     async def home(self, http: Request) -> Response:
         """What is served here, and a first command."""
-        return HTMLResponse(home_page(self._link.spec, str(http.base_url)))
+        return HTMLResponse(home_page(self._spec, str(http.base_url)))
+
+    @property
+    def _spec(self) -> ModelSpec | None:
+        return next(iter(self._link.models.values()), None)
 
 
 def error_response(error: NoriaError, request_id: str, headers: dict[str, str] | None = None) -> Response:
     """`error` as its HTTP response; Retry-After, in whole seconds, where the error knows when."""
-    detail = ErrorDetail(
-        code=error.code,
-        message=error.message,
-        type=_type_of(error.http_status),
-        param=error.field,
-        retryable=error.retryable,
-        request_id=request_id,
-    )
     headers = dict(headers or {})
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
-    return _json(ErrorAnswer(detail), error.http_status, headers)
+    return _json(error_answer(error, request_id), error.http_status, headers)
 
 
 def _routing_response(http: Request, error: HTTPException, known: list[str]) -> Response:
@@ -138,10 +133,6 @@ def _crash_response(request_id: str) -> Response:
     """The answer when our own code broke: says nothing of its insides, but names the line of the log."""
     message = f"the server failed on this request; its log has the details under {request_id}."
     return error_response(InternalError(message), request_id)
-
-
-def _type_of(status: int) -> str:
-    return _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
 
 
 def _json(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:

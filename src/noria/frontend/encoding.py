@@ -16,7 +16,7 @@ from typing import Any
 
 from PIL import Image
 
-from noria.frontend.engine_link import DrawnImage
+from noria.frontend.engine_link import DrawnImage, PreviewImage
 from noria.request import ImageFormat
 
 _OPTIONS: dict[ImageFormat, dict[str, Any]] = {
@@ -32,9 +32,20 @@ def encode_images(images: Sequence[DrawnImage], file_format: ImageFormat, qualit
     return [_encode(image, file_format, options) for image in images]
 
 
+def encode_preview(preview: PreviewImage, file_format: ImageFormat, size_px: tuple[int, int] | None = None) -> bytes:
+    """A preview as a file, enlarged to `size_px`, or as small as it came (64 × 64 pixels take 0.2 ms)."""
+    small = (preview.width_px, preview.height_px)
+    pixels = Image.frombytes("RGB", small, preview.rgb)
+    return _file(pixels.resize(size_px, Image.Resampling.BICUBIC) if size_px else pixels, file_format, {})
+
+
 def _encode(image: DrawnImage, file_format: ImageFormat, options: dict[str, Any]) -> bytes:
     size = (image.width_px, image.height_px)
     pixels = Image.frombuffer("RGB", size, image.rgb, "raw", "RGB", 0, 1)  # type: ignore[arg-type] # any buffer will do
+    return _file(pixels, file_format, options)
+
+
+def _file(pixels: Image.Image, file_format: ImageFormat, options: dict[str, Any]) -> bytes:
     file = io.BytesIO()
     pixels.save(file, format=file_format, **options)
     return file.getvalue()

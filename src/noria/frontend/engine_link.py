@@ -12,16 +12,30 @@ import contextlib
 import logging
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
 import msgspec
 import zmq
 
+from noria import messages
 from noria.channel import Connected, EngineConnection, Lost
 from noria.errors import DeadlineExceeded, EngineLost, EngineUnavailable, GenerationFailed, NoriaError, all_codes
-from noria.messages import Cancel, EngineState, Failed, Finished, FromEngine, Hello, ImageDone, Submit, Timings
+from noria.messages import (
+    Cancel,
+    EngineState,
+    Failed,
+    Finished,
+    FromEngine,
+    Hello,
+    ImageDone,
+    Load,
+    Pong,
+    Preview,
+    Submit,
+    Timings,
+)
 from noria.request import ImageRequest
 from noria.spec import ModelSpec
 
@@ -48,6 +62,43 @@ class Result:
     images: tuple[DrawnImage, ...]
     timings: Timings
     num_steps_run: int
+    predicted_s: float  # until its finish, as the engine said when it accepted the request
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a request is; of several images, the one furthest behind."""
+
+    queue_position: int | None  # images that will board before its last one; None: all of them have boarded
+    step: int
+    num_steps: int
+    finish_in_s: float | None  # predicted; None while it waits for an engine
+
+
+@dataclass(frozen=True)
+class PreviewImage:
+    """What image `index` is going to be, as seen at `step`: height × width × 3 bytes of RGB, a few pixels wide."""
+
+    index: int
+    step: int
+    width_px: int
+    height_px: int
+    rgb: bytes
+
+
+Update = Progress | PreviewImage
+Watch = Callable[[Update], None]
+"""Is told of a request's way, in the event loop, and must not wait."""
+
+
+@dataclass(frozen=True)
+class EngineLoad:
+    """How busy the engines are, all together; `drain_s` is that of the one that takes the next request."""
+
+    drain_s: float
+    num_seated: int
+    num_waiting: int
+    num_slots: int
 
 
 @dataclass(frozen=True)
@@ -71,7 +122,7 @@ class EngineLink:
         self._retrying = asyncio.Lock()
         self._stopping = False
         self._timers: set[asyncio.Timeout] = set()  # of the calls of `submit` that run
-        self._spec: ModelSpec | None = None
+        self._models: dict[str, ModelSpec] = {}
 
     async def __aenter__(self) -> Self:
         self._engines = [_Engine(EngineConnection(address)) for address in self._addresses]
@@ -91,9 +142,25 @@ class EngineLink:
         return any(engine.ready for engine in self._engines)
 
     @property
-    def spec(self) -> ModelSpec | None:
-        """The model, as last told by a ready engine; None until one was ready."""
-        return self._spec
+    def models(self) -> Mapping[str, ModelSpec]:
+        """The models served, by name, as last told by a ready engine, the default one first; empty until one was ready."""
+        return self._models
+
+    @property
+    def load(self) -> EngineLoad:
+        """How busy the engines were when they last told."""
+        loads = [engine.load for engine in self._engines if engine.ready and engine.load is not None]
+        return EngineLoad(
+            min((load.drain_s for load in loads), default=0.0),
+            sum(load.num_seated for load in loads),
+            sum(load.num_waiting for load in loads),
+            sum(load.num_slots for load in loads),
+        )
+
+    def costs(self, model: str) -> list[messages.ShapeCosts]:
+        """What the engines have measured of a model, in the order of the engines."""
+        told = [engine.load.costs for engine in self._engines if engine.load is not None]
+        return [costs for of_engine in told for costs in of_engine if costs.model == model]
 
     @property
     def engines(self) -> list[EngineView]:
@@ -107,8 +174,8 @@ class EngineLink:
             f"no engine is ready ({states}); try again in a few seconds.", retry_after_s=_RETRY_AFTER_S
         )
 
-    async def submit(self, request: ImageRequest) -> Result:
-        """Have `request` drawn. A cancelled call takes it out of the engine at its next step.
+    async def submit(self, request: ImageRequest, watch: Watch | None = None) -> Result:
+        """Have `request` drawn; `watch` hears of its way. A cancelled call takes it out of the engine at its next step.
 
         Raises:
             EngineUnavailable: at once, when no engine is ready; or at `stop`.
@@ -128,10 +195,10 @@ class EngineLink:
         try:
             async with timer:
                 try:
-                    return await engine.draw(request)
+                    return await engine.draw(request, watch)
                 except _EngineGone:
                     log.warning("%s: its engine ended; sending it once more", request.request_id)
-                return await self._draw_again(request, deadline)
+                return await self._draw_again(request, deadline, watch)
         except TimeoutError as error:
             if self._stopping:
                 raise _stopped() from error
@@ -146,7 +213,7 @@ class EngineLink:
             if not timer.expired():
                 timer.reschedule(0.0)
 
-    async def _draw_again(self, request: ImageRequest, deadline: float) -> Result:
+    async def _draw_again(self, request: ImageRequest, deadline: float, watch: Watch | None) -> Result:
         lost = EngineLost(
             "the engine ended while it drew this request, also at the second try.", retry_after_s=_RETRY_AFTER_S
         )
@@ -162,7 +229,7 @@ class EngineLink:
                     continue
                 left_s = max(deadline - asyncio.get_running_loop().time(), 0.0)
                 try:
-                    return await engine.draw(msgspec.structs.replace(request, timeout_s=left_s))
+                    return await engine.draw(msgspec.structs.replace(request, timeout_s=left_s), watch)
                 except _EngineGone as error:
                     raise lost from error
 
@@ -188,7 +255,7 @@ class EngineLink:
             case (message, payload):
                 engine.receive(message, payload)
                 if isinstance(message, EngineState) and engine.ready:
-                    self._spec = message.model
+                    self._models = {spec.name: spec for spec in message.models}
                     async with self._changed:
                         self._changed.notify_all()
 
@@ -207,7 +274,9 @@ class _Flight:
 
     num_images: int
     landed: asyncio.Future[Result]
+    watch: Watch | None
     images: dict[int, DrawnImage] = field(default_factory=dict)
+    predicted_s: float | None = None
 
 
 class _Engine:
@@ -217,6 +286,7 @@ class _Engine:
         self.connection = connection
         self._connected = False
         self._told: EngineState | None = None  # since the connection stands
+        self.load: Load | None = None
         self._flights: dict[str, _Flight] = {}
 
     @property
@@ -232,10 +302,10 @@ class _Engine:
             return EngineView("unknown", None, None)
         return EngineView(self._told.state, self._told.device, self._told.incarnation)
 
-    async def draw(self, request: ImageRequest) -> Result:
+    async def draw(self, request: ImageRequest, watch: Watch | None) -> Result:
         # Two clients may send the same X-Request-Id, and a second try may meet the first: the engine knows each flight apart.
         flight_id = f"{request.request_id}.{secrets.token_hex(4)}"
-        flight = _Flight(request.num_images, asyncio.get_running_loop().create_future())
+        flight = _Flight(request.num_images, asyncio.get_running_loop().create_future(), watch)
         self._flights[flight_id] = flight
         try:
             await self.connection.send(Submit(msgspec.structs.replace(request, request_id=flight_id)))
@@ -258,7 +328,7 @@ class _Engine:
 
     def lose(self) -> None:
         self._connected = False
-        self._told = None
+        self._told = self.load = None
         for flight in self._flights.values():
             if not flight.landed.done():
                 flight.landed.set_exception(_EngineGone())
@@ -266,9 +336,15 @@ class _Engine:
     def receive(self, message: FromEngine, payload: memoryview | None) -> None:
         if not self._connected:  # a dead engine's last words, overtaken by the news of its death
             return
-        if isinstance(message, EngineState):
-            self._told = message
-            return
+        match message:
+            case EngineState():
+                self._told = message
+                return
+            case Load():
+                self.load = message
+                return
+            case Pong():  # asked for by the supervisor only
+                return
         flight = self._flights.get(message.request_id)
         if flight is None or flight.landed.done():  # its caller has left
             return
@@ -281,14 +357,28 @@ class _Engine:
             )
 
 
-def _take(flight: _Flight, message: ImageDone | Finished | Failed, payload: memoryview | None) -> None:
+def _take(
+    flight: _Flight,
+    message: messages.Progress | Preview | ImageDone | Finished | Failed,
+    payload: memoryview | None,
+) -> None:
     match message:
+        case messages.Progress(queue_position=position, call=call, num_calls=num_calls, finish_in_s=finish_in_s):
+            if flight.predicted_s is None:
+                flight.predicted_s = finish_in_s
+            if flight.watch is not None:
+                flight.watch(Progress(position, call, num_calls, finish_in_s))
+        case Preview(index=index, call=call, width_px=width_px, height_px=height_px):
+            assert payload is not None, "a preview travels with its pixels"
+            if flight.watch is not None:
+                flight.watch(PreviewImage(index, call, width_px, height_px, bytes(payload)))
         case ImageDone(index=index, seed=seed, width_px=width_px, height_px=height_px):
             assert payload is not None, "an image travels with its pixels"
             flight.images[index] = DrawnImage(seed, width_px, height_px, payload)
         case Finished(timings=timings, num_steps_run=num_steps_run):
             images = tuple(flight.images[index] for index in range(flight.num_images))
-            flight.landed.set_result(Result(images, timings, num_steps_run))
+            assert flight.predicted_s is not None, "a request is accepted before it is finished"
+            flight.landed.set_result(Result(images, timings, num_steps_run, flight.predicted_s))
         case Failed(code=code, message=text, field=field_name, retry_after_s=retry_after_s):
             kind: type[NoriaError] = all_codes().get(code, GenerationFailed)
             flight.landed.set_exception(kind(text, field=field_name, retry_after_s=retry_after_s))

@@ -1,11 +1,12 @@
 """OpenAI's image route, for clients that speak it already: `POST /v1/images/generations`, `GET /v1/models`.
 
 The unmodified openai-python client works. What OpenAI has and a diffusion model has not (quality, style, …) is accepted and
-ignored; what would change the answer's form (url, stream) is refused in words; Noria's own fields come by `extra_body`.
+ignored; what would change the answer's form (url) is refused in words; Noria's own fields come by `extra_body`.
 """
 
 import re
 import time
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -13,12 +14,15 @@ from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from noria.errors import InvalidField, ModelNotFound, shown
+from noria.errors import InvalidField, shown
+from noria.frontend import streaming
+from noria.frontend.admission import heed
 from noria.frontend.bodies import read_json
-from noria.frontend.images import AnswerTimings, Drawing, Images
-from noria.request import ImageBody, ImageFormat
-
-ALIAS = "noria"  # a name that is always served, for clients that cannot leave `model` out
+from noria.frontend.encoding import base64_texts, encode_preview
+from noria.frontend.engine_link import PreviewImage, Update
+from noria.frontend.leaving import unless_disconnected
+from noria.frontend.studio import AnswerTimings, Drawing, Studio, Wish
+from noria.request import ImageBody, ImageFormat, ImageRequest, Priority
 
 
 class GenerationsBody(Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,6 +48,9 @@ class GenerationsBody(Struct, frozen=True, forbid_unknown_fields=True):
     inference_steps: int | None = None
     guidance_scale: float | None = None
     scheduler: str | None = None
+    priority: Priority | None = None
+    deadline_ms: int | None = None
+    metadata: bool = True
 
 
 IGNORED = ("quality", "style", "background", "moderation", "user", "safety_identifier")
@@ -68,6 +75,46 @@ class GenerationsAnswer(Struct, frozen=True):
     timings: AnswerTimings
 
 
+class PartialImage(Struct, frozen=True, kw_only=True):
+    """OpenAI's event for an image on its way, and which image of the request it is."""
+
+    b64_json: str
+    partial_image_index: int
+    index: int
+    created_at: int
+    size: str
+    output_format: ImageFormat
+    quality: str = "auto"
+    background: str = "opaque"
+    type: Literal["image_generation.partial_image"] = "image_generation.partial_image"
+
+
+class CompletedImage(Struct, frozen=True, kw_only=True):
+    """OpenAI's event for a finished image; of several, one each. Its `usage` counts tokens, of which there are none."""
+
+    b64_json: str
+    index: int
+    seed: int
+    created_at: int
+    size: str
+    output_format: ImageFormat
+    model: str
+    request_id: str
+    timings: AnswerTimings
+    usage: dict[str, Any]
+    quality: str = "auto"
+    background: str = "opaque"
+    type: Literal["image_generation.completed"] = "image_generation.completed"
+
+
+NO_USAGE = {
+    "input_tokens": 0,
+    "input_tokens_details": {"image_tokens": 0, "text_tokens": 0},
+    "output_tokens": 0,
+    "total_tokens": 0,
+}
+
+
 class ModelCard(Struct, frozen=True):
     """A model as OpenAI describes one."""
 
@@ -87,55 +134,99 @@ class ModelList(Struct, frozen=True):
 class OpenAI:
     """The routes under /v1."""
 
-    def __init__(self, images: Images) -> None:
-        self._images = images
+    def __init__(self, studio: Studio) -> None:
+        self._studio = studio
         self._created = int(time.time())
 
     async def generations(self, http: Request) -> Response:
         """Images for a prompt, in base64."""
-        body = await read_json(http, GenerationsBody, self._images.max_body_bytes)
-        self._check_model(body.model)
-        wish = _as_image_body(body)
-        try:
-            drawing = await self._images.draw(http, wish, quality=body.output_compression)
-        except InvalidField as error:
-            if error.field in ("width", "height"):  # this body has no such fields
-                error.field = "size"
-            raise
-        return _json(_answer(drawing, http.state.request_id, await self._images.in_base64(drawing)), drawing.headers)
+        body = await read_json(http, GenerationsBody, self._studio.config.max_body_bytes)
+        wish = admit_generation(self._studio, body, http.state.request_id, http.headers)
+        if body.stream:
+            return await streaming.watch(http, self._studio, wish, _Frames(self._studio, wish))
+        drawing = await unless_disconnected(http, self._studio.draw(wish))
+        return _json(_answer(drawing, http.state.request_id, await self._studio.in_base64(drawing)), drawing.headers)
 
     async def models(self, _: Request) -> Response:
-        """The model served."""
-        return _json(ModelList([self._card()]))
+        """The models served."""
+        default = self._studio.spec().name  # refuses while none is known
+        return _json(
+            ModelList([self._card(name) for name in {default: None} | dict.fromkeys(self._studio.link.models)])
+        )
 
     async def model(self, http: Request) -> Response:
         """One model by its name, or by the alias."""
-        self._check_model(http.path_params["model"])
-        return _json(self._card())
+        return _json(self._card(self._studio.spec(http.path_params["model"]).name))
 
-    def _card(self) -> ModelCard:
-        return ModelCard(self._images.spec.name, self._created)
+    def _card(self, name: str) -> ModelCard:
+        return ModelCard(name, self._created)
 
-    def _check_model(self, name: str | None) -> None:
-        served = self._images.spec.name
-        if name not in (None, served, ALIAS):
-            raise ModelNotFound(
-                f"model {shown(name)} is not served here; {served!r} is (or leave it out, or say {ALIAS!r}).",
-                field="model",
-            )
+
+def admit_generation(studio: Studio, body: GenerationsBody, request_id: str, headers: Mapping[str, str]) -> Wish:
+    """`body` as a wish; raises as `Studio.admit` does, in the words of this route's fields."""
+    try:
+        return studio.admit(heed(_as_image_body(body), headers), request_id, body.output_compression)
+    except InvalidField as error:
+        if error.field in ("width", "height"):  # this body has no such fields
+            error.field = "size"
+        raise
+
+
+class _Frames:
+    """What OpenAI's clients are told of what happens: pictures, and nothing of progress."""
+
+    def __init__(self, studio: Studio, wish: Wish) -> None:
+        self._studio, self._wish = studio, wish
+        self._num_sent: dict[int, int] = {}  # previews, by image
+
+    async def __call__(self, happening: Update | Drawing) -> list[bytes]:
+        match happening:
+            case PreviewImage():
+                return [self._partial(happening)]
+            case Drawing():
+                texts = await self._studio.in_base64(happening)
+                return [self._completed(happening, index, text) for index, text in enumerate(texts)]
+        return []
+
+    def _partial(self, preview: PreviewImage) -> bytes:
+        request = self._wish.request
+        file = encode_preview(preview, self._wish.file_format, (request.width_px, request.height_px))
+        number = self._num_sent.get(preview.index, 0)
+        self._num_sent[preview.index] = number + 1
+        partial = PartialImage(
+            b64_json=base64_texts([file])[0],
+            partial_image_index=number,
+            index=preview.index,
+            created_at=int(time.time()),
+            size=_size(request),
+            output_format=self._wish.file_format,
+        )
+        return streaming.event(partial.type, partial)
+
+    def _completed(self, drawing: Drawing, index: int, text: str) -> bytes:
+        completed = CompletedImage(
+            b64_json=text,
+            index=index,
+            seed=drawing.request.seed + index,
+            created_at=int(time.time()),
+            size=_size(drawing.request),
+            output_format=self._wish.file_format,
+            model=self._wish.spec.name,
+            request_id=drawing.request.request_id,
+            timings=drawing.timings,
+            usage=NO_USAGE,
+        )
+        return streaming.event(completed.type, completed)
+
+
+def _size(request: ImageRequest) -> str:
+    return f"{request.width_px}x{request.height_px}"
 
 
 def _as_image_body(body: GenerationsBody) -> ImageBody:
     if body.response_format == "url":
         raise InvalidField(
             'response_format is "url"; only "b64_json" is served: images are not stored.', field="response_format"
-        )
-    if body.stream:
-        raise InvalidField("stream is true; streaming is not supported yet, leave it out.", field="stream")
-    if body.partial_images:
-        raise InvalidField(
-            f"partial_images is {body.partial_images}; they are not supported yet, leave it out.",
-            field="partial_images",
         )
     width, height = _sides(body.size)
     return ImageBody(
@@ -149,6 +240,12 @@ def _as_image_body(body: GenerationsBody) -> ImageBody:
         n=1 if body.n is None else body.n,
         scheduler=body.scheduler,
         format=body.output_format or "png",
+        model=body.model,
+        priority=body.priority,
+        deadline_ms=body.deadline_ms,
+        metadata=body.metadata,
+        stream=bool(body.stream),
+        partial_images=body.partial_images or 0,
     )
 
 
@@ -168,9 +265,9 @@ def _answer(drawing: Drawing, request_id: str, texts: list[str]) -> GenerationsA
     return GenerationsAnswer(
         created=int(time.time()),
         data=[GeneratedImage(text, request.seed + index) for index, text in enumerate(texts)],
-        output_format=drawing.file_format,
-        size=f"{request.width_px}x{request.height_px}",
-        model=drawing.model,
+        output_format=drawing.wish.file_format,
+        size=_size(request),
+        model=drawing.wish.spec.name,
         request_id=request_id,
         timings=drawing.timings,
     )

@@ -24,26 +24,9 @@ from noria.errors import (
 from noria.frontend.admission import limits
 from noria.frontend.images import ImagesAnswer
 from noria.frontend.openai import IGNORED, GenerationsAnswer, GenerationsBody, ModelCard, ModelList
+from noria.frontend.refusals import ErrorAnswer
 from noria.request import ImageBody
 from noria.spec import ModelSpec
-
-
-class ErrorDetail(Struct, frozen=True):
-    """What went wrong, whose turn it is, and where to look."""
-
-    code: str
-    message: str
-    type: str
-    param: str | None  # the field at fault
-    retryable: bool
-    request_id: str
-
-
-class ErrorAnswer(Struct, frozen=True):
-    """Every refusal and failure, on every route."""
-
-    error: ErrorDetail
-
 
 DESCRIPTIONS = {
     "prompt": "what the image shows",
@@ -56,13 +39,16 @@ DESCRIPTIONS = {
     "n": "number of images; more than one are answered in JSON",
     "scheduler": "the sampler, by its short name, an alias or its name in diffusers",
     "format": "the image file's format: webp is lossy at quality 90, jpeg at 95",
-    "model": "the name of the model served, or `noria`",
+    "model": "the name of a model served, or `noria` for the first one",
     "size": "`WIDTHxHEIGHT` in pixels, or `auto` for the model's own",
     "output_format": "the image file's format",
     "output_compression": "quality of webp and jpeg, 0 to 100; nothing to png",
     "response_format": "`b64_json`; `url` is refused, since images are not stored",
-    "stream": "not supported yet: true is refused",
-    "partial_images": "not supported yet: more than 0 are refused",
+    "stream": "answer with events: how far it is, pictures on the way, the finished images",
+    "partial_images": "pictures of each image on its way, in a stream",
+    "priority": "`low`, `normal` or `high`: who boards first when there is a queue",
+    "deadline_ms": "milliseconds from now after which the images are of no use: refused at once if that cannot be met",
+    "metadata": "whether the files say how they were made",
 } | dict.fromkeys(IGNORED, "accepted for OpenAI's clients, and ignored")
 
 _STRUCTS = (ImageBody, ImagesAnswer, GenerationsBody, GenerationsAnswer, ModelList, ModelCard, ErrorAnswer)

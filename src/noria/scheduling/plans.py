@@ -19,10 +19,11 @@ class ImageId:
 
 
 class ShapeClass(NamedTuple):
-    """Images that can share a model call: those of one size."""
+    """Images that can share a model call: those of one model and one size."""
 
     width_px: int
     height_px: int
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,175 @@
+"""What every route that makes images calls: a body becomes a checked wish, a wish becomes finished files. Knows no HTTP.
+
+A wish's way: `admission.py` (bounds and defaults), `engine_link.py` (to pixels), `encoding.py` (to files).
+"""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from urllib.parse import quote
+
+import msgspec
+from msgspec import Struct
+
+from noria.config import FrontendConfig
+from noria.errors import InternalError, ModelNotFound, NoriaError, RequestCancelled, shown
+from noria.frontend.admission import admit
+from noria.frontend.encoding import base64_texts, encode_images
+from noria.frontend.engine_link import EngineLink, Watch
+from noria.observe import metrics
+from noria.request import ImageBody, ImageFormat, ImageRequest
+from noria.spec import ModelSpec
+
+ALIAS = "noria"  # a name that is always served, for clients that cannot leave `model` out
+
+
+class AnswerTimings(Struct, frozen=True):
+    """Where the time went, in seconds. `encode_s` is the prompt's, `decode_s` latents to pixels, `postprocess_s` pixels to files.
+
+    `predicted_s` is what the engine, when it accepted the request, thought that queue to decode would take together.
+    """
+
+    queue_s: float
+    encode_s: float
+    denoise_s: float
+    decode_s: float
+    postprocess_s: float
+    total_s: float
+    predicted_s: float
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A request that was admitted, and the form in which its images are wanted."""
+
+    request: ImageRequest
+    spec: ModelSpec
+    file_format: ImageFormat
+    quality: int | None  # the WebP's or JPEG's, 0 to 100; None is `encoding.py`'s own
+    metadata: bool  # whether the files say how they were made
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A wish and its finished files, ready to be answered in any protocol."""
+
+    wish: Wish
+    files: list[bytes]
+    timings: AnswerTimings
+    num_steps_run: int
+
+    @property
+    def request(self) -> ImageRequest:
+        """What was drawn, defaults filled in."""
+        return self.wish.request
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What every answer with images carries, whatever its body."""
+        stages = ("queue", "encode", "denoise", "decode", "postprocess", "predicted")
+        spent = ", ".join(f"{stage};dur={getattr(self.timings, stage + '_s') * 1000:.1f}" for stage in stages)
+        return {
+            "X-Noria-Seed": str(self.request.seed),
+            "X-Noria-Model": quote(self.wish.spec.name, safe="/:@+ "),  # a header bears neither é nor a line's end
+            "Server-Timing": spent,
+        }
+
+
+def _random_seed() -> int:
+    return secrets.randbelow(2**32)  # short enough to survive JavaScript's numbers and copying by hand
+
+
+class Studio:
+    """Admits and draws, for every route and for jobs."""
+
+    def __init__(self, link: EngineLink, config: FrontendConfig, draw_seed: Callable[[], int] = _random_seed) -> None:
+        self.link = link
+        self.config = config
+        self._draw_seed = draw_seed
+        # Few: encoding is all CPU, and the engine wants the cores too.
+        self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="encode")
+
+    def spec(self, name: str | None = None) -> ModelSpec:
+        """The model of that name; the first one served without a name, or by the alias.
+
+        Raises:
+            EngineUnavailable: no engine has told yet what it serves.
+            ModelNotFound: naming those that are served.
+
+        """
+        models = self.link.models
+        if not models:
+            raise self.link.unavailable()
+        if name is None or (name == ALIAS and name not in models):
+            return next(iter(models.values()))
+        if name not in models:
+            served = ", ".join(repr(known) for known in models)
+            raise ModelNotFound(
+                f"model {shown(name)} is not served here; allowed are {served} (or leave it out, or say {ALIAS!r}).",
+                field="model",
+            )
+        return models[name]
+
+    def admit(self, body: ImageBody, request_id: str, quality: int | None = None) -> Wish:
+        """`body` with its defaults filled in and its bounds checked; raises `errors.RequestError` or EngineUnavailable."""
+        spec = self.spec(body.model)
+        try:
+            request = admit(body, spec, self.config, request_id, self._draw_seed)
+        except NoriaError as error:
+            metrics.REQUESTS.labels(spec.name, error.code).inc()
+            raise
+        return Wish(request, spec, body.format, quality, body.metadata)
+
+    async def draw(self, wish: Wish, watch: Watch | None = None) -> Drawing:
+        """The wish's files; `watch` hears of their way. A cancelled call leaves the engine at its next step.
+
+        Raises:
+            NoriaError: any refusal or failure.
+
+        """
+        with _counted(wish.spec.name):
+            started = time.perf_counter()
+            result = await self.link.submit(wish.request, watch)
+            drawn = time.perf_counter()
+            loop = asyncio.get_running_loop()
+            files = await loop.run_in_executor(self._pool, encode_images, result.images, wish.file_format, wish.quality)
+            done = time.perf_counter()
+            engine = msgspec.structs.asdict(result.timings)
+            timings = AnswerTimings(
+                **engine, postprocess_s=done - drawn, total_s=done - started, predicted_s=result.predicted_s
+            )
+            _record(wish.spec, timings, len(files))
+            return Drawing(wish, files, timings, result.num_steps_run)
+
+    async def in_base64(self, drawing: Drawing) -> list[str]:
+        """The drawing's files as JSON carries them."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, base64_texts, drawing.files)
+
+
+@contextlib.contextmanager
+def _counted(model: str) -> Iterator[None]:
+    """Count the request that runs inside, by its outcome."""
+    outcome = InternalError.code
+    try:
+        with metrics.INFLIGHT.track_inprogress():
+            yield
+        outcome = "ok"
+    except NoriaError as error:
+        outcome = error.code
+        raise
+    except asyncio.CancelledError:
+        outcome = RequestCancelled.code
+        raise
+    finally:
+        metrics.REQUESTS.labels(model, outcome).inc()
+
+
+def _record(spec: ModelSpec, timings: AnswerTimings, num_images: int) -> None:
+    metrics.IMAGES.labels(spec.name).inc(num_images)
+    metrics.REQUEST_SECONDS.labels(spec.name).observe(timings.total_s)
+    for stage in ("queue", "encode", "denoise", "decode", "postprocess"):
+        metrics.STAGE_SECONDS.labels(stage).observe(getattr(timings, f"{stage}_s"))
