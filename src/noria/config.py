@@ -60,6 +60,22 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
             ge=1, le=64, description="most images that one turn decodes, so that running images never wait for a crowd"
         ),
     ] = 4
+    policy: Annotated[
+        Literal["least-slack", "fcfs", "shortest-first"],
+        Meta(description="who goes first when not all can: docs/scheduling.md"),
+    ] = "least-slack"
+    queue_limit_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=86400,
+            description="seconds of work that may be ahead of an image that has to wait; more is refused with 429",
+        ),
+    ] = 120.0
+    cache_dir: Annotated[
+        str,
+        Meta(description="folder in which measured costs are kept; empty is `noria` in XDG_CACHE_HOME or ~/.cache"),
+    ] = ""
     queue_limit: Annotated[int, Meta(ge=0, description="most images waiting for a slot; more are refused with 429")] = (
         256
     )
@@ -287,6 +303,8 @@ def _allowed(kind: Any) -> list[str]:
 
 
 def _bounds(meta: Meta) -> str:
+    if meta.ge is None:
+        return f"> {meta.gt}, ≤ {meta.le}"
     return f"≥ {meta.ge}" if meta.le is None else f"{meta.ge}–{meta.le}"
 
 

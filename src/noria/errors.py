@@ -11,6 +11,7 @@
     │   └── ModelNotFound                404
     ├── ServingError                     ours, or the load's: the request itself was fine
     │   ├── QueueFull                    429  retry after a while
+    │   ├── DeadlineUnmeetable           429  refused at once, since it would be late; retry after a while, or allow more time
     │   ├── EngineUnavailable            503  no engine is ready; retry
     │   ├── EngineLost                   503  the engine died with the request in flight, twice; retry
     │   ├── DeadlineExceeded             504
@@ -118,6 +119,14 @@ class QueueFull(ServingError):
     """As many images wait as may wait."""
 
     code = "queue_full"
+    http_status = 429
+    retryable = True
+
+
+class DeadlineUnmeetable(ServingError):
+    """The images could not be done by the deadline asked for, or only by making late what was accepted before."""
+
+    code = "deadline_unmeetable"
     http_status = 429
     retryable = True
 

@@ -64,13 +64,13 @@ def _draw(config: Config, spec: ModelSpec, request: ImageRequest) -> list[DrawnI
     from tqdm import tqdm
 
     from noria.engine.loading import load_executor
-    from noria.engine.loop import Ended, ImageReady, Wheel
+    from noria.engine.loop import Ended, Happening, ImageReady, Wheel
     from noria.scheduling.plans import End
     from noria.scheduling.steps import StepScheduler
 
     executor, settings = load_executor(spec, config.engine, config.engine.devices[0])
     assert isinstance(settings.slots, int)
-    events: list[ImageReady[PreparedImages] | Ended[PreparedImages]] = []
+    events: list[Happening[PreparedImages]] = []
     scheduler = StepScheduler(settings.slots, settings.decode_batch, queue_limit=request.num_images)
     wheel = Wheel(scheduler, executor, events.append, time.monotonic)
     prepared = executor.prepare(request)
@@ -83,6 +83,6 @@ def _draw(config: Config, spec: ModelSpec, request: ImageRequest) -> list[DrawnI
         if isinstance(event, ImageReady):
             rgb = memoryview(event.pixels.rgb())
             images.append(DrawnImage(request.seed + event.index, request.width_px, request.height_px, rgb))
-        elif event.event.end is not End.FINISHED:
+        elif isinstance(event, Ended) and event.event.end is not End.FINISHED:
             raise GenerationFailed(event.event.reason)
     return images

@@ -2,10 +2,11 @@
 
 import math
 
+import msgspec
 import pytest
 
 from noria.engine.executor import FakeExecutor, VirtualClock
-from noria.engine.loop import Ended, ImageReady, Wheel
+from noria.engine.loop import Ended, ImageReady, Moved, PreviewReady, Wheel
 from noria.request import ImageRequest
 from noria.scheduling.plans import End, ImageId
 from noria.scheduling.steps import StepScheduler
@@ -41,8 +42,8 @@ def test_an_image_is_delivered_before_its_request_ends():
     world = World()
     world.submit(request(images=2))
     world.run()
-    assert [type(event) for event in world.delivered] == [ImageReady, ImageReady, Ended]
-    first, second, _ = world.delivered
+    assert [type(event) for event in world.delivered] == [Moved, ImageReady, ImageReady, Ended]
+    _, first, second, _ = world.delivered
     assert (first.index, first.pixels.rgb()) == (0, bytes([7]) * 192)
     assert second.pixels.rgb() == bytes([8]) * 192
 
@@ -90,7 +91,7 @@ def test_a_refused_request_is_told_when_to_come_back():
     world.submit(request("b", steps=10))
     world.submit(request("c", steps=10))
     refused = world.delivered[-1]
-    assert (refused.event.end, refused.retry_after_s) == (End.REFUSED, 19.0)
+    assert (refused.event.end, refused.event.retry_after_s) == (End.REFUSED, 9.5)
 
 
 def test_waiting_and_deadline_count_from_the_arrival():
@@ -120,3 +121,47 @@ def test_the_fake_device_notices_a_step_out_of_order():
     world.executor.execute(plan)
     with pytest.raises(AssertionError, match="slot holds"):
         world.executor.execute(plan.__class__((), plan.steps, ()))
+
+
+def test_a_watched_request_is_followed_from_the_queue_to_its_end():
+    world = World(slots=1)
+    world.submit(request("first", steps=2))
+    world.submit(msgspec.structs.replace(request("second", steps=3), watched=True))
+    world.run()
+    seen = [
+        e.whereabouts for e in world.delivered if isinstance(e, Moved) and e.prepared.request.request_id == "second"
+    ]
+    assert [(at.queue_position, at.call) for at in seen] == [(1, 0), (0, 0), (0, 0), (None, 1), (None, 2)]
+    # A fake turn takes a second; before the first nothing is known.
+    assert [at.finish_in_s for at in seen] == pytest.approx([0.0, 4.0, 3.0, 2.0, 1.0])
+
+
+def test_previews_come_on_the_way_and_never_after_the_end():
+    world = World()
+    world.submit(msgspec.structs.replace(request(images=2, steps=9), num_previews=2))
+    world.run()
+    shown = [(e.preview.image.index, e.preview.call) for e in world.delivered if isinstance(e, PreviewReady)]
+    assert shown == [(0, 3), (1, 3), (0, 6), (1, 6)]
+
+
+def test_work_that_does_not_fit_the_memory_is_done_in_smaller_batches():
+    for memory in ({"boards": 3}, {"steps": 2}, {"decodes": 1}, {"boards": 2, "steps": 1, "decodes": 1}):
+        world = World(slots=8)
+        world.executor.memory = memory
+        for k in range(8):
+            world.submit(request(f"r{k}", steps=3))
+        world.run()
+        assert set(world.ends().values()) == {End.FINISHED}
+        assert len(world.ends()) == 8
+
+
+@pytest.mark.parametrize("part", ["boards", "steps", "decodes"])
+def test_only_what_does_not_fit_alone_fails(part):
+    world = World()
+    world.executor.memory = {part: 0}
+    world.submit(request("a"))
+    world.submit(request("b"))
+    world.run()
+    assert world.ends() == {"a": End.FAILED, "b": End.FAILED}
+    reasons = {e.event.reason for e in world.delivered if isinstance(e, Ended)}
+    assert reasons == {"8x8 does not fit the memory of the device, even alone"}

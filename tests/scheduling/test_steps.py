@@ -3,16 +3,18 @@
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
+from noria.scheduling.costs import CostModel, Curve
 from noria.scheduling.plans import End, ImageDecoded, ImageId, Outcome, RequestEnded, ShapeClass, Ticket
+from noria.scheduling.policies import POLICIES
 from noria.scheduling.steps import StepScheduler
 
 SMALL, LARGE = ShapeClass(64, 64), ShapeClass(128, 96)
 
 
-def ticket(request_id="a", calls=2, images=1, shape=SMALL, deadline=None):
-    return Ticket(request_id, shape, images, calls, deadline)
+def ticket(request_id="a", calls=2, images=1, shape=SMALL, deadline=None, **more):
+    return Ticket(request_id, shape, images, calls, deadline, **more)
 
 
 def turn(scheduler, now=0.0, **outcome):
@@ -159,12 +161,81 @@ def test_a_full_queue_refuses_at_once_and_says_how_full():
     assert scheduler.submit(ticket("c", images=1), 0) == []
 
 
-def test_calls_left_counts_waiting_and_running_images():
-    scheduler = StepScheduler(1)
+def test_the_drain_counts_waiting_and_running_images():
+    scheduler = StepScheduler(1, costs=known_costs())
     scheduler.submit(ticket("a", calls=5, images=2), 0)
-    assert scheduler.calls_left == 10
+    assert scheduler.drain_s == pytest.approx(10.0)
     turn(scheduler)
-    assert scheduler.calls_left == 9
+    assert scheduler.drain_s == pytest.approx(9.0)
+
+
+def known_costs():
+    """A second for every row of a call: batching gains nothing."""
+    costs = CostModel(most_rows=8)
+    for shape in (SMALL, LARGE):
+        costs.steps[shape] = Curve({1: 1.0, 8: 8.0})
+    return costs
+
+
+def test_a_queue_is_full_in_seconds_of_work_too():
+    scheduler = StepScheduler(1, queue_limit_s=10.0, costs=known_costs())
+    assert scheduler.submit(ticket("long", calls=50), 0) == []  # an empty server takes anybody
+    turn(scheduler)
+    assert scheduler.submit(ticket("next", calls=5), 0) == []  # nobody waits yet
+    (refused,) = scheduler.submit(ticket("late", calls=5), 0)
+    assert (refused.end, refused.retry_after_s) == (End.REFUSED, pytest.approx(49.0))
+    assert "54.0 s of work are ahead, 10 s may be" in refused.reason
+
+
+def test_a_deadline_that_cannot_be_met_is_refused_at_once_with_what_could_be():
+    scheduler = StepScheduler(2, costs=known_costs())
+    (refused,) = scheduler.submit(ticket("never", calls=5, due=4.0), 0)
+    assert (refused.end, refused.retry_after_s) == (End.UNMEETABLE, None)
+    assert refused.reason == ("it would be done in 5.00 s, 4.00 s are left; even with nobody else here it takes 5.00 s")
+    assert scheduler.submit(ticket("mine", calls=5, due=7.0), 0) == []
+    (refused,) = scheduler.submit(ticket("second", calls=5, due=8.0), 0)
+    assert (refused.end, refused.retry_after_s) == (End.UNMEETABLE, pytest.approx(2.0))
+    assert refused.reason == "it would be done in 10.00 s, 8.00 s are left"
+
+
+def test_who_would_make_another_late_is_refused():
+    scheduler = StepScheduler(2, costs=known_costs())
+    assert scheduler.submit(ticket("promised", calls=5, due=7.0), 0) == []
+    (refused,) = scheduler.submit(ticket("pushing", calls=3, due=7.0), 0)
+    assert (refused.end, refused.retry_after_s) == (End.UNMEETABLE, 7.0)
+    assert "making another late" in refused.reason
+    assert scheduler.submit(ticket("patient", calls=3), 0) == []  # nothing was promised to it
+
+
+def test_the_most_urgent_boards_first_and_steps_where_not_all_can():
+    scheduler = StepScheduler(2, costs=known_costs())
+    scheduler.costs.overflowed(SMALL, 2)  # one row a call
+    scheduler.submit(ticket("patient", calls=3), 0)
+    plan, _ = turn(scheduler, 0.0)
+    assert [step.image.request_id for step in plan.steps] == ["patient"]
+    scheduler.submit(ticket("high", calls=2, priority="high"), 1.0)
+    scheduler.submit(ticket("low", calls=2, priority="low"), 1.0)
+    plan, _ = turn(scheduler, 1.0)
+    assert [seat.image.request_id for seat in plan.boards] == ["high"]
+    assert [step.image.request_id for step in plan.steps] == ["high"]  # "patient" is paused
+    plan, _ = turn(scheduler, 2.0)
+    assert [seat.image.request_id for seat in plan.decodes] == ["high"]
+    plan, _ = turn(scheduler, 3.0)
+    assert [(step.image.request_id, step.call) for step in plan.steps] == [("patient", 1)]
+
+
+def test_a_request_that_flies_alone_shares_the_wheel_with_nobody():
+    scheduler = StepScheduler(4)
+    scheduler.submit(ticket("before", calls=2), 0)
+    turn(scheduler)
+    scheduler.submit(ticket("suspect", calls=2, images=2, alone=True), 0)
+    scheduler.submit(ticket("after", calls=1), 0)
+    boarded = []
+    while (plan := scheduler.plan(0)) is not None:
+        boarded.append([seat.image.request_id for seat in plan.boards])
+        assert len({step.image.request_id for step in plan.steps}) == 1
+        scheduler.commit(plan, Outcome(), 0)
+    assert boarded == [[], ["suspect", "suspect"], [], ["after"]]
 
 
 def test_the_same_id_twice_at_once_is_a_bug():
@@ -178,10 +249,17 @@ class Promises(RuleBasedStateMachine):
     """Whatever happens in whatever order: no slot leaks, no image is lost or drawn twice, every request ends exactly once."""
 
     requests = Bundle("requests")
+    scheduler: StepScheduler
+
+    @initialize(policy=st.sampled_from(list(POLICIES)), costs=st.booleans())
+    def start(self, policy, costs):
+        known = known_costs() if costs else CostModel()
+        self.scheduler = StepScheduler(
+            num_slots=3, decode_batch=2, queue_limit=6, queue_limit_s=30.0, policy=POLICIES[policy], costs=known
+        )
 
     def __init__(self):
         super().__init__()
-        self.scheduler = StepScheduler(num_slots=3, decode_batch=2, queue_limit=6)
         self.now, self.count = 0.0, 0
         self.open: dict[str, Ticket] = {}
         self.ended: set[str] = set()
@@ -206,10 +284,24 @@ class Promises(RuleBasedStateMachine):
         images=st.integers(1, 4),
         shape=st.sampled_from([SMALL, LARGE]),
         patience=st.none() | st.floats(0, 20),
+        due=st.none() | st.floats(0, 20),
+        rows=st.integers(1, 2),
+        alone=st.booleans() | st.just(False),
+        priority=st.sampled_from(["low", "normal", "high"]),
     )
-    def submit(self, calls, images, shape, patience):
+    def submit(self, calls, images, shape, patience, due, rows, alone, priority):
         self.count += 1
-        made = ticket(f"r{self.count}", calls, images, shape, None if patience is None else self.now + patience)
+        made = ticket(
+            f"r{self.count}",
+            calls,
+            images,
+            shape,
+            None if patience is None else self.now + patience,
+            due=None if due is None else self.now + due,
+            rows=rows,
+            alone=alone,
+            priority=priority,
+        )
         self.open[made.request_id] = made
         self.take(self.scheduler.submit(made, self.now))
         return made.request_id
@@ -245,26 +337,38 @@ class Promises(RuleBasedStateMachine):
         assert len({self.open[step.image.request_id].shape for step in self.plan.steps}) <= 1
         assert len({self.open[seat.image.request_id].shape for seat in self.plan.decodes}) <= 1
         assert len(self.plan.decodes) <= 2
+        aboard = {part.image.request_id for part in (*self.plan.steps, *self.plan.decodes)}
+        assert len(aboard) == 1 or not any(self.open[name].alone for name in aboard), "not alone"
         for step in self.plan.steps:
             assert step.call == self.calls_made.get(step.image, 0), "a row skipped or repeated"
-            self.calls_made[step.image] = step.call + 1
 
     @precondition(lambda self: self.plan is not None)
     @rule(data=st.data())
     def carry_it_out(self, data):
         named = [part.image for part in (*self.plan.steps, *self.plan.decodes)]
         failed = data.draw(st.sets(st.sampled_from(named), max_size=1)) if named else set()
+        overflowed = data.draw(st.sampled_from([None, None, None, "boards", "steps", "decodes"]))
         self.now += 1.0
-        self.take(self.scheduler.commit(self.plan, Outcome(dict.fromkeys(failed, "drawn by lot")), self.now))
+        if overflowed not in ("boards", "steps"):
+            for step in self.plan.steps:
+                self.calls_made[step.image] = step.call + 1
+        if overflowed == "boards":  # they start again
+            for seat in self.plan.boards:
+                self.calls_made.pop(seat.image, None)
+        outcome = Outcome(dict.fromkeys(failed, "drawn by lot"), overflowed)
+        self.take(self.scheduler.commit(self.plan, outcome, self.now, 1.0))
         self.plan = None
 
     @invariant()
     def every_slot_is_held_by_a_seated_image_or_free(self):
-        assert self.scheduler._slots.num_free + self.scheduler.num_seated == 3
+        slots = [seated.slot for seated in self.scheduler._crowd.seated.values()]
+        assert len(set(slots)) == len(slots) == 3 - self.scheduler._crowd.num_free
         assert self.scheduler.num_waiting <= 6 + 3
 
     def teardown(self):
         if self.plan is not None:
+            for step in self.plan.steps:
+                self.calls_made[step.image] = step.call + 1
             self.take(self.scheduler.commit(self.plan, Outcome(), self.now))
         for _ in range(400):
             plan = self.scheduler.plan(self.now)

@@ -16,12 +16,14 @@ import numpy as np
 import torch
 
 from noria.config import EngineConfig
+from noria.engine.executor import PreviewPixels, preview_calls
 from noria.engine.latents import LatentStore
 from noria.errors import GenerationFailed
 from noria.models.stable_diffusion import DiffusionModel
 from noria.request import ImageRequest
 from noria.sampling.compile import compile_sampler
 from noria.sampling.noise import NoiseStream
+from noria.sampling.previews import clean_latents, preview_pixels
 from noria.sampling.step import advance, board, guide, model_inputs, samples
 from noria.sampling.tables import SamplerTable
 from noria.scheduling.plans import ImageId, Outcome, Plan, Seat, ShapeClass, Step
@@ -36,6 +38,7 @@ class PreparedImages:
 
     request: ImageRequest
     table: SamplerTable
+    shown_at: frozenset[int]  # calls after which its images show a preview
 
     @property
     def num_calls(self) -> int:
@@ -45,7 +48,7 @@ class PreparedImages:
     @property
     def shape(self) -> ShapeClass:
         """Which histories its images live in."""
-        return ShapeClass(self.request.width_px, self.request.height_px)
+        return ShapeClass(self.request.width_px, self.request.height_px, self.request.model)
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,15 @@ class HostPixels:
                 "the model's latents are not finite: float16 overflows in some models; try another dtype or scheduler"
             )
         return self.pixels_HWC.numpy().data.cast("B")
+
+
+def _is_of_memory(error: Exception) -> bool:
+    """Whether the device, or the host, had no memory left for a tensor."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 class EmbeddingCache:
@@ -116,7 +128,9 @@ class DiffusionExecutor:
         self._embeddings = EmbeddingCache(model.encode, config.embedding_cache, 8 if self._buckets else None)
         self._decoded: dict[ImageId, HostPixels] = {}
         self._ahead: deque[torch.cuda.Event] = deque()
+        self._previews: list[PreviewPixels] = []
         self._grad_mode = torch.inference_mode if config.inference_mode else torch.no_grad
+        self.waits = model.device.type == "cpu"  # for the device after each part of a turn, which can then be timed
 
     def prepare(self, request: ImageRequest) -> PreparedImages:
         """Compile the request's sampler (8–30 ms the first time); raises `errors.InvalidField` if diffusers refuses it."""
@@ -124,7 +138,7 @@ class DiffusionExecutor:
             table = compile_sampler(request.scheduler, self.model.scheduler_config, request.num_steps)
         finally:
             self._compiled.add((request.scheduler, request.num_steps))
-        return PreparedImages(request, table)
+        return PreparedImages(request, table, preview_calls(table.num_calls, request.num_previews))
 
     def is_prompt(self, request: ImageRequest) -> bool:
         """Whether this scheduler was compiled, or refused, at this number of steps before."""
@@ -145,31 +159,53 @@ class DiffusionExecutor:
         """The pixels of an image that the last turn decoded."""
         return self._decoded.pop(image)
 
+    def previews(self) -> list[PreviewPixels]:
+        """Those that the last turn made."""
+        shown, self._previews = self._previews, []
+        return shown
+
     def execute(self, plan: Plan) -> Outcome:
-        """Board, step, decode. An exception in one of them fails the images that it was about, and no others."""
+        """Board, step, decode. An exception in one of them fails the images that it was about, and no others.
+
+        What does not fit the memory ends the turn, and changes nothing: it can be planned again, in smaller parts.
+        """
         failed: dict[ImageId, str] = {}
         with self._grad_mode():
-            encode_s = self._attempt(lambda: self._board(plan.boards), [seat.image for seat in plan.boards], failed)
+            boarding = [seat.image for seat in plan.boards]
+            encode_s = self._attempt(lambda: self._board(plan.boards), boarding, failed)
+            if encode_s is None:
+                return Outcome(failed, "boards")
             steps = [step for step in plan.steps if step.image not in failed]
-            self._attempt(lambda: self._step(steps), [step.image for step in steps], failed)
+            step_s = self._attempt(lambda: self._step(steps), [step.image for step in steps], failed)
+            if step_s is None:
+                return Outcome(failed, "steps", encode_s)
             decodes = [seat for seat in plan.decodes if seat.image not in failed]
             decode_s = self._attempt(lambda: self._decode(decodes), [seat.image for seat in decodes], failed)
+            if decode_s is None:
+                return Outcome(failed, "decodes", encode_s, step_s=step_s if self.waits else None)
             self._stay_close()
-        return Outcome(failed, encode_s, decode_s)
+        return Outcome(failed, None, encode_s, decode_s, step_s if self.waits else None)
 
-    def _attempt(self, part: Callable[[], None], images: list[ImageId], failed: dict[ImageId, str]) -> float:
-        """Seconds that `part` took; nothing is done without images."""
-        started = time.perf_counter()
+    def _attempt(self, part: Callable[[], None], images: list[ImageId], failed: dict[ImageId, str]) -> float | None:
+        """Seconds that `part` took, or None if it did not fit the memory; nothing is done without images."""
+        started, fits = time.perf_counter(), True
         if images:
             try:
                 part()
+                if self.waits and self.model.device.type == "cuda":
+                    torch.cuda.synchronize()
             except Exception as error:  # torch, tokenizers and diffusers raise many kinds, and none is worth the engine
-                _log.exception("a turn failed for %d images", len(images))
+                fits = not _is_of_memory(error)
+                if fits:
+                    _log.exception("a turn failed for %d images", len(images))
+                    failed |= dict.fromkeys(images, f"the model failed: {_first_line(error)}")
+                else:
+                    _log.warning("%d images do not fit the memory together: %s", len(images), _first_line(error))
                 if self.model.device.type == "cuda":
                     torch.cuda.synchronize()  # raises if the device is lost to this process: then it ends, and is replaced
-                words = (str(error) or type(error).__name__).splitlines()[0]
-                failed |= dict.fromkeys(images, f"the model failed: {words}")
-        return time.perf_counter() - started
+        if not fits and self.model.device.type == "cuda":
+            torch.cuda.empty_cache()  # not before the exception is gone, which holds what was computed
+        return time.perf_counter() - started if fits else None
 
     def _board(self, seats: Iterable[Seat]) -> None:
         seats = list(seats)
@@ -198,14 +234,16 @@ class DiffusionExecutor:
             np.array([p.table.input_scale[c] for p, c in zip(prepared, calls, strict=True)], np.float32)
         )
         inputs_BCHW = model_inputs(history, slots_B, calls_B, scales_B)
-        outputs_BCHW = self._predict(inputs_BCHW, prepared, slots, calls)
+        timesteps = np.array([p.table.timesteps[c] for p, c in zip(prepared, calls, strict=True)], np.float32)
+        outputs_BCHW = self._predict(inputs_BCHW, prepared, slots, timesteps)
+        self._show(steps, inputs_BCHW, outputs_BCHW, timesteps)
         coefficients_BK = self._on_device(
             np.stack([p.table.coefficients[c] for p, c in zip(prepared, calls, strict=True)])
         )
         advance(history, slots_B, calls_B, outputs_BCHW, self._draws(steps, prepared), coefficients_BK)
 
     def _predict(
-        self, inputs_BCHW: torch.Tensor, prepared: list[PreparedImages], slots: list[int], calls: list[int]
+        self, inputs_BCHW: torch.Tensor, prepared: list[PreparedImages], slots: list[int], timesteps: np.ndarray
     ) -> torch.Tensor:
         """One UNet call for all images, guidance applied: [B, C, H, W] float32. Rows: the guided images' negatives, then every prompt."""
         guided = [b for b, p in enumerate(prepared) if p.request.guided]
@@ -213,7 +251,6 @@ class DiffusionExecutor:
         text = [2 * slots[b] for b in guided] + [2 * slot + 1 for slot in slots]
         padding = self._bucket(len(images)) - len(images)
         images_R, text_R = self._on_device(images + images[:1] * padding), self._on_device(text + text[:1] * padding)
-        timesteps = np.array([p.table.timesteps[c] for p, c in zip(prepared, calls, strict=True)], np.float32)
         outputs_RCHW = self.model.predict(
             inputs_BCHW[images_R], self._on_device(timesteps)[images_R], self._text[text_R]
         ).float()
@@ -225,6 +262,27 @@ class DiffusionExecutor:
         scales = np.array([p.request.guidance_scale if p.request.guided else 1.0 for p in prepared], np.float32)
         return guide(prompted, outputs_RCHW[negative_B], self._on_device(scales))
 
+    def _show(
+        self, steps: list[Step], inputs_BCHW: torch.Tensor, outputs_BCHW: torch.Tensor, timesteps: np.ndarray
+    ) -> None:
+        """Previews of those images whose call is one at which they show themselves."""
+        shown = [b for b, step in enumerate(steps) if step.call in self._requests[step.image.request_id].shown_at]
+        if not shown:
+            return
+        shown_B = self._on_device(shown)
+        clean_BCHW = clean_latents(
+            inputs_BCHW[shown_B],
+            outputs_BCHW[shown_B],
+            self._on_device(timesteps[shown]),
+            self.model.alpha_bars,
+            self.model.prediction_type,
+        )
+        pixels_BHWC, copied = self._to_host(preview_pixels(clean_BCHW, self.model.preview_colours))
+        for pixels_HWC, b in zip(pixels_BHWC, shown, strict=True):
+            height, width, _ = pixels_HWC.shape
+            pixels = HostPixels(pixels_HWC, torch.tensor(data=True), copied)
+            self._previews.append(PreviewPixels(steps[b].image, steps[b].call, width, height, pixels))
+
     def _draws(self, steps: list[Step], prepared: list[PreparedImages]) -> torch.Tensor | None:
         """[B, C, H, W] of this call's noise, zero where the sampler draws none; None when no image's does."""
         drawing = [p.table.noise[step.call] > 0 for step, p in zip(steps, prepared, strict=True)]
@@ -234,7 +292,7 @@ class DiffusionExecutor:
         for b, (step, p) in enumerate(zip(steps, prepared, strict=True)):
             if drawing[b]:
                 noise_BCHW[b] = self._noise[step.image].next(
-                    torch.float32 if p.table.noise_dtype == "float32" else self.model.dtype
+                    torch.float32 if p.table.noise_dtype == "float32" else self.model.dtype, call=step.call
                 )
         return noise_BCHW.to(self.model.device, non_blocking=True)
 
@@ -246,16 +304,20 @@ class DiffusionExecutor:
         calls = [p.num_calls for p in prepared] + [prepared[0].num_calls] * padding
         latents_BCHW = samples(history, self._on_device(slots), self._on_device(calls))
         pixels_BHWC, finite_B = self.model.decode(latents_BCHW), latents_BCHW.isfinite().all(dim=(1, 2, 3))
-        copied = None
-        if pixels_BHWC.is_cuda:  # the wheel turns on; whoever delivers the image waits for the copy
-            pixels_BHWC = torch.empty(pixels_BHWC.shape, dtype=torch.uint8, pin_memory=True).copy_(
-                pixels_BHWC, non_blocking=True
-            )
-            finite_B = torch.empty(finite_B.shape, dtype=torch.bool, pin_memory=True).copy_(finite_B, non_blocking=True)
-            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            copied.record()
+        finite_B, _ = self._to_host(finite_B)
+        pixels_BHWC, copied = self._to_host(pixels_BHWC)
         for b, seat in enumerate(seats):
             self._decoded[seat.image] = HostPixels(pixels_BHWC[b], finite_B[b], copied)
+
+    @staticmethod
+    def _to_host(tensor: torch.Tensor) -> tuple[torch.Tensor, "torch.cuda.Event | None"]:
+        """The tensor in the host's memory once the event has happened; the wheel turns on, whoever delivers it waits."""
+        if not tensor.is_cuda:
+            return tensor, None
+        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied.record()
+        return pinned, copied
 
     def _history(self, shape: ShapeClass) -> torch.Tensor:
         seated = {self._requests[image.request_id].shape for image in self._noise}

@@ -1,11 +1,11 @@
 """What carries out a plan: the contract, and a fake one on virtual time for tests, examples and simulation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from noria.request import ImageRequest
-from noria.scheduling.plans import ImageId, Outcome, Plan
+from noria.scheduling.plans import ImageId, Outcome, Part, Plan, Step
 
 
 class Pixels(Protocol):
@@ -14,6 +14,17 @@ class Pixels(Protocol):
     def rgb(self) -> bytes | memoryview:
         """Height × width × 3 bytes; waits for the device if need be. Called once, from any thread."""
         ...
+
+
+@dataclass(frozen=True)
+class PreviewPixels:
+    """What an image is going to be, as its model's output at `call` says."""
+
+    image: ImageId
+    call: int
+    width_px: int
+    height_px: int
+    pixels: Pixels
 
 
 class Prepared(Protocol):
@@ -60,6 +71,15 @@ class Executor(Protocol[P]):
         """The pixels of an image that the last turn decoded; given out once."""
         ...
 
+    def previews(self) -> list[PreviewPixels]:
+        """Those that the last turn made; given out once."""
+        ...
+
+
+def preview_calls(num_calls: int, num_previews: int) -> frozenset[int]:
+    """At which calls an image shows itself: `num_previews` of `num_calls`, evenly spread, never at the last, which shows the image."""
+    return frozenset((number * num_calls) // (num_previews + 1) for number in range(1, num_previews + 1))
+
 
 class VirtualClock:
     """Seconds that pass only when somebody says so. Call it to read it."""
@@ -99,10 +119,18 @@ class FakePixels:
 class FakeExecutor:
     """A device that takes `turn_s(plan)` of virtual time a turn, and checks that every image is stepped in order and in its slot."""
 
-    def __init__(self, clock: VirtualClock, turn_s: Callable[[Plan], float] = lambda plan: 1.0) -> None:  # noqa: ARG005
+    def __init__(
+        self,
+        clock: VirtualClock,
+        turn_s: Callable[[Plan], float] = lambda plan: 1.0,  # noqa: ARG005
+        memory: Mapping[Part, int] | None = None,
+    ) -> None:
+        """`memory` is how many images fit each part of a turn; what it does not name has room for all."""
         self.clock = clock
         self.turn_s = turn_s
+        self.memory = memory or {}
         self.failing: dict[ImageId, str] = {}  # images to fail at their next turn
+        self._previews: list[PreviewPixels] = []
         self._accepted: dict[str, FakePrepared] = {}
         self._slots: dict[int, tuple[ImageId, int]] = {}  # whose image a slot holds, and its next call
 
@@ -125,13 +153,20 @@ class FakeExecutor:
     def execute(self, plan: Plan) -> Outcome:
         """Let time pass; fail what `failing` names."""
         self.clock.now += self.turn_s(plan)
+        if len(plan.boards) > self.memory.get("boards", len(plan.boards)):
+            return Outcome(overflowed="boards")
         for seat in plan.boards:
             self._slots[seat.slot] = (seat.image, 0)
+        if len(plan.steps) > self.memory.get("steps", len(plan.steps)):
+            return Outcome(overflowed="steps")
         for step in plan.steps:
             assert self._slots[step.slot] == (step.image, step.call), (
                 f"{step} but the slot holds {self._slots[step.slot]}"
             )
             self._slots[step.slot] = (step.image, step.call + 1)
+            self._show(step)
+        if len(plan.decodes) > self.memory.get("decodes", len(plan.decodes)):
+            return Outcome(overflowed="decodes")
         for seat in plan.decodes:
             held = self._slots[seat.slot]
             assert held == (seat.image, self._accepted[seat.image.request_id].num_calls), (
@@ -139,6 +174,17 @@ class FakeExecutor:
             )
         named = {part.image for parts in (plan.boards, plan.steps, plan.decodes) for part in parts}
         return Outcome({image: self.failing.pop(image) for image in named & self.failing.keys()})
+
+    def _show(self, step: Step) -> None:
+        prepared = self._accepted[step.image.request_id]
+        if step.call in preview_calls(prepared.num_calls, prepared.request.num_previews):
+            pixels = FakePixels(prepared.request.seed + step.image.index, 3)
+            self._previews.append(PreviewPixels(step.image, step.call, 1, 1, pixels))
+
+    def previews(self) -> list[PreviewPixels]:
+        """One pixel each."""
+        shown, self._previews = self._previews, []
+        return shown
 
     def take(self, image: ImageId) -> FakePixels:
         """A flat image of the request's size."""

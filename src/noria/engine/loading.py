@@ -3,23 +3,22 @@
 Importing this module is cheap; torch and diffusers are imported by `load_executor`.
 """
 
-import math
 import os
 import pathlib
-import time
+import platform
 from typing import TYPE_CHECKING
 
 from noria.config import EngineConfig
-from noria.engine.loop import Ended, ImageReady, Wheel
+from noria.engine.calibration import CostFile, cost_folder, draw_throw_away, measure
 from noria.engine.resources import Machine, resolve, resolve_device, usable_cores
-from noria.errors import ConfigError, GenerationFailed, ModelError, NoriaError
-from noria.request import ImageRequest
-from noria.scheduling.plans import End
-from noria.scheduling.steps import StepScheduler
+from noria.errors import ConfigError
+from noria.scheduling.costs import CostModel
 from noria.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from noria.engine.diffusion import DiffusionExecutor, PreparedImages
+    import torch
+
+    from noria.engine.diffusion import DiffusionExecutor
 
 
 def warm_up(executor: "DiffusionExecutor", spec: ModelSpec, config: EngineConfig) -> None:
@@ -29,41 +28,43 @@ def warm_up(executor: "DiffusionExecutor", spec: ModelSpec, config: EngineConfig
         ModelError: the model cannot draw on this device with these settings.
 
     """
-    assert isinstance(config.slots, int)
-    events: list[ImageReady[PreparedImages] | Ended[PreparedImages]] = []
-    wheel: Wheel[PreparedImages] = Wheel(StepScheduler(config.slots), executor, events.append, time.monotonic)
     for bucket in config.buckets or (2,):
-        request = ImageRequest(
-            request_id=f"warm-up-{bucket}",
-            prompt="",
-            negative_prompt="",
-            seed=0,
-            width_px=spec.default_width_px,
-            height_px=spec.default_height_px,
-            num_steps=2,
-            guidance_scale=2.0 if bucket > 1 else 1.0,
-            num_images=max(1, bucket // 2),
-            scheduler=spec.default_scheduler,
-            timeout_s=math.inf,
-        )
-        try:
-            wheel.submit(executor.prepare(request))
-            while wheel.turn() is not None:
-                pass
-            for event in events:
-                _expect_success(event)
-        except NoriaError as error:
-            raise ModelError(
-                f"{spec.name} in {spec.folder} loads but cannot draw with these settings: {error.message}"
-            ) from error
-        events.clear()
+        guidance = 2.0 if bucket > 1 else 1.0
+        draw_throw_away(executor, spec, config, CostModel(), max(1, bucket // 2), steps=2, guidance=guidance)
 
 
-def _expect_success(event: "ImageReady[PreparedImages] | Ended[PreparedImages]") -> None:
-    if isinstance(event, ImageReady):
-        event.pixels.rgb()
-    elif event.event.end is not End.FINISHED:
-        raise GenerationFailed(event.event.reason)
+def measured_costs(executor: "DiffusionExecutor", spec: ModelSpec, config: EngineConfig) -> tuple[CostModel, CostFile]:
+    """Warm the executor up; return what its work costs, kept from an earlier start or measured now, and where that is kept.
+
+    Raises:
+        ModelError: the model cannot draw on this device with these settings.
+
+    """
+    assert isinstance(config.slots, int)
+    costs = CostModel(most_rows=max(config.buckets, default=2 * config.slots))
+    file = CostFile(cost_folder(config.cache_dir), spec, config, device_name(executor.model.device))
+    warm_up(executor, spec, config)
+    if not file.load(costs):
+        measure(executor, spec, config, costs)
+        file.save(costs)
+    return costs, file
+
+
+def device_name(device: "torch.device") -> str:
+    """What the device is called, so that costs measured on one are not taken for another's."""
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    cpu = next((line for line in _cpuinfo() if line.startswith("model name")), platform.machine())
+    return f"{cpu.partition(':')[2].strip() or cpu}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _cpuinfo() -> list[str]:
+    try:
+        return pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
 
 
 def look_at_machine() -> Machine:

@@ -5,13 +5,40 @@ where they stand. What happens to a request is told to `deliver`, on the same th
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic
 
-from noria.engine.executor import Executor, P, Pixels
-from noria.scheduling.plans import End, Event, ImageDecoded, Outcome, Plan, RequestEnded, ShapeClass, Ticket
+from noria.engine.executor import Executor, P, Pixels, Prepared, PreviewPixels
+from noria.scheduling.plans import (
+    Event,
+    ImageDecoded,
+    Outcome,
+    Plan,
+    RequestEnded,
+    ShapeClass,
+    Ticket,
+    Whereabouts,
+)
 from noria.scheduling.steps import StepScheduler
+
+_BETWEEN_NEWS_S = 0.1  # to watchers: a forecast takes the wheel's time
+
+
+@dataclass(frozen=True)
+class Moved(Generic[P]):
+    """How far a request is: once when it is accepted, and now and then if it is watched."""
+
+    prepared: P
+    whereabouts: Whereabouts
+
+
+@dataclass(frozen=True)
+class PreviewReady(Generic[P]):
+    """What an image is going to be."""
+
+    prepared: P
+    preview: PreviewPixels
 
 
 @dataclass(frozen=True)
@@ -25,11 +52,13 @@ class ImageReady(Generic[P]):
 
 @dataclass(frozen=True)
 class Ended(Generic[P]):
-    """A request ended; nothing more will come of it. `retry_after_s` is an estimate, given where it was refused."""
+    """A request ended; nothing more will come of it."""
 
     prepared: P
     event: RequestEnded
-    retry_after_s: float | None = None
+
+
+Happening = Moved[P] | PreviewReady[P] | ImageReady[P] | Ended[P]
 
 
 @dataclass(frozen=True)
@@ -48,7 +77,7 @@ class Wheel(Generic[P]):
         self,
         scheduler: StepScheduler,
         executor: Executor[P],
-        deliver: Callable[[ImageReady[P] | Ended[P]], None],
+        deliver: Callable[[Happening[P]], None],
         clock: Callable[[], float],
     ) -> None:
         self.scheduler = scheduler
@@ -56,7 +85,8 @@ class Wheel(Generic[P]):
         self._deliver = deliver
         self._clock = clock
         self._requests: dict[str, P] = {}
-        self._seconds_a_call = 0.0  # smoothed: one image's share of a turn
+        self._watched: set[str] = set()
+        self._last_news = -math.inf
 
     def submit(self, prepared: P, arrived: float | None = None) -> None:
         """Take a request in; it boards at the next turn, or is refused at once.
@@ -65,18 +95,14 @@ class Wheel(Generic[P]):
         """
         request = prepared.request
         arrived = self._clock() if arrived is None else arrived
-        deadline = arrived + request.timeout_s if math.isfinite(request.timeout_s) else None
-        shape = ShapeClass(request.width_px, request.height_px)
-        ticket = Ticket(request.request_id, shape, request.num_images, prepared.num_calls, deadline)
         assert request.request_id not in self._requests, request.request_id
         self._requests[request.request_id] = prepared
         self._executor.accept(prepared)
-        self._tell(self.scheduler.submit(ticket, arrived))
-
-    @property
-    def drain_s(self) -> float:
-        """About how long everything that was accepted will take."""
-        return self._seconds_a_call * self.scheduler.calls_left
+        self._tell(self.scheduler.submit(_ticket(prepared, arrived), arrived))
+        if request.request_id in self._requests:  # not refused
+            self._tell_whereabouts([request.request_id], self._clock())
+            if request.watched:
+                self._watched.add(request.request_id)
 
     def cancel(self, request_id: str) -> None:
         """Forget a request; it is gone from the next turn."""
@@ -91,11 +117,18 @@ class Wheel(Generic[P]):
             return None
         outcome = self._executor.execute(plan)
         now = self._clock()
-        if plan.steps:
-            share = (now - started) / len(plan.steps)
-            self._seconds_a_call = 0.9 * self._seconds_a_call + 0.1 * share if self._seconds_a_call else share
-        self._tell(self.scheduler.commit(plan, outcome, now))
+        for preview in self._executor.previews():
+            if preview.image.request_id in self._requests:
+                self._deliver(PreviewReady(self._requests[preview.image.request_id], preview))
+        self._tell(self.scheduler.commit(plan, outcome, now, now - started))
+        if self._watched and now - self._last_news >= _BETWEEN_NEWS_S:
+            self._last_news = now
+            self._tell_whereabouts(self._watched, now)
         return Turn(plan, outcome, now - started)
+
+    def _tell_whereabouts(self, request_ids: Iterable[str], now: float) -> None:
+        for request_id, whereabouts in self.scheduler.whereabouts(request_ids, now).items():
+            self._deliver(Moved(self._requests[request_id], whereabouts))
 
     def _tell(self, events: list[Event]) -> None:
         for event in events:
@@ -105,5 +138,23 @@ class Wheel(Generic[P]):
                 case RequestEnded():
                     prepared = self._requests.pop(event.request_id)
                     self._executor.forget(event.request_id)
-                    wait_s = self.drain_s if event.end is End.REFUSED else None
-                    self._deliver(Ended(prepared, event, wait_s))
+                    self._watched.discard(event.request_id)
+                    self._deliver(Ended(prepared, event))
+
+
+def _ticket(prepared: Prepared, arrived: float) -> Ticket:
+    """What the scheduler may know of a request that arrived then."""
+    request = prepared.request
+    due = arrived + request.deadline_s if request.deadline_s is not None else None
+    ends = [arrived + request.timeout_s, *([due] if due is not None else [])]
+    return Ticket(
+        request_id=request.request_id,
+        shape=ShapeClass(request.width_px, request.height_px, request.model),
+        num_images=request.num_images,
+        num_calls=prepared.num_calls,
+        deadline=min(ends) if math.isfinite(min(ends)) else None,
+        due=due,
+        rows=2 if request.guided else 1,
+        priority=request.priority,
+        alone=request.alone,
+    )

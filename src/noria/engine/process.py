@@ -6,6 +6,7 @@ channel is open from the first moment; the model is loaded behind it.
 """
 
 import logging
+import math
 import os
 import queue
 import signal
@@ -23,14 +24,29 @@ import setproctitle
 from noria.channel import EngineChannel, Peer
 from noria.config import EngineConfig
 from noria.engine.executor import Executor
-from noria.engine.loading import load_executor, warm_up
-from noria.engine.loop import Ended, ImageReady, Turn, Wheel
-from noria.errors import InvalidField, NoriaError, RequestError, SetupError
-from noria.messages import Cancel, EngineState, Failed, Finished, Hello, ImageDone, Progress, Submit, Timings
+from noria.engine.loading import load_executor, measured_costs
+from noria.engine.loop import Ended, Happening, ImageReady, Moved, PreviewReady, Turn, Wheel
+from noria.errors import DeadlineUnmeetable, InvalidField, NoriaError, QueueFull, RequestError, SetupError
+from noria.messages import (
+    Cancel,
+    EngineState,
+    Failed,
+    Finished,
+    Hello,
+    ImageDone,
+    Load,
+    Preview,
+    Progress,
+    ShapeCosts,
+    Submit,
+    Timings,
+)
 from noria.observe import metrics
 from noria.observe.process import die_with_parent
 from noria.request import ImageRequest
+from noria.scheduling.costs import CostModel
 from noria.scheduling.plans import End
+from noria.scheduling.policies import POLICIES
 from noria.scheduling.steps import StepScheduler
 from noria.spec import ModelSpec
 
@@ -42,8 +58,12 @@ _CODES = {
     End.FAILED: "generation_failed",
     End.CANCELLED: "cancelled",
     End.EXPIRED: "deadline_exceeded",
-    End.REFUSED: "queue_full",
+    End.REFUSED: QueueFull.code,
+    End.UNMEETABLE: DeadlineUnmeetable.code,
 }
+
+
+_BETWEEN_LOADS_S = 0.5
 
 
 class EngineTask(msgspec.Struct, frozen=True):
@@ -97,6 +117,12 @@ class Desk(threading.Thread):
             self._executor, self._device, self._most_images = executor, device, most_images
             for peer in self._peers:
                 self._channel.send(peer, self._state())
+
+    def tell_all(self, message: Load) -> None:
+        """Send `message` to every peer."""
+        with self._lock:
+            for peer in self._peers:
+                self._channel.send(peer, message)
 
     def run(self) -> None:
         """Serve the channel's inbox for as long as the process lives."""
@@ -169,9 +195,7 @@ class Delivery(threading.Thread):
     def __init__(self, channel: EngineChannel, arrivals: "queue.SimpleQueue[_Arrival | _Departure | None]") -> None:
         super().__init__(name="delivery", daemon=True)
         self._arrivals = arrivals
-        self.parcels: queue.SimpleQueue[tuple[Peer, ImageReady[PreparedImages] | Ended[PreparedImages]] | None] = (
-            queue.SimpleQueue()
-        )
+        self.parcels: queue.SimpleQueue[tuple[Peer, Happening[PreparedImages]] | None] = queue.SimpleQueue()
         self._channel = channel
         self._failed: set[str] = set()  # requests whose failure was told before their end
 
@@ -179,10 +203,20 @@ class Delivery(threading.Thread):
         """Deliver until a None comes."""
         while (parcel := self.parcels.get()) is not None:
             peer, event = parcel
-            if isinstance(event, ImageReady):
-                self._image(peer, event)
-            else:
-                self._end(peer, event)
+            match event:
+                case Moved():
+                    self._channel.send(peer, _progress(event))
+                case PreviewReady():
+                    self._preview(peer, event)
+                case ImageReady():
+                    self._image(peer, event)
+                case Ended():
+                    self._end(peer, event)
+
+    def _preview(self, peer: Peer, ready: "PreviewReady[PreparedImages]") -> None:
+        shown = ready.preview
+        message = Preview(shown.image.request_id, shown.image.index, shown.call, shown.width_px, shown.height_px)
+        self._channel.send(peer, message, shown.pixels.rgb())
 
     def _image(self, peer: Peer, ready: "ImageReady[PreparedImages]") -> None:
         request = ready.prepared.request
@@ -210,8 +244,38 @@ class Delivery(threading.Thread):
             self._channel.send(peer, Finished(event.request_id, timings, ended.prepared.num_calls))
         else:
             self._channel.send(
-                peer, Failed(event.request_id, _CODES[event.end], event.reason, retry_after_s=ended.retry_after_s)
+                peer, Failed(event.request_id, _CODES[event.end], event.reason, retry_after_s=event.retry_after_s)
             )
+
+
+def shape_costs(costs: CostModel) -> tuple[ShapeCosts, ...]:
+    """What a cost model knows, as peers are told of it."""
+    return tuple(
+        ShapeCosts(
+            model=shape.model,
+            width_px=shape.width_px,
+            height_px=shape.height_px,
+            step_s={rows: round(costs.step_s(shape, rows), 6) for rows in sorted(curve.points)},
+            decode_s={n: round(costs.decode_s(shape, n), 6) for n in sorted(costs.decodes[shape].points)}
+            if shape in costs.decodes
+            else {},
+            encode_s=round(costs.prompt_s(shape.model), 6),
+            most_rows=costs.rows_limit(shape),
+        )
+        for shape, curve in costs.steps.items()
+    )
+
+
+def _progress(moved: "Moved[PreparedImages]") -> Progress:
+    at = moved.whereabouts
+    return Progress(
+        request_id=moved.prepared.request.request_id,
+        queue_position=at.queue_position,
+        call=at.call,
+        num_calls=moved.prepared.num_calls,
+        start_in_s=at.start_in_s,
+        finish_in_s=at.finish_in_s,
+    )
 
 
 class Engine:
@@ -223,6 +287,7 @@ class Engine:
         self._channel, self._desk, self._delivery = channel, desk, Delivery(channel, desk.arrivals)
         self._peers: dict[str, Peer] = {}
         self._wheel: Wheel[PreparedImages] = Wheel(scheduler, executor, self._deliver, time.monotonic)
+        self._told_load: tuple[float, Load | None] = (-math.inf, None)
         metrics.ENGINE_UP.set(1)
         metrics.SLOTS.set(scheduler.num_slots)
 
@@ -234,12 +299,32 @@ class Engine:
                 self._measure(turn)
             metrics.SLOTS_USED.set(self._wheel.scheduler.num_seated)
             metrics.QUEUE_DEPTH.set(self._wheel.scheduler.num_waiting)
+            self._tell_load()
         self._delivery.parcels.put(None)
         self._delivery.join(timeout=5)
 
     def stop(self) -> None:
         """Make `run` return after the turn in progress; safe in a signal handler."""
         self._desk.arrivals.put(None)
+
+    def _tell_load(self) -> None:
+        """Tell the peers how busy it is: twice a second at most, and once when there is nothing left to do."""
+        scheduler, (told_s, told) = self._wheel.scheduler, self._told_load
+        idle, now = scheduler.num_seated == scheduler.num_waiting == 0, time.monotonic()
+        if now - told_s < _BETWEEN_LOADS_S and not idle:
+            return
+        if idle:
+            scheduler.costs.settle()  # nobody is under way whose batch would change
+        load = Load(
+            scheduler.drain_s,
+            scheduler.num_seated,
+            scheduler.num_waiting,
+            scheduler.num_slots,
+            shape_costs(scheduler.costs),
+        )
+        if load != told:
+            self._told_load = now, load
+            self._desk.tell_all(load)
 
     def _take_arrivals(self) -> bool:
         """Everything that has come in; waits for something when the wheel is empty. False once `stop` was called."""
@@ -266,11 +351,7 @@ class Engine:
             self._channel.send(arrival.peer, Failed(request_id, InvalidField.code, words, "request_id"))
             return
         self._peers[request_id] = arrival.peer
-        num_ahead, drain_s = self._wheel.scheduler.num_waiting, self._wheel.drain_s
         self._wheel.submit(arrival.prepared, arrival.arrived)
-        if request_id in self._peers:  # not refused
-            accepted = Progress(request_id, num_ahead, 0, arrival.prepared.num_calls, drain_s, self._wheel.drain_s)
-            self._channel.send(arrival.peer, accepted)
 
     @staticmethod
     def _measure(turn: Turn) -> None:
@@ -281,15 +362,15 @@ class Engine:
         if turn.plan.steps:
             metrics.BATCH_SIZE.observe(len(turn.plan.steps))
 
-    def _deliver(self, event: "ImageReady[PreparedImages] | Ended[PreparedImages]") -> None:
+    def _deliver(self, event: "Happening[PreparedImages]") -> None:
         request_id = event.prepared.request.request_id
+        self._delivery.parcels.put((self._peers[request_id], event))
         if isinstance(event, ImageReady):
             metrics.LEAVES.labels("ok").inc()
-            self._delivery.parcels.put((self._peers[request_id], event))
-        else:
+        if isinstance(event, Ended):
+            del self._peers[request_id]
             if event.event.num_unseated:
                 metrics.LEAVES.labels(_CODES[event.event.end]).inc(event.event.num_unseated)
-            self._delivery.parcels.put((self._peers.pop(request_id), event))
 
 
 def main(task: EngineTask) -> int:
@@ -302,12 +383,20 @@ def main(task: EngineTask) -> int:
     desk.start()
     try:
         executor, config = load_executor(task.spec, task.config, task.device)
-        warm_up(executor, task.spec, config)
+        costs, kept = measured_costs(executor, task.spec, config)
     except SetupError as error:
         _log.error("%s", error.message)
         return error.exit_status
     assert isinstance(config.slots, int)
-    engine = Engine(channel, desk, executor, StepScheduler(config.slots, config.decode_batch, config.queue_limit))
+    scheduler = StepScheduler(
+        config.slots,
+        config.decode_batch,
+        config.queue_limit,
+        config.queue_limit_s,
+        POLICIES[config.policy],
+        costs,
+    )
+    engine = Engine(channel, desk, executor, scheduler)
     signal.signal(signal.SIGTERM, lambda *_: engine.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when an engine stops
     device = str(executor.model.device)
@@ -322,6 +411,7 @@ def main(task: EngineTask) -> int:
         config.threads,
     )
     engine.run()
+    kept.save(costs)
     channel.close()
     return 0
 

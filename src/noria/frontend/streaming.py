@@ -32,6 +32,11 @@ class Mailbox:
         self._previews: list[PreviewImage] = []
         self._filled = asyncio.Event()
 
+    @property
+    def filled(self) -> bool:
+        """Whether there is something to take."""
+        return self._filled.is_set()
+
     def put(self, update: Update) -> None:
         """Leave `update`; never waits."""
         if isinstance(update, Progress):
@@ -61,9 +66,12 @@ class WatchedDrawing:
         self._task = asyncio.create_task(studio.draw(wish, self._mailbox.put))
 
     async def accepted(self) -> None:
-        """Until an engine has taken the wish; raises what refused it, while the answer can still have a status."""
+        """Until an engine has taken the wish; raises what refused it, while the answer can still have a status.
+
+        What fails after that, however soon, is told in the stream.
+        """
         await self._until_news(None)
-        if self._task.done():
+        if self._task.done() and not self._mailbox.filled:
             self._task.result()
 
     async def happenings(self) -> AsyncIterator[Update | Drawing | None]:

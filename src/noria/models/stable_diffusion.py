@@ -16,6 +16,7 @@ import torch
 from noria.config import EngineConfig
 from noria.errors import ConfigError, ModelError
 from noria.models.weights import variant
+from noria.sampling.previews import fit_colours
 from noria.spec import ModelSpec
 
 _log = logging.getLogger(__name__)
@@ -32,6 +33,9 @@ class DiffusionModel(Protocol):
     num_tokens: int
     text_width: int
     scheduler_config: dict[str, Any]
+    alpha_bars: torch.Tensor  # ᾱ of each training timestep, on the device
+    prediction_type: str  # diffusers': what the UNet's output is
+    preview_colours: torch.Tensor  # of `sampling/previews.py`, on the device
 
     def encode(self, prompts: list[str]) -> torch.Tensor:
         """Embeddings [B, T, D] of prompts, each cut at T tokens."""
@@ -72,6 +76,10 @@ class StableDiffusion:
         unet.to(memory_format=self._memory_format)
         vae.to(memory_format=self._memory_format)
         set_attention(unet, config.attention)
+        self.alpha_bars = _alpha_bars(scheduler_config).to(self.device)
+        self.prediction_type: str = scheduler_config.get("prediction_type", "epsilon")
+        with torch.inference_mode():
+            self.preview_colours = fit_colours(self._encode_pixels, self.latent_scale).to(self.device)
         self._unet = torch.compile(unet, dynamic=False) if config.compile else unet
 
     @classmethod
@@ -111,6 +119,15 @@ class StableDiffusion:
         embeddings: torch.Tensor = self.text_encoder(tokens.input_ids.to(self.device), attention_mask=mask)[0]
         return embeddings.to(self.dtype)
 
+    def _encode_pixels(self, pixels_N3HW: torch.Tensor) -> torch.Tensor:
+        """Latents [N, C, H, W] of pixels in -1 to 1, scaled as the UNet has them."""
+        encoded = self.vae.encode(pixels_N3HW.to(self.device, self.dtype))
+        latents = (
+            encoded.latent_dist.mode() if hasattr(encoded, "latent_dist") else encoded.latents
+        )  # AutoencoderTiny's
+        scaled: torch.Tensor = latents * self.vae.config.scaling_factor
+        return scaled
+
     def predict(self, latents_RCHW: torch.Tensor, timesteps_R: torch.Tensor, text_RTD: torch.Tensor) -> torch.Tensor:
         """The UNet's raw output [R, C, H, W]: epsilon or v, whatever it was trained for."""
         latents_RCHW = latents_RCHW.to(self.dtype).contiguous(memory_format=self._memory_format)
@@ -125,6 +142,13 @@ class StableDiffusion:
         image = self.vae.decode(scaled.contiguous(memory_format=self._memory_format), return_dict=False)[0]
         image_BCHW: torch.Tensor = (image.float() * 0.5 + 0.5).clamp(0, 1)
         return (image_BCHW.permute(0, 2, 3, 1) * 255).round().to(torch.uint8).contiguous()
+
+
+def _alpha_bars(scheduler_config: dict[str, Any]) -> torch.Tensor:
+    """ᾱ of each training timestep, as diffusers computes it from the betas of the configuration."""
+    import diffusers
+
+    return torch.as_tensor(diffusers.DDIMScheduler.from_config(scheduler_config).alphas_cumprod, dtype=torch.float32)
 
 
 def set_attention(unet: Any, kind: str) -> None:

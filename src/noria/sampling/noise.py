@@ -24,6 +24,7 @@ class NoiseStream:
         self._shape_CHW = shape_CHW
         self._dtype = dtype
         self._num_draws = 0
+        self._last: tuple[int, torch.Tensor] | None = None  # a call and its noise
 
     def initial(self) -> torch.Tensor:
         """[C, H, W] of unit variance on the CPU; `init_noise_sigma` is the caller's to apply. Once, before any `next`."""
@@ -31,11 +32,18 @@ class NoiseStream:
             raise RuntimeError("the initial noise is the first draw of a stream, and is drawn once")
         return self._draw(self._dtype)
 
-    def next(self, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The next call's [C, H, W] on the CPU, in the stream's dtype or in the one that the table's `noise_dtype` names."""
+    def next(self, dtype: torch.dtype | None = None, *, call: int | None = None) -> torch.Tensor:
+        """The next call's [C, H, W] on the CPU, in the stream's dtype or in the one that the table's `noise_dtype` names.
+
+        Asked once more for the same `call`, because the first try came to nothing, it gives the same noise.
+        """
         if not self._num_draws:
             raise RuntimeError("the initial noise is drawn before the noise of a call")
-        return self._draw(dtype or self._dtype)
+        if call is None:
+            return self._draw(dtype or self._dtype)
+        if self._last is None or self._last[0] != call:
+            self._last = call, self._draw(dtype or self._dtype)
+        return self._last[1]
 
     def _draw(self, dtype: torch.dtype) -> torch.Tensor:
         self._num_draws += 1

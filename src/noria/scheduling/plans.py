@@ -7,7 +7,9 @@ carried out: new images board, one model call for every seated image of one shap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+from noria.request import Priority
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,11 @@ class Ticket:
     shape: ShapeClass
     num_images: int
     num_calls: int  # rows of its sampler's table: model calls per image
-    deadline: float | None  # monotonic seconds; None is never
+    deadline: float | None  # when it ends whatever its state, monotonic seconds; None is never
+    due: float | None = None  # the deadline that the caller asked for, which is kept or refused; None: there is none
+    rows: int = 1  # of one image in a model call: a guided one has two
+    priority: Priority = "normal"
+    alone: bool = False  # shares the wheel with nobody
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +69,20 @@ class Plan:
     decodes: tuple[Seat, ...]  # may name images whose last step is in this very plan
 
 
+Part = Literal["boards", "steps", "decodes"]
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How a turn went. `failed` names images one by one, so that one bad request never fails its batch."""
 
     failed: Mapping[ImageId, str] = field(default_factory=dict)  # why, in words
+    overflowed: Part | None = None  # what did not fit the memory: nothing of it, and of what comes after it, was done
     encode_s: float = 0.0  # spent on `boards`
     decode_s: float = 0.0  # spent on `decodes`
+    step_s: float | None = (
+        None  # spent on `steps`; None where the device does it later, and only whole turns can be timed
+    )
 
 
 class End(Enum):
@@ -79,7 +92,8 @@ class End(Enum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     EXPIRED = "expired"
-    REFUSED = "refused"
+    REFUSED = "refused"  # the queue is full
+    UNMEETABLE = "unmeetable"  # it could not be done by its deadline, or only at another's cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +104,16 @@ class Times:
     encode_s: float = 0.0
     denoise_s: float = 0.0
     decode_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """How far a request is; of several images, the one furthest behind. Predictions in seconds from now."""
+
+    queue_position: int | None  # images that board before its last one; None: all of them have boarded
+    call: int
+    start_in_s: float
+    finish_in_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +132,7 @@ class RequestEnded:
     reason: str = ""
     times: Times = Times()
     num_unseated: int = 0  # of its images that left a slot undone
+    retry_after_s: float | None = None  # of a refusal: when it would be accepted, if nobody else comes
 
 
 Event = ImageDecoded | RequestEnded

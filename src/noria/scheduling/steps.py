@@ -1,25 +1,35 @@
 """The step scheduler: which image takes which slot, and what the next turn of the wheel does.
 
 Rules:
-  - Images board in order of arrival as soon as a slot is free, at any turn; nothing waits for company.
-  - Shape classes with seated images take turns, one model call each, so none starves another.
+  - An image boards as soon as a slot is free, at any turn; nothing waits for company. Where slots are few, the policy says who.
+  - A turn steps one shape class (`shares.py` says which), as many images as pay together (`costs.py`); where that is not all, the
+    policy says who. The others are paused, which costs them nothing but time.
   - A turn decodes at most `decode_batch` images, of one shape class, the longest waiting first; the others keep their slots, which
     bounds how many wait. A running image is therefore delayed by one small decode at most.
+  - What would wait too long, or could not meet its deadline, or would make another miss an accepted one, is refused at once.
   - Whatever is cancelled, expired or failed is gone from the next plan, all its images with it.
+  - What does not fit the memory is tried again in smaller batches; only what does not fit alone fails.
+  - A request that flies `alone` boards an empty wheel, and nobody boards until it has left.
   - Every `submit` ends in exactly one `RequestEnded`.
 
 Time is monotonic seconds and always an argument. What a slot holds, and how a step is computed, is not known here.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from noria.scheduling.costs import CostModel
+from noria.scheduling.crowd import Crowd
+from noria.scheduling.forecast import fitting
+from noria.scheduling.outlook import Outlook
 from noria.scheduling.plans import (
     End,
     Event,
     ImageDecoded,
     ImageId,
     Outcome,
+    Part,
     Plan,
     RequestEnded,
     Seat,
@@ -27,29 +37,10 @@ from noria.scheduling.plans import (
     Step,
     Ticket,
     Times,
+    Whereabouts,
 )
-from noria.scheduling.slots import Slots
-
-
-@dataclass(slots=True)
-class _Request:
-    ticket: Ticket
-    submitted: float
-    left: set[int]  # indices of images not yet decoded
-    times: Times = Times()  # of the image decoded last
-
-
-@dataclass(slots=True)
-class _Seated:
-    slot: int
-    ticket: Ticket
-    boarded: float
-    call: int = 0  # the next row of the table
-    encode_s: float = 0.0
-
-    @property
-    def drawn(self) -> bool:
-        return self.call == self.ticket.num_calls
+from noria.scheduling.policies import Policy, least_slack
+from noria.scheduling.shares import Shares
 
 
 @dataclass(slots=True)
@@ -59,136 +50,238 @@ class StepScheduler:
     num_slots: int
     decode_batch: int = 4
     queue_limit: int = 256  # images that may wait beyond the free slots
-    _slots: Slots = field(init=False)
-    _requests: dict[str, _Request] = field(init=False, default_factory=dict)
-    _waiting: dict[ImageId, None] = field(init=False, default_factory=dict)  # in order of arrival
-    _seated: dict[ImageId, _Seated] = field(init=False, default_factory=dict)  # in order of boarding
-    _shapes: list[ShapeClass] = field(init=False, default_factory=list)  # whose turn it is: first is next
+    queue_limit_s: float = math.inf  # seconds of work that may be ahead of whoever has to wait
+    policy: Policy = least_slack
+    costs: CostModel = field(default_factory=CostModel)
+    _crowd: Crowd = field(init=False)
+    _outlook: Outlook = field(init=False)
+    _shares: Shares = field(init=False, default_factory=Shares)
+    _decode_limits: dict[ShapeClass, int] = field(init=False, default_factory=dict)  # where fewer fit the memory
 
     def __post_init__(self) -> None:
-        self._slots = Slots(self.num_slots)
+        self._crowd = Crowd(self.num_slots)
+        self._outlook = Outlook(self._crowd, self.costs, self.policy, self.num_slots, self.decode_batch)
 
     @property
     def num_waiting(self) -> int:
         """Images without a slot."""
-        return len(self._waiting)
+        return len(self._crowd.waiting)
 
     @property
     def num_seated(self) -> int:
         """Images with a slot."""
-        return len(self._seated)
+        return len(self._crowd.seated)
 
     @property
-    def calls_left(self) -> int:
-        """Model calls still to be made for everything that was accepted."""
-        waiting = sum(self._requests[image.request_id].ticket.num_calls for image in self._waiting)
-        return waiting + sum(seated.ticket.num_calls - seated.call for seated in self._seated.values())
+    def drain_s(self) -> float:
+        """About how long everything that was accepted will take, if nobody else comes."""
+        return self._outlook.drain_s
 
     def submit(self, ticket: Ticket, now: float) -> list[Event]:
-        """Take a request in, or refuse it at once when too many images wait."""
-        assert ticket.request_id not in self._requests, ticket.request_id
-        room = self.queue_limit + self._slots.num_free - len(self._waiting)
-        if ticket.num_images > room:
-            waits = f"{len(self._waiting)} images wait, {self.queue_limit} may"
-            return [
-                RequestEnded(
-                    ticket.request_id, End.REFUSED, f"the queue is full: {waits}; {ticket.num_images} more asked for"
-                )
-            ]
-        self._requests[ticket.request_id] = _Request(ticket, now, set(range(ticket.num_images)))
-        self._waiting |= dict.fromkeys(ImageId(ticket.request_id, index) for index in range(ticket.num_images))
+        """Take a request in, or refuse it at once."""
+        assert ticket.request_id not in self._crowd.requests, ticket.request_id
+        if not self._crowd.requests:
+            self._outlook.stood_still(now)
+        refusal = self._refuse_for_number(ticket) or self._outlook.refuse_for_length(ticket, self.queue_limit_s)
+        if refusal is not None:
+            return [refusal]
+        before = self._outlook.requests(now) if ticket.due is not None else {}
+        accepted = self._crowd.enter(ticket, now)
+        accepted.promised = self._outlook.uncorrected(now)[ticket.request_id]
+        after = self._outlook.requests(now) if ticket.due is not None else {}
+        if (refusal := self._outlook.refuse_for_deadline(accepted, before, after, now)) is not None:
+            self._crowd.leave(ticket.request_id)
+            return [refusal]
         return []
 
     def cancel(self, request_id: str, now: float) -> list[Event]:  # noqa: ARG002 - the contract of every scheduler
         """End a request; one that is unknown, or has ended, is nobody's loss."""
-        return self._end(request_id, End.CANCELLED, "cancelled by the caller") if request_id in self._requests else []
+        return self._end(request_id, End.CANCELLED, "cancelled by the caller")
 
     def expire(self, now: float) -> list[Event]:
         """End every request whose deadline has passed."""
-        late = [
-            r.ticket.request_id
-            for r in self._requests.values()
-            if r.ticket.deadline is not None and r.ticket.deadline <= now
-        ]
-        return [event for request_id in late for event in self._end(request_id, End.EXPIRED, "its time was over")]
+        deadlines = {name: r.ticket.deadline for name, r in self._crowd.requests.items()}
+        late = [name for name, deadline in deadlines.items() if deadline is not None and deadline <= now]
+        return [event for name in late for event in self._end(name, End.EXPIRED, "its time was over")]
 
     def next_deadline(self) -> float | None:
         """When `expire` will next have something to do, if nothing else happens."""
-        return min((r.ticket.deadline for r in self._requests.values() if r.ticket.deadline is not None), default=None)
+        deadlines = [accepted.ticket.deadline for accepted in self._crowd.requests.values()]
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def whereabouts(self, request_ids: Iterable[str], now: float) -> dict[str, Whereabouts]:
+        """How far these requests are, and when they will start and be done; those that have ended are left out."""
+        known = [request_id for request_id in request_ids if request_id in self._crowd.requests]
+        if not known:
+            return {}
+        places = {image: place for place, image in enumerate(self._outlook.in_order(self._crowd.waiting, now))}
+        forecasts = self._outlook.requests(now)
+        found = {}
+        for request_id in known:
+            images = self._crowd.requests[request_id].images
+            position = max((places[image] for image in images if image in places), default=None)
+            call = min(self._crowd.call(image) for image in images)
+            expected = forecasts[request_id]
+            found[request_id] = Whereabouts(position, call, expected.start_in_s, expected.finish_in_s)
+        return found
 
     def plan(self, now: float) -> Plan | None:
         """The next turn, or None when there is nothing to do."""
         boards = self._board(now)
-        steps = self._next_steps()
+        steps = self._next_steps(now)
         decodes = self._next_decodes(steps)
         return Plan(boards, steps, decodes) if boards or steps or decodes else None
 
-    def commit(self, plan: Plan, outcome: Outcome, now: float) -> list[Event]:
-        """Take note of a turn that was carried out. What was cancelled meanwhile is passed over."""
+    def commit(self, plan: Plan, outcome: Outcome, now: float, seconds: float = 0.0) -> list[Event]:
+        """Take note of a turn that was carried out, and took `seconds`. What was cancelled meanwhile is passed over."""
+        if outcome.overflowed is None and not outcome.failed:
+            self._learn(plan, outcome, now, seconds)
         events: list[Event] = []
         for image, reason in outcome.failed.items():
-            if image in self._seated:
+            if image in self._crowd.seated:
                 events += self._end(image.request_id, End.FAILED, reason)
+        events += self._shrink(plan, outcome)
         for seat in plan.boards:
-            if seat.image in self._seated:
-                self._seated[seat.image].encode_s = outcome.encode_s
-        for step in plan.steps:
-            if step.image in self._seated:
-                self._seated[step.image].call = step.call + 1
-        for seat in plan.decodes:
-            if seat.image in self._seated:
+            if seat.image in self._crowd.seated:
+                self._crowd.seated[seat.image].encode_s = outcome.encode_s
+        for step in plan.steps if outcome.overflowed not in ("boards", "steps") else ():
+            if step.image in self._crowd.seated:
+                self._crowd.seated[step.image].call = step.call + 1
+        for seat in plan.decodes if outcome.overflowed is None else ():
+            if seat.image in self._crowd.seated:
                 events += self._decoded(seat.image, outcome, now)
         return events
 
-    def _board(self, now: float) -> tuple[Seat, ...]:
-        boarding = [image for image, _ in zip(self._waiting, range(self._slots.num_free), strict=False)]
-        for image in boarding:
-            ticket = self._requests[image.request_id].ticket
-            del self._waiting[image]
-            self._seated[image] = _Seated(self._slots.take(), ticket, now)
-            if ticket.shape not in self._shapes:
-                self._shapes.append(ticket.shape)
-        return tuple(Seat(image, self._seated[image].slot) for image in boarding)
+    # Deciding.
 
-    def _next_steps(self) -> tuple[Step, ...]:
-        running = {image: seated for image, seated in self._seated.items() if not seated.drawn}
-        populated = {seated.ticket.shape for seated in running.values()}
-        self._shapes = [shape for shape in self._shapes if shape in populated]
-        if not self._shapes:
+    def _board(self, now: float) -> tuple[Seat, ...]:
+        free = self._outlook.most_seated - len(self._crowd.seated)
+        boarding: list[ImageId] = []
+        for image in self._outlook.in_order(self._crowd.waiting, now) if free > 0 else ():
+            others = {other.request_id for other in (*self._crowd.seated, *boarding)} - {image.request_id}
+            alone = self._crowd.ticket(image).alone or any(self._crowd.requests[name].ticket.alone for name in others)
+            if len(boarding) == free or (alone and others):
+                break  # whoever flies alone holds the others back until the wheel is empty
+            boarding.append(image)
+        for image in boarding:
+            self._crowd.seat(image, now)
+        return tuple(Seat(image, self._crowd.seated[image].slot) for image in boarding)
+
+    def _next_steps(self, now: float) -> tuple[Step, ...]:
+        by_shape: dict[ShapeClass, list[ImageId]] = {}
+        for image, seated in self._crowd.seated.items():
+            if not seated.drawn:
+                by_shape.setdefault(seated.ticket.shape, []).append(image)
+        if not by_shape:
             return ()
-        shape = self._shapes.pop(0)
-        self._shapes.append(shape)
-        return tuple(Step(image, s.slot, s.call) for image, s in running.items() if s.ticket.shape == shape)
+        num_seated = {shape: len(images) for shape, images in by_shape.items()}
+        shape = next(iter(by_shape))
+        if len(by_shape) > 1:
+            running = [image for images in by_shape.values() for image in images]
+            shape = self._crowd.ticket(self._outlook.in_order(running, now)[0]).shape
+        shape = self._shares.next(num_seated, shape)
+        chosen = self._as_many_as_pay(by_shape[shape], shape, now)
+        cost_s = self.costs.step_s(shape, self._rows(chosen)) or 1.0  # nothing known yet: a call is a call
+        self._shares.charge(shape, cost_s, num_seated[shape])
+        seats = self._crowd.seated
+        return tuple(Step(image, seats[image].slot, seats[image].call) for image in chosen)
+
+    def _as_many_as_pay(self, images: list[ImageId], shape: ShapeClass, now: float) -> list[ImageId]:
+        limit = self.costs.rows_limit(shape)
+        if self._rows(images) <= limit:
+            return images
+        in_order = [self._outlook.expected(image) for image in self._outlook.in_order(images, now)]
+        chosen = {each.image for each in fitting(in_order, limit)}
+        return [image for image in images if image in chosen]
+
+    def _rows(self, images: Iterable[ImageId]) -> int:
+        return sum(self._crowd.ticket(image).rows for image in images)
 
     def _next_decodes(self, steps: Iterable[Step]) -> tuple[Seat, ...]:
-        about_to_be_drawn = [step.image for step in steps if step.call + 1 == self._seated[step.image].ticket.num_calls]
-        ready = [image for image, seated in self._seated.items() if seated.drawn] + about_to_be_drawn
+        seats = self._crowd.seated
+        about_to_be_drawn = [step.image for step in steps if step.call + 1 == seats[step.image].ticket.num_calls]
+        ready = [image for image, seated in seats.items() if seated.drawn] + about_to_be_drawn
         if not ready:
             return ()
-        shape = self._seated[ready[0]].ticket.shape
-        alike = [image for image in ready if self._seated[image].ticket.shape == shape]
-        return tuple(Seat(image, self._seated[image].slot) for image in alike[: self.decode_batch])
+        shape = seats[ready[0]].ticket.shape
+        alike = [image for image in ready if seats[image].ticket.shape == shape]
+        limit = self._decode_limits.get(shape, self.decode_batch)
+        return tuple(Seat(image, seats[image].slot) for image in alike[:limit])
+
+    # What a turn taught, and how requests end.
+
+    def _learn(self, plan: Plan, outcome: Outcome, now: float, seconds: float) -> None:
+        """Feed the cost model; whoever was cancelled during the turn is not here any more, and such a turn teaches nothing."""
+        images = [part.image for parts in (plan.boards, plan.steps, plan.decodes) for part in parts]
+        if seconds <= 0.0 or any(image not in self._crowd.seated for image in images):
+            return
+        if plan.boards and outcome.encode_s:
+            model = self._crowd.ticket(plan.boards[0].image).shape.model
+            self.costs.observe_encode(model, len(plan.boards), outcome.encode_s)
+        if plan.decodes and outcome.decode_s:
+            self.costs.observe_decode(
+                self._crowd.ticket(plan.decodes[0].image).shape, len(plan.decodes), outcome.decode_s
+            )
+        if plan.steps:
+            shape, rows = self._crowd.ticket(plan.steps[0].image).shape, self._rows(step.image for step in plan.steps)
+            step_s = outcome.step_s
+            if step_s is None:  # only the turn was timed
+                rest_s = self.costs.decode_s(shape, len(plan.decodes)) + outcome.encode_s
+                step_s = max(seconds - rest_s, 0.1 * seconds)
+            self.costs.observe_step(shape, rows, step_s)
+            self._outlook.stepped(shape, rows, seconds, now)
+
+    def _shrink(self, plan: Plan, outcome: Outcome) -> list[Event]:
+        """Make room in the memory: smaller batches from now on; only an image that does not fit alone fails."""
+        parts: dict[Part, tuple[Seat | Step, ...]] = {
+            "boards": plan.boards,
+            "steps": plan.steps,
+            "decodes": plan.decodes,
+        }
+        named = parts[outcome.overflowed] if outcome.overflowed is not None else ()
+        images = [each.image for each in named if each.image in self._crowd.seated]
+        if not images:
+            return []
+        shape, others = self._crowd.ticket(images[0]).shape, len(self._crowd.seated) - len(images)
+        if len(images) == 1 and (outcome.overflowed != "boards" or others == 0):
+            words = f"{shape.width_px}x{shape.height_px} does not fit the memory of the device, even alone"
+            return self._end(images[0].request_id, End.FAILED, words)
+        match outcome.overflowed:
+            case "boards":
+                self._outlook.most_seated = others or len(images) // 2
+                self._crowd.unseat(images)
+            case "steps":
+                self.costs.overflowed(shape, self._rows(images))
+            case "decodes":
+                self._decode_limits[shape] = len(images) // 2
+        return []
 
     def _decoded(self, image: ImageId, outcome: Outcome, now: float) -> list[Event]:
-        request, seated = self._requests[image.request_id], self._seated.pop(image)
-        self._slots.give_back(seated.slot)
-        request.left.discard(image.index)
+        accepted, seated = self._crowd.requests[image.request_id], self._crowd.done(image)
         in_slot_s = now - seated.boarded
-        request.times = Times(
-            queue_s=seated.boarded - request.submitted,
+        accepted.times = Times(
+            queue_s=seated.boarded - accepted.submitted,
             encode_s=seated.encode_s,
             denoise_s=max(0.0, in_slot_s - seated.encode_s - outcome.decode_s),
             decode_s=outcome.decode_s,
         )
         events: list[Event] = [ImageDecoded(image)]
-        return events if request.left else events + self._end(image.request_id, End.FINISHED, "")
+        if accepted.left:
+            return events
+        self._outlook.finished(accepted, now)
+        return events + self._end(image.request_id, End.FINISHED, "")
 
     def _end(self, request_id: str, end: End, reason: str) -> list[Event]:
-        request, num_unseated = self._requests.pop(request_id), 0
-        for index in request.left:
-            image = ImageId(request_id, index)
-            self._waiting.pop(image, None)
-            if (seated := self._seated.pop(image, None)) is not None:
-                self._slots.give_back(seated.slot)
-                num_unseated += 1
-        return [RequestEnded(request_id, end, reason, request.times, num_unseated)]
+        if request_id not in self._crowd.requests:
+            return []
+        accepted, num_unseated = self._crowd.leave(request_id)
+        return [RequestEnded(request_id, end, reason, accepted.times, num_unseated)]
+
+    def _refuse_for_number(self, ticket: Ticket) -> RequestEnded | None:
+        waiting, seated = len(self._crowd.waiting), len(self._crowd.seated)
+        too_many = ticket.num_images + waiting - self.queue_limit - max(self._outlook.most_seated - seated, 0)
+        if too_many <= 0:
+            return None
+        words = f"the queue is full: {waiting} images wait, {self.queue_limit} may; {ticket.num_images} more asked for"
+        wait_s = self.drain_s * min(too_many / max(waiting + seated, 1), 1.0)  # until so many have left
+        return RequestEnded(ticket.request_id, End.REFUSED, words, retry_after_s=wait_s)

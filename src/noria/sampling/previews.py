@@ -1,0 +1,73 @@
+"""Previews: what an image is going to be, from what the model says at any call.
+
+A model that predicts noise or velocity says with it what it takes the clean latent to be (Ho et al., 2020, eq. 15; Salimans and Ho,
+2022, appendix D). That latent goes to colours by one linear map, fitted once to the model's own VAE: a decoder would cost as much as
+several steps. Whatever the sampler, the model is given z = √ᾱ·x₀ + √(1-ᾱ)·ε at a timestep, so only these two matter here.
+
+Tensor shapes: B images, C latent channels, H × W latent size, T training timesteps, N example images.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional
+
+_NUM_EXAMPLES = 24
+_EXAMPLE_LATENTS = 12  # of a side
+_LEAST_ALPHA_BAR = 1e-4  # at zero terminal SNR a model of noise says nothing of the image, and √ᾱ divides
+
+
+def clean_latents(
+    inputs_BCHW: torch.Tensor,
+    outputs_BCHW: torch.Tensor,
+    timesteps_B: torch.Tensor,
+    alpha_bars_T: torch.Tensor,
+    prediction_type: str,
+) -> torch.Tensor:
+    """x₀ as the model sees it, [B, C, H, W]; `prediction_type` is diffusers': "epsilon", "v_prediction" or "sample"."""
+    if prediction_type == "sample":
+        return outputs_BCHW
+    last = len(alpha_bars_T) - 1
+    below_B = timesteps_B.floor().long().clamp(0, last)  # timesteps of some samplers lie between two of training
+    alpha_B = torch.lerp(alpha_bars_T[below_B], alpha_bars_T[(below_B + 1).clamp(max=last)], timesteps_B - below_B)
+    alpha_B111 = alpha_B.clamp(_LEAST_ALPHA_BAR, 1.0)[:, None, None, None]
+    if prediction_type == "v_prediction":
+        return alpha_B111.sqrt() * inputs_BCHW - (1 - alpha_B111).sqrt() * outputs_BCHW
+    assert prediction_type == "epsilon", prediction_type
+    return (inputs_BCHW - (1 - alpha_B111).sqrt() * outputs_BCHW) / alpha_B111.sqrt()
+
+
+def fit_colours(encode: Callable[[torch.Tensor], torch.Tensor], scale: int) -> torch.Tensor:
+    """The map [C + 1, 3] from a latent's channels and 1 to its block's mean colour, by least squares over drawn scenes.
+
+    `encode` takes pixels [N, 3, scale·H, scale·W] in -1 to 1 to latents [N, C, H, W] as the UNet has them.
+    """
+    pixels_N3HW = _example_pixels(_EXAMPLE_LATENTS * scale, scale)
+    latents_NCHW = encode(pixels_N3HW).float().cpu()
+    colours_N3HW = functional.avg_pool2d(pixels_N3HW, scale)
+    targets = colours_N3HW.movedim(1, -1).reshape(-1, 3)
+    colours_K3: torch.Tensor = torch.linalg.lstsq(_with_one(latents_NCHW), targets).solution
+    return colours_K3
+
+
+def preview_pixels(latents_BCHW: torch.Tensor, colours_K3: torch.Tensor) -> torch.Tensor:
+    """[B, H, W, 3] uint8, one pixel for each latent, by the map of `fit_colours`."""
+    colours_BHW3 = torch.einsum("bchw,ck->bhwk", latents_BCHW.float(), colours_K3[:-1]) + colours_K3[-1]
+    return ((colours_BHW3 * 0.5 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+def _with_one(latents_NCHW: torch.Tensor) -> torch.Tensor:
+    rows = latents_NCHW.movedim(1, -1).reshape(-1, latents_NCHW.shape[1])
+    return torch.cat([rows, torch.ones(len(rows), 1)], dim=1)
+
+
+def _example_pixels(side_px: int, scale: int) -> torch.Tensor:
+    """[N, 3, side, side]: random colours that change slowly, with a rectangle of another colour before them."""
+    seeded = torch.Generator().manual_seed(0)
+    coarse = torch.rand(_NUM_EXAMPLES, 3, 3, 3, generator=seeded)
+    pixels = functional.interpolate(coarse, size=(side_px, side_px), mode="bilinear", align_corners=True)
+    for example in pixels:
+        top, left = (int(torch.randint(0, side_px // 2, (1,), generator=seeded)) for _ in range(2))
+        size = int(torch.randint(scale, side_px // 2, (1,), generator=seeded))
+        example[:, top : top + size, left : left + size] = torch.rand(3, 1, 1, generator=seeded)
+    return pixels * 2 - 1

@@ -1,0 +1,131 @@
+"""The cost model: how long a step, a decode and a prompt's encoding take, by size and by how many share the call.
+
+Measured when the engine starts, refined at every turn, and kept from one start to the next. From it come the number of rows that pay
+in one call (the knee), and, in `forecast.py`, when a request will start and finish. Pure: it is told what was measured.
+
+Two clocks of change: a curve moves slowly towards what it sees at one number of rows, and the *pace*, one factor over all curves,
+follows within some twenty turns what troubles everything alike, such as a neighbour on the same machine.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from noria.scheduling.plans import ShapeClass
+
+_PACE_WEIGHT = 0.08  # of one turn
+_CURVE_WEIGHT = 0.05  # of one turn at that number of rows
+_OUTLIER = 4.0  # a turn beyond this ratio counts as this: the first turn of a new kernel must not spoil the pace
+_KNEE = 0.95  # a call of the knee's rows draws at least so much of the best throughput
+_AREA_POWER = 1.1  # how a step's cost grows with the image's area: attention grows faster than convolution
+
+
+@dataclass(slots=True)
+class Curve:
+    """Seconds by a count (rows of a call, images of a decode): straight lines between what was measured."""
+
+    points: dict[int, float] = field(default_factory=dict)
+    _counts: list[int] = field(init=False)  # sorted
+
+    def __post_init__(self) -> None:
+        self._counts = sorted(self.points)
+
+    def at(self, count: int) -> float:
+        """Seconds at `count`: the nearest line, extended beyond the last point; 0 where nothing is known."""
+        counts = self._counts
+        if not counts:
+            return 0.0
+        if count in self.points:
+            return self.points[count]
+        if count < counts[0]:
+            return self.points[counts[0]]
+        if len(counts) == 1:
+            return self.points[counts[0]] * count / counts[0]
+        right = min(max(bisect_left(counts, count), 1), len(counts) - 1)
+        low, high = counts[right - 1], counts[right]
+        slope = max((self.points[high] - self.points[low]) / (high - low), 0.0)
+        return self.points[low] + slope * (count - low)
+
+    def observe(self, count: int, seconds: float) -> None:
+        """Move towards what was just measured; a count that is new is taken as it was."""
+        if count in self.points:
+            self.points[count] += _CURVE_WEIGHT * (seconds - self.points[count])
+        else:
+            self.points[count] = seconds
+            insort(self._counts, count)
+
+    def knee(self, most: int) -> int:
+        """The smallest count, `most` at the highest, whose throughput is within 5 % of the best; `most` where nothing is known."""
+        tried = [count for count in self._counts if count <= most]
+        if not tried or self._counts[-1] < most:  # not measured far enough to say that more does not pay
+            return most
+        best = max(count / self.points[count] for count in tried)
+        return next(count for count in tried if count / self.points[count] >= _KNEE * best)
+
+
+@dataclass(slots=True)
+class CostModel:
+    """What was measured, by shape class; `most_rows` bounds what the knee may say."""
+
+    most_rows: int = 64
+    steps: dict[ShapeClass, Curve] = field(default_factory=dict)
+    decodes: dict[ShapeClass, Curve] = field(default_factory=dict)
+    encode_s: dict[str, float] = field(default_factory=dict)  # one prompt, by model
+    pace: float = 1.0  # what turns take at present, over what the curves say
+    _fitting: dict[ShapeClass, int] = field(default_factory=dict)  # rows that the memory was found to hold
+    _knees: dict[ShapeClass, int] = field(default_factory=dict)  # as of the last `settle`
+
+    def step_s(self, shape: ShapeClass, rows: int) -> float:
+        """One call of the model with `rows` rows, at the present pace."""
+        return self.pace * self._curve_s(self.steps, shape, rows)
+
+    def decode_s(self, shape: ShapeClass, images: int = 1) -> float:
+        """Decoding `images` images together, at the present pace."""
+        return self.pace * self._curve_s(self.decodes, shape, images) if images else 0.0
+
+    def prompt_s(self, model: str) -> float:
+        """Encoding one prompt, at the present pace."""
+        return self.pace * self.encode_s.get(model, 0.0)
+
+    def rows_limit(self, shape: ShapeClass) -> int:
+        """How many rows a call of this shape should have at most: the knee, within the memory; at least 1."""
+        return max(1, min(self._knees.get(shape, self.most_rows), self._fitting.get(shape, self.most_rows)))
+
+    def overflowed(self, shape: ShapeClass, rows: int) -> None:
+        """A call of `rows` rows did not fit the memory: half as many from now on."""
+        self._fitting[shape] = max(1, rows // 2)
+
+    def observe_step(self, shape: ShapeClass, rows: int, seconds: float) -> None:
+        """One call took so long."""
+        known = self._curve_s(self.steps, shape, rows)
+        if known:
+            ratio = min(max(seconds / known, 1 / _OUTLIER), _OUTLIER)
+            self.pace += _PACE_WEIGHT * (ratio - self.pace)
+        self.steps.setdefault(shape, Curve()).observe(rows, seconds)
+
+    def observe_decode(self, shape: ShapeClass, images: int, seconds: float) -> None:
+        """Decoding took so long."""
+        self.decodes.setdefault(shape, Curve()).observe(images, seconds)
+
+    def observe_encode(self, model: str, prompts: int, seconds: float) -> None:
+        """Encoding `prompts` prompts took so long, all together."""
+        each = seconds / prompts
+        self.encode_s[model] = each + (1 - _CURVE_WEIGHT) * (self.encode_s.get(model, each) - each)
+
+    def settle(self) -> None:
+        """Find the knees anew; called when measuring is over, not while serving, so that batches do not flutter."""
+        self._knees = {shape: curve.knee(self.most_rows) for shape, curve in self.steps.items()}
+
+    def _curve_s(self, curves: Mapping[ShapeClass, Curve], shape: ShapeClass, count: int) -> float:
+        """From the shape's own curve, or from that of the nearest size of the same model; 0 where nothing is known."""
+        if shape in curves:
+            return curves[shape].at(count)
+        alike = [other for other in curves if other.model == shape.model]
+        if not alike:
+            return 0.0
+        nearest = min(alike, key=lambda other: abs(_area(other) - _area(shape)))
+        return float(curves[nearest].at(count) * (_area(shape) / _area(nearest)) ** _AREA_POWER)
+
+
+def _area(shape: ShapeClass) -> int:
+    return shape.width_px * shape.height_px

@@ -1,0 +1,61 @@
+"""Who goes first when not all can: a policy is one pure function from an image and the time to a number; the lowest goes first.
+
+It decides twice: who boards when slots are few, and who steps when the batch that pays is smaller than what is seated (to be paused
+costs an image nothing: its latents stay in its slot). Every policy lets those who wait rise, so that nobody starves.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from noria.request import Priority
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What a policy may know of an image; times are monotonic seconds."""
+
+    arrived: float
+    deadline: float | None  # the caller's own; None: whenever it is done
+    priority: Priority
+    remaining_s: float  # work left, in the company that is usual now
+    least_s: float  # work left, if it had the device to itself
+
+
+Policy = Callable[[Candidate, float], float]
+
+PATIENCE_S: Mapping[Priority, float] = MappingProxyType({"high": 5.0, "normal": 60.0, "low": 600.0})
+"""After how long an image without a deadline is as urgent as one that must start now to be in time."""
+
+_PRIORITY_S: Mapping[Priority, float] = MappingProxyType({"high": -30.0, "normal": 0.0, "low": 30.0})
+_HOPELESS_S = 3600.0  # behind all who can still be in time, and behind an hour of waiting
+_AGEING = 0.5  # seconds of work that a second of waiting makes up for
+
+
+def least_slack(image: Candidate, now: float) -> float:
+    """By the time that can still be lost before the deadline is missed (Dertouzos and Mok, 1989, call it laxity).
+
+    An image without a deadline has as much slack as is left of its patience; so it rises while it waits, until it goes first. One that
+    cannot be in time any more goes last: it would only make others late.
+    """
+    if image.deadline is None:
+        return image.arrived + PATIENCE_S[image.priority] - now
+    slack = image.deadline - now - image.remaining_s
+    if image.deadline - now - image.least_s < 0.0:
+        return slack + _HOPELESS_S
+    return slack + _PRIORITY_S[image.priority]
+
+
+def fcfs(image: Candidate, now: float) -> float:  # noqa: ARG001 - a policy's signature
+    """First come, first served, whatever was asked for."""
+    return image.arrived
+
+
+def shortest_first(image: Candidate, now: float) -> float:
+    """Least work first; a second of waiting counts as half a second of work less. Deadlines and priorities mean nothing."""
+    return image.remaining_s - _AGEING * (now - image.arrived)
+
+
+POLICIES: Mapping[str, Policy] = MappingProxyType(
+    {"least-slack": least_slack, "fcfs": fcfs, "shortest-first": shortest_first}
+)
