@@ -84,7 +84,9 @@ def test_generate_makes_a_body_of_its_options(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(noria.generate, "run", lambda **options: calls.append(options) or 0)
     options = "-o out.JPG --negative-prompt dark --seed 7 --width 64 --height 96 --steps 5 --guidance 2.5 --scheduler ddim -n 2"
     assert main(["generate", "a red circle", *options.split(), "--model", "m", "--threads", "1"]) == 0
-    body = ImageBody("a red circle", "dark", 7, 64, 96, 5, 2.5, 2, "ddim", "jpeg")
+    body = ImageBody(
+        "a red circle", "dark", None, 7, 64, 96, inference_steps=5, guidance_scale=2.5, n=2, scheduler="ddim", format="jpeg"
+    )  # fmt: skip
     assert calls[0]["body"] == body
     assert calls[0]["output"] == pathlib.Path("out.JPG")
     assert (calls[0]["config"].model, calls[0]["config"].engine.threads) == ("m", 1)
@@ -98,8 +100,8 @@ def test_generate_makes_a_body_of_its_options(monkeypatch: pytest.MonkeyPatch) -
         (["serve", "--prot", "1"], "unknown argument '--prot'. Did you mean '--port'?"),
         (["serve", "--por", "1"], "Did you mean '--port'?"),
         (["serve", "a", "b"], "unknown argument 'b'"),
-        (["generate"], "prompt"),
         (["generate", "x", "-n", "two"], "-n"),
+        (["show"], "FILE"),
         (["generate", "caf\udce9"], "the argument 'caf\\udce9' is not UTF-8"),
     ],
 )

@@ -1,5 +1,6 @@
 """The whole server as a user starts it: real processes, the bundled model, the unmodified clients."""
 
+import base64
 import concurrent.futures
 import io
 import json
@@ -16,6 +17,7 @@ import pytest
 from PIL import Image
 
 from noria.bench.server import running_server
+from noria.cli import main
 
 PROMPT = "a red circle above a blue square"
 
@@ -90,6 +92,28 @@ def test_the_unmodified_openai_client_draws(server):
         assert len(answer.data) == 2
         with pytest.raises(openai.BadRequestError, match="multiple of"):
             official.images.generate(prompt=PROMPT, size="130x128")
+
+
+def test_a1111s_clients_draw_and_their_files_are_repeated(client, tmp_path, monkeypatch):
+    fields = {
+        "prompt": PROMPT,
+        "seed": 5,
+        "steps": 4,
+        "cfg_scale": 3,
+        "sampler_name": "DPM++ 2M",
+        "scheduler": "Karras",
+    }
+    answer = client.post("/sdapi/v1/txt2img", json=fields).json()
+    data = base64.b64decode(answer["images"][0])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.png").write_bytes(data)
+    assert main(["generate", "--like", "a.png", "-o", "b.png"]) == 0
+    assert np.abs(pixels((tmp_path / "b.png").read_bytes()) - pixels(data)).max() <= 1  # as under any other load
+    same = {"prompt": PROMPT, "seed": 5, "inference_steps": 4, "guidance_scale": 3, "scheduler": "dpm++2m-karras"}
+    assert np.abs(pixels(client.post("/t2i", json=same).content) - pixels(data)).max() <= 1
+    models = client.get("/sdapi/v1/sd-models").json()
+    assert client.get("/sdapi/v1/options").json()["sd_model_checkpoint"] == models[0]["title"]
+    assert {"Euler a", "DPM++ 2M"} <= {sampler["name"] for sampler in client.get("/sdapi/v1/samplers").json()}
 
 
 def test_a_scheduler_that_diffusers_refuses_at_these_steps_is_the_callers_mistake(client):

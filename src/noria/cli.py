@@ -1,4 +1,4 @@
-"""The command line: `noria serve | generate | doctor | bench`. Reads arguments, calls one function, turns errors into an exit status.
+"""The command line: `noria serve | generate | show | doctor | bench`. Reads arguments, calls one function, turns errors into an exit status.
 
 Nothing heavy is imported before it is known what is asked for: `noria --help` must answer at once.
 """
@@ -62,8 +62,12 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     serve = _add_command(commands, "serve", _serve, "[MODEL]", "serve a model over HTTP")
     generate = _add_command(
-        commands, "generate", _generate, "PROMPT [-o FILE] [-n N]", "draw images here, without a server"
+        commands, "generate", _generate, "[PROMPT] [-o FILE] [-n N] [--like FILE]", "draw images here, without a server"
     )
+    show = commands.add_parser("show", help="print how image files were made", description=_show.__doc__)
+    show.set_defaults(run=_show, parser=show)
+    show.add_argument("files", metavar="FILE", nargs="+", type=pathlib.Path, help="a PNG, WebP or JPEG")
+    show.add_argument("--json", action="store_true", help="one line of JSON for each file")
     doctor = _add_command(commands, "doctor", _doctor, "[MODEL]", "check this machine and a model")
     benches = commands.add_parser("bench", help="measure").add_subparsers(metavar="BENCH", required=True)
     quick = _add_command(benches, "quick", _bench_quick, "[MODEL] [-o FILE]", "what the server costs over a bare loop")
@@ -74,21 +78,27 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
         _add_settings(command, [setting for setting in settings() if setting.key != "model"])
     quick.add_argument("-o", "--output", type=pathlib.Path, help="JSON file to write the results to")
 
-    generate.add_argument("prompt")
+    generate.add_argument("prompt", nargs="?", help="what the image shows; may be left out with --like")
+    generate.add_argument(
+        "--like", metavar="FILE", type=pathlib.Path, help="an image to draw again; flags win over what it says"
+    )
     generate.add_argument(
         "-o", "--output", type=pathlib.Path, default=pathlib.Path("image.png"), help="file to write (image.png)"
     )
     generate.add_argument("-n", type=int, default=1, help="number of images (1)")
-    generate.add_argument("--negative-prompt", default="", help="what the images should not show")
+    generate.add_argument("--negative-prompt", help="what the images should not show")
     generate.add_argument("--seed", type=int, help="of the first image; the next ones count up (drawn at random)")
     generate.add_argument("--width", type=int, help="in pixels (the model's)")
     generate.add_argument("--height", type=int, help="in pixels (the model's)")
     generate.add_argument("--steps", type=int, help="inference steps (the model's)")
     generate.add_argument("--guidance", type=float, help="guidance scale; 1 is none (the model's)")
     generate.add_argument("--scheduler", help="short name (the model's)")
+    generate.add_argument(
+        "--no-metadata", dest="metadata", action="store_false", help="write files that do not say how they were made"
+    )
     _add_settings(generate, [setting for setting in settings() if setting.path[0] in ("model", "engine")])
 
-    return parser, {command.prog.removeprefix("noria "): command for command in (serve, generate, doctor, quick)}
+    return parser, {command.prog.removeprefix("noria "): command for command in (serve, generate, show, doctor, quick)}
 
 
 def _add_command(
@@ -155,21 +165,35 @@ def _generate(arguments: argparse.Namespace) -> int:
     config = _config(arguments)
 
     from noria import generate
-    from noria.request import ImageBody
 
-    body = ImageBody(
-        prompt=arguments.prompt,
-        negative_prompt=arguments.negative_prompt,
-        seed=arguments.seed,
-        width=arguments.width,
-        height=arguments.height,
-        inference_steps=arguments.steps,
-        guidance_scale=arguments.guidance,
+    if arguments.prompt is None and arguments.like is None:
+        raise InvalidField("there is no prompt; give one, or --like FILE.")
+    like = generate.Like.read(arguments.like, any_model=arguments.model is not None) if arguments.like else None
+    flags = {
+        "prompt": arguments.prompt,
+        "negative_prompt": arguments.negative_prompt,
+        "seed": arguments.seed,
+        "width": arguments.width,
+        "height": arguments.height,
+        "inference_steps": arguments.steps,
+        "guidance_scale": arguments.guidance,
+        "scheduler": arguments.scheduler,
+    }
+    body = generate.body_of(
+        {name: value for name, value in flags.items() if value is not None},
+        like,
         n=arguments.n,
-        scheduler=arguments.scheduler,
         format=_IMAGE_FORMATS[arguments.output.suffix.lower()],
+        metadata=arguments.metadata,
     )
-    return generate.run(config=config, body=body, output=arguments.output)
+    return generate.run(config=config, body=body, output=arguments.output, like=like)
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    """Print what image files say of how they were made: Noria's, and A1111's."""
+    from noria import show
+
+    return show.run(arguments.files, as_json=arguments.json)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:

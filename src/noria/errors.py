@@ -20,7 +20,8 @@
     │   └── RequestCancelled             499  the client left; nobody reads this answer
     └── SetupError                       the operator's: the process prints it and exits non-zero
         ├── ConfigError                  a setting, a file of settings, an environment variable, a port
-        └── ModelError                   a model folder: missing, damaged, or of a kind that is not served
+        ├── ModelError                   a model folder: missing, damaged, or of a kind that is not served
+        └── ImageFileError               an image file that cannot be read, or does not say how it was made
 
 A message gives the value got, the values allowed and what to do. `frontend/app.py` alone turns these into responses.
 """
@@ -192,6 +193,13 @@ class ModelError(SetupError):
 
     code = "model"
     exit_status = 3
+
+
+class ImageFileError(SetupError):
+    """An image file that was to tell its parameters: missing, damaged, no image, or silent."""
+
+    code = "image_file"
+    exit_status = 2
 
 
 def all_codes() -> dict[str, type[NoriaError]]:

@@ -6,16 +6,20 @@ import pathlib
 import secrets
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from noria.config import Config
-from noria.errors import ConfigError, GenerationFailed
+from noria.errors import ConfigError, GenerationFailed, InvalidField, shown
 from noria.frontend.admission import admit
 from noria.frontend.encoding import encode_images
 from noria.frontend.engine_link import DrawnImage
+from noria.image_files import read_parameters
 from noria.models.catalog import open_model
+from noria.parameters import Parameters, of_request
 from noria.request import ImageBody, ImageRequest
 from noria.spec import ModelSpec
 
@@ -23,8 +27,34 @@ if TYPE_CHECKING:
     from noria.engine.diffusion import PreparedImages
 
 
-def run(*, config: Config, body: ImageBody, output: pathlib.Path) -> int:
+# What of a file's parameters is asked for again; its model is checked, not asked for.
+_REPEATED = tuple(set(Parameters.__struct_fields__) & set(ImageBody.__struct_fields__) - {"model"})
+
+
+@dataclass(frozen=True)
+class Like:
+    """An image that is to be drawn again."""
+
+    file: pathlib.Path
+    parameters: Parameters
+    any_model: bool  # whether the caller named the model to draw with, and so may mean another one
+
+    @classmethod
+    def read(cls, file: pathlib.Path, *, any_model: bool) -> "Like":
+        """Raises ImageFileError where `file` says nothing."""
+        return cls(file, read_parameters(file), any_model)
+
+
+def body_of(flags: Mapping[str, Any], like: Like | None, **others: Any) -> ImageBody:
+    """The body that `flags` and, where they say nothing, the image to be `like` ask for."""
+    said = {} if like is None else {name: getattr(like.parameters, name) for name in _REPEATED}
+    return ImageBody(**(said | dict(flags)), **others)
+
+
+def run(*, config: Config, body: ImageBody, output: pathlib.Path, like: Like | None = None) -> int:
     """Draw `body` and write `output`, in the body's format, or `output-0`, `output-1`, … for several images; returns the exit status.
+
+    `like` is the image that the body repeats: another model than its own is refused, or warned of where the caller asked for it.
 
     Raises:
         SetupError: a model or setting that does not work, a file that cannot be written.
@@ -34,6 +64,8 @@ def run(*, config: Config, body: ImageBody, output: pathlib.Path) -> int:
     """
     _check_writable(output)
     spec = open_model(config.model)
+    for warning in _differences(like, spec) if like else ():
+        print(f"noria: warning: {warning}", file=sys.stderr)
     request = admit(body, spec, config.frontend, request_id="generate", draw_seed=lambda: secrets.randbelow(2**32))
     request = msgspec.structs.replace(request, timeout_s=math.inf)  # nobody else waits for this engine
     print(f"{spec.name}: {request.width_px}×{request.height_px}, {request.num_steps} steps of {request.scheduler}, "
@@ -42,11 +74,31 @@ def run(*, config: Config, body: ImageBody, output: pathlib.Path) -> int:
         index = image.seed - request.seed
         file = output if request.num_images == 1 else output.with_stem(f"{output.stem}-{index}")
         try:
-            file.write_bytes(encode_images([image], body.format)[0])
+            file.write_bytes(_encoded(image, body, request, spec))
         except OSError as error:
             raise ConfigError(f"output {str(file)!r} cannot be written: {error.strerror}.") from error
         print(file)
     return 0
+
+
+def _differences(like: Like, spec: ModelSpec) -> list[str]:
+    """Why the image will not be the one that it is like; raises InvalidField where that is the model, and not by the caller's wish."""
+    parameters, differences = like.parameters, []
+    if parameters.model_version != spec.fingerprint:
+        theirs = f"{parameters.model or 'an unknown model'} ({parameters.model_version or 'version unknown'})"
+        what = f"{shown(str(like.file))} was drawn by {theirs}; this is {spec.name} ({spec.fingerprint})"
+        if parameters.noria is not None and not like.any_model:
+            raise InvalidField(f"{what}. Name the one that drew it with --model, or this one if you mean it.")
+        differences.append(f"{what}: the image will differ.")
+    if parameters.other:
+        others = ", ".join(f"{name}: {value}" for name, value in parameters.other.items())
+        differences.append(f"{shown(str(like.file))} says what is not repeated here: {shown(others)}.")
+    return differences
+
+
+def _encoded(image: DrawnImage, body: ImageBody, request: ImageRequest, spec: ModelSpec) -> bytes:
+    parameters = [of_request(request, spec, image.seed)] if body.metadata else None
+    return encode_images([image], body.format, parameters=parameters)[0]
 
 
 def _check_writable(output: pathlib.Path) -> None:

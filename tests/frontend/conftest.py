@@ -58,6 +58,7 @@ class FakeEngine:
         self.submitted: list[ImageRequest] = []
         self.cancelled: list[str] = []
         self.holds = False  # answer nothing
+        self.stalls = False  # answer with steps and previews, and no image
         self.fails: dict[str, object] | None = None  # the fields of its `Failed`
         self.poison: int | None = None  # die of this seed, with all that is submitted within 0.1 s
         self.nonsense = False  # finish without having sent an image
@@ -134,6 +135,8 @@ class FakeEngine:
         for number in range(num_images * request.num_previews):
             preview = Preview(request.request_id, number % num_images, number, 4, 3)
             channel.send(peer, preview, bytes(self.colour(request.seed)) * 12)
+        if self.stalls:
+            return
         for index in reversed(range(num_images)):  # images may come in any order
             seed = request.seed + index
             done = ImageDone(request.request_id, index, seed, request.width_px, request.height_px)

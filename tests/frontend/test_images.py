@@ -14,9 +14,11 @@ from PIL import Image
 from starlette.responses import Response
 
 from noria.config import FrontendConfig
+from noria.errors import ImageFileError
 from noria.frontend import bodies
 from noria.frontend.admission import admit
 from noria.frontend.studio import AnswerTimings, Drawing, Wish
+from noria.image_files import read_parameters
 from noria.request import ImageBody
 
 
@@ -388,3 +390,22 @@ def test_loading_engine_takes_nothing(client, engine, until):
     assert client.post("/t2i", json={"prompt": "p"}).status_code == 503
     assert client.get("/healthz").status_code == 200
     assert engine.submitted == []
+
+
+@pytest.mark.parametrize("file_format", ["png", "webp", "jpeg"])
+def test_files_say_how_they_were_made(client, tmp_path, spec, file_format):
+    body = {"prompt": "a red bicycle", "negative_prompt": "q", "seed": 5, "n": 2, "format": file_format}
+    for image in client.post("/t2i", json=body).json()["images"]:
+        (tmp_path / "image").write_bytes(base64.b64decode(image["b64_json"]))
+        said = read_parameters(tmp_path / "image")
+        assert (said.prompt, said.negative_prompt, said.seed) == ("a red bicycle", "q", image["seed"])
+        assert (said.width, said.inference_steps, said.model_version) == (64, spec.default_steps, spec.fingerprint)
+
+
+@pytest.mark.parametrize("file_format", ["png", "webp", "jpeg"])
+def test_files_are_silent_if_asked(client, tmp_path, file_format):
+    answer = client.post("/t2i", json={"prompt": "a secret", "format": file_format, "metadata": False})
+    (tmp_path / "image").write_bytes(answer.content)
+    with pytest.raises(ImageFileError, match="says nothing"):
+        read_parameters(tmp_path / "image")
+    assert b"secret" not in answer.content

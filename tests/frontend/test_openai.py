@@ -98,3 +98,10 @@ def test_clients_own_retries_ride_over_a_full_queue(client, engine):
     with pytest.raises(openai.RateLimitError):
         patient.images.generate(prompt="p")
     assert len(engine.submitted) == 3
+
+
+@pytest.mark.parametrize("metadata", [True, False])
+def test_files_say_how_they_were_made_unless_asked_not_to(client, metadata):
+    answer = client.images.generate(prompt="p", extra_body={"seed": 5, "metadata": metadata})
+    info = Image.open(io.BytesIO(base64.b64decode(answer.data[0].b64_json))).info
+    assert ("parameters" in info) is ("noria" in info) is metadata

@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from noria.config import Config
 from noria.errors import InternalError, MethodNotAllowed, NoriaError, RouteNotFound, did_you_mean, shown
+from noria.frontend.a1111 import A1111, ROOT
 from noria.frontend.engine_link import EngineLink
 from noria.frontend.images import Images
 from noria.frontend.middleware import RequestLog
@@ -40,6 +41,7 @@ def build_app(config: Config, link: EngineLink) -> Starlette:
         Route("/v1/images/generations", openai.generations, methods=["POST"]),
         Route("/v1/models", openai.models),
         Route("/v1/models/{model:path}", openai.model),
+        *A1111(studio).routes,
         Route("/healthz", own.healthz),
         Route("/readyz", own.readyz),
         Route("/metrics", own.metrics),
@@ -52,7 +54,7 @@ def build_app(config: Config, link: EngineLink) -> Starlette:
     def refuse(http: Request, error: Exception) -> Response:
         assert isinstance(error, NoriaError), "registered for nothing else"
         headers = {"Connection": "close"} if getattr(http.state, "must_close", False) else None
-        return error_response(error, http.state.request_id, headers)
+        return error_response(error, http, headers)
 
     def refuse_route(http: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException), "registered for nothing else"
@@ -110,12 +112,13 @@ class OwnRoutes:
         return next(iter(self._link.models.values()), None)
 
 
-def error_response(error: NoriaError, request_id: str, headers: dict[str, str] | None = None) -> Response:
+def error_response(error: NoriaError, http: Request, headers: dict[str, str] | None = None) -> Response:
     """`error` as its HTTP response; Retry-After, in whole seconds, where the error knows when."""
     headers = dict(headers or {})
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
-    return _json(error_answer(error, request_id), error.http_status, headers)
+    of_a1111 = http.url.path.startswith(f"{ROOT}/")
+    return _json(error_answer(error, http.state.request_id, of_a1111=of_a1111), error.http_status, headers)
 
 
 def _routing_response(http: Request, error: HTTPException, known: list[str]) -> Response:
@@ -124,15 +127,16 @@ def _routing_response(http: Request, error: HTTPException, known: list[str]) -> 
     if error.status_code == MethodNotAllowed.http_status:
         allow = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
         refusal: NoriaError = MethodNotAllowed(f"{http.method} is not allowed for {shown(path)}; allowed is {allow}.")
-        return error_response(refusal, http.state.request_id, {"Allow": allow})
+        return error_response(refusal, http, {"Allow": allow})
     refusal = RouteNotFound(f"there is no {shown(path)}.{did_you_mean(path, known)} GET /docs lists the routes.")
-    return error_response(refusal, http.state.request_id)
+    return error_response(refusal, http)
 
 
 def _crash_response(request_id: str) -> Response:
     """The answer when our own code broke: says nothing of its insides, but names the line of the log."""
     message = f"the server failed on this request; its log has the details under {request_id}."
-    return error_response(InternalError(message), request_id)
+    error = InternalError(message)
+    return _json(error_answer(error, request_id), error.http_status)
 
 
 def _json(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:

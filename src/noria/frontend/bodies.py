@@ -30,19 +30,23 @@ _JSON_NAMES = {"int": "an integer", "float": "a number", "str": "a string", "boo
 
 
 async def read_json(http: Request, kind: type[T], max_bytes: int) -> T:
-    """The body of `http` as a `kind`.
+    """The body of `http` as a `kind`; raises as `read_body` and `decode` do."""
+    return decode(await read_body(http, max_bytes), kind)
+
+
+async def read_body(http: Request, max_bytes: int) -> bytes:
+    """The body of `http`, which says that it is JSON.
 
     Raises:
         UnsupportedMediaType: the Content-Type is not application/json.
         BodyTooLarge: without having kept more than `max_bytes`.
-        InvalidBody: not JSON, not an object, or too slow; then `http.state.must_close` is set.
-        InvalidField: an unknown field, a missing one, or one of another type.
+        InvalidBody: too slow; then `http.state.must_close` is set.
 
     """
     media_type = http.headers.get("content-type", "")
     if media_type.partition(";")[0].strip().lower() != "application/json":
         raise UnsupportedMediaType(f"Content-Type is {shown(media_type)}; send application/json.")
-    return decode(await _read(http, max_bytes), kind)
+    return await _read(http, max_bytes)
 
 
 async def _read(http: Request, max_bytes: int) -> bytes:
@@ -64,10 +68,16 @@ async def _read(http: Request, max_bytes: int) -> bytes:
     return bytes(body)
 
 
-def decode(raw: bytes, kind: type[T]) -> T:
-    """`raw` as a `kind`; raises as `read_json` does."""
+def decode(raw: bytes, kind: type[T], *, strict: bool = True) -> T:
+    """`raw` as a `kind`; numbers and booleans may come as strings if not `strict`.
+
+    Raises:
+        InvalidBody: not JSON, or not an object.
+        InvalidField: an unknown field, a missing one, or one of another type.
+
+    """
     try:
-        return msgspec.json.decode(raw, type=kind)
+        return msgspec.json.decode(raw, type=kind, strict=strict)
     except msgspec.ValidationError as error:
         raise _in_our_words(str(error), raw, kind) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -6,7 +6,8 @@ Measured with Pillow 13 on one core (AVX512), CPU time for a photo-like 512 × 5
     WebP  quality 90: method 2: 19 ms, 104 kB   method 4 (Pillow's default): 36 ms, 105 kB
     JPEG  quality 95: 1.3 ms, 157 kB
 
-So PNG takes level 1 (a third less time for 3 % more bytes), and WebP method 2.
+So PNG takes level 1 (a third less time for 3 % more bytes), and WebP method 2. What a file says of how it was made costs 8 µs (PNG) or
+55 µs (EXIF) and some 600 bytes.
 """
 
 import base64
@@ -17,6 +18,8 @@ from typing import Any
 from PIL import Image
 
 from noria.frontend.engine_link import DrawnImage, PreviewImage
+from noria.image_files import save_options
+from noria.parameters import Parameters
 from noria.request import ImageFormat
 
 _OPTIONS: dict[ImageFormat, dict[str, Any]] = {
@@ -26,10 +29,19 @@ _OPTIONS: dict[ImageFormat, dict[str, Any]] = {
 }
 
 
-def encode_images(images: Sequence[DrawnImage], file_format: ImageFormat, quality: int | None = None) -> list[bytes]:
-    """Each image as a file; `quality` (0 to 100) is WebP's or JPEG's own, and means nothing to PNG, which loses nothing."""
+def encode_images(
+    images: Sequence[DrawnImage],
+    file_format: ImageFormat,
+    quality: int | None = None,
+    parameters: Sequence[Parameters] | None = None,
+) -> list[bytes]:
+    """Each image as a file, which says how it was made if its `parameters` are given.
+
+    `quality` (0 to 100) is WebP's or JPEG's own, and means nothing to PNG, which loses nothing.
+    """
     options = _OPTIONS[file_format] | ({"quality": quality} if quality is not None and file_format != "png" else {})
-    return [_encode(image, file_format, options) for image in images]
+    said = [{} for _ in images] if parameters is None else [save_options(each, file_format) for each in parameters]
+    return [_encode(image, file_format, options | more) for image, more in zip(images, said, strict=True)]
 
 
 def encode_preview(preview: PreviewImage, file_format: ImageFormat, size_px: tuple[int, int] | None = None) -> bytes:

@@ -21,6 +21,9 @@ from noria.errors import (
     SetupError,
     all_codes,
 )
+from noria.frontend.a1111 import ROOT, Options, ProgressAnswer, Txt2ImgAnswer
+from noria.frontend.a1111_bodies import DESCRIPTIONS as A1111_DESCRIPTIONS
+from noria.frontend.a1111_bodies import Txt2Img
 from noria.frontend.admission import limits
 from noria.frontend.images import ImagesAnswer
 from noria.frontend.openai import IGNORED, GenerationsAnswer, GenerationsBody, ModelCard, ModelList
@@ -51,7 +54,25 @@ DESCRIPTIONS = {
     "metadata": "whether the files say how they were made",
 } | dict.fromkeys(IGNORED, "accepted for OpenAI's clients, and ignored")
 
-_STRUCTS = (ImageBody, ImagesAnswer, GenerationsBody, GenerationsAnswer, ModelList, ModelCard, ErrorAnswer)
+# Of the fields of A1111's bodies; its names are not ours.
+_DESCRIPTIONS_A1111 = A1111_DESCRIPTIONS | {
+    "sd_model_checkpoint": "the model of later requests by this route: a title of `sd-models`, a name, or a fingerprint",
+    "samples_format": "the format of later images by this route: `png`, `webp` or `jpg`",
+}
+
+_STRUCTS = (
+    ImageBody,
+    ImagesAnswer,
+    GenerationsBody,
+    GenerationsAnswer,
+    ModelList,
+    ModelCard,
+    Txt2Img,
+    Txt2ImgAnswer,
+    Options,
+    ProgressAnswer,
+    ErrorAnswer,
+)
 
 CURL_T2I = """curl -s {url}t2i -H 'content-type: application/json' \\
   -d '{{"prompt": "a red circle above a blue square"}}' -o image.png"""
@@ -59,6 +80,8 @@ CURL_T2I = """curl -s {url}t2i -H 'content-type: application/json' \\
 _EXAMPLES: dict[str, dict[str, Any]] = {
     "ImageBody": {"prompt": "a red circle above a blue square", "seed": 7},
     "GenerationsBody": {"prompt": "a red circle above a blue square", "n": 2, "output_format": "webp"},
+    "Txt2Img": {"prompt": "a red circle above a blue square", "sampler_name": "Euler", "steps": 20, "seed": -1},
+    "Options": {"samples_format": "png"},
 }
 
 
@@ -87,6 +110,11 @@ def _schemas(spec: ModelSpec | None, config: FrontendConfig) -> dict[str, Any]:
             schema["properties"][name]["maxLength"] = config.max_prompt_chars
         if spec is not None:
             _fill_in(schema["properties"], spec, config)
+    for theirs in (Txt2Img, Options):
+        schema = schemas[theirs.__name__]
+        schema["example"] = _EXAMPLES[theirs.__name__]
+        for name, field in schema["properties"].items():
+            field["description"] = _DESCRIPTIONS_A1111[name]
     return schemas
 
 
@@ -142,6 +170,7 @@ def _paths() -> dict[str, Any]:
             )
             | {"parameters": [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]}
         },
+        **_a1111_paths(),
         "/healthz": _plain("Tell that the process lives", "200 as long as it answers at all.", "application/json"),
         "/readyz": _plain(
             "Tell whether a request would be taken",
@@ -152,6 +181,60 @@ def _paths() -> dict[str, Any]:
         "/openapi.json": _plain("Describe this interface", "OpenAPI 3.1.", "application/json"),
         "/docs": _plain("Describe it to people", "One page, nothing loaded from elsewhere.", "text/html"),
         "/": _plain("Tell what is served here", "And a first command.", "text/html"),
+    }
+
+
+def _a1111_paths() -> dict[str, Any]:
+    lists = {
+        "sd-models": "the models served",
+        "samplers": "the samplers of the model that is set",
+        "schedulers": "its schedule types",
+        "upscalers": "no upscaler",
+        "latent-upscale-modes": "none",
+        "sd-vae": "none beside the models' own",
+        "loras": "none",
+    }
+    return {
+        f"{ROOT}/txt2img": {
+            "post": _operation(
+                "Draw images, as A1111's API does",
+                "Bounds are those of `/t2i`. What A1111 has and Noria has not is refused unless it is off.",
+                body=Txt2Img,
+                answers=_json(Txt2ImgAnswer),
+            )
+        },
+        f"{ROOT}/options": {
+            "get": _operation(
+                "Tell the settings of A1111's routes", "Those that mean something.", answers=_json(Options)
+            ),
+            "post": _operation(
+                "Change them", "For all users of A1111's routes.", body=Options, answers={"application/json": {}}
+            ),
+        },
+        f"{ROOT}/progress": {
+            "get": _operation(
+                "Tell how far A1111's clients' requests are",
+                "Of the one that has been drawn for longest; `?skip_current_image=true` leaves its picture out.",
+                answers=_json(ProgressAnswer),
+            )
+        },
+        f"{ROOT}/interrupt": {
+            "post": _operation(
+                "End all requests of A1111's clients",
+                "They are answered 499; those that came by other routes go on.",
+                answers={"application/json": {}},
+            )
+        },
+        f"{ROOT}/skip": {
+            "post": _operation(
+                "End one request of A1111's clients",
+                "The one that has been drawn for longest.",
+                answers={"application/json": {}},
+            )
+        },
+    } | {
+        f"{ROOT}/{name}": _plain("List, as A1111's API does", what.capitalize() + ".", "application/json")
+        for name, what in lists.items()
     }
 
 

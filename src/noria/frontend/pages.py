@@ -35,10 +35,11 @@ def home_page(spec: ModelSpec | None, url: str) -> str:
 def docs_page(document: dict[str, Any]) -> str:
     """The OpenAPI document as one page."""
     schemas = document["components"]["schemas"]
-    operations = [
-        (method, path, operation) for path, item in document["paths"].items() for method, operation in item.items()
-    ]
-    links = " · ".join(f'<a href="#{_anchor(path)}">{escape(path)}</a>' for _, path, _ in operations)
+    paths = document["paths"]
+    operations = [(method, path, operation) for path, item in paths.items() for method, operation in item.items()]
+    links = " · ".join(
+        f'<a href="#{_anchor(next(iter(item)), path)}">{escape(path)}</a>' for path, item in paths.items()
+    )
     sections = "".join(_section(method, path, operation, schemas) for method, path, operation in operations)
     served = schemas["ImageBody"]["properties"]["scheduler"].get("examples", [])  # none while the model is loading
     script = f'<script type="module">{(_FILES / "docs.js").read_text(encoding="utf-8")}</script>'
@@ -57,7 +58,7 @@ _TRY_IT = """<section><h2>Try it</h2><form id="try"><label>JSON for POST /t2i
 
 def _section(method: str, path: str, operation: dict[str, Any], schemas: dict[str, Any]) -> str:
     parts = [
-        f'<section id="{_anchor(path)}"><h2><code>{method.upper()} {escape(path)}</code></h2>',
+        f'<section id="{_anchor(method, path)}"><h2><code>{method.upper()} {escape(path)}</code></h2>',
         f"<p><strong>{escape(operation['summary'])}.</strong> {_prose(operation['description'])}</p>",
     ]
     example = None
@@ -149,8 +150,8 @@ def _prose(text: str) -> str:
     )
 
 
-def _anchor(path: str) -> str:
-    return path.strip("/").replace("/", "-").replace("{", "").replace("}", "") or "home"
+def _anchor(method: str, path: str) -> str:
+    return f"{method}-" + (path.strip("/").replace("/", "-").replace("{", "").replace("}", "") or "home")
 
 
 def _resolved(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:

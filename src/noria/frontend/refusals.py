@@ -1,9 +1,11 @@
 """What a caller is told when a request is refused or fails: one shape on every route, in answers and in streams of events.
 
 {"error": {"code": …, "message": …, "type": …, "param": …, "retryable": …, "request_id": …}}
+
+A1111's routes have the message once more, as `detail`, which is where its clients look.
 """
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from noria.errors import NoriaError
 
@@ -26,9 +28,10 @@ class ErrorAnswer(Struct, frozen=True):
     """Every refusal and failure, on every route."""
 
     error: ErrorDetail
+    detail: str | UnsetType = UNSET
 
 
-def error_answer(error: NoriaError, request_id: str) -> ErrorAnswer:
+def error_answer(error: NoriaError, request_id: str, *, of_a1111: bool = False) -> ErrorAnswer:
     """`error` as its caller reads it."""
     return ErrorAnswer(
         ErrorDetail(
@@ -38,7 +41,8 @@ def error_answer(error: NoriaError, request_id: str) -> ErrorAnswer:
             param=error.field,
             retryable=error.retryable,
             request_id=request_id,
-        )
+        ),
+        detail=error.message if of_a1111 else UNSET,
     )
 
 

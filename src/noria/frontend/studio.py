@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -19,8 +19,9 @@ from noria.config import FrontendConfig
 from noria.errors import InternalError, ModelNotFound, NoriaError, RequestCancelled, shown
 from noria.frontend.admission import admit
 from noria.frontend.encoding import base64_texts, encode_images
-from noria.frontend.engine_link import EngineLink, Watch
+from noria.frontend.engine_link import DrawnImage, EngineLink, Watch
 from noria.observe import metrics
+from noria.parameters import of_request
 from noria.request import ImageBody, ImageFormat, ImageRequest
 from noria.spec import ModelSpec
 
@@ -136,7 +137,7 @@ class Studio:
             result = await self.link.submit(wish.request, watch)
             drawn = time.perf_counter()
             loop = asyncio.get_running_loop()
-            files = await loop.run_in_executor(self._pool, encode_images, result.images, wish.file_format, wish.quality)
+            files = await loop.run_in_executor(self._pool, _files, wish, result.images)
             done = time.perf_counter()
             engine = msgspec.structs.asdict(result.timings)
             timings = AnswerTimings(
@@ -148,6 +149,11 @@ class Studio:
     async def in_base64(self, drawing: Drawing) -> list[str]:
         """The drawing's files as JSON carries them."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, base64_texts, drawing.files)
+
+
+def _files(wish: Wish, images: Sequence[DrawnImage]) -> list[bytes]:
+    said = [of_request(wish.request, wish.spec, image.seed) for image in images] if wish.metadata else None
+    return encode_images(images, wish.file_format, wish.quality, said)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,62 @@
+"""Our own JSON: it loses nothing, and nonsense is refused."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from noria import __version__
+from noria.errors import ImageFileError, InvalidField
+from noria.models.catalog import open_model
+from noria.parameters import Parameters, of_json, of_request, to_json
+from noria.request import ImageBody, ImageRequest
+
+
+@given(
+    st.builds(
+        Parameters,
+        prompt=st.text(),
+        negative_prompt=st.text(),
+        seed=st.integers(0, 2**63 - 1) | st.none(),
+        guidance_scale=st.floats(0, 50) | st.none(),
+        scheduler=st.text() | st.none(),
+        other=st.dictionaries(st.text(), st.text()),
+    )
+)
+def test_json_loses_nothing(parameters):
+    assert of_json(to_json(parameters)) == parameters
+    assert of_json(to_json(parameters).decode()) == parameters
+
+
+def test_its_settings_have_the_names_of_t2i():
+    settings = set(Parameters.__struct_fields__) - {"model", "model_version", "noria", "other"}
+    assert settings < set(ImageBody.__struct_fields__)
+
+
+def test_it_is_of_one_image(bundled_folder):
+    spec = open_model(str(bundled_folder))
+    request = ImageRequest("id", "p", "q", 7, 64, 96, 20, 7.5, 3, "ddim", 60.0)
+    parameters = of_request(request, spec, seed=9)
+    assert parameters.seed == 9
+    assert (parameters.width, parameters.height) == (64, 96)
+    assert (parameters.model, parameters.model_version, parameters.noria) == (spec.name, spec.fingerprint, __version__)
+    assert None not in msgspec.structs.astuple(parameters)
+
+
+def test_keys_of_a_later_version_are_passed_over():
+    assert of_json('{"prompt": "p", "lora": ["x"]}') == Parameters("p")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "nonsense", "[]", "{}", '{"prompt": 1}', '{"prompt": "p", "seed": "7"}', "[" * 100_000, b"\xff", '"\\ud800"'],
+)
+def test_nonsense_is_refused(text):
+    with pytest.raises(ImageFileError, match="are not what Noria writes"):
+        of_json(text)
+
+
+@pytest.mark.parametrize("field", ["prompt", "negative_prompt"])
+def test_half_a_surrogate_pair_is_refused(field):
+    with pytest.raises(InvalidField, match="at character 2"):
+        Parameters(**({"prompt": "p"} | {field: "ab\ud83d"}))
