@@ -12,6 +12,8 @@ from noria.config import load
 from noria.doctor import Facts, Finding, Gpu, examine, image_seconds, judge, report
 from noria.engine.loading import cgroup_cpus
 from noria.models.catalog import open_model
+from noria.scheduling.costs import CostModel, Curve
+from noria.scheduling.plans import ShapeClass
 from noria.supervisor import listen
 
 SPEC = open_model("bundled")
@@ -34,6 +36,7 @@ FACTS = Facts(
     environment={},
     model=SPEC,
     num_parameters=6_000_000,
+    costs=None,
     port_error=None,
 )
 GPU = Gpu("A GPU", 80 * 2**30)
@@ -60,8 +63,19 @@ def test_a_machine_with_everything_is_all_right() -> None:
         "dtype",
         "threads",
     ]
-    assert [finding.topic for finding in findings] == [*topics, "speed", "port"]
+    assert [finding.topic for finding in findings] == [*topics, "speed", "costs", "port"]
     assert report(findings).endswith("`noria serve` should work.")
+
+
+def test_measured_costs_are_shown_as_the_engine_plans_with_them() -> None:
+    shape = ShapeClass(SPEC.default_width_px, SPEC.default_height_px, SPEC.name)
+    costs = CostModel(32, {shape: Curve({1: 0.01, 2: 0.02, 16: 0.06, 32: 0.12})}, {shape: Curve({1: 0.008})})
+    costs.settle()
+    (finding,) = (finding for finding in judged(costs=costs) if finding.topic == "costs")
+    assert finding.text.startswith("measured here: a step takes 20 ms for one image, 60 ms for 8, and more do not pay")
+    assert finding.text.endswith("decoding 8 ms; an image alone 0.41 s")
+    (finding,) = (finding for finding in judged() if finding.topic == "costs")
+    assert finding.text == "not measured yet: the next `noria serve` does, in about 3 s"
 
 
 def test_a_gpu_is_taken_by_itself_and_needs_no_word_about_the_cpu() -> None:

@@ -16,11 +16,14 @@ from typing import Literal
 
 from noria import __version__
 from noria.config import Config, EngineConfig
-from noria.engine.loading import cgroup_cpus
+from noria.engine.calibration import BUDGET_S
+from noria.engine.loading import cgroup_cpus, cost_file, look_at_machine, most_rows
 from noria.engine.resources import FULL_SIZE_PARAMETERS, Machine, resolve, resolve_device, usable_cores
 from noria.errors import NoriaError
 from noria.models.catalog import open_model
 from noria.models.weights import count_parameters
+from noria.scheduling.costs import CostModel
+from noria.scheduling.plans import ShapeClass
 from noria.spec import ModelSpec
 
 Listen = Callable[[str, int], socket.socket]
@@ -71,6 +74,7 @@ class Facts:
     environment: Mapping[str, str]
     model: ModelSpec | str  # or why it cannot be served
     num_parameters: int  # of all the model's parts
+    costs: CostModel | None  # as `noria serve` has measured and kept them; None is not yet
     port_error: str | None
 
 
@@ -115,6 +119,7 @@ def judge(facts: Facts, config: Config) -> Iterator[Finding]:
             yield _precision(facts, engine)
             yield from _threads(facts, engine, devices.count("cpu"))
             yield _speed(facts, spec, engine)
+        yield _costs(facts.costs, spec, engine)
     address = f"{config.frontend.host}, port {config.frontend.port}"
     yield Finding("fail", "port", facts.port_error) if facts.port_error else Finding("ok", "port", f"{address}: free")
 
@@ -264,6 +269,23 @@ def _speed(facts: Facts, spec: ModelSpec, engine: EngineConfig) -> Finding:
     return Finding("warn", "speed", f"{text}: {why}; a GPU is 50 to 500 times as fast")
 
 
+def _costs(costs: CostModel | None, spec: ModelSpec, engine: EngineConfig) -> Finding:
+    """What the engine plans with, in guided images of the default size: two rows each."""
+    if costs is None:
+        return Finding("ok", "costs", f"not measured yet: the next `noria serve` does, in about {BUDGET_S:g} s")
+    shape = ShapeClass(spec.default_width_px, spec.default_height_px, spec.name)
+    assert isinstance(engine.slots, int)
+    together = max(costs.rows_limit(shape) // 2, 1)
+    one_ms, all_ms = (1000 * costs.step_s(shape, 2 * images) for images in (1, together))
+    image_s = spec.default_steps * costs.step_s(shape, 2) + costs.decode_s(shape)
+    return Finding(
+        "ok",
+        "costs",
+        f"measured here: a step takes {one_ms:.3g} ms for one image, {all_ms:.3g} ms for {together}, and more do not pay or "
+        f"fit; decoding {1000 * costs.decode_s(shape):.3g} ms; an image alone {image_s:.2f} s",
+    )
+
+
 def image_seconds(spec: ModelSpec, dtype: str, num_cores: float, cpu_flags: frozenset[str]) -> float:
     """An estimate for one guided image on a CPU: a row's cost grows with parameters times latents, and SD 1.5's is known."""
     if dtype == "bfloat16" and {"avx512_bf16", "amx_bf16"} & cpu_flags:
@@ -299,6 +321,7 @@ def gather(config: Config, listen: Listen) -> Facts:
         environment={name: value for name, value in os.environ.items() if name.startswith("OMP_")},
         model=model,
         num_parameters=num_parameters,
+        costs=None if torch_error is not None or isinstance(model, str) else _look_at_costs(config, model),
         port_error=_look_at_port(config.frontend.host, config.frontend.port, listen),
     )
 
@@ -339,6 +362,19 @@ def _look_at_model(name: str) -> tuple[ModelSpec | str, int]:
     except NoriaError as error:
         return error.message, 0
     return spec, count_parameters(spec.path)
+
+
+def _look_at_costs(config: Config, spec: ModelSpec) -> CostModel | None:
+    """What an earlier `noria serve` has kept of this model with these settings on this device."""
+    import torch
+
+    machine = look_at_machine()
+    device = resolve_device(config.engine.devices[0], machine)
+    if device != "cpu" and not machine.has_cuda:
+        return None
+    engine, costs = resolve(config.engine, spec, device, machine), CostModel()
+    costs.most_rows = most_rows(engine)
+    return costs if cost_file(spec, engine, torch.device(device)).load(costs) else None
 
 
 def _look_at_port(host: str, port: int, listen: Listen) -> str | None:

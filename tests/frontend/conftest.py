@@ -20,7 +20,20 @@ from noria.config import Config, FrontendConfig
 from noria.frontend.app import build_app
 from noria.frontend.engine_link import EngineLink
 from noria.frontend.process import http_server
-from noria.messages import Cancel, EngineState, Failed, Finished, Hello, ImageDone, Preview, Progress, Submit, Timings
+from noria.messages import (
+    Cancel,
+    EngineState,
+    Failed,
+    Finished,
+    Hello,
+    ImageDone,
+    Load,
+    Preview,
+    Progress,
+    ShapeCosts,
+    Submit,
+    Timings,
+)
 from noria.request import ImageRequest
 from noria.spec import ModelSpec
 
@@ -41,6 +54,9 @@ SPEC = ModelSpec(
     default_guidance=6.5,
     num_parameters=1000,
 )
+
+
+LOAD = Load(1.5, 2, 3, 4, (ShapeCosts("tiny", 64, 48, {1: 0.01, 2: 0.015}, {1: 0.002}, 0.001, 8),))
 
 
 class FakeEngine:
@@ -98,6 +114,7 @@ class FakeEngine:
                 case Hello():
                     peers.add(peer)
                     channel.send(peer, _state(state, incarnation))
+                    channel.send(peer, LOAD)
                 case Cancel(request_id=request_id):
                     self.cancelled.append(request_id)
                     channel.send(peer, Failed(request_id, "cancelled", "cancelled"))

@@ -105,3 +105,11 @@ def test_files_say_how_they_were_made_unless_asked_not_to(client, metadata):
     answer = client.images.generate(prompt="p", extra_body={"seed": 5, "metadata": metadata})
     info = Image.open(io.BytesIO(base64.b64decode(answer.data[0].b64_json))).info
     assert ("parameters" in info) is ("noria" in info) is metadata
+
+
+def test_a_model_tells_what_its_work_costs(client, engine, spec):
+    card = client.models.retrieve("noria")
+    assert (card.id, card.owned_by, card.fingerprint) == ("tiny", "noria", spec.fingerprint)
+    assert card.load == {"drain_s": 1.5, "num_seated": 2, "num_waiting": 3, "num_slots": 4}
+    (costs,) = card.costs
+    assert (costs["step_s"], costs["most_rows"]) == ({"1": 0.01, "2": 0.015}, 8)

@@ -40,14 +40,24 @@ def measured_costs(executor: "DiffusionExecutor", spec: ModelSpec, config: Engin
         ModelError: the model cannot draw on this device with these settings.
 
     """
-    assert isinstance(config.slots, int)
-    costs = CostModel(most_rows=max(config.buckets, default=2 * config.slots))
-    file = CostFile(cost_folder(config.cache_dir), spec, config, device_name(executor.model.device))
+    costs = CostModel(most_rows(config))
+    file = cost_file(spec, config, executor.model.device)
     warm_up(executor, spec, config)
     if not file.load(costs):
         measure(executor, spec, config, costs)
         file.save(costs)
     return costs, file
+
+
+def most_rows(config: EngineConfig) -> int:
+    """The rows of a full wheel, or of the largest bucket; `config` has no "auto" left."""
+    assert isinstance(config.slots, int)
+    return max(config.buckets, default=2 * config.slots)
+
+
+def cost_file(spec: ModelSpec, config: EngineConfig, device: "torch.device") -> CostFile:
+    """Where the costs of this model are kept, under these settings on this device."""
+    return CostFile(cost_folder(config.cache_dir), spec, config, device_name(device))
 
 
 def device_name(device: "torch.device") -> str:

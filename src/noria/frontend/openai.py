@@ -19,9 +19,10 @@ from noria.frontend import streaming
 from noria.frontend.admission import heed
 from noria.frontend.bodies import read_json
 from noria.frontend.encoding import base64_texts, encode_preview
-from noria.frontend.engine_link import PreviewImage, Update
+from noria.frontend.engine_link import EngineLoad, PreviewImage, Update
 from noria.frontend.leaving import unless_disconnected
 from noria.frontend.studio import AnswerTimings, Drawing, Studio, Wish
+from noria.messages import ShapeCosts
 from noria.request import ImageBody, ImageFormat, ImageRequest, Priority
 
 
@@ -124,6 +125,24 @@ class ModelCard(Struct, frozen=True):
     owned_by: str = "noria"
 
 
+class ModelDetail(Struct, frozen=True):
+    """The answer of `GET /v1/models/{model}`: OpenAI's card, then what Noria knows of the model and has measured."""
+
+    id: str
+    created: int
+    fingerprint: str
+    default_width: int
+    default_height: int
+    default_steps: int
+    default_guidance: float
+    default_scheduler: str
+    schedulers: tuple[str, ...]
+    load: EngineLoad
+    costs: list[ShapeCosts]  # of each engine and size; in seconds
+    object: Literal["model"] = "model"
+    owned_by: str = "noria"
+
+
 class ModelList(Struct, frozen=True):
     """The answer of `GET /v1/models`."""
 
@@ -155,8 +174,22 @@ class OpenAI:
         )
 
     async def model(self, http: Request) -> Response:
-        """One model by its name, or by the alias."""
-        return _json(self._card(self._studio.spec(http.path_params["model"]).name))
+        """One model by its name, or by the alias, with what its work costs here."""
+        spec = self._studio.spec(http.path_params["model"])
+        detail = ModelDetail(
+            id=spec.name,
+            created=self._created,
+            fingerprint=spec.fingerprint,
+            default_width=spec.default_width_px,
+            default_height=spec.default_height_px,
+            default_steps=spec.default_steps,
+            default_guidance=spec.default_guidance,
+            default_scheduler=spec.default_scheduler,
+            schedulers=spec.schedulers,
+            load=self._studio.link.load,
+            costs=self._studio.link.costs(spec.name),
+        )
+        return _json(detail)
 
     def _card(self, name: str) -> ModelCard:
         return ModelCard(name, self._created)

@@ -26,7 +26,7 @@ from noria.frontend.a1111_bodies import DESCRIPTIONS as A1111_DESCRIPTIONS
 from noria.frontend.a1111_bodies import Txt2Img
 from noria.frontend.admission import limits
 from noria.frontend.images import ImagesAnswer
-from noria.frontend.openai import IGNORED, GenerationsAnswer, GenerationsBody, ModelCard, ModelList
+from noria.frontend.openai import IGNORED, GenerationsAnswer, GenerationsBody, ModelCard, ModelDetail, ModelList
 from noria.frontend.refusals import ErrorAnswer
 from noria.request import ImageBody
 from noria.spec import ModelSpec
@@ -67,6 +67,7 @@ _STRUCTS = (
     GenerationsAnswer,
     ModelList,
     ModelCard,
+    ModelDetail,
     Txt2Img,
     Txt2ImgAnswer,
     Options,
@@ -164,8 +165,8 @@ def _paths() -> dict[str, Any]:
         "/v1/models/{model}": {
             "get": _operation(
                 "Tell of one model",
-                "As OpenAI's API does.",
-                answers=_json(ModelCard),
+                "OpenAI's card, and what the model's work costs on the engines here.",
+                answers=_json(ModelDetail),
                 errors=[ModelNotFound, EngineUnavailable],
             )
             | {"parameters": [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]}
