@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 
 import pytest
 import zmq
@@ -9,6 +10,7 @@ import zmq
 from noria.channel import EngineChannel
 from noria.engine.executor import FakeExecutor, VirtualClock
 from noria.engine.process import Desk, Engine
+from noria.engine.watch import Watch
 from noria.errors import GenerationFailed
 from noria.messages import (
     Cancel,
@@ -18,6 +20,8 @@ from noria.messages import (
     Hello,
     ImageDone,
     Load,
+    Ping,
+    Pong,
     Progress,
     Submit,
     decode_from_engine,
@@ -94,7 +98,9 @@ def world(tmp_path, bundled_folder):
     world = World()
     address = f"ipc://{tmp_path}/e"
     channel = EngineChannel(address)
-    world.desk = Desk(channel, open_model(str(bundled_folder)), "auto")
+    world.desk = Desk(
+        channel, open_model(str(bundled_folder)), "auto", watch=Watch(60.0, time.monotonic), previous_end="killed"
+    )
     world.desk.start()
     world.executor = SlowTailor()
     engine = Engine(channel, world.desk, world.executor, StepScheduler(4, queue_limit=4))
@@ -128,6 +134,25 @@ def test_a_peer_is_told_the_state_and_its_change(world):
     (ready,) = world.client.hear()
     assert isinstance(ready, EngineState)
     assert (ready.state, ready.device, ready.models[0].name) == ("ready", "cpu", "noria-shapes")
+
+
+def test_a_ping_is_answered_while_it_loads_while_it_is_idle_and_while_a_turn_lasts(world):
+    world.client.send(Hello("test"), Ping())
+    state, loading = world.client.hear(2)
+    assert (state.previous_end, loading) == ("killed", Pong(state.incarnation, 0.0, 60.0))
+    world.start()
+    (ready,) = world.client.hear()
+    world.client.send(Ping())
+    assert world.client.hear() == [Pong(ready.incarnation, 0.0, 60.0)]
+    began, go_on = threading.Event(), threading.Event()
+    world.executor.turn_s = lambda _plan: began.set() or float(not go_on.wait(10))
+    world.client.send(Submit(request(steps=1)))
+    assert began.wait(10)
+    world.client.send(Ping())
+    (pong,) = world.client.hear()
+    assert isinstance(pong, Pong)
+    assert pong.stuck_s > 0
+    go_on.set()
 
 
 def test_images_come_before_the_end(world):
