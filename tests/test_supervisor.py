@@ -87,6 +87,7 @@ from noria.config import load
 from noria.supervisor import serve
 logging.basicConfig(level="INFO")
 flags = {"frontend.port": "0", "engine.devices": sys.argv[2], "engine.hang_timeout_s": "2", "engine.start_timeout_s": "4"}
+flags |= {"frontend.drain_s": sys.argv[3]}
 config = load(None, {}, flags)
 sys.exit(serve(config, lambda kind, text: [sys.executable, f"{sys.argv[1]}/{kind}.py", text]))
 """
@@ -95,14 +96,21 @@ sys.exit(serve(config, lambda kind, text: [sys.executable, f"{sys.argv[1]}/{kind
 class Server:
     """A supervisor in a process of its own, over the fakes."""
 
-    def __init__(self, folder: pathlib.Path, devices: str = "cpu", driver: str = DRIVER, **environment: str) -> None:
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        devices: str = "cpu",
+        driver: str = DRIVER,
+        drain_s: float = 20.0,
+        **environment: str,
+    ) -> None:
         (folder / "engine.py").write_text(FAKE_ENGINE)
         (folder / "frontend.py").write_text(FAKE_FRONTEND)
         self.diary, self.output = folder / "diary", folder / "output"
         self.diary.touch()
         with self.output.open("w") as opened:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", driver, str(folder), devices],
+                [sys.executable, "-c", driver, str(folder), devices, str(drain_s)],
                 env=os.environ | {"DIARY": str(self.diary), "TMPDIR": str(folder)} | environment,
                 stdout=opened,
                 stderr=subprocess.STDOUT,
@@ -275,6 +283,18 @@ def test_a_second_signal_stops_at_once(tmp_path: pathlib.Path, servers: list[Ser
     assert server.process.wait(10) == 130
     with pytest.raises(ProcessLookupError):
         os.kill(pid(server.wait_for("frontend started")[0]), 0)
+
+
+def test_a_front_end_that_drains_for_longer_than_it_may_is_killed(
+    tmp_path: pathlib.Path, servers: list[Server]
+) -> None:
+    driver = DRIVER.replace("sys.exit(", "import noria.supervisor; noria.supervisor.FRONTEND_STOP_S = 0.5; sys.exit(")
+    server = Server(tmp_path, driver=driver, drain_s=0.5, FRONTEND_DRAINS_S="60")
+    servers.append(server)
+    assert server.url
+    assert server.stop() == 0
+    server.wait_for("frontend-0 is killed: it has not ended yet", file=server.output)
+    server.wait_for("engine-0 stopped")
 
 
 def test_a_model_that_the_engine_refuses_stops_everything(tmp_path: pathlib.Path, servers: list[Server]) -> None:

@@ -145,6 +145,15 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
             description="how long a request whose engine ended waits for a new one before it is answered 503",
         ),
     ] = 60.0
+    drain_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=86400,
+            description="after SIGTERM, how long what is in flight may still take; the rest is answered 503 with Retry-After. "
+            "All has ended 10 s later: within Kubernetes' 30 s",
+        ),
+    ] = 20.0
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):

@@ -40,7 +40,7 @@ log = logging.getLogger("noria.supervisor")
 CommandOf = Callable[[Kind, str], list[str]]
 """The command line of a child's kind and its JSON; tests put small scripts here."""
 
-DRAIN_S = 30.0  # for front ends to finish what is in flight; Kubernetes' default grace period
+FRONTEND_STOP_S = 5.0  # after `frontend.drain_s` a front end has only last words to say
 ENGINE_STOP_S = 5.0  # an engine without front ends has nothing left to finish
 FRONTEND_SERVES_AFTER_S = 3.0  # it answers within one; the rest is for a machine that is busy
 PING_EVERY_S = 2.0
@@ -158,7 +158,7 @@ class Supervisor:
         await asyncio.wait([asked, watching, *lives.values()], return_when=asyncio.FIRST_COMPLETED)
         self._stopping.set()  # also after an error of ours, which is raised below
         self._listener.close()  # front ends close theirs: who comes now is refused, not left waiting
-        await self._end(self._frontends, lives, DRAIN_S)
+        await self._end(self._frontends, lives, self._config.frontend.drain_s + FRONTEND_STOP_S)
         await self._end(self._engines, lives, ENGINE_STOP_S)
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -159,7 +159,7 @@ def eventually(condition: Callable[[], object], seconds: float = 5.0) -> None:
 def serving(config: Config, engine: FakeEngine) -> Iterator[tuple[str, uvicorn.Server]]:
     """A front end's address and the server itself, which ends with the context or at `should_exit`."""
     link = EngineLink([engine.address], restart_wait_s=1.0)
-    server = http_server(build_app(config, link), link)
+    server = http_server(build_app(config, link), link, config.frontend.drain_s)
     listener = socket.create_server(("127.0.0.1", 0))
     host, port = listener.getsockname()
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
