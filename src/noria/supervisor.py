@@ -127,6 +127,7 @@ class Supervisor:
             "device": device,
             "address": address,
             "name": name,
+            "manifest": f"{self._directory}/{name}.aboard",
             "parent_pid": os.getpid(),
             "log_level": self._config.log_level,
         }

@@ -9,6 +9,7 @@ import zmq
 
 from noria.channel import EngineChannel
 from noria.engine.executor import FakeExecutor, VirtualClock
+from noria.engine.manifest import Manifest
 from noria.engine.process import Desk, Engine
 from noria.engine.watch import Watch
 from noria.errors import GenerationFailed
@@ -99,7 +100,12 @@ def world(tmp_path, bundled_folder):
     address = f"ipc://{tmp_path}/e"
     channel = EngineChannel(address)
     world.desk = Desk(
-        channel, open_model(str(bundled_folder)), "auto", watch=Watch(60.0, time.monotonic), previous_end="killed"
+        channel,
+        open_model(str(bundled_folder)),
+        "auto",
+        watch=Watch(60.0, time.monotonic),
+        manifest=Manifest(tmp_path / "aboard"),
+        previous_end="killed",
     )
     world.desk.start()
     world.executor = SlowTailor()
@@ -153,6 +159,19 @@ def test_a_ping_is_answered_while_it_loads_while_it_is_idle_and_while_a_turn_las
     assert isinstance(pong, Pong)
     assert pong.stuck_s > 0
     go_on.set()
+
+
+def test_who_is_aboard_is_written_before_the_turn_and_told_by_the_next_life(world, tmp_path):
+    world.start()
+    began, go_on = threading.Event(), threading.Event()
+    world.executor.turn_s = lambda _plan: began.set() or float(not go_on.wait(10))
+    world.client.send(Submit(request("aboard")))
+    assert began.wait(10)
+    assert Manifest(tmp_path / "aboard").before == ("aboard",)
+    go_on.set()
+    world.client.send(Hello("test"))
+    (state,) = [message for message in world.client.hear(3) if isinstance(message, EngineState)]
+    assert state.aboard == ()  # at the end of the life before
 
 
 def test_images_come_before_the_end(world):

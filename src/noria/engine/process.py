@@ -26,6 +26,7 @@ from noria.config import EngineConfig
 from noria.engine.executor import Executor
 from noria.engine.loading import load_executor, measured_costs
 from noria.engine.loop import Ended, Happening, ImageReady, Moved, PreviewReady, Turn, Wheel
+from noria.engine.manifest import Manifest
 from noria.engine.watch import Watch
 from noria.errors import DeadlineUnmeetable, InvalidField, NoriaError, QueueFull, RequestError, SetupError
 from noria.messages import (
@@ -49,7 +50,7 @@ from noria.observe import metrics
 from noria.observe.process import die_with_parent
 from noria.request import ImageRequest
 from noria.scheduling.costs import CostModel
-from noria.scheduling.plans import End
+from noria.scheduling.plans import End, Plan
 from noria.scheduling.policies import POLICIES
 from noria.scheduling.steps import StepScheduler
 from noria.spec import ModelSpec
@@ -78,6 +79,7 @@ class EngineTask(msgspec.Struct, frozen=True):
     device: str
     address: str
     name: str
+    manifest: str  # a file that outlives the engine: who is aboard
     log_level: str = "info"
     parent_pid: int | None = None  # the engine does not outlive it
     previous_end: PreviousEnd = "none"  # of the life before this one
@@ -111,10 +113,11 @@ class Desk(threading.Thread):
         device: str,
         *,
         watch: Watch,
+        manifest: Manifest,
         previous_end: PreviousEnd = "none",
     ) -> None:
         super().__init__(name="desk", daemon=True)
-        self.watch = watch
+        self.watch, self.manifest = watch, manifest
         self.arrivals: queue.SimpleQueue[_Arrival | _Departure | None] = queue.SimpleQueue()
         self._channel, self._spec, self._device = channel, spec, device
         self._previous_end: PreviousEnd = previous_end
@@ -163,6 +166,7 @@ class Desk(threading.Thread):
             (self._spec,) if ready else (),
             self._device,
             self._previous_end,
+            self.manifest.before,
         )
 
     def _submit(self, peer: Peer, request: ImageRequest) -> None:
@@ -186,7 +190,8 @@ class Desk(threading.Thread):
     def _prepare(self, executor: "Executor[PreparedImages]", peer: Peer, request: ImageRequest, arrived: float) -> None:
         failed = prepared = None
         try:
-            prepared = executor.prepare(request)
+            with self.manifest.preparing(request.request_id):
+                prepared = executor.prepare(request)
         except RequestError as error:
             failed = Failed(request.request_id, error.code, error.message, error.field)
         except Exception:
@@ -308,7 +313,7 @@ class Engine:
     ) -> None:
         self._channel, self._desk, self._delivery = channel, desk, Delivery(channel, desk)
         self._peers: dict[str, Peer] = {}
-        self._wheel: Wheel[PreparedImages] = Wheel(scheduler, executor, self._deliver, time.monotonic)
+        self._wheel: Wheel[PreparedImages] = Wheel(scheduler, executor, self._deliver, time.monotonic, self._about_to)
         self._told_load: tuple[float, Load | None] = (-math.inf, None)
         metrics.ENGINE_UP.set(1)
         metrics.SLOTS.set(scheduler.num_slots)
@@ -377,6 +382,10 @@ class Engine:
         self._peers[request_id] = arrival.peer
         self._wheel.submit(arrival.prepared, arrival.arrived)
 
+    def _about_to(self, plan: Plan) -> None:
+        images = [seat.image for seat in (*plan.boards, *plan.decodes)] + [step.image for step in plan.steps]
+        self._desk.manifest.turn({image.request_id for image in images})
+
     @staticmethod
     def _measure(turn: Turn) -> None:
         metrics.TURNS.inc()
@@ -404,7 +413,8 @@ def main(task: EngineTask) -> int:
     threading.excepthook = _end_process
     channel = EngineChannel(task.address)
     watch = Watch(task.config.hang_timeout_s, time.monotonic)
-    desk = Desk(channel, task.spec, task.device, watch=watch, previous_end=task.previous_end)
+    manifest = Manifest(task.manifest)
+    desk = Desk(channel, task.spec, task.device, watch=watch, manifest=manifest, previous_end=task.previous_end)
     desk.start()
     try:
         executor, config = load_executor(task.spec, task.config, task.device)
