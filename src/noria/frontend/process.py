@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 
 from noria.config import Config
 from noria.frontend.app import build_app
+from noria.frontend.connection import Connection
 from noria.frontend.engine_link import EngineLink
 from noria.observe.process import die_with_parent
 
@@ -51,14 +52,14 @@ def run(config: Config, listen_fd: int, engine_addresses: list[str]) -> None:
 
 
 def http_server(app: ASGIApp, link: EngineLink, drain_s: float) -> uvicorn.Server:
-    """`app` behind uvicorn, as this process runs it: uvloop, httptools, and no log lines but our own."""
+    """`app` behind uvicorn, as this process runs it: uvloop, httptools, limits to its patience, and no log lines but our own."""
     return _Server(
         link,
         drain_s,
         uvicorn.Config(
             app,
             loop="uvloop",
-            http="httptools",
+            http=Connection,
             ws="none",
             lifespan="on",
             log_config=None,
