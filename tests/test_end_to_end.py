@@ -2,10 +2,12 @@
 
 import base64
 import concurrent.futures
+import contextlib
 import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -130,6 +132,26 @@ def test_a_client_that_leaves_frees_its_slots(client, server):
         impatient.post("/t2i", json={"prompt": PROMPT, "inference_steps": 200, "n": 4})
     wait_for(lambda: metric(client, "noria_slots_used") == 0, seconds=10)
     assert metric(client, "noria_leaves_total") >= 4
+
+
+def test_clients_that_read_nothing_hold_no_slot_and_little_memory(client, server):
+    (frontend,) = server.children("frontend")
+    assert (
+        client.post("/t2i", json={"prompt": PROMPT, "n": 16, "inference_steps": 1}).status_code == 200
+    )  # pools are filled
+    before, drawn_before = frontend.memory_info().rss, metric(client, "noria_images_total")
+    wish = json.dumps({"prompt": PROMPT, "n": 16, "inference_steps": 1, "format": "png"}).encode()
+    head = b"POST /t2i HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(wish)
+    with contextlib.ExitStack() as silent:
+        for _ in range(8):
+            sock = silent.enter_context(socket.socket())
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.connect(("127.0.0.1", server.port))
+            sock.sendall(head + wish)
+        wait_for(lambda: metric(client, "noria_images_total") - drawn_before == 8 * 16)
+        assert metric(client, "noria_slots_used") == 0
+        assert client.post("/t2i", json={"prompt": PROMPT, "inference_steps": 2}).status_code == 200
+        assert frontend.memory_info().rss - before < 100e6
 
 
 def test_processes_name_themselves_for_ps(server):

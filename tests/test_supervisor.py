@@ -1,4 +1,4 @@
-"""The supervisor: its restart decisions in virtual time, then the whole of it with real, small child processes."""
+"""The supervisor with real, small child processes; its decisions are tested in tests/supervision, in virtual time."""
 
 import contextlib
 import os
@@ -16,13 +16,13 @@ import pytest
 from noria import supervisor
 from noria.cli import main
 from noria.errors import ConfigError
-from noria.supervisor import GiveUp, Restarts, StartAgain, listen
+from noria.supervisor import listen
 
 FAKE_ENGINE = """
 import os, pathlib, signal, sys, time
 import msgspec
 from noria.channel import EngineChannel
-from noria.messages import EngineState, Hello
+from noria.messages import EngineState, Hello, Ping, Pong
 
 job = msgspec.json.decode(sys.argv[1])
 assert (job["parent_pid"], job["log_level"]) == (os.getppid(), "info")
@@ -30,7 +30,9 @@ diary = pathlib.Path(os.environ["DIARY"])
 def note(word):
     with diary.open("a") as opened:
         opened.write(f"{job['name']} {word} {os.getpid()}\\n")
+previous_end = job.get("previous_end", "none")
 note("started")
+note("after " + previous_end)
 if os.environ.get("ENGINE_EXITS"):
     sys.exit(int(os.environ["ENGINE_EXITS"]))
 note("environment " + os.environ["GOMP_SPINCOUNT"] + " " + str(pathlib.Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]).is_dir()))
@@ -42,10 +44,17 @@ def stop(*_):
 signal.signal(signal.SIGTERM, stop)
 while True:
     peer, message = channel.inbox.get()
-    assert isinstance(message, Hello)
-    channel.send(peer, EngineState(str(os.getpid()), "loading", (), job["device"]))
-    channel.send(peer, EngineState(str(os.getpid()), "ready", (), job["device"]))
-    note("ready")
+    hangs = os.environ.get("ENGINE_HANGS", "") if previous_end == "none" else ""
+    match message:
+        case Ping():
+            if hangs == "silent":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            channel.send(peer, Pong(str(os.getpid()), 77.0 if hangs == "stuck" else 0.0, 50.0))
+        case Hello():
+            channel.send(peer, EngineState(str(os.getpid()), "loading", (), job["device"]))
+            if hangs != "loading":
+                channel.send(peer, EngineState(str(os.getpid()), "ready", (), job["device"]))
+                note("ready")
 """
 
 FAKE_FRONTEND = """
@@ -77,7 +86,9 @@ import logging, sys
 from noria.config import load
 from noria.supervisor import serve
 logging.basicConfig(level="INFO")
-config = load(None, {}, {"frontend.port": "0", "engine.devices": sys.argv[2]})
+flags = {"frontend.port": "0", "engine.devices": sys.argv[2], "engine.hang_timeout_s": "2", "engine.start_timeout_s": "4"}
+flags |= {"frontend.drain_s": sys.argv[3]}
+config = load(None, {}, flags)
 sys.exit(serve(config, lambda kind, text: [sys.executable, f"{sys.argv[1]}/{kind}.py", text]))
 """
 
@@ -85,14 +96,21 @@ sys.exit(serve(config, lambda kind, text: [sys.executable, f"{sys.argv[1]}/{kind
 class Server:
     """A supervisor in a process of its own, over the fakes."""
 
-    def __init__(self, folder: pathlib.Path, devices: str = "cpu", driver: str = DRIVER, **environment: str) -> None:
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        devices: str = "cpu",
+        driver: str = DRIVER,
+        drain_s: float = 20.0,
+        **environment: str,
+    ) -> None:
         (folder / "engine.py").write_text(FAKE_ENGINE)
         (folder / "frontend.py").write_text(FAKE_FRONTEND)
         self.diary, self.output = folder / "diary", folder / "output"
         self.diary.touch()
         with self.output.open("w") as opened:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", driver, str(folder), devices],
+                [sys.executable, "-c", driver, str(folder), devices, str(drain_s)],
                 env=os.environ | {"DIARY": str(self.diary), "TMPDIR": str(folder)} | environment,
                 stdout=opened,
                 stderr=subprocess.STDOUT,
@@ -135,60 +153,6 @@ def servers(tmp_path: pathlib.Path) -> Iterator[list[Server]]:
 
 def pid(line: str) -> int:
     return int(line.rpartition(" ")[2])
-
-
-# ── Restarts, in virtual time ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_delays_double_from_half_a_second_to_thirty() -> None:
-    restarts, now, delays = Restarts(was_ever_ready=True), 0.0, []
-    for _ in range(10):
-        restarts.started(now)
-        now += 1
-        decision = restarts.ended(-9, now)
-        assert isinstance(decision, StartAgain)
-        delays.append(decision.delay_s)
-        now += decision.delay_s
-    assert delays == [0, 0.5, 1, 2, 4, 8, 16, 30, 30, 30]
-
-
-def test_a_minute_of_health_forgets_earlier_ends() -> None:
-    restarts = Restarts(was_ever_ready=True)
-    for now in (0.0, 1.0, 2.0):
-        restarts.started(now)
-        restarts.ended(1, now + 0.5)
-    restarts.started(10.0)
-    assert restarts.ended(1, 69.9) == StartAgain(2.0)
-    restarts.started(100.0)
-    assert restarts.ended(1, 160.0) == StartAgain(0.0)
-    restarts.started(160.0)
-    assert restarts.ended(1, 161.0) == StartAgain(0.5)
-
-
-def test_three_ends_before_it_was_ever_ready_are_enough() -> None:
-    restarts = Restarts()
-    assert isinstance(restarts.ended(1, 1), StartAgain)
-    assert isinstance(restarts.ended(1, 2), StartAgain)
-    decision = restarts.ended(7, 3)
-    assert decision == GiveUp(7, "it ended 3 times before it was ready")
-
-
-@pytest.mark.parametrize("status", [0, -11])
-def test_giving_up_is_never_a_success(status: int) -> None:
-    restarts = Restarts(num_ends=2)
-    decision = restarts.ended(status, 1)
-    assert isinstance(decision, GiveUp)
-    assert decision.exit_status == 1
-
-
-@pytest.mark.parametrize(("status", "what"), [(2, "config"), (3, "model")])
-def test_a_refusal_is_final_only_before_it_was_ever_ready(status: int, what: str) -> None:
-    restarts = Restarts()
-    assert restarts.ended(status, 0) == GiveUp(status, f"it refused its {what}")
-    restarts.ready()
-    assert restarts.ended(status, 1000) == StartAgain(0.0)
-    restarts.started(1000)
-    assert restarts.ended(status, 1001) == StartAgain(0.5)
 
 
 # ── What children get ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -278,6 +242,37 @@ def test_it_announces_restarts_what_is_killed_and_stops_in_order(tmp_path: pathl
         urllib.request.urlopen(server.url)
 
 
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("stuck", "one turn has taken 77.0 s, of at most 50.0 s"),
+        ("silent", "it has not answered for"),
+        ("loading", "it was not ready after"),
+    ],
+)
+def test_an_engine_that_hangs_is_killed_and_its_next_life_told_that_it_crashed(
+    how: str, words: str, tmp_path: pathlib.Path, servers: list[Server]
+) -> None:
+    server = Server(tmp_path, ENGINE_HANGS=how)
+    servers.append(server)
+    server.wait_for("engine-0 after crashed")
+    (line,) = server.wait_for("engine-0 hangs", file=server.output)
+    assert words in line
+    server.wait_for("engine-0 ended by SIGKILL; starting it again in 0.0 s", file=server.output)
+    assert server.stop() == 0
+
+
+def test_an_engines_next_life_is_told_how_the_last_one_ended(tmp_path: pathlib.Path, servers: list[Server]) -> None:
+    server = Server(tmp_path)
+    servers.append(server)
+    server.wait_for("engine-0 after none")
+    for number, after in ((signal.SIGKILL, "killed"), (signal.SIGSEGV, "crashed"), (signal.SIGTERM, "killed")):
+        os.kill(pid(server.wait_for("engine-0 ready")[-1]), number)
+        lives = server.wait_for(f"engine-0 after {after}", 2 if number == signal.SIGTERM else 1)
+        server.wait_for(f"engine-0 ready {pid(lives[-1])}")
+    assert server.output.read_text().count("starting it again in 0.0 s") == 3
+
+
 def test_a_second_signal_stops_at_once(tmp_path: pathlib.Path, servers: list[Server]) -> None:
     server = Server(tmp_path, FRONTEND_DRAINS_S="60")
     servers.append(server)
@@ -288,6 +283,18 @@ def test_a_second_signal_stops_at_once(tmp_path: pathlib.Path, servers: list[Ser
     assert server.process.wait(10) == 130
     with pytest.raises(ProcessLookupError):
         os.kill(pid(server.wait_for("frontend started")[0]), 0)
+
+
+def test_a_front_end_that_drains_for_longer_than_it_may_is_killed(
+    tmp_path: pathlib.Path, servers: list[Server]
+) -> None:
+    driver = DRIVER.replace("sys.exit(", "import noria.supervisor; noria.supervisor.FRONTEND_STOP_S = 0.5; sys.exit(")
+    server = Server(tmp_path, driver=driver, drain_s=0.5, FRONTEND_DRAINS_S="60")
+    servers.append(server)
+    assert server.url
+    assert server.stop() == 0
+    server.wait_for("frontend-0 is killed: it has not ended yet", file=server.output)
+    server.wait_for("engine-0 stopped")
 
 
 def test_a_model_that_the_engine_refuses_stops_everything(tmp_path: pathlib.Path, servers: list[Server]) -> None:

@@ -98,6 +98,23 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         False
     )
     embedding_cache: Annotated[int, Meta(ge=0, description="encoded prompts kept for re-use, in prompts")] = 256
+    hang_timeout_s: Annotated[
+        float,
+        Meta(
+            ge=1,
+            le=86400,
+            description="an engine whose turn takes longer than this, and longer than ten times its longest turn so far, or that "
+            "answers nothing for so long, is killed and started again",
+        ),
+    ] = 60.0
+    start_timeout_s: Annotated[
+        float,
+        Meta(
+            ge=1,
+            le=86400,
+            description="an engine that has not loaded and warmed up after this many seconds is killed and started again",
+        ),
+    ] = 900.0
 
 
 class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -128,6 +145,15 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
             description="how long a request whose engine ended waits for a new one before it is answered 503",
         ),
     ] = 60.0
+    drain_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=86400,
+            description="after SIGTERM, how long what is in flight may still take; the rest is answered 503 with Retry-After. "
+            "All has ended 10 s later: within Kubernetes' 30 s",
+        ),
+    ] = 20.0
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):

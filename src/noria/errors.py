@@ -13,7 +13,8 @@
     │   ├── QueueFull                    429  retry after a while
     │   ├── DeadlineUnmeetable           429  refused at once, since it would be late; retry after a while, or allow more time
     │   ├── EngineUnavailable            503  no engine is ready; retry
-    │   ├── EngineLost                   503  the engine died with the request in flight, twice; retry
+    │   ├── EngineLost                   503  the engine ended with the request in flight, and none came back; retry
+    │   ├── EngineCrashed                500  the request has crashed the engine twice; do not
     │   ├── DeadlineExceeded             504
     │   ├── GenerationFailed             500  the model failed on this request
     │   ├── InternalError                500  a bug of ours
@@ -141,11 +142,17 @@ class EngineUnavailable(ServingError):
 
 
 class EngineLost(ServingError):
-    """The engine ended with the request in flight, also the second time it was tried."""
+    """The engine ended with the request in flight, and none came back in time; or it was killed again and again."""
 
     code = "engine_lost"
     http_status = 503
     retryable = True
+
+
+class EngineCrashed(ServingError):
+    """The engine crashed twice while it drew the request, the second time with nothing else aboard."""
+
+    code = "engine_crashed"
 
 
 class DeadlineExceeded(ServingError):

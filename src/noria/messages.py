@@ -58,6 +58,7 @@ class EngineState(Struct, frozen=True, tag=True):
     models: tuple[ModelSpec, ...]  # empty while loading
     device: str
     previous_end: PreviousEnd = "none"
+    aboard: tuple[str, ...] = ()  # the requests that the run before this one was drawing, or preparing, when it ended
 
 
 class ShapeCosts(Struct, frozen=True):

@@ -1,8 +1,9 @@
 """The process that starts the others, waits until they serve, starts them again when they end, and stops them in order.
 
 It owns what outlives a child: the listening socket, so that no connection is refused while a front end is replaced, and a private
-directory with the engines' addresses and the metrics' files. Whether and when a child starts again is decided in `Restarts`,
-without a clock; the rest only does it. It knows no request and no image, and of an engine only whether it is ready.
+directory with the engines' addresses and the metrics' files. Whether and when a child starts again, whether an engine hangs, and how it
+ended, is decided in `supervision/`, without a clock; the rest only does it. It knows no request and no image, and of an engine only
+whether it is ready and whether it turns.
 """
 
 import asyncio
@@ -15,9 +16,8 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import setproctitle
@@ -25,89 +25,26 @@ import zmq
 from prometheus_client import multiprocess
 
 from noria.channel import Connected, EngineConnection, Lost
+from noria.children import Child, EngineChild, Kind
 from noria.config import Config
-from noria.errors import ConfigError, ModelError, shown
-from noria.messages import EngineState, Hello
+from noria.errors import ConfigError, shown
+from noria.messages import EngineState, Hello, Ping, Pong
 from noria.models.catalog import open_model
+from noria.observe.cgroup import memory_events, num_oom_kills
 from noria.spec import ModelSpec
+from noria.supervision.pulse import Pulse
+from noria.supervision.restarts import GiveUp, Restarts, StartAgain
 
 log = logging.getLogger("noria.supervisor")
 
-Kind = Literal["engine", "frontend"]
 CommandOf = Callable[[Kind, str], list[str]]
 """The command line of a child's kind and its JSON; tests put small scripts here."""
 
-DRAIN_S = 30.0  # for front ends to finish what is in flight; Kubernetes' default grace period
+FRONTEND_STOP_S = 5.0  # after `frontend.drain_s` a front end has only last words to say
 ENGINE_STOP_S = 5.0  # an engine without front ends has nothing left to finish
-HEALTHY_S = 60.0
-LONGEST_DELAY_S = 30.0
-START_ATTEMPTS = 3
+FRONTEND_SERVES_AFTER_S = 3.0  # it answers within one; the rest is for a machine that is busy
+PING_EVERY_S = 2.0
 LONGEST_ADDRESS_BYTES = 107  # of a Unix socket's path: sun_path of unix(7) without its last zero
-
-
-@dataclass(frozen=True)
-class StartAgain:
-    """Start the child again after `delay_s` seconds."""
-
-    delay_s: float
-
-
-@dataclass(frozen=True)
-class GiveUp:
-    """Starting it again would not help; `exit_status` is the supervisor's own."""
-
-    exit_status: int
-    reason: str
-
-
-@dataclass
-class Restarts:
-    """What to do when a child ends: at once the first time, then after 0.5 s, doubling to 30 s; a minute of health forgets.
-
-    Given up: only a child that was never ready, when it says itself that its settings or its model are wrong, or at its third end.
-    One that has served is healthy in principle: a GPU that falls off the bus must not stop the other engines.
-    """
-
-    num_ends: int = 0  # since the last minute of health
-    started_s: float = 0.0
-    was_ever_ready: bool = False
-
-    def started(self, now: float) -> None:
-        """The child was started."""
-        self.started_s = now
-
-    def ready(self) -> None:
-        """The child serves."""
-        self.was_ever_ready = True
-
-    def ended(self, status: int, now: float) -> StartAgain | GiveUp:
-        """The child ended by itself with `status`; negative is a signal."""
-        for kind in (ConfigError, ModelError):
-            if status == kind.exit_status and not self.was_ever_ready:
-                return GiveUp(status, f"it refused its {kind.code}")
-        self.num_ends = 1 if now - self.started_s >= HEALTHY_S else self.num_ends + 1
-        if not self.was_ever_ready and self.num_ends >= START_ATTEMPTS:
-            return GiveUp(status if status > 0 else 1, f"it ended {self.num_ends} times before it was ready")
-        delay_s = 0.5 * 2.0 ** min(self.num_ends - 2, 16) if self.num_ends > 1 else 0.0
-        return StartAgain(min(delay_s, LONGEST_DELAY_S))
-
-
-@dataclass
-class Child:
-    """One engine or front end, through all its lives."""
-
-    kind: Kind
-    name: str
-    command: list[str]
-    pass_fds: tuple[int, ...] = ()
-    process: asyncio.subprocess.Process | None = None  # of its present life, or the last
-    restarts: Restarts = field(default_factory=Restarts)
-
-    def send(self, number: signal.Signals) -> None:
-        """Signal it, if it lives."""
-        if self.process is not None and self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.send_signal(number)
 
 
 def command_of(kind: Kind, text: str) -> list[str]:
@@ -168,34 +105,47 @@ class Supervisor:
         command_of: CommandOf,
     ) -> None:
         self._spec, self._listener, self._directory, self._started_s = spec, listener, directory, started_s
+        self._config, self._command_of = config, command_of
         self._host, self._port = listener.getsockname()[:2]
-        self._addresses = [f"ipc://{directory}/engine-{index}" for index in range(len(config.engine.devices))]
-        _check_lengths(self._addresses)
-        self._engines, self._frontends = [], []
-        for index, (device, address) in enumerate(zip(config.engine.devices, self._addresses, strict=True)):
-            name = f"engine-{index}"
-            job = {
-                "config": config.engine,
-                "spec": spec,
-                "device": device,
-                "address": address,
-                "name": name,
-                "parent_pid": os.getpid(),
-                "log_level": config.log_level,
-            }
-            self._engines.append(Child("engine", name, command_of("engine", _json(job))))
-        for index in range(config.frontend.processes):
-            job = {
-                "config": config,
-                "fd": listener.fileno(),
-                "engines": self._addresses,
-                "parent_pid": os.getpid(),
-            }
-            command = command_of("frontend", _json(job))
-            self._frontends.append(Child("frontend", f"frontend-{index}", command, (listener.fileno(),)))
+        addresses = [f"ipc://{directory}/engine-{index}" for index in range(len(config.engine.devices))]
+        _check_lengths(addresses)
+        self._engines = [
+            self._engine(f"engine-{index}", device, address)
+            for index, (device, address) in enumerate(zip(config.engine.devices, addresses, strict=True))
+        ]
+        self._frontends = [self._frontend(f"frontend-{index}", addresses) for index in range(config.frontend.processes)]
         self._stopping = asyncio.Event()
         self._killing = asyncio.Event()
         self._exit_status = 0
+
+    def _engine(self, name: str, device: str, address: str) -> EngineChild:
+        config = self._config.engine
+        events = memory_events()
+        job: dict[str, object] = {
+            "config": config,
+            "spec": self._spec,
+            "device": device,
+            "address": address,
+            "name": name,
+            "manifest": f"{self._directory}/{name}.aboard",
+            "parent_pid": os.getpid(),
+            "log_level": self._config.log_level,
+        }
+        return EngineChild(
+            kind="engine",
+            name=name,
+            job=job,
+            restarts=Restarts(),
+            address=address,
+            pulse=Pulse(config.hang_timeout_s, config.start_timeout_s),
+            num_oom_kills=lambda: num_oom_kills(events),
+        )
+
+    def _frontend(self, name: str, addresses: list[str]) -> Child:
+        fd = self._listener.fileno()
+        job: dict[str, object] = {"config": self._config, "fd": fd, "engines": addresses, "parent_pid": os.getpid()}
+        restarts = Restarts(serves_after_s=FRONTEND_SERVES_AFTER_S)
+        return Child(kind="frontend", name=name, job=job, restarts=restarts, pass_fds=(fd,))
 
     async def run(self) -> int:
         """Start, serve, stop; returns the exit status."""
@@ -209,7 +159,7 @@ class Supervisor:
         await asyncio.wait([asked, watching, *lives.values()], return_when=asyncio.FIRST_COMPLETED)
         self._stopping.set()  # also after an error of ours, which is raised below
         self._listener.close()  # front ends close theirs: who comes now is refused, not left waiting
-        await self._end(self._frontends, lives, DRAIN_S)
+        await self._end(self._frontends, lives, self._config.frontend.drain_s + FRONTEND_STOP_S)
         await self._end(self._engines, lives, ENGINE_STOP_S)
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -232,16 +182,17 @@ class Supervisor:
         """Live through every life of `child`, until the server stops."""
         while not self._stopping.is_set():
             child.process = await asyncio.create_subprocess_exec(
-                *child.command,
+                *self._command_of(child.kind, _json(child.job)),
                 env=_environment(self._directory),
                 pass_fds=child.pass_fds,
                 process_group=0,  # a terminal's Ctrl-C reaches only the supervisor, which stops them in order
             )
-            child.restarts.started(time.monotonic())
+            child.started(time.monotonic())
             log.debug("%s started, process %d", child.name, child.process.pid)
             if self._stopping.is_set():
                 child.send(signal.SIGTERM)
             status = await child.process.wait()
+            child.ended(status)
             multiprocess.mark_process_dead(child.process.pid, self._directory)  # type: ignore[no-untyped-call]
             if self._stopping.is_set():
                 return
@@ -255,7 +206,7 @@ class Supervisor:
                     self._exit_status = exit_status
                     self._stopping.set()
 
-    async def _end(self, children: list[Child], lives: dict[str, asyncio.Task[None]], grace_s: float) -> None:
+    async def _end(self, children: Sequence[Child], lives: dict[str, asyncio.Task[None]], grace_s: float) -> None:
         """Ask `children` to end; kill who has not after `grace_s` seconds, or at the second signal."""
         for child in children:
             child.send(signal.SIGTERM)
@@ -270,12 +221,18 @@ class Supervisor:
         await ended
 
     async def _announce(self) -> None:
-        """Say once, when an image can be asked for, where and how."""
-        async with asyncio.TaskGroup() as group:
-            ready = [asyncio.Event() for _ in self._engines]
-            for engine, address, event in zip(self._engines, self._addresses, ready, strict=True):
-                group.create_task(self._watch(engine, address, event))
-            group.create_task(self._greet(ready))
+        """Watch the engines; say once, when an image can be asked for, where and how."""
+        connections = [EngineConnection(engine.address) for engine in self._engines]
+        try:
+            async with asyncio.TaskGroup() as group:
+                ready = [asyncio.Event() for _ in self._engines]
+                for engine, connection, event in zip(self._engines, connections, ready, strict=True):
+                    group.create_task(self._watch(engine, connection, event))
+                    group.create_task(self._ping(engine, connection))
+                group.create_task(self._greet(ready))
+        finally:
+            for connection in connections:
+                connection.close()
 
     async def _greet(self, engines_ready: list[asyncio.Event]) -> None:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._host, self._host)  # noqa: S104 - any address means this machine's too
@@ -292,23 +249,34 @@ class Supervisor:
         )
         sys.stdout.flush()
 
-    async def _watch(self, engine: Child, address: str, ready: asyncio.Event) -> None:
+    async def _watch(self, engine: EngineChild, connection: EngineConnection, ready: asyncio.Event) -> None:
         """Follow what an engine says of itself."""
-        connection = EngineConnection(address)
-        try:
-            async for event in connection.events():
-                match event:
-                    case Connected():
-                        with contextlib.suppress(zmq.Again):
-                            await connection.send(Hello("supervisor"))
-                    case (EngineState(state="ready", device=device), _):
-                        log.info("%s is ready on %s", engine.name, device)
-                        engine.restarts.ready()
+        async for event in connection.events():
+            match event:
+                case Connected():
+                    with contextlib.suppress(zmq.Again):
+                        await connection.send(Hello("supervisor"))
+                case (EngineState() as state, _):
+                    if engine.told(state):
+                        log.info("%s is ready on %s", engine.name, state.device)
                         ready.set()
-                    case Lost():
-                        log.debug("%s: connection lost", engine.name)
-        finally:
-            connection.close()
+                case (Pong(incarnation, stuck_s, limit_s), _) if incarnation == engine.incarnation:
+                    engine.pulse.answered(stuck_s, limit_s)
+                case Lost():
+                    log.debug("%s: connection lost", engine.name)
+
+    async def _ping(self, engine: EngineChild, connection: EngineConnection) -> None:
+        """Ask an engine whether it turns, again and again; kill it if it hangs."""
+        every_s = min(PING_EVERY_S, self._config.engine.hang_timeout_s / 5)
+        while True:
+            await asyncio.sleep(every_s)
+            now = time.monotonic()
+            engine.kill_if_it_hangs(now)
+            engine.pulse.pinged(now)
+            with contextlib.suppress(
+                zmq.Again
+            ):  # between two lives, or it reads nothing: then this counts as unanswered
+                await connection.send(Ping())
 
 
 def _check_lengths(addresses: list[str]) -> None:

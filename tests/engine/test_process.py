@@ -2,13 +2,16 @@
 
 import math
 import threading
+import time
 
 import pytest
 import zmq
 
 from noria.channel import EngineChannel
 from noria.engine.executor import FakeExecutor, VirtualClock
+from noria.engine.manifest import Manifest
 from noria.engine.process import Desk, Engine
+from noria.engine.watch import Watch
 from noria.errors import GenerationFailed
 from noria.messages import (
     Cancel,
@@ -18,6 +21,8 @@ from noria.messages import (
     Hello,
     ImageDone,
     Load,
+    Ping,
+    Pong,
     Progress,
     Submit,
     decode_from_engine,
@@ -94,7 +99,14 @@ def world(tmp_path, bundled_folder):
     world = World()
     address = f"ipc://{tmp_path}/e"
     channel = EngineChannel(address)
-    world.desk = Desk(channel, open_model(str(bundled_folder)), "auto")
+    world.desk = Desk(
+        channel,
+        open_model(str(bundled_folder)),
+        "auto",
+        watch=Watch(60.0, time.monotonic),
+        manifest=Manifest(tmp_path / "aboard"),
+        previous_end="killed",
+    )
     world.desk.start()
     world.executor = SlowTailor()
     engine = Engine(channel, world.desk, world.executor, StepScheduler(4, queue_limit=4))
@@ -128,6 +140,38 @@ def test_a_peer_is_told_the_state_and_its_change(world):
     (ready,) = world.client.hear()
     assert isinstance(ready, EngineState)
     assert (ready.state, ready.device, ready.models[0].name) == ("ready", "cpu", "noria-shapes")
+
+
+def test_a_ping_is_answered_while_it_loads_while_it_is_idle_and_while_a_turn_lasts(world):
+    world.client.send(Hello("test"), Ping())
+    state, loading = world.client.hear(2)
+    assert (state.previous_end, loading) == ("killed", Pong(state.incarnation, 0.0, 60.0))
+    world.start()
+    (ready,) = world.client.hear()
+    world.client.send(Ping())
+    assert world.client.hear() == [Pong(ready.incarnation, 0.0, 60.0)]
+    began, go_on = threading.Event(), threading.Event()
+    world.executor.turn_s = lambda _plan: began.set() or float(not go_on.wait(10))
+    world.client.send(Submit(request(steps=1)))
+    assert began.wait(10)
+    world.client.send(Ping())
+    (pong,) = world.client.hear()
+    assert isinstance(pong, Pong)
+    assert pong.stuck_s > 0
+    go_on.set()
+
+
+def test_who_is_aboard_is_written_before_the_turn_and_told_by_the_next_life(world, tmp_path):
+    world.start()
+    began, go_on = threading.Event(), threading.Event()
+    world.executor.turn_s = lambda _plan: began.set() or float(not go_on.wait(10))
+    world.client.send(Submit(request("aboard")))
+    assert began.wait(10)
+    assert Manifest(tmp_path / "aboard").before == ("aboard",)
+    go_on.set()
+    world.client.send(Hello("test"))
+    (state,) = [message for message in world.client.hear(3) if isinstance(message, EngineState)]
+    assert state.aboard == ()  # at the end of the life before
 
 
 def test_images_come_before_the_end(world):

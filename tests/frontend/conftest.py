@@ -80,6 +80,8 @@ class FakeEngine:
         self.nonsense = False  # finish without having sent an image
         self.deaths = 0  # die at so many of the next submits
         self.returns = True  # start again after such a death
+        self.ends = "crashed"  # what the next life tells of the last one's end, with whom it had aboard
+        self.aboard: list[str] = []  # requests that this life has not answered
 
     @property
     def colour(self) -> Callable[[int], tuple[int, int, int]]:
@@ -94,7 +96,7 @@ class FakeEngine:
         self._thread.join()
 
     def _run(self) -> None:
-        state, channel, peers, incarnation = "ready", EngineChannel(self.address), set(), uuid.uuid4().hex
+        state, channel, peers, life = "ready", EngineChannel(self.address), set(), (uuid.uuid4().hex, "none", ())
         while not self._ended.is_set():
             with contextlib.suppress(queue.Empty):
                 state = self._commands.get_nowait()
@@ -103,9 +105,10 @@ class FakeEngine:
                     while state == "dead" and not self._ended.is_set():
                         with contextlib.suppress(queue.Empty):
                             state = self._commands.get(timeout=0.02)
-                    channel, peers, incarnation = EngineChannel(self.address), set(), uuid.uuid4().hex
+                    channel, peers = EngineChannel(self.address), set()
+                    life, self.aboard = (uuid.uuid4().hex, self.ends, tuple(self.aboard)), []
                 for peer in peers:
-                    channel.send(peer, _state(state, incarnation))
+                    channel.send(peer, _state(state, life))
             try:
                 peer, message = channel.inbox.get(timeout=0.01)
             except queue.Empty:
@@ -113,7 +116,7 @@ class FakeEngine:
             match message:
                 case Hello():
                     peers.add(peer)
-                    channel.send(peer, _state(state, incarnation))
+                    channel.send(peer, _state(state, life))
                     channel.send(peer, LOAD)
                 case Cancel(request_id=request_id):
                     self.cancelled.append(request_id)
@@ -124,6 +127,7 @@ class FakeEngine:
 
     def _submit(self, channel: EngineChannel, peer: bytes, request: ImageRequest) -> None:
         self.submitted.append(request)
+        self.aboard.append(request.request_id)
         if not self.fails:
             channel.send(peer, Progress(request.request_id, 0, 0, request.num_steps, 0.0, 0.5))
         if self._dies_of(request):
@@ -142,6 +146,7 @@ class FakeEngine:
         return dies
 
     def _answer(self, channel: EngineChannel, peer: bytes, request: ImageRequest) -> None:
+        self.aboard.remove(request.request_id)
         if self.fails:
             channel.send(peer, Failed(request.request_id, **self.fails))
             return
@@ -161,8 +166,9 @@ class FakeEngine:
         channel.send(peer, Finished(request.request_id, Timings(0.001, 0.002, 0.003, 0.004), request.num_steps))
 
 
-def _state(state: str, incarnation: str) -> EngineState:
-    return EngineState(incarnation, state, (SPEC,) if state == "ready" else (), "cpu")
+def _state(state: str, life: tuple[str, str, tuple[str, ...]]) -> EngineState:
+    incarnation, previous_end, aboard = life
+    return EngineState(incarnation, state, (SPEC,) if state == "ready" else (), "cpu", previous_end, aboard)
 
 
 def eventually(condition: Callable[[], object], seconds: float = 5.0) -> None:
@@ -176,7 +182,7 @@ def eventually(condition: Callable[[], object], seconds: float = 5.0) -> None:
 def serving(config: Config, engine: FakeEngine) -> Iterator[tuple[str, uvicorn.Server]]:
     """A front end's address and the server itself, which ends with the context or at `should_exit`."""
     link = EngineLink([engine.address], restart_wait_s=1.0)
-    server = http_server(build_app(config, link), link)
+    server = http_server(build_app(config, link), link, config.frontend.drain_s)
     listener = socket.create_server(("127.0.0.1", 0))
     host, port = listener.getsockname()
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from noria.config import FrontendConfig
-from noria.errors import DeadlineExceeded, EngineLost, EngineUnavailable, GenerationFailed
+from noria.errors import DeadlineExceeded, EngineCrashed, EngineLost, EngineUnavailable, GenerationFailed
 from noria.frontend import engine_link
 from noria.frontend.admission import admit
 from noria.frontend.engine_link import EngineLink
@@ -58,7 +58,8 @@ def test_requests_go_to_the_engine_with_the_fewest(request_of, new_engine, spec)
     asyncio.run(scenario())
 
 
-def test_another_engine_takes_over_a_dead_ones_requests(request_of, new_engine):
+def test_another_engine_takes_over_a_dead_ones_requests(request_of, new_engine, monkeypatch):
+    monkeypatch.setattr(engine_link, "_NEWS_WAIT_S", 0.2)
     first, second = new_engine(), new_engine()
     first.deaths, first.returns = 1, False
     second.holds = True
@@ -70,6 +71,7 @@ def test_another_engine_takes_over_a_dead_ones_requests(request_of, new_engine):
             await eventually(lambda: second.submitted)
             assert second.submitted[0].seed == 77
             assert second.submitted[0].timeout_s < first.submitted[0].timeout_s
+            assert second.submitted[0].alone  # nobody has told why the first engine ended
             second.holds = False
             assert (await link.submit(request_of(seed=5))).images[0].seed == 5
             assert link.ready
@@ -119,8 +121,93 @@ def test_request_that_kills_engines_takes_no_other_with_it(request_of, new_engin
             killer, *company = await asyncio.gather(
                 *(link.submit(request_of(seed=seed)) for seed in (13, 1, 2, 3)), return_exceptions=True
             )
-            assert isinstance(killer, EngineLost)
+            assert isinstance(killer, EngineCrashed)
             assert [result.images[0].seed for result in company] == [1, 2, 3]
+            assert [request.alone for request in engine.submitted if request.seed == 13] == [False, True]
+
+    asyncio.run(scenario())
+
+
+def test_who_was_not_aboard_of_a_crashed_engine_is_no_suspect(request_of, new_engine):
+    engine = new_engine()
+    engine.holds = True
+
+    async def scenario():
+        async with EngineLink([engine.address]) as link:
+            await eventually(lambda: link.ready)
+            calls = [asyncio.create_task(link.submit(request_of(seed=seed))) for seed in (1, 2)]
+            await eventually(lambda: len(engine.submitted) == 2)
+            engine.aboard = [name for name, wish in zip(engine.aboard, engine.submitted, strict=True) if wish.seed == 1]
+            engine.holds = False
+            engine.become("dead")
+            engine.become("ready")
+            assert [(await call).images[0].seed for call in calls] == [1, 2]
+            assert {wish.seed: wish.alone for wish in engine.submitted[2:]} == {1: True, 2: False}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("deaths", "alone"), [(1, False), (2, False), (3, True), (12, True)])
+def test_who_loses_engines_to_somebodys_kills_flies_on_and_alone_only_after_three(
+    deaths, alone, request_of, new_engine
+):
+    engine = new_engine()
+    engine.ends, engine.deaths = "killed", deaths
+
+    async def scenario():
+        async with EngineLink([engine.address]) as link:
+            await eventually(lambda: link.ready)
+            assert (await link.submit(request_of(seed=5))).images[0].seed == 5
+            assert len(engine.submitted) == deaths + 1
+            assert engine.submitted[-1].alone == alone
+
+    asyncio.run(scenario())
+
+
+def test_thirteen_kills_are_enough(request_of, new_engine):
+    engine = new_engine()
+    engine.ends, engine.deaths = "killed", 13
+
+    async def scenario():
+        async with EngineLink([engine.address]) as link:
+            await eventually(lambda: link.ready)
+            with pytest.raises(EngineLost, match="was killed 13 times"):
+                await link.submit(request_of())
+
+    asyncio.run(scenario())
+
+
+def test_new_requests_are_drawn_while_a_suspect_flies(request_of, new_engine):
+    engine = new_engine()
+    engine.holds = True
+
+    async def scenario():
+        async with EngineLink([engine.address]) as link:
+            await eventually(lambda: link.ready)
+            suspects = [asyncio.create_task(link.submit(request_of(seed=seed))) for seed in (1, 2)]
+            await eventually(lambda: len(engine.submitted) == 2)
+            engine.become("dead")
+            engine.become("ready")
+            await eventually(lambda: len(engine.submitted) == 3)
+            engine.holds = False
+            assert (await link.submit(request_of(seed=3))).images[0].seed == 3
+            assert [wish.alone for wish in engine.submitted[2:]] == [True, False]
+            for call in suspects:
+                call.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_a_watcher_is_told_that_its_request_waits_for_an_engine_again(request_of, new_engine):
+    engine = new_engine()
+    engine.deaths = 1
+
+    async def scenario():
+        async with EngineLink([engine.address]) as link:
+            await eventually(lambda: link.ready)
+            updates = []
+            await link.submit(request_of(), updates.append)
+            assert [update.finish_in_s for update in updates][-2:] == [None, 0.5]
 
     asyncio.run(scenario())
 

@@ -360,13 +360,13 @@ def test_engine_dies_and_comes_back_and_the_image_arrives(client, engine):
     assert Image.open(io.BytesIO(response.content)).getpixel((0, 0)) == engine.colour(9)
 
 
-def test_engine_dies_twice(client, engine):
+def test_a_request_that_crashes_the_engine_twice_is_told_so(client, engine):
     engine.deaths = 2
     response = client.post("/t2i", json={"prompt": "p"})
-    assert response.status_code == 503
-    assert int(response.headers["retry-after"]) >= 1
+    assert response.status_code == 500
     error = error_of(response)
-    assert (error["code"], error["retryable"]) == ("engine_lost", True)
+    assert (error["code"], error["retryable"]) == ("engine_crashed", False)
+    assert "nothing else aboard" in error["message"]
     assert len(engine.submitted) == 2
 
 

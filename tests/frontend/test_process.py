@@ -12,8 +12,7 @@ import httpx
 import msgspec
 import pytest
 
-from noria.config import Config
-from noria.frontend import process as frontend_process
+from noria.config import Config, FrontendConfig
 
 
 @pytest.fixture
@@ -81,12 +80,11 @@ def test_serves_drains_and_exits_zero(start, until):
     assert "Traceback" not in log
 
 
-def test_who_is_not_answered_at_the_end_of_a_drain_gets_503(serve, new_engine, until, monkeypatch):
-    monkeypatch.setattr(frontend_process, "DRAIN_S", 1.2)
+def test_who_is_not_answered_at_the_end_of_a_drain_gets_503(serve, new_engine, until):
     engine = new_engine()
     engine.holds = True
     answers = []
-    with serve(Config(), engine) as (url, server):
+    with serve(Config(frontend=FrontendConfig(drain_s=0.2)), engine) as (url, server):
         until(lambda: httpx.get(f"{url}/readyz", verify=False).status_code == 200)
         thread = threading.Thread(
             target=lambda: answers.append(httpx.post(f"{url}/t2i", json={"prompt": "p"}, timeout=20, verify=False))

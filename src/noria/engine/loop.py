@@ -79,11 +79,14 @@ class Wheel(Generic[P]):
         executor: Executor[P],
         deliver: Callable[[Happening[P]], None],
         clock: Callable[[], float],
+        about_to: Callable[[Plan], None] = lambda _plan: None,
     ) -> None:
+        """`about_to` is called with each plan before anything of it is done."""
         self.scheduler = scheduler
         self._executor = executor
         self._deliver = deliver
         self._clock = clock
+        self._about_to = about_to
         self._requests: dict[str, P] = {}
         self._watched: set[str] = set()
         self._last_news = -math.inf
@@ -115,6 +118,7 @@ class Wheel(Generic[P]):
         plan = self.scheduler.plan(started)
         if plan is None:
             return None
+        self._about_to(plan)
         outcome = self._executor.execute(plan)
         now = self._clock()
         for preview in self._executor.previews():

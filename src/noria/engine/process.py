@@ -26,6 +26,8 @@ from noria.config import EngineConfig
 from noria.engine.executor import Executor
 from noria.engine.loading import load_executor, measured_costs
 from noria.engine.loop import Ended, Happening, ImageReady, Moved, PreviewReady, Turn, Wheel
+from noria.engine.manifest import Manifest
+from noria.engine.watch import Watch
 from noria.errors import DeadlineUnmeetable, InvalidField, NoriaError, QueueFull, RequestError, SetupError
 from noria.messages import (
     Cancel,
@@ -35,7 +37,10 @@ from noria.messages import (
     Hello,
     ImageDone,
     Load,
+    Ping,
+    Pong,
     Preview,
+    PreviousEnd,
     Progress,
     ShapeCosts,
     Submit,
@@ -45,7 +50,7 @@ from noria.observe import metrics
 from noria.observe.process import die_with_parent
 from noria.request import ImageRequest
 from noria.scheduling.costs import CostModel
-from noria.scheduling.plans import End
+from noria.scheduling.plans import End, Plan
 from noria.scheduling.policies import POLICIES
 from noria.scheduling.steps import StepScheduler
 from noria.spec import ModelSpec
@@ -74,8 +79,10 @@ class EngineTask(msgspec.Struct, frozen=True):
     device: str
     address: str
     name: str
+    manifest: str  # a file that outlives the engine: who is aboard
     log_level: str = "info"
     parent_pid: int | None = None  # the engine does not outlive it
+    previous_end: PreviousEnd = "none"  # of the life before this one
 
 
 @dataclass(frozen=True)
@@ -99,10 +106,21 @@ class Desk(threading.Thread):
     A sampler that is new takes up to a second to compile, so that is done aside, one at a time: who needs a known one passes.
     """
 
-    def __init__(self, channel: EngineChannel, spec: ModelSpec, device: str) -> None:
+    def __init__(
+        self,
+        channel: EngineChannel,
+        spec: ModelSpec,
+        device: str,
+        *,
+        watch: Watch,
+        manifest: Manifest,
+        previous_end: PreviousEnd = "none",
+    ) -> None:
         super().__init__(name="desk", daemon=True)
+        self.watch, self.manifest = watch, manifest
         self.arrivals: queue.SimpleQueue[_Arrival | _Departure | None] = queue.SimpleQueue()
         self._channel, self._spec, self._device = channel, spec, device
+        self._previous_end: PreviousEnd = previous_end
         self._incarnation = uuid.uuid4().hex
         self._executor: Executor[PreparedImages] | None = None
         self._most_images = 0
@@ -137,11 +155,18 @@ class Desk(threading.Thread):
                     self._submit(peer, request)
                 case Cancel(request_id):
                     self._cancel(peer, request_id)
+                case Ping():
+                    self._channel.send(peer, Pong(self._incarnation, self.watch.stuck_s, self.watch.limit_s))
 
     def _state(self) -> EngineState:
         ready = self._executor is not None
         return EngineState(
-            self._incarnation, "ready" if ready else "loading", (self._spec,) if ready else (), self._device
+            self._incarnation,
+            "ready" if ready else "loading",
+            (self._spec,) if ready else (),
+            self._device,
+            self._previous_end,
+            self.manifest.before,
         )
 
     def _submit(self, peer: Peer, request: ImageRequest) -> None:
@@ -165,7 +190,8 @@ class Desk(threading.Thread):
     def _prepare(self, executor: "Executor[PreparedImages]", peer: Peer, request: ImageRequest, arrived: float) -> None:
         failed = prepared = None
         try:
-            prepared = executor.prepare(request)
+            with self.manifest.preparing(request.request_id):
+                prepared = executor.prepare(request)
         except RequestError as error:
             failed = Failed(request.request_id, error.code, error.message, error.field)
         except Exception:
@@ -192,9 +218,9 @@ class Desk(threading.Thread):
 class Delivery(threading.Thread):
     """Sends what the wheel hands over, in order, waiting for the device's copies where need be."""
 
-    def __init__(self, channel: EngineChannel, arrivals: "queue.SimpleQueue[_Arrival | _Departure | None]") -> None:
+    def __init__(self, channel: EngineChannel, desk: Desk) -> None:
         super().__init__(name="delivery", daemon=True)
-        self._arrivals = arrivals
+        self._arrivals, self._busy = desk.arrivals, desk.watch.delivery
         self.parcels: queue.SimpleQueue[tuple[Peer, Happening[PreparedImages]] | None] = queue.SimpleQueue()
         self._channel = channel
         self._failed: set[str] = set()  # requests whose failure was told before their end
@@ -203,15 +229,16 @@ class Delivery(threading.Thread):
         """Deliver until a None comes."""
         while (parcel := self.parcels.get()) is not None:
             peer, event = parcel
-            match event:
-                case Moved():
-                    self._channel.send(peer, _progress(event))
-                case PreviewReady():
-                    self._preview(peer, event)
-                case ImageReady():
-                    self._image(peer, event)
-                case Ended():
-                    self._end(peer, event)
+            with self._busy:
+                match event:
+                    case Moved():
+                        self._channel.send(peer, _progress(event))
+                    case PreviewReady():
+                        self._preview(peer, event)
+                    case ImageReady():
+                        self._image(peer, event)
+                    case Ended():
+                        self._end(peer, event)
 
     def _preview(self, peer: Peer, ready: "PreviewReady[PreparedImages]") -> None:
         shown = ready.preview
@@ -284,9 +311,9 @@ class Engine:
     def __init__(
         self, channel: EngineChannel, desk: Desk, executor: "Executor[PreparedImages]", scheduler: StepScheduler
     ) -> None:
-        self._channel, self._desk, self._delivery = channel, desk, Delivery(channel, desk.arrivals)
+        self._channel, self._desk, self._delivery = channel, desk, Delivery(channel, desk)
         self._peers: dict[str, Peer] = {}
-        self._wheel: Wheel[PreparedImages] = Wheel(scheduler, executor, self._deliver, time.monotonic)
+        self._wheel: Wheel[PreparedImages] = Wheel(scheduler, executor, self._deliver, time.monotonic, self._about_to)
         self._told_load: tuple[float, Load | None] = (-math.inf, None)
         metrics.ENGINE_UP.set(1)
         metrics.SLOTS.set(scheduler.num_slots)
@@ -295,7 +322,9 @@ class Engine:
         """Turn until `stop`."""
         self._delivery.start()
         while self._take_arrivals():
-            if (turn := self._wheel.turn()) is not None:
+            with self._desk.watch.wheel:
+                turn = self._wheel.turn()
+            if turn is not None:
                 self._measure(turn)
             metrics.SLOTS_USED.set(self._wheel.scheduler.num_seated)
             metrics.QUEUE_DEPTH.set(self._wheel.scheduler.num_waiting)
@@ -353,6 +382,10 @@ class Engine:
         self._peers[request_id] = arrival.peer
         self._wheel.submit(arrival.prepared, arrival.arrived)
 
+    def _about_to(self, plan: Plan) -> None:
+        images = [seat.image for seat in (*plan.boards, *plan.decodes)] + [step.image for step in plan.steps]
+        self._desk.manifest.turn({image.request_id for image in images})
+
     @staticmethod
     def _measure(turn: Turn) -> None:
         metrics.TURNS.inc()
@@ -379,11 +412,14 @@ def main(task: EngineTask) -> int:
     setproctitle.setproctitle(f"noria engine {task.name}")
     threading.excepthook = _end_process
     channel = EngineChannel(task.address)
-    desk = Desk(channel, task.spec, task.device)
+    watch = Watch(task.config.hang_timeout_s, time.monotonic)
+    manifest = Manifest(task.manifest)
+    desk = Desk(channel, task.spec, task.device, watch=watch, manifest=manifest, previous_end=task.previous_end)
     desk.start()
     try:
         executor, config = load_executor(task.spec, task.config, task.device)
         costs, kept = measured_costs(executor, task.spec, config)
+        watch.expect(costs.longest_s)
     except SetupError as error:
         _log.error("%s", error.message)
         return error.exit_status

@@ -1,12 +1,13 @@
 """The front-end process: `python -m noria.frontend.process '{"config": …, "fd": 3, "engines": ["ipc:///…"]}'`.
 
 The supervisor binds the port and passes the socket's descriptor, so that several front ends share it and none loses a connection
-when another restarts. SIGTERM (or SIGINT) stops accepting, answers what is in flight for up to `DRAIN_S`, the rest with 503 shortly
-before that, and exits 0.
+when another restarts. SIGTERM (or SIGINT) stops accepting, answers what is in flight for up to `frontend.drain_s`, then the rest with
+503, and exits 0.
 """
 
 import asyncio
 import logging
+import math
 import signal
 import socket
 import sys
@@ -19,11 +20,11 @@ from starlette.types import ASGIApp
 
 from noria.config import Config
 from noria.frontend.app import build_app
+from noria.frontend.connection import Connection
 from noria.frontend.engine_link import EngineLink
 from noria.observe.process import die_with_parent
 
-DRAIN_S = 25  # the supervisor's patience is 30
-_LAST_WORDS_S = 1.0  # of them, to answer 503 to whom no image was drawn in time
+_LAST_WORDS_S = 2.0  # after a drain, to answer 503 to whom no image was drawn in time; the supervisor waits for 5
 _KEEP_ALIVE_S = 75  # longer than clients keep an idle connection (httpx 5 s, nginx 60 s): none sends into a closing one
 
 
@@ -46,25 +47,26 @@ def run(config: Config, listen_fd: int, engine_addresses: list[str]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises again the signal that it has already obeyed
         signal.signal(number, _already_obeyed)
     link = EngineLink(engine_addresses, config.frontend.restart_wait_s)
-    server = http_server(build_app(config, link), link)
+    server = http_server(build_app(config, link), link, config.frontend.drain_s)
     server.run(sockets=[socket.socket(fileno=listen_fd)])
 
 
-def http_server(app: ASGIApp, link: EngineLink) -> uvicorn.Server:
-    """`app` behind uvicorn, as this process runs it: uvloop, httptools, and no log lines but our own."""
+def http_server(app: ASGIApp, link: EngineLink, drain_s: float) -> uvicorn.Server:
+    """`app` behind uvicorn, as this process runs it: uvloop, httptools, limits to its patience, and no log lines but our own."""
     return _Server(
         link,
+        drain_s,
         uvicorn.Config(
             app,
             loop="uvloop",
-            http="httptools",
+            http=Connection,
             ws="none",
             lifespan="on",
             log_config=None,
             access_log=False,
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=DRAIN_S,
+            timeout_graceful_shutdown=math.ceil(drain_s + _LAST_WORDS_S),
         ),
     )
 
@@ -72,13 +74,13 @@ def http_server(app: ASGIApp, link: EngineLink) -> uvicorn.Server:
 class _Server(uvicorn.Server):
     """uvicorn, which at the end of a drain would close the connections of whom it has not answered."""
 
-    def __init__(self, link: EngineLink, config: uvicorn.Config) -> None:
+    def __init__(self, link: EngineLink, drain_s: float, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self._link = link
+        self._link, self._drain_s = link, drain_s
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain."""
-        stop = asyncio.get_running_loop().call_later(DRAIN_S - _LAST_WORDS_S, self._link.stop)
+        stop = asyncio.get_running_loop().call_later(self._drain_s, self._link.stop)
         await super().shutdown(sockets)
         stop.cancel()
 

@@ -91,6 +91,12 @@ class CostModel:
         """How many rows a call of this shape should have at most: the knee, within the memory; at least 1."""
         return max(1, min(self._knees.get(shape, self.most_rows), self._fitting.get(shape, self.most_rows)))
 
+    @property
+    def longest_s(self) -> float:
+        """The longest step or decode of all that was measured; 0 where nothing was."""
+        curves = (*self.steps.values(), *self.decodes.values())
+        return max((seconds for curve in curves for seconds in curve.points.values()), default=0.0)
+
     def overflowed(self, shape: ShapeClass, rows: int) -> None:
         """A call of `rows` rows did not fit the memory: half as many from now on."""
         self._fitting[shape] = max(1, rows // 2)

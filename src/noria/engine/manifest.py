@@ -1,0 +1,73 @@
+"""Who is aboard, written where it outlives the process: so that after a crash it is known which requests may be guilty of it.
+
+One small file an engine, in the server's private folder. What a process has written is the kernel's, so it is there after SIGKILL and
+SIGSEGV alike; nothing is synced, for nobody asks after the machine has ended.
+"""
+
+import contextlib
+import os
+import pathlib
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+_LENGTH_BYTES = 4
+_RUN_AHEAD = 3  # turns: on a GPU the wheel is two ahead of the device, so the turn that fails may be that long ago
+
+
+class Manifest:
+    """One engine's. `before` is what the life before this one left."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Open the file at `path`, which need not exist yet. It is not touched before the first request is."""
+        self.before: tuple[str, ...] = read(path)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        self._turns: deque[frozenset[str]] = deque(maxlen=_RUN_AHEAD)
+        self._preparing: set[str] = set()
+        self._written: frozenset[str] | None = None
+        self._lock = threading.Lock()  # the wheel, the desk and the compiler
+
+    def turn(self, request_ids: Iterable[str]) -> None:
+        """A turn with these requests is about to begin."""
+        with self._lock:
+            self._turns.append(frozenset(request_ids))
+            self._write()
+
+    @contextlib.contextmanager
+    def preparing(self, request_id: str) -> Iterator[None]:
+        """Inside, this request is being prepared: compilers crash, too."""
+        with self._lock:
+            self._preparing.add(request_id)
+            self._write()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._preparing.discard(
+                    request_id
+                )  # it is written at the next occasion: one name too many harms nobody
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+    def _write(self) -> None:
+        names = frozenset(self._preparing.union(*self._turns))
+        if names != self._written:
+            self._written = names
+            text = msgspec.json.encode(sorted(names))
+            os.pwrite(
+                self._file, len(text).to_bytes(_LENGTH_BYTES, "little") + text, 0
+            )  # one write is never half there
+
+
+def read(path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """The requests that were aboard when the file at `path` was last written; none where there is no file, or an empty one."""
+    try:
+        content = pathlib.Path(path).read_bytes()
+    except FileNotFoundError:
+        return ()
+    length = int.from_bytes(content[:_LENGTH_BYTES], "little")
+    return tuple(msgspec.json.decode(content[_LENGTH_BYTES:][:length], type=list[str])) if length else ()

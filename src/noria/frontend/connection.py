@@ -1,0 +1,112 @@
+"""uvicorn's HTTP connection with limits to its patience: for a head that does not end, and for a client that does not read.
+
+Neither holds a slot of an engine, but each holds memory and a file descriptor here, and uvicorn would wait for ever. A body that does not
+end is `bodies.py`'s.
+"""
+
+import asyncio
+import fcntl
+import sys
+import termios
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+HEAD_TIMEOUT_S = 30.0  # as for a body
+STALL_TIMEOUT_S = 30.0
+LEAST_READ_BYTES = (
+    32_768  # in that time: at 1 kB/s an image takes minutes; receivers tell of progress in pieces of some kB
+)
+
+_TOO_SLOW = (
+    b"HTTP/1.1 408 Request Timeout\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: 40\r\nconnection: close\r\n\r\n"
+    b"The head of the request took too long.\r\n"
+)
+
+
+class Connection(HttpToolsProtocol):
+    """One client's."""
+
+    _head_timer: asyncio.TimerHandle | None = None
+    _stall_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client that says nothing at all is waited for as between two requests."""
+        super().connection_made(transport)
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def data_received(self, data: bytes) -> None:
+        """What comes while no request is being answered belongs to a head, if only the empty lines before it."""
+        super().data_received(data)
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if not answering and self._head_timer is None and not self.transport.is_closing():
+            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
+
+    def on_headers_complete(self) -> None:
+        """A request begins. Who asks again has read, unless so much is left that its answer could not be written."""
+        self._stop_head_timer()
+        if not self.flow.write_paused:
+            self._stop_stall_timer()
+        super().on_headers_complete()
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as it is written to."""
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        """It has read nearly all."""
+        self._stop_stall_timer()
+        super().resume_writing()
+        if self.cycle.response_complete:
+            self._watch_rest()
+
+    def on_response_complete(self) -> None:
+        """All is written, but perhaps not read."""
+        super().on_response_complete()
+        self._watch_rest()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is over."""
+        self._stop_head_timer()
+        self._stop_stall_timer()
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        self.transport.write(_TOO_SLOW)
+        self.transport.close()
+
+    def _watch_rest(self) -> None:
+        if self.transport.get_write_buffer_size() > 0:
+            self._watch_reader()
+
+    def _watch_reader(self) -> None:
+        """Look again later. Nothing more is written until then: the application waits, or has written all."""
+        if self._stall_timer is None:
+            self._stall_timer = self.loop.call_later(STALL_TIMEOUT_S, self._check_reader, self._unread_bytes())
+
+    def _check_reader(self, unread_before: int) -> None:
+        self._stall_timer, unread = None, self._unread_bytes()
+        if unread > max(unread_before - LEAST_READ_BYTES, 0):
+            self.transport.abort()  # close() would wait until all is read
+        elif unread > 0:
+            self._watch_reader()
+
+    def _unread_bytes(self) -> int:
+        """Of what was written, how much the client's side has not confirmed: here, and in the kernel, which takes a MB at a time."""
+        sock = self.transport.get_extra_info("socket")
+        in_kernel = fcntl.ioctl(
+            sock.fileno(), termios.TIOCOUTQ, b"\0" * 4
+        )  # tcp(7): SIOCOUTQ, which is the same number
+        return self.transport.get_write_buffer_size() + int.from_bytes(in_kernel, sys.byteorder)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _stop_stall_timer(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None

@@ -1,0 +1,64 @@
+"""When a child that has ended starts again, and when that would not help."""
+
+from dataclasses import dataclass
+
+from noria.errors import ConfigError, ModelError
+
+LONGEST_DELAY_S = 30.0
+START_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class StartAgain:
+    """Start the child again after `delay_s` seconds."""
+
+    delay_s: float
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """Starting it again would not help; `exit_status` is the supervisor's own."""
+
+    exit_status: int
+    reason: str
+
+
+@dataclass
+class Restarts:
+    """What to do when a child ends: start it again at once if it served in the life that ended; else after 0.5 s, doubling to 30 s.
+
+    To have served is to have been `ready`; of a child that does not say so itself, to have lived for `serves_after_s` seconds. A life
+    that ends earlier, the first one too, counts towards the delay; the first such end is still answered at once.
+
+    Given up: only a child that was never ready, when it says itself that its settings or its model are wrong, or at its third end.
+    One that has served is healthy in principle: a GPU that falls off the bus must not stop the other engines.
+    """
+
+    serves_after_s: float | None = None  # None: it says itself when it is ready
+    num_ends: int = 0  # since the last life in which it served, that one's end included
+    was_ever_ready: bool = False
+    _started_s: float = 0.0
+    _is_ready: bool = False  # in its present life
+
+    def started(self, now: float) -> None:
+        """The child was started."""
+        self._started_s, self._is_ready = now, False
+
+    def ready(self) -> None:
+        """The child serves."""
+        self._is_ready = self.was_ever_ready = True
+
+    def served(self, now: float) -> bool:
+        """Whether it has served in its present life."""
+        return self._is_ready or (self.serves_after_s is not None and now - self._started_s >= self.serves_after_s)
+
+    def ended(self, status: int, now: float) -> StartAgain | GiveUp:
+        """The child ended by itself with `status`; negative is a signal."""
+        for kind in (ConfigError, ModelError):
+            if status == kind.exit_status and not self.was_ever_ready:
+                return GiveUp(status, f"it refused its {kind.code}")
+        self.num_ends = 1 if self.served(now) else self.num_ends + 1
+        if not self.was_ever_ready and self.num_ends >= START_ATTEMPTS:
+            return GiveUp(status if status > 0 else 1, f"it ended {self.num_ends} times before it was ready")
+        delay_s = 0.5 * 2.0 ** min(self.num_ends - 2, 16) if self.num_ends > 1 else 0.0
+        return StartAgain(min(delay_s, LONGEST_DELAY_S))
