@@ -24,9 +24,8 @@ class Pipeline:
         self.pipe: Any = diffusers.StableDiffusionPipeline.from_pretrained(
             spec.folder, dtype=dtype, safety_checker=None
         )
-        choice = schedulers.find(spec.default_scheduler)
-        kind = getattr(diffusers, choice.diffusers_class)
-        self.pipe.scheduler = kind.from_config(self.pipe.scheduler.config, **choice.overrides)
+        self._scheduler_config = dict(self.pipe.scheduler.config)
+        self.use_scheduler(spec.default_scheduler)
         self.pipe.to(device)
         memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
         self.pipe.unet.to(memory_format=memory_format)
@@ -36,6 +35,14 @@ class Pipeline:
             self.pipe.unet = torch.compile(self.pipe.unet, dynamic=False)
         torch.backends.cudnn.benchmark = config.cudnn_benchmark
         self.pipe.set_progress_bar_config(disable=True)
+
+    def use_scheduler(self, name: str) -> None:
+        """Draw with the scheduler of this name from now on, made from the model's own configuration."""
+        import diffusers
+
+        choice = schedulers.find(name)
+        kind = getattr(diffusers, choice.diffusers_class)
+        self.pipe.scheduler = kind.from_config(self._scheduler_config, **choice.overrides)
 
     @torch.inference_mode()
     def draw(self, prompt: str, num_steps: int, guidance_scale: float) -> Any:
