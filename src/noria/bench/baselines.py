@@ -17,9 +17,11 @@ class Pipeline:
     def __init__(self, spec: ModelSpec, config: EngineConfig, device: str) -> None:
         """Load it on `device`; `config` has no "auto" left."""
         import diffusers
+        import transformers
 
-        diffusers.utils.logging.set_verbosity_error()
-        diffusers.utils.logging.disable_progress_bar()
+        for library in (diffusers, transformers):
+            library.utils.logging.set_verbosity_error()
+            library.utils.logging.disable_progress_bar()
         dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[config.dtype]
         self.pipe: Any = diffusers.StableDiffusionPipeline.from_pretrained(
             spec.folder, dtype=dtype, safety_checker=None

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from msgspec import Struct
 
 
-class Record(Struct, frozen=True):
-    """One request; times are seconds from the trace's start."""
+class Record(Struct, frozen=True, array_like=True):
+    """One request; times are seconds from the trace's start. In JSON an array, in the order of the fields."""
 
     number: int
     intended_s: float

@@ -226,7 +226,14 @@ def main() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     app = build_app(PipelineDrawer(job), job.spec, job.timeout_s, job.max_images)
     uvicorn.run(
-        app, host="127.0.0.1", port=job.port, loop="uvloop", http="httptools", log_level="warning", access_log=False
+        app,
+        host="127.0.0.1",
+        port=job.port,
+        loop="uvloop",
+        http="httptools",
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=1,  # who is still waiting when the bench is done is not missed
     )
 
 
