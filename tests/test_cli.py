@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+import noria.bench.contract
 import noria.bench.quick
 import noria.doctor
 import noria.generate
 import noria.supervisor
 from noria import __version__
+from noria.bench.options import ContractOptions
 from noria.cli import build_parser, main
 from noria.config import Config, settings
 from noria.errors import GenerationFailed, InvalidField, ModelError
@@ -179,6 +181,26 @@ def test_bench_quick_measures_under_the_given_settings(monkeypatch: pytest.Monke
     assert main(["bench", "quick", "m", "--slots", "4", "-o", "results.json"]) == 0
     ((config, output),) = calls
     assert (config.model, config.engine.slots, output) == ("m", 4, pathlib.Path("results.json"))
+
+
+def test_bench_contract_takes_loads_policies_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(noria.bench.contract, "main", lambda *arguments: calls.append(arguments) or 0)
+    options = "--loads 90,50 --seconds 5 --policies seed,fcfs --mix alike --arrivals bursty --trace-seed 3 --plots p --slots 4"
+    assert main(["bench", "contract", "m", *options.split(), "-o", "results.json"]) == 0
+    assert main(["bench", "contract"]) == 0
+    config, told, output, plots = calls[0]
+    assert (config.model, config.engine.slots) == ("m", 4)
+    assert told == ContractOptions((50, 90), 5.0, ("fcfs", "seed"), "alike", "bursty", 3)
+    assert (output, plots) == (pathlib.Path("results.json"), pathlib.Path("p"))
+    assert calls[1][1:] == (ContractOptions(), None, None)
+
+
+def test_a_wrong_load_is_answered_with_what_loads_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["bench", "contract", "--loads", "fifty"])
+    assert caught.value.code == 2
+    assert "'fifty'; loads are whole per cents" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("verdict", "status"), [("ok", 0), ("warn", 0), ("fail", 1)])

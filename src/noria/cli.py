@@ -9,7 +9,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from noria import __version__
 from noria.config import Config, Setting, allowed, load, settings, toml_value
@@ -17,6 +17,8 @@ from noria.errors import InvalidField, NoriaError, RequestError, SetupError, did
 
 if TYPE_CHECKING:
     from noria.request import ImageFormat
+
+T = TypeVar("T")
 
 _IMAGE_FORMATS: "dict[str, ImageFormat]" = {".png": "png", ".webp": "webp", ".jpg": "jpeg", ".jpeg": "jpeg"}
 
@@ -71,12 +73,17 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     doctor = _add_command(commands, "doctor", _doctor, "[MODEL]", "check this machine and a model")
     benches = commands.add_parser("bench", help="measure").add_subparsers(metavar="BENCH", required=True)
     quick = _add_command(benches, "quick", _bench_quick, "[MODEL] [-o FILE]", "what the server costs over a bare loop")
-    for command in (serve, doctor, quick):
+    contract = _add_command(
+        benches, "contract", _bench_contract, "[MODEL] [-o FILE] [--plots FOLDER]", "who gets his image in time"
+    )
+    for command in (serve, doctor, quick, contract):
         command.add_argument(
             "model", nargs="?", help="a folder in diffusers format, a hub id, or bundled (the default)"
         )
         _add_settings(command, [setting for setting in settings() if setting.key != "model"])
-    quick.add_argument("-o", "--output", type=pathlib.Path, help="JSON file to write the results to")
+    for command in (quick, contract):
+        command.add_argument("-o", "--output", type=pathlib.Path, help="JSON file to write the results to")
+    _add_contract_options(contract)
 
     generate.add_argument("prompt", nargs="?", help="what the image shows; may be left out with --like")
     generate.add_argument(
@@ -98,7 +105,8 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     )
     _add_settings(generate, [setting for setting in settings() if setting.path[0] in ("model", "engine")])
 
-    return parser, {command.prog.removeprefix("noria "): command for command in (serve, generate, show, doctor, quick)}
+    named = (serve, generate, show, doctor, quick, contract)
+    return parser, {command.prog.removeprefix("noria "): command for command in named}
 
 
 def _add_command(
@@ -109,6 +117,50 @@ def _add_command(
     parser.usage = f"{parser.prog} {takes} [--config FILE] [--SETTING VALUE ...]"
     parser.set_defaults(run=run, parser=parser)
     return parser
+
+
+def _add_contract_options(parser: Parser) -> None:
+    """What `noria bench contract` takes besides settings."""
+    from noria.bench.options import ARRIVALS, TARGETS, ContractOptions, read_loads, read_seconds, read_targets
+    from noria.bench.workload import MIXES
+
+    default = ContractOptions()
+    parser.add_argument(
+        "--loads",
+        type=_checked(read_loads),
+        default=default.loads,
+        help=f"per cents of Noria's capacity ({','.join(map(str, default.loads))})",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=_checked(read_seconds),
+        default=default.seconds,
+        help=f"that requests arrive for, in each run ({default.seconds:.0f})",
+    )
+    parser.add_argument(
+        "--policies",
+        type=_checked(read_targets),
+        default=default.targets,
+        help=f"of Noria, or the seed article's server ({','.join(TARGETS)})",
+    )
+    parser.add_argument("--mix", choices=list(MIXES), default=default.mix, help=f"what is asked for ({default.mix})")
+    parser.add_argument(
+        "--arrivals", choices=ARRIVALS, default=default.arrivals, help=f"when it is asked for ({default.arrivals})"
+    )
+    parser.add_argument("--trace-seed", type=int, default=default.seed, help=f"of the dice ({default.seed})")
+    parser.add_argument("--plots", type=pathlib.Path, metavar="FOLDER", help="folder to draw pictures into, as SVG")
+
+
+def _checked(read: Callable[[str], T]) -> Callable[[str], T]:
+    """`read` as argparse wants it: its ValueError's words reach the user."""
+
+    def reading(text: str) -> T:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return reading
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -214,3 +266,21 @@ def _bench_quick(arguments: argparse.Namespace) -> int:
     from noria.bench import quick
 
     return quick.main(config, arguments.output)
+
+
+def _bench_contract(arguments: argparse.Namespace) -> int:
+    """Measure, in about half an hour, who gets his image by his deadline at 50 to 150 % of capacity, policy by policy."""
+    config = _config(arguments)
+
+    from noria.bench import contract
+    from noria.bench.options import ContractOptions
+
+    options = ContractOptions(
+        loads=arguments.loads,
+        seconds=arguments.seconds,
+        targets=arguments.policies,
+        mix=arguments.mix,
+        arrivals=arguments.arrivals,
+        seed=arguments.trace_seed,
+    )
+    return contract.main(config, options, arguments.output, arguments.plots)

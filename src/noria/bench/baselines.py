@@ -17,16 +17,17 @@ class Pipeline:
     def __init__(self, spec: ModelSpec, config: EngineConfig, device: str) -> None:
         """Load it on `device`; `config` has no "auto" left."""
         import diffusers
+        import transformers
 
-        diffusers.utils.logging.set_verbosity_error()
-        diffusers.utils.logging.disable_progress_bar()
+        for library in (diffusers, transformers):
+            library.utils.logging.set_verbosity_error()
+            library.utils.logging.disable_progress_bar()
         dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[config.dtype]
         self.pipe: Any = diffusers.StableDiffusionPipeline.from_pretrained(
             spec.folder, dtype=dtype, safety_checker=None
         )
-        choice = schedulers.find(spec.default_scheduler)
-        kind = getattr(diffusers, choice.diffusers_class)
-        self.pipe.scheduler = kind.from_config(self.pipe.scheduler.config, **choice.overrides)
+        self._scheduler_config = dict(self.pipe.scheduler.config)
+        self.use_scheduler(spec.default_scheduler)
         self.pipe.to(device)
         memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
         self.pipe.unet.to(memory_format=memory_format)
@@ -36,6 +37,14 @@ class Pipeline:
             self.pipe.unet = torch.compile(self.pipe.unet, dynamic=False)
         torch.backends.cudnn.benchmark = config.cudnn_benchmark
         self.pipe.set_progress_bar_config(disable=True)
+
+    def use_scheduler(self, name: str) -> None:
+        """Draw with the scheduler of this name from now on, made from the model's own configuration."""
+        import diffusers
+
+        choice = schedulers.find(name)
+        kind = getattr(diffusers, choice.diffusers_class)
+        self.pipe.scheduler = kind.from_config(self._scheduler_config, **choice.overrides)
 
     @torch.inference_mode()
     def draw(self, prompt: str, num_steps: int, guidance_scale: float) -> Any:

@@ -18,6 +18,7 @@ class Reply:
     done: float
     status: int  # 0: the connection broke
     num_bytes: int
+    number: int = 0  # of the request in its run
 
     @property
     def seconds(self) -> float:
@@ -25,23 +26,26 @@ class Reply:
         return self.done - self.sent
 
 
-def closed_loop(port: int, num_users: int, seconds: float, body: Callable[[int], Mapping[str, Any]]) -> list[Reply]:
-    """Load `POST /t2i` on loopback `port` for `seconds`; request k of the run carries `body(k)`. Replies in order of their end."""
+def closed_loop(
+    port: int, num_users: int, seconds: float, body: Callable[[int], Mapping[str, Any]], path: str = "/t2i"
+) -> list[Reply]:
+    """Load `POST path` on loopback `port` for `seconds`; request k of the run carries `body(k)`. Replies in order of their end."""
     numbers, replies = itertools.count(), list[Reply]()
     stop = time.monotonic() + seconds
 
     def use() -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
         while time.monotonic() < stop:
-            text, sent = json.dumps(body(next(numbers))), time.monotonic()
+            number = next(numbers)
+            text, sent = json.dumps(body(number)), time.monotonic()
             try:
-                connection.request("POST", "/t2i", text, {"content-type": "application/json"})
+                connection.request("POST", path, text, {"content-type": "application/json"})
                 answer = connection.getresponse()
                 status, num_bytes = answer.status, len(answer.read())
             except (OSError, http.client.HTTPException):
                 connection.close()  # the next request opens it again
                 status = num_bytes = 0
-            replies.append(Reply(sent, time.monotonic(), status, num_bytes))
+            replies.append(Reply(sent, time.monotonic(), status, num_bytes, number))
         connection.close()
 
     users = [threading.Thread(target=use) for _ in range(num_users)]

@@ -17,7 +17,8 @@ import msgspec
 
 from noria.bench import load
 from noria.bench.machine import provenance
-from noria.bench.server import RunningServer, running_server
+from noria.bench.server import RunningServer, flags_of, running_server
+from noria.bench.workload import caption
 from noria.config import Config
 from noria.models.catalog import open_model
 
@@ -56,7 +57,7 @@ def measure(config: Config) -> dict[str, Any]:
     steps, guidance = spec.default_steps, spec.default_guidance
     pipeline = Pipeline(spec, settings, device)
     rounds: list[dict[str, Any]] = []
-    with running_server([config.model, *_flags(config)]) as server:
+    with running_server([config.model, *flags_of(config)]) as server:
         for number in range(ROUNDS):
             _say(f"round {number + 1} of {ROUNDS}")
             captions = [caption(k) for k in range(NUM_USERS)]
@@ -132,18 +133,6 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join([*lines, "", more, where])
 
 
-def caption(number: int) -> str:
-    """One of 2,304 captions, so many that no cache of prompts gives the server an advantage over the bare loop."""
-    colours, shapes = (
-        ("red", "green", "blue", "yellow", "orange", "purple", "white", "black"),
-        ("circle", "square", "triangle", "star", "ring", "cross"),
-    )
-    number, first = divmod(number, 8)
-    number, shape = divmod(number, 6)
-    number, second = divmod(number, 8)
-    return f"a {colours[first]} {shapes[shape]} above a {colours[second]} {shapes[number % 6]}"
-
-
 def _loaded(server: RunningServer, num_users: int, seconds: float, first: int) -> tuple[list[load.Reply], float]:
     """The replies to captions from number `first` on, and the CPU seconds that the front ends spent meanwhile."""
 
@@ -153,24 +142,6 @@ def _loaded(server: RunningServer, num_users: int, seconds: float, first: int) -
     before = cpu_s()
     replies = load.closed_loop(server.port, num_users, seconds, lambda k: {"prompt": caption(first + k), "seed": k})
     return replies, cpu_s() - before
-
-
-def _flags(config: Config) -> list[str]:
-    """The settings that differ from the defaults, as `noria serve` takes them."""
-    from noria.config import settings
-
-    flags = []
-    for setting in settings():
-        section: Any = config
-        for part in setting.path[:-1]:
-            section = getattr(section, part)
-        value = getattr(section, setting.path[-1])
-        if value != setting.default and setting.key not in ("model", "frontend.host", "frontend.port"):
-            if isinstance(value, bool):
-                flags.append(setting.flag if value else setting.flag.replace("--", "--no-", 1))
-            else:
-                flags += [setting.flag, ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
-    return flags
 
 
 def _say(text: str) -> None:

@@ -1,16 +1,22 @@
-"""A real `noria serve` on a free loopback port, for as long as a bench needs it."""
+"""A real server on a free loopback port, for as long as a bench needs it: `noria serve`, or the seed's."""
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import msgspec
 import psutil
+
+from noria.config import Config, settings
+from noria.spec import ModelSpec
 
 _READY_WITHIN_S = 120.0
 
@@ -27,6 +33,14 @@ class RunningServer:
         """Its processes that call themselves "noria ROLE"."""
         return [child for child in self.process.children() if " ".join(child.cmdline()).startswith(f"noria {role}")]
 
+    def resident_bytes(self) -> int:
+        """The memory that its processes hold together; what they share is counted for each."""
+        total = 0
+        for process in (self.process, *self.process.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                total += process.memory_info().rss
+        return total
+
 
 @contextlib.contextmanager
 def running_server(arguments: Sequence[str]) -> Iterator[RunningServer]:
@@ -36,9 +50,26 @@ def running_server(arguments: Sequence[str]) -> Iterator[RunningServer]:
         RuntimeError: it ended, or was not ready in two minutes.
 
     """
+    with _running(lambda port: ["-m", "noria", "serve", *arguments, "--port", str(port)]) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def running_seed(spec: ModelSpec, config: Config) -> Iterator[RunningServer]:
+    """The same with the seed's microbatching server, on the same model with the same engine settings."""
+
+    def command(port: int) -> list[str]:
+        job = {"spec": spec, "config": config.engine, "port": port, "parent_pid": os.getpid()}
+        return ["-m", "noria.bench.targets.seed", msgspec.json.encode(job).decode()]
+
+    with _running(command) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def _running(command: Callable[[int], list[str]]) -> Iterator[RunningServer]:
     port, started = _free_port(), time.monotonic()
-    command = [sys.executable, "-m", "noria", "serve", *arguments, "--port", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as child:
+    with subprocess.Popen([sys.executable, *command(port)], stdout=subprocess.DEVNULL) as child:
         try:
             _wait_until_ready(child, port, started + _READY_WITHIN_S)
             yield RunningServer(port, time.monotonic() - started, psutil.Process(child.pid))
@@ -65,3 +96,19 @@ def _wait_until_ready(child: "subprocess.Popen[bytes]", port: int, deadline: flo
             return  # anything but 2xx raises
         time.sleep(0.05)
     raise RuntimeError(f"the server was not ready within {_READY_WITHIN_S:.0f} s")
+
+
+def flags_of(config: Config) -> list[str]:
+    """The settings that differ from the defaults, as `noria serve` takes them; model, host and port are the bench's."""
+    flags = []
+    for setting in settings():
+        section: Any = config
+        for part in setting.path[:-1]:
+            section = getattr(section, part)
+        value = getattr(section, setting.path[-1])
+        if value != setting.default and setting.key not in ("model", "frontend.host", "frontend.port"):
+            if isinstance(value, bool):
+                flags.append(setting.flag if value else setting.flag.replace("--", "--no-", 1))
+            else:
+                flags += [setting.flag, ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+    return flags

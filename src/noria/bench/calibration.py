@@ -1,0 +1,108 @@
+"""How fast a server is, before it is loaded: what a request takes alone, and how much mixed work it can keep up with."""
+
+import itertools
+import math
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import httpx
+import msgspec
+from msgspec import Struct
+
+from noria.bench import load
+from noria.bench.workload import Ask, Mix
+from noria.spec import ModelSpec
+
+_REPEATS = 3  # of each request alone; the quickest counts, since nothing but a disturbance makes one slower
+_FEW_STEPS = 5
+_NUM_USERS = 32  # twice a CPU's slots: there is always someone waiting to board
+_WARM_UP_SHARE = 0.25
+
+
+class SoloCost(Struct, frozen=True):
+    """What requests of one size, guidance and number of images take alone: `fixed_s + call_s × calls`, in seconds."""
+
+    width: int
+    height: int
+    guided: bool
+    n: int
+    fixed_s: float
+    call_s: float
+
+    def fits(self, ask: Ask) -> bool:
+        """Whether it is about requests such as `ask`."""
+        return (self.width, self.height, self.guided, self.n) == (ask.width, ask.height, ask.guided, ask.n)
+
+
+class Capacity(Struct, frozen=True):
+    """What a server finished each second while 32 users kept it busy."""
+
+    rows_per_s: float
+    images_per_s: float
+    requests_per_s: float
+    failures: int
+
+
+def solo_s(costs: Iterable[SoloCost], ask: Ask) -> float:
+    """Seconds that `ask` takes alone; it must be of a kind that was measured."""
+    cost = next(cost for cost in costs if cost.fits(ask))
+    return cost.fixed_s + cost.call_s * ask.num_calls
+
+
+def measure_solo(url: str, mix: Mix, spec: ModelSpec) -> tuple[SoloCost, ...]:
+    """Ask for one request at a time, of every size, guidance and number of images in `mix`, with few steps and with the model's."""
+    guidances = {guidance > 1.0: guidance for guidance in mix.guidance.values}.values()
+    kinds = list(itertools.product(mix.sizes.values, guidances, mix.num_images.values))
+    steps = (_FEW_STEPS, max(spec.default_steps, 2 * _FEW_STEPS))
+    pairs = [
+        tuple(Ask("a red circle", 1, *size, count, guidance, spec.default_scheduler, n) for count in steps)
+        for size, guidance, n in kinds
+    ]
+    seconds = dict.fromkeys(itertools.chain.from_iterable(pairs), math.inf)
+    with httpx.Client(timeout=300, trust_env=False) as client:
+        for _, ask in itertools.product(range(_REPEATS), list(seconds)):  # in rounds: a disturbance hits no kind twice
+            started = time.perf_counter()
+            client.post(url, json=msgspec.to_builtins(ask)).raise_for_status()
+            seconds[ask] = min(seconds[ask], time.perf_counter() - started)
+    return tuple(solo_cost(few, seconds[few], many, seconds[many]) for few, many in pairs)
+
+
+def solo_cost(few: Ask, few_s: float, many: Ask, many_s: float) -> SoloCost:
+    """The line through what a request takes with few steps and with many; neither part is below 0."""
+    call_s = max(0.0, many_s - few_s) / (many.num_calls - few.num_calls)
+    fixed_s = max(0.0, few_s - call_s * few.num_calls)
+    return SoloCost(few.width, few.height, few.guided, few.n, fixed_s, call_s)
+
+
+def saturate(port: int, path: str, mix: Mix, spec: ModelSpec, seconds: float, seed: int) -> Capacity:
+    """Keep the server busy with `mix` for `seconds`; the first quarter is warm-up. No request has a deadline.
+
+    Raises:
+        RuntimeError: nothing was finished after the warm-up.
+
+    """
+    asks = list(itertools.islice(mix.asks(seed), 4096))
+
+    def body(number: int) -> dict[str, Any]:
+        return msgspec.to_builtins(asks[number % len(asks)])  # type: ignore[no-any-return]
+
+    started = time.monotonic()
+    replies = load.closed_loop(port, _NUM_USERS, seconds, body, path)
+    return capacity(replies, asks, spec, started + _WARM_UP_SHARE * seconds, started + seconds)
+
+
+def capacity(replies: list[load.Reply], asks: list[Ask], spec: ModelSpec, start: float, end: float) -> Capacity:
+    """What was finished between `start` and `end`, a second."""
+    done = [asks[reply.number % len(asks)] for reply in replies if reply.status == 200 and start <= reply.done < end]
+    if not done:
+        statuses = sorted({reply.status for reply in replies})
+        raise RuntimeError(
+            f"the server finished nothing in {end - start:.1f} s under load; its answers were {statuses}"
+        )
+    return Capacity(
+        rows_per_s=sum(ask.rows(spec) for ask in done) / (end - start),
+        images_per_s=sum(ask.n for ask in done) / (end - start),
+        requests_per_s=len(done) / (end - start),
+        failures=sum(reply.status != 200 for reply in replies),
+    )

@@ -1,0 +1,106 @@
+"""The open-loop client: sends every request of a trace when it is due, whatever became of the others. A process of its own.
+
+`python -m noria.bench.openloop < job.json` writes one JSON line for each request as its fate is known, so that a run that is cut
+short is not lost. There is no limit on connections and nothing is sent twice. A request counts as unanswered when its answer has
+not come `Job.grace_s` after the last deadline of the trace: by then nothing can be in time any more.
+"""
+
+import asyncio
+import base64
+import hashlib
+import re
+import sys
+from collections.abc import Callable
+
+import httpx
+import msgspec
+
+from noria.bench.statistics import Record
+from noria.bench.workload import Arrival
+
+_START_S = 0.2  # for the tasks of a long trace to come up
+_PREDICTED = re.compile(r"\bpredicted;dur=([\d.]+)")
+
+
+class Job(msgspec.Struct, frozen=True):
+    """What to send, and where."""
+
+    url: str
+    arrivals: tuple[Arrival, ...]
+    grace_s: float = 2.0
+
+
+async def run(job: Job, tell: Callable[[Record], None]) -> None:
+    """Send `job.arrivals`; `tell` hears of each one's end."""
+    loop = asyncio.get_running_loop()
+    start_s = loop.time() + _START_S
+    end_s = max((a.intended_s + a.deadline_s for a in job.arrivals), default=0.0) + job.grace_s
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    async with httpx.AsyncClient(timeout=None, limits=limits, trust_env=False) as client:  # noqa: S113 - end_s is the time-out
+        tasks = [asyncio.create_task(_send(client, job.url, arrival, start_s, tell)) for arrival in job.arrivals]
+        if not tasks:
+            return
+        done, pending = await asyncio.wait(tasks, timeout=start_s + end_s - loop.time())
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*done)  # an error of ours is raised
+        await asyncio.gather(*pending, return_exceptions=True)
+
+
+async def _send(
+    client: httpx.AsyncClient, url: str, arrival: Arrival, start_s: float, tell: Callable[[Record], None]
+) -> None:
+    loop, text = asyncio.get_running_loop(), msgspec.json.encode(arrival.body)
+    await asyncio.sleep(start_s + arrival.intended_s - loop.time())
+    record = Record(
+        number=arrival.number,
+        intended_s=arrival.intended_s,
+        sent_s=loop.time() - start_s,
+        done_s=None,
+        status=0,
+        deadline_s=arrival.deadline_s,
+        patience=arrival.patience,
+        rows=arrival.rows,
+        num_images=arrival.ask.n,
+    )
+    try:
+        answer = await client.post(url, content=text, headers={"content-type": "application/json"})
+        record = msgspec.structs.replace(record, done_s=loop.time() - start_s, **_read(answer))
+    except httpx.TransportError:
+        record = msgspec.structs.replace(record, done_s=loop.time() - start_s)
+    finally:  # also when the run is over before the answer
+        tell(record)
+
+
+def _read(answer: httpx.Response) -> dict[str, object]:
+    """The fields of a record that an answer fills."""
+    fields: dict[str, object] = {"status": answer.status_code}
+    if answer.status_code != 200:
+        return fields
+    if match := _PREDICTED.search(answer.headers.get("server-timing", "")):
+        fields["predicted_s"] = float(match[1]) / 1000 or None
+    if size := answer.headers.get("x-batch-size"):
+        fields["batch_size"] = int(size)
+    return fields | {"digest": hashlib.sha256(b"".join(image_files(answer))).hexdigest()[:16]}
+
+
+def image_files(answer: httpx.Response) -> list[bytes]:
+    """The files of an answer of `/t2i`, whether it is one file or JSON."""
+    if answer.headers["content-type"].startswith("image/"):
+        return [answer.content]
+    return [base64.b64decode(image["b64_json"]) for image in answer.json()["images"]]
+
+
+def main() -> None:
+    """Read the job, do it, write the records."""
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
+
+    def tell(record: Record) -> None:
+        sys.stdout.buffer.write(msgspec.json.encode(record) + b"\n")
+        sys.stdout.buffer.flush()
+
+    asyncio.run(run(job, tell))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""The contract bench from end to end, against servers that the test plants in Noria's and the seed's places."""
+
+import contextlib
+import http.server
+import io
+import json
+import threading
+import time
+
+import psutil
+import pytest
+from PIL import Image
+
+from noria.bench import contract, same_image
+from noria.bench.options import ContractOptions
+from noria.bench.server import RunningServer
+from noria.config import Config
+from noria.errors import ConfigError
+from noria.models.catalog import open_model
+
+OPTIONS = ContractOptions(loads=(50, 150), seconds=1.0, targets=("least-slack", "seed"))
+
+
+def png(value):
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8), (value, value, value)).save(file, "PNG")
+    return file.getvalue()
+
+
+class Planted(http.server.BaseHTTPRequestHandler):
+    """Answers one grey image at once on Noria's path, and an error on the seed's; darker when others are being answered."""
+
+    protocol_version = "HTTP/1.1"
+    wbufsize = 65536  # one packet an answer
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        with self.server.lock:
+            self.server.in_flight += 1
+        if self.server.shade:
+            time.sleep(0.2)  # so that callers who come together are in flight together
+        value = 100 - self.server.shade * (self.server.in_flight > 1)
+        failing = self.path == "/t2i/batched" and "deadline_ms" in body
+        content = b"{}" if failing else png(value)
+        with self.server.lock:
+            self.server.in_flight -= 1
+        self.send_response(500 if failing else 200)
+        self.send_header("content-type", "image/png")
+        self.send_header("content-length", str(len(content)))
+        self.send_header("server-timing", "predicted;dur=10.0")
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_):
+        pass
+
+
+class PlantedServer(http.server.ThreadingHTTPServer):
+    request_queue_size = 128
+    in_flight, shade = 0, 0
+    lock = threading.Lock()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_port}/t2i"
+
+    def handle_error(self, *_):  # a client that gave up
+        pass
+
+
+@pytest.fixture
+def planted():
+    with PlantedServer(("127.0.0.1", 0), Planted) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture
+def started(planted, monkeypatch):
+    """The flags or the model that each server was started with."""
+    started = []
+
+    @contextlib.contextmanager
+    def running(*arguments):
+        started.append(arguments)
+        yield RunningServer(planted.server_port, 0.0, psutil.Process())
+
+    monkeypatch.setattr(contract, "running_server", running)
+    monkeypatch.setattr(contract, "running_seed", running)
+    monkeypatch.setattr(contract, "_SATURATED_S", 0.4)
+    monkeypatch.setattr(contract, "_WARM_UP_S", 0.2)
+    # A planted server is so quick that a true share of its capacity would be thousands of requests.
+    monkeypatch.setattr(
+        contract.calibration, "capacity", lambda *_: contract.calibration.Capacity(800.0, 20.0, 16.0, 0)
+    )
+    return started
+
+
+def test_every_load_meets_every_target_with_the_same_trace(started, tmp_path, capsys):
+    output = tmp_path / "contract.json"
+    assert contract.main(Config(), OPTIONS, output, tmp_path / "plots") == 0
+    document = json.loads(output.read_text())
+    assert document["complete"]
+    assert [(run["load"], run["target"]) for run in document["runs"]] == [
+        (50, "least-slack"),
+        (50, "seed"),
+        (150, "least-slack"),
+        (150, "seed"),
+    ]
+    fields = document["record_fields"]
+    by_target = [
+        [[row[fields.index(name)] for name in ("number", "intended_s", "deadline_s", "rows")] for row in run["records"]]
+        for run in document["runs"]
+    ]
+    assert by_target[0] == by_target[1]
+    assert by_target[2] == by_target[3]
+    assert [row["attainment"] for row in document["summary"]["runs"]] == [1.0, 0.0, 1.0, 0.0]
+    assert document["summary"]["largest_channel_difference"] == {"as it is": 0, "one bucket": 0}
+    assert "| seed | 0.00 | 0.00 |" in capsys.readouterr().out
+    assert (tmp_path / "plots" / "attainment.svg").exists()
+
+
+def test_each_run_has_a_server_of_its_own_with_its_policy_and_the_settings(started):
+    config = Config(model="bundled", log_level="error")
+    bench = contract.ContractBench(config, ContractOptions((50,), 1.0, ("fcfs", "shortest-first")), None)
+    bench.measure()
+    flags = [arguments[0] for arguments in started]
+    assert [words[words.index("--policy") + 1] for words in flags] == [
+        "least-slack",
+        "least-slack",
+        "fcfs",
+        "shortest-first",
+    ]
+    assert all(words[:3] == ["bundled", "--log-level", "error"] for words in flags)
+    assert flags[1][-2:] == ["--buckets", "64"]
+
+
+def test_an_interrupted_bench_keeps_and_prints_what_it_has(started, monkeypatch, tmp_path, capsys):
+    seeds = []
+
+    @contextlib.contextmanager
+    def interrupted(*_):
+        seeds.append(1)
+        if len(seeds) == 2:  # the first was its capacity
+            raise KeyboardInterrupt
+        with contract.running_server() as server:
+            yield server
+
+    monkeypatch.setattr(contract, "running_seed", interrupted)
+    output = tmp_path / "contract.json"
+    assert contract.main(Config(), OPTIONS, output) == 130
+    document = json.loads(output.read_text())
+    assert not document["complete"]
+    assert [(run["load"], run["target"]) for run in document["runs"]] == [(50, "least-slack")]
+    assert "incomplete" in capsys.readouterr().out
+
+
+def test_a_bench_that_cannot_begin_says_why(monkeypatch, capsys):
+    @contextlib.contextmanager
+    def ends(*_):
+        raise RuntimeError("the server ended with status 3")
+        yield
+
+    monkeypatch.setattr(contract, "running_server", ends)
+    assert contract.main(Config(), OPTIONS) == 1
+    assert "the server ended with status 3" in capsys.readouterr().err
+
+
+def test_what_is_not_installed_is_said_at_once(monkeypatch):
+    monkeypatch.setattr(contract.importlib.util, "find_spec", lambda name: None if name == "fastapi" else name)
+    with pytest.raises(ConfigError, match=r"needs fastapi, which is not installed.*noria-serve\[bench\]"):
+        contract.main(Config(), OPTIONS)
+
+
+@pytest.mark.parametrize("shade", [0, 2])
+def test_an_image_that_differs_in_a_crowd_is_found(planted, shade):
+    planted.shade = shade
+    assert same_image.differences(planted.url, open_model("bundled")) == [shade] * 3

@@ -1,0 +1,128 @@
+"""The open-loop client against servers that answer late, wrongly or not at all: each is a miss, and delays nobody else."""
+
+import asyncio
+import base64
+import hashlib
+import http.server
+import itertools
+import json
+import subprocess
+import sys
+import threading
+
+import msgspec
+import pytest
+
+from noria.bench.openloop import Job, run
+from noria.bench.statistics import Record, attainment
+from noria.bench.workload import Arrival, Ask
+
+LATE_S = 1.0
+
+
+class Erring(http.server.BaseHTTPRequestHandler):
+    """Behaves as the prompt says; an image is the prompt's own bytes."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.bodies.append(body)
+        match body["prompt"]:
+            case "fine":
+                self.answer(200, b"fine", "image/png", {"Server-Timing": "queue;dur=1.0, predicted;dur=250.0"})
+            case "two":
+                files = [{"b64_json": base64.b64encode(text).decode()} for text in (b"one", b"two")]
+                self.answer(200, json.dumps({"images": files}).encode(), "application/json", {"X-Batch-Size": "6"})
+            case "late":
+                self.server.release.wait(LATE_S)
+                self.answer(200, b"late", "image/png")
+            case "never":
+                self.server.release.wait(60)
+            case "broken":
+                self.close_connection = True
+            case refused:
+                self.answer(int(refused), b"{}", "application/json")
+
+    def answer(self, status, content, kind, headers=()):
+        self.send_response(status)
+        for name, value in {"content-type": kind, "content-length": str(len(content)), **dict(headers)}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server():
+    class Threading(http.server.ThreadingHTTPServer):
+        request_queue_size = 128
+
+        def handle_error(self, *_):  # a client that gave up
+            pass
+
+    with Threading(("127.0.0.1", 0), Erring) as erring:
+        erring.bodies, erring.release = [], threading.Event()
+        threading.Thread(target=erring.serve_forever, daemon=True).start()
+        yield erring
+        erring.release.set()
+        erring.shutdown()
+
+
+def arrivals(*prompts, every_s=0.0, deadline_s=LATE_S / 2):
+    return tuple(
+        Arrival(number, number * every_s, deadline_s, "normal", 40.0, Ask(prompt, number, 64, 64, 2, 3.0, "ddim", 1))
+        for number, prompt in enumerate(prompts)
+    )
+
+
+def records(server, asked, grace_s=LATE_S):
+    told = []
+    asyncio.run(run(Job(f"http://127.0.0.1:{server.server_port}/t2i", asked, grace_s), told.append))
+    assert sorted(record.number for record in told) == [arrival.number for arrival in asked]
+    return sorted(told, key=lambda record: record.number)
+
+
+def test_each_way_to_fail_is_a_miss_and_none_stops_the_run(server):
+    asked = arrivals("fine", "late", "never", "broken", "429", "504", "500", deadline_s=LATE_S / 2)
+    told = records(server, asked)
+    assert [record.status for record in told] == [200, 200, 0, 0, 429, 504, 500]
+    assert [record.met for record in told] == [True] + [False] * 6
+    assert told[2].done_s is None
+    assert attainment(told) == pytest.approx(1 / 7)
+
+
+def test_no_answer_is_waited_for_before_the_next_request_is_sent(server):
+    told = records(server, arrivals(*["late"] * 40, every_s=0.005))
+    assert all(record.sent_s < told[0].done_s for record in told)
+    assert all(record.sent_s >= record.intended_s for record in told)
+
+
+def test_a_record_has_what_the_server_told(server):
+    fine, two = records(server, arrivals("fine", "two"))
+    assert (fine.predicted_s, fine.batch_size) == (0.25, None)
+    assert fine.digest == hashlib.sha256(b"fine").hexdigest()[:16]
+    assert (two.predicted_s, two.batch_size) == (None, 6)
+    assert two.digest == hashlib.sha256(b"onetwo").hexdigest()[:16]
+
+
+def test_the_server_is_told_the_deadline_and_every_setting(server):
+    (asked,) = arrivals("fine")
+    records(server, (asked,))
+    settings = {"prompt", "seed", "width", "height", "inference_steps", "guidance_scale", "scheduler", "n"}
+    assert set(server.bodies[0]) == settings | {"deadline_ms", "metadata"}
+    assert server.bodies[0]["deadline_ms"] == 500
+
+
+def test_as_a_process_it_writes_each_record_when_it_is_known(server):
+    job = Job(f"http://127.0.0.1:{server.server_port}/t2i", arrivals("fine", "never", deadline_s=60.0))
+    with subprocess.Popen(
+        [sys.executable, "-m", "noria.bench.openloop"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as client:
+        client.stdin.write(msgspec.json.encode(job))
+        client.stdin.close()
+        first = msgspec.json.decode(next(itertools.chain(client.stdout)), type=Record)
+        client.kill()  # a run that is cut short keeps what it has
+    assert (first.number, first.status) == (0, 200)
