@@ -35,6 +35,7 @@ FACTS = Facts(
     memory_bytes=8 * 2**30,
     environment={},
     model=SPEC,
+    more_model_errors=(),
     num_parameters=6_000_000,
     costs=None,
     port_error=None,

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -215,3 +216,99 @@ def test_json_carries_several_images(client):
     answer = client.post("/t2i", json={"prompt": PROMPT, "n": 2, "seed": 9, "inference_steps": 3, "format": "jpeg"})
     document = json.loads(answer.content)
     assert [image["seed"] for image in document["images"]] == [9, 10]
+
+
+def test_two_models_are_served_by_one_engine(tiny_folder, server):
+    with running_server(["bundled", "--more-models", str(tiny_folder), "--slots", "4"]) as both:
+        address = f"http://127.0.0.1:{both.port}"
+        with httpx.Client(base_url=address, timeout=120) as client, concurrent.futures.ThreadPoolExecutor(6) as users:
+            names = [card["id"] for card in client.get("/v1/models").json()["data"]]
+            assert names == ["noria-shapes", tiny_folder.name]
+            body = {"prompt": PROMPT, "inference_steps": 5}
+            wishes = [body | {"seed": k, "model": names[k % 2]} for k in range(6)]
+            answers = list(users.map(lambda wish: client.post("/t2i", json=wish), wishes))
+            refused = client.post("/t2i", json=body | {"model": "other"})
+            costs = [client.get(f"/v1/models/{name}").json()["costs"] for name in names]
+    assert [answer.status_code for answer in answers] == [200] * 6
+    assert [pixels(answer.content).shape for answer in answers] == [(128, 128, 3), (32, 32, 3)] * 3
+    assert [answer.headers["x-noria-model"] for answer in answers] == names * 3
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+    assert all(each[0]["step_s"] for each in costs)
+    alone = httpx.post(f"http://127.0.0.1:{server.port}/t2i", json=body | {"seed": 0}, timeout=120)
+    assert np.abs(pixels(alone.content) - pixels(answers[0].content)).max() <= 1
+
+
+def test_a_deadline_is_kept_or_refused_at_once(client):
+    body = {"prompt": PROMPT, "inference_steps": 20}
+    kept = client.post("/t2i", json=body | {"deadline_ms": 60_000})
+    assert kept.status_code == 200
+    started = time.monotonic()
+    refused = client.post("/t2i", json=body | {"inference_steps": 200, "deadline_ms": 100})
+    assert refused.status_code == 429
+    assert refused.json()["error"]["code"] == "deadline_unmeetable"
+    assert "even with nobody else here" in refused.json()["error"]["message"]
+    assert time.monotonic() - started < 2.0  # 200 steps take longer than that
+
+
+def test_a_queue_is_full_in_seconds_of_work():
+    body = {"prompt": PROMPT, "inference_steps": 100}
+    with running_server(["bundled", "--slots", "2", "--queue-limit-s", "1"]) as small:
+        address = f"http://127.0.0.1:{small.port}/t2i"
+        with concurrent.futures.ThreadPoolExecutor(8) as users:
+            replies = list(users.map(lambda k: httpx.post(address, json=body | {"seed": k}, timeout=120), range(8)))
+    refused = [reply for reply in replies if reply.status_code == 429]
+    assert refused
+    assert {reply.status_code for reply in replies} == {200, 429}
+    assert {reply.json()["error"]["code"] for reply in refused} == {"queue_full"}
+    assert all(1 <= int(reply.headers["retry-after"]) < 120 for reply in refused)
+
+
+def test_a_stream_shows_the_image_forming(client):
+    body = {"prompt": PROMPT, "seed": 3, "stream": True, "partial_images": 2, "inference_steps": 30}
+    with client.stream("POST", "/t2i", json=body) as answer:
+        lines = answer.read().decode().splitlines()
+    names = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
+    assert (names[0], names[-1], names.count("preview")) == ("progress", "finished", 2)
+    finished = json.loads(lines[lines.index("event: finished") + 1].removeprefix("data: "))
+    plain = client.post("/t2i", json={k: v for k, v in body.items() if k not in ("stream", "partial_images")})
+    shown = pixels(base64.b64decode(finished["images"][0]["b64_json"]))
+    assert np.abs(shown - pixels(plain.content)).max() <= 1
+
+
+def test_a_thousand_clients_that_leave_leave_nothing_behind(client, server):
+    """They leave at random: before they are heard, in the queue, between steps, in the middle of a stream."""
+    (frontend,) = server.children("frontend")
+    chance = random.Random(7)
+    client.post("/t2i", json={"prompt": PROMPT})
+    files_before = frontend.num_fds()
+
+    def come_and_leave(wish, patience_s):
+        with socket.create_connection(("127.0.0.1", server.port)) as caller:
+            body = json.dumps(wish).encode()
+            head = f"POST /t2i HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            caller.sendall(head.encode() + body)
+            time.sleep(patience_s)
+
+    with concurrent.futures.ThreadPoolExecutor(24) as callers:
+        for k in range(1000):
+            wish = {
+                "prompt": PROMPT,
+                "seed": k,
+                "inference_steps": chance.choice([4, 50, 200]),
+                "n": chance.choice([1, 1, 3]),
+            }
+            wish |= {"stream": True, "partial_images": 2} if chance.random() < 0.3 else {}
+            callers.submit(come_and_leave, wish, chance.choice([0.0, 0.02, 0.1, 0.4]) * chance.random())
+    gauges = ("noria_slots_used", "noria_queue_depth", "noria_inflight")
+    wait_for(lambda: [metric(client, name) for name in gauges] == [0, 0, 0])
+    assert metric(client, "noria_joins_total") == metric(client, "noria_leaves_total")
+    num_left = sum(
+        float(line.rpartition(" ")[2])
+        for line in client.get("/metrics").text.splitlines()
+        if line.startswith("noria_requests_total") and 'outcome="cancelled"' in line
+    )
+    assert num_left > 300  # the others were refused, finished, or gone before their request was read
+    wait_for(lambda: frontend.num_fds() <= files_before + 2)  # and no connection is kept
+    started = time.monotonic()
+    assert client.post("/t2i", json={"prompt": PROMPT, "inference_steps": 1}).status_code == 200
+    assert time.monotonic() - started < 20

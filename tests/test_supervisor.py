@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 from noria import supervisor
 from noria.cli import main
+from noria.config import load
 from noria.errors import ConfigError
 from noria.supervisor import listen
 
@@ -334,3 +336,12 @@ def test_a_child_that_cannot_be_started_keeps_no_other_from_being_stopped(
         if " started " in line:
             with pytest.raises(ProcessLookupError):
                 os.kill(pid(line), 0)
+
+
+def test_two_models_of_one_name_are_refused(tmp_path, bundled_folder):
+    shutil.copytree(bundled_folder, tmp_path / "copy")
+    config = load(None, {}, {"model": str(bundled_folder), "more_models": (str(tmp_path / "copy"),)})
+    with pytest.raises(ConfigError, match="both called 'noria-shapes'"):
+        supervisor.open_models(config)
+    (tmp_path / "copy" / "noria.json").write_text('{"name": "other"}')
+    assert [spec.name for spec in supervisor.open_models(config)] == ["noria-shapes", "other"]

@@ -160,6 +160,10 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """The whole: what is served, by which engines, through which front ends."""
 
     model: Annotated[str, Meta(description="a folder in diffusers format, a hub id, or `bundled`")] = "bundled"
+    more_models: Annotated[
+        tuple[str, ...],
+        Meta(description="further models, served by the same engines to requests that name them as `model`"),
+    ] = ()
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="least severe event that is logged")
     ] = "info"

@@ -73,6 +73,7 @@ class Facts:
     memory_bytes: int  # available to a new process
     environment: Mapping[str, str]
     model: ModelSpec | str  # or why it cannot be served
+    more_model_errors: tuple[str, ...]  # why the server would not start with its further models
     num_parameters: int  # of all the model's parts
     costs: CostModel | None  # as `noria serve` has measured and kept them; None is not yet
     port_error: str | None
@@ -120,6 +121,7 @@ def judge(facts: Facts, config: Config) -> Iterator[Finding]:
             yield from _threads(facts, engine, devices.count("cpu"))
             yield _speed(facts, spec, engine)
         yield _costs(facts.costs, spec, engine)
+    yield from (Finding("fail", "model", error) for error in facts.more_model_errors)
     address = f"{config.frontend.host}, port {config.frontend.port}"
     yield Finding("fail", "port", facts.port_error) if facts.port_error else Finding("ok", "port", f"{address}: free")
 
@@ -320,6 +322,7 @@ def gather(config: Config, listen: Listen) -> Facts:
         memory_bytes=_available_bytes(),
         environment={name: value for name, value in os.environ.items() if name.startswith("OMP_")},
         model=model,
+        more_model_errors=_look_at_more_models(config, model),
         num_parameters=num_parameters,
         costs=None if torch_error is not None or isinstance(model, str) else _look_at_costs(config, model),
         port_error=_look_at_port(config.frontend.host, config.frontend.port, listen),
@@ -362,6 +365,19 @@ def _look_at_model(name: str) -> tuple[ModelSpec | str, int]:
     except NoriaError as error:
         return error.message, 0
     return spec, count_parameters(spec.path)
+
+
+def _look_at_more_models(config: Config, first: ModelSpec | str) -> tuple[str, ...]:
+    errors, names = [], {first.name} if isinstance(first, ModelSpec) else set()
+    for name in config.more_models:
+        spec, _ = _look_at_model(name)
+        if isinstance(spec, str):
+            errors.append(spec)
+        elif spec.name in names:
+            errors.append(f"two models are called {spec.name!r}: give one another name in its noria.json")
+        else:
+            names.add(spec.name)
+    return tuple(errors)
 
 
 def _look_at_costs(config: Config, spec: ModelSpec) -> CostModel | None:

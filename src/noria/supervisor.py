@@ -62,13 +62,33 @@ def serve(config: Config, command_of: CommandOf = command_of) -> int:
     """
     started_s = time.monotonic()
     setproctitle.setproctitle("noria supervisor")
-    spec = open_model(config.model)
+    models = open_models(config)
     with (
         listen(config.frontend.host, config.frontend.port) as listener,
         tempfile.TemporaryDirectory(prefix="noria-", ignore_cleanup_errors=True) as directory,  # mode 0700
     ):
-        supervisor = Supervisor(config, spec, listener, directory, started_s=started_s, command_of=command_of)
+        supervisor = Supervisor(config, models, listener, directory, started_s=started_s, command_of=command_of)
         return asyncio.run(supervisor.run())
+
+
+def open_models(config: Config) -> list[ModelSpec]:
+    """What is to be served, the default model first.
+
+    Raises:
+        ConfigError: two models of one name: a request could not say which it means.
+        ModelError: one that cannot be served.
+
+    """
+    models: dict[str, ModelSpec] = {}
+    for source in (config.model, *config.more_models):
+        spec = open_model(source)
+        if spec.name in models:
+            raise ConfigError(
+                f"the models in {models[spec.name].folder} and {spec.folder} are both called {spec.name!r}. "
+                'Give one another name: {"name": …} in its noria.json.'
+            )
+        models[spec.name] = spec
+    return list(models.values())
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -97,14 +117,14 @@ class Supervisor:
     def __init__(
         self,
         config: Config,
-        spec: ModelSpec,
+        models: Sequence[ModelSpec],
         listener: socket.socket,
         directory: str,
         *,
         started_s: float,
         command_of: CommandOf,
     ) -> None:
-        self._spec, self._listener, self._directory, self._started_s = spec, listener, directory, started_s
+        self._models, self._listener, self._directory, self._started_s = models, listener, directory, started_s
         self._config, self._command_of = config, command_of
         self._host, self._port = listener.getsockname()[:2]
         addresses = [f"ipc://{directory}/engine-{index}" for index in range(len(config.engine.devices))]
@@ -123,7 +143,7 @@ class Supervisor:
         events = memory_events()
         job: dict[str, object] = {
             "config": config,
-            "spec": self._spec,
+            "models": self._models,
             "device": device,
             "address": address,
             "name": name,
@@ -243,7 +263,7 @@ class Supervisor:
             await event.wait()
         url = f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
         sys.stdout.write(
-            f"\nnoria: ready after {time.monotonic() - self._started_s:.1f} s, serving {self._spec.name} on {url} (docs: {url}/docs)\n\n"
+            f"\nnoria: ready after {time.monotonic() - self._started_s:.1f} s, serving {', '.join(spec.name for spec in self._models)} on {url} (docs: {url}/docs)\n\n"
             f"  curl -s {url}/t2i -H 'content-type: application/json' "
             '-d \'{"prompt": "a red circle above a blue square"}\' -o image.png\n\n'
         )

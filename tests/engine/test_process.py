@@ -8,9 +8,10 @@ import pytest
 import zmq
 
 from noria.channel import EngineChannel
+from noria.engine.desk import Desk
 from noria.engine.executor import FakeExecutor, VirtualClock
 from noria.engine.manifest import Manifest
-from noria.engine.process import Desk, Engine
+from noria.engine.process import Engine
 from noria.engine.watch import Watch
 from noria.errors import GenerationFailed
 from noria.messages import (
@@ -101,7 +102,7 @@ def world(tmp_path, bundled_folder):
     channel = EngineChannel(address)
     world.desk = Desk(
         channel,
-        open_model(str(bundled_folder)),
+        [open_model(str(bundled_folder))],
         "auto",
         watch=Watch(60.0, time.monotonic),
         manifest=Manifest(tmp_path / "aboard"),

@@ -296,3 +296,26 @@ def test_pixels_arrive_as_they_were_sent(request_of, new_engine):
             assert bytes(image.rgb) == bytes(engine.colour(9)) * (64 * 48)
 
     asyncio.run(scenario())
+
+
+def test_callers_that_leave_leave_no_task_and_no_flight_behind(request_of, new_engine):
+    engine = new_engine()
+    engine.holds = True
+
+    async def scenario():
+        async with EngineLink([engine.address]) as link:
+            await eventually(lambda: link.ready)
+            before = len(asyncio.all_tasks())
+            callers = [asyncio.create_task(link.submit(request_of(seed=k))) for k in range(300)]
+            for number, caller in enumerate(callers):
+                if number % 7 == 0:
+                    await asyncio.sleep(0.001)
+                caller.cancel()
+            await asyncio.gather(*callers, return_exceptions=True)
+            await eventually(lambda: len(asyncio.all_tasks()) == before)
+            assert not link._engines[0]._flights
+            assert not link._timers
+        heard = {request.request_id for request in engine.submitted}
+        assert heard == set(engine.cancelled)
+
+    asyncio.run(scenario())

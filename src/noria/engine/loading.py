@@ -6,10 +6,12 @@ Importing this module is cheap; torch and diffusers are imported by `load_execut
 import os
 import pathlib
 import platform
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from noria.config import EngineConfig
 from noria.engine.calibration import CostFile, cost_folder, draw_throw_away, measure
+from noria.engine.fleet import Fleet
 from noria.engine.resources import Machine, resolve, resolve_device, usable_cores
 from noria.errors import ConfigError
 from noria.scheduling.costs import CostModel
@@ -33,20 +35,23 @@ def warm_up(executor: "DiffusionExecutor", spec: ModelSpec, config: EngineConfig
         draw_throw_away(executor, spec, config, CostModel(), max(1, bucket // 2), steps=2, guidance=guidance)
 
 
-def measured_costs(executor: "DiffusionExecutor", spec: ModelSpec, config: EngineConfig) -> tuple[CostModel, CostFile]:
-    """Warm the executor up; return what its work costs, kept from an earlier start or measured now, and where that is kept.
+def measured_costs(fleet: Fleet, models: Sequence[ModelSpec], config: EngineConfig) -> tuple[CostModel, list[CostFile]]:
+    """Warm each model up; return what their work costs, kept from an earlier start or measured now, and where that is kept.
 
     Raises:
-        ModelError: the model cannot draw on this device with these settings.
+        ModelError: a model that cannot draw on this device with these settings.
 
     """
-    costs = CostModel(most_rows(config))
-    file = cost_file(spec, config, executor.model.device)
-    warm_up(executor, spec, config)
-    if not file.load(costs):
-        measure(executor, spec, config, costs)
-        file.save(costs)
-    return costs, file
+    costs, files = CostModel(most_rows(config)), []
+    for spec in models:
+        executor = fleet.executors[spec.name]
+        file = cost_file(spec, config, executor.model.device)
+        warm_up(executor, spec, config)
+        if not file.load(costs):
+            measure(executor, spec, config, costs)
+            file.save(costs)
+        files.append(file)
+    return costs, files
 
 
 def most_rows(config: EngineConfig) -> int:
@@ -111,6 +116,20 @@ def load_executor(spec: ModelSpec, config: EngineConfig, device: str) -> tuple["
     if device != "cpu":
         torch.cuda.set_device(device)  # events and streams belong to the current device, not to their tensors'
     return DiffusionExecutor(StableDiffusion.load(spec, config, device), config), config
+
+
+def load_fleet(models: Sequence[ModelSpec], config: EngineConfig, device: str) -> tuple[Fleet, EngineConfig]:
+    """Every model's executor, with `config` resolved for all of them: as many slots as the most demanding one allows.
+
+    Raises:
+        ConfigError: a device that is not there.
+        ModelError: a model that cannot be loaded.
+
+    """
+    machine = look_at_machine()
+    resolved = [resolve(config, spec, resolve_device(device, machine), machine) for spec in models]
+    config = min(resolved, key=lambda each: each.slots)
+    return Fleet({spec.name: load_executor(spec, config, device)[0] for spec in models}), config
 
 
 def cgroup_cpus(root: pathlib.Path) -> float | None:

@@ -1,0 +1,96 @@
+"""The delivery of an engine: waits for what the device still computes or copies, and sends it; so the wheel never waits for either."""
+
+import queue
+import threading
+from typing import TYPE_CHECKING
+
+from noria.channel import EngineChannel, Peer
+from noria.engine.desk import Departure, Desk
+from noria.engine.loop import Ended, Happening, ImageReady, Moved, PreviewReady
+from noria.errors import DeadlineUnmeetable, NoriaError, QueueFull
+from noria.messages import Failed, Finished, ImageDone, Preview, Progress, Timings
+from noria.scheduling.plans import End
+
+if TYPE_CHECKING:
+    from noria.engine.diffusion import PreparedImages
+
+CODES = {
+    End.FAILED: "generation_failed",
+    End.CANCELLED: "cancelled",
+    End.EXPIRED: "deadline_exceeded",
+    End.REFUSED: QueueFull.code,
+    End.UNMEETABLE: DeadlineUnmeetable.code,
+}
+"""What a request that ended so is answered with, of `noria.errors`."""
+
+
+class Delivery(threading.Thread):
+    """Sends what the wheel hands over, in order, waiting for the device's copies where need be."""
+
+    def __init__(self, channel: EngineChannel, desk: Desk) -> None:
+        super().__init__(name="delivery", daemon=True)
+        self._arrivals, self._busy = desk.arrivals, desk.watch.delivery
+        self.parcels: queue.SimpleQueue[tuple[Peer, Happening[PreparedImages]] | None] = queue.SimpleQueue()
+        self._channel = channel
+        self._failed: set[str] = set()  # requests whose failure was told before their end
+
+    def run(self) -> None:
+        """Deliver until a None comes."""
+        while (parcel := self.parcels.get()) is not None:
+            peer, event = parcel
+            with self._busy:
+                match event:
+                    case Moved():
+                        self._channel.send(peer, _progress(event))
+                    case PreviewReady():
+                        self._preview(peer, event)
+                    case ImageReady():
+                        self._image(peer, event)
+                    case Ended():
+                        self._end(peer, event)
+
+    def _preview(self, peer: Peer, ready: "PreviewReady[PreparedImages]") -> None:
+        shown = ready.preview
+        message = Preview(shown.image.request_id, shown.image.index, shown.call, shown.width_px, shown.height_px)
+        self._channel.send(peer, message, shown.pixels.rgb())
+
+    def _image(self, peer: Peer, ready: "ImageReady[PreparedImages]") -> None:
+        request = ready.prepared.request
+        if request.request_id in self._failed:
+            return
+        try:
+            rgb = ready.pixels.rgb()
+        except NoriaError as error:
+            self._failed.add(request.request_id)
+            self._channel.send(peer, Failed(request.request_id, error.code, error.message))
+            self._arrivals.put(Departure(peer, request.request_id))  # its other images need not be drawn
+            return
+        done = ImageDone(
+            request.request_id, ready.index, request.seed + ready.index, request.width_px, request.height_px
+        )
+        self._channel.send(peer, done, rgb)
+
+    def _end(self, peer: Peer, ended: "Ended[PreparedImages]") -> None:
+        event = ended.event
+        if event.request_id in self._failed:
+            self._failed.discard(event.request_id)
+            return
+        if event.end is End.FINISHED:
+            timings = Timings(event.times.queue_s, event.times.encode_s, event.times.denoise_s, event.times.decode_s)
+            self._channel.send(peer, Finished(event.request_id, timings, ended.prepared.num_calls))
+        else:
+            self._channel.send(
+                peer, Failed(event.request_id, CODES[event.end], event.reason, retry_after_s=event.retry_after_s)
+            )
+
+
+def _progress(moved: "Moved[PreparedImages]") -> Progress:
+    at = moved.whereabouts
+    return Progress(
+        request_id=moved.prepared.request.request_id,
+        queue_position=at.queue_position,
+        call=at.call,
+        num_calls=moved.prepared.num_calls,
+        start_in_s=at.start_in_s,
+        finish_in_s=at.finish_in_s,
+    )

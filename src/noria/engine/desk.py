@@ -1,0 +1,157 @@
+"""The desk of an engine: answers its peers, and hands on to the wheel what is ready to be drawn."""
+
+import logging
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from noria.channel import EngineChannel, Peer
+from noria.engine.executor import Executor
+from noria.engine.manifest import Manifest
+from noria.engine.watch import Watch
+from noria.errors import InvalidField, RequestError
+from noria.messages import Cancel, EngineState, Failed, Hello, Load, Ping, Pong, PreviousEnd, Submit
+from noria.request import ImageRequest
+from noria.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from noria.engine.diffusion import PreparedImages
+
+_log = logging.getLogger("noria.engine")
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request with its sampler compiled, and who asked."""
+
+    peer: Peer
+    prepared: "PreparedImages"
+    arrived: float  # monotonic seconds, when its frame was read
+
+
+@dataclass(frozen=True)
+class Departure:
+    """Who has left, and its request."""
+
+    peer: Peer
+    request_id: str
+
+
+class Desk(threading.Thread):
+    """Answers peers. Requests pass on to the wheel once prepared; what cannot be drawn never gets there.
+
+    A sampler that is new takes up to a second to compile, so that is done aside, one at a time: who needs a known one passes.
+    """
+
+    def __init__(
+        self,
+        channel: EngineChannel,
+        models: Sequence[ModelSpec],
+        device: str,
+        *,
+        watch: Watch,
+        manifest: Manifest,
+        previous_end: PreviousEnd = "none",
+    ) -> None:
+        super().__init__(name="desk", daemon=True)
+        self.watch, self.manifest = watch, manifest
+        self.arrivals: queue.SimpleQueue[Arrival | Departure | None] = queue.SimpleQueue()
+        self._channel, self._models, self._device = channel, tuple(models), device
+        self._previous_end: PreviousEnd = previous_end
+        self._incarnation = uuid.uuid4().hex
+        self._executor: Executor[PreparedImages] | None = None
+        self._most_images = 0
+        self._compiler = ThreadPoolExecutor(1, thread_name_prefix="compiler")
+        self._peers: set[Peer] = set()
+        self._preparing: set[tuple[Peer, str]] = set()
+        self._lock = threading.Lock()  # over what two threads change: the executor, the peers, who is being prepared
+
+    def open(self, executor: "Executor[PreparedImages]", device: str, most_images: int) -> None:
+        """The models are warm: tell every peer. A request for more than `most_images` could never be taken."""
+        with self._lock:
+            self._executor, self._device, self._most_images = executor, device, most_images
+            for peer in self._peers:
+                self._channel.send(peer, self._state())
+
+    def tell_all(self, message: Load) -> None:
+        """Send `message` to every peer."""
+        with self._lock:
+            for peer in self._peers:
+                self._channel.send(peer, message)
+
+    def run(self) -> None:
+        """Serve the channel's inbox for as long as the process lives."""
+        while True:
+            peer, message = self._channel.inbox.get()
+            match message:
+                case Hello():
+                    with self._lock:
+                        self._peers.add(peer)
+                        self._channel.send(peer, self._state())
+                case Submit(request):
+                    self._submit(peer, request)
+                case Cancel(request_id):
+                    self._cancel(peer, request_id)
+                case Ping():
+                    self._channel.send(peer, Pong(self._incarnation, self.watch.stuck_s, self.watch.limit_s))
+
+    def _state(self) -> EngineState:
+        ready = self._executor is not None
+        return EngineState(
+            self._incarnation,
+            "ready" if ready else "loading",
+            self._models if ready else (),
+            self._device,
+            self._previous_end,
+            self.manifest.before,
+        )
+
+    def _submit(self, peer: Peer, request: ImageRequest) -> None:
+        executor, arrived = self._executor, time.monotonic()
+        if executor is None:
+            self._channel.send(
+                peer, Failed(request.request_id, "engine_unavailable", "the model is still loading", retry_after_s=2.0)
+            )
+            return
+        if request.num_images > self._most_images:
+            words = f"n is {request.num_images}; this server's slots and queue hold {self._most_images} images at most"
+            self._channel.send(peer, Failed(request.request_id, InvalidField.code, words, "n"))
+            return
+        with self._lock:
+            self._preparing.add((peer, request.request_id))
+        if executor.is_prompt(request):
+            self._prepare(executor, peer, request, arrived)
+        else:
+            self._compiler.submit(self._prepare, executor, peer, request, arrived)
+
+    def _prepare(self, executor: "Executor[PreparedImages]", peer: Peer, request: ImageRequest, arrived: float) -> None:
+        failed = prepared = None
+        try:
+            with self.manifest.preparing(request.request_id):
+                prepared = executor.prepare(request)
+        except RequestError as error:
+            failed = Failed(request.request_id, error.code, error.message, error.field)
+        except Exception:
+            _log.exception("request %s cannot be prepared", request.request_id)
+            failed = Failed(request.request_id, "generation_failed", "the request could not be prepared")
+        with self._lock:
+            if (peer, request.request_id) not in self._preparing:
+                return  # cancelled meanwhile, and told so
+            self._preparing.discard((peer, request.request_id))
+            if prepared is not None:
+                self.arrivals.put(Arrival(peer, prepared, arrived))
+        if failed is not None:
+            self._channel.send(peer, failed)
+
+    def _cancel(self, peer: Peer, request_id: str) -> None:
+        with self._lock:
+            if (peer, request_id) not in self._preparing:
+                self.arrivals.put(Departure(peer, request_id))
+                return
+            self._preparing.discard((peer, request_id))
+        self._channel.send(peer, Failed(request_id, "cancelled", "cancelled by the caller"))

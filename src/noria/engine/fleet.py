@@ -1,0 +1,84 @@
+"""Several models on one device: one executor each, under one wheel that counts their slots together.
+
+A turn steps images of one model only, but whoever boards, and what is decoded, may be of others: the plan is handed to each executor
+in its part. The scheduler does not know; to it a model is a part of the shape class.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from noria.engine.executor import PreviewPixels
+from noria.request import ImageRequest
+from noria.scheduling.plans import ImageId, Outcome, Plan, Seat, Step
+
+if TYPE_CHECKING:
+    from noria.engine.diffusion import DiffusionExecutor, HostPixels, PreparedImages
+
+
+class Fleet:
+    """An executor whose requests are drawn by the model that they name."""
+
+    def __init__(self, executors: "Mapping[str, DiffusionExecutor]") -> None:
+        """`executors` by their models' names, all on one device and with as many slots."""
+        self.executors = executors
+        self._of: dict[str, DiffusionExecutor] = {}  # whose a request is
+
+    @property
+    def device(self) -> str:
+        """As torch names it."""
+        return str(next(iter(self.executors.values())).model.device)
+
+    def prepare(self, request: ImageRequest) -> "PreparedImages":
+        """Compile what the request needs; raises `errors.RequestError` if it cannot be drawn."""
+        return self.executors[request.model].prepare(request)
+
+    def is_prompt(self, request: ImageRequest) -> bool:
+        """Whether `prepare` would return at once."""
+        return self.executors[request.model].is_prompt(request)
+
+    def accept(self, prepared: "PreparedImages") -> None:
+        """Remember a request until `forget`."""
+        executor = self._of[prepared.request.request_id] = self.executors[prepared.request.model]
+        executor.accept(prepared)
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended."""
+        self._of.pop(request_id).forget(request_id)
+
+    def execute(self, plan: Plan) -> Outcome:
+        """One turn; the first part that does not fit the memory ends it."""
+        whole = Outcome(step_s=0.0)
+        for executor, part in self._parts(plan):
+            done = executor.execute(part)
+            whole = Outcome(
+                {**whole.failed, **done.failed},
+                done.overflowed,
+                whole.encode_s + done.encode_s,
+                whole.decode_s + done.decode_s,
+                None if whole.step_s is None or done.step_s is None else whole.step_s + done.step_s,
+            )
+            if done.overflowed is not None:
+                break
+        return whole
+
+    def take(self, image: ImageId) -> "HostPixels":
+        """The pixels of an image that the last turn decoded."""
+        return self._of[image.request_id].take(image)
+
+    def previews(self) -> list[PreviewPixels]:
+        """Those that the last turn made."""
+        return [preview for executor in self.executors.values() for preview in executor.previews()]
+
+    def _parts(self, plan: Plan) -> "list[tuple[DiffusionExecutor, Plan]]":
+        """The plan by executor: who boards comes first, then the steps, then the decodes, as the contract has it."""
+        parts = []
+        for executor in self.executors.values():
+            boards = tuple(seat for seat in plan.boards if self._is(executor, seat))
+            steps = tuple(step for step in plan.steps if self._is(executor, step))
+            decodes = tuple(seat for seat in plan.decodes if self._is(executor, seat))
+            if boards or steps or decodes:
+                parts.append((executor, Plan(boards, steps, decodes)))
+        return sorted(parts, key=lambda part: (bool(part[1].steps), bool(part[1].decodes)))
+
+    def _is(self, executor: "DiffusionExecutor", place: Seat | Step) -> bool:
+        return self._of[place.image.request_id] is executor

@@ -1,0 +1,94 @@
+"""Two real models on one device, under one wheel."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from noria.config import EngineConfig
+from noria.engine.loading import load_fleet, measured_costs
+from noria.engine.loop import Ended, ImageReady, PreviewReady, Wheel
+from noria.models.catalog import open_model
+from noria.request import ImageRequest
+from noria.scheduling.plans import End
+from noria.scheduling.steps import StepScheduler
+
+
+@pytest.fixture(scope="module")
+def world(tiny_folder, bundled_folder):
+    models = [open_model(str(bundled_folder)), open_model(str(tiny_folder))]
+    fleet, config = load_fleet(models, EngineConfig(slots=6, threads=1, decode_batch=2), "cpu")
+    return models, fleet, config
+
+
+def wish(spec, number, steps=6, previews=0):
+    return ImageRequest(
+        f"r{number}", "a red circle", "", number, spec.default_width_px, spec.default_height_px, steps, 3.0, 1, "ddim",
+        math.inf, model=spec.name, num_previews=previews,
+    )  # fmt: skip
+
+
+def draw(fleet, requests):
+    images, previews, ends = {}, [], {}
+
+    def take(event):
+        match event:
+            case ImageReady(prepared=prepared, pixels=pixels):
+                images[prepared.request.request_id] = np.frombuffer(pixels.rgb(), np.uint8).astype(int)
+            case PreviewReady(prepared=prepared, preview=preview):
+                previews.append((prepared.request.request_id, preview.width_px))
+            case Ended(event=event):
+                ends[event.request_id] = event.end
+
+    wheel = Wheel(StepScheduler(6, decode_batch=2), fleet, take, lambda: 0.0)
+    for request in requests:
+        wheel.submit(fleet.prepare(request))
+    while wheel.turn() is not None:
+        pass
+    assert set(ends.values()) == {End.FINISHED}
+    return images, previews
+
+
+def test_images_of_two_models_share_the_wheel_and_are_what_they_are_alone(world):
+    models, fleet, _ = world
+    requests = [wish(models[number % 2], number, steps=4 + number, previews=1) for number in range(8)]
+    together, previews = draw(fleet, requests)
+    for request in requests:
+        (alone,) = draw(fleet, [request])[0].values()
+        assert np.abs(together[request.request_id] - alone).max() <= 1
+    assert dict(previews) == {f"r{k}": (16, 8)[k % 2] for k in range(8)}
+    assert not fleet._of
+
+
+def test_one_models_full_memory_delays_the_other_and_fails_nobody(world, monkeypatch):
+    models, fleet, _ = world
+    requests = [wish(models[number % 2], number) for number in range(6)]
+    undisturbed, _ = draw(fleet, requests)
+    model = fleet.executors[models[1].name].model
+    real, refused = model.predict, []
+
+    def predict(latents, *rest):
+        if len(latents) > 2:
+            refused.append(len(latents))
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return real(latents, *rest)
+
+    monkeypatch.setattr(model, "predict", predict)
+    squeezed, _ = draw(fleet, requests)
+    assert refused == [6]  # three guided images; after that at most three rows, one image, are tried
+    for name, pixels in undisturbed.items():
+        assert np.abs(squeezed[name] - pixels).max() <= 1
+
+
+def test_each_models_work_is_measured_and_kept_apart(world, tmp_path):
+    models, fleet, config = world
+    config = EngineConfig(
+        **{name: getattr(config, name) for name in config.__struct_fields__} | {"cache_dir": str(tmp_path)}
+    )
+    costs, files = measured_costs(fleet, models, config)
+    assert {shape.model for shape in costs.steps} == {spec.name for spec in models}
+    assert len({file.path for file in files}) == 2
+    assert all(file.path.exists() for file in files)
+    again, _ = measured_costs(fleet, models, config)
+    assert {s: c.points for s, c in again.steps.items()} == {s: c.points for s, c in costs.steps.items()}
