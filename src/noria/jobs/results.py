@@ -40,8 +40,8 @@ class Results:
             ) from error
         except Exception as error:  # fsspec's filesystems share no error of their own
             raise ConfigError(
-                f"setting jobs.results is {shown(setting)}, which cannot be used: {error}. Give a path that can be written, or a URL "
-                "such as file:///var/lib/noria/results or s3://bucket/folder."
+                f"setting jobs.results is {shown(setting)}, which cannot be used: {error}. Set data_dir or jobs.results to a folder that can "
+                "be written, or to a URL such as s3://bucket/folder."
             ) from error
         self._is_local = "file" in _protocols(self._files)
 

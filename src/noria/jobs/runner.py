@@ -22,7 +22,7 @@ from noria.jobs.store import Store
 
 TICK_S = 0.5  # so soon is a cancellation noticed, and so often at most a progress written down
 RENEW_S = 5.0  # of a lease; it lasts three times as long
-# Each is two engines that ended while they drew it, the later ones while they drew nothing else.
+# Each is an engine that did not come back in time, or engines that were killed a dozen times. What crashes them is another error.
 MAX_ENGINE_LOSSES = 3
 
 _LEAST_DELAY_S, _LONGEST_DELAY_S = 1.0, 30.0  # of a job that found no engine
@@ -63,7 +63,7 @@ class PutBack:
 def verdict(error: NoriaError, num_engine_losses: int) -> PutBack | None:
     """What becomes of a job whose drawing failed; None: it fails. The load's and the engines' troubles are not its own.
 
-    It fails of an engine's end only at the third time, unlike a request that somebody waits for: a job is a promise.
+    Unlike a request that somebody waits for, it outlasts an engine that is long in coming back: a job is a promise.
     """
     if isinstance(error, QueueFull | EngineUnavailable):
         return PutBack(min(max(error.retry_after_s or 0.0, _LEAST_DELAY_S), _LONGEST_DELAY_S))

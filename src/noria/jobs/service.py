@@ -1,12 +1,13 @@
 """Jobs as a front end uses them: what its routes ask for, and the tasks that work on jobs while the front end lives."""
 
 import asyncio
+import os
 import pathlib
 import time
 import uuid
 from collections.abc import Callable
 
-from noria.config import JobsConfig
+from noria.config import Config, JobsConfig, data_folder
 from noria.errors import JobNotFound
 from noria.jobs.blocking import Blocking
 from noria.jobs.loops import forever
@@ -117,6 +118,16 @@ class JobService:
 
     async def _tidy_up(self) -> None:
         await self._blocking(clean, self._store, self._results, self._config.ttl_s, self._clock())
+
+
+def open_service(config: Config, place: str) -> JobService:
+    """The jobs of this machine as `config` has them; raises ConfigError."""
+    return JobService(config.jobs, data_folder(config, os.environ), place)
+
+
+def lone_place() -> str:
+    """The place of a front end that nobody starts again."""
+    return f"{uuid.uuid4().hex}/frontend"
 
 
 def clean(store: Store, results: Results, ttl_s: float, now: float) -> None:
