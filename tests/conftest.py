@@ -16,6 +16,15 @@ def _own_cache(tmp_path_factory):
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def data_home(tmp_path_factory):
+    """Where `data_dir` is by default, for tests and the processes that they start: never the home of who runs them."""
+    folder = tmp_path_factory.mktemp("data")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(folder))
+        yield folder
+
+
 @pytest.fixture(scope="session")
 def bundled_folder():
     """The model in the package."""

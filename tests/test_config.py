@@ -1,11 +1,12 @@
 """Settings: where they come from, which source wins, and what a mistake is told."""
 
+import os
 import pathlib
 import tomllib
 
 import pytest
 
-from noria.config import Config, allowed, load, settings, settings_page, toml_value
+from noria.config import Config, allowed, data_folder, load, settings, settings_page, toml_value
 from noria.errors import ConfigError
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "settings.md"
@@ -156,3 +157,27 @@ def test_defaults_on_the_page_are_toml() -> None:
     for setting in settings():
         parsed = tomllib.loads(f"value = {toml_value(setting.default)}")["value"]
         assert parsed == (list(setting.default) if isinstance(setting.default, tuple) else setting.default)
+
+
+def test_data_lies_where_it_is_said_else_where_xdg_says(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert data_folder(Config(data_dir=str(tmp_path)), {"XDG_DATA_HOME": "/x"}) == tmp_path
+    assert data_folder(Config(data_dir="data"), {}).is_absolute()
+    assert data_folder(Config(), {"XDG_DATA_HOME": "/x"}) == pathlib.Path("/x/noria")
+    monkeypatch.setenv("HOME", "/home/someone")
+    for ignored in ({}, {"XDG_DATA_HOME": ""}, {"XDG_DATA_HOME": "relative"}):
+        assert data_folder(Config(), ignored) == pathlib.Path("/home/someone/.local/share/noria")
+
+
+def test_data_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> pathlib.Path:
+        raise RuntimeError
+
+    monkeypatch.setattr(pathlib.Path, "home", homeless)
+    with pytest.raises(ConfigError, match="Set --data-dir FOLDER"):
+        data_folder(Config(), {})
+
+
+def test_no_test_touches_the_home_of_who_runs_them(data_home: pathlib.Path) -> None:
+    assert data_folder(Config(), os.environ) == data_home / "noria"

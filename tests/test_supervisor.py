@@ -74,6 +74,7 @@ def stop(*_):
     note("stopped")
     os._exit(0)
 signal.signal(signal.SIGTERM, stop)
+note("place " + job["place"])
 note("started")
 listener = socket.socket(fileno=job["fd"])
 while True:
@@ -229,6 +230,9 @@ def test_it_announces_restarts_what_is_killed_and_stops_in_order(tmp_path: pathl
     server.wait_for("frontend started", 2)  # until then the dying one may still take a connection
     with urllib.request.urlopen(server.url) as answer:
         assert int(answer.headers["X-Pid"]) != first_pid
+    first, second = (line.split()[2] for line in server.wait_for("frontend place", 2))
+    assert first == second  # so that the second takes back the jobs of the first
+    assert first.endswith("/frontend-0")
     os.kill(pid(server.wait_for("engine-1 started")[0]), signal.SIGKILL)
     server.wait_for("engine-1 ready", 2)
     assert len(server.wait_for("engine-0 started")) == 1

@@ -156,6 +156,50 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ] = 20.0
 
 
+class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """How requests are kept that nobody waits for."""
+
+    database: Annotated[
+        str,
+        Meta(
+            description="where jobs are kept: `auto` is SQLite in `data_dir`, else `sqlite:///FILE` or `postgresql://USER@HOST/NAME` "
+            "(a password goes into PGPASSWORD or PGPASSFILE: process listings show settings)"
+        ),
+    ] = "auto"
+    results: Annotated[
+        str,
+        Meta(
+            description="folder of the images of jobs, a path or a URL that fsspec knows; `auto` is `results` in `data_dir`"
+        ),
+    ] = "auto"
+    ttl_s: Annotated[
+        float,
+        Meta(
+            ge=60,
+            le=31_536_000,
+            description="an ended job and its images are deleted after this many seconds, and a job that nobody could draw for as long fails",
+        ),
+    ] = 86_400.0
+    concurrency: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)] | Auto,
+        Meta(description="jobs that one front end has drawn at once; `auto` is enough to fill the engines twice"),
+    ] = "auto"
+    max_queued: Annotated[int, Meta(ge=0, description="most jobs waiting to be drawn; more are refused with 429")] = (
+        10_000
+    )
+    webhook_secret_file: Annotated[
+        str,
+        Meta(
+            description="file with the secret that signs webhooks, `whsec_` and base64; `auto` is `webhook-secret` in `data_dir`, "
+            "made at the first start"
+        ),
+    ] = "auto"  # noqa: S105 - where it is, not what
+    webhook_allow_private: Annotated[
+        bool,
+        Meta(description="let webhooks go to loopback, private and other addresses that are not public"),
+    ] = False
+
+
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """The whole: what is served, by which engines, through which front ends."""
 
@@ -167,8 +211,37 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="least severe event that is logged")
     ] = "info"
+    data_dir: Annotated[
+        str,
+        Meta(
+            description="folder of what outlives the server, such as jobs; `auto` is `noria` in $XDG_DATA_HOME, else in ~/.local/share"
+        ),
+    ] = "auto"
     engine: EngineConfig = msgspec.field(default_factory=EngineConfig)
     frontend: FrontendConfig = msgspec.field(default_factory=FrontendConfig)
+    jobs: JobsConfig = msgspec.field(default_factory=JobsConfig)
+
+
+def data_folder(config: Config, environment: Mapping[str, str]) -> pathlib.Path:
+    """Where `config.data_dir` is on this machine; nothing is made there.
+
+    As the XDG Base Directory Specification has it, a relative $XDG_DATA_HOME counts as none.
+
+    Raises:
+        ConfigError: `auto`, and there is no home either.
+
+    """
+    if config.data_dir != "auto":
+        return pathlib.Path(config.data_dir).absolute()
+    home = pathlib.Path(environment.get("XDG_DATA_HOME", ""))
+    if home.is_absolute():
+        return home / "noria"
+    try:
+        return pathlib.Path.home() / ".local" / "share" / "noria"
+    except RuntimeError as error:
+        raise ConfigError(
+            "setting data_dir is 'auto', and there is neither $XDG_DATA_HOME nor a home. Set --data-dir FOLDER."
+        ) from error
 
 
 class Setting(Struct, frozen=True):

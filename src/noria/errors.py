@@ -8,13 +8,17 @@
     │   ├── BodyTooLarge                 413
     │   ├── RouteNotFound                404
     │   ├── MethodNotAllowed             405
-    │   └── ModelNotFound                404
+    │   ├── ModelNotFound                404
+    │   ├── JobNotFound                  404
+    │   └── IdempotencyConflict          422  the key was used for another body
     ├── ServingError                     ours, or the load's: the request itself was fine
     │   ├── QueueFull                    429  retry after a while
     │   ├── DeadlineUnmeetable           429  refused at once, since it would be late; retry after a while, or allow more time
     │   ├── EngineUnavailable            503  no engine is ready; retry
     │   ├── EngineLost                   503  the engine ended with the request in flight, and none came back; retry
     │   ├── EngineCrashed                500  the request has crashed the engine twice; do not
+    │   ├── JobsUnavailable              503  the database or the results folder does not answer; retry
+    │   ├── JobExpired                   504  no engine could draw it within its time to live
     │   ├── DeadlineExceeded             504
     │   ├── GenerationFailed             500  the model failed on this request
     │   ├── InternalError                500  a bug of ours
@@ -113,6 +117,20 @@ class ModelNotFound(RequestError):
     http_status = 404
 
 
+class JobNotFound(RequestError):
+    """There is no such job, or no such image of it: never was, or its time to live is over."""
+
+    code = "job_not_found"
+    http_status = 404
+
+
+class IdempotencyConflict(RequestError):
+    """The Idempotency-Key was sent before with another body."""
+
+    code = "idempotency_conflict"
+    http_status = 422  # as draft-ietf-httpapi-idempotency-key-header has it
+
+
 class ServingError(NoriaError):
     """The request was fine; serving it was not possible."""
 
@@ -159,6 +177,22 @@ class DeadlineExceeded(ServingError):
     """The request's time was over before its images were done."""
 
     code = "deadline_exceeded"
+    http_status = 504
+    retryable = True
+
+
+class JobsUnavailable(ServingError):
+    """The jobs' database or results folder does not answer; other routes do not need it."""
+
+    code = "jobs_unavailable"
+    http_status = 503
+    retryable = True
+
+
+class JobExpired(ServingError):
+    """No engine could draw the job within its time to live; a job's error, never a response."""
+
+    code = "job_expired"
     http_status = 504
     retryable = True
 

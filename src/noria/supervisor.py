@@ -16,6 +16,7 @@ import socket
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -126,6 +127,7 @@ class Supervisor:
     ) -> None:
         self._models, self._listener, self._directory, self._started_s = models, listener, directory, started_s
         self._config, self._command_of = config, command_of
+        self._server = uuid.uuid4().hex
         self._host, self._port = listener.getsockname()[:2]
         addresses = [f"ipc://{directory}/engine-{index}" for index in range(len(config.engine.devices))]
         _check_lengths(addresses)
@@ -163,7 +165,13 @@ class Supervisor:
 
     def _frontend(self, name: str, addresses: list[str]) -> Child:
         fd = self._listener.fileno()
-        job: dict[str, object] = {"config": self._config, "fd": fd, "engines": addresses, "parent_pid": os.getpid()}
+        job: dict[str, object] = {
+            "config": self._config,
+            "fd": fd,
+            "engines": addresses,
+            "parent_pid": os.getpid(),
+            "place": f"{self._server}/{name}",
+        }
         restarts = Restarts(serves_after_s=FRONTEND_SERVES_AFTER_S)
         return Child(kind="frontend", name=name, job=job, restarts=restarts, pass_fds=(fd,))
 

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator
 
 import httpx
+import msgspec
 import pytest
 import uvicorn
 
@@ -180,7 +181,18 @@ def eventually(condition: Callable[[], object], seconds: float = 5.0) -> None:
 
 @contextlib.contextmanager
 def serving(config: Config, engine: FakeEngine) -> Iterator[tuple[str, uvicorn.Server]]:
-    """A front end's address and the server itself, which ends with the context or at `should_exit`."""
+    """A front end's address and the server itself, which ends with the context or at `should_exit`.
+
+    Unless the config names a folder for its data, it has one of its own: no front end of another test draws its jobs.
+    """
+    with tempfile.TemporaryDirectory(prefix="noria-data") as data_dir:
+        own = config if config.data_dir != "auto" else msgspec.structs.replace(config, data_dir=data_dir)
+        with _serving(own, engine) as served:
+            yield served
+
+
+@contextlib.contextmanager
+def _serving(config: Config, engine: FakeEngine) -> Iterator[tuple[str, uvicorn.Server]]:
     link = EngineLink([engine.address], restart_wait_s=1.0)
     server = http_server(build_app(config, link), link, config.frontend.drain_s)
     listener = socket.create_server(("127.0.0.1", 0))

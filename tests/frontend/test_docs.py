@@ -1,5 +1,6 @@
 """The written documentation is complete: every code, route and field."""
 
+import base64
 import pathlib
 import re
 
@@ -9,7 +10,10 @@ from noria.config import Config
 from noria.errors import SetupError, all_codes
 from noria.frontend.app import build_app
 from noria.frontend.engine_link import EngineLink
+from noria.frontend.jobs import JobBody
 from noria.frontend.openai import GenerationsBody
+from noria.jobs.records import FOLLOWS, Job
+from noria.jobs.webhooks import sign
 from noria.request import ImageBody
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
@@ -32,8 +36,8 @@ def test_every_error_code_is_documented_with_its_status():
 
 def test_every_route_is_documented(interface):
     for route in build_app(Config(), EngineLink([])).routes:
-        method = "POST" if "POST" in route.methods else "GET"
-        assert f"| `{method} {route.path.replace(':path', '')}` |" in interface
+        for method in route.methods - {"HEAD"}:
+            assert f"| `{method} {route.path.replace(':path', '')}` |" in interface
 
 
 def test_every_field_is_documented(interface):
@@ -42,3 +46,21 @@ def test_every_field_is_documented(interface):
         assert f"`{field}`" in own
     for field in GenerationsBody.__struct_fields__:
         assert f"`{field}`" in openais
+    _, jobs = interface.split("## Jobs\n")
+    for field in JobBody.__struct_fields__:
+        assert f"| `{field}` |" in jobs
+    for field in Job.__struct_fields__:
+        assert f'"{field}": ' in jobs
+    for status in FOLLOWS:
+        assert f"| `{status}` |" in jobs
+
+
+def test_the_documented_check_of_a_webhook_takes_ours_and_no_other(interface):
+    code = re.search(r"```python\n(import base64.*?)```", interface, re.DOTALL)[1]
+    names = {}
+    exec(code, names)
+    secret = bytes(range(32))
+    text = f"whsec_{base64.b64encode(secret).decode()}\n"
+    headers = {"webhook-id": "msg_1", "webhook-timestamp": "1", "webhook-signature": sign(secret, "msg_1", 1, b"{}")}
+    assert names["is_from_noria"](text, headers, b"{}")
+    assert not names["is_from_noria"](text, headers, b"{ }")

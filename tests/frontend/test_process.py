@@ -12,7 +12,9 @@ import httpx
 import msgspec
 import pytest
 
-from noria.config import Config, FrontendConfig
+from noria.config import Config, FrontendConfig, JobsConfig
+
+NO_JOBS_SET = JobsConfig()
 
 
 @pytest.fixture
@@ -20,10 +22,14 @@ def start(new_engine, tmp_path):
     engine = new_engine()
     started = []
 
-    def begin(command=(sys.executable,)):
+    def begin(command=(sys.executable,), jobs=NO_JOBS_SET):
         with socket.create_server(("127.0.0.1", 0)) as listener:
             job = msgspec.json.encode(
-                {"config": Config(), "fd": listener.fileno(), "engines": [engine.address]}
+                {
+                    "config": Config(data_dir=str(tmp_path / "data"), jobs=jobs),
+                    "fd": listener.fileno(),
+                    "engines": [engine.address],
+                }
             ).decode()
             process = subprocess.Popen(
                 [*command, "-m", "noria.frontend.process", job],
@@ -96,6 +102,15 @@ def test_who_is_not_answered_at_the_end_of_a_drain_gets_503(serve, new_engine, u
     (answer,) = answers
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_unavailable")
     assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_a_jobs_database_that_cannot_be_used_ends_it_with_the_reason(start):
+    process, client, _ = start(jobs=JobsConfig(database="sqlite:////proc/no/jobs.sqlite"))
+    client.close()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "the jobs' database sqlite:////proc/no/jobs.sqlite cannot be used" in errors
+    assert "Traceback" not in errors
 
 
 def test_ends_with_its_parent(start, until):

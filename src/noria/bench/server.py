@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -46,11 +47,18 @@ class RunningServer:
 def running_server(arguments: Sequence[str]) -> Iterator[RunningServer]:
     """Start `noria serve ARGUMENTS`, wait until /readyz is green, and stop it at the end.
 
+    Unless they name a `--data-dir`, it has one of its own: what is measured must not draw the jobs of who measures.
+
     Raises:
         RuntimeError: it ended, or was not ready in two minutes.
 
     """
-    with _running(lambda port: ["-m", "noria", "serve", *arguments, "--port", str(port)]) as server:
+    with (
+        tempfile.TemporaryDirectory(prefix="noria-data-") as data_dir,
+        _running(
+            lambda port: ["-m", "noria", "serve", "--data-dir", data_dir, *arguments, "--port", str(port)]
+        ) as server,
+    ):
         yield server
 
 

@@ -4,8 +4,9 @@ Every refusal, on every route, has one shape (`refusals.py`), which is also the 
 """
 
 import contextlib
+import functools
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 from starlette.applications import Starlette
@@ -20,19 +21,25 @@ from noria.errors import InternalError, MethodNotAllowed, NoriaError, RouteNotFo
 from noria.frontend.a1111 import A1111, ROOT
 from noria.frontend.engine_link import EngineLink
 from noria.frontend.images import Images
+from noria.frontend.jobs import Jobs
 from noria.frontend.middleware import RequestLog
 from noria.frontend.openai import OpenAI
 from noria.frontend.openapi import openapi
 from noria.frontend.pages import docs_page, home_page
 from noria.frontend.refusals import error_answer
 from noria.frontend.studio import Studio
+from noria.jobs.service import JobService, lone_place, open_service
 from noria.observe import metrics
 from noria.spec import ModelSpec
 
 
-def build_app(config: Config, link: EngineLink) -> Starlette:
-    """The application that serves what `link` reaches; it enters and leaves the link with its own life."""
+def build_app(config: Config, link: EngineLink, open_jobs: Callable[[], JobService] | None = None) -> Starlette:
+    """The application that serves what `link` reaches; it enters and leaves the link and the jobs with its own life.
+
+    `open_jobs` opens them; by default as a front end that is alone. `state.drain` is to be called when the server stops accepting.
+    """
     studio = Studio(link, config.frontend)
+    jobs = Jobs(studio, config, open_jobs or functools.partial(open_service, config, lone_place()))
     images = Images(studio)
     openai = OpenAI(studio)
     own = OwnRoutes(config, link)
@@ -41,6 +48,7 @@ def build_app(config: Config, link: EngineLink) -> Starlette:
         Route("/v1/images/generations", openai.generations, methods=["POST"]),
         Route("/v1/models", openai.models),
         Route("/v1/models/{model:path}", openai.model),
+        *jobs.routes,
         *A1111(studio).routes,
         Route("/healthz", own.healthz),
         Route("/readyz", own.readyz),
@@ -63,7 +71,11 @@ def build_app(config: Config, link: EngineLink) -> Starlette:
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         async with link:
-            yield
+            await jobs.start()
+            try:
+                yield
+            finally:
+                await jobs.stop()
 
     app = Starlette(
         routes=routes,
@@ -71,6 +83,7 @@ def build_app(config: Config, link: EngineLink) -> Starlette:
         exception_handlers={NoriaError: refuse, HTTPException: refuse_route},
         lifespan=lifespan,
     )
+    app.state.drain = jobs.drain
     app.router.redirect_slashes = False  # "/t2i/" is not a path of ours, and a redirected POST is a riddle
     return app
 

@@ -259,7 +259,8 @@ def _size(request: ImageRequest) -> str:
 def _as_image_body(body: GenerationsBody) -> ImageBody:
     if body.response_format == "url":
         raise InvalidField(
-            'response_format is "url"; only "b64_json" is served: images are not stored.', field="response_format"
+            'response_format is "url"; only "b64_json" is served: images are stored for jobs only (POST /v1/jobs).',
+            field="response_format",
         )
     width, height = _sides(body.size)
     return ImageBody(

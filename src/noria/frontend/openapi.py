@@ -14,6 +14,9 @@ from noria import __version__
 from noria.config import FrontendConfig
 from noria.errors import (
     EngineUnavailable,
+    InvalidField,
+    JobNotFound,
+    JobsUnavailable,
     MethodNotAllowed,
     ModelNotFound,
     NoriaError,
@@ -26,8 +29,10 @@ from noria.frontend.a1111_bodies import DESCRIPTIONS as A1111_DESCRIPTIONS
 from noria.frontend.a1111_bodies import Txt2Img
 from noria.frontend.admission import limits
 from noria.frontend.images import ImagesAnswer
+from noria.frontend.jobs import JobBody, JobList
 from noria.frontend.openai import IGNORED, GenerationsAnswer, GenerationsBody, ModelCard, ModelDetail, ModelList
 from noria.frontend.refusals import ErrorAnswer
+from noria.jobs.records import Job
 from noria.request import ImageBody
 from noria.spec import ModelSpec
 
@@ -46,7 +51,7 @@ DESCRIPTIONS = {
     "size": "`WIDTHxHEIGHT` in pixels, or `auto` for the model's own",
     "output_format": "the image file's format",
     "output_compression": "quality of webp and jpeg, 0 to 100; nothing to png",
-    "response_format": "`b64_json`; `url` is refused, since images are not stored",
+    "response_format": "`b64_json`; `url` is refused: images are stored for jobs only",
     "stream": "answer with events: how far it is, pictures on the way, the finished images",
     "partial_images": "pictures of each image on its way, in a stream",
     "priority": "`low`, `normal` or `high`: who boards first when there is a queue",
@@ -58,6 +63,12 @@ DESCRIPTIONS = {
 _DESCRIPTIONS_A1111 = A1111_DESCRIPTIONS | {
     "sd_model_checkpoint": "the model of later requests by this route: a title of `sd-models`, a name, or a fingerprint",
     "samples_format": "the format of later images by this route: `png`, `webp` or `jpg`",
+}
+
+_DESCRIPTIONS_JOBS = {
+    "input": 'the body of `POST /t2i`, or with `"endpoint": "/v1/images/generations"` in it that route\'s; a seed is drawn where it has none',
+    "webhook": "where to POST the job when it starts and when it has ended, signed as Standard Webhooks has it",
+    "webhook_events_filter": "which of `start` and `completed` the webhook is told; both by default",
 }
 
 _STRUCTS = (
@@ -72,6 +83,9 @@ _STRUCTS = (
     Txt2ImgAnswer,
     Options,
     ProgressAnswer,
+    JobBody,
+    Job,
+    JobList,
     ErrorAnswer,
 )
 
@@ -83,6 +97,7 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
     "GenerationsBody": {"prompt": "a red circle above a blue square", "n": 2, "output_format": "webp"},
     "Txt2Img": {"prompt": "a red circle above a blue square", "sampler_name": "Euler", "steps": 20, "seed": -1},
     "Options": {"samples_format": "png"},
+    "JobBody": {"input": {"prompt": "a red circle above a blue square", "seed": 7}},
 }
 
 
@@ -111,11 +126,15 @@ def _schemas(spec: ModelSpec | None, config: FrontendConfig) -> dict[str, Any]:
             schema["properties"][name]["maxLength"] = config.max_prompt_chars
         if spec is not None:
             _fill_in(schema["properties"], spec, config)
-    for theirs in (Txt2Img, Options):
-        schema = schemas[theirs.__name__]
-        schema["example"] = _EXAMPLES[theirs.__name__]
+    for other, descriptions in (
+        (Txt2Img, _DESCRIPTIONS_A1111),
+        (Options, _DESCRIPTIONS_A1111),
+        (JobBody, _DESCRIPTIONS_JOBS),
+    ):
+        schema = schemas[other.__name__]
+        schema["example"] = _EXAMPLES[other.__name__]
         for name, field in schema["properties"].items():
-            field["description"] = _DESCRIPTIONS_A1111[name]
+            field["description"] = descriptions[name]
     return schemas
 
 
@@ -169,8 +188,9 @@ def _paths() -> dict[str, Any]:
                 answers=_json(ModelDetail),
                 errors=[ModelNotFound, EngineUnavailable],
             )
-            | {"parameters": [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]}
+            | {"parameters": [_parameter("model", "path")]}
         },
+        **_job_paths(),
         **_a1111_paths(),
         "/healthz": _plain("Tell that the process lives", "200 as long as it answers at all.", "application/json"),
         "/readyz": _plain(
@@ -183,6 +203,64 @@ def _paths() -> dict[str, Any]:
         "/docs": _plain("Describe it to people", "One page, nothing loaded from elsewhere.", "text/html"),
         "/": _plain("Tell what is served here", "And a first command.", "text/html"),
     }
+
+
+def _job_paths() -> dict[str, Any]:
+    unknown = [JobNotFound, JobsUnavailable]
+    one = [_parameter("id", "path")]
+    accepting = _operation(
+        "Have images drawn later",
+        "Answered at once with 202; the job survives the end of any process. With an `Idempotency-Key` that was sent before, "
+        "200 and the job that it has made.",
+        body=JobBody,
+        answers=_json(Job),
+    )
+    accepting["responses"]["202"] = {"description": "accepted", "content": _json(Job)}
+    return {
+        "/v1/jobs": {
+            "post": accepting | {"parameters": [_parameter("Idempotency-Key", "header")]},
+            "get": _operation(
+                "List jobs",
+                "Newest first; `next` is the next page's address.",
+                answers=_json(JobList),
+                errors=[InvalidField, JobsUnavailable],
+            )
+            | {"parameters": [_parameter("limit", "query"), _parameter("cursor", "query")]},
+        },
+        "/v1/jobs/{id}": {
+            "get": _operation("Tell of a job", "As Replicate's predictions.", answers=_json(Job), errors=unknown)
+            | {"parameters": one},
+            "delete": _operation(
+                "Cancel a job",
+                "Its images leave the batch; a job that has ended stays.",
+                answers=_json(Job),
+                errors=unknown,
+            )
+            | {"parameters": one},
+        },
+        "/v1/jobs/{id}/events": {
+            "get": _operation(
+                "Watch a job",
+                "Events `status` and `progress` until it has ended, from the one after Last-Event-ID on.",
+                answers={"text/event-stream": {}},
+                errors=[InvalidField, *unknown],
+            )
+            | {"parameters": [*one, _parameter("Last-Event-ID", "header")]}
+        },
+        "/v1/jobs/{id}/images/{index}": {
+            "get": _operation(
+                "Fetch an image of a job",
+                "Until the job's time to live is over.",
+                answers={f"image/{name}": {} for name in ("png", "webp", "jpeg")},
+                errors=unknown,
+            )
+            | {"parameters": [*one, _parameter("index", "path")]}
+        },
+    }
+
+
+def _parameter(name: str, place: str) -> dict[str, Any]:
+    return {"name": name, "in": place, "required": place == "path", "schema": {"type": "string"}}
 
 
 def _a1111_paths() -> dict[str, Any]:

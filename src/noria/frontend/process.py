@@ -11,21 +11,26 @@ import math
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from types import FrameType
 
 import msgspec
 import setproctitle
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.applications import Starlette
 
 from noria.config import Config
+from noria.errors import SetupError
 from noria.frontend.app import build_app
 from noria.frontend.connection import Connection
 from noria.frontend.engine_link import EngineLink
+from noria.jobs.service import lone_place, open_service
 from noria.observe.process import die_with_parent
 
 _LAST_WORDS_S = 2.0  # after a drain, to answer 503 to whom no image was drawn in time; the supervisor waits for 5
 _KEEP_ALIVE_S = 75  # longer than clients keep an idle connection (httpx 5 s, nginx 60 s): none sends into a closing one
+
+log = logging.getLogger("noria.frontend")
 
 
 class FrontendJob(msgspec.Struct, frozen=True):
@@ -35,10 +40,11 @@ class FrontendJob(msgspec.Struct, frozen=True):
     fd: int  # a listening TCP socket, inherited
     engines: list[str]  # addresses of their channels
     parent_pid: int | None = None  # the supervisor's
+    place: str = msgspec.field(default_factory=lone_place)  # `server/name`, the same in all lives of a front end
 
 
-def run(config: Config, listen_fd: int, engine_addresses: list[str]) -> None:
-    """Serve until SIGTERM."""
+def run(config: Config, listen_fd: int, engine_addresses: list[str], place: str) -> None:
+    """Serve until SIGTERM. Raises ConfigError where the jobs cannot be opened."""
     setproctitle.setproctitle("noria frontend")
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
@@ -47,14 +53,16 @@ def run(config: Config, listen_fd: int, engine_addresses: list[str]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises again the signal that it has already obeyed
         signal.signal(number, _already_obeyed)
     link = EngineLink(engine_addresses, config.frontend.restart_wait_s)
-    server = http_server(build_app(config, link), link, config.frontend.drain_s)
+    jobs = open_service(config, place)
+    server = http_server(build_app(config, link, lambda: jobs), link, config.frontend.drain_s)
     server.run(sockets=[socket.socket(fileno=listen_fd)])
 
 
-def http_server(app: ASGIApp, link: EngineLink, drain_s: float) -> uvicorn.Server:
+def http_server(app: Starlette, link: EngineLink, drain_s: float) -> uvicorn.Server:
     """`app` behind uvicorn, as this process runs it: uvloop, httptools, limits to its patience, and no log lines but our own."""
     return _Server(
         link,
+        app.state.drain,
         drain_s,
         uvicorn.Config(
             app,
@@ -74,12 +82,13 @@ def http_server(app: ASGIApp, link: EngineLink, drain_s: float) -> uvicorn.Serve
 class _Server(uvicorn.Server):
     """uvicorn, which at the end of a drain would close the connections of whom it has not answered."""
 
-    def __init__(self, link: EngineLink, drain_s: float, config: uvicorn.Config) -> None:
+    def __init__(self, link: EngineLink, on_drain: Callable[[], None], drain_s: float, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self._link, self._drain_s = link, drain_s
+        self._link, self._on_drain, self._drain_s = link, on_drain, drain_s
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain."""
+        self._on_drain()  # streams of jobs end, and their clients come again elsewhere
         stop = asyncio.get_running_loop().call_later(self._drain_s, self._link.stop)
         await super().shutdown(sockets)
         stop.cancel()
@@ -93,7 +102,11 @@ def main() -> None:
     """Read the job from the command line and do it."""
     job = msgspec.json.decode(sys.argv[1], type=FrontendJob)
     die_with_parent(parent_pid=job.parent_pid)
-    run(job.config, job.fd, job.engines)
+    try:
+        run(job.config, job.fd, job.engines, job.place)
+    except SetupError as error:
+        log.error("%s", error.message)
+        sys.exit(error.exit_status)
 
 
 if __name__ == "__main__":

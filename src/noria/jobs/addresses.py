@@ -1,0 +1,151 @@
+"""Which addresses a webhook may go to. Its URL comes from a stranger, and our network may trust us more than it trusts strangers.
+
+A URL is checked when its job is accepted and again before each delivery, since names move. It is resolved once, every address of the
+answer has to be public, and the delivery connects to the very address that was checked: a name that answers otherwise the next time
+(DNS rebinding) gains nothing.
+"""
+
+import ipaddress
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from noria.errors import InvalidField, shown
+
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+"""The addresses of a host for a port, in order of preference; raises OSError when there is none."""
+
+_LONGEST_URL = 2048
+_PORTS = {"http": 80, "https": 443}
+
+# IANA's registries of special-purpose addresses, and multicast; `ipaddress.is_global` differs from one Python to the next.
+_SPECIAL_V4 = tuple(
+    map(
+        ipaddress.IPv4Network,
+        (
+            "0.0.0.0/8",
+            "10.0.0.0/8",
+            "100.64.0.0/10",
+            "127.0.0.0/8",
+            "169.254.0.0/16",
+            "172.16.0.0/12",
+            "192.0.0.0/24",
+            "192.0.2.0/24",
+            "192.31.196.0/24",
+            "192.52.193.0/24",
+            "192.88.99.0/24",
+            "192.168.0.0/16",
+            "192.175.48.0/24",
+            "198.18.0.0/15",
+            "198.51.100.0/24",
+            "203.0.113.0/24",
+            "224.0.0.0/3",
+        ),
+    )
+)
+_UNICAST_V6 = ipaddress.IPv6Network("2000::/3")  # all that IANA has given out so far
+_SPECIAL_V6 = tuple(
+    map(
+        ipaddress.IPv6Network,
+        (
+            "2001::/23",  # Teredo and others
+            "2001:db8::/32",
+            "2002::/16",  # 6to4: carries an IPv4 address
+            "2620:4f:8000::/48",
+            "3fff::/20",
+        ),
+    )
+)
+# How an IPv6-only network reaches IPv4 (RFC 6052): what is inside counts.
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a delivery goes."""
+
+    scheme: str  # http or https
+    host: str  # as the Host header and the certificate name it, without brackets
+    port: int
+    address: str  # to connect to: one that was checked
+    path: str  # with the query
+
+    @property
+    def url(self) -> str:
+        """The URL with the address in the host's place."""
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{self.scheme}://{host}:{self.port}{self.path}"
+
+    @property
+    def host_header(self) -> str:
+        """What the client was told to ask for."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
+
+
+async def check(url: str, resolve: Resolve, *, allow_private: bool = False) -> Target:
+    """`url` as a place that a webhook may be sent to.
+
+    Raises:
+        InvalidField: for `webhook`; the URL is of another kind, its host has no address, or one that is not public.
+
+    """
+    scheme, host, port, path = _parts(url)
+    try:
+        addresses = await resolve(host, port)
+    except (OSError, UnicodeError) as error:
+        raise _refused(url, f"its host {shown(host)} has no address ({error})") from error
+    if not addresses:
+        raise _refused(url, f"its host {shown(host)} has no address")
+    if not allow_private:
+        for text in addresses:
+            if not is_public(text):
+                # Which one it is stays with us: names of our network are nobody else's business.
+                raise _refused(
+                    url,
+                    f"its host {shown(host)} has an address that is not public; the operator can allow those (jobs.webhook_allow_private)",
+                )
+    return Target(scheme, host, port, addresses[0], path)
+
+
+def is_public(text: str) -> bool:
+    """Whether an address is one of the open internet's; IPv4 in the clothes of IPv6 is not, but for NAT64."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:  # with a zone, such as fe80::1%eth0
+        return False
+    if isinstance(address, ipaddress.IPv6Address) and address in _NAT64:
+        address = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+    if isinstance(address, ipaddress.IPv4Address):
+        return not any(address in network for network in _SPECIAL_V4)
+    return address in _UNICAST_V6 and not any(address in network for network in _SPECIAL_V6)
+
+
+def _parts(url: str) -> tuple[str, str, int, str]:
+    """Scheme, host, port, and path with query."""
+    if len(url) > _LONGEST_URL:
+        raise _refused(url, f"it has {len(url)} characters; at most {_LONGEST_URL} are allowed")
+    if not re.fullmatch(r"[!-~]+", url) or "\\" in url:  # what parsers disagree about
+        raise _refused(
+            url, "it has characters that a URL cannot have (spaces, backslashes, beyond ASCII): percent-encode them"
+        )
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError as error:
+        raise _refused(url, f"it is not a URL ({error})") from error
+    if parts.scheme not in _PORTS:
+        raise _refused(url, "allowed are http:// and https://")
+    if "@" in parts.netloc:
+        raise _refused(url, "it holds a user or a password; webhooks are signed instead")
+    if "%" in host or not re.fullmatch(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+", host):
+        raise _refused(url, f"its host {shown(host)} is not a name or an address")
+    if port == 0:
+        raise _refused(url, "its port is 0; allowed are 1 to 65535")
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return parts.scheme, host, port or _PORTS[parts.scheme], path
+
+
+def _refused(url: str, why: str) -> InvalidField:
+    return InvalidField(f"webhook is {shown(url)}: {why}.", field="webhook")

@@ -1,0 +1,41 @@
+"""Calls that wait for a disk, a database or a store of objects: in threads, so that the event loop never does."""
+
+import asyncio
+import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from noria.errors import JobsUnavailable
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_NUM_THREADS = 8  # no more than the database's pool has connections
+
+
+class Blocking:
+    """Runs calls in threads of its own: `await blocking(store.get, job_id)`."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="jobs")
+
+    async def __call__(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What `call` returns or raises.
+
+        Raises:
+            JobsUnavailable: the database or the filesystem failed.
+
+        """
+        work = functools.partial(call, *args, **kwargs)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        except (SQLAlchemyError, OSError) as error:
+            what = "database" if isinstance(error, SQLAlchemyError) else "results folder"
+            raise JobsUnavailable(f"the jobs' {what} does not answer; try again later.", retry_after_s=5.0) from error
+
+    def close(self) -> None:
+        """Wait for the calls that run."""
+        self._pool.shutdown()

@@ -1,0 +1,103 @@
+"""The images of jobs, as files in a folder that fsspec reaches: a local one, or any store by its URL.
+
+    FOLDER/<job>/<attempt>-<k>.png
+
+A file's name holds the attempt that drew it, so whoever draws a job a second time touches no file of the first. A job's folder goes
+as a whole, before its record does: so a file whose writer was killed goes with it, and none is left behind.
+
+Calls block: they belong into threads. They raise what the filesystem raises, mostly OSError.
+"""
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from noria.errors import ConfigError, shown
+
+
+class Results:
+    """The files under one folder."""
+
+    def __init__(self, setting: str, data_folder: pathlib.Path) -> None:
+        """Open, and make, the folder that `jobs.results` names; `data_folder` is where `auto` is.
+
+        Raises:
+            ConfigError: the URL's filesystem is unknown, needs a package that is not installed, or the folder cannot be made.
+
+        """
+        from fsspec.core import url_to_fs
+
+        url = str(data_folder / "results") if setting == "auto" else setting
+        try:
+            self._files, folder = url_to_fs(url)
+            self._folder: str = folder.rstrip("/")
+            self._files.makedirs(self._folder, exist_ok=True)
+        except ImportError as error:
+            raise ConfigError(
+                f"setting jobs.results is {shown(setting)}, which needs a package that is missing: {error}."
+            ) from error
+        except Exception as error:  # fsspec's filesystems share no error of their own
+            raise ConfigError(
+                f"setting jobs.results is {shown(setting)}, which cannot be used: {error}. Set data_dir or jobs.results to a folder that can "
+                "be written, or to a URL such as s3://bucket/folder."
+            ) from error
+        self._is_local = "file" in _protocols(self._files)
+
+    def save(self, job_id: str, attempt: int, files: Sequence[bytes], suffix: str) -> list[str]:
+        """Write the images of one attempt; each is there as a whole or not at all. Returns their names for `read`."""
+        names = [f"{attempt}-{index}.{suffix}" for index in range(len(files))]
+        folder = f"{self._folder}/{job_id}"
+        self._files.makedirs(folder, exist_ok=True)
+        for name, file in zip(names, files, strict=True):
+            if self._is_local:
+                _write_aside_then_move(pathlib.Path(folder), name, file)
+            else:  # stores of objects show a file when it is complete
+                self._files.pipe_file(f"{folder}/{name}", file)
+        return names
+
+    def read(self, job_id: str, name: str) -> bytes | None:
+        """One file; None if it is not there."""
+        try:
+            content: bytes = self._files.cat_file(f"{self._folder}/{job_id}/{name}")
+        except FileNotFoundError:
+            return None
+        return content
+
+    def discard(self, job_id: str, attempt: int) -> None:
+        """Delete what one attempt has written, complete or not; and the folder, if nothing else is in it."""
+        folder = f"{self._folder}/{job_id}"
+        with contextlib.suppress(FileNotFoundError):
+            entries = [str(path).rpartition("/")[2] for path in self._files.ls(folder, detail=False)]
+            mine = [name for name in entries if name.removeprefix(".").startswith(f"{attempt}-")]
+            for name in mine:
+                with contextlib.suppress(FileNotFoundError):
+                    self._files.rm_file(f"{folder}/{name}")
+            if len(mine) == len(entries):
+                self._files.rmdir(folder)
+
+    def delete(self, job_id: str) -> None:
+        """Delete everything of a job."""
+        with contextlib.suppress(FileNotFoundError):
+            self._files.rm(f"{self._folder}/{job_id}", recursive=True)
+
+
+def _protocols(files: Any) -> tuple[str, ...]:
+    return (files.protocol,) if isinstance(files.protocol, str) else tuple(files.protocol)
+
+
+def _write_aside_then_move(folder: pathlib.Path, name: str, content: bytes) -> None:
+    """As the database does, this waits for the disk: a job that has succeeded has its images after a power cut, too."""
+    aside = folder / f".{name}.part"
+    with aside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.rename(folder / name)
+    for path in (folder, folder.parent):  # the names, too
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

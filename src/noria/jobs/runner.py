@@ -1,0 +1,228 @@
+"""Has jobs drawn: claims them, keeps their leases, writes down their progress and their end.
+
+Each job that is claimed is a *flight*: a task that draws, and one that concludes. Only drawing is ever cancelled: when the job turns out
+to be somebody else's by now (cancelled by a client, or claimed after a lease that ran out), or when this process stops. Concluding
+runs to its end, so what has been written is either told of or deleted.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from noria.errors import EngineLost, EngineUnavailable, InternalError, NoriaError, QueueFull
+from noria.jobs.blocking import Blocking
+from noria.jobs.loops import forever
+from noria.jobs.records import Claim, JobRecord
+from noria.jobs.results import Results
+from noria.jobs.store import Store
+
+TICK_S = 0.5  # so soon is a cancellation noticed, and so often at most a progress written down
+RENEW_S = 5.0  # of a lease; it lasts three times as long
+# Each is an engine that did not come back in time, or engines that were killed a dozen times. What crashes them is another error.
+MAX_ENGINE_LOSSES = 3
+
+_LEAST_DELAY_S, _LONGEST_DELAY_S = 1.0, 30.0  # of a job that found no engine
+
+log = logging.getLogger("noria.jobs")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The files of a job."""
+
+    files: list[bytes]
+    suffix: str
+    metrics: dict[str, float]
+
+
+class Painter(Protocol):
+    """Who draws: the front end's studio, or a test."""
+
+    def serves(self) -> set[tuple[str, str]]:
+        """The (model, version) that can be drawn now."""
+
+    def room(self) -> int:
+        """How many jobs shall be drawn at once."""
+
+    async def draw(self, record: JobRecord, tell: Callable[[bytes], None]) -> Drawn:
+        """Draw one job; `tell` takes its progress, as JSON. Raises NoriaError."""
+
+
+@dataclass(frozen=True)
+class PutBack:
+    """Let it be drawn later, by whomever."""
+
+    delay_s: float
+    lost: bool = False
+
+
+def verdict(error: NoriaError, num_engine_losses: int) -> PutBack | None:
+    """What becomes of a job whose drawing failed; None: it fails. The load's and the engines' troubles are not its own.
+
+    Unlike a request that somebody waits for, it outlasts an engine that is long in coming back: a job is a promise.
+    """
+    if isinstance(error, QueueFull | EngineUnavailable):
+        return PutBack(min(max(error.retry_after_s or 0.0, _LEAST_DELAY_S), _LONGEST_DELAY_S))
+    if isinstance(error, EngineLost) and num_engine_losses + 1 < MAX_ENGINE_LOSSES:
+        return PutBack(_LEAST_DELAY_S, lost=True)
+    return None
+
+
+@dataclass(eq=False)
+class _Flight:
+    record: JobRecord
+    claim: Claim
+    renewed_at: float  # by the loop's clock
+    written_at: float = 0.0  # its last progress
+    progress: bytes | None = None  # the newest, not written down yet
+    is_ours: bool = True
+    drawing: asyncio.Task[Drawn] = field(init=False)
+    concluding: asyncio.Task[None] = field(init=False)
+
+    def tell(self, progress: bytes) -> None:
+        self.progress = progress
+
+
+class Runner:
+    """One front end's hands for jobs. `owner` is `server/front end/incarnation`."""
+
+    def __init__(
+        self,
+        store: Store,
+        results: Results,
+        painter: Painter,
+        blocking: Blocking,
+        owner: str,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._store, self._results, self._painter, self._blocking = store, results, painter, blocking
+        self._owner, self._clock = owner, clock
+        self._flights: set[_Flight] = set()
+        self._awake = asyncio.Event()
+        self._no_claims_before = 0.0  # by the loop's clock
+        self._claiming = True
+        self._has_taken_back = False
+
+    def wake(self) -> None:
+        """There may be a job to claim, or one to drop."""
+        self._awake.set()
+
+    def rest(self) -> None:
+        """Claim no more jobs."""
+        self._claiming = False
+
+    async def run(self) -> None:
+        """Draw jobs until cancelled; `stop` has to follow."""
+        await forever(self._tick, self._pause)
+
+    async def _pause(self) -> None:
+        with contextlib.suppress(
+            TimeoutError
+        ):  # `wait_for` would swallow a cancellation that comes with the event (Python 3.11)
+            async with asyncio.timeout(TICK_S):
+                await self._awake.wait()
+        self._awake.clear()
+
+    async def stop(self) -> None:
+        """Hand back, at once, what is being drawn. To be called when `run` has ended."""
+        flights = list(self._flights)
+        for flight in flights:
+            flight.drawing.cancel()
+        await asyncio.gather(*(flight.concluding for flight in flights))
+
+    async def _tick(self) -> None:
+        if not self._has_taken_back:
+            await self._blocking(self._store.take_back, self._owner, self._clock())
+            self._has_taken_back = True
+        await self._beat()
+        room = self._painter.room() - len(self._flights)
+        if room < 1 or not self._claiming or asyncio.get_running_loop().time() < self._no_claims_before:
+            return
+        if served := self._painter.serves():
+            claiming = asyncio.ensure_future(
+                self._blocking(self._store.claim, self._owner, served, room, self._clock())
+            )
+            try:
+                claimed = await asyncio.shield(claiming)
+            except asyncio.CancelledError:  # `run` ends; what was claimed meanwhile is handed back by `stop`
+                claimed = await claiming
+                self._take_off(claimed)
+                raise
+            self._take_off(claimed)
+
+    def _take_off(self, records: list[JobRecord]) -> None:
+        now = asyncio.get_running_loop().time()
+        for record in records:
+            flight = _Flight(record, Claim(record.id, self._owner, record.attempt), renewed_at=now)
+            flight.drawing = asyncio.create_task(self._painter.draw(record, flight.tell), name=f"draw {record.id}")
+            flight.concluding = asyncio.create_task(self._conclude(flight), name=f"conclude {record.id}")
+            self._flights.add(flight)
+
+    async def _beat(self) -> None:
+        """Renew leases and write down progress where it is time; drop what is no longer ours."""
+        now = asyncio.get_running_loop().time()
+        flights = {flight.claim: flight for flight in self._flights}
+        due: dict[Claim, bytes | None] = {}
+        for claim, flight in flights.items():
+            progress = flight.progress if now - flight.written_at >= TICK_S else None
+            if progress is not None or now - flight.renewed_at >= RENEW_S:
+                due[claim] = progress
+        lost = await self._blocking(self._store.beat, due, self._clock())
+        for claim, progress in due.items():
+            flight = flights[claim]
+            flight.renewed_at = now
+            if progress is not None:
+                flight.written_at = now
+                if flight.progress is progress:
+                    flight.progress = None
+        others = flights.keys() - due.keys()
+        if others:
+            lost |= others - await self._blocking(self._store.still_held, others)
+        for claim in lost:
+            flights[claim].is_ours = False
+            flights[claim].drawing.cancel()
+
+    async def _conclude(self, flight: _Flight) -> None:
+        """Wait until the drawing has ended, one way or another, and write down which."""
+        await asyncio.wait([flight.drawing])
+        try:
+            if flight.drawing.cancelled():
+                if flight.is_ours:
+                    await self._blocking(self._store.hand_back, flight.claim, self._clock())
+            elif (error := flight.drawing.exception()) is None:
+                await self._succeed(flight, flight.drawing.result())
+            else:
+                await self._fail(flight, error)
+        except Exception:  # the lease runs out, and the job is drawn again
+            log.exception("the end of %s could not be written down", flight.claim.job_id)
+        finally:
+            self._flights.discard(flight)
+            self.wake()
+
+    async def _succeed(self, flight: _Flight, drawn: Drawn) -> None:
+        claim = flight.claim
+        done = False
+        try:
+            names = await self._blocking(self._results.save, claim.job_id, claim.attempt, drawn.files, drawn.suffix)
+            done = await self._blocking(self._store.finish, claim, names, drawn.metrics, self._clock())
+        finally:
+            if not done:
+                await self._blocking(self._results.discard, claim.job_id, claim.attempt)
+
+    async def _fail(self, flight: _Flight, error: BaseException) -> None:
+        claim = flight.claim
+        if not isinstance(error, NoriaError):
+            log.error("%s broke", claim.job_id, exc_info=error)
+            error = InternalError(f"the server failed on this job; its log has the details under {claim.job_id}.")
+        decision = verdict(error, flight.record.num_engine_losses)
+        if decision is None:
+            await self._blocking(self._store.fail, claim, error, self._clock())
+            return
+        self._no_claims_before = asyncio.get_running_loop().time() + decision.delay_s
+        await self._blocking(
+            self._store.hand_back, claim, self._clock(), delay_s=decision.delay_s, engine_lost=decision.lost
+        )

@@ -1,0 +1,139 @@
+"""Jobs as a front end uses them: what its routes ask for, and the tasks that work on jobs while the front end lives."""
+
+import asyncio
+import os
+import pathlib
+import time
+import uuid
+from collections.abc import Callable
+
+from noria.config import Config, JobsConfig, data_folder
+from noria.errors import JobNotFound
+from noria.jobs.blocking import Blocking
+from noria.jobs.loops import forever
+from noria.jobs.outbox import Outbox
+from noria.jobs.postman import Postman
+from noria.jobs.records import Event, JobRecord, NewJob
+from noria.jobs.results import Results
+from noria.jobs.runner import Painter, Runner
+from noria.jobs.schema import database_url, open_database
+from noria.jobs.store import Store
+from noria.jobs.webhooks import Sender, read_secret
+
+_CLEAN_EVERY_S = 30.0
+
+
+class JobService:
+    """All jobs of one database, and this process's part in them; `place` is `server/front end`, and nobody else's at a time.
+
+    `start` and `stop` go around its life in an event loop; the other coroutines are for between them.
+
+    Raises:
+        ConfigError: the database, the results' folder or the webhooks' secret cannot be used.
+
+    """
+
+    def __init__(
+        self, config: JobsConfig, data_folder: pathlib.Path, place: str, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._config, self._clock = config, clock
+        self._results = Results(config.results, data_folder)
+        self._sender = Sender(
+            read_secret(config.webhook_secret_file, data_folder), allow_private=config.webhook_allow_private
+        )
+        engine = open_database(database_url(config.database, data_folder))
+        self._store, self._outbox = Store(engine), Outbox(engine)
+        self._owner = f"{place}/{uuid.uuid4().hex}"
+        self._blocking = Blocking()
+        self._runner: Runner | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.is_draining = False
+
+    async def start(self, painter: Painter) -> None:
+        """Begin to draw, to deliver and to tidy up."""
+        self._runner = Runner(self._store, self._results, painter, self._blocking, self._owner, self._clock)
+        postman = Postman(self._outbox, self._sender, self._blocking, self._clock)
+        tidying = forever(self._tidy_up, lambda: asyncio.sleep(_CLEAN_EVERY_S))
+        self._tasks = [asyncio.create_task(work) for work in (self._runner.run(), postman.run(), tidying)]
+
+    def drain(self) -> None:
+        """Claim no more jobs: the process is about to stop. Those being drawn go on until `stop`."""
+        self.is_draining = True
+        if self._runner is not None:
+            self._runner.rest()
+
+    async def stop(self) -> None:
+        """Hand back what is being drawn, and close everything."""
+        self.is_draining = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._runner is not None:
+            await self._runner.stop()
+        await self._sender.close()
+        self._blocking.close()
+        self._store.close()
+
+    async def accept(self, new: NewJob) -> tuple[JobRecord, bool]:
+        """Keep a job, and whether it is a new one. As `Store.accept`; InvalidField where the webhook may not be called."""
+        if new.webhook is not None:
+            await self._sender.check(new.webhook)
+        accepted = await self._blocking(self._store.accept, new, self._config.max_queued, self._clock())
+        self._wake()
+        return accepted
+
+    async def get(self, job_id: str) -> JobRecord:
+        """One job. Raises JobNotFound."""
+        return await self._blocking(self._store.get, job_id)
+
+    async def page(self, limit: int, before_seq: int | None) -> list[JobRecord]:
+        """As `Store.page`."""
+        return await self._blocking(self._store.page, limit, before_seq)
+
+    async def cancel(self, job_id: str) -> JobRecord:
+        """End a job unless it has ended; its record after that. Raises JobNotFound."""
+        record = await self._blocking(self._store.cancel, job_id, self._clock())
+        self._wake()
+        return record
+
+    async def events(self, job_id: str, after: int) -> list[Event]:
+        """What happened to a job after event number `after`."""
+        return await self._blocking(self._store.events, job_id, after)
+
+    async def image(self, job_id: str, index: int) -> tuple[bytes, str]:
+        """Image `index` of a job, and its file's suffix. Raises JobNotFound."""
+        record = await self.get(job_id)
+        names = record.output.split(",") if record.output is not None else []
+        if index >= len(names):
+            has = f"its images are 0 to {len(names) - 1}" if names else f"it is {record.status} and has no images"
+            raise JobNotFound(f"job {job_id} has no image {index}: {has}.")
+        content = await self._blocking(self._results.read, job_id, names[index])
+        if content is None:
+            raise JobNotFound(f"image {index} of job {job_id} is no longer there.")
+        return content, names[index].rpartition(".")[2]
+
+    def _wake(self) -> None:
+        if self._runner is not None:
+            self._runner.wake()
+
+    async def _tidy_up(self) -> None:
+        await self._blocking(clean, self._store, self._results, self._config.ttl_s, self._clock())
+
+
+def open_service(config: Config, place: str) -> JobService:
+    """The jobs of this machine as `config` has them; raises ConfigError."""
+    return JobService(config.jobs, data_folder(config, os.environ), place)
+
+
+def lone_place() -> str:
+    """The place of a front end that nobody starts again."""
+    return f"{uuid.uuid4().hex}/frontend"
+
+
+def clean(store: Store, results: Results, ttl_s: float, now: float) -> None:
+    """Fail what nobody could draw in time; delete what ended long ago, its files first."""
+    store.expire(ttl_s, now)
+    while past := store.past_their_time(ttl_s, now):
+        for job_id in past:
+            results.delete(job_id)
+            store.delete(job_id)

@@ -1,0 +1,162 @@
+"""Webhooks: signed as Standard Webhooks has it (https://www.standardwebhooks.com), which is also Replicate's scheme, and delivered.
+
+    webhook-id: msg_…                  the same at each try: receivers drop what they have had
+    webhook-timestamp: 1795230000      of this try, Unix time
+    webhook-signature: v1,BASE64       HMAC-SHA256 of "{id}.{timestamp}.{body}" with the secret's bytes
+
+A delivery is kept in the database, in the transaction of the change that it tells of, until a receiver has answered 2xx: at least once.
+"""
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import hashlib
+import hmac
+import logging
+import os
+import pathlib
+import secrets
+import socket
+import ssl
+
+import httpx2
+
+from noria.errors import ConfigError, InvalidField
+from noria.jobs.addresses import Resolve, Target, check
+from noria.jobs.outbox import Delivery
+
+MAX_TRIES = 12  # the last about 4 hours after the first
+
+_FIRST_DELAY_S = 5.0
+_LONGEST_DELAY_S = 3600.0
+_CONNECT_S = 5.0
+_READ_S = 10.0  # to the answer's head; a receiver should answer first and work later
+_TOTAL_S = 20.0
+_LONGEST_READ = 16_384  # bytes of an answer, which nobody looks at; they are read so that the connection ends in order
+_PREFIX = "whsec_"
+_SHORTEST_SECRET = 24  # bytes, as the specification has it; we make 32
+
+log = logging.getLogger("noria.webhooks")
+
+
+def sign(secret: bytes, delivery_id: str, timestamp_s: int, body: bytes) -> str:
+    """The `webhook-signature` of one try."""
+    signed = b".".join((delivery_id.encode(), str(timestamp_s).encode(), body))
+    return "v1," + base64.b64encode(hmac.new(secret, signed, hashlib.sha256).digest()).decode()
+
+
+def delay_s(num_tries: int, uniform: float) -> float | None:
+    """How long to wait after try number `num_tries` failed; None: give up. `uniform` in [0, 1) spreads it by ± 20 %."""
+    if num_tries >= MAX_TRIES:
+        return None
+    return min(_FIRST_DELAY_S * 2.5 ** (num_tries - 1), _LONGEST_DELAY_S) * (0.8 + 0.4 * uniform)
+
+
+def read_secret(setting: str, data_folder: pathlib.Path) -> bytes:
+    """The secret that signs, from the file that `jobs.webhook_secret_file` names; made where that is `auto` and there is none yet.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds something else.
+
+    """
+    file = data_folder / "webhook-secret" if setting == "auto" else pathlib.Path(setting)
+    try:
+        if setting == "auto":
+            _make_secret(file)
+        text = file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"the secret of webhooks cannot be read from {file}: {error}. Set jobs.webhook_secret_file."
+        ) from error
+    try:
+        secret = base64.b64decode(text.removeprefix(_PREFIX), validate=True)
+    except binascii.Error as error:
+        raise ConfigError(f"the file {file} holds no secret: it is {_PREFIX} and base64.") from error
+    if len(secret) < _SHORTEST_SECRET:
+        raise ConfigError(f"the secret in {file} has {len(secret)} bytes; at least {_SHORTEST_SECRET} are allowed.")
+    return secret
+
+
+def _make_secret(file: pathlib.Path) -> None:
+    """Put a new secret there, for its owner's eyes, unless another process has; none ever reads half of one."""
+    if file.exists():
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    aside = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as opened:
+        opened.write(_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode() + "\n")
+    with contextlib.suppress(FileExistsError):
+        os.link(aside, file)
+    aside.unlink()
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """The system's answer for a host; raises OSError."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(entry[4][0]) for entry in found]
+
+
+class Sender:
+    """Posts deliveries. To be closed at the end."""
+
+    def __init__(self, secret: bytes, *, allow_private: bool, resolve: Resolve = resolve) -> None:
+        self._secret, self._allow_private, self._resolve = secret, allow_private, resolve
+        self._client: httpx2.AsyncClient | None = None
+        self._opening = asyncio.Lock()
+
+    async def check(self, url: str) -> Target:
+        """Whether `url` would be posted to now; raises InvalidField as `addresses.check` does."""
+        return await check(url, self._resolve, allow_private=self._allow_private)
+
+    async def send(self, delivery: Delivery, now: float) -> str | None:
+        """Try once. None: the receiver has it. Else why not, in words."""
+        try:
+            async with asyncio.timeout(_TOTAL_S):
+                target = await self.check(delivery.url)
+                return await self._post(delivery, target, int(now))
+        except InvalidField as error:
+            return error.message
+        except TimeoutError:
+            return f"no answer within {_TOTAL_S:g} s"
+        except httpx2.HTTPError as error:
+            return f"{type(error).__name__}: {error}"
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._client is not None:
+            await self._client.aclose()
+
+    async def _post(self, delivery: Delivery, target: Target, timestamp_s: int) -> str | None:
+        client = await self._opened()
+        body = delivery.body.encode()
+        headers = {
+            "Host": target.host_header,
+            "Content-Type": "application/json",
+            "User-Agent": "noria-webhooks",
+            "webhook-id": delivery.id,
+            "webhook-timestamp": str(timestamp_s),
+            "webhook-signature": sign(self._secret, delivery.id, timestamp_s, body),
+        }
+        names_host = {"sni_hostname": target.host} if target.scheme == "https" else {}
+        async with client.stream("POST", target.url, content=body, headers=headers, extensions=names_host) as answer:
+            num_bytes = 0
+            async for chunk in answer.aiter_raw():
+                num_bytes += len(chunk)
+                if num_bytes > _LONGEST_READ:
+                    break
+            return None if answer.is_success else f"it answered {answer.status_code}"
+
+    async def _opened(self) -> httpx2.AsyncClient:
+        async with self._opening:
+            if self._client is None:
+                certificates = await asyncio.to_thread(ssl.create_default_context)  # the system's: 0.1 s
+                self._client = httpx2.AsyncClient(
+                    verify=certificates,
+                    follow_redirects=False,  # a redirect leads to an address that nobody has checked
+                    trust_env=False,  # nor does a proxy connect to the address that we have
+                    timeout=httpx2.Timeout(_READ_S, connect=_CONNECT_S),
+                    limits=httpx2.Limits(max_keepalive_connections=0),
+                )
+            return self._client

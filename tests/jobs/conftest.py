@@ -1,0 +1,73 @@
+"""Databases for the suites about jobs: SQLite files, and a real PostgreSQL that is started once for all of them."""
+
+import shutil
+import tempfile
+import uuid
+import warnings
+
+import pytest
+import sqlalchemy as sa
+
+from noria.jobs.records import NewJob, new_job_id
+from noria.jobs.schema import database_url, open_database
+from noria.jobs.store import Store
+
+
+@pytest.fixture(scope="session")
+def postgresql():
+    """The URL of a PostgreSQL of our own, with its first database."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of XDG_RUNTIME_DIR, which a container has not
+        pgserver = pytest.importorskip("pgserver", reason="pgserver has no wheel for this Python")
+        folder = tempfile.mkdtemp(prefix="noria-pg")  # short: its socket lies in it
+        server = pgserver.get_server(folder)
+    yield server.get_uri()
+    server.cleanup()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request, tmp_path):
+    """The setting `jobs.database` of an empty database: each test that asks for one runs on both kinds."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/jobs.sqlite"
+        return
+    url = request.getfixturevalue("postgresql")
+    name = f"noria_{uuid.uuid4().hex}"
+    admin = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"), isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        connection.execute(sa.text(f"CREATE DATABASE {name}"))
+    yield url.replace("postgres:@", "postgres@").replace("/postgres?", f"/{name}?")
+    with admin.connect() as connection:
+        connection.execute(sa.text(f"DROP DATABASE {name} WITH (FORCE)"))
+    admin.dispose()
+
+
+@pytest.fixture
+def engine(database, tmp_path):
+    opened = open_database(database_url(database, tmp_path))
+    yield opened
+    opened.dispose()
+
+
+@pytest.fixture
+def store(engine):
+    return Store(engine)
+
+
+@pytest.fixture(scope="session")
+def job():
+    """Makes jobs of the model `shapes`, version `v1`."""
+
+    def new_job(**fields):
+        usual = {
+            "id": new_job_id(),
+            "model": "shapes",
+            "version": "v1",
+            "input": b'{"prompt": "a red circle"}',
+            "request": b'{"seed": 7}',
+            "base_url": "http://noria.test/",
+        }
+        return NewJob(**(usual | fields))
+
+    return new_job

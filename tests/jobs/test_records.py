@@ -1,0 +1,63 @@
+"""The life cycle and the wire shape of a job."""
+
+import msgspec
+import pytest
+
+from noria.jobs.records import ENDED, FOLLOWS, Claim, as_job, before, new_job_id, order_of
+
+
+def test_what_has_ended_is_followed_by_nothing():
+    assert {"succeeded", "failed", "canceled"} == ENDED
+    assert all(before(status) <= {"starting", "processing"} for status in FOLLOWS)
+
+
+def test_only_what_is_drawn_can_succeed_or_be_handed_back():
+    assert before("succeeded") == before("starting") == {"processing"}
+
+
+def test_names_of_jobs_cannot_be_guessed_and_fit_into_a_path():
+    names = {new_job_id() for _ in range(1000)}
+    assert len(names) == 1000
+    assert all(name.removeprefix("job_").isalnum() and len(name) == 30 for name in names)
+
+
+def test_a_low_job_is_overtaken_for_a_while_and_not_for_ever():
+    assert order_of(100, "high") < order_of(100, "normal") < order_of(100, "low")
+    assert order_of(0, "low") < order_of(1201, "high")
+
+
+def test_a_job_has_replicates_fields(store, job):
+    new = job(webhook="https://example.com/hook", webhook_events=("completed",))
+    record, _ = store.accept(new, 10, 1_795_230_000.5)
+    assert msgspec.to_builtins(as_job(record)) == {
+        "id": record.id,
+        "model": "shapes",
+        "version": "v1",
+        "input": {"prompt": "a red circle"},
+        "output": None,
+        "logs": "",
+        "error": None,
+        "error_code": None,
+        "status": "starting",
+        "created_at": "2026-11-21T03:00:00.500Z",
+        "started_at": None,
+        "completed_at": None,
+        "metrics": {},
+        "urls": {
+            "get": f"http://noria.test/v1/jobs/{record.id}",
+            "cancel": f"http://noria.test/v1/jobs/{record.id}",
+            "stream": f"http://noria.test/v1/jobs/{record.id}/events",
+        },
+        "webhook": "https://example.com/hook",
+        "webhook_events_filter": ["completed"],
+    }
+
+
+@pytest.mark.parametrize(("now", "spent_s"), [(12.0, 2.0), (5.0, 0.0)])
+def test_times_are_never_negative_whatever_the_clocks_say(store, job, now, spent_s):
+    store.accept(job(), 10, 8.0)
+    (mine,) = store.claim("s/f/1", {("shapes", "v1")}, 1, 10.0)
+    assert store.finish(Claim(mine.id, "s/f/1", 1), ["1-0.png", "1-1.png"], {"denoise_s": 1.5}, now)
+    done = as_job(store.get(mine.id))
+    assert done.metrics == {"denoise_s": 1.5, "total_time": max(now - 8.0, 0.0), "predict_time": spent_s}
+    assert done.output == [f"http://noria.test/v1/jobs/{mine.id}/images/{k}" for k in (0, 1)]

@@ -1,0 +1,82 @@
+"""The images of jobs: whole or not at all, and none left behind; on a local folder and on another filesystem."""
+
+import os
+import pathlib
+import uuid
+
+import pytest
+
+from noria.errors import ConfigError
+from noria.jobs.results import Results
+
+
+@pytest.fixture(params=["local", "memory"])
+def results(request, tmp_path):
+    setting = "auto" if request.param == "local" else f"memory://{uuid.uuid4().hex}"
+    return Results(setting, tmp_path)
+
+
+def test_what_is_saved_is_read(results):
+    names = results.save("job_a", 1, [b"first", b"second"], "png")
+    assert names == ["1-0.png", "1-1.png"]
+    assert [results.read("job_a", name) for name in names] == [b"first", b"second"]
+
+
+def test_what_is_not_there_is_none(results):
+    assert results.read("job_a", "1-0.png") is None
+
+
+def test_an_attempt_is_discarded_without_touching_another(results):
+    results.save("job_a", 1, [b"first"], "png")
+    results.save("job_a", 11, [b"eleventh"], "png")
+    results.discard("job_a", 1)
+    assert results.read("job_a", "1-0.png") is None
+    assert results.read("job_a", "11-0.png") == b"eleventh"
+    results.discard("job_a", 5)
+    results.discard("job_b", 1)
+
+
+def test_a_job_is_deleted_with_whatever_its_writers_left(results):
+    results.save("job_a", 1, [b"first"], "png")
+    results.save("job_a", 2, [b"second"], "png")
+    results.delete("job_a")
+    results.delete("job_a")
+    assert results.read("job_a", "2-0.png") is None
+
+
+def test_discarding_the_only_attempt_leaves_no_folder(tmp_path):
+    results = Results("auto", tmp_path)
+    results.save("job_a", 1, [b"first"], "png")
+    (tmp_path / "results" / "job_a" / ".1-1.png.part").write_bytes(b"ha")  # of a writer that was killed
+    results.discard("job_a", 1)
+    assert list((tmp_path / "results").iterdir()) == []
+
+
+def test_a_local_file_appears_as_a_whole(tmp_path, monkeypatch):
+    results = Results("auto", tmp_path)
+    seen = []
+    rename = pathlib.Path.rename
+    monkeypatch.setattr(
+        pathlib.Path, "rename", lambda self, to: seen.append((self.read_bytes(), to.exists())) or rename(self, to)
+    )
+    results.save("job_a", 1, [b"first"], "png")
+    assert seen == [(b"first", False)]
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("s3://bucket/folder", "needs a package that is missing: Install s3fs"),
+        ("nonsense://folder", "cannot be used: Protocol not known"),
+        ("/proc/noria", "cannot be used"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_refused_with_the_reason(setting, words, tmp_path):
+    with pytest.raises(ConfigError, match=words):
+        Results(setting, tmp_path)
+
+
+def test_a_url_of_a_file_names_a_local_folder(tmp_path):
+    Results(f"file://{tmp_path}/there/", pathlib.Path("/nowhere")).save("job_a", 1, [b"x"], "webp")
+    assert (tmp_path / "there" / "job_a" / "1-0.webp").read_bytes() == b"x"
+    assert oct(os.stat(tmp_path / "there").st_mode)[-3:] in ("700", "750", "755")

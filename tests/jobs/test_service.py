@@ -1,0 +1,112 @@
+"""Jobs as a front end uses them."""
+
+import asyncio
+import contextlib
+import time
+
+import pytest
+
+from noria.config import JobsConfig
+from noria.errors import InvalidField, JobNotFound, JobsUnavailable
+from noria.jobs.runner import Drawn
+from noria.jobs.service import JobService
+
+
+class Painter:
+    def serves(self):
+        return {("shapes", "v1")}
+
+    def room(self):
+        return 2
+
+    async def draw(self, record, tell):
+        return Drawn([b"first", b"second"], "webp", {})
+
+
+@contextlib.asynccontextmanager
+async def serving(config, folder, clock=time.time):
+    service = JobService(config, folder, "server/frontend-0", clock)
+    await service.start(Painter())
+    try:
+        yield service
+    finally:
+        await service.stop()
+
+
+async def ended(service, job_id):
+    async with asyncio.timeout(30):
+        while (record := await service.get(job_id)).completed_at is None:  # noqa: ASYNC110 - it happens in a database
+            await asyncio.sleep(0.02)
+    return record
+
+
+def test_a_job_is_accepted_drawn_and_read(database, tmp_path, job):
+    async def scenario():
+        async with serving(JobsConfig(database=database), tmp_path) as service:
+            record, created = await service.accept(job())
+            assert created
+            assert (await ended(service, record.id)).status == "succeeded"
+            assert await service.image(record.id, 1) == (b"second", "webp")
+            with pytest.raises(JobNotFound, match=r"no image 2: its images are 0 to 1\."):
+                await service.image(record.id, 2)
+            assert [shown.id for shown in await service.page(5, None)] == [record.id]
+            assert [event.seq for event in await service.events(record.id, 1)] == [2, 3]
+            other, _ = await service.accept(job(model="other"))
+            assert (await service.cancel(other.id)).status == "canceled"
+            with pytest.raises(JobNotFound, match="it is canceled and has no images"):
+                await service.image(other.id, 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_webhook_into_our_network_is_refused_at_acceptance(tmp_path, job):
+    async def scenario():
+        async with serving(JobsConfig(), tmp_path) as service:
+            with pytest.raises(InvalidField, match="not public"):
+                await service.accept(job(webhook="http://127.0.0.1:9/"))
+            assert await service.page(5, None) == []
+
+    asyncio.run(scenario())
+
+
+def test_jobs_and_their_files_go_when_their_time_is_over(tmp_path, job):
+    ahead = 0.0
+
+    async def scenario():
+        nonlocal ahead
+        async with serving(JobsConfig(ttl_s=60), tmp_path) as service:
+            record, _ = await service.accept(job())
+            await ended(service, record.id)
+        ahead = 61.0
+        async with serving(JobsConfig(ttl_s=60), tmp_path, lambda: time.time() + ahead) as service:
+            async with asyncio.timeout(30):
+                while await service.page(1, None):  # noqa: ASYNC110 - it happens in a thread
+                    await asyncio.sleep(0.02)
+            with pytest.raises(JobNotFound):
+                await service.get(record.id)
+
+    asyncio.run(scenario())
+    assert list((tmp_path / "results").iterdir()) == []
+
+
+def test_an_image_that_is_gone_is_not_found(tmp_path, job):
+    async def scenario():
+        async with serving(JobsConfig(), tmp_path) as service:
+            record, _ = await service.accept(job())
+            await ended(service, record.id)
+            (tmp_path / "results" / record.id / "1-0.webp").unlink()
+            with pytest.raises(JobNotFound, match="no longer there"):
+                await service.image(record.id, 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_database_that_breaks_is_told_as_such(tmp_path, job):
+    async def scenario():
+        async with serving(JobsConfig(), tmp_path) as service:
+            for file in tmp_path.glob("jobs.sqlite*"):
+                file.write_bytes(b"overwritten " * 1000)
+            with pytest.raises(JobsUnavailable, match="database does not answer"):
+                await service.accept(job())
+
+    asyncio.run(scenario())

@@ -1,0 +1,100 @@
+"""Jobs on the whole server, as a user starts it: whatever process is killed, each ends once, with the image that it would have had."""
+
+import contextlib
+import os
+import signal
+import time
+
+import httpx
+import psutil
+import pytest
+
+from noria.bench.server import running_server
+
+# Some seconds on two cores: time enough to be killed in.
+BODY = {"prompt": "a red circle above a blue square", "seed": 21, "inference_steps": 150}
+
+
+@contextlib.contextmanager
+def started(data_dir):
+    arguments = ["bundled", "--slots", "4", "--data-dir", str(data_dir)]
+    with (
+        running_server(arguments) as server,
+        httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=120) as client,
+    ):
+        yield server, client
+
+
+def wait_for(condition, seconds=90):
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+    return found
+
+
+def job(client, job_id):
+    """The job as it is now; None while its front end is being replaced."""
+    with contextlib.suppress(httpx.TransportError):
+        return client.get(f"/v1/jobs/{job_id}").json()
+    return None
+
+
+def steps_of(client, job_id):
+    """Waits until the job's images have made a step."""
+    with client.stream("GET", f"/v1/jobs/{job_id}/events") as events:
+        for line in events.iter_lines():
+            if line.startswith("data: ") and '"step":' in line and '"step":0' not in line:
+                return
+    raise AssertionError("it ended unseen")
+
+
+def statuses(client, job_id):
+    with client.stream("GET", f"/v1/jobs/{job_id}/events") as events:
+        lines = [line for line in events.iter_lines() if line.startswith("data: ") and '"status":' in line]
+    return [line.partition('"status":"')[2].partition('"')[0] for line in lines]
+
+
+def test_a_job_whose_front_end_and_engine_are_killed_succeeds_once_with_the_same_image(tmp_path):
+    with started(tmp_path) as (server, client):
+        job_id = client.post("/v1/jobs", json={"input": BODY}).json()["id"]
+        steps_of(client, job_id)
+        for child in [*server.children("frontend"), *server.children("engine")]:
+            os.kill(child.pid, signal.SIGKILL)
+        done = wait_for(lambda: (now := job(client, job_id)) and now["completed_at"] and now)
+        assert (done["status"], done["error"]) == ("succeeded", None)
+        told = statuses(client, job_id)
+        assert told[:2] == ["starting", "processing"]
+        assert told.count("processing") >= 2
+        assert [status for status in told if status not in ("starting", "processing")] == ["succeeded"]
+        assert client.get(done["output"][0]).content == client.post("/t2i", json=BODY).content
+        files = sorted(path.name for path in (tmp_path / "results").rglob("*.*"))
+        assert len(files) == 1
+
+
+@pytest.mark.slow
+def test_a_job_outlives_the_server_that_accepted_it(tmp_path):
+    with started(tmp_path) as (server, client):
+        job_id = client.post("/v1/jobs", json={"input": BODY}).json()["id"]
+        steps_of(client, job_id)
+        family = [server.process, *server.process.children()]
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+    with started(tmp_path) as (_, client):
+        done = wait_for(lambda: (now := job(client, job_id)) and now["completed_at"] and now)
+        assert done["status"] == "succeeded"
+        image = client.get(f"/v1/jobs/{job_id}/images/0").content
+        assert image == client.post("/t2i", json=BODY).content
+
+
+@pytest.mark.slow
+def test_a_server_that_is_stopped_hands_its_jobs_to_the_next_at_once(tmp_path):
+    with started(tmp_path) as (_, client):
+        job_id = client.post("/v1/jobs", json={"input": BODY}).json()["id"]
+        steps_of(client, job_id)
+    with started(tmp_path) as (server, client):  # leases of the first would run for 15 s
+        done = wait_for(lambda: (now := job(client, job_id)) and now["completed_at"] and now)
+        assert done["status"] == "succeeded"
+        assert "processing" in statuses(client, job_id)
+        assert server.process.is_running()
