@@ -17,7 +17,7 @@ from noria.bench.openloop import Job, run
 from noria.bench.statistics import Record, attainment
 from noria.bench.workload import Arrival, Ask
 
-LATE_S = 1.0
+LATE_S = 2.0
 
 
 class Erring(http.server.BaseHTTPRequestHandler):
@@ -113,7 +113,7 @@ def test_the_server_is_told_the_deadline_and_every_setting(server):
     records(server, (asked,))
     settings = {"prompt", "seed", "width", "height", "inference_steps", "guidance_scale", "scheduler", "n"}
     assert set(server.bodies[0]) == settings | {"deadline_ms", "metadata"}
-    assert server.bodies[0]["deadline_ms"] == 500
+    assert server.bodies[0]["deadline_ms"] == 1000
 
 
 def test_as_a_process_it_writes_each_record_when_it_is_known(server):

@@ -46,7 +46,7 @@ def test_overload_is_judged_by_its_worst_load_against_the_best_of_all():
 def test_refusals_are_told_from_other_failures():
     records = (record(0), record(1, status=429), record(2, status=504), record(3, status=500), record(4, status=0))
     found = summarise_run(Run("fcfs", 90, SECONDS, records, ()))
-    assert (found["requests"], found["refused"], found["other_failures"]) == (5, 2, 2)
+    assert (found["requests"], found["refused"], found["expired"], found["other_failures"]) == (5, 1, 1, 2)
     assert found["attainment"] == pytest.approx(0.2)
     assert found["latency_s"]["p99"] is None  # endless
 

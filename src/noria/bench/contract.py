@@ -13,7 +13,6 @@ import json
 import pathlib
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -28,6 +27,7 @@ from noria.bench.options import ContractOptions, Target
 from noria.bench.report import Run
 from noria.bench.server import RunningServer, flags_of, running_seed, running_server
 from noria.bench.statistics import Record
+from noria.bench.watching import watched
 from noria.bench.workload import MIXES, Arrival, trace
 from noria.config import Config
 from noria.errors import ConfigError
@@ -36,7 +36,6 @@ from noria.spec import ModelSpec
 
 _SATURATED_S = 24.0  # of mixed traffic, to measure a capacity
 _WARM_UP_S = 4.0  # of mixed traffic before each run: samplers are compiled, memory is as large as load makes it
-_SAMPLE_S = 0.25  # between two looks at a server's memory
 
 
 def main(
@@ -162,9 +161,9 @@ class ContractBench:
         mix = MIXES[self.options.mix](spec)
         with self._server(spec, target) as (server, path):
             calibration.saturate(server.port, path, mix, spec, _WARM_UP_S, self.options.seed + 1)
-            with _memory_of(server) as memory:
+            with watched(server) as seen:
                 records = _sent(Job(f"http://127.0.0.1:{server.port}{path}", arrivals))
-        return Run(target, load, self.options.seconds, tuple(records), tuple(memory))
+        return Run(target, load, self.options.seconds, tuple(records), tuple(seen.memory), seen.others_share)
 
     def _save(self) -> None:
         """Write the document whole, or leave the old one."""
@@ -194,25 +193,6 @@ def _sent(job: Job) -> list[Record]:
     if len(records) != len(job.arrivals):
         raise RuntimeError(f"the client ended after {len(records)} of {len(job.arrivals)} requests")
     return sorted(records, key=lambda record: record.number)
-
-
-@contextlib.contextmanager
-def _memory_of(server: RunningServer) -> Iterator[list[tuple[float, int]]]:
-    """(seconds since now, bytes that its processes hold), four times a second."""
-    samples: list[tuple[float, int]] = []
-    ended, started = threading.Event(), time.monotonic()
-
-    def sample() -> None:
-        while not ended.wait(_SAMPLE_S):
-            samples.append((time.monotonic() - started, server.resident_bytes()))
-
-    thread = threading.Thread(target=sample)
-    thread.start()
-    try:
-        yield samples
-    finally:
-        ended.set()
-        thread.join()
 
 
 def _check_installed(*names: str) -> None:

@@ -31,6 +31,7 @@ class Run(Struct, frozen=True):
     seconds: float  # over which the requests arrived
     records: tuple[Record, ...]
     memory: tuple[tuple[float, int], ...]  # seconds, bytes
+    others_share: float = 0.0  # of the machine's CPU time, that strangers took meanwhile
 
     def goodput(self, weight: Callable[[Record], float] = lambda _: 1.0) -> float:
         """Requests a second (or their `weight`) done by their deadline, ramp left out."""
@@ -57,7 +58,8 @@ def summarise_run(run: Run) -> dict[str, Any]:
         "attainment_by_patience": {
             kind: attainment([record for record in records if record.patience == kind]) for kind in patiences
         },
-        "refused": sum(record.status in (429, 504) for record in records),
+        "refused": sum(record.status == 429 for record in records),
+        "expired": sum(record.status == 504 for record in records),
         "other_failures": sum(record.status not in (200, 429, 504) for record in records if record.done_s is not None),
         "unanswered": sum(record.done_s is None for record in records),
         "goodput_requests_per_s": run.goodput(),
@@ -68,6 +70,7 @@ def summarise_run(run: Run) -> dict[str, Any]:
         "prediction_error": {f"p{100 * share:.0f}": percentile(errors, share) for share in (0.05, 0.5, 0.95)},
         "predictions_within_bound": share_within(errors, PREDICTION_BOUND),
         "memory_growth": run.memory_growth(),
+        "others_share": run.others_share,
         "mean_batch": statistics.mean(batches) if batches else math.nan,
     }
     return for_json(found)  # type: ignore[no-any-return]
@@ -149,7 +152,7 @@ def line(run: Run) -> str:
     found = summarise_run(run)
     return (
         f"{run.load} % {run.target}: attainment {found['attainment']:.2f} of {found['requests']} requests, "
-        f"{found['refused']} refused, {found['unanswered']} unanswered"
+        f"{found['refused']} refused, {found['expired']} expired, {found['unanswered']} unanswered"
     )
 
 
@@ -182,8 +185,10 @@ def tables(document: Mapping[str, Any]) -> str:
         by_load("goodput, images/s", lambda row: row["goodput_images_per_s"]),
         by_load("latency p50, s", lambda row: row["latency_s"]["p50"]),
         by_load("latency p90, s", lambda row: row["latency_s"]["p90"]),
-        by_load("refused", lambda row: row["refused"] / row["requests"]),
+        by_load("refused at once", lambda row: row["refused"] / row["requests"]),
+        by_load("given up at the deadline", lambda row: row["expired"] / row["requests"]),
         by_load("memory, end / begin", lambda row: row["memory_growth"]),
+        by_load("CPU time taken by others", lambda row: row["others_share"]),
         _findings(document),
     ]
     return "\n".join(itertools.chain.from_iterable(parts))

@@ -1,0 +1,43 @@
+"""What is seen of a server from outside, on a real process."""
+
+import subprocess
+import sys
+import time
+
+import psutil
+
+from noria.bench.server import RunningServer
+from noria.bench.watching import watched
+
+GROWING = "held = []\nfor _ in range(40):\n    held.append(bytearray(b'x' * 5_000_000))\n    import time; time.sleep(0.02)\ninput()"
+SPINNING = "import time\nend = time.monotonic() + 60\nwhile time.monotonic() < end: pass"
+
+
+def test_a_server_whose_memory_grows_is_seen_to():
+    with subprocess.Popen([sys.executable, "-c", GROWING], stdin=subprocess.PIPE) as child:
+        with watched(RunningServer(0, 0.0, psutil.Process(child.pid))) as seen:
+            deadline = time.monotonic() + 30
+            while not (seen.memory and seen.memory[-1][1] > 150_000_000):
+                assert time.monotonic() < deadline, seen.memory
+                time.sleep(0.05)
+        child.stdin.close()
+    assert [at for at, _ in seen.memory] == sorted(at for at, _ in seen.memory)
+
+
+def test_a_stranger_s_work_is_told_from_the_server_s_own():
+    idling = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with idling, subprocess.Popen([sys.executable, "-c", SPINNING]) as busy:
+        spinner = psutil.Process(busy.pid)
+        try:
+            with (
+                watched(RunningServer(0, 0.0, psutil.Process(idling.pid))) as stranger,  # the same seconds, seen by two
+                watched(RunningServer(0, 0.0, spinner)) as own,
+            ):
+                before, started = spinner.cpu_times().user, time.monotonic()
+                time.sleep(2.0)
+                spun_s, elapsed_s = spinner.cpu_times().user - before, time.monotonic() - started
+        finally:
+            busy.kill()
+            idling.kill()
+    share = spun_s / elapsed_s / psutil.cpu_count()
+    assert stranger.others_share - own.others_share > 0.7 * share > 0.0
