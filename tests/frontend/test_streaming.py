@@ -116,7 +116,11 @@ def test_priority_and_deadline_come_by_body_or_header_and_the_body_wins(client, 
     client.post("/t2i", json={"prompt": "p"}, headers=headers)
     client.post("/t2i", json={"prompt": "p", "priority": "high", "deadline_ms": 2000}, headers=headers)
     client.post("/t2i", json={"prompt": "p"})
-    assert [(r.priority, r.deadline_s) for r in engine.submitted] == [("low", 1.5), ("high", 2.0), ("normal", None)]
+    assert [request.priority for request in engine.submitted] == ["low", "high", "normal"]
+    by_header, by_body, none = (request.deadline_s for request in engine.submitted)
+    # A little less than asked for: the front end needs some of the time to make a file of the image.
+    assert 0.5 < by_header <= 1.5 < by_body <= 2.0
+    assert none is None
 
 
 def test_a_full_mailbox_keeps_every_preview_and_the_newest_progress():

@@ -78,7 +78,8 @@ class Executor(Protocol[P]):
 
 def preview_calls(num_calls: int, num_previews: int) -> frozenset[int]:
     """At which calls an image shows itself: `num_previews` of `num_calls`, evenly spread, never at the last, which shows the image."""
-    return frozenset((number * num_calls) // (num_previews + 1) for number in range(1, num_previews + 1))
+    calls = ((number * num_calls) // (num_previews + 1) for number in range(1, num_previews + 1))
+    return frozenset(call for call in calls if call < num_calls - 1)
 
 
 class VirtualClock:
