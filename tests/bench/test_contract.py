@@ -5,6 +5,7 @@ import http.server
 import io
 import itertools
 import json
+import pathlib
 import threading
 
 import psutil
@@ -119,6 +120,9 @@ def test_every_load_meets_every_target_with_the_same_trace(started, tmp_path, ca
     assert document["summary"]["largest_channel_difference"] == {"as it is": 0, "one bucket": 0}
     assert "| seed | 0.00 | 0.00 |" in capsys.readouterr().out
     assert (tmp_path / "plots" / "attainment.svg").exists()
+    caches = {words[words.index("--cache-dir") + 1] for words, *more in started if not more}
+    assert len(caches) == 1  # one for the bench, gone with it
+    assert not pathlib.Path(caches.pop()).exists()
 
 
 def test_each_run_has_a_server_of_its_own_with_its_policy_and_the_settings(started):

@@ -13,6 +13,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -51,18 +52,9 @@ def main(
 
     """
     _check_installed("fastapi", "httpx", *(["matplotlib"] if plots is not None else []))
-    if config.log_level == "info":  # two dozen servers would say two dozen times that they are ready
-        config = msgspec.structs.replace(config, log_level="warning")
-    bench = ContractBench(config, options, output)
-    status = 0
-    try:
-        bench.measure()
-    except KeyboardInterrupt:
-        _say("interrupted; what follows is what was measured until now")
-        status = 130
-    except (RuntimeError, OSError) as error:
-        _say(f"stopped: {error}; what follows is what was measured until now")
-        status = 1
+    with tempfile.TemporaryDirectory(prefix="noria-bench-") as folder:
+        bench = ContractBench(_apart(config, folder), options, output)
+        status = _measured(bench)
     document = bench.document()
     if bench.runs:
         print(report.tables(document))
@@ -72,6 +64,28 @@ def main(
         for file in draw(bench.runs, plots):
             _say(f"wrote {file}")
     return status
+
+
+def _apart(config: Config, folder: str) -> Config:
+    """`config` for servers that are only measured: they keep costs in `folder`, and say nothing unless something is wrong."""
+    engine = config.engine
+    if not engine.cache_dir:  # what was measured at another time, on a busier machine, makes bad promises
+        engine = msgspec.structs.replace(engine, cache_dir=folder)
+    log_level = "warning" if config.log_level == "info" else config.log_level
+    return msgspec.structs.replace(config, engine=engine, log_level=log_level)
+
+
+def _measured(bench: "ContractBench") -> int:
+    """Measure as far as it goes; returns the exit status."""
+    try:
+        bench.measure()
+    except KeyboardInterrupt:
+        _say("interrupted; what follows is what was measured until now")
+        return 130
+    except (RuntimeError, OSError) as error:
+        _say(f"stopped: {error}; what follows is what was measured until now")
+        return 1
+    return 0
 
 
 @dataclass
