@@ -238,6 +238,136 @@ def test_a_request_that_flies_alone_shares_the_wheel_with_nobody():
     assert boarded == [[], ["suspect", "suspect"], [], ["after"]]
 
 
+def test_of_images_that_do_not_fit_together_half_as_many_step_from_then_on():
+    scheduler = StepScheduler(4, costs=known_costs())
+    scheduler.submit(ticket("a", calls=2, images=4), 0)
+    plan, events = turn(scheduler, overflowed="steps")
+    assert (len(plan.steps), events) == (4, [])
+    plan, _ = turn(scheduler)
+    assert [(step.image.index, step.call) for step in plan.steps] == [(0, 0), (1, 0)]
+
+
+def test_whoever_does_not_fit_alone_fails_with_the_reason():
+    scheduler = StepScheduler(4)
+    scheduler.submit(ticket("a"), 0)
+    _, events = turn(scheduler, overflowed="steps")
+    assert [(event.end, event.reason) for event in events] == [
+        (End.FAILED, "64x64 does not fit the memory of the device, even alone")
+    ]
+
+
+def test_fewer_are_decoded_together_where_more_do_not_fit():
+    scheduler = StepScheduler(4)
+    scheduler.submit(ticket("a", calls=1, images=4), 0)
+    sizes = [len(turn(scheduler, overflowed="decodes")[0].decodes)]
+    while scheduler.num_seated:
+        sizes.append(len(turn(scheduler)[0].decodes))
+    assert sizes == [4, 2, 2]
+
+
+def test_who_is_left_of_those_that_did_not_fit_together_is_not_taken_for_one_that_does_not_fit_alone():
+    for part in ("steps", "decodes"):
+        scheduler = StepScheduler(4)
+        scheduler.submit(ticket("a", calls=1), 0)
+        scheduler.submit(ticket("b", calls=1), 0)
+        plan = scheduler.plan(0)
+        scheduler.cancel("b", 0)
+        assert scheduler.commit(plan, Outcome(overflowed=part), 0) == []
+        assert [event.request_id for event in turn(scheduler)[1][-1:]] == ["a"]
+
+
+def test_when_all_that_did_not_fit_are_gone_nothing_shrinks():
+    scheduler = StepScheduler(4, costs=known_costs())
+    scheduler.submit(ticket("a"), 0)
+    plan = scheduler.plan(0)
+    scheduler.cancel("a", 0)
+    assert scheduler.commit(plan, Outcome(overflowed="steps"), 0) == []
+    assert scheduler.costs.rows_limit(SMALL) == 8
+
+
+def test_who_cannot_board_beside_so_many_waits_for_fewer():
+    scheduler = StepScheduler(4)
+    scheduler.submit(ticket("a", calls=9, images=4), 0)
+    turn(scheduler, overflowed="boards")
+    plan, _ = turn(scheduler)
+    assert [seat.image.index for seat in plan.boards] == [0, 1]
+
+
+def test_what_fits_nowhere_does_not_leave_the_wheel_small_for_everybody_else():
+    scheduler = StepScheduler(4)
+    scheduler.submit(ticket("two", calls=3), 0)
+    turn(scheduler)
+    scheduler.submit(ticket("huge", calls=9, shape=LARGE), 0)
+    ends = []
+    while scheduler.num_seated or scheduler.num_waiting:
+        plan = scheduler.plan(0)
+        huge = any(seat.image.request_id == "huge" for seat in plan.boards)
+        ends += scheduler.commit(plan, Outcome(overflowed="boards" if huge else None), 0)
+    assert {event.request_id: event.end for event in ends if isinstance(event, RequestEnded)} == {
+        "huge": End.FAILED,
+        "two": End.FINISHED,
+    }
+    scheduler.submit(ticket("crowd", images=4), 0)
+    assert len(turn(scheduler)[0].boards) == 4
+
+
+def taught(scheduler, **outcome):
+    """A turn of 2.0 s."""
+    plan = scheduler.plan(0)
+    scheduler.commit(plan, Outcome(**outcome), 2.0, 2.0)
+    return plan
+
+
+def test_turns_teach_what_their_parts_took():
+    scheduler = StepScheduler(4)
+    scheduler.submit(ticket("a", calls=1, images=2, rows=2), 0)
+    taught(scheduler, encode_s=0.25, decode_s=0.5, step_s=1.0)
+    costs = scheduler.costs
+    assert (costs.prompt_s(""), costs.decode_s(SMALL, 2), costs.step_s(SMALL, 4)) == (0.125, 0.5, 1.0)
+
+
+def test_where_only_turns_can_be_timed_what_decoding_is_known_to_take_is_no_part_of_the_step():
+    """The decoding may be of another class than the step; its seconds here are those of giving the device the order."""
+    costs = CostModel(decodes={SMALL: Curve({1: 0.5}), LARGE: Curve({1: 1.5})})
+    scheduler = StepScheduler(4, decode_batch=1, costs=costs)
+    scheduler.submit(ticket("a", calls=1, images=2, shape=LARGE), 0)
+    scheduler.commit(scheduler.plan(0), Outcome(), 0.0)
+    scheduler.submit(ticket("b", calls=5), 0)
+    plan = taught(scheduler, encode_s=0.1, decode_s=0.001)
+    assert ([each.image.request_id for each in plan.steps], len(plan.decodes)) == (["b"], 1)
+    assert costs.step_s(SMALL, 1) == pytest.approx(2.0 - 1.5 - 0.1)
+    assert costs.decode_s(LARGE) == 1.5
+    assert costs.prompt_s("") == 0.0
+
+
+def test_a_turn_in_which_somebody_was_cancelled_teaches_nothing():
+    scheduler = StepScheduler(4)
+    scheduler.submit(ticket("a", calls=1), 0)
+    scheduler.submit(ticket("b", calls=1), 0)
+    plan = scheduler.plan(0)
+    scheduler.cancel("b", 0)
+    scheduler.commit(plan, Outcome(step_s=1.0), 1.0, 1.0)
+    assert scheduler.costs.steps == {}
+
+
+def test_whereabouts_are_of_those_who_are_here():
+    scheduler = StepScheduler(1, costs=known_costs())
+    assert scheduler.whereabouts(["nobody"], 0.0) == {}
+    scheduler.submit(ticket("a", calls=2, images=2), 0)
+    turn(scheduler)
+    at = scheduler.whereabouts(["a", "nobody"], 0.0)["a"]
+    assert (at.queue_position, at.call, at.start_in_s, at.finish_in_s) == (0, 0, 0.0, 3.0)
+
+
+def test_waiting_counts_from_the_arrival_and_predictions_from_now():
+    scheduler = StepScheduler(1, costs=known_costs())
+    (refused,) = scheduler.submit(ticket("a", calls=5, due=8.0), 4.0, arrived=2.0)
+    assert "it would be done in 5.00 s, 4.00 s are left" in refused.reason
+    scheduler.submit(ticket("b", calls=1), 4.0, arrived=2.0)
+    _, (_, ended) = turn(scheduler, 5.0)
+    assert ended.times.queue_s == 3.0
+
+
 def test_the_same_id_twice_at_once_is_a_bug():
     scheduler = StepScheduler(1)
     scheduler.submit(ticket("a"), 0)

@@ -149,7 +149,9 @@ class CostFile:
             _log.warning("the measured costs in %s cannot be used and are measured anew: %s", self.path, error)
             return False
         curves = [*kept.steps, *kept.decodes]
-        sane = all(seconds > 0.0 and count > 0 for curve in curves for count, seconds in curve.seconds.items())
+        sane = all(curve.seconds for curve in curves) and all(
+            seconds > 0.0 and count > 0 for curve in curves for count, seconds in curve.seconds.items()
+        )
         if kept.key != self._key or not kept.steps or not sane:
             return False
         costs.steps |= {self._shape(curve): Curve(dict(curve.seconds)) for curve in kept.steps}

@@ -97,13 +97,14 @@ class Wheel(Generic[P]):
         Its waiting and its deadline count from when it `arrived`, monotonic seconds; left out, from now. Its id must not be in use.
         """
         request = prepared.request
-        arrived = self._clock() if arrived is None else arrived
+        now = self._clock()
+        arrived = now if arrived is None else arrived
         assert request.request_id not in self._requests, request.request_id
         self._requests[request.request_id] = prepared
         self._executor.accept(prepared)
-        self._tell(self.scheduler.submit(_ticket(prepared, arrived), arrived))
+        self._tell(self.scheduler.submit(_ticket(prepared, arrived), now, arrived))
         if request.request_id in self._requests:  # not refused
-            self._tell_whereabouts([request.request_id], self._clock())
+            self._tell_whereabouts([request.request_id], now)
             if request.watched:
                 self._watched.add(request.request_id)
 

@@ -3,8 +3,8 @@
 Measured when the engine starts, refined at every turn, and kept from one start to the next. From it come the number of rows that pay
 in one call (the knee), and, in `forecast.py`, when a request will start and finish. Pure: it is told what was measured.
 
-Two clocks of change: a curve moves slowly towards what it sees at one number of rows, and the *pace*, one factor over all curves,
-follows within some twenty turns what troubles everything alike, such as a neighbour on the same machine.
+Two clocks of change: the *pace*, one factor over all curves, follows within some twenty turns what troubles everything alike, such as a
+neighbour on the same machine; a curve moves slowly, towards what the pace does not explain.
 """
 
 from bisect import bisect_left, insort
@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from noria.scheduling.plans import ShapeClass
 
 _PACE_WEIGHT = 0.08  # of one turn
-_CURVE_WEIGHT = 0.05  # of one turn at that number of rows
-_OUTLIER = 4.0  # a turn beyond this ratio counts as this: the first turn of a new kernel must not spoil the pace
+_OFTEN = 50  # measurements of one count: their mean first, from then on a moving one
+_TRIED = 3  # a count measured less often says nothing about the knee
+_OUTLIER = 4.0  # a turn beyond this ratio counts as this: the first turn of a new kernel must not spoil what is known
 _KNEE = 0.95  # a call of the knee's rows draws at least so much of the best throughput
 _AREA_POWER = 1.1  # how a step's cost grows with the image's area: attention grows faster than convolution
 
@@ -26,9 +27,11 @@ class Curve:
 
     points: dict[int, float] = field(default_factory=dict)
     _counts: list[int] = field(init=False)  # sorted
+    _seen: dict[int, int] = field(init=False)  # how often each was measured; what is given counts as often
 
     def __post_init__(self) -> None:
         self._counts = sorted(self.points)
+        self._seen = dict.fromkeys(self.points, _OFTEN)
 
     def at(self, count: int) -> float:
         """Seconds at `count`: the nearest line, extended beyond the last point; 0 where nothing is known."""
@@ -47,20 +50,23 @@ class Curve:
         return self.points[low] + slope * (count - low)
 
     def observe(self, count: int, seconds: float) -> None:
-        """Move towards what was just measured; a count that is new is taken as it was."""
-        if count in self.points:
-            self.points[count] += _CURVE_WEIGHT * (seconds - self.points[count])
-        else:
-            self.points[count] = seconds
+        """Move towards what was just measured."""
+        if known := self.at(count):
+            seconds = min(max(seconds, known / _OUTLIER), known * _OUTLIER)
+        if count not in self.points:
             insort(self._counts, count)
+        seen = self._seen[count] = self._seen.get(count, 0) + 1
+        before = self.points.setdefault(count, seconds)
+        self.points[count] = before + (seconds - before) / min(seen, _OFTEN)
 
     def knee(self, most: int) -> int:
         """The smallest count, `most` at the highest, whose throughput is within 5 % of the best; `most` where nothing is known."""
-        tried = [count for count in self._counts if count <= most]
-        if not tried or self._counts[-1] < most:  # not measured far enough to say that more does not pay
+        tried = [count for count in self._counts if self._seen[count] >= _TRIED]
+        if not tried or tried[-1] < most:  # not measured far enough to say that more does not pay
             return most
-        best = max(count / self.points[count] for count in tried)
-        return next(count for count in tried if count / self.points[count] >= _KNEE * best)
+        tried = [count for count in tried if count <= most] or [most]
+        best = max(count / self.at(count) for count in tried)
+        return next(count for count in tried if count / self.at(count) >= _KNEE * best)
 
 
 @dataclass(slots=True)
@@ -103,20 +109,21 @@ class CostModel:
 
     def observe_step(self, shape: ShapeClass, rows: int, seconds: float) -> None:
         """One call took so long."""
-        known = self._curve_s(self.steps, shape, rows)
-        if known:
-            ratio = min(max(seconds / known, 1 / _OUTLIER), _OUTLIER)
+        curve = self.steps.setdefault(shape, Curve())
+        if rows in curve.points:  # one that is new is no news of the pace
+            ratio = min(max(seconds / curve.points[rows], 1 / _OUTLIER), _OUTLIER)
             self.pace += _PACE_WEIGHT * (ratio - self.pace)
-        self.steps.setdefault(shape, Curve()).observe(rows, seconds)
+        curve.observe(rows, seconds / self.pace)
 
     def observe_decode(self, shape: ShapeClass, images: int, seconds: float) -> None:
         """Decoding took so long."""
-        self.decodes.setdefault(shape, Curve()).observe(images, seconds)
+        self.decodes.setdefault(shape, Curve()).observe(images, seconds / self.pace)
 
     def observe_encode(self, model: str, prompts: int, seconds: float) -> None:
         """Encoding `prompts` prompts took so long, all together."""
-        each = seconds / prompts
-        self.encode_s[model] = each + (1 - _CURVE_WEIGHT) * (self.encode_s.get(model, each) - each)
+        each = seconds / prompts / self.pace
+        before = self.encode_s.setdefault(model, each)
+        self.encode_s[model] = before + (each - before) / _OFTEN
 
     def settle(self) -> None:
         """Find the knees anew; called when measuring is over, not while serving, so that batches do not flutter."""

@@ -17,6 +17,7 @@ class Accepted:
     left: set[int]  # indices of images not yet decoded
     times: Times = Times()  # of the image decoded last
     promised: Forecast = Forecast(0.0, 0.0)  # at its acceptance, before correction
+    behind: float = 0.0  # added to what the policy says, so that it goes behind those who were promised something
 
     @property
     def images(self) -> list[ImageId]:
@@ -45,6 +46,7 @@ class Crowd:
     """Requests by id; each image that is left is either waiting, in order of arrival, or seated, in order of boarding."""
 
     num_slots: int
+    version: int = field(init=False, default=0)  # another one whenever a forecast may have become another
     requests: dict[str, Accepted] = field(init=False, default_factory=dict)
     waiting: dict[ImageId, None] = field(init=False, default_factory=dict)
     seated: dict[ImageId, Seated] = field(init=False, default_factory=dict)
@@ -58,16 +60,32 @@ class Crowd:
         """Slots that nobody has."""
         return self._slots.num_free
 
+    def changed(self) -> None:
+        """What was foreseen holds no more."""
+        self.version += 1
+
     def enter(self, ticket: Ticket, now: float) -> Accepted:
         """Take a request in; all its images wait."""
-        accepted = self.requests[ticket.request_id] = Accepted(ticket, now, set(range(ticket.num_images)))
-        self.waiting |= dict.fromkeys(accepted.images)
+        accepted = Accepted(ticket, now, set(range(ticket.num_images)))
+        self.enter_again(accepted)
         return accepted
+
+    def enter_again(self, accepted: Accepted) -> None:
+        """Take in who has left before it boarded."""
+        self.requests[accepted.ticket.request_id] = accepted
+        self.waiting |= dict.fromkeys(accepted.images)
+        self.changed()
 
     def seat(self, image: ImageId, now: float) -> None:
         """Give a waiting image a slot; one must be free."""
         del self.waiting[image]
         self.seated[image] = Seated(self._slots.take(), self.requests[image.request_id].ticket, now)
+        self.changed()
+
+    def stepped(self, image: ImageId, call: int) -> None:
+        """A seated image goes on with `call`."""
+        self.seated[image].call = call
+        self.changed()
 
     def unseat(self, images: Iterable[ImageId]) -> None:
         """Back to the queue, before all others."""
@@ -75,17 +93,20 @@ class Crowd:
         for image in images:
             self._slots.give_back(self.seated.pop(image).slot)
         self.waiting = dict.fromkeys(images) | self.waiting
+        self.changed()
 
     def done(self, image: ImageId) -> Seated:
         """A seated image was decoded."""
         seated = self.seated.pop(image)
         self._slots.give_back(seated.slot)
         self.requests[image.request_id].left.discard(image.index)
+        self.changed()
         return seated
 
     def leave(self, request_id: str) -> tuple[Accepted, int]:
         """Forget a request; returns it, and how many of its images left a slot undone."""
         accepted, num_unseated = self.requests.pop(request_id), 0
+        self.changed()
         for image in accepted.images:
             self.waiting.pop(image, None)
             if (seated := self.seated.pop(image, None)) is not None:

@@ -25,25 +25,28 @@ class Candidate:
 Policy = Callable[[Candidate, float], float]
 
 PATIENCE_S: Mapping[Priority, float] = MappingProxyType({"high": 5.0, "normal": 60.0, "low": 600.0})
-"""After how long an image without a deadline is as urgent as one that must start now to be in time."""
+"""After how long an image without a deadline is as urgent as one whose deadline is now."""
 
 _PRIORITY_S: Mapping[Priority, float] = MappingProxyType({"high": -30.0, "normal": 0.0, "low": 30.0})
 _HOPELESS_S = 3600.0  # behind all who can still be in time, and behind an hour of waiting
+DOUBT = 0.85  # costs are known to 15 %: what would be late by less than that may still be in time
 _AGEING = 0.5  # seconds of work that a second of waiting makes up for
 
 
 def least_slack(image: Candidate, now: float) -> float:
-    """By the time that can still be lost before the deadline is missed (Dertouzos and Mok, 1989, call it laxity).
+    """So that the least slack that anybody has when done is as great as can be: by deadline (Jackson, 1955).
 
-    An image without a deadline has as much slack as is left of its patience; so it rises while it waits, until it goes first. One that
-    cannot be in time any more goes last: it would only make others late.
+    Momentary slack (deadline less work left) would be as good for a device that serves one at a time, but changes with every step: two
+    images that are equally urgent would take turns and both be done late, and nobody could be promised when. An image without a
+    deadline is due when its patience ends; so it rises while it waits, until it goes first. One that cannot be in time any more
+    goes last: it would only make others late.
     """
     if image.deadline is None:
         return image.arrived + PATIENCE_S[image.priority] - now
-    slack = image.deadline - now - image.remaining_s
-    if image.deadline - now - image.least_s < 0.0:
-        return slack + _HOPELESS_S
-    return slack + _PRIORITY_S[image.priority]
+    left_s = image.deadline - now
+    if left_s < DOUBT * image.least_s:
+        return left_s + _HOPELESS_S
+    return left_s + _PRIORITY_S[image.priority]
 
 
 def fcfs(image: Candidate, now: float) -> float:  # noqa: ARG001 - a policy's signature

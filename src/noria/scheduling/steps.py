@@ -77,21 +77,22 @@ class StepScheduler:
         """About how long everything that was accepted will take, if nobody else comes."""
         return self._outlook.drain_s
 
-    def submit(self, ticket: Ticket, now: float) -> list[Event]:
-        """Take a request in, or refuse it at once."""
+    def submit(self, ticket: Ticket, now: float, arrived: float | None = None) -> list[Event]:
+        """Take a request in, or refuse it at once. Its waiting counts from when it `arrived`; left out, from now."""
         assert ticket.request_id not in self._crowd.requests, ticket.request_id
         if not self._crowd.requests:
             self._outlook.stood_still(now)
         refusal = self._refuse_for_number(ticket) or self._outlook.refuse_for_length(ticket, self.queue_limit_s)
         if refusal is not None:
             return [refusal]
-        before = self._outlook.requests(now) if ticket.due is not None else {}
-        accepted = self._crowd.enter(ticket, now)
-        accepted.promised = self._outlook.uncorrected(now)[ticket.request_id]
-        after = self._outlook.requests(now) if ticket.due is not None else {}
-        if (refusal := self._outlook.refuse_for_deadline(accepted, before, after, now)) is not None:
+        accepted = self._crowd.enter(ticket, now if arrived is None else arrived)
+        late = self._outlook.made_late_by(accepted, now)
+        if (refusal := self._outlook.refuse_for_deadline(ticket, late, now)) is not None:
             self._crowd.leave(ticket.request_id)
             return [refusal]
+        if late:
+            self._outlook.put_behind(accepted, now)  # it may wait; they may not
+        accepted.promised = self._outlook.uncorrected(now)[ticket.request_id]
         return []
 
     def cancel(self, request_id: str, now: float) -> list[Event]:  # noqa: ARG002 - the contract of every scheduler
@@ -114,8 +115,7 @@ class StepScheduler:
         known = [request_id for request_id in request_ids if request_id in self._crowd.requests]
         if not known:
             return {}
-        places = {image: place for place, image in enumerate(self._outlook.in_order(self._crowd.waiting, now))}
-        forecasts = self._outlook.requests(now)
+        places, forecasts = self._outlook.places(now), self._outlook.requests(now)
         found = {}
         for request_id in known:
             images = self._crowd.requests[request_id].images
@@ -134,6 +134,7 @@ class StepScheduler:
 
     def commit(self, plan: Plan, outcome: Outcome, now: float, seconds: float = 0.0) -> list[Event]:
         """Take note of a turn that was carried out, and took `seconds`. What was cancelled meanwhile is passed over."""
+        self._crowd.changed()
         if outcome.overflowed is None and not outcome.failed:
             self._learn(plan, outcome, now, seconds)
         events: list[Event] = []
@@ -146,7 +147,7 @@ class StepScheduler:
                 self._crowd.seated[seat.image].encode_s = outcome.encode_s
         for step in plan.steps if outcome.overflowed not in ("boards", "steps") else ():
             if step.image in self._crowd.seated:
-                self._crowd.seated[step.image].call = step.call + 1
+                self._crowd.stepped(step.image, step.call + 1)
         for seat in plan.decodes if outcome.overflowed is None else ():
             if seat.image in self._crowd.seated:
                 events += self._decoded(seat.image, outcome, now)
@@ -156,13 +157,15 @@ class StepScheduler:
 
     def _board(self, now: float) -> tuple[Seat, ...]:
         free = self._outlook.most_seated - len(self._crowd.seated)
+        aboard = {image.request_id for image in self._crowd.seated}
+        alone = any(self._crowd.requests[request_id].ticket.alone for request_id in aboard)
         boarding: list[ImageId] = []
-        for image in self._outlook.in_order(self._crowd.waiting, now) if free > 0 else ():
-            others = {other.request_id for other in (*self._crowd.seated, *boarding)} - {image.request_id}
-            alone = self._crowd.ticket(image).alone or any(self._crowd.requests[name].ticket.alone for name in others)
-            if len(boarding) == free or (alone and others):
+        for image in self._outlook.in_order(self._crowd.waiting, now)[:free] if free > 0 else ():
+            alone = alone or self._crowd.ticket(image).alone
+            if alone and aboard - {image.request_id}:
                 break  # whoever flies alone holds the others back until the wheel is empty
             boarding.append(image)
+            aboard.add(image.request_id)
         for image in boarding:
             self._crowd.seat(image, now)
         return tuple(Seat(image, self._crowd.seated[image].slot) for image in boarding)
@@ -211,22 +214,26 @@ class StepScheduler:
     # What a turn taught, and how requests end.
 
     def _learn(self, plan: Plan, outcome: Outcome, now: float, seconds: float) -> None:
-        """Feed the cost model; whoever was cancelled during the turn is not here any more, and such a turn teaches nothing."""
+        """Feed the cost model; whoever was cancelled during the turn is not here any more, and such a turn teaches nothing.
+
+        Where only the turn could be timed, decoding and encoding stay as they were measured at the start.
+        """
         images = [part.image for parts in (plan.boards, plan.steps, plan.decodes) for part in parts]
         if seconds <= 0.0 or any(image not in self._crowd.seated for image in images):
             return
-        if plan.boards and outcome.encode_s:
+        timed = outcome.step_s is not None
+        if timed and plan.boards and outcome.encode_s:
             model = self._crowd.ticket(plan.boards[0].image).shape.model
             self.costs.observe_encode(model, len(plan.boards), outcome.encode_s)
-        if plan.decodes and outcome.decode_s:
-            self.costs.observe_decode(
-                self._crowd.ticket(plan.decodes[0].image).shape, len(plan.decodes), outcome.decode_s
-            )
+        decoded = self._crowd.ticket(plan.decodes[0].image).shape if plan.decodes else None
+        if timed and decoded is not None and outcome.decode_s:
+            self.costs.observe_decode(decoded, len(plan.decodes), outcome.decode_s)
         if plan.steps:
             shape, rows = self._crowd.ticket(plan.steps[0].image).shape, self._rows(step.image for step in plan.steps)
             step_s = outcome.step_s
             if step_s is None:  # only the turn was timed
-                rest_s = self.costs.decode_s(shape, len(plan.decodes)) + outcome.encode_s
+                decode_s = self.costs.decode_s(decoded, len(plan.decodes)) if decoded is not None else 0.0
+                rest_s = decode_s + outcome.encode_s
                 step_s = max(seconds - rest_s, 0.1 * seconds)
             self.costs.observe_step(shape, rows, step_s)
             self._outlook.stepped(shape, rows, seconds, now)
@@ -243,17 +250,20 @@ class StepScheduler:
         if not images:
             return []
         shape, others = self._crowd.ticket(images[0]).shape, len(self._crowd.seated) - len(images)
-        if len(images) == 1 and (outcome.overflowed != "boards" or others == 0):
+        if len(named) == 1 and (outcome.overflowed != "boards" or others == 0):
             words = f"{shape.width_px}x{shape.height_px} does not fit the memory of the device, even alone"
+            self._outlook.most_seated = self.num_slots  # what made the others few is gone
             return self._end(images[0].request_id, End.FAILED, words)
         match outcome.overflowed:
             case "boards":
-                self._outlook.most_seated = others or len(images) // 2
+                self._outlook.most_seated = max(others + len(named) // 2, 1)
                 self._crowd.unseat(images)
             case "steps":
-                self.costs.overflowed(shape, self._rows(images))
-            case "decodes":
-                self._decode_limits[shape] = len(images) // 2
+                # Whoever was cancelled meanwhile counts as the others do.
+                rows = self._rows(images) * len(named) // len(images)
+                self.costs.overflowed(shape, rows)
+            case _:  # "decodes"
+                self._decode_limits[shape] = len(named) // 2
         return []
 
     def _decoded(self, image: ImageId, outcome: Outcome, now: float) -> list[Event]:

@@ -1,0 +1,98 @@
+"""The forecast, by example; that it comes true is held in virtual time by `test_virtual_time.py`."""
+
+import pytest
+
+from noria.scheduling.costs import CostModel, Curve
+from noria.scheduling.forecast import Expected, fitting, forecast
+from noria.scheduling.plans import ImageId, ShapeClass
+
+SMALL, LARGE = ShapeClass(64, 64, "m"), ShapeClass(128, 64, "m")
+
+
+def costs(most_rows=8, steps=None, decodes=None, encode_s=0.0):
+    steps, decodes = steps or {1: 1.0, 8: 8.0}, decodes or {1: 0.0}
+    shapes = (SMALL, LARGE)
+    return CostModel(
+        most_rows,
+        {shape: Curve(dict(steps)) for shape in shapes},
+        {shape: Curve(dict(decodes)) for shape in shapes},
+        {"m": encode_s},
+    )
+
+
+def image(name, calls, shape=SMALL, rows=1, seated=False, alone=False, index=0):
+    return Expected(ImageId(name, index), shape, rows, calls, seated, alone)
+
+
+def when(images, slots=4, model=None, company=None, decode_batch=4):
+    done = forecast(images, slots, model or costs(), company or {}, decode_batch)
+    return {each.request_id: (pytest.approx(at.start_in_s), pytest.approx(at.finish_in_s)) for each, at in done.items()}
+
+
+def test_one_image_takes_its_prompt_its_calls_and_its_decoding():
+    assert when([image("a", 3)], model=costs(decodes={1: 0.5}, encode_s=0.25)) == {"a": (0.0, 3.75)}
+
+
+def test_images_that_share_a_call_take_the_time_of_a_larger_one():
+    assert when([image("a", 2), image("b", 4)]) == {"a": (0.0, 4.0), "b": (0.0, 6.0)}
+
+
+def test_the_next_boards_when_a_slot_is_free():
+    assert when([image("a", 2, seated=True), image("b", 3)], slots=1) == {"a": (0.0, 2.0), "b": (2.0, 5.0)}
+
+
+def test_where_not_all_pay_the_others_are_paused():
+    assert when([image("a", 2), image("b", 2)], model=costs(most_rows=1)) == {"a": (0.0, 2.0), "b": (0.0, 4.0)}
+
+
+def test_who_goes_first_displaces_who_is_seated():
+    model = costs(most_rows=1)
+    images = [image("urgent", 1), image("runs", 5, seated=True), image("other", 5, seated=True)]
+    assert when(images, slots=2, model=model)["urgent"] == (5.0, 6.0)  # there was no slot before
+    images = [image("urgent", 1), image("runs", 5, seated=True)]
+    assert when(images, slots=2, model=model) == {"urgent": (0.0, 1.0), "runs": (0.0, 6.0)}
+
+
+def test_a_crowd_that_is_drawn_together_is_decoded_in_batches_of_which_each_takes_its_time():
+    images = [image(name, 1) for name in "abc"] + [image("runner", 9)]
+    done = when(images, model=costs(steps={1: 1.0, 4: 1.0}, decodes={1: 1.0, 2: 1.5}), decode_batch=2)
+    assert [done[name][1] for name in "abc"] == [2.5, 2.5, 4.5]  # a step of "runner" lies between
+
+
+def test_only_decoding_may_be_left():
+    assert when([image("a", 0, seated=True)], model=costs(decodes={1: 0.5})) == {"a": (0.0, 0.5)}
+
+
+def test_classes_share_the_device_by_the_images_seated():
+    images = [image("a", 4), image("b", 4, LARGE), image("c", 4, LARGE)]
+    done = when(images, model=costs(steps={1: 1.0, 8: 1.0}))
+    assert done["a"] == (0.0, 8.0)  # a third of the device while all are here, then all of it
+    assert done["b"] == (0.0, 6.0)
+
+
+def test_company_makes_steps_longer_but_not_beyond_the_limit():
+    assert when([image("a", 2)], company={SMALL: 3.0}) == {"a": (0.0, 6.0)}
+    assert when([image("a", 2)], model=costs(most_rows=2), company={SMALL: 6.0}) == {"a": (0.0, 4.0)}
+
+
+def test_what_is_not_known_costs_nothing():
+    assert when([image("a", 9), image("b", 3)], slots=1, model=CostModel()) == {"a": (0.0, 0.0), "b": (0.0, 0.0)}
+
+
+def test_who_flies_alone_waits_for_an_empty_wheel_and_holds_the_others_back():
+    images = [image("runs", 2, seated=True)]
+    images += [image("suspect", 3, alone=True, index=index) for index in range(2)]
+    images += [image("after", 1)]
+    assert when(images) == {"runs": (0.0, 2.0), "suspect": (2.0, 8.0), "after": (8.0, 9.0)}
+
+
+def test_a_call_takes_as_many_as_fit_and_one_at_least():
+    two, one = image("two", 1, rows=2), image("one", 1)
+    assert fitting([two, one], 1) == [two]
+    assert fitting([one, two], 3) == [one, two]
+    assert fitting([], 3) == []
+
+
+def test_room_too_small_for_the_next_goes_to_somebody_behind():
+    first, second, third = image("a", 1, rows=2), image("b", 1, rows=2), image("c", 1)
+    assert fitting([first, second, third], 3) == [first, third]
