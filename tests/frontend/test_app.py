@@ -98,7 +98,9 @@ def test_access_log_has_one_line_with_status_and_id(client, caplog):
         client.get("/healthz")
         client.get("/v1/models?a=%0Ab", headers={"x-request-id": "abc"})
     lines = [record.getMessage() for record in caplog.records if record.name == "noria.access"]
-    (line,) = [line for line in lines if line.endswith(" s abc")]  # others are of clients that an earlier test left behind
+    (line,) = [
+        line for line in lines if line.endswith(" s abc")
+    ]  # others are of clients that an earlier test left behind
     assert line.startswith("GET /v1/models 200 0.")
     assert not any("/healthz" in line for line in lines)
 

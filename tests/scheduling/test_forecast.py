@@ -3,7 +3,7 @@
 import pytest
 
 from noria.scheduling.costs import CostModel, Curve
-from noria.scheduling.forecast import Expected, fitting, forecast
+from noria.scheduling.forecast import Expected, forecast
 from noria.scheduling.plans import ImageId, ShapeClass
 
 SMALL, LARGE = ShapeClass(64, 64, "m"), ShapeClass(128, 64, "m")
@@ -84,15 +84,3 @@ def test_who_flies_alone_waits_for_an_empty_wheel_and_holds_the_others_back():
     images += [image("suspect", 3, alone=True, index=index) for index in range(2)]
     images += [image("after", 1)]
     assert when(images) == {"runs": (0.0, 2.0), "suspect": (2.0, 8.0), "after": (8.0, 9.0)}
-
-
-def test_a_call_takes_as_many_as_fit_and_one_at_least():
-    two, one = image("two", 1, rows=2), image("one", 1)
-    assert fitting([two, one], 1) == [two]
-    assert fitting([one, two], 3) == [one, two]
-    assert fitting([], 3) == []
-
-
-def test_room_too_small_for_the_next_goes_to_somebody_behind():
-    first, second, third = image("a", 1, rows=2), image("b", 1, rows=2), image("c", 1)
-    assert fitting([first, second, third], 3) == [first, third]

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from noria.scheduling.batches import Device, together
 from noria.scheduling.costs import CostModel
 from noria.scheduling.plans import ImageId, ShapeClass
 
@@ -26,6 +27,7 @@ class Expected:
     calls_left: float
     seated: bool = False
     alone: bool = False
+    due_s: float | None = None  # seconds from now; None: whenever it is done
     place: int = 0  # in the policy's order; this and the next the forecast fills in
     start_s: float = 0.0
 
@@ -77,13 +79,18 @@ class _Lane:
     soonest: float = 0.0  # calls until the next one is drawn
     _steps_s: dict[int, float] = field(default_factory=dict)  # by rows
 
-    def settle(self, costs: CostModel) -> None:
-        """Say who steps, and what a step costs."""
-        self.stepping = fitting(self.aboard, self.limit)
-        rows = max(sum([each.rows for each in self.stepping]), self.usual)
-        if rows not in self._steps_s:
-            self._steps_s[rows] = costs.step_s(self.shape, rows)
-        self.step_s = self._steps_s[rows]
+    def settle(self, costs: CostModel, now: float, share: float, *, is_full: bool) -> None:
+        """Say who steps, and what a step costs: with the usual company, as far as those who step can afford it."""
+
+        def step_s(rows: int) -> float:
+            if rows not in self._steps_s:
+                self._steps_s[rows] = costs.step_s(self.shape, rows)
+            return self._steps_s[rows]
+
+        device = Device(self.limit, step_s, costs.decode_s(self.shape), share, is_full)
+        self.stepping, longest_s = together(self.aboard, device, now)
+        known_s = step_s(sum([each.rows for each in self.stepping]))
+        self.step_s = max(known_s, min(step_s(self.usual), longest_s)) if self.usual else known_s
         self.soonest = min([each.calls_left for each in self.stepping])
         self.changed = False
 
@@ -150,8 +157,10 @@ class _World:
         num_aboard = 0
         for lane in lanes:
             num_aboard += len(lane.aboard)
+        is_full = self.num_seated >= self.num_slots
+        for lane in lanes:
             if lane.changed:
-                lane.settle(self.costs)
+                lane.settle(self.costs, self.now, len(lane.aboard) / num_aboard, is_full=is_full)
         # Classes share the device in proportion to what they have seated, so a turn of one takes as long as its share is small.
         turns_s = [lane.step_s * num_aboard / len(lane.aboard) for lane in lanes]
         if self.drawn:
@@ -178,19 +187,3 @@ class _World:
 
 def _place(each: Expected) -> int:
     return each.place
-
-
-def fitting(images: Sequence[Expected], rows_limit: int) -> list[Expected]:
-    """As many of `images`, in their order, as a call of `rows_limit` rows takes; one at least.
-
-    Room that is too small for whoever comes next goes to somebody behind who fits: it is of no use to the other.
-    """
-    chosen: list[Expected] = []
-    room = rows_limit
-    for image in images:
-        if image.rows <= room or not chosen:
-            chosen.append(image)
-            room -= image.rows
-            if room <= 0:
-                break
-    return chosen

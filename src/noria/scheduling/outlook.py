@@ -13,7 +13,7 @@ from noria.scheduling.costs import CostModel
 from noria.scheduling.crowd import Accepted, Crowd
 from noria.scheduling.forecast import Expected, Forecast, forecast
 from noria.scheduling.plans import End, ImageId, RequestEnded, ShapeClass, Ticket
-from noria.scheduling.policies import DOUBT, Candidate, Policy
+from noria.scheduling.policies import DOUBT, Candidate, Policy, heeds_deadlines
 
 _COMPANY_TURNS = 30.0  # over which the usual company is averaged
 _BIAS_WEIGHT = 0.05  # of one finished request
@@ -67,12 +67,14 @@ class Outlook:
 
         return sorted(images, key=key)
 
-    def expected(self, image: ImageId) -> Expected:
+    def expected(self, image: ImageId, now: float) -> Expected:
         """`image` as a forecast takes it."""
         ticket, seated = self.crowd.ticket(image), self.crowd.seated.get(image)
+        due_s = ticket.due - now if ticket.due is not None and heeds_deadlines(self.policy) else None
         if seated is None:
-            return Expected(image, ticket.shape, ticket.rows, ticket.num_calls, alone=ticket.alone)
-        return Expected(image, ticket.shape, ticket.rows, ticket.num_calls - seated.call, True, ticket.alone)
+            return Expected(image, ticket.shape, ticket.rows, ticket.num_calls, alone=ticket.alone, due_s=due_s)
+        calls = ticket.num_calls - seated.call
+        return Expected(image, ticket.shape, ticket.rows, calls, True, ticket.alone, due_s)
 
     def _key(self, request_id: str, call: int, rates: dict[tuple[ShapeClass, int], _Rates], now: float) -> float:
         accepted = self.crowd.requests[request_id]
@@ -123,7 +125,7 @@ class Outlook:
         if self._view.version == self.crowd.version:
             return self._view
         in_order = self.in_order((*self.crowd.seated, *self.crowd.waiting), now)
-        expected = [self.expected(image) for image in in_order]
+        expected = [self.expected(image, now) for image in in_order]
         waiting = [each.image for each in expected if not each.seated]
         images = forecast(expected, self.most_seated, self.costs, self._company, self.decode_batch)
         found: dict[str, Forecast] = {}
@@ -144,7 +146,7 @@ class Outlook:
             for index in range(ticket.num_images)
         ]
         done = forecast(images, self.most_seated, self.costs, {}, self.decode_batch)
-        return max(self._bias, 1.0) * max(each.finish_in_s for each in done.values())
+        return max(each.finish_in_s for each in done.values())
 
     @property
     def drain_s(self) -> float:
@@ -207,8 +209,8 @@ class Outlook:
         ]
 
     def _finish_s(self, request_id: str, now: float) -> float:
-        """As promises reckon: that others were done early, because somebody left, is no reason to count on it."""
-        return max(self._bias, 1.0) * self.uncorrected(now)[request_id].finish_in_s
+        """As promises reckon, without the bias: that those without a deadline were late is because others are kept."""
+        return self.uncorrected(now)[request_id].finish_in_s
 
     def _left_s(self, request_id: str, now: float) -> float:
         due = self.crowd.requests[request_id].ticket.due

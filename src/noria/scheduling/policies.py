@@ -59,6 +59,11 @@ def shortest_first(image: Candidate, now: float) -> float:
     return image.remaining_s - _AGEING * (now - image.arrived)
 
 
+def heeds_deadlines(policy: Policy) -> bool:
+    """Whether batches are to stay small enough for deadlines; a policy that does not ask for them has no use for that."""
+    return policy is least_slack
+
+
 POLICIES: Mapping[str, Policy] = MappingProxyType(
     {"least-slack": least_slack, "fcfs": fcfs, "shortest-first": shortest_first}
 )

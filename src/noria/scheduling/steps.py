@@ -19,9 +19,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from noria.scheduling.batches import Device, together
 from noria.scheduling.costs import CostModel
 from noria.scheduling.crowd import Crowd
-from noria.scheduling.forecast import fitting
 from noria.scheduling.outlook import Outlook
 from noria.scheduling.plans import (
     End,
@@ -190,11 +190,16 @@ class StepScheduler:
         return tuple(Step(image, seats[image].slot, seats[image].call) for image in chosen)
 
     def _as_many_as_pay(self, images: list[ImageId], shape: ShapeClass, now: float) -> list[ImageId]:
-        limit = self.costs.rows_limit(shape)
-        if self._rows(images) <= limit:
-            return images
-        in_order = [self._outlook.expected(image) for image in self._outlook.in_order(images, now)]
-        chosen = {each.image for each in fitting(in_order, limit)}
+        seated = self._crowd.seated.values()
+        device = Device(
+            rows_limit=self.costs.rows_limit(shape),
+            step_s=lambda rows: self.costs.step_s(shape, rows),
+            decode_s=self.costs.decode_s(shape),
+            share=len(images) / sum(not each.drawn for each in seated),
+            is_full=len(seated) >= self._outlook.most_seated,
+        )
+        in_order = [self._outlook.expected(image, now) for image in self._outlook.in_order(images, now)]
+        chosen = {each.image for each in together(in_order, device, now=0.0)[0]}
         return [image for image in images if image in chosen]
 
     def _rows(self, images: Iterable[ImageId]) -> int:
