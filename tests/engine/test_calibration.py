@@ -11,7 +11,7 @@ from noria.config import EngineConfig
 from noria.engine import calibration
 from noria.engine.calibration import CostFile, KeptCosts, cost_folder, cost_key, draw_throw_away, measure
 from noria.engine.executor import FakeExecutor, VirtualClock
-from noria.engine.loading import load_executor, measured_costs
+from noria.engine.loading import load_fleet, measured_costs
 from noria.errors import ModelError
 from noria.models.catalog import open_model
 from noria.scheduling.costs import CostModel, Curve
@@ -190,13 +190,13 @@ def test_costs_are_kept_in_the_folder_of_the_setting_or_in_the_users_cache(monke
 
 def test_a_real_model_is_measured_at_its_first_start_and_not_at_its_second(spec, tmp_path, monkeypatch):
     settings = msgspec.structs.replace(CONFIG, slots=2, cache_dir=str(tmp_path))
-    executor, config = load_executor(spec, settings, "cpu")
-    costs, file = measured_costs(executor, spec, config)
+    fleet, config = load_fleet([spec], settings, "cpu")
+    costs, (file,) = measured_costs(fleet, [spec], config)
     shape = default_size(spec)
     assert sorted(costs.steps[shape].points) == [1, 2, 4]
     assert costs.decode_s(shape) > 0.0
     assert costs.prompt_s(spec.name) > 0.0
     assert file.path.exists()
     monkeypatch.setattr("noria.engine.loading.measure", lambda *_: pytest.fail("measured again"))
-    again, _ = measured_costs(executor, spec, config)
+    again, _ = measured_costs(fleet, [spec], config)
     assert again.steps[shape].points == costs.steps[shape].points
