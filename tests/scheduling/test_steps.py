@@ -326,6 +326,14 @@ def test_turns_teach_what_their_parts_took():
     assert (costs.prompt_s(""), costs.decode_s(SMALL, 2), costs.step_s(SMALL, 4)) == (0.125, 0.5, 1.0)
 
 
+def test_prompts_of_two_models_that_were_encoded_in_one_turn_teach_nothing_of_either():
+    scheduler = StepScheduler(4)
+    scheduler.submit(ticket("a", shape=ShapeClass(64, 64, "one")), 0)
+    scheduler.submit(ticket("b", shape=ShapeClass(64, 64, "other")), 0)
+    taught(scheduler, encode_s=0.25, step_s=1.0)
+    assert scheduler.costs.encode_s == {}
+
+
 def test_where_only_turns_can_be_timed_what_decoding_is_known_to_take_is_no_part_of_the_step():
     """The decoding may be of another class than the step; its seconds here are those of giving the device the order."""
     costs = CostModel(decodes={SMALL: Curve({1: 0.5}), LARGE: Curve({1: 1.5})})

@@ -227,9 +227,9 @@ class StepScheduler:
         if seconds <= 0.0 or any(image not in self._crowd.seated for image in images):
             return
         timed = outcome.step_s is not None
-        if timed and plan.boards and outcome.encode_s:
-            model = self._crowd.ticket(plan.boards[0].image).shape.model
-            self.costs.observe_encode(model, len(plan.boards), outcome.encode_s)
+        models = {self._crowd.ticket(seat.image).shape.model for seat in plan.boards}
+        if timed and len(models) == 1 and outcome.encode_s:
+            self.costs.observe_encode(models.pop(), len(plan.boards), outcome.encode_s)
         decoded = self._crowd.ticket(plan.decodes[0].image).shape if plan.decodes else None
         if timed and decoded is not None and outcome.decode_s:
             self.costs.observe_decode(decoded, len(plan.decodes), outcome.decode_s)
