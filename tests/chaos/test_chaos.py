@@ -19,11 +19,11 @@ import httpx
 import psutil
 import pytest
 from killer import Killer, Watchman
-from users import User, undisturbed
+from users import Poster, User, all_jobs, undisturbed
 
 from noria.bench.machine import provenance
 
-NUM_USERS = 6
+NUM_USERS, NUM_POSTERS, NUM_OPEN_JOBS = 3, 2, 4
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def serving(folder):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "noria", "serve", "bundled", "--port", str(port), "--processes", "2"]
-    command += ["--slots", "4", "--buckets", "8", "--drain-s", "5"]
+    command += ["--slots", "4", "--buckets", "8", "--drain-s", "5", "--data-dir", str(folder / "data")]
     (folder / "tmp").mkdir()
     with (folder / "log").open("w") as log:
         server = subprocess.Popen(
@@ -74,18 +74,23 @@ def weather_chaos(folder, num_kills, seconds, seed=1):
     with serving(folder) as (server, url):
         expected = undisturbed(url)
         users = [User(url, expected, number) for number in range(NUM_USERS)]
+        posters = [Poster(url, expected, number, NUM_OPEN_JOBS) for number in range(NUM_POSTERS)]
         killer, watchman = Killer(server.pid, num_kills, seconds, seed), Watchman(url)
-        for thread in (*users, watchman, killer):
+        for thread in (*users, *posters, watchman, killer):
             thread.start()
         began = time.monotonic()
         killer.join()
         until(lambda: is_ready(url), 120)
-        for user in users:
-            user.stop()
-        for user in users:
-            user.join()
+        for client in (*users, *posters):
+            client.stop()
+        for client in (*users, *posters):
+            client.join()
         took_s = time.monotonic() - began
         watchman.stop()
+        for poster in posters:
+            poster.check()
+        with httpx.Client(base_url=url, timeout=30) as client:
+            known = all_jobs(client)
         lived = {child.pid for child in psutil.Process(server.pid).children()}
         server.send_signal(signal.SIGTERM)
         status = server.wait(60)
@@ -96,14 +101,21 @@ def weather_chaos(folder, num_kills, seconds, seed=1):
         "asked_for": {"kills": num_kills, "seconds": seconds, "seed": seed},
         "seconds": round(took_s, 1),
         "images": sum(user.num_images for user in users),
-        "retries_by_clients": sum(user.num_retries for user in users),
+        "jobs": len(known),
+        "retries_by_clients": sum(client.num_retries for client in (*users, *posters)),
         "longest_wait_s": round(max(user.longest_s for user in users), 1),
         "restarts": len(re.findall("starting it again", log)),
         "longest_recovery_s": round(max(watchman.spells_s, default=0.0), 1),
     }
-    assert [fault for user in users for fault in user.faults] == [], report
+    accepted = {job for poster in posters for job in poster.accepted}
+    files = [path for path in (folder / "data" / "results").rglob("*") if path.is_file()]
+    assert [fault for client in (*users, *posters) for fault in client.faults] == [], report
+    assert known == dict.fromkeys(accepted, "succeeded")
+    assert sorted(job for job in known for path in files if job in str(path)) == sorted(known), files
+    assert len(files) == len(known)
     assert sum(killer.killed.values()) == num_kills
     assert report["images"] >= NUM_USERS
+    assert report["jobs"] >= NUM_POSTERS * NUM_OPEN_JOBS
     assert status == 0
     assert "Traceback" not in log, log[log.index("Traceback") - 500 :][:3000]
     assert [pid for pid in killer.pids | lived if psutil.pid_exists(pid)] == []
@@ -115,6 +127,7 @@ def weather_chaos(folder, num_kills, seconds, seed=1):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_a_minute_of_chaos_costs_nobody_an_image(folder):
     weather_chaos(folder, num_kills=20, seconds=60)
 
