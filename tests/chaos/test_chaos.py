@@ -104,6 +104,7 @@ def weather_chaos(folder, num_kills, seconds, seed=1):
         "jobs": len(known),
         "retries_by_clients": sum(client.num_retries for client in (*users, *posters)),
         "longest_wait_s": round(max(user.longest_s for user in users), 1),
+        "engine_lives_that_drew": len(re.findall("engine-0 is ready on", log)),
         "restarts": len(re.findall("starting it again", log)),
         "longest_recovery_s": round(max(watchman.spells_s, default=0.0), 1),
     }
