@@ -12,7 +12,7 @@ RUN := $(VENV)/.noria-installed
 DEV := $(VENV)/.noria-dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-slow lint bench docs clean
+.PHONY: help setup run test test-slow chaos lint bench docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ test: lint  ## lint, then the fast tests
 
 test-slow: setup  ## the minutes-long tests
 	$(VENV)/bin/pytest -m slow $(ARGS)
+
+chaos: setup  ## ten minutes of kill -9 under load; CHAOS_REPORT=file.json for a report
+	$(VENV)/bin/pytest -m chaos $(ARGS)
 
 bench: $(RUN)  ## measure this machine for two minutes; ARGS="…"
 	$(VENV)/bin/noria bench quick $(ARGS)

@@ -27,7 +27,7 @@ PROMPT = "a red circle above a blue square"
 
 @pytest.fixture(scope="module")
 def server():
-    with running_server(["bundled", "--slots", "4"]) as running:
+    with running_server(["bundled", "--slots", "4", "--hang-timeout-s", "10"]) as running:
         yield running
 
 
@@ -161,14 +161,15 @@ def test_processes_name_themselves_for_ps(server):
         assert name in listing
 
 
-def test_a_killed_engine_is_replaced_and_its_requests_are_answered(client, server):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hanging"])
+def test_an_engine_that_ends_or_hangs_is_replaced_and_its_requests_are_answered(number, client, server):
     body = {"prompt": PROMPT, "seed": 21, "inference_steps": 60}
     undisturbed = pixels(client.post("/t2i", json=body).content)
     with concurrent.futures.ThreadPoolExecutor(1) as users:
         flying = users.submit(client.post, "/t2i", json=body)
         wait_for(lambda: metric(client, "noria_slots_used") == 1)
-        os.kill(engine(server).pid, signal.SIGKILL)
-        wait_for(lambda: client.get("/readyz").status_code == 503, seconds=5)
+        os.kill(engine(server).pid, number)
+        wait_for(lambda: client.get("/readyz").status_code == 503)
         answer = flying.result()
     assert client.get("/readyz").status_code == 200
     assert answer.status_code == 200, answer.text

@@ -14,7 +14,7 @@ from typing import Literal
 from noria.messages import EngineState, PreviousEnd
 from noria.supervision.endings import ending, worse
 from noria.supervision.pulse import Pulse
-from noria.supervision.restarts import Restarts
+from noria.supervision.restarts import GiveUp, Restarts, StartAgain
 
 log = logging.getLogger("noria.supervisor")
 
@@ -29,8 +29,11 @@ class Child:
     name: str
     job: dict[str, object]  # its argument, as JSON
     restarts: Restarts
+    num_oom_kills: Callable[[], int]
     pass_fds: tuple[int, ...] = ()
     process: asyncio.subprocess.Process | None = None  # of its present life, or the last
+    _was_killed_for_hanging: bool = False
+    _oom_kills_before: int = 0
 
     def send(self, number: signal.Signals) -> None:
         """Signal it, if it lives."""
@@ -41,9 +44,16 @@ class Child:
     def started(self, now: float) -> None:
         """It was started."""
         self.restarts.started(now)
+        self._was_killed_for_hanging = False
+        self._oom_kills_before = self.num_oom_kills()
 
-    def ended(self, status: int) -> None:
-        """It ended with `status`."""
+    def ended(self, status: int, now: float) -> StartAgain | GiveUp:
+        """It ended with `status`; returns what is to be done."""
+        return self.restarts.ended(status, now, killed=status < 0 and self._ending(status) == "killed")
+
+    def _ending(self, status: int) -> PreviousEnd:
+        num_oom_kills = self.num_oom_kills() - self._oom_kills_before
+        return ending(status, hung=self._was_killed_for_hanging, num_oom_kills=num_oom_kills)
 
 
 @dataclass(kw_only=True)
@@ -52,20 +62,16 @@ class EngineChild(Child):
 
     address: str
     pulse: Pulse
-    num_oom_kills: Callable[[], int]
     incarnation: str | None = None  # as it last told
     previous_end: PreviousEnd = "none"
     _is_ready: bool = False
-    _was_killed_for_hanging: bool = False
-    _oom_kills_before: int = 0
     _ended_incarnation: str | None = None
 
     def started(self, now: float) -> None:
         """It was started."""
         super().started(now)
         self.pulse.started(now)
-        self._is_ready = self._was_killed_for_hanging = False
-        self._oom_kills_before = self.num_oom_kills()
+        self._is_ready = False
 
     def told(self, state: EngineState) -> bool:
         """Take note of what it says of itself; returns whether it is ready. A dead life's last words are passed over."""
@@ -87,11 +93,11 @@ class EngineChild(Child):
             self.pulse.ended()  # once is enough
             self.send(signal.SIGKILL)
 
-    def ended(self, status: int) -> None:
+    def ended(self, status: int, now: float) -> StartAgain | GiveUp:
         """It ended with `status`; its next life will be told what that means."""
-        num_oom_kills = self.num_oom_kills() - self._oom_kills_before
-        end = ending(status, hung=self._was_killed_for_hanging, num_oom_kills=num_oom_kills)
+        end = self._ending(status)
         self.previous_end = end if self._is_ready else worse(self.previous_end, end)
         self.job = self.job | {"previous_end": self.previous_end}
         self.pulse.ended()
         self._ended_incarnation = self.incarnation
+        return super().ended(status, now)

@@ -9,6 +9,7 @@ whether it is ready and whether it turns.
 import asyncio
 import contextlib
 import errno
+import functools
 import logging
 import os
 import signal
@@ -127,6 +128,7 @@ class Supervisor:
     ) -> None:
         self._models, self._listener, self._directory, self._started_s = models, listener, directory, started_s
         self._config, self._command_of = config, command_of
+        self._num_oom_kills = functools.partial(num_oom_kills, memory_events())  # children share this process's group
         self._server = uuid.uuid4().hex
         self._host, self._port = listener.getsockname()[:2]
         addresses = [f"ipc://{directory}/engine-{index}" for index in range(len(config.engine.devices))]
@@ -142,7 +144,6 @@ class Supervisor:
 
     def _engine(self, name: str, device: str, address: str) -> EngineChild:
         config = self._config.engine
-        events = memory_events()
         job: dict[str, object] = {
             "config": config,
             "models": self._models,
@@ -160,7 +161,7 @@ class Supervisor:
             restarts=Restarts(),
             address=address,
             pulse=Pulse(config.hang_timeout_s, config.start_timeout_s),
-            num_oom_kills=lambda: num_oom_kills(events),
+            num_oom_kills=self._num_oom_kills,
         )
 
     def _frontend(self, name: str, addresses: list[str]) -> Child:
@@ -172,8 +173,14 @@ class Supervisor:
             "parent_pid": os.getpid(),
             "place": f"{self._server}/{name}",
         }
-        restarts = Restarts(serves_after_s=FRONTEND_SERVES_AFTER_S)
-        return Child(kind="frontend", name=name, job=job, restarts=restarts, pass_fds=(fd,))
+        return Child(
+            kind="frontend",
+            name=name,
+            job=job,
+            restarts=Restarts(serves_after_s=FRONTEND_SERVES_AFTER_S),
+            num_oom_kills=self._num_oom_kills,
+            pass_fds=(fd,),
+        )
 
     async def run(self) -> int:
         """Start, serve, stop; returns the exit status."""
@@ -220,11 +227,11 @@ class Supervisor:
             if self._stopping.is_set():
                 child.send(signal.SIGTERM)
             status = await child.process.wait()
-            child.ended(status)
+            decision = child.ended(status, time.monotonic())
             multiprocess.mark_process_dead(child.process.pid, self._directory)  # type: ignore[no-untyped-call]
             if self._stopping.is_set():
                 return
-            match child.restarts.ended(status, time.monotonic()):
+            match decision:
                 case StartAgain(delay_s):
                     log.error("%s ended %s; starting it again in %.1f s", child.name, _in_words(status), delay_s)
                     with contextlib.suppress(TimeoutError):

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from noria.config import FrontendConfig
@@ -160,6 +161,25 @@ def test_who_loses_engines_to_somebodys_kills_flies_on_and_alone_only_after_thre
             assert (await link.submit(request_of(seed=5))).images[0].seed == 5
             assert len(engine.submitted) == deaths + 1
             assert engine.submitted[-1].alone == alone
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_who_comes_as_a_suspect_stays_alone_and_is_convicted_by_the_second_crash(deaths, request_of, new_engine):
+    engine = new_engine()
+    engine.deaths = deaths
+
+    async def scenario():
+        async with EngineLink([engine.address]) as link:
+            await eventually(lambda: link.ready)
+            call = link.submit(msgspec.structs.replace(request_of(seed=5), alone=True))
+            if deaths == 1:
+                assert (await call).images[0].seed == 5
+            else:
+                with pytest.raises(EngineCrashed):
+                    await call
+            assert [wish.alone for wish in engine.submitted] == [True, True]
 
     asyncio.run(scenario())
 

@@ -41,6 +41,22 @@ def test_a_child_that_says_nothing_has_served_after_some_seconds():
     assert restarts.ended(-9, 13.0) == StartAgain(0.0)
 
 
+def test_who_is_killed_from_outside_again_and_again_starts_again_at_once():
+    restarts = Restarts()
+    restarts.started(0.0)
+    restarts.ready()
+    for now in (1.0, 2.0, 3.0, 4.0):
+        assert restarts.ended(-9, now, killed=True) == StartAgain(0.0)
+        restarts.started(now)
+    assert restarts.ended(-11, 5.0) == StartAgain(0.0)  # the first end of its own
+    assert restarts.ended(-11, 6.0) == StartAgain(0.5)
+
+
+def test_who_is_killed_before_it_was_ever_ready_is_given_up_like_any_other():
+    restarts = Restarts(num_ends=2)
+    assert isinstance(restarts.ended(-9, 1.0, killed=True), GiveUp)
+
+
 def test_three_ends_before_it_was_ever_ready_are_enough():
     restarts = Restarts()
     assert isinstance(restarts.ended(1, 1), StartAgain)

@@ -29,7 +29,7 @@ from noria.frontend.engine_peer import (
     Update,
     Watch,
 )
-from noria.frontend.losses import Blame, Losses
+from noria.frontend.losses import MOST_EXCUSES_IN_COMPANY, Blame, Losses
 from noria.messages import EngineState, FromEngine
 from noria.request import ImageRequest
 from noria.spec import ModelSpec
@@ -164,9 +164,9 @@ class EngineLink:
 
     async def _fly(self, request: ImageRequest, started: float, watch: Watch | None) -> Result:
         """Flight after flight, until one lands or `losses.py` says that it is enough."""
-        losses = Losses()
+        losses = Losses(num_excused=MOST_EXCUSES_IN_COMPANY) if request.alone else Losses()
         engine = await self._next_engine()
-        draw = engine.draw(request, watch)
+        draw = self._draw_alone(request, started, watch) if request.alone else engine.draw(request, watch)
         while True:
             try:
                 return await draw

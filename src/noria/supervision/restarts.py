@@ -28,7 +28,8 @@ class Restarts:
     """What to do when a child ends: start it again at once if it served in the life that ended; else after 0.5 s, doubling to 30 s.
 
     To have served is to have been `ready`; of a child that does not say so itself, to have lived for `serves_after_s` seconds. A life
-    that ends earlier, the first one too, counts towards the delay; the first such end is still answered at once.
+    that ends earlier, the first one too, counts towards the delay; the first such end is still answered at once. Who was killed from
+    outside is started again at once: delays are for children with a fault, and a kill tells of none.
 
     Given up: only a child that was never ready, when it says itself that its settings or its model are wrong, or at its third end.
     One that has served is healthy in principle: a GPU that falls off the bus must not stop the other engines.
@@ -52,8 +53,10 @@ class Restarts:
         """Whether it has served in its present life."""
         return self._is_ready or (self.serves_after_s is not None and now - self._started_s >= self.serves_after_s)
 
-    def ended(self, status: int, now: float) -> StartAgain | GiveUp:
-        """The child ended by itself with `status`; negative is a signal."""
+    def ended(self, status: int, now: float, *, killed: bool = False) -> StartAgain | GiveUp:
+        """The child ended with `status`; negative is a signal. `killed`: by somebody's signal, as far as can be seen."""
+        if killed and self.was_ever_ready:
+            return StartAgain(0.0)
         for kind in (ConfigError, ModelError):
             if status == kind.exit_status and not self.was_ever_ready:
                 return GiveUp(status, f"it refused its {kind.code}")

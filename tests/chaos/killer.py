@@ -1,0 +1,83 @@
+"""`kill -9` to a random child of a supervisor at random times, and a watchman who notes how long nothing was ready."""
+
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+
+import httpx
+import psutil
+
+
+def role_of(process):
+    """ "engine" or "frontend", also of one that has only just been started."""
+    words = " ".join(process.cmdline())
+    return next((role for role in ("engine", "frontend") if f"noria.{role}" in words or f"noria {role}" in words), None)
+
+
+class Killer(threading.Thread):
+    """Kills `num_kills` children within `seconds`, at times drawn evenly; each child that lives is as likely as any other."""
+
+    def __init__(self, supervisor_pid, num_kills, seconds, seed):
+        super().__init__(name="killer", daemon=True)
+        self._supervisor = psutil.Process(supervisor_pid)
+        self._random = random.Random(seed)
+        self._times = sorted(self._random.uniform(0, seconds) for _ in range(num_kills))
+        self.killed = Counter()
+        self.pids = set()
+
+    def run(self):
+        started = time.monotonic()
+        for at in self._times:
+            time.sleep(max(0.0, started + at - time.monotonic()))
+            while not self._kill_one():
+                time.sleep(0.05)  # all are dead at this moment
+
+    def _kill_one(self):
+        children = self._supervisor.children()
+        self._random.shuffle(children)
+        for child in children:
+            try:
+                role = role_of(child)
+                if role is not None and child.status() != psutil.STATUS_ZOMBIE:
+                    os.kill(child.pid, signal.SIGKILL)
+                    self.killed[role] += 1
+                    self.pids.add(child.pid)
+                    return True
+            except (psutil.NoSuchProcess, ProcessLookupError):
+                continue
+        return False
+
+
+class Watchman(threading.Thread):
+    """Asks `/readyz` five times a second, and notes the spells in which it was not 200."""
+
+    def __init__(self, url):
+        super().__init__(name="watchman", daemon=True)
+        self._url = url
+        self._stopping = threading.Event()
+        self.spells_s = []
+
+    def run(self):
+        since = None
+        with httpx.Client(base_url=self._url, timeout=5) as client:
+            while not self._stopping.wait(0.2):
+                now, ready = time.monotonic(), _is_ready(client)
+                if not ready and since is None:
+                    since = now
+                elif ready and since is not None:
+                    self.spells_s.append(now - since)
+                    since = None
+
+    def stop(self):
+        self._stopping.set()
+        self.join()
+
+
+def _is_ready(client):
+    try:
+        return client.get("/readyz").status_code == 200
+    except httpx.TransportError:
+        return False

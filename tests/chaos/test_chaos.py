@@ -1,0 +1,146 @@
+"""kill -9 at random over every process but the supervisor, under load: whoever asks gets the same image as undisturbed.
+
+`make chaos` runs the ten minutes of 300 kills and writes a report; CHAOS_KILLS, CHAOS_SECONDS, CHAOS_SEED and CHAOS_REPORT (a file) set
+another course. A minute of it is in the slow suite.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import httpx
+import psutil
+import pytest
+from killer import Killer, Watchman
+from users import Poster, User, all_jobs, undisturbed
+
+from noria.bench.machine import provenance
+
+NUM_USERS, NUM_POSTERS, NUM_OPEN_JOBS = 3, 2, 4
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = pathlib.Path("/tmp") / f"chaos-{os.getpid()}-{tmp_path.name[-8:]}"  # short enough for sockets' names
+    path.mkdir()
+    yield path
+    subprocess.run(["rm", "-rf", str(path)], check=True)
+
+
+@contextlib.contextmanager
+def serving(folder):
+    """A server of two front ends and an engine in fixed buckets, so that an image is the same bit by bit whatever its company."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "noria", "serve", "bundled", "--port", str(port), "--processes", "2"]
+    command += ["--slots", "4", "--buckets", "8", "--drain-s", "5", "--data-dir", str(folder / "data")]
+    (folder / "tmp").mkdir()
+    with (folder / "log").open("w") as log:
+        server = subprocess.Popen(
+            command, env=os.environ | {"TMPDIR": str(folder / "tmp")}, stdout=log, stderr=subprocess.STDOUT
+        )
+        try:
+            url = f"http://127.0.0.1:{port}"
+            until(lambda: is_ready(url) or server.poll() is not None, 180)
+            assert server.poll() is None, (folder / "log").read_text()
+            yield server, url
+        finally:
+            server.kill()
+            server.wait()
+
+
+def is_ready(url):
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(f"{url}/readyz", timeout=5, verify=False).status_code == 200
+    return False
+
+
+def until(condition, seconds):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.1)
+
+
+def weather_chaos(folder, num_kills, seconds, seed=1):
+    """Serve, load, kill, stop; returns the report after asserting that nobody lost anything."""
+    with serving(folder) as (server, url):
+        expected = undisturbed(url)
+        users = [User(url, expected, number) for number in range(NUM_USERS)]
+        posters = [Poster(url, expected, number, NUM_OPEN_JOBS) for number in range(NUM_POSTERS)]
+        killer, watchman = Killer(server.pid, num_kills, seconds, seed), Watchman(url)
+        for thread in (*users, *posters, watchman, killer):
+            thread.start()
+        began = time.monotonic()
+        killer.join()
+        until(lambda: is_ready(url), 120)
+        for client in (*users, *posters):
+            client.stop()
+        for client in (*users, *posters):
+            client.join()
+        took_s = time.monotonic() - began
+        watchman.stop()
+        for poster in posters:
+            poster.check()
+        with httpx.Client(base_url=url, timeout=30) as client:
+            known = all_jobs(client)
+        lived = {child.pid for child in psutil.Process(server.pid).children()}
+        server.send_signal(signal.SIGTERM)
+        status = server.wait(60)
+    log = (folder / "log").read_text()
+    report = {
+        **provenance(),
+        "kills": dict(killer.killed),
+        "asked_for": {"kills": num_kills, "seconds": seconds, "seed": seed},
+        "seconds": round(took_s, 1),
+        "images": sum(user.num_images for user in users),
+        "jobs": len(known),
+        "retries_by_clients": sum(client.num_retries for client in (*users, *posters)),
+        "longest_wait_s": round(max(user.longest_s for user in users), 1),
+        "engine_lives_that_drew": len(re.findall("engine-0 is ready on", log)),
+        "restarts": len(re.findall("starting it again", log)),
+        "longest_recovery_s": round(max(watchman.spells_s, default=0.0), 1),
+    }
+    accepted = {job for poster in posters for job in poster.accepted}
+    files = [path for path in (folder / "data" / "results").rglob("*") if path.is_file()]
+    assert [fault for client in (*users, *posters) for fault in client.faults] == [], report
+    assert known == dict.fromkeys(accepted, "succeeded")
+    assert sorted(job for job in known for path in files if job in str(path)) == sorted(known), files
+    assert len(files) == len(known)
+    assert sum(killer.killed.values()) == num_kills
+    assert report["images"] >= NUM_USERS
+    assert report["jobs"] >= NUM_POSTERS * NUM_OPEN_JOBS
+    assert status == 0
+    assert "Traceback" not in log, log[log.index("Traceback") - 500 :][:3000]
+    assert [pid for pid in killer.pids | lived if psutil.pid_exists(pid)] == []
+    left = [path.name for path in (folder / "tmp").iterdir()]
+    assert [
+        name for name in left if not name.startswith("torchinductor_")
+    ] == []  # torch's cache, one for all processes
+    return report
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_minute_of_chaos_costs_nobody_an_image(folder):
+    weather_chaos(folder, num_kills=20, seconds=60)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(2400)
+def test_chaos_costs_nobody_an_image(folder):
+    kills, seconds, seed = (
+        int(os.environ.get(f"CHAOS_{name}", default))
+        for name, default in (("KILLS", 300), ("SECONDS", 600), ("SEED", 1))
+    )
+    report = weather_chaos(folder, kills, seconds, seed)
+    print(json.dumps(report, indent=2))
+    if file := os.environ.get("CHAOS_REPORT"):
+        pathlib.Path(file).write_text(json.dumps(report, indent=2) + "\n")
