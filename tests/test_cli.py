@@ -19,6 +19,7 @@ from noria.cli import build_parser, main
 from noria.config import Config, settings
 from noria.errors import GenerationFailed, InvalidField, ModelError
 from noria.frontend.engine_link import DrawnImage
+from noria.keys import digest_of, read_keys
 from noria.request import ImageBody, ImageRequest
 from noria.spec import ModelSpec
 
@@ -92,6 +93,18 @@ def test_generate_makes_a_body_of_its_options(monkeypatch: pytest.MonkeyPatch) -
     assert calls[0]["body"] == body
     assert calls[0]["output"] == pathlib.Path("out.JPG")
     assert (calls[0]["config"].model, calls[0]["config"].engine.threads) == ("m", 1)
+
+
+def test_key_prints_a_table_and_beside_it_the_key_once(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["key", "alice"]) == 0
+    printed = capsys.readouterr()
+    (tmp_path / "keys.toml").write_text(printed.out)
+    (key,) = read_keys(str(tmp_path / "keys.toml"))
+    assert (key.name, key.sha256) == ("alice", digest_of(printed.err.strip().encode()))
+    assert main(["key", "alice and bob"]) == 2
+    assert "name is 'alice and bob'; allowed is 1 to 64" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ FACTS = Facts(
     more_model_errors=(),
     num_parameters=6_000_000,
     costs=None,
+    num_keys=0,
     port_error=None,
 )
 GPU = Gpu("A GPU", 80 * 2**30)
@@ -66,6 +67,13 @@ def test_a_machine_with_everything_is_all_right() -> None:
     ]
     assert [finding.topic for finding in findings] == [*topics, "speed", "costs", "port"]
     assert report(findings).endswith("`noria serve` should work.")
+
+
+def test_keys_are_counted_and_a_file_that_is_none_fails() -> None:
+    setting = {"frontend.keys_file": "keys.toml"}
+    assert Finding("ok", "keys", "2 in keys.toml") in judged(setting, num_keys=2)
+    assert Finding("fail", "keys", "keys.toml has no key") in judged(setting, num_keys="keys.toml has no key")
+    assert not {"keys"} & {finding.topic for finding in judged()}
 
 
 def test_measured_costs_are_shown_as_the_engine_plans_with_them() -> None:
@@ -179,8 +187,10 @@ def test_the_containers_limit_is_read(tmp_path: pathlib.Path, files: dict[str, s
 
 
 def test_it_looks_at_this_machine_and_the_bundled_model() -> None:
-    config = load(None, {}, {"frontend.port": "0"})
+    config = load(None, {}, {"frontend.port": "0", "frontend.keys_file": "/nowhere/keys.toml"})
     findings = {finding.topic: finding for finding in examine(config, listen)}
     for topic in ("python", "torch", "diffusers", "transformers", "attention", "model", "memory", "port"):
         assert findings[topic].verdict == "ok", findings[topic]
     assert "noria-shapes" in findings["model"].text
+    assert findings["keys"].verdict == "fail"
+    assert "/nowhere/keys.toml" in findings["keys"].text

@@ -208,6 +208,14 @@ def test_an_address_that_is_not_ours_is_refused(host: str) -> None:
         listen(host, 0)
 
 
+def test_a_file_of_keys_that_is_none_is_refused_before_anything_starts(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "keys.toml").write_text('[[key]]\nname = "a"\n')
+    assert main(["serve", "--port", "0", "--keys-file", str(tmp_path / "keys.toml")]) == 2
+    assert "sha256 is missing" in capsys.readouterr().err
+
+
 def test_an_ipv6_address_can_be_listened_on() -> None:
     if not socket.has_dualstack_ipv6():
         pytest.skip("no IPv6 here")

@@ -1,4 +1,4 @@
-"""The command line: `noria serve | generate | show | doctor | bench`. Reads arguments, calls one function, turns errors into an exit status.
+"""The command line: `noria serve | generate | show | doctor | key | bench`. Reads arguments, calls one function, turns errors into an exit status.
 
 Nothing heavy is imported before it is known what is asked for: `noria --help` must answer at once.
 """
@@ -71,6 +71,9 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     show.add_argument("files", metavar="FILE", nargs="+", type=pathlib.Path, help="a PNG, WebP or JPEG")
     show.add_argument("--json", action="store_true", help="one line of JSON for each file")
     doctor = _add_command(commands, "doctor", _doctor, "[MODEL]", "check this machine and a model")
+    key = commands.add_parser("key", help="draw an API key", description=_key.__doc__)
+    key.set_defaults(run=_key, parser=key)
+    key.add_argument("name", metavar="NAME", help="whose it is: 1 to 64 of A-Z a-z 0-9 . _ -")
     benches = commands.add_parser("bench", help="measure").add_subparsers(metavar="BENCH", required=True)
     quick = _add_command(benches, "quick", _bench_quick, "[MODEL] [-o FILE]", "what the server costs over a bare loop")
     contract = _add_command(
@@ -105,7 +108,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     )
     _add_settings(generate, [setting for setting in settings() if setting.path[0] in ("model", "engine")])
 
-    named = (serve, generate, show, doctor, quick, contract)
+    named = (serve, generate, show, doctor, key, quick, contract)
     return parser, {command.prog.removeprefix("noria "): command for command in named}
 
 
@@ -257,6 +260,16 @@ def _doctor(arguments: argparse.Namespace) -> int:
     findings = doctor.examine(config, supervisor.listen)
     print(doctor.report(findings))
     return 1 if any(finding.verdict == "fail" for finding in findings) else 0
+
+
+def _key(arguments: argparse.Namespace) -> int:
+    """Draw an API key. It goes to stderr, this once; its table for the file of keys, which cannot tell it, goes to stdout."""
+    from noria.keys import draw_key
+
+    key, table = draw_key(arguments.name)
+    print(f"{key}\n", file=sys.stderr)
+    print(table)
+    return 0
 
 
 def _bench_quick(arguments: argparse.Namespace) -> int:

@@ -154,6 +154,13 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "All has ended 10 s later: within Kubernetes' 30 s",
         ),
     ] = 20.0
+    keys_file: Annotated[
+        str,
+        Meta(
+            description="TOML file of API keys and their limits (`noria key`), read at the start; empty is no keys: whoever reaches the port "
+            "may ask for images"
+        ),
+    ] = ""
 
 
 class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -20,6 +20,7 @@ from noria.engine.calibration import BUDGET_S
 from noria.engine.loading import cgroup_cpus, cost_file, look_at_machine, most_rows
 from noria.engine.resources import FULL_SIZE_PARAMETERS, Machine, resolve, resolve_device, usable_cores
 from noria.errors import NoriaError
+from noria.keys import read_keys
 from noria.models.catalog import open_model
 from noria.models.weights import count_parameters
 from noria.scheduling.costs import CostModel
@@ -76,6 +77,7 @@ class Facts:
     more_model_errors: tuple[str, ...]  # why the server would not start with its further models
     num_parameters: int  # of all the model's parts
     costs: CostModel | None  # as `noria serve` has measured and kept them; None is not yet
+    num_keys: int | str  # in the file of API keys, 0 without one; or why it cannot be used
     port_error: str | None
 
 
@@ -122,6 +124,7 @@ def judge(facts: Facts, config: Config) -> Iterator[Finding]:
             yield _speed(facts, spec, engine)
         yield _costs(facts.costs, spec, engine)
     yield from (Finding("fail", "model", error) for error in facts.more_model_errors)
+    yield from _keys(facts, config.frontend.keys_file)
     address = f"{config.frontend.host}, port {config.frontend.port}"
     yield Finding("fail", "port", facts.port_error) if facts.port_error else Finding("ok", "port", f"{address}: free")
 
@@ -288,6 +291,13 @@ def _costs(costs: CostModel | None, spec: ModelSpec, engine: EngineConfig) -> Fi
     )
 
 
+def _keys(facts: Facts, file: str) -> Iterator[Finding]:
+    if isinstance(facts.num_keys, str):
+        yield Finding("fail", "keys", facts.num_keys)
+    elif facts.num_keys:
+        yield Finding("ok", "keys", f"{facts.num_keys} in {file}")
+
+
 def image_seconds(spec: ModelSpec, dtype: str, num_cores: float, cpu_flags: frozenset[str]) -> float:
     """An estimate for one guided image on a CPU: a row's cost grows with parameters times latents, and SD 1.5's is known."""
     if dtype == "bfloat16" and {"avx512_bf16", "amx_bf16"} & cpu_flags:
@@ -325,6 +335,7 @@ def gather(config: Config, listen: Listen) -> Facts:
         more_model_errors=_look_at_more_models(config, model),
         num_parameters=num_parameters,
         costs=None if torch_error is not None or isinstance(model, str) else _look_at_costs(config, model),
+        num_keys=_look_at_keys(config.frontend.keys_file),
         port_error=_look_at_port(config.frontend.host, config.frontend.port, listen),
     )
 
@@ -391,6 +402,13 @@ def _look_at_costs(config: Config, spec: ModelSpec) -> CostModel | None:
     engine, costs = resolve(config.engine, spec, device, machine), CostModel()
     costs.most_rows = most_rows(engine)
     return costs if cost_file(spec, engine, torch.device(device)).load(costs) else None
+
+
+def _look_at_keys(setting: str) -> int | str:
+    try:
+        return len(read_keys(setting))
+    except NoriaError as error:
+        return error.message
 
 
 def _look_at_port(host: str, port: int, listen: Listen) -> str | None:

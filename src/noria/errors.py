@@ -4,6 +4,7 @@
     ├── RequestError                     the caller's mistake: nothing reached the engine
     │   ├── InvalidField                 400  a field's value; names the field
     │   ├── InvalidBody                  400  not JSON, or not the JSON asked for
+    │   ├── Unauthorized                 401  no API key, or one that is not known here
     │   ├── UnsupportedMediaType         415
     │   ├── BodyTooLarge                 413
     │   ├── RouteNotFound                404
@@ -80,6 +81,13 @@ class InvalidBody(RequestError):
     """The body is not JSON, or not an object of the documented shape."""
 
     code = "invalid_body"
+
+
+class Unauthorized(RequestError):
+    """The route needs an API key, and none came, or one that is not known here."""
+
+    code = "unauthorized"
+    http_status = 401
 
 
 class UnsupportedMediaType(RequestError):

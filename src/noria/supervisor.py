@@ -30,6 +30,7 @@ from noria.channel import Connected, EngineConnection, Lost
 from noria.children import Child, EngineChild, Kind
 from noria.config import Config
 from noria.errors import ConfigError, shown
+from noria.keys import read_keys
 from noria.messages import EngineState, Hello, Ping, Pong
 from noria.models.catalog import open_model
 from noria.observe.cgroup import memory_events, num_oom_kills
@@ -58,12 +59,13 @@ def serve(config: Config, command_of: CommandOf = command_of) -> int:
     """Serve until a signal says stop; returns the exit status: 0 when asked to stop, else that of the child given up.
 
     Raises:
-        ConfigError: the address cannot be listened on, or TMPDIR is too long for sockets.
+        ConfigError: the file of keys is not one, the address cannot be listened on, or TMPDIR is too long for sockets.
         ModelError: the model cannot be served.
 
     """
     started_s = time.monotonic()
     setproctitle.setproctitle("noria supervisor")
+    read_keys(config.frontend.keys_file)  # front ends read it themselves, too late to say what is wrong with it
     models = open_models(config)
     with (
         listen(config.frontend.host, config.frontend.port) as listener,

@@ -17,18 +17,20 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from noria.config import Config
-from noria.errors import InternalError, MethodNotAllowed, NoriaError, RouteNotFound, did_you_mean, shown
+from noria.errors import InternalError, MethodNotAllowed, NoriaError, RouteNotFound, Unauthorized, did_you_mean, shown
 from noria.frontend.a1111 import A1111, ROOT
 from noria.frontend.engine_link import EngineLink
 from noria.frontend.images import Images
 from noria.frontend.jobs import Jobs
-from noria.frontend.middleware import RequestLog
+from noria.frontend.keys import OPEN_PATHS, Callers
+from noria.frontend.middleware import Gate, RequestLog
 from noria.frontend.openai import OpenAI
 from noria.frontend.openapi import openapi
 from noria.frontend.pages import docs_page, home_page
 from noria.frontend.refusals import error_answer
 from noria.frontend.studio import Studio
 from noria.jobs.service import JobService, lone_place, open_service
+from noria.keys import read_keys
 from noria.observe import metrics
 from noria.spec import ModelSpec
 
@@ -37,7 +39,12 @@ def build_app(config: Config, link: EngineLink, open_jobs: Callable[[], JobServi
     """The application that serves what `link` reaches; it enters and leaves the link and the jobs with its own life.
 
     `open_jobs` opens them; by default as a front end that is alone. `state.drain` is to be called when the server stops accepting.
+
+    Raises:
+        ConfigError: the file of API keys is not one.
+
     """
+    callers = Callers(read_keys(config.frontend.keys_file))
     studio = Studio(link, config.frontend)
     jobs = Jobs(studio, config, open_jobs or functools.partial(open_service, config, lone_place()))
     images = Images(studio)
@@ -57,6 +64,7 @@ def build_app(config: Config, link: EngineLink, open_jobs: Callable[[], JobServi
         Route("/docs", own.docs),
         Route("/", own.home),
     ]
+    routes = [route if route.path in OPEN_PATHS else _gated(route, callers) for route in routes]
     known = [route.path for route in routes]
 
     def refuse(http: Request, error: Exception) -> Response:
@@ -86,6 +94,10 @@ def build_app(config: Config, link: EngineLink, open_jobs: Callable[[], JobServi
     app.state.drain = jobs.drain
     app.router.redirect_slashes = False  # "/t2i/" is not a path of ours, and a redirected POST is a riddle
     return app
+
+
+def _gated(route: Route, callers: Callers) -> Route:
+    return Route(route.path, route.endpoint, methods=route.methods, middleware=[Middleware(Gate, callers=callers)])
 
 
 class OwnRoutes:
@@ -130,6 +142,8 @@ def error_response(error: NoriaError, http: Request, headers: dict[str, str] | N
     headers = dict(headers or {})
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, Unauthorized):
+        headers["WWW-Authenticate"] = 'Bearer realm="noria", Basic realm="noria", charset="UTF-8"'
     of_a1111 = http.url.path.startswith(f"{ROOT}/")
     return _json(error_answer(error, http.state.request_id, of_a1111=of_a1111), error.http_status, headers)
 

@@ -1,4 +1,4 @@
-"""Around every HTTP request: its id, its metrics, its line in the log, and an answer when our own code breaks.
+"""Around every HTTP request: its id, its metrics, its line in the log, an answer when our own code breaks; and who asks.
 
 Pure ASGI: Starlette's `@app.middleware` would run the application in a task of its own, behind streams that hide the client's
 leaving.
@@ -14,6 +14,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from noria.frontend.keys import Callers
 from noria.observe import metrics
 
 log = logging.getLogger("noria.access")
@@ -67,6 +68,18 @@ class RequestLog:
             )  # no status: cancelled, the client or we are leaving
 
 
+class Gate:
+    """Puts `caller` on the request's state; goes around a route, inside what turns errors into responses. Raises Unauthorized."""
+
+    def __init__(self, app: ASGIApp, callers: Callers) -> None:
+        self._app, self._callers = app, callers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, if its key is known."""
+        scope["state"]["caller"] = self._callers.find(Headers(scope=scope))
+        await self._app(scope, receive, send)
+
+
 def _account(scope: Scope, status: int, seconds: float) -> None:
     route = scope.get("route")
     path = "other" if route is None else route.path
@@ -75,4 +88,7 @@ def _account(scope: Scope, status: int, seconds: float) -> None:
     metrics.HTTP_REQUEST_SECONDS.labels(method, path).observe(seconds)
     target = scope["raw_path"].decode("latin-1")  # still percent-encoded: no line of the log can be forged
     level = logging.DEBUG if path in _PROBES else logging.INFO
-    log.log(level, "%s %s %d %.3f s %s", scope["method"], target, status, seconds, scope["state"]["request_id"])
+    state = scope["state"]
+    name = state["caller"].name if "caller" in state else None
+    whose = "" if name is None else f" of {name}"
+    log.log(level, "%s %s %d %.3f s %s%s", scope["method"], target, status, seconds, state["request_id"], whose)

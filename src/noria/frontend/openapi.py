@@ -22,6 +22,7 @@ from noria.errors import (
     NoriaError,
     RouteNotFound,
     SetupError,
+    Unauthorized,
     all_codes,
 )
 from noria.frontend.a1111 import ROOT, Options, ProgressAnswer, Txt2ImgAnswer
@@ -30,6 +31,7 @@ from noria.frontend.a1111_bodies import Txt2Img
 from noria.frontend.admission import limits
 from noria.frontend.images import ImagesAnswer
 from noria.frontend.jobs import JobBody, JobList
+from noria.frontend.keys import OPEN_PATHS
 from noria.frontend.openai import IGNORED, GenerationsAnswer, GenerationsBody, ModelCard, ModelDetail, ModelList
 from noria.frontend.refusals import ErrorAnswer
 from noria.jobs.records import Job
@@ -103,6 +105,11 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
 
 def openapi(spec: ModelSpec | None, config: FrontendConfig) -> dict[str, Any]:
     """The document; without a `spec` (no engine was ready yet) the model's bounds and defaults are missing from it."""
+    paths = _paths()
+    components: dict[str, Any] = {"schemas": _schemas(spec, config)}
+    if config.keys_file:
+        components["securitySchemes"] = _SECURITY_SCHEMES
+        _lock(paths)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -110,9 +117,34 @@ def openapi(spec: ModelSpec | None, config: FrontendConfig) -> dict[str, Any]:
             "version": __version__,
             "description": "Images from text. " + (f"Serving {spec.name}." if spec else "The model is still loading."),
         },
-        "paths": _paths(),
-        "components": {"schemas": _schemas(spec, config)},
+        "paths": paths,
+        "components": components,
     }
+
+
+_SECURITY_SCHEMES = {
+    "bearer": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "`Authorization: Bearer KEY`, as OpenAI's clients send it",
+    },
+    "header": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
+    "basic": {
+        "type": "http",
+        "scheme": "basic",
+        "description": "any user, and KEY as the password, as A1111's clients send it",
+    },
+}
+
+
+def _lock(paths: dict[str, Any]) -> None:
+    """Write into `paths` which operations need a key, and what becomes of them without."""
+    for path, item in paths.items():
+        if path in OPEN_PATHS:
+            continue
+        for operation in item.values():
+            operation["security"] = [{name: []} for name in _SECURITY_SCHEMES]
+            operation["responses"] |= _error_responses([Unauthorized])
 
 
 def _schemas(spec: ModelSpec | None, config: FrontendConfig) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from msgspec import UNSET, Struct, UnsetType
 from noria.errors import NoriaError
 
 # The word that OpenAI's API has for a status, which its clients show.
-_TYPES = {404: "not_found_error", 429: "rate_limit_error", 499: "cancelled_error"}
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 499: "cancelled_error"}
 
 
 class ErrorDetail(Struct, frozen=True):
