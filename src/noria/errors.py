@@ -14,6 +14,7 @@
     │   └── IdempotencyConflict          422  the key was used for another body
     ├── ServingError                     ours, or the load's: the request itself was fine
     │   ├── QueueFull                    429  retry after a while
+    │   ├── RateLimited                  429  the API key allows no more now; retry after a while
     │   ├── DeadlineUnmeetable           429  refused at once, since it would be late; retry after a while, or allow more time
     │   ├── EngineUnavailable            503  no engine is ready; retry
     │   ├── EngineLost                   503  the engine ended with the request in flight, and none came back; retry
@@ -147,6 +148,14 @@ class QueueFull(ServingError):
     """As many images wait as may wait."""
 
     code = "queue_full"
+    http_status = 429
+    retryable = True
+
+
+class RateLimited(ServingError):
+    """The API key's limit is reached: of images in flight, or of images a minute."""
+
+    code = "rate_limited"
     http_status = 429
     retryable = True
 

@@ -2,19 +2,24 @@
 
 import base64
 import contextlib
+import itertools
 import logging
 import re
+import threading
 
 import httpx
 import openai
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from noria.config import Config, FrontendConfig
-from noria.errors import ConfigError
+from noria.errors import ConfigError, InvalidField, RateLimited
 from noria.frontend.app import build_app
 from noria.frontend.engine_link import EngineLink
-from noria.frontend.keys import OPEN_PATHS, presented_key
-from noria.keys import draw_key
+from noria.frontend.keys import OPEN_PATHS, Caller, Pace, presented_key
+from noria.keys import Key, draw_key
+from noria.request import ImageBody
 
 
 @pytest.fixture
@@ -164,3 +169,234 @@ def test_no_front_end_starts_with_a_file_that_is_none(tmp_path):
     config = Config(frontend=FrontendConfig(keys_file=str(tmp_path / "none.toml")))
     with pytest.raises(ConfigError, match="cannot be read"):
         build_app(config, EngineLink([]))
+
+
+# ── How much of it: in virtual time ─────────────────────────────────────────────────────────────────────────────────────────
+
+rates = st.integers(1, 600)
+askings = st.lists(st.tuples(st.floats(0, 90), st.integers(1, 600)), max_size=60)  # seconds since the last, images
+
+
+@given(rates, askings)
+def test_no_window_ever_has_more_than_its_share_and_a_burst(rate, askings):
+    pace, now, passed = Pace(rate), 1000.0, []
+    for gap_s, num_images in askings:
+        now += gap_s
+        if num_images <= rate and pace.take(num_images, now) == 0:
+            passed.append((now, num_images))
+    for first, last in itertools.combinations_with_replacement(range(len(passed)), 2):
+        window_s = passed[last][0] - passed[first][0]
+        assert sum(num for _, num in passed[first : last + 1]) <= rate + window_s * rate / 60 + 0.001
+
+
+@given(rates, st.lists(st.tuples(st.floats(0, 90), st.integers(1, 600)), max_size=60))
+def test_nobody_who_keeps_to_the_rate_is_refused(rate, askings):
+    pace, now = Pace(rate), 1000.0
+    for pause_s, num_images in askings:
+        fitting = min(num_images, rate)
+        assert pace.take(fitting, now) == 0
+        now += fitting * 60 / rate + pause_s
+
+
+@given(rates, askings)
+def test_who_waits_as_told_passes_and_who_comes_much_sooner_does_not(rate, askings):
+    pace, now = Pace(rate), 1000.0
+    for gap_s, num_images in askings:
+        now += gap_s
+        fitting = min(num_images, rate)
+        if wait_s := pace.take(fitting, now):
+            assert pace.take(fitting, now + 0.99 * wait_s - 1e-5) > 0 or wait_s < 1e-4
+            now += wait_s
+            assert pace.take(fitting, now) == 0
+
+
+@given(rates, askings, st.integers(1, 600))
+def test_what_is_given_back_was_never_taken(rate, askings, undone):
+    pace, twin, now = Pace(rate), Pace(rate), 1000.0
+    for gap_s, num_images in askings:
+        now += gap_s
+        undone_now = min(undone, rate)
+        if pace.take(undone_now, now) == 0:
+            pace.give_back(undone_now)
+        fitting = min(num_images, rate)
+        assert pace.take(fitting, now) == pytest.approx(twin.take(fitting, now), abs=1e-5)
+
+
+def test_a_minutes_worth_passes_at_once_and_then_one_after_the_other():
+    pace = Pace(30)
+    assert [pace.take(1, 100.0) for _ in range(31)] == [0.0] * 30 + [pytest.approx(2.0)]
+    assert pace.take(1, 102.0) == 0
+    assert pace.take(30, 102.0) == pytest.approx(60.0)
+
+
+def test_images_in_flight_are_counted_until_they_leave():
+    caller = Caller(Key("a", "0" * 64, max_images_in_flight=4), 1)
+    caller.board(3, 0.0, 7.5)
+    with pytest.raises(RateLimited, match="has 3 images in flight; with 2 more they would be over 4") as caught:
+        caller.board(2, 0.0, 7.5)
+    assert caught.value.retry_after_s == 7.5
+    caller.board(1, 0.0, 7.5)
+    caller.leave(3)
+    caller.board(3, 0.0, 7.5)
+
+
+def test_who_is_refused_for_one_limit_is_not_charged_for_the_other():
+    caller = Caller(Key("a", "0" * 64, max_images_in_flight=2, images_per_minute=3), 1)
+    caller.board(2, 0.0, 1.0)
+    with pytest.raises(RateLimited, match="in flight"):
+        caller.board(1, 0.0, 1.0)
+    caller.leave(2)
+    caller.board(1, 0.0, 1.0)
+    with pytest.raises(RateLimited, match="3 images a minute; 1 more pass in 20"):
+        caller.board(1, 0.0, 1.0)
+    caller.leave(1)
+    caller.board(1, 20.0, 1.0)
+
+
+def test_several_front_ends_share_a_keys_limits_and_each_grants_one_at_least():
+    key = Key("a", "0" * 64, max_images_in_flight=4, images_per_minute=10)
+    caller = Caller(key, 3)
+    with pytest.raises(InvalidField, match="n is 2; the key 'a' has 1 images in flight"):
+        caller.board(2, 0.0, 0.0)
+    with pytest.raises(InvalidField, match="n is 4; the key 'a' has 3 images a minute"):
+        caller.permit(ImageBody("p", n=4))
+    lone = Caller(key, 64)
+    lone.board(1, 0.0, 0.0)
+    lone.leave(1)
+    with pytest.raises(RateLimited, match="1 images a minute; 1 more pass in 60"):
+        lone.board(1, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("highest", "asked", "given"),
+    [("high", None, None), ("high", "high", "high"), ("normal", None, None), ("normal", "low", "low"), ("low", None, "low")],
+)  # fmt: skip
+def test_a_key_has_priorities_up_to_its_own(highest, asked, given):
+    assert Caller(Key("a", "0" * 64, priority=highest), 1).permit(ImageBody("p", priority=asked)).priority == given
+
+
+def test_a_priority_above_the_keys_is_refused():
+    with pytest.raises(InvalidField, match="priority is 'high'; allowed for the key 'a' are low, normal") as caught:
+        Caller(Key("a", "0" * 64, priority="normal"), 1).permit(ImageBody("p", priority="high"))
+    assert caught.value.field == "priority"
+
+
+# ── How much of it: over HTTP ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def of(address, keys, name):
+    headers = {"Authorization": f"Bearer {keys[name]}"}
+    return httpx.Client(base_url=address, headers=headers, verify=False, timeout=30)
+
+
+def test_images_a_minute_are_counted_as_images_and_for_each_key(serve_keys):
+    with (
+        serve_keys(alice="images_per_minute = 4", bob="") as (address, engine, keys),
+        of(address, keys, "alice") as alice,
+    ):
+        assert alice.post("/t2i", json={"prompt": "p", "n": 3}).status_code == 200
+        refused = alice.post("/t2i", json={"prompt": "p", "n": 2})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limited")
+        assert refused.json()["error"]["retryable"] is True
+        assert 1 <= int(refused.headers["retry-after"]) <= 15
+        assert alice.post("/v1/images/generations", json={"prompt": "p"}).status_code == 200
+        assert (
+            alice.post("/sdapi/v1/txt2img", json={"prompt": "p"}).json()["detail"].startswith("the key 'alice' may ask")
+        )
+        too_many = alice.post("/t2i", json={"prompt": "p", "n": 5})
+        assert (too_many.status_code, too_many.json()["error"]["param"]) == (400, "n")
+        assert sum(request.num_images for request in engine.submitted) == 4
+        with of(address, keys, "bob") as bob:
+            assert bob.post("/t2i", json={"prompt": "p", "n": 5}).status_code == 200
+
+
+def test_an_image_is_in_flight_until_its_request_ends_and_when_its_client_leaves(serve_keys, until):
+    with serve_keys(alice="max_images_in_flight = 2") as (address, engine, keys), of(address, keys, "alice") as alice:
+        engine.holds = True
+        with alice.stream("POST", "/t2i", json={"prompt": "p", "n": 2, "stream": True}):
+            pass  # accepted, and left
+        until(lambda: engine.cancelled)
+        engine.holds = False
+        until(lambda: alice.post("/t2i", json={"prompt": "p", "n": 2}).status_code == 200)
+        engine.submitted.clear()
+        engine.holds = True
+        threads = [
+            threading.Thread(target=alice.post, args=("/t2i",), kwargs={"json": {"prompt": "p"}}) for _ in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        until(lambda: len(engine.submitted) == 2)
+        for body in ({"prompt": "p"}, {"prompt": "p", "stream": True}):
+            refused = alice.post("/t2i", json=body)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limited")
+            assert "has 2 images in flight" in refused.json()["error"]["message"]
+            assert refused.headers["retry-after"] == "2"  # as the fake engine predicts its drain
+        too_many = alice.post("/t2i", json={"prompt": "p", "n": 3})
+        assert (too_many.status_code, too_many.json()["error"]["param"]) == (400, "n")
+        engine.holds = False
+        engine.become("dead")
+        engine.become("ready")
+        for thread in threads:
+            thread.join()
+        assert alice.post("/t2i", json={"prompt": "p", "n": 2}).status_code == 200
+        with alice.stream("POST", "/t2i", json={"prompt": "p", "n": 2, "stream": True}) as answer:
+            assert "event: finished" in "".join(answer.iter_text())
+        assert alice.post("/t2i", json={"prompt": "p", "n": 2}).status_code == 200
+
+
+def test_openais_client_raises_its_rate_limit_error_and_passes_when_it_has_waited_as_told(serve_keys):
+    limits = {"alice": "images_per_minute = 16", "bob": "images_per_minute = 1"}
+    with serve_keys(**limits) as (address, _, keys), httpx.Client(verify=False) as web:
+        settings = {"base_url": f"{address}/v1", "http_client": web}
+        bob = openai.OpenAI(api_key=keys["bob"], max_retries=0, **settings)
+        assert bob.images.generate(prompt="p").data
+        with pytest.raises(openai.RateLimitError) as caught:
+            bob.images.generate(prompt="p")
+        assert caught.value.code == "rate_limited"
+        alice = openai.OpenAI(api_key=keys["alice"], max_retries=1, **settings)
+        assert alice.images.generate(prompt="p", n=16).data
+        assert alice.images.generate(prompt="p").data
+
+
+def test_a_priority_above_the_keys_is_400_on_every_route(serve_keys):
+    with serve_keys(alice='priority = "low"') as (address, engine, keys), of(address, keys, "alice") as alice:
+        body = {"prompt": "p", "priority": "normal"}
+        for path, sent, param in (
+            ("/t2i", body, "priority"),
+            ("/v1/images/generations", body, "priority"),
+            ("/v1/jobs", {"input": body}, "input.priority"),
+        ):
+            refused = alice.post(path, json=sent)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+        header = {"X-Noria-Priority": "high"}
+        assert alice.post("/sdapi/v1/txt2img", json={"prompt": "p"}, headers=header).status_code == 400
+        assert alice.post("/t2i", json={"prompt": "p"}).status_code == 200
+        assert [request.priority for request in engine.submitted] == ["low"]
+
+
+# ── Jobs ────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_jobs_count_when_they_are_accepted_and_are_never_in_flight(serve_keys):
+    limits = "images_per_minute = 3\nmax_images_in_flight = 1"
+    with serve_keys(alice=limits) as (address, engine, keys), of(address, keys, "alice") as alice:
+        engine.holds = True
+        job = {"input": {"prompt": "p", "n": 2}}
+        assert (
+            alice.post("/v1/jobs", json=job | {"webhook": "ftp://x"}).status_code == 400
+        )  # what is refused is not counted
+        assert alice.post("/v1/jobs", json=job, headers={"Idempotency-Key": "k"}).status_code == 202
+        refused = alice.post("/v1/jobs", json=job)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limited")
+        small = {"input": {"prompt": "p"}}
+        assert alice.post("/v1/jobs", json=small, headers={"Idempotency-Key": "s"}).status_code == 202
+        too_many = alice.post("/v1/jobs", json={"input": {"prompt": "p", "n": 4}})
+        assert (too_many.status_code, too_many.json()["error"]["param"]) == (400, "input.n")
+
+
+def test_a_job_that_is_posted_again_is_not_counted_again(serve_keys):
+    with serve_keys(alice="images_per_minute = 2") as (address, _, keys), of(address, keys, "alice") as alice:
+        job = {"input": {"prompt": "p"}}
+        statuses = [alice.post("/v1/jobs", json=job, headers={"Idempotency-Key": "k"}).status_code for _ in range(4)]
+        assert statuses == [202, 200, 200, 200]
+        assert alice.post("/v1/jobs", json=job).status_code == 202

@@ -127,7 +127,7 @@ class A1111:
         check_settings(own)
         settings = self._settings | own
         wanted = as_image_body(body, settings, self._model(settings))
-        return self._studio.admit(heed(wanted, http.headers), http.state.request_id)
+        return self._studio.admit(heed(wanted, http.headers), http.state.caller, http.state.request_id)
 
     def _model(self, settings: Mapping[str, Any]) -> str | None:
         checkpoint = settings.get("sd_model_checkpoint")

@@ -44,7 +44,7 @@ def build_app(config: Config, link: EngineLink, open_jobs: Callable[[], JobServi
         ConfigError: the file of API keys is not one.
 
     """
-    callers = Callers(read_keys(config.frontend.keys_file))
+    callers = Callers(read_keys(config.frontend.keys_file), config.frontend.processes)
     studio = Studio(link, config.frontend)
     jobs = Jobs(studio, config, open_jobs or functools.partial(open_service, config, lone_place()))
     images = Images(studio)

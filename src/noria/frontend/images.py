@@ -66,7 +66,7 @@ class Images:
     async def t2i(self, http: Request) -> Response:
         """One image as a file; several, or one for a client that takes no image, as `ImagesAnswer`."""
         body = await read_json(http, ImageBody, self._studio.config.max_body_bytes)
-        wish = self._studio.admit(heed(body, http.headers), http.state.request_id)
+        wish = self._studio.admit(heed(body, http.headers), http.state.caller, http.state.request_id)
         if body.stream:
             return await streaming.watch(http, self._studio, wish, lambda happening: self._frames(happening, wish))
         drawing = await unless_disconnected(http, self._studio.draw(wish))

@@ -5,6 +5,7 @@ import base64
 import binascii
 import hashlib
 import re
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from noria.frontend import streaming
 from noria.frontend.admission import heed
 from noria.frontend.bodies import decode, read_json
 from noria.frontend.job_painter import StudioPainter, keep
+from noria.frontend.keys import Caller
 from noria.frontend.openai import GenerationsBody, admit_generation
 from noria.frontend.refusals import error_answer
 from noria.frontend.studio import Studio, Wish
@@ -93,8 +95,9 @@ class Jobs:
 
     async def _accept(self, http: Request) -> Response:
         body = await read_json(http, JobBody, self._studio.config.max_body_bytes)
+        caller: Caller = http.state.caller
         job_id = new_job_id()
-        wish = admit_input(self._studio, body.input, job_id, http.headers)
+        wish = admit_input(self._studio, body.input, caller, job_id, http.headers)
         events = body.webhook_events_filter
         new = NewJob(
             id=job_id,
@@ -109,7 +112,13 @@ class Jobs:
             idempotency_key=_key(http.headers),
             body_digest=hashlib.sha256(msgspec.json.encode(body, order="deterministic")).hexdigest(),
         )
-        record, is_new = await self._service.accept(new)
+        num_images, is_new = wish.request.num_images, False
+        caller.charge(num_images, time.monotonic())
+        try:
+            record, is_new = await self._service.accept(new)
+        finally:
+            if not is_new:
+                caller.refund(num_images)
         job = as_job(record)
         return _json(job, 202 if is_new else 200, {"Location": job.urls.get})
 
@@ -162,7 +171,9 @@ class Jobs:
             yield streaming.event("error", error_answer(error, request_id))
 
 
-def admit_input(studio: Studio, given: Mapping[str, Any], request_id: str, headers: Mapping[str, str]) -> Wish:
+def admit_input(
+    studio: Studio, given: Mapping[str, Any], caller: Caller, request_id: str, headers: Mapping[str, str]
+) -> Wish:
     """The `input` of a job as a wish: the body of the route that its `endpoint` names, `/t2i` by default.
 
     Raises:
@@ -180,10 +191,10 @@ def admit_input(studio: Studio, given: Mapping[str, Any], request_id: str, heade
         if endpoint == ENDPOINTS[0]:
             body = decode(raw, ImageBody)
             _refuse_streams(body)
-            return studio.admit(heed(body, headers), request_id)
+            return studio.admit(heed(body, headers), caller, request_id)
         generation = decode(raw, GenerationsBody)
         _refuse_streams(generation)
-        return admit_generation(studio, generation, request_id, headers)
+        return admit_generation(studio, generation, caller, request_id, headers)
     except InvalidField as error:
         if error.field is not None and not error.field.startswith("X-"):  # a header's
             error.field = f"input.{error.field}"

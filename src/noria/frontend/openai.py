@@ -20,6 +20,7 @@ from noria.frontend.admission import heed
 from noria.frontend.bodies import read_json
 from noria.frontend.encoding import base64_texts, encode_preview
 from noria.frontend.engine_link import EngineLoad, PreviewImage, Update
+from noria.frontend.keys import Caller
 from noria.frontend.leaving import unless_disconnected
 from noria.frontend.studio import AnswerTimings, Drawing, Studio, Wish
 from noria.messages import ShapeCosts
@@ -160,7 +161,7 @@ class OpenAI:
     async def generations(self, http: Request) -> Response:
         """Images for a prompt, in base64."""
         body = await read_json(http, GenerationsBody, self._studio.config.max_body_bytes)
-        wish = admit_generation(self._studio, body, http.state.request_id, http.headers)
+        wish = admit_generation(self._studio, body, http.state.caller, http.state.request_id, http.headers)
         if body.stream:
             return await streaming.watch(http, self._studio, wish, _Frames(self._studio, wish))
         drawing = await unless_disconnected(http, self._studio.draw(wish))
@@ -195,10 +196,12 @@ class OpenAI:
         return ModelCard(name, self._created)
 
 
-def admit_generation(studio: Studio, body: GenerationsBody, request_id: str, headers: Mapping[str, str]) -> Wish:
+def admit_generation(
+    studio: Studio, body: GenerationsBody, caller: Caller, request_id: str, headers: Mapping[str, str]
+) -> Wish:
     """`body` as a wish; raises as `Studio.admit` does, in the words of this route's fields."""
     try:
-        return studio.admit(heed(_as_image_body(body), headers), request_id, body.output_compression)
+        return studio.admit(heed(_as_image_body(body), headers), caller, request_id, body.output_compression)
     except InvalidField as error:
         if error.field in ("width", "height"):  # this body has no such fields
             error.field = "size"

@@ -20,6 +20,7 @@ from noria.errors import InternalError, ModelNotFound, NoriaError, RequestCancel
 from noria.frontend.admission import admit
 from noria.frontend.encoding import base64_texts, encode_images
 from noria.frontend.engine_link import DrawnImage, EngineLink, Watch
+from noria.frontend.keys import Caller
 from noria.observe import metrics
 from noria.parameters import of_request
 from noria.request import ImageBody, ImageFormat, ImageRequest
@@ -53,6 +54,7 @@ class Wish:
     file_format: ImageFormat
     quality: int | None  # the WebP's or JPEG's, 0 to 100; None is `encoding.py`'s own
     metadata: bool  # whether the files say how they were made
+    caller: Caller | None = None  # whose images in flight they are; None for a job's, which nobody waits for
 
 
 @dataclass(frozen=True)
@@ -117,15 +119,15 @@ class Studio:
             )
         return models[name]
 
-    def admit(self, body: ImageBody, request_id: str, quality: int | None = None) -> Wish:
+    def admit(self, body: ImageBody, caller: Caller, request_id: str, quality: int | None = None) -> Wish:
         """`body` with its defaults filled in and its bounds checked; raises `errors.RequestError` or EngineUnavailable."""
         spec = self.spec(body.model)
         try:
-            request = admit(body, spec, self.config, request_id, self._draw_seed)
+            request = admit(caller.permit(body), spec, self.config, request_id, self._draw_seed)
         except NoriaError as error:
             metrics.REQUESTS.labels(spec.name, error.code).inc()
             raise
-        return Wish(request, spec, body.format, quality, body.metadata)
+        return Wish(request, spec, body.format, quality, body.metadata, caller)
 
     async def draw(self, wish: Wish, watch: Watch | None = None) -> Drawing:
         """The wish's files; `watch` hears of their way. A cancelled call leaves the engine at its next step.
@@ -134,7 +136,7 @@ class Studio:
             NoriaError: any refusal or failure.
 
         """
-        with _counted(wish.spec.name):
+        with _counted(wish.spec.name), self._aboard(wish):
             started = time.perf_counter()
             result = await self.link.submit(self._for_engine(wish.request), watch)
             drawn = time.perf_counter()
@@ -148,6 +150,18 @@ class Studio:
             self._outside_s += _OUTSIDE_WEIGHT * (_outside_s(timings) - self._outside_s)
             _record(wish.spec, timings, len(files))
             return Drawing(wish, files, timings, result.num_steps_run)
+
+    @contextlib.contextmanager
+    def _aboard(self, wish: Wish) -> Iterator[None]:
+        """Count the wish's images among its caller's; raises as `Caller.board` does."""
+        if wish.caller is None:
+            yield
+            return
+        wish.caller.board(wish.request.num_images, time.monotonic(), self.link.load.drain_s)
+        try:
+            yield
+        finally:
+            wish.caller.leave(wish.request.num_images)
 
     def _for_engine(self, request: ImageRequest) -> ImageRequest:
         """`request` with the deadline that the engine has to keep for the caller's to be kept: files have to be made after it."""
