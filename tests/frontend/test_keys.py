@@ -400,3 +400,107 @@ def test_a_job_that_is_posted_again_is_not_counted_again(serve_keys):
         statuses = [alice.post("/v1/jobs", json=job, headers={"Idempotency-Key": "k"}).status_code for _ in range(4)]
         assert statuses == [202, 200, 200, 200]
         assert alice.post("/v1/jobs", json=job).status_code == 202
+
+
+@pytest.fixture
+def ended(until):
+    def wait(client, job_id):
+        until(lambda: client.get(f"/v1/jobs/{job_id}").json()["completed_at"], seconds=30)
+        return client.get(f"/v1/jobs/{job_id}").json()
+
+    return wait
+
+
+def test_a_job_is_its_keys_alone(client_of, ended):
+    alice, bob = client_of("alice"), client_of("bob")
+    job_id = alice.post("/v1/jobs", json={"input": {"prompt": "p"}}).json()["id"]
+    assert ended(alice, job_id)["status"] == "succeeded"
+    never_was = bob.get("/v1/jobs/job_00000000000000000000000000").json()["error"]["message"]
+    for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/events"), ("GET", "/images/0")):
+        answer = bob.request(method, f"/v1/jobs/{job_id}{path}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "job_not_found"), path
+        assert answer.json()["error"]["message"] == never_was.replace("job_00000000000000000000000000", job_id)
+    assert alice.get(f"/v1/jobs/{job_id}/images/0").headers["content-type"] == "image/png"
+    assert "succeeded" in alice.get(f"/v1/jobs/{job_id}/events").text
+
+
+def test_a_list_has_ones_own_jobs_on_every_page(client_of):
+    names = {"alice": [], "bob": []}
+    for number in range(10):
+        name = ("alice", "bob")[number % 2]
+        names[name].append(client_of(name).post("/v1/jobs", json={"input": {"prompt": "p"}}).json()["id"])
+    for name, own in names.items():
+        url, found = "/v1/jobs?limit=2", []
+        while url:
+            page = client_of(name).get(url).json()
+            found += [job["id"] for job in page["results"]]
+            url = page["next"]
+        assert found == own[::-1]
+
+
+def test_nobody_cancels_anothers_job(client_of):
+    client_of.engine.holds = True
+    alice, bob = client_of("alice"), client_of("bob")
+    job_id = alice.post("/v1/jobs", json={"input": {"prompt": "p"}}).json()["id"]
+    assert bob.delete(f"/v1/jobs/{job_id}").status_code == 404
+    assert alice.get(f"/v1/jobs/{job_id}").json()["status"] in ("starting", "processing")
+    assert alice.delete(f"/v1/jobs/{job_id}").json()["status"] == "canceled"
+
+
+def test_idempotency_keys_of_two_api_keys_are_two(client_of):
+    def post(name, prompt):
+        body = {"input": {"prompt": prompt}}
+        return client_of(name).post("/v1/jobs", json=body, headers={"Idempotency-Key": "order-1"})
+
+    first, other, again = post("alice", "p"), post("bob", "q"), post("alice", "p")
+    assert [answer.status_code for answer in (first, other, again)] == [202, 202, 200]
+    assert first.json()["id"] == again.json()["id"] != other.json()["id"]
+
+
+def test_jobs_from_before_there_were_keys_are_nobodys_and_without_keys_all_are_everybodys(
+    serve_keys, serve, new_engine, tmp_path, until
+):
+    def post(client):
+        return client.post("/v1/jobs", json={"input": {"prompt": "p"}}).json()["id"]
+
+    @contextlib.contextmanager
+    def open_to_all():
+        with (
+            serve(Config(data_dir=str(tmp_path)), new_engine()) as (address, _),
+            httpx.Client(base_url=address, verify=False, timeout=30) as client,
+        ):
+            until(lambda: client.get("/readyz").status_code == 200)
+            yield client
+
+    with open_to_all() as client:
+        before = post(client)
+    with serve_keys(alice="") as (address, _, keys), of(address, keys, "alice") as alice:
+        assert alice.get(f"/v1/jobs/{before}").status_code == 404
+        own = post(alice)
+        assert [job["id"] for job in alice.get("/v1/jobs").json()["results"]] == [own]
+    with open_to_all() as client:
+        assert [job["id"] for job in client.get("/v1/jobs").json()["results"]] == [own, before]
+        assert client.get(f"/v1/jobs/{own}").status_code == 200
+
+
+# ── A1111's clients ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_progress_and_interrupt_are_about_ones_own_requests(client_of, until):
+    client_of.engine.holds = True
+    alice, bob, answers = client_of("alice"), client_of("bob"), []
+    thread = threading.Thread(
+        target=lambda: answers.append(alice.post("/sdapi/v1/txt2img", json={"prompt": "p"}).status_code)
+    )
+    thread.start()
+    try:
+        until(lambda: alice.get("/sdapi/v1/progress").json()["state"]["job_count"] == 1)
+        assert bob.get("/sdapi/v1/progress").json()["state"]["job_count"] == 0
+        for path in ("interrupt", "skip"):
+            assert bob.post(f"/sdapi/v1/{path}").json() == {}
+        state = alice.get("/sdapi/v1/progress").json()["state"]
+        assert (state["job_count"], state["interrupted"]) == (1, False)
+    finally:
+        alice.post("/sdapi/v1/interrupt")
+        thread.join()
+    assert answers == [499]

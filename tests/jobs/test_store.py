@@ -60,6 +60,30 @@ def test_a_key_sent_by_many_at_once_makes_one_job(store, job):
     assert sum(created for _, created in answers) == 1
 
 
+def test_keys_of_several_makers_do_not_clash(store, job):
+    made = [accept(store, job(made_by=maker, idempotency_key="k", body_digest=maker)) for maker in ("", "alice", "bob")]
+    again = [
+        accept(store, job(made_by=maker, idempotency_key="k", body_digest=maker)) for maker in ("", "alice", "bob")
+    ]
+    assert made == again
+    assert len({record.id for record in made}) == 3
+
+
+def test_a_makers_jobs_are_nobody_elses_but_all_are_everybodys(store, job):
+    alices, bobs, nobodys = (accept(store, job(made_by=maker)) for maker in ("alice", "bob", ""))
+    assert store.get(alices.id, "alice") == store.get(alices.id) == alices
+    assert store.page(9, made_by="alice") == [alices]
+    assert store.page(9, bobs.seq, made_by="bob") == []
+    assert store.page(9) == [nobodys, bobs, alices]
+    for stranger in ("bob", "", "alic"):
+        with pytest.raises(JobNotFound, match="it never was"):
+            store.get(alices.id, stranger)
+        with pytest.raises(JobNotFound, match="it never was"):
+            store.cancel(alices.id, 1.0, stranger)
+    assert store.get(alices.id).status == "starting"
+    assert store.cancel(alices.id, 1.0, "alice").status == "canceled"
+
+
 def test_a_full_line_is_refused_and_says_when_to_come_again(store, job):
     accept(store, job())
     with pytest.raises(QueueFull, match="1 jobs wait; at most 1 may") as caught:

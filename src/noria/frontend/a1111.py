@@ -190,9 +190,10 @@ class A1111:
 
     async def progress(self, http: Request) -> Response:
         """How far the request is that has been drawn for longest, of those that came by this route."""
-        task = self._tasks.first
-        if task is None:
+        tasks = self._tasks.of(http.state.caller)
+        if not tasks:
             return _json(ProgressAnswer(0.0, 0.0, TaskState()))
+        task = tasks[0]
         step, num_steps, finish_in_s = 0, task.wish.request.num_steps, None
         if task.progress is not None:
             step, num_steps, finish_in_s = task.progress.step, task.progress.num_steps, task.progress.finish_in_s
@@ -201,18 +202,20 @@ class A1111:
             size = task.wish.request.width_px, task.wish.request.height_px
             (image,) = base64_texts([await asyncio.to_thread(encode_preview, task.preview, "png", size)])
         state = TaskState(
-            len(self._tasks), sampling_step=step, sampling_steps=num_steps, interrupted=task.interrupted, job="txt2img"
+            len(tasks), sampling_step=step, sampling_steps=num_steps, interrupted=task.interrupted, job="txt2img"
         )
         return _json(ProgressAnswer(step / max(num_steps, 1), finish_in_s or 0.0, state, image))
 
-    async def interrupt(self, _: Request) -> Response:
+    async def interrupt(self, http: Request) -> Response:
         """End every request that came by this route, at its next step."""
-        self._tasks.interrupt()
+        for task in self._tasks.of(http.state.caller):
+            task.interrupt()
         return _json({})
 
-    async def skip(self, _: Request) -> Response:
+    async def skip(self, http: Request) -> Response:
         """End the one that has been drawn for longest."""
-        self._tasks.skip()
+        for task in self._tasks.of(http.state.caller)[:1]:
+            task.interrupt()
         return _json({})
 
     async def empty_list(self, http: Request) -> Response:

@@ -1,7 +1,8 @@
 """The requests of A1111's clients that are being drawn: how far the first of them is, and an end to them on demand.
 
 A1111 draws one request at a time and its clients ask for "the" progress, and interrupt "the" image. Here that is the request that has
-been drawn for longest, of those that came to this front end by A1111's route; nobody else's requests are told of or ended.
+been drawn for longest, of those that came to this front end by A1111's route and, where there are API keys, with the same key; nobody
+else's requests are told of or ended.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 
 from noria.errors import RequestCancelled
 from noria.frontend.engine_link import PreviewImage, Progress, Update
+from noria.frontend.keys import Caller
 from noria.frontend.studio import Drawing, Studio, Wish
 
 
@@ -44,13 +46,9 @@ class Tasks:
         self._studio = studio
         self._tasks: list[Task] = []
 
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    @property
-    def first(self) -> Task | None:
-        """The one that has been drawn for longest; None if there is none."""
-        return self._tasks[0] if self._tasks else None
+    def of(self, caller: Caller) -> list[Task]:
+        """The caller's, from the one that has been drawn for longest."""
+        return [task for task in self._tasks if task.wish.caller is caller]
 
     async def draw(self, wish: Wish) -> Drawing:
         """The wish's files; raises as `Studio.draw` does, and RequestCancelled when it is interrupted."""
@@ -65,13 +63,3 @@ class Tasks:
             raise
         finally:
             self._tasks.remove(task)
-
-    def skip(self) -> None:
-        """End the first."""
-        for task in self._tasks[:1]:
-            task.interrupt()
-
-    def interrupt(self) -> None:
-        """End all of them."""
-        for task in self._tasks:
-            task.interrupt()

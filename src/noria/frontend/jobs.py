@@ -109,6 +109,7 @@ class Jobs:
             priority=wish.request.priority,
             webhook=body.webhook,
             webhook_events=WEBHOOK_EVENTS if events is None else _in_order(events),
+            made_by=caller.name or "",
             idempotency_key=_key(http.headers),
             body_digest=hashlib.sha256(msgspec.json.encode(body, order="deterministic")).hexdigest(),
         )
@@ -124,7 +125,7 @@ class Jobs:
 
     async def _list(self, http: Request) -> Response:
         limit = _limit(http.query_params.get("limit"))
-        records = await self._service.page(limit + 1, _from_cursor(http.query_params.get("cursor")))
+        records = await self._service.page(limit + 1, _from_cursor(http.query_params.get("cursor")), _maker(http))
         following = None
         if len(records) > limit:
             following = f"{http.base_url}v1/jobs?limit={limit}&cursor={_cursor(records[limit - 1].seq)}"
@@ -132,8 +133,8 @@ class Jobs:
 
     async def job(self, http: Request) -> Response:
         """GET tells of a job; DELETE ends it as canceled, unless it has ended."""
-        job_id = _job_id(http)
-        record = await (self._service.cancel(job_id) if http.method == "DELETE" else self._service.get(job_id))
+        act = self._service.cancel if http.method == "DELETE" else self._service.get
+        record = await act(_job_id(http), _maker(http))
         return _json(as_job(record))
 
     async def image(self, http: Request) -> Response:
@@ -141,13 +142,13 @@ class Jobs:
         job_id, index = _job_id(http), http.path_params["index"]
         if not re.fullmatch(r"\d{1,6}", index, re.ASCII):
             raise JobNotFound(f"there is no image {shown(index)}; images are numbered from 0.")
-        content, suffix = await self._service.image(job_id, int(index))
+        content, suffix = await self._service.image(job_id, int(index), _maker(http))
         return Response(content, media_type=f"image/{suffix}")
 
     async def events(self, http: Request) -> Response:
         """What happens to a job, as a stream, from the event after Last-Event-ID on; it ends with the job."""
         job_id, after = _job_id(http), _last_event_id(http.headers)
-        await self._service.get(job_id)
+        await self._service.get(job_id, _maker(http))
         return streaming.EventStream(self._frames(job_id, after, http.state.request_id), _nothing)
 
     async def _frames(self, job_id: str, after: int, request_id: str) -> AsyncGenerator[bytes, None]:
@@ -233,6 +234,12 @@ def _job_id(http: Request) -> str:
             f"there is no job {shown(job_id)}; their names are job_ and 26 digits. GET /v1/jobs lists the jobs."
         )
     return job_id
+
+
+def _maker(http: Request) -> str | None:
+    """Whose jobs there are for this request: its key's; everybody's where there are no keys."""
+    name: str | None = http.state.caller.name
+    return name
 
 
 def _limit(text: str | None) -> int:

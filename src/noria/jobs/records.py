@@ -46,7 +46,7 @@ def order_of(created_at: float, priority: str) -> float:
 
 
 def new_job_id() -> str:
-    """A name that nobody can guess: whoever knows it can read and cancel the job."""
+    """A name that nobody can guess: without API keys, whoever knows it can read and cancel the job."""
     return f"job_{secrets.token_hex(13)}"
 
 
@@ -101,6 +101,7 @@ class NewJob:
     priority: str = "normal"
     webhook: str | None = None
     webhook_events: tuple[WebhookEvent, ...] = WEBHOOK_EVENTS
+    made_by: str = ""  # the name of the API key; empty where there are no keys
     idempotency_key: str | None = None
     body_digest: str = ""  # of the body that came with the key
 
@@ -119,6 +120,7 @@ class JobRecord:
     base_url: str
     webhook: str | None
     webhook_events: str  # comma-separated
+    made_by: str
     idempotency_key: str | None
     body_digest: str
     created_at: float

@@ -13,7 +13,19 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import BigInteger, Column, Connection, Engine, Float, Index, Integer, MetaData, Table, Text
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Engine,
+    Float,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+)
 from sqlalchemy.engine.url import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
@@ -42,7 +54,8 @@ jobs = Table(
     Column("base_url", Text, nullable=False),
     Column("webhook", Text),
     Column("webhook_events", Text, nullable=False),
-    Column("idempotency_key", Text, unique=True),
+    Column("made_by", Text, nullable=False),  # not null without a maker: two nulls would never be the same maker
+    Column("idempotency_key", Text),
     Column("body_digest", Text, nullable=False),
     Column("created_at", Float(53), nullable=False),
     Column("order_at", Float(53), nullable=False),
@@ -59,6 +72,8 @@ jobs = Table(
     Column("error", Text),
     Column("error_code", Text),
     Column("metrics", Text, nullable=False),
+    UniqueConstraint("made_by", "idempotency_key", name="noria_jobs_idempotency"),
+    Index("noria_jobs_of", "made_by", "seq"),
     Index("noria_jobs_line", "status", "order_at"),
     Index("noria_jobs_ended", "completed_at"),
     sqlite_autoincrement=True,  # a deleted job's number is never given again: cursors stay true

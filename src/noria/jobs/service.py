@@ -82,17 +82,17 @@ class JobService:
         self._wake()
         return accepted
 
-    async def get(self, job_id: str) -> JobRecord:
-        """One job. Raises JobNotFound."""
-        return await self._blocking(self._store.get, job_id)
+    async def get(self, job_id: str, made_by: str | None = None) -> JobRecord:
+        """One job; here as below, with `made_by`, if that is who made it. Raises JobNotFound."""
+        return await self._blocking(self._store.get, job_id, made_by)
 
-    async def page(self, limit: int, before_seq: int | None) -> list[JobRecord]:
+    async def page(self, limit: int, before_seq: int | None, made_by: str | None = None) -> list[JobRecord]:
         """As `Store.page`."""
-        return await self._blocking(self._store.page, limit, before_seq)
+        return await self._blocking(self._store.page, limit, before_seq, made_by)
 
-    async def cancel(self, job_id: str) -> JobRecord:
+    async def cancel(self, job_id: str, made_by: str | None = None) -> JobRecord:
         """End a job unless it has ended; its record after that. Raises JobNotFound."""
-        record = await self._blocking(self._store.cancel, job_id, self._clock())
+        record = await self._blocking(self._store.cancel, job_id, self._clock(), made_by)
         self._wake()
         return record
 
@@ -100,9 +100,9 @@ class JobService:
         """What happened to a job after event number `after`."""
         return await self._blocking(self._store.events, job_id, after)
 
-    async def image(self, job_id: str, index: int) -> tuple[bytes, str]:
+    async def image(self, job_id: str, index: int, made_by: str | None = None) -> tuple[bytes, str]:
         """Image `index` of a job, and its file's suffix. Raises JobNotFound."""
-        record = await self.get(job_id)
+        record = await self.get(job_id, made_by)
         names = record.output.split(",") if record.output is not None else []
         if index >= len(names):
             has = f"its images are 0 to {len(names) - 1}" if names else f"it is {record.status} and has no images"

@@ -84,7 +84,7 @@ class Store:
     def _with_key(self, new: NewJob) -> JobRecord | None:
         if new.idempotency_key is None:
             return None
-        known = self._first(jobs.c.idempotency_key == new.idempotency_key)
+        known = self._first(sa.and_(jobs.c.made_by == new.made_by, jobs.c.idempotency_key == new.idempotency_key))
         if known is not None and known.body_digest != new.body_digest:
             raise IdempotencyConflict(
                 f"the Idempotency-Key {shown(new.idempotency_key)} came before with another body, for job {known.id}. Send that body again, "
@@ -93,27 +93,33 @@ class Store:
             )
         return known
 
-    def get(self, job_id: str) -> JobRecord:
-        """One job. Raises JobNotFound."""
-        found = self._first(jobs.c.id == job_id)
+    def get(self, job_id: str, made_by: str | None = None) -> JobRecord:
+        """One job; with `made_by`, if that is who made it. Raises JobNotFound."""
+        found = self._first(sa.and_(jobs.c.id == job_id, _of(made_by)))
         if found is None:
             raise JobNotFound(
                 f"there is no job {shown(job_id)}: it never was, or its time to live is over. GET /v1/jobs lists the jobs."
             )
         return found
 
-    def page(self, limit: int, before_seq: int | None = None) -> list[JobRecord]:
-        """The newest `limit` jobs, or those accepted before `before_seq`; newest first. New jobs move nobody to another page."""
-        query = sa.select(jobs).order_by(jobs.c.seq.desc()).limit(limit)
+    def page(self, limit: int, before_seq: int | None = None, made_by: str | None = None) -> list[JobRecord]:
+        """The newest `limit` jobs, or those accepted before `before_seq`; newest first. New jobs move nobody to another page.
+
+        With `made_by` those that it has made, else all.
+        """
+        query = sa.select(jobs).where(_of(made_by)).order_by(jobs.c.seq.desc()).limit(limit)
         if before_seq is not None:
             query = query.where(jobs.c.seq < before_seq)
         return self._all(query)
 
-    def cancel(self, job_id: str, now: float) -> JobRecord:
-        """End the job as canceled, unless it has ended; its record after that. Who draws it learns so at the next `beat`."""
+    def cancel(self, job_id: str, now: float, made_by: str | None = None) -> JobRecord:
+        """End the job as canceled, unless it has ended; its record after that. Who draws it learns so at the next `beat`.
+
+        With `made_by`, if that is who made it. Raises JobNotFound.
+        """
         with writing(self._engine) as connection:
-            _move(connection, jobs.c.id == job_id, "canceled", now)
-        return self.get(job_id)
+            _move(connection, sa.and_(jobs.c.id == job_id, _of(made_by)), "canceled", now)
+        return self.get(job_id, made_by)
 
     def events(self, job_id: str, after: int, limit: int = 1000) -> list[Event]:
         """What happened to a job after event number `after`, in order."""
@@ -278,6 +284,7 @@ def _columns(new: NewJob, now: float) -> dict[str, Any]:
         "base_url": new.base_url,
         "webhook": new.webhook,
         "webhook_events": ",".join(new.webhook_events),
+        "made_by": new.made_by,
         "idempotency_key": new.idempotency_key,
         "body_digest": new.body_digest,
         "created_at": now,
@@ -289,6 +296,10 @@ def _columns(new: NewJob, now: float) -> dict[str, Any]:
         "last_event": 1,
         "metrics": "{}",
     }
+
+
+def _of(made_by: str | None) -> ColumnElement[bool]:
+    return sa.true() if made_by is None else jobs.c.made_by == made_by
 
 
 def _held(claim: Claim) -> ColumnElement[bool]:
