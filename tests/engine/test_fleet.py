@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from noria.config import EngineConfig
+from noria.engine.fleet import Fleet
 from noria.engine.loading import load_fleet, measured_costs
 from noria.engine.loop import Ended, ImageReady, PreviewReady, Wheel
 from noria.models.catalog import open_model
 from noria.request import ImageRequest
-from noria.scheduling.plans import End
+from noria.scheduling.plans import End, ImageId, Outcome, Plan, Seat, Step
 from noria.scheduling.steps import StepScheduler
 
 
@@ -92,3 +93,48 @@ def test_each_models_work_is_measured_and_kept_apart(world, tmp_path):
     assert all(file.path.exists() for file in files)
     again, _ = measured_costs(fleet, models, config)
     assert {s: c.points for s, c in again.steps.items()} == {s: c.points for s, c in costs.steps.items()}
+
+
+def test_one_models_decoding_that_does_not_fit_costs_the_other_no_step(world, monkeypatch):
+    models, fleet, _ = world
+    requests = [wish(models[number % 2], number, steps=2 + number // 2) for number in range(8)]
+    undisturbed, _ = draw(fleet, requests)
+    for spec in models:
+        model = fleet.executors[spec.name].model
+        real = model.decode
+
+        def decode(latents, real=real):
+            if len(latents) > 1:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return real(latents)
+
+        monkeypatch.setattr(model, "decode", decode)
+    squeezed, _ = draw(fleet, requests)
+    for name, pixels in undisturbed.items():
+        assert np.abs(squeezed[name] - pixels).max() <= 1
+
+
+def test_a_turn_of_two_models_boards_all_then_steps_then_decodes(world):
+    models, fleet, _ = world
+    order = []
+
+    class Spy:
+        def __init__(self, name):
+            self.name = name
+
+        def accept(self, prepared):
+            pass
+
+        def execute(self, plan):
+            order.append((self.name, len(plan.boards), len(plan.steps), len(plan.decodes)))
+            return Outcome(overflowed="decodes" if plan.decodes else None, encode_s=1.0 if plan.boards else 0.0)
+
+    spied = Fleet({spec.name: Spy(spec.name) for spec in models})
+    first, second = (fleet.prepare(wish(spec, number)) for number, spec in enumerate(models))
+    for prepared in (first, second):
+        spied.accept(prepared)
+    a, b = ImageId("r0", 0), ImageId("r1", 0)
+    outcome = spied.execute(Plan((Seat(b, 1),), (Step(b, 1, 0),), (Seat(a, 0),)))
+    names = [spec.name for spec in models]
+    assert order == [(names[1], 1, 0, 0), (names[1], 0, 1, 0), (names[0], 0, 0, 1)]
+    assert (outcome.overflowed, outcome.encode_s) == ("decodes", 1.0)

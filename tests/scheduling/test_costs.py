@@ -136,3 +136,27 @@ def test_the_batch_limit_is_the_knee_once_it_is_settled_within_the_memory():
     costs.overflowed(SMALL, 2)
     costs.overflowed(SMALL, 1)
     assert costs.rows_limit(SMALL) == 1
+
+
+def test_a_knee_that_was_found_on_a_bad_day_is_found_again():
+    shape = ShapeClass(64, 64, "m")
+    true_s = {1: 0.010, 2: 0.011, 4: 0.013, 8: 0.018, 16: 0.028, 32: 0.048}
+    costs = CostModel(32, {shape: Curve(true_s | {8: 0.05, 16: 0.1, 32: 0.2})})
+    costs.settle()
+    assert costs.rows_limit(shape) == 4
+    tried = set()
+    for _ in range(40_000):  # half an hour of a model that takes 50 ms a step
+        rows = costs.rows_to_try(shape)
+        tried.add(rows)
+        costs.observe_step(shape, rows, Curve(dict(true_s)).at(rows))
+    assert costs.rows_limit(shape) == 32
+    assert tried == {4, 8, 16, 32}
+
+
+def test_more_than_the_memory_holds_is_never_tried():
+    shape = ShapeClass(64, 64, "m")
+    costs = CostModel(32, {shape: Curve({1: 1.0, 2: 1.0, 4: 2.0, 32: 16.0})})
+    costs.settle()
+    assert costs.rows_limit(shape) == 2
+    costs.overflowed(shape, 6)
+    assert max(costs.rows_to_try(shape) for _ in range(1000)) == 3

@@ -147,14 +147,15 @@ def test_looking_back_for_who_was_late_before_changes_nothing():
     assert before == (seen.requests(0.0), list(seen.crowd.waiting), list(seen.crowd.requests))
 
 
-def test_who_is_put_behind_goes_after_everybody_with_a_promise_and_no_further():
+def test_who_is_put_behind_goes_after_those_it_would_make_late_and_no_further():
     seen = outlook()
-    seen.crowd.enter(ticket("promised", due=300.0), 0.0)
+    seen.crowd.enter(ticket("promised", due=20.0), 0.0)
+    seen.crowd.enter(ticket("promised long ago", due=300.0), 0.0)
     newcomer = seen.crowd.enter(ticket("high", priority="high"), 0.0)
     seen.crowd.enter(ticket("low", priority="low"), 0.0)
-    seen.put_behind(newcomer, 0.0)
+    seen.put_behind(newcomer, ["promised"], 0.0)
     order = [image.request_id for image in seen.in_order(list(seen.crowd.waiting), 0.0)]
-    assert order == ["promised", "high", "low"]
+    assert order == ["promised", "high", "promised long ago", "low"]
 
 
 def test_a_queue_without_a_limit_in_seconds_refuses_nobody_for_length():

@@ -383,6 +383,25 @@ def test_the_same_id_twice_at_once_is_a_bug():
         scheduler.submit(ticket("a"), 0)
 
 
+def test_one_image_that_did_not_fit_beside_others_does_not_leave_the_wheel_small():
+    scheduler = StepScheduler(8)
+    for number in range(5):
+        scheduler.submit(ticket(f"small {number}", calls=3 + number), 0)
+    turn(scheduler)
+    scheduler.submit(ticket("large", calls=2, shape=LARGE), 0)
+    for _ in range(40):
+        plan = scheduler.plan(0)
+        if plan is None:
+            break
+        beside_others = any(seat.image.request_id == "large" for seat in plan.boards) and len(plan.steps) > 0
+        beside_others = beside_others and scheduler.num_seated > 1
+        scheduler.commit(plan, Outcome(overflowed="boards" if beside_others else None), 0)
+    assert scheduler.num_seated == scheduler.num_waiting == 0
+    for number in range(8):
+        scheduler.submit(ticket(f"later {number}"), 0)
+    assert len(turn(scheduler)[0].boards) == 8
+
+
 class Promises(RuleBasedStateMachine):
     """Whatever happens in whatever order: no slot leaks, no image is lost or drawn twice, every request ends exactly once."""
 

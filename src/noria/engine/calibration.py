@@ -5,6 +5,7 @@ from everybody's. A first pass at each size pays for what happens once (kernels 
 """
 
 import hashlib
+import importlib.metadata
 import logging
 import math
 import os
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from noria import __version__
 from noria.config import EngineConfig
 from noria.engine.loop import Ended, Happening, ImageReady, Wheel
 from noria.errors import GenerationFailed, ModelError, NoriaError
@@ -190,7 +192,10 @@ def cost_key(spec: ModelSpec, config: EngineConfig, device: str) -> dict[str, st
         name: getattr(config, name)
         for name in ("dtype", "slots", "threads", "attention", "channels_last", "compile", "buckets", "decode_batch")
     }
-    return {"model": spec.fingerprint, "device": device} | {name: str(value) for name, value in matters.items()}
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "diffusers")} | {"noria": __version__}
+    return (
+        {"model": spec.fingerprint, "device": device} | versions | {name: str(value) for name, value in matters.items()}
+    )
 
 
 def cost_folder(cache_dir: str) -> pathlib.Path:

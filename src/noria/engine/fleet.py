@@ -1,11 +1,11 @@
 """Several models on one device: one executor each, under one wheel that counts their slots together.
 
-A turn steps images of one model only, but whoever boards, and what is decoded, may be of others: the plan is handed to each executor
-in its part. The scheduler does not know; to it a model is a part of the shape class.
+A turn steps images of one model only, but whoever boards, and what is decoded, may be of others: the plan is handed to the executors
+in its parts. The scheduler does not know; to it a model is a part of the shape class.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from noria.engine.executor import PreviewPixels
 from noria.request import ImageRequest
@@ -13,6 +13,8 @@ from noria.scheduling.plans import ImageId, Outcome, Plan, Seat, Step
 
 if TYPE_CHECKING:
     from noria.engine.diffusion import DiffusionExecutor, HostPixels, PreparedImages
+
+Place = TypeVar("Place", Seat, Step)
 
 
 class Fleet:
@@ -46,7 +48,7 @@ class Fleet:
         self._of.pop(request_id).forget(request_id)
 
     def execute(self, plan: Plan) -> Outcome:
-        """One turn; the first part that does not fit the memory ends it."""
+        """One turn: all who board, then the steps, then the decodes; the first part that does not fit the memory ends it."""
         whole = Outcome(step_s=0.0)
         for executor, part in self._parts(plan):
             done = executor.execute(part)
@@ -70,15 +72,21 @@ class Fleet:
         return [preview for executor in self.executors.values() for preview in executor.previews()]
 
     def _parts(self, plan: Plan) -> "list[tuple[DiffusionExecutor, Plan]]":
-        """The plan by executor: who boards comes first, then the steps, then the decodes, as the contract has it."""
-        parts = []
-        for executor in self.executors.values():
-            boards = tuple(seat for seat in plan.boards if self._is(executor, seat))
-            steps = tuple(step for step in plan.steps if self._is(executor, step))
-            decodes = tuple(seat for seat in plan.decodes if self._is(executor, seat))
-            if boards or steps or decodes:
-                parts.append((executor, Plan(boards, steps, decodes)))
-        return sorted(parts, key=lambda part: (bool(part[1].steps), bool(part[1].decodes)))
+        """The plan as it is, if it is about one model; else phase by phase, each by executor, so that no phase is left half done."""
+        images = [seat.image for seat in (*plan.boards, *plan.decodes)] + [step.image for step in plan.steps]
+        here = {id(self._of[image.request_id]) for image in images}
+        if len(here) == 1:
+            return [(executor, plan) for executor in self.executors.values() if id(executor) in here]
+        parts: list[tuple[DiffusionExecutor, Plan]] = []
+        for phase in (Plan(plan.boards, (), ()), Plan((), plan.steps, ()), Plan((), (), plan.decodes)):
+            for executor in self.executors.values():
+                part = self._of_one(executor, phase)
+                if part.boards or part.steps or part.decodes:
+                    parts.append((executor, part))
+        return parts
 
-    def _is(self, executor: "DiffusionExecutor", place: Seat | Step) -> bool:
-        return self._of[place.image.request_id] is executor
+    def _of_one(self, executor: "DiffusionExecutor", phase: Plan) -> Plan:
+        def own(places: tuple[Place, ...]) -> tuple[Place, ...]:
+            return tuple(place for place in places if self._of[place.image.request_id] is executor)
+
+        return Plan(own(phase.boards), own(phase.steps), own(phase.decodes))

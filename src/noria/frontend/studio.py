@@ -26,7 +26,7 @@ from noria.parameters import of_request
 from noria.request import ImageBody, ImageFormat, ImageRequest
 from noria.spec import ModelSpec
 
-_OUTSIDE_WEIGHT = 0.1  # of one request
+_POSTPROCESS_WEIGHT = 0.1  # of one request
 ALIAS = "noria"  # a name that is always served, for clients that cannot leave `model` out
 
 
@@ -94,7 +94,7 @@ class Studio:
         self.link = link
         self.config = config
         self._draw_seed = draw_seed
-        self._outside_s = 0.0  # smoothed: what a request takes before and after the engine has it
+        self._postprocess_s = 0.0  # smoothed: what a request's files take once its pixels are there
         # Few: encoding is all CPU, and the engine wants the cores too.
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="encode")
 
@@ -147,7 +147,7 @@ class Studio:
             timings = AnswerTimings(
                 **engine, postprocess_s=done - drawn, total_s=done - started, predicted_s=result.predicted_s
             )
-            self._outside_s += _OUTSIDE_WEIGHT * (_outside_s(timings) - self._outside_s)
+            self._postprocess_s += _POSTPROCESS_WEIGHT * (timings.postprocess_s - self._postprocess_s)
             _record(wish.spec, timings, len(files))
             return Drawing(wish, files, timings, result.num_steps_run)
 
@@ -167,15 +167,13 @@ class Studio:
         """`request` with the deadline that the engine has to keep for the caller's to be kept: files have to be made after it."""
         if request.deadline_s is None:
             return request
-        return msgspec.structs.replace(request, deadline_s=max(request.deadline_s - self._outside_s, 0.001))
+        # Whatever the files took lately, it never takes more than a fifth of what the caller allows.
+        reserved_s = min(self._postprocess_s, 0.2 * request.deadline_s)
+        return msgspec.structs.replace(request, deadline_s=request.deadline_s - reserved_s)
 
     async def in_base64(self, drawing: Drawing) -> list[str]:
         """The drawing's files as JSON carries them."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, base64_texts, drawing.files)
-
-
-def _outside_s(timings: AnswerTimings) -> float:
-    return max(timings.total_s - timings.queue_s - timings.encode_s - timings.denoise_s - timings.decode_s, 0.0)
 
 
 def _files(wish: Wish, images: Sequence[DrawnImage]) -> list[bytes]:

@@ -18,6 +18,10 @@ _OFTEN = 50  # measurements of one count: their mean first, from then on a movin
 _TRIED = 3  # a count measured less often says nothing about the knee
 _OUTLIER = 4.0  # a turn beyond this ratio counts as this: the first turn of a new kernel must not spoil what is known
 _KNEE = 0.95  # a call of the knee's rows draws at least so much of the best throughput
+_TRY_TURNS = (
+    100  # after so many at the knee, a turn tries twice as many rows: nothing else could ever prove the knee wrong
+)
+_SETTLE_TURNS = 1000  # of one shape: the knee is found anew
 _AREA_POWER = 1.1  # how a step's cost grows with the image's area: attention grows faster than convolution
 
 
@@ -79,6 +83,7 @@ class CostModel:
     encode_s: dict[str, float] = field(default_factory=dict)  # one prompt, by model
     pace: float = 1.0  # what turns take at present, over what the curves say
     _fitting: dict[ShapeClass, int] = field(default_factory=dict)  # rows that the memory was found to hold
+    _turns: dict[ShapeClass, int] = field(default_factory=dict)  # planned
     _knees: dict[ShapeClass, int] = field(default_factory=dict)  # as of the last `settle`
 
     def step_s(self, shape: ShapeClass, rows: int) -> float:
@@ -103,6 +108,16 @@ class CostModel:
         curves = (*self.steps.values(), *self.decodes.values())
         return max((seconds for curve in curves for seconds in curve.points.values()), default=0.0)
 
+    def rows_to_try(self, shape: ShapeClass) -> int:
+        """As `rows_limit`, for the turn that is being planned; now and then more, within the memory, to learn whether that pays."""
+        limit = self.rows_limit(shape)
+        turns = self._turns[shape] = self._turns.get(shape, 0) + 1
+        if turns % _SETTLE_TURNS == 0:
+            self.settle()
+        if turns % _TRY_TURNS:
+            return limit
+        return min(2 * limit, self._fitting.get(shape, self.most_rows), self.most_rows)
+
     def overflowed(self, shape: ShapeClass, rows: int) -> None:
         """A call of `rows` rows did not fit the memory: half as many from now on."""
         self._fitting[shape] = max(1, rows // 2)
@@ -126,7 +141,7 @@ class CostModel:
         self.encode_s[model] = before + (each - before) / _OFTEN
 
     def settle(self) -> None:
-        """Find the knees anew; called when measuring is over, not while serving, so that batches do not flutter."""
+        """Find the knees anew; called when measuring is over, when nobody is here, and seldom otherwise, so that batches do not flutter."""
         self._knees = {shape: curve.knee(self.most_rows) for shape, curve in self.steps.items()}
 
     def _curve_s(self, curves: Mapping[ShapeClass, Curve], shape: ShapeClass, count: int) -> float:

@@ -95,9 +95,9 @@ class Outlook:
         usual_s = self.costs.step_s(shape, max(usual, rows))
         return _Rates(usual_s, min(self.costs.step_s(shape, rows), usual_s), self.costs.decode_s(shape))
 
-    def put_behind(self, newcomer: Accepted, now: float) -> None:
-        """Have `newcomer` go after everybody who was promised a time."""
-        promised = [image for r in self.crowd.requests.values() if r.ticket.due is not None for image in r.images]
+    def put_behind(self, newcomer: Accepted, late: Iterable[str], now: float) -> None:
+        """Have `newcomer` go after those whom it would make `late`."""
+        promised = [image for request_id in late for image in self.crowd.requests[request_id].images]
         rates: dict[tuple[ShapeClass, int], _Rates] = {}
         last = max(self._key(image.request_id, self.crowd.call(image), rates, now) for image in promised)
         newcomer.behind = max(last + _INSTANT_S - self._key(newcomer.ticket.request_id, 0, rates, now), 0.0)

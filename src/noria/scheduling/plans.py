@@ -62,7 +62,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One turn, to be carried out in this order. Images of `boards` may be of any shape; the others are all of one."""
+    """One turn, to be carried out in this order. Images of `boards` may be of any shape; those of `steps` are all of one, and so are
+    those of `decodes`, perhaps of another.
+    """
 
     boards: tuple[Seat, ...]
     steps: tuple[Step, ...]

@@ -91,7 +91,7 @@ class StepScheduler:
             self._crowd.leave(ticket.request_id)
             return [refusal]
         if late:
-            self._outlook.put_behind(accepted, now)  # it may wait; they may not
+            self._outlook.put_behind(accepted, late, now)  # it may wait; they may not
         accepted.promised = self._outlook.uncorrected(now)[ticket.request_id]
         return []
 
@@ -192,7 +192,7 @@ class StepScheduler:
     def _as_many_as_pay(self, images: list[ImageId], shape: ShapeClass, now: float) -> list[ImageId]:
         seated = self._crowd.seated.values()
         device = Device(
-            rows_limit=self.costs.rows_limit(shape),
+            rows_limit=self.costs.rows_to_try(shape),
             step_s=lambda rows: self.costs.step_s(shape, rows),
             decode_s=self.costs.decode_s(shape),
             share=len(images) / sum(not each.drawn for each in seated),
@@ -273,6 +273,9 @@ class StepScheduler:
 
     def _decoded(self, image: ImageId, outcome: Outcome, now: float) -> list[Event]:
         accepted, seated = self._crowd.requests[image.request_id], self._crowd.done(image)
+        # Who leaves leaves room: a memory that was full once is tried again, and an empty one is as large as ever.
+        more = self._outlook.most_seated + 1 if self._crowd.seated else self.num_slots
+        self._outlook.most_seated = min(more, self.num_slots)
         in_slot_s = now - seated.boarded
         accepted.times = Times(
             queue_s=seated.boarded - accepted.submitted,
