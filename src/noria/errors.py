@@ -57,7 +57,7 @@ class NoriaError(Exception):
 
     code: ClassVar[str]
     http_status: ClassVar[int] = 500
-    retryable: ClassVar[bool] = False
+    retryable: bool = False  # whether the same may succeed later
 
     def __init__(self, message: str, *, field: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -166,6 +166,10 @@ class DeadlineUnmeetable(ServingError):
     code = "deadline_unmeetable"
     http_status = 429
     retryable = True
+
+    def __init__(self, message: str, *, field: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message, field=field, retry_after_s=retry_after_s)
+        self.retryable = retry_after_s is not None  # else it takes longer than that even alone
 
 
 class EngineUnavailable(ServingError):

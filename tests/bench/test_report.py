@@ -7,7 +7,7 @@ import pytest
 
 from noria.bench import report
 from noria.bench.plots import draw
-from noria.bench.report import Run, summarise, summarise_run
+from noria.bench.report import Run, of_errors, summarise, summarise_run
 from noria.bench.statistics import Record
 
 SECONDS = 10.0
@@ -58,7 +58,7 @@ def test_predictions_are_judged_at_steady_load_and_under_the_default_policy_only
         run("least-slack", 110, 50, 0, predicted_s=9.0),
         run("fcfs", 75, 50, 0, predicted_s=9.0),
     ]
-    found = summarise(runs, {})["steady_prediction"]
+    found = summarise(runs, {})["open_loop_prediction"]
     assert (found["requests"], found["within_bound"]) == (10, 0.9)
 
 
@@ -82,6 +82,7 @@ def document():
     runs = [run("least-slack", 90, 9, 1, predicted_s=1.0), run("seed", 90, 5, 5), run("least-slack", 130, 8, 2)]
     return {
         "summary": summarise(runs, {"as it is": [0, 1, 0]}),
+        "steady": of_errors([0.1, -0.2]),
         "capacity": {"noria": {"rows_per_s": 200.0, "images_per_s": 5.0, "requests_per_s": 4.0}},
         "model": {"name": "m"},
         "options": {"mix": "mixed", "arrivals": "poisson", "seconds": 10.0},

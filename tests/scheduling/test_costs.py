@@ -15,7 +15,7 @@ def test_an_empty_curve_knows_nothing():
 
 def test_between_two_measurements_a_curve_is_a_straight_line_and_goes_on_beyond_the_last():
     curve = Curve({2: 1.0, 4: 2.0, 8: 3.0})
-    assert [curve.at(count) for count in (1, 2, 3, 4, 6, 8, 12)] == [1.0, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0]
+    assert [curve.at(count) for count in (1, 2, 3, 4, 6, 8, 12)] == [1.0, 1.0, 1.5, 2.0, 2.5, 3.0, pytest.approx(13 / 3)]
 
 
 def test_a_single_measurement_is_taken_to_grow_in_proportion_and_not_to_shrink():
@@ -160,3 +160,21 @@ def test_more_than_the_memory_holds_is_never_tried():
     assert costs.rows_limit(shape) == 2
     costs.overflowed(shape, 6)
     assert max(costs.rows_to_try(shape) for _ in range(1000)) == 3
+
+
+def test_without_news_a_pace_fades():
+    costs = CostModel(8, {ShapeClass(64, 64, "m"): Curve({1: 1.0})}, pace=4.0)
+    costs.rest(3.0)
+    assert 1.0 < costs.pace < 2.5
+    costs.rest(60.0)
+    assert costs.pace == pytest.approx(1.0)
+
+
+def test_of_two_measurements_the_quicker_counts():
+    shape = ShapeClass(64, 64, "m")
+    first = CostModel(8, {shape: Curve({1: 1.0, 2: 5.0, 4: 3.0})}, {shape: Curve({1: 2.0})}, {"m": 1.0})
+    second = CostModel(8, {shape: Curve({1: 1.5, 2: 2.0})}, {shape: Curve({1: 1.0})}, {"m": 3.0})
+    first.take_the_quicker(second)
+    assert first.steps[shape].points == {1: 1.0, 2: 2.0, 4: 3.0}
+    assert first.decodes[shape].points == {1: 1.0}
+    assert first.encode_s == {"m": 1.0}

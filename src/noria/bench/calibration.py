@@ -18,6 +18,7 @@ _REPEATS = 3  # of each request alone; the quickest counts, since nothing but a 
 _FEW_STEPS = 5
 _NUM_USERS = 32  # twice a CPU's slots: there is always someone waiting to board
 _WARM_UP_SHARE = 0.25
+STEADY_USERS = 8
 
 
 class SoloCost(Struct, frozen=True):
@@ -90,6 +91,22 @@ def saturate(port: int, path: str, mix: Mix, spec: ModelSpec, seconds: float, se
     started = time.monotonic()
     replies = load.closed_loop(port, _NUM_USERS, seconds, body, path)
     return capacity(replies, asks, spec, started + _WARM_UP_SHARE * seconds, started + seconds)
+
+
+def steady_errors(port: int, path: str, mix: Mix, seconds: float, seed: int) -> list[float]:
+    """How wrong predictions are while 8 users keep a server busy with `mix`: by how much each request took longer, as a share of it.
+
+    Each user sends the next request when the last is done, so the load is steady. The first quarter of `seconds` is warm-up.
+    """
+    asks = list(itertools.islice(mix.asks(seed), 4096))
+
+    def body(number: int) -> dict[str, Any]:
+        return msgspec.to_builtins(asks[number % len(asks)])  # type: ignore[no-any-return]
+
+    start = time.monotonic() + _WARM_UP_SHARE * seconds
+    replies = load.closed_loop(port, STEADY_USERS, seconds, body, path)
+    told = [(reply.seconds, reply.predicted_s) for reply in replies if reply.status == 200 and reply.sent >= start]
+    return [took_s / predicted_s - 1.0 for took_s, predicted_s in told if predicted_s]
 
 
 def capacity(replies: list[load.Reply], asks: list[Ask], spec: ModelSpec, start: float, end: float) -> Capacity:

@@ -36,6 +36,7 @@ from noria.models.catalog import open_model
 from noria.spec import ModelSpec
 
 _SATURATED_S = 24.0  # of mixed traffic, to measure a capacity
+_STEADY_S = 40.0  # of 8 users, to see how good predictions are
 _WARM_UP_S = 4.0  # of mixed traffic before each run: samplers are compiled, memory is as large as load makes it
 
 
@@ -148,6 +149,8 @@ class ContractBench:
             costs = calibration.measure_solo(url, mix, spec)
             _say("measuring Noria's capacity")
             capacity["noria"] = _saturated(server, path, spec, mix, seed)
+            _say("measuring predictions at a steady load")
+            errors = calibration.steady_errors(server.port, path, mix, _STEADY_S, seed + 2)
             found = {"as it is": same_image.differences(url, spec)}
         _say("drawing the same seeds alone and in a crowd")
         with self._server(spec, "least-slack", "--buckets", str(2 * same_image.IN_FLIGHT)) as (server, path):
@@ -156,7 +159,12 @@ class ContractBench:
             _say("measuring the seed's capacity")
             with self._server(spec, "seed") as (server, path):
                 capacity["seed"] = _saturated(server, path, spec, mix, seed)
-        self.about |= {"solo": [msgspec.to_builtins(cost) for cost in costs], "capacity": capacity, "same_image": found}
+        self.about |= {
+            "solo": [msgspec.to_builtins(cost) for cost in costs],
+            "capacity": capacity,
+            "same_image": found,
+            "steady": report.of_errors(errors),
+        }
         return costs
 
     @contextlib.contextmanager

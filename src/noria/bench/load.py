@@ -3,11 +3,14 @@
 import http.client
 import itertools
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+_PREDICTED = re.compile(r"\bpredicted;dur=([\d.]+)")
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,7 @@ class Reply:
     status: int  # 0: the connection broke
     num_bytes: int
     number: int = 0  # of the request in its run
+    predicted_s: float | None = None  # until its pixels, as the server said it had told itself at admission
 
     @property
     def seconds(self) -> float:
@@ -42,10 +46,11 @@ def closed_loop(
                 connection.request("POST", path, text, {"content-type": "application/json"})
                 answer = connection.getresponse()
                 status, num_bytes = answer.status, len(answer.read())
+                told = predicted_s(answer.headers.get("Server-Timing", ""))
             except (OSError, http.client.HTTPException):
                 connection.close()  # the next request opens it again
-                status = num_bytes = 0
-            replies.append(Reply(sent, time.monotonic(), status, num_bytes, number))
+                status, num_bytes, told = 0, 0, None
+            replies.append(Reply(sent, time.monotonic(), status, num_bytes, number, told))
         connection.close()
 
     users = [threading.Thread(target=use) for _ in range(num_users)]
@@ -54,6 +59,12 @@ def closed_loop(
     for user in users:
         user.join()
     return sorted(replies, key=lambda reply: reply.done)
+
+
+def predicted_s(server_timing: str) -> float | None:
+    """The prediction in a Server-Timing header, in seconds; None where there is none."""
+    match = _PREDICTED.search(server_timing)
+    return float(match[1]) / 1000 or None if match else None
 
 
 def images_per_second(replies: list[Reply], warm_up_s: float) -> float:

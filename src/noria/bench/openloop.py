@@ -8,18 +8,17 @@ not come `Job.grace_s` after the last deadline of the trace: by then nothing can
 import asyncio
 import base64
 import hashlib
-import re
 import sys
 from collections.abc import Callable
 
 import httpx
 import msgspec
 
+from noria.bench import load
 from noria.bench.statistics import Record
 from noria.bench.workload import Arrival
 
 _START_S = 0.2  # for the tasks of a long trace to come up
-_PREDICTED = re.compile(r"\bpredicted;dur=([\d.]+)")
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -77,8 +76,7 @@ def _read(answer: httpx.Response) -> dict[str, object]:
     fields: dict[str, object] = {"status": answer.status_code}
     if answer.status_code != 200:
         return fields
-    if match := _PREDICTED.search(answer.headers.get("server-timing", "")):
-        fields["predicted_s"] = float(match[1]) / 1000 or None
+    fields["predicted_s"] = load.predicted_s(answer.headers.get("server-timing", ""))
     if size := answer.headers.get("x-batch-size"):
         fields["batch_size"] = int(size)
     return fields | {"digest": hashlib.sha256(b"".join(image_files(answer))).hexdigest()[:16]}

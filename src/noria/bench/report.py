@@ -18,7 +18,7 @@ from noria.bench.statistics import (
     share_within,
 )
 
-STEADY_LOAD = 90  # per cent of capacity, up to which the load counts as steady
+STEADY_LOAD = 90  # per cent of capacity, up to which predictions are judged in the open loop
 PREDICTION_BOUND = 0.15
 _RAMP = 0.2  # of a run's length, until as much work is in flight as this load brings
 
@@ -76,6 +76,16 @@ def summarise_run(run: Run) -> dict[str, Any]:
     return for_json(found)  # type: ignore[no-any-return]
 
 
+def of_errors(errors: Sequence[float]) -> dict[str, Any]:
+    """How good predictions were whose relative errors these are."""
+    found = {
+        "requests": len(errors),
+        "within_bound": share_within(errors, PREDICTION_BOUND),
+        **{f"p{100 * share:.0f}": percentile(errors, share) for share in (0.05, 0.5, 0.95)},
+    }
+    return for_json(found)  # type: ignore[no-any-return]
+
+
 def summarise(runs: Sequence[Run], same_image: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     """Each run's numbers, and what the bench was made to ask; what was not measured is null."""
     by_key = {(run.target, run.load): run for run in runs}
@@ -97,11 +107,7 @@ def summarise(runs: Sequence[Run], same_image: Mapping[str, Sequence[int]]) -> d
             target: max((run.memory_growth() for run in runs if run.target == target and run.load > 100), default=None)
             for target in targets
         },
-        "steady_prediction": {
-            "requests": len(errors),
-            "within_bound": share_within(errors, PREDICTION_BOUND),
-            **{f"p{100 * share:.0f}": percentile(errors, share) for share in (0.05, 0.5, 0.95)},
-        },
+        "open_loop_prediction": of_errors(errors),
         "largest_channel_difference": {name: max(values) for name, values in same_image.items()},
         "equal_files": _equal_files(runs),
     }
@@ -197,7 +203,11 @@ def tables(document: Mapping[str, Any]) -> str:
 def _findings(document: Mapping[str, Any]) -> list[str]:
     """What the bench was made to ask, a line each."""
     summary, capacity = document["summary"], document["capacity"]
-    prediction, machine = summary["steady_prediction"], document["machine"]
+    machine = document["machine"]
+    predictions = {
+        "with 8 users": document["steady"],
+        f"open loop, up to {STEADY_LOAD} %": summary["open_loop_prediction"],
+    }
     lines = [
         f"Capacity of {name}: {found['rows_per_s']:.0f} rows/s, {found['images_per_s']:.2f} images/s, "
         f"{found['requests_per_s']:.2f} requests/s."
@@ -209,8 +219,11 @@ def _findings(document: Mapping[str, Any]) -> list[str]:
         for target, found in summary["overload_goodput_over_peak"].items()
     ]
     lines += [
-        f"Predicted finish up to {STEADY_LOAD} % of capacity: {_shown(prediction['within_bound'])} of {prediction['requests']} within "
-        f"± {PREDICTION_BOUND:.0%}; error p5 {_shown(prediction['p5'])}, median {_shown(prediction['p50'])}, p95 {_shown(prediction['p95'])}.",
+        f"Predicted finish {when}: {_shown(found['within_bound'])} of {found['requests']} within ± {PREDICTION_BOUND:.0%}; error p5 "
+        f"{_shown(found['p5'])}, median {_shown(found['p50'])}, p95 {_shown(found['p95'])}."
+        for when, found in predictions.items()
+    ]
+    lines += [
         "Same seed alone and among 32 in flight, largest difference of a channel: "
         + ", ".join(f"{value}/255 ({name})" for name, value in summary["largest_channel_difference"].items())
         + ".",

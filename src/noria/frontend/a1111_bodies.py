@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from noria.a1111_names import AUTOMATIC, scheduler_of
 from noria.errors import InvalidField, shown
-from noria.request import ImageBody
+from noria.request import ImageBody, Priority
 from noria.spec import ModelSpec
 
 _NUM_PREVIEWS = 4  # for GET /progress: A1111 makes one every 10 steps, of the 20 to 50 that its users ask for
@@ -35,6 +35,9 @@ class Txt2Img(Struct, frozen=True):
     scheduler: str | None = None
     override_settings: dict[str, Any] | None = None
     send_images: bool | None = None
+    priority: Priority | None = None
+    deadline_ms: int | None = None
+    metadata: bool | None = None
 
 
 DESCRIPTIONS = {
@@ -52,6 +55,9 @@ DESCRIPTIONS = {
     "scheduler": "A1111's schedule type: `Automatic`, `Uniform` or `Karras`",
     "override_settings": "`sd_model_checkpoint` and `samples_format` are served",
     "send_images": "whether the answer has the images",
+    "priority": "Noria's own: `low`, `normal` or `high`, as in `/t2i`",
+    "deadline_ms": "Noria's own, as in `/t2i`",
+    "metadata": "Noria's own: whether the files say how they were made; `enable_pnginfo` of `override_settings` is the same",
 }
 
 # What would change the image and is not served: in words, and the values beside null, false, 0 and nothing that mean "off".
@@ -138,6 +144,9 @@ def as_image_body(body: Txt2Img, settings: Mapping[str, Any], model: str | None)
         format=_FILE_FORMATS[settings.get("samples_format") or "png"],  # type: ignore[arg-type] # its values are
         stream=True,  # somebody may ask for its progress
         partial_images=_NUM_PREVIEWS,
+        priority=body.priority,
+        deadline_ms=body.deadline_ms,
+        metadata=settings.get("enable_pnginfo") is not False if body.metadata is None else body.metadata,
     )
 
 

@@ -6,7 +6,7 @@ msgspec checks shape and types; this module only turns its messages into ours. B
 import asyncio
 import re
 from types import NoneType
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -127,4 +127,6 @@ def _words(declared: Any) -> list[str]:
         return [_JSON_NAMES.get(declared.__name__, declared.__name__)]
     if isinstance(declared, str | int | float):
         return [msgspec.json.encode(declared).decode()]
+    if get_origin(declared) is dict:
+        return ["an object"]
     return [word for part in get_args(declared) for word in _words(part)]

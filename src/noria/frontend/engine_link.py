@@ -48,6 +48,7 @@ __all__ = [
 
 _RETRY_AFTER_S = 5.0  # a small model is back within seconds, a large one within a minute: a polite first guess
 _GRACE_S = 5.0  # the engine answers a missed deadline itself; this is for one that has stopped answering at all
+_DEADLINE_GRACE_S = 0.5  # a caller with a deadline has other plans
 _NEWS_WAIT_S = 5.0  # for an engine's next life to tell how the last one ended; a process starts within one
 
 log = logging.getLogger("noria.frontend")
@@ -142,8 +143,8 @@ class EngineLink:
             raise _stopped()
         if not self.ready:
             raise self.unavailable()
-        started = asyncio.get_running_loop().time()
-        timer = asyncio.timeout_at(started + request.timeout_s + _GRACE_S)
+        started, limit_s = asyncio.get_running_loop().time(), _limit_s(request)
+        timer = asyncio.timeout_at(started + limit_s + (_GRACE_S if request.deadline_s is None else _DEADLINE_GRACE_S))
         self._timers.add(timer)
         try:
             async with timer:
@@ -151,7 +152,7 @@ class EngineLink:
         except TimeoutError as error:
             if self._stopping:
                 raise _stopped() from error
-            raise DeadlineExceeded(f"not done after {request.timeout_s:g} s.") from error
+            raise DeadlineExceeded(f"not done after {limit_s:g} s.") from error
         finally:
             self._timers.discard(timer)
 
@@ -250,11 +251,23 @@ class EngineLink:
                         self._changed.notify_all()
 
 
+def _limit_s(request: ImageRequest) -> float:
+    """After how long the request is of no use."""
+    return request.timeout_s if request.deadline_s is None else min(request.timeout_s, request.deadline_s)
+
+
 def _due(request: ImageRequest, started: float) -> ImageRequest:
-    """The request as an engine gets it now: its times count from its arrival there, and some may have passed at another."""
+    """The request as its next engine gets it: its times count from its arrival there, and some have passed at another.
+
+    It was accepted, and no engine is asked again whether it can be in time: with a deadline it goes before others, and ends with it.
+    """
     passed_s = asyncio.get_running_loop().time() - started
-    deadline_s = None if request.deadline_s is None else max(request.deadline_s - passed_s, 0.0)
-    return msgspec.structs.replace(request, timeout_s=max(request.timeout_s - passed_s, 0.0), deadline_s=deadline_s)
+    return msgspec.structs.replace(
+        request,
+        timeout_s=max(_limit_s(request) - passed_s, 0.0),
+        deadline_s=None,
+        priority=request.priority if request.deadline_s is None else "high",
+    )
 
 
 def _give_up(losses: Losses) -> None:

@@ -7,6 +7,7 @@ Two clocks of change: the *pace*, one factor over all curves, follows within som
 neighbour on the same machine; a curve moves slowly, towards what the pace does not explain.
 """
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from noria.scheduling.plans import ShapeClass
 
 _PACE_WEIGHT = 0.08  # of one turn
+_PACE_LASTS_S = 3.0  # without news of it, a pace fades: who is refused for it teaches nothing
 _OFTEN = 50  # measurements of one count: their mean first, from then on a moving one
 _TRIED = 3  # a count measured less often says nothing about the knee
 _OUTLIER = 4.0  # a turn beyond this ratio counts as this: the first turn of a new kernel must not spoil what is known
@@ -48,10 +50,16 @@ class Curve:
             return self.points[counts[0]]
         if len(counts) == 1:
             return self.points[counts[0]] * count / counts[0]
-        right = min(max(bisect_left(counts, count), 1), len(counts) - 1)
-        low, high = counts[right - 1], counts[right]
-        slope = max((self.points[high] - self.points[low]) / (high - low), 0.0)
-        return self.points[low] + slope * (count - low)
+        right = bisect_left(counts, count)
+        if right == len(counts):
+            # As the whole curve rises: of its last two points, either may have been disturbed.
+            return max(self.points.values()) + self._slope(counts[0], counts[-1]) * (count - counts[-1])
+        return self.points[counts[right - 1]] + self._slope(counts[right - 1], counts[right]) * (
+            count - counts[right - 1]
+        )
+
+    def _slope(self, low: int, high: int) -> float:
+        return max((self.points[high] - self.points[low]) / (high - low), 0.0)
 
     def observe(self, count: int, seconds: float) -> None:
         """Move towards what was just measured."""
@@ -139,6 +147,18 @@ class CostModel:
         each = seconds / prompts / self.pace
         before = self.encode_s.setdefault(model, each)
         self.encode_s[model] = before + (each - before) / _OFTEN
+
+    def take_the_quicker(self, other: "CostModel") -> None:
+        """Of two measurements of the same, the quicker: nothing but a disturbance makes one slower."""
+        for mine, others in ((self.steps, other.steps), (self.decodes, other.decodes)):
+            for shape in mine.keys() & others.keys():
+                points = {n: min(s, others[shape].points.get(n, s)) for n, s in mine[shape].points.items()}
+                mine[shape] = Curve(points)
+        self.encode_s |= {m: min(s, other.encode_s.get(m, s)) for m, s in self.encode_s.items()}
+
+    def rest(self, seconds: float) -> None:
+        """Nothing was measured for so long: what troubled everything may be over."""
+        self.pace = 1.0 + (self.pace - 1.0) * math.exp(-max(seconds, 0.0) / _PACE_LASTS_S)
 
     def settle(self) -> None:
         """Find the knees anew; called when measuring is over, when nobody is here, and seldom otherwise, so that batches do not flutter."""

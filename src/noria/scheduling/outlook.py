@@ -179,7 +179,7 @@ class Outlook:
         left_s, finish_s = ticket.due - now, self._finish_s(ticket.request_id, now)
         if finish_s > left_s:
             alone_s = self._alone_s(ticket)
-            words = f"it would be done in {finish_s:.2f} s, {left_s:.2f} s are left"
+            words = f"it would be done in {finish_s:.2f} s, {max(left_s, 0.0):.2f} s are left"
             if alone_s > left_s:
                 words += f"; even with nobody else here it takes {alone_s:.2f} s"
                 return RequestEnded(ticket.request_id, End.UNMEETABLE, words)
@@ -229,6 +229,7 @@ class Outlook:
     def stood_still(self, now: float) -> None:
         """Nobody was here since the last turn: the usual company fades."""
         ended, seconds = self._last_turn
+        self.costs.rest(now - ended if seconds > 0.0 else 0.0)
         kept = math.exp(-max(now - ended, 0.0) / (_COMPANY_TURNS * seconds)) if seconds > 0.0 else 1.0
         self._company = {shape: rows * kept for shape, rows in self._company.items()}
         self._last_turn = now, seconds

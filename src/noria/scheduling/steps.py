@@ -101,9 +101,13 @@ class StepScheduler:
 
     def expire(self, now: float) -> list[Event]:
         """End every request whose deadline has passed."""
-        deadlines = {name: r.ticket.deadline for name, r in self._crowd.requests.items()}
-        late = [name for name, deadline in deadlines.items() if deadline is not None and deadline <= now]
-        return [event for name in late for event in self._end(name, End.EXPIRED, "its time was over")]
+        late = {
+            name: r.ticket.deadline - r.submitted
+            for name, r in self._crowd.requests.items()
+            if r.ticket.deadline is not None and r.ticket.deadline <= now
+        }
+        words = "it was not done within {:.2f} s: allow more time, or ask for fewer steps"
+        return [event for name, had_s in late.items() for event in self._end(name, End.EXPIRED, words.format(had_s))]
 
     def next_deadline(self) -> float | None:
         """When `expire` will next have something to do, if nothing else happens."""
