@@ -17,9 +17,12 @@ from noria.spec import ModelSpec
 
 
 class Hello(Struct, frozen=True, tag=True):
-    """A peer introduces itself, once after each connection; it will be told the engine's state."""
+    """A peer introduces itself, once after each connection; it will be told the engine's state.
 
-    name: str
+    What this name has asked for before is nobody's any more, and leaves.
+    """
+
+    name: str  # its own, and the same in all its lives
 
 
 class Submit(Struct, frozen=True, tag=True):

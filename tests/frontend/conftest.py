@@ -74,6 +74,7 @@ class FakeEngine:
     def reset(self) -> None:
         self.submitted: list[ImageRequest] = []
         self.cancelled: list[str] = []
+        self.greeted: list[str] = []  # by these names
         self.holds = False  # answer nothing
         self.stalls = False  # answer with steps and previews, and no image
         self.fails: dict[str, object] | None = None  # the fields of its `Failed`
@@ -115,7 +116,8 @@ class FakeEngine:
             except queue.Empty:
                 continue
             match message:
-                case Hello():
+                case Hello(name=name):
+                    self.greeted.append(name)
                     peers.add(peer)
                     channel.send(peer, _state(state, life))
                     channel.send(peer, LOAD)

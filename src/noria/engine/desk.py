@@ -36,10 +36,10 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Departure:
-    """Who has left, and its request."""
+    """Who has left, and its request; None: all of its requests."""
 
     peer: Peer
-    request_id: str
+    request_id: str | None
 
 
 class Desk(threading.Thread):
@@ -67,7 +67,7 @@ class Desk(threading.Thread):
         self._executor: Executor[PreparedImages] | None = None
         self._most_images = 0
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="compiler")
-        self._peers: set[Peer] = set()
+        self._peers: dict[str, Peer] = {}  # by name
         self._preparing: set[tuple[Peer, str]] = set()
         self._lock = threading.Lock()  # over what two threads change: the executor, the peers, who is being prepared
 
@@ -75,13 +75,13 @@ class Desk(threading.Thread):
         """The models are warm: tell every peer. A request for more than `most_images` could never be taken."""
         with self._lock:
             self._executor, self._device, self._most_images = executor, device, most_images
-            for peer in self._peers:
+            for peer in self._peers.values():
                 self._channel.send(peer, self._state())
 
     def tell_all(self, message: Load) -> None:
         """Send `message` to every peer."""
         with self._lock:
-            for peer in self._peers:
+            for peer in self._peers.values():
                 self._channel.send(peer, message)
 
     def run(self) -> None:
@@ -89,16 +89,24 @@ class Desk(threading.Thread):
         while True:
             peer, message = self._channel.inbox.get()
             match message:
-                case Hello():
-                    with self._lock:
-                        self._peers.add(peer)
-                        self._channel.send(peer, self._state())
+                case Hello(name):
+                    self._greet(peer, name)
                 case Submit(request):
                     self._submit(peer, request)
                 case Cancel(request_id):
                     self._cancel(peer, request_id)
                 case Ping():
                     self._channel.send(peer, Pong(self._incarnation, self.watch.stuck_s, self.watch.limit_s))
+
+    def _greet(self, peer: Peer, name: str) -> None:
+        """A peer's life begins, or its connection's: a life before it waits for nothing any more."""
+        with self._lock:
+            if name in self._peers:
+                before = self._peers[name]
+                self._preparing = {(owner, request_id) for owner, request_id in self._preparing if owner != before}
+                self.arrivals.put(Departure(before, None))
+            self._peers[name] = peer
+            self._channel.send(peer, self._state())
 
     def _state(self) -> EngineState:
         ready = self._executor is not None

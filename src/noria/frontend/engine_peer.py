@@ -6,7 +6,6 @@ What it says comes in by `receive`; what becomes of a request that it loses is n
 import asyncio
 import contextlib
 import logging
-import os
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -116,7 +115,9 @@ class _Flight:
 class EnginePeer:
     """One engine, seen through its connection."""
 
-    def __init__(self, connection: EngineConnection) -> None:
+    def __init__(self, connection: EngineConnection, name: str) -> None:
+        """`name` is ours."""
+        self._name = name
         self.connection = connection
         self.load: Load | None = None
         self._connected = False
@@ -165,7 +166,7 @@ class EnginePeer:
         """The connection stands."""
         self._connected = True
         with contextlib.suppress(zmq.Again):  # it has ended again: another `Connected` follows
-            await self.connection.send(Hello(f"frontend {os.getpid()}"))
+            await self.connection.send(Hello(self._name))
 
     def lose(self) -> None:
         """The connection is gone, and with it every flight."""

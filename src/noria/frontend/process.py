@@ -52,7 +52,7 @@ def run(config: Config, listen_fd: int, engine_addresses: list[str], place: str)
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
     for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises again the signal that it has already obeyed
         signal.signal(number, _already_obeyed)
-    link = EngineLink(engine_addresses, config.frontend.restart_wait_s)
+    link = EngineLink(engine_addresses, config.frontend.restart_wait_s, place)
     jobs = open_service(config, place)
     server = http_server(build_app(config, link, lambda: jobs), link, config.frontend.drain_s)
     server.run(sockets=[socket.socket(fileno=listen_fd)])
