@@ -29,6 +29,12 @@ from noria.sampling.tables import SamplerTable
 from noria.scheduling.plans import ImageId, Outcome, Plan, Seat, ShapeClass, Step
 
 _log = logging.getLogger(__name__)
+_FULL = (  # what a plain RuntimeError says where no torch.OutOfMemoryError is raised
+    "can't allocate memory",  # the host's allocator
+    "CUDA error: out of memory",  # the driver: launches, streams, pinned memory
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
 _TURNS_AHEAD = 2  # that a GPU may be behind: enough to keep it fed, few enough that a newcomer boards soon
 
 
@@ -71,8 +77,8 @@ class HostPixels:
 
 
 def _is_of_memory(error: Exception) -> bool:
-    """Whether the device, or the host, had no memory left for a tensor."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+    """Whether the device, or the host, had no memory left for a tensor or for a library's workspace."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in _FULL)
 
 
 def _first_line(error: Exception) -> str:
