@@ -417,6 +417,27 @@ def test_a_full_memory_is_known_by_what_a_plain_error_says(tiny, monkeypatch, te
     assert [event.event.end for event in ends if isinstance(event, Ended)] == [End.FAILED if fits else End.FINISHED] * 2
 
 
+def test_a_preview_is_shown_once_though_its_step_had_to_be_tried_again(bundled, monkeypatch):
+    spec, executor, _ = bundled
+    real, calls = diffusion.advance, []
+
+    def advance(*arguments):
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return real(*arguments)
+
+    monkeypatch.setattr(diffusion, "advance", advance)
+    told = []
+    wheel = Wheel(StepScheduler(8), executor, told.append, lambda: 0.0)
+    for number in range(2):
+        wheel.submit(executor.prepare(wish(spec, number, num_previews=3)))
+    while wheel.turn() is not None:
+        pass
+    shown = [(event.preview.image.request_id, event.preview.call) for event in told if isinstance(event, PreviewReady)]
+    assert sorted(shown) == [(name, call) for name in ("r0", "r1") for call in (2, 4, 6)]
+
+
 def test_noise_that_was_drawn_for_a_step_that_failed_is_the_same_at_the_next_try(tiny, monkeypatch):
     spec, executor = tiny
     wishes = [wish(spec, k, scheduler="euler-a") for k in range(4)]
