@@ -2,7 +2,7 @@
 
 Pixels travel beside a message as a raw frame of their own (`ImageDone`), so that they are never copied into MessagePack.
 
-    to an engine     Hello, Submit, Cancel, Ping
+    to an engine     Hello, Submit, Cancel, Ping, Heard (for every Load)
     from an engine   EngineState (after Hello, and at every change), Load (now and then), Pong; for every Submit one Progress when it
                      is accepted, (Progress | Preview | ImageDone)*, then one of Finished | Failed
 """
@@ -41,6 +41,13 @@ class Ping(Struct, frozen=True, tag=True):
     """Is the wheel turning? Answered by `Pong`."""
 
 
+class Heard(Struct, frozen=True, tag=True):
+    """The last `Load` was read. Until then no other comes: who does not read must not fill the engine's memory.
+
+    Who wants no loads, such as the supervisor, never says it, and gets one.
+    """
+
+
 class Pong(Struct, frozen=True, tag=True):
     """How long the wheel has been in its present turn, and how long a turn may take before the engine counts as hung; seconds."""
 
@@ -77,7 +84,7 @@ class ShapeCosts(Struct, frozen=True):
 
 
 class Load(Struct, frozen=True, tag=True):
-    """How busy an engine is; sent to every peer when it has changed, twice a second at most."""
+    """How busy an engine is; sent to every peer after `EngineState`, and when it has changed, twice a second at most."""
 
     drain_s: float  # until all that was accepted is done
     num_seated: int
@@ -144,7 +151,7 @@ class Failed(Struct, frozen=True, tag=True):
     retry_after_s: float | None = None
 
 
-ToEngine = Hello | Submit | Cancel | Ping
+ToEngine = Hello | Submit | Cancel | Ping | Heard
 FromEngine = EngineState | Load | Pong | Progress | Preview | ImageDone | Finished | Failed
 
 _encoder = msgspec.msgpack.Encoder()

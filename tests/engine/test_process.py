@@ -19,6 +19,7 @@ from noria.messages import (
     EngineState,
     Failed,
     Finished,
+    Heard,
     Hello,
     ImageDone,
     Load,
@@ -271,3 +272,24 @@ def test_a_peer_of_another_name_takes_nobody_out(world):
     world.other.hear()
     world.executor.compiled.set()
     assert {message.request_id for message in world.client.hear(4)} == {"slow", "quick"}
+
+
+def test_a_peer_that_does_not_read_gets_one_load_and_all_its_answers(world):
+    world.start()
+    world.executor.turn_s = lambda _plan: threading.Event().wait(0.01) or 1.0
+    silent, reader = world.client, world.other
+    silent.send(Submit(request("first", steps=1)))
+    silent.hear(2)  # from now on it has a load to tell
+    for name, peer in (("silent", silent), ("reader", reader)):
+        peer.send(Hello(name))
+        assert kinds(peer.hear(2, unheard=())) == [EngineState, Load]
+    silent.send(Submit(request("busy", steps=150)))  # for longer than two of the half seconds between loads
+    loads = []
+    while len(loads) < 3 or loads[-1].num_seated:
+        reader.send(Heard())
+        loads += reader.hear(unheard=())
+    assert kinds(silent.hear(3, unheard=())) == [Progress, ImageDone, Finished]
+    silent.send(Heard())
+    assert silent.hear(unheard=()) == loads[-1:]  # the newest, and none of those between
+    silent.send(Heard(), Ping())
+    assert kinds(silent.hear(unheard=())) == [Pong]

@@ -15,7 +15,7 @@ from noria.engine.executor import Executor
 from noria.engine.manifest import Manifest
 from noria.engine.watch import Watch
 from noria.errors import InvalidField, RequestError
-from noria.messages import Cancel, EngineState, Failed, Hello, Load, Ping, Pong, PreviousEnd, Submit
+from noria.messages import Cancel, EngineState, Failed, Heard, Hello, Load, Ping, Pong, PreviousEnd, Submit
 from noria.request import ImageRequest
 from noria.spec import ModelSpec
 
@@ -68,8 +68,12 @@ class Desk(threading.Thread):
         self._most_images = 0
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="compiler")
         self._peers: dict[str, Peer] = {}  # by name
+        self._load: Load | None = None
+        self._telling: dict[Peer, Load] = {}  # what each has been sent and has not said to have read
         self._preparing: set[tuple[Peer, str]] = set()
-        self._lock = threading.Lock()  # over what two threads change: the executor, the peers, who is being prepared
+        self._lock = (
+            threading.Lock()
+        )  # over what two threads change: the executor, the peers and their loads, who is being prepared
 
     def open(self, executor: "Executor[PreparedImages]", device: str, most_images: int) -> None:
         """The models are warm: tell every peer. A request for more than `most_images` could never be taken."""
@@ -78,11 +82,12 @@ class Desk(threading.Thread):
             for peer in self._peers.values():
                 self._channel.send(peer, self._state())
 
-    def tell_all(self, message: Load) -> None:
-        """Send `message` to every peer."""
+    def tell_load(self, load: Load) -> None:
+        """Send `load` to every peer, to who has not read the last one as soon as it has: the newest, and none between."""
         with self._lock:
+            self._load = load
             for peer in self._peers.values():
-                self._channel.send(peer, message)
+                self._tell_load(peer)
 
     def run(self) -> None:
         """Serve the channel's inbox for as long as the process lives."""
@@ -91,6 +96,8 @@ class Desk(threading.Thread):
             match message:
                 case Hello(name):
                     self._greet(peer, name)
+                case Heard():
+                    self._heard(peer)
                 case Submit(request):
                     self._submit(peer, request)
                 case Cancel(request_id):
@@ -105,8 +112,20 @@ class Desk(threading.Thread):
                 before = self._peers[name]
                 self._preparing = {(owner, request_id) for owner, request_id in self._preparing if owner != before}
                 self.arrivals.put(Departure(before, None))
+                self._telling.pop(before, None)
             self._peers[name] = peer
             self._channel.send(peer, self._state())
+            self._tell_load(peer)
+
+    def _tell_load(self, peer: Peer) -> None:
+        if self._load is not None and peer not in self._telling:
+            self._telling[peer] = self._load
+            self._channel.send(peer, self._load)
+
+    def _heard(self, peer: Peer) -> None:
+        with self._lock:
+            if self._telling.pop(peer, self._load) is not self._load:
+                self._tell_load(peer)
 
     def _state(self) -> EngineState:
         ready = self._executor is not None

@@ -124,7 +124,7 @@ class Engine:
         )
         if load != told:
             self._told_load = now, load
-            self._desk.tell_all(load)
+            self._desk.tell_load(load)
 
     def _take_arrivals(self) -> bool:
         """Everything that has come in; waits for something when the wheel is empty. False once `stop` was called."""

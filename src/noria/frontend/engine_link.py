@@ -31,7 +31,7 @@ from noria.frontend.engine_peer import (
     Watch,
 )
 from noria.frontend.losses import MOST_EXCUSES_IN_COMPANY, Blame, Losses
-from noria.messages import EngineState, FromEngine
+from noria.messages import EngineState, FromEngine, Load
 from noria.request import ImageRequest
 from noria.spec import ModelSpec
 
@@ -246,6 +246,8 @@ class EngineLink:
                 engine.lose()
             case (message, payload):
                 engine.receive(message, payload)
+                if isinstance(message, Load):
+                    await engine.thank()
                 if isinstance(message, EngineState):
                     if engine.ready:
                         self._models = {spec.name: spec for spec in message.models}

@@ -24,6 +24,7 @@ from noria.messages import (
     Failed,
     Finished,
     FromEngine,
+    Heard,
     Hello,
     ImageDone,
     Load,
@@ -167,6 +168,11 @@ class EnginePeer:
         self._connected = True
         with contextlib.suppress(zmq.Again):  # it has ended again: another `Connected` follows
             await self.connection.send(Hello(self._name))
+
+    async def thank(self) -> None:
+        """It has told its load, and may go on."""
+        with contextlib.suppress(zmq.Again):  # it has ended
+            await self.connection.send(Heard())
 
     def lose(self) -> None:
         """The connection is gone, and with it every flight."""
