@@ -57,7 +57,10 @@ class Pong(Struct, frozen=True, tag=True):
 
 
 PreviousEnd = Literal["none", "crashed", "killed"]
-"""How an engine's last run ended: there was none, by itself (or it hung), or by somebody else's SIGKILL."""
+"""How an engine's last run ended: there was none, in a way that a request may have caused, or as only others' signals end it.
+
+`supervision/endings.py` has the list of both.
+"""
 
 
 class EngineState(Struct, frozen=True, tag=True):
