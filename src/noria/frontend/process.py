@@ -33,7 +33,7 @@ _KEEP_ALIVE_S = 75  # longer than clients keep an idle connection (httpx 5 s, ng
 log = logging.getLogger("noria.frontend")
 
 
-class FrontendJob(msgspec.Struct, frozen=True):
+class FrontendTask(msgspec.Struct, frozen=True):
     """What the supervisor tells a front end, as JSON in its first argument."""
 
     config: Config
@@ -99,11 +99,11 @@ def _already_obeyed(_number: int, _frame: FrameType | None) -> None:
 
 
 def main() -> None:
-    """Read the job from the command line and do it."""
-    job = msgspec.json.decode(sys.argv[1], type=FrontendJob)
-    die_with_parent(parent_pid=job.parent_pid)
+    """Read the task from the command line and do it."""
+    task = msgspec.json.decode(sys.argv[1], type=FrontendTask)
+    die_with_parent(parent_pid=task.parent_pid)
     try:
-        run(job.config, job.fd, job.engines, job.place)
+        run(task.config, task.fd, task.engines, task.place)
     except SetupError as error:
         log.error("%s", error.message)
         sys.exit(error.exit_status)
