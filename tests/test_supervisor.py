@@ -26,19 +26,19 @@ import msgspec
 from noria.channel import EngineChannel
 from noria.messages import EngineState, Hello, Ping, Pong
 
-job = msgspec.json.decode(sys.argv[1])
-assert (job["parent_pid"], job["log_level"]) == (os.getppid(), "info")
+task = msgspec.json.decode(sys.argv[1])
+assert (task["parent_pid"], task["log_level"]) == (os.getppid(), "info")
 diary = pathlib.Path(os.environ["DIARY"])
 def note(word):
     with diary.open("a") as opened:
-        opened.write(f"{job['name']} {word} {os.getpid()}\\n")
-previous_end = job.get("previous_end", "none")
+        opened.write(f"{task['name']} {word} {os.getpid()}\\n")
+previous_end = task.get("previous_end", "none")
 note("started")
 note("after " + previous_end)
 if os.environ.get("ENGINE_EXITS"):
     sys.exit(int(os.environ["ENGINE_EXITS"]))
 note("environment " + os.environ["GOMP_SPINCOUNT"] + " " + str(pathlib.Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]).is_dir()))
-channel = EngineChannel(job["address"])
+channel = EngineChannel(task["address"])
 def stop(*_):
     note("stopped")
     channel.close()
@@ -53,17 +53,17 @@ while True:
                 os.kill(os.getpid(), signal.SIGSTOP)
             channel.send(peer, Pong(str(os.getpid()), 77.0 if hangs == "stuck" else 0.0, 50.0))
         case Hello():
-            channel.send(peer, EngineState(str(os.getpid()), "loading", (), job["device"]))
+            channel.send(peer, EngineState(str(os.getpid()), "loading", (), task["device"]))
             if hangs != "loading":
-                channel.send(peer, EngineState(str(os.getpid()), "ready", (), job["device"]))
+                channel.send(peer, EngineState(str(os.getpid()), "ready", (), task["device"]))
                 note("ready")
 """
 
 FAKE_FRONTEND = """
 import json, os, pathlib, signal, socket, sys, time
 
-job = json.loads(sys.argv[1])
-assert job["parent_pid"] == os.getppid()
+task = json.loads(sys.argv[1])
+assert task["parent_pid"] == os.getppid()
 diary = pathlib.Path(os.environ["DIARY"])
 def note(word):
     with diary.open("a") as opened:
@@ -74,9 +74,9 @@ def stop(*_):
     note("stopped")
     os._exit(0)
 signal.signal(signal.SIGTERM, stop)
-note("place " + job["place"])
+note("place " + task["place"])
 note("started")
-listener = socket.socket(fileno=job["fd"])
+listener = socket.socket(fileno=task["fd"])
 while True:
     connection, _ = listener.accept()
     connection.recv(4096)

@@ -37,7 +37,7 @@ class EngineChannel:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 1000)  # ms: last words are still sent
-        self._socket.setsockopt(zmq.SNDHWM, 0)  # one reply each: bounded by the requests accepted
+        self._socket.setsockopt(zmq.SNDHWM, 0)  # answers are bounded by the requests accepted, the rest by the desk
         self._socket.bind(address)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._closing = False

@@ -27,7 +27,7 @@ class Child:
 
     kind: Kind
     name: str
-    job: dict[str, object]  # its argument, as JSON
+    task: dict[str, object]  # its argument, as JSON
     restarts: Restarts
     num_oom_kills: Callable[[], int]
     pass_fds: tuple[int, ...] = ()
@@ -97,7 +97,7 @@ class EngineChild(Child):
         """It ended with `status`; its next life will be told what that means."""
         end = self._ending(status)
         self.previous_end = end if self._is_ready else worse(self.previous_end, end)
-        self.job = self.job | {"previous_end": self.previous_end}
+        self.task = self.task | {"previous_end": self.previous_end}
         self.pulse.ended()
         self._ended_incarnation = self.incarnation
         return super().ended(status, now)

@@ -2,7 +2,7 @@
 
 Pixels travel beside a message as a raw frame of their own (`ImageDone`), so that they are never copied into MessagePack.
 
-    to an engine     Hello, Submit, Cancel, Ping
+    to an engine     Hello, Submit, Cancel, Ping, Heard (for every Load)
     from an engine   EngineState (after Hello, and at every change), Load (now and then), Pong; for every Submit one Progress when it
                      is accepted, (Progress | Preview | ImageDone)*, then one of Finished | Failed
 """
@@ -17,9 +17,12 @@ from noria.spec import ModelSpec
 
 
 class Hello(Struct, frozen=True, tag=True):
-    """A peer introduces itself, once after each connection; it will be told the engine's state."""
+    """A peer introduces itself, once after each connection; it will be told the engine's state.
 
-    name: str
+    What this name has asked for before is nobody's any more, and leaves.
+    """
+
+    name: str  # its own, and the same in all its lives
 
 
 class Submit(Struct, frozen=True, tag=True):
@@ -38,6 +41,13 @@ class Ping(Struct, frozen=True, tag=True):
     """Is the wheel turning? Answered by `Pong`."""
 
 
+class Heard(Struct, frozen=True, tag=True):
+    """The last `Load` was read. Until then no other comes: who does not read must not fill the engine's memory.
+
+    Who wants no loads, such as the supervisor, never says it, and gets one.
+    """
+
+
 class Pong(Struct, frozen=True, tag=True):
     """How long the wheel has been in its present turn, and how long a turn may take before the engine counts as hung; seconds."""
 
@@ -47,7 +57,10 @@ class Pong(Struct, frozen=True, tag=True):
 
 
 PreviousEnd = Literal["none", "crashed", "killed"]
-"""How an engine's last run ended: there was none, by itself (or it hung), or by somebody else's SIGKILL."""
+"""How an engine's last run ended: there was none, in a way that a request may have caused, or as only others' signals end it.
+
+`supervision/endings.py` has the list of both.
+"""
 
 
 class EngineState(Struct, frozen=True, tag=True):
@@ -74,7 +87,7 @@ class ShapeCosts(Struct, frozen=True):
 
 
 class Load(Struct, frozen=True, tag=True):
-    """How busy an engine is; sent to every peer when it has changed, twice a second at most."""
+    """How busy an engine is; sent to every peer after `EngineState`, and when it has changed, twice a second at most."""
 
     drain_s: float  # until all that was accepted is done
     num_seated: int
@@ -141,7 +154,7 @@ class Failed(Struct, frozen=True, tag=True):
     retry_after_s: float | None = None
 
 
-ToEngine = Hello | Submit | Cancel | Ping
+ToEngine = Hello | Submit | Cancel | Ping | Heard
 FromEngine = EngineState | Load | Pong | Progress | Preview | ImageDone | Finished | Failed
 
 _encoder = msgspec.msgpack.Encoder()

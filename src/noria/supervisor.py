@@ -146,7 +146,7 @@ class Supervisor:
 
     def _engine(self, name: str, device: str, address: str) -> EngineChild:
         config = self._config.engine
-        job: dict[str, object] = {
+        task: dict[str, object] = {
             "config": config,
             "models": self._models,
             "device": device,
@@ -159,7 +159,7 @@ class Supervisor:
         return EngineChild(
             kind="engine",
             name=name,
-            job=job,
+            task=task,
             restarts=Restarts(),
             address=address,
             pulse=Pulse(config.hang_timeout_s, config.start_timeout_s),
@@ -168,7 +168,7 @@ class Supervisor:
 
     def _frontend(self, name: str, addresses: list[str]) -> Child:
         fd = self._listener.fileno()
-        job: dict[str, object] = {
+        task: dict[str, object] = {
             "config": self._config,
             "fd": fd,
             "engines": addresses,
@@ -178,7 +178,7 @@ class Supervisor:
         return Child(
             kind="frontend",
             name=name,
-            job=job,
+            task=task,
             restarts=Restarts(serves_after_s=FRONTEND_SERVES_AFTER_S),
             num_oom_kills=self._num_oom_kills,
             pass_fds=(fd,),
@@ -219,7 +219,7 @@ class Supervisor:
         """Live through every life of `child`, until the server stops."""
         while not self._stopping.is_set():
             child.process = await asyncio.create_subprocess_exec(
-                *self._command_of(child.kind, _json(child.job)),
+                *self._command_of(child.kind, _json(child.task)),
                 env=_environment(self._directory),
                 pass_fds=child.pass_fds,
                 process_group=0,  # a terminal's Ctrl-C reaches only the supervisor, which stops them in order
@@ -353,8 +353,8 @@ async def _until_answering(host: str, port: int) -> None:
         await asyncio.sleep(0.1)
 
 
-def _json(job: dict[str, object]) -> str:
-    return msgspec.json.encode(job).decode()
+def _json(task: dict[str, object]) -> str:
+    return msgspec.json.encode(task).decode()
 
 
 def _in_words(status: int) -> str:

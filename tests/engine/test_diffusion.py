@@ -366,15 +366,18 @@ def test_a_late_preview_is_the_image_to_come_whatever_the_sampler(bundled, sched
     assert np.abs(np.full_like(blocks, blocks.mean()) - blocks).mean() / 255 > 2 * error  # it is no plain grey
 
 
+FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
 class Memory:
     """Stands before a model's call and lets at most `rows` pass: what torch raises on a device that is full."""
 
-    def __init__(self, call, rows):
-        self.call, self.rows = call, rows
+    def __init__(self, call, rows, error=FULL):
+        self.call, self.rows, self.error = call, rows, error
 
     def __call__(self, first, *rest):
         if len(first) > self.rows:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            raise self.error
         return self.call(first, *rest)
 
 
@@ -389,6 +392,50 @@ def test_a_full_memory_changes_no_image(tiny, monkeypatch, part, rows):
         squeezed = draw(executor, wishes)
     for image, pixels in undisturbed.items():
         assert np.abs(squeezed[image].astype(int) - pixels.astype(int)).max() <= NATURAL_TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported", False),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", False),
+        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", False),
+        ("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory", False),
+        ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR", True),
+        ("CUDA error: an illegal memory access was encountered", True),
+    ],
+)
+def test_a_full_memory_is_known_by_what_a_plain_error_says(tiny, monkeypatch, text, fits):
+    spec, executor = tiny
+    ends = []
+    wheel = Wheel(StepScheduler(8), executor, ends.append, lambda: 0.0)
+    for number in range(2):
+        wheel.submit(executor.prepare(wish(spec, number, num_steps=1)))
+    monkeypatch.setattr(executor.model, "predict", Memory(executor.model.predict, 2, RuntimeError(text)))
+    while wheel.turn() is not None:
+        pass
+    assert [event.event.end for event in ends if isinstance(event, Ended)] == [End.FAILED if fits else End.FINISHED] * 2
+
+
+def test_a_preview_is_shown_once_though_its_step_had_to_be_tried_again(bundled, monkeypatch):
+    spec, executor, _ = bundled
+    real, calls = diffusion.advance, []
+
+    def advance(*arguments):
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return real(*arguments)
+
+    monkeypatch.setattr(diffusion, "advance", advance)
+    told = []
+    wheel = Wheel(StepScheduler(8), executor, told.append, lambda: 0.0)
+    for number in range(2):
+        wheel.submit(executor.prepare(wish(spec, number, num_previews=3)))
+    while wheel.turn() is not None:
+        pass
+    shown = [(event.preview.image.request_id, event.preview.call) for event in told if isinstance(event, PreviewReady)]
+    assert sorted(shown) == [(name, call) for name in ("r0", "r1") for call in (2, 4, 6)]
 
 
 def test_noise_that_was_drawn_for_a_step_that_failed_is_the_same_at_the_next_try(tiny, monkeypatch):

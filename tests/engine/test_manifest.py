@@ -64,3 +64,23 @@ def test_no_file_and_an_empty_one_name_nobody(tmp_path):
     assert read(tmp_path / "none") == ()
     (tmp_path / "empty").touch()
     assert read(tmp_path / "empty") == ()
+
+
+@pytest.mark.parametrize("kept_bytes", [2, 4, 20, 4096])
+def test_a_write_that_was_cut_names_nobody_and_ends_no_later_life(tmp_path, kept_bytes):
+    path = tmp_path / "aboard"
+    manifest = Manifest(path)
+    manifest.turn([f"request-{number:04}" for number in range(1000)])
+    manifest.close()
+    path.write_bytes(path.read_bytes()[:kept_bytes])
+    later = Manifest(path)
+    assert later.before == ()
+    later.turn(["a"])
+    later.close()
+    assert read(path) == ("a",)
+
+
+def test_a_new_head_before_an_old_tail_names_nobody(tmp_path):
+    path = tmp_path / "aboard"
+    path.write_bytes((12).to_bytes(4, "little") + b'["new","n\xc3\xff"]')
+    assert read(path) == ()

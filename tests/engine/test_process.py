@@ -19,6 +19,7 @@ from noria.messages import (
     EngineState,
     Failed,
     Finished,
+    Heard,
     Hello,
     ImageDone,
     Load,
@@ -237,3 +238,58 @@ def test_a_cancelled_request_is_answered(world):
     world.client.send(Cancel("long"))
     (gone,) = world.client.hear()
     assert (gone.request_id, gone.code) == ("long", "cancelled")
+
+
+def test_the_requests_of_a_front_ends_life_before_leave_when_its_next_one_greets(world):
+    world.start()
+    world.executor.turn_s = lambda _plan: threading.Event().wait(0.01) or 1.0
+    old, new = world.client, world.other
+    old.send(
+        Hello("front"), Submit(request("warm", steps=1)), *(Submit(request(f"long-{k}", steps=5000)) for k in range(4))
+    )
+    old.send(Submit(request("waits", steps=5000)), Submit(request("compiled", scheduler="lms")), Ping())
+    assert sorted(kind.__name__ for kind in kinds(old.hear(4))) == ["EngineState", "Finished", "ImageDone", "Pong"]
+    new.send(Hello("front"))
+    assert kinds(new.hear()) == [EngineState]
+    gone = old.hear(5)
+    assert {(message.request_id, message.code) for message in gone} == {
+        (name, "cancelled") for name in ("long-0", "long-1", "long-2", "long-3", "waits")
+    }
+    world.executor.compiled.set()
+    new.send(Submit(request("next", scheduler="lms")))
+    assert [message.request_id for message in new.hear(2)] == ["next", "next"]
+    old.socket.setsockopt(zmq.RCVTIMEO, 100)
+    with pytest.raises(zmq.Again):
+        old.hear()  # "compiled" was not drawn
+    assert len(world.desk._peers) == 1
+
+
+def test_a_peer_of_another_name_takes_nobody_out(world):
+    world.start()
+    world.client.send(Hello("one"), Submit(request("slow", scheduler="lms")), Submit(request("quick", steps=50)))
+    world.client.hear()
+    world.other.send(Hello("two"))
+    world.other.hear()
+    world.executor.compiled.set()
+    assert {message.request_id for message in world.client.hear(4)} == {"slow", "quick"}
+
+
+def test_a_peer_that_does_not_read_gets_one_load_and_all_its_answers(world):
+    world.start()
+    world.executor.turn_s = lambda _plan: threading.Event().wait(0.01) or 1.0
+    silent, reader = world.client, world.other
+    silent.send(Submit(request("first", steps=1)))
+    silent.hear(2)  # from now on it has a load to tell
+    for name, peer in (("silent", silent), ("reader", reader)):
+        peer.send(Hello(name))
+        assert kinds(peer.hear(2, unheard=())) == [EngineState, Load]
+    silent.send(Submit(request("busy", steps=150)))  # for longer than two of the half seconds between loads
+    loads = []
+    while len(loads) < 3 or loads[-1].num_seated:
+        reader.send(Heard())
+        loads += reader.hear(unheard=())
+    assert kinds(silent.hear(3, unheard=())) == [Progress, ImageDone, Finished]
+    silent.send(Heard())
+    assert silent.hear(unheard=()) == loads[-1:]  # the newest, and none of those between
+    silent.send(Heard(), Ping())
+    assert kinds(silent.hear(unheard=())) == [Pong]

@@ -26,6 +26,7 @@ from noria.messages import (
     EngineState,
     Failed,
     Finished,
+    Heard,
     Hello,
     ImageDone,
     Load,
@@ -74,6 +75,8 @@ class FakeEngine:
     def reset(self) -> None:
         self.submitted: list[ImageRequest] = []
         self.cancelled: list[str] = []
+        self.num_heard = 0  # of its loads
+        self.greeted: list[str] = []  # by these names
         self.holds = False  # answer nothing
         self.stalls = False  # answer with steps and previews, and no image
         self.fails: dict[str, object] | None = None  # the fields of its `Failed`
@@ -115,10 +118,13 @@ class FakeEngine:
             except queue.Empty:
                 continue
             match message:
-                case Hello():
+                case Hello(name=name):
+                    self.greeted.append(name)
                     peers.add(peer)
                     channel.send(peer, _state(state, life))
                     channel.send(peer, LOAD)
+                case Heard():
+                    self.num_heard += 1
                 case Cancel(request_id=request_id):
                     self.cancelled.append(request_id)
                     channel.send(peer, Failed(request_id, "cancelled", "cancelled"))

@@ -339,3 +339,27 @@ def test_callers_that_leave_leave_no_task_and_no_flight_behind(request_of, new_e
             await eventually(lambda: {r.request_id for r in engine.submitted} == set(engine.cancelled))
 
     asyncio.run(scenario())
+
+
+def test_all_lives_of_a_front_end_greet_by_one_name_and_lone_ones_by_different_ones(new_engine):
+    engine = new_engine()
+
+    async def live(name=None):
+        async with EngineLink([engine.address], name=name) as link:
+            await eventually(lambda: link.ready)
+
+    for name in ("frontend-0", "frontend-0", None, None):
+        asyncio.run(live(name))
+    assert engine.greeted[:2] == ["frontend-0", "frontend-0"]
+    assert len(set(engine.greeted)) == 3
+
+
+def test_every_load_is_acknowledged(new_engine):
+    engine = new_engine()
+
+    async def scenario():
+        async with EngineLink([engine.address]) as link:
+            await eventually(lambda: link.load.num_slots == 4)  # as the engine tells after its state
+            await eventually(lambda: engine.num_heard == 1)
+
+    asyncio.run(scenario())

@@ -24,7 +24,7 @@ def start(new_engine, tmp_path):
 
     def begin(command=(sys.executable,), jobs=NO_JOBS_SET):
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            job = msgspec.json.encode(
+            task = msgspec.json.encode(
                 {
                     "config": Config(data_dir=str(tmp_path / "data"), jobs=jobs),
                     "fd": listener.fileno(),
@@ -32,7 +32,7 @@ def start(new_engine, tmp_path):
                 }
             ).decode()
             process = subprocess.Popen(
-                [*command, "-m", "noria.frontend.process", job],
+                [*command, "-m", "noria.frontend.process", task],
                 pass_fds=[listener.fileno()],
                 stderr=subprocess.PIPE,
                 text=True,

@@ -15,7 +15,7 @@ from noria.engine.executor import Executor
 from noria.engine.manifest import Manifest
 from noria.engine.watch import Watch
 from noria.errors import InvalidField, RequestError
-from noria.messages import Cancel, EngineState, Failed, Hello, Load, Ping, Pong, PreviousEnd, Submit
+from noria.messages import Cancel, EngineState, Failed, Heard, Hello, Load, Ping, Pong, PreviousEnd, Submit
 from noria.request import ImageRequest
 from noria.spec import ModelSpec
 
@@ -36,10 +36,10 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Departure:
-    """Who has left, and its request."""
+    """Who has left, and its request; None: all of its requests."""
 
     peer: Peer
-    request_id: str
+    request_id: str | None
 
 
 class Desk(threading.Thread):
@@ -67,38 +67,65 @@ class Desk(threading.Thread):
         self._executor: Executor[PreparedImages] | None = None
         self._most_images = 0
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="compiler")
-        self._peers: set[Peer] = set()
+        self._peers: dict[str, Peer] = {}  # by name
+        self._load: Load | None = None
+        self._telling: dict[Peer, Load] = {}  # what each has been sent and has not said to have read
         self._preparing: set[tuple[Peer, str]] = set()
-        self._lock = threading.Lock()  # over what two threads change: the executor, the peers, who is being prepared
+        self._lock = (
+            threading.Lock()
+        )  # over what two threads change: the executor, the peers and their loads, who is being prepared
 
     def open(self, executor: "Executor[PreparedImages]", device: str, most_images: int) -> None:
         """The models are warm: tell every peer. A request for more than `most_images` could never be taken."""
         with self._lock:
             self._executor, self._device, self._most_images = executor, device, most_images
-            for peer in self._peers:
+            for peer in self._peers.values():
                 self._channel.send(peer, self._state())
 
-    def tell_all(self, message: Load) -> None:
-        """Send `message` to every peer."""
+    def tell_load(self, load: Load) -> None:
+        """Send `load` to every peer, to who has not read the last one as soon as it has: the newest, and none between."""
         with self._lock:
-            for peer in self._peers:
-                self._channel.send(peer, message)
+            self._load = load
+            for peer in self._peers.values():
+                self._tell_load(peer)
 
     def run(self) -> None:
         """Serve the channel's inbox for as long as the process lives."""
         while True:
             peer, message = self._channel.inbox.get()
             match message:
-                case Hello():
-                    with self._lock:
-                        self._peers.add(peer)
-                        self._channel.send(peer, self._state())
+                case Hello(name):
+                    self._greet(peer, name)
+                case Heard():
+                    self._heard(peer)
                 case Submit(request):
                     self._submit(peer, request)
                 case Cancel(request_id):
                     self._cancel(peer, request_id)
                 case Ping():
                     self._channel.send(peer, Pong(self._incarnation, self.watch.stuck_s, self.watch.limit_s))
+
+    def _greet(self, peer: Peer, name: str) -> None:
+        """A peer's life begins, or its connection's: a life before it waits for nothing any more."""
+        with self._lock:
+            if name in self._peers:
+                before = self._peers[name]
+                self._preparing = {(owner, request_id) for owner, request_id in self._preparing if owner != before}
+                self.arrivals.put(Departure(before, None))
+                self._telling.pop(before, None)
+            self._peers[name] = peer
+            self._channel.send(peer, self._state())
+            self._tell_load(peer)
+
+    def _tell_load(self, peer: Peer) -> None:
+        if self._load is not None and peer not in self._telling:
+            self._telling[peer] = self._load
+            self._channel.send(peer, self._load)
+
+    def _heard(self, peer: Peer) -> None:
+        with self._lock:
+            if self._telling.pop(peer, self._load) is not self._load:
+                self._tell_load(peer)
 
     def _state(self) -> EngineState:
         ready = self._executor is not None

@@ -29,6 +29,12 @@ from noria.sampling.tables import SamplerTable
 from noria.scheduling.plans import ImageId, Outcome, Plan, Seat, ShapeClass, Step
 
 _log = logging.getLogger(__name__)
+_FULL = (  # what a plain RuntimeError says where no torch.OutOfMemoryError is raised
+    "can't allocate memory",  # the host's allocator
+    "CUDA error: out of memory",  # the driver: launches, streams, pinned memory
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
 _TURNS_AHEAD = 2  # that a GPU may be behind: enough to keep it fed, few enough that a newcomer boards soon
 
 
@@ -71,8 +77,8 @@ class HostPixels:
 
 
 def _is_of_memory(error: Exception) -> bool:
-    """Whether the device, or the host, had no memory left for a tensor."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+    """Whether the device, or the host, had no memory left for a tensor or for a library's workspace."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in _FULL)
 
 
 def _first_line(error: Exception) -> str:
@@ -236,11 +242,14 @@ class DiffusionExecutor:
         inputs_BCHW = model_inputs(history, slots_B, calls_B, scales_B)
         timesteps = np.array([p.table.timesteps[c] for p, c in zip(prepared, calls, strict=True)], np.float32)
         outputs_BCHW = self._predict(inputs_BCHW, prepared, slots, timesteps)
-        self._show(steps, inputs_BCHW, outputs_BCHW, timesteps)
+        previews = self._show(steps, inputs_BCHW, outputs_BCHW, timesteps)
         coefficients_BK = self._on_device(
             np.stack([p.table.coefficients[c] for p, c in zip(prepared, calls, strict=True)])
         )
         advance(history, slots_B, calls_B, outputs_BCHW, self._draws(steps, prepared), coefficients_BK)
+        self._previews += (
+            previews  # last: a step that does not fit is tried again, and once it has advanced it must not be
+        )
 
     def _predict(
         self, inputs_BCHW: torch.Tensor, prepared: list[PreparedImages], slots: list[int], timesteps: np.ndarray
@@ -264,11 +273,11 @@ class DiffusionExecutor:
 
     def _show(
         self, steps: list[Step], inputs_BCHW: torch.Tensor, outputs_BCHW: torch.Tensor, timesteps: np.ndarray
-    ) -> None:
+    ) -> list[PreviewPixels]:
         """Previews of those images whose call is one at which they show themselves."""
         shown = [b for b, step in enumerate(steps) if step.call in self._requests[step.image.request_id].shown_at]
         if not shown:
-            return
+            return []
         shown_B = self._on_device(shown)
         clean_BCHW = clean_latents(
             inputs_BCHW[shown_B],
@@ -278,10 +287,13 @@ class DiffusionExecutor:
             self.model.prediction_type,
         )
         pixels_BHWC, copied = self._to_host(preview_pixels(clean_BCHW, self.model.preview_colours))
-        for pixels_HWC, b in zip(pixels_BHWC, shown, strict=True):
-            height, width, _ = pixels_HWC.shape
-            pixels = HostPixels(pixels_HWC, torch.tensor(data=True), copied)
-            self._previews.append(PreviewPixels(steps[b].image, steps[b].call, width, height, pixels))
+        height, width = pixels_BHWC.shape[1:3]
+        return [
+            PreviewPixels(
+                steps[b].image, steps[b].call, width, height, HostPixels(pixels_HWC, torch.tensor(data=True), copied)
+            )
+            for pixels_HWC, b in zip(pixels_BHWC, shown, strict=True)
+        ]
 
     def _draws(self, steps: list[Step], prepared: list[PreparedImages]) -> torch.Tensor | None:
         """[B, C, H, W] of this call's noise, zero where the sampler draws none; None when no image's does."""

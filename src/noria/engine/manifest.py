@@ -5,6 +5,7 @@ SIGSEGV alike; nothing is synced, for nobody asks after the machine has ended.
 """
 
 import contextlib
+import logging
 import os
 import pathlib
 import threading
@@ -13,6 +14,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+_log = logging.getLogger("noria.engine")
 _LENGTH_BYTES = 4
 _RUN_AHEAD = 3  # turns: on a GPU the wheel is two ahead of the device, so the turn that fails may be that long ago
 
@@ -58,16 +60,21 @@ class Manifest:
         if names != self._written:
             self._written = names
             text = msgspec.json.encode(sorted(names))
-            os.pwrite(
-                self._file, len(text).to_bytes(_LENGTH_BYTES, "little") + text, 0
-            )  # one write is never half there
+            os.pwrite(self._file, len(text).to_bytes(_LENGTH_BYTES, "little") + text, 0)
 
 
 def read(path: str | os.PathLike[str]) -> tuple[str, ...]:
-    """The requests that were aboard when the file at `path` was last written; none where there is no file, or an empty one."""
+    """The requests that were aboard when the file at `path` was last written; none where there is no file, or nothing to be read.
+
+    SIGKILL can cut a write that is longer than a page, so that the file has its new head and its old tail.
+    """
     try:
         content = pathlib.Path(path).read_bytes()
     except FileNotFoundError:
         return ()
     length = int.from_bytes(content[:_LENGTH_BYTES], "little")
-    return tuple(msgspec.json.decode(content[_LENGTH_BYTES:][:length], type=list[str])) if length else ()
+    try:
+        return tuple(msgspec.json.decode(content[_LENGTH_BYTES:][:length], type=list[str])) if length else ()
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        _log.warning("%s was cut while it was written: nobody knows who was aboard", path)
+        return ()

@@ -124,7 +124,7 @@ class Engine:
         )
         if load != told:
             self._told_load = now, load
-            self._desk.tell_all(load)
+            self._desk.tell_load(load)
 
     def _take_arrivals(self) -> bool:
         """Everything that has come in; waits for something when the wheel is empty. False once `stop` was called."""
@@ -141,8 +141,7 @@ class Engine:
                 case Arrival():
                     self._submit(arrival)
                 case Departure(peer, request_id):
-                    if self._peers.get(request_id) == peer:
-                        self._wheel.cancel(request_id)
+                    self._cancel(peer, request_id)
 
     def _submit(self, arrival: Arrival) -> None:
         request_id = arrival.prepared.request.request_id
@@ -152,6 +151,11 @@ class Engine:
             return
         self._peers[request_id] = arrival.peer
         self._wheel.submit(arrival.prepared, arrival.arrived)
+
+    def _cancel(self, peer: Peer, request_id: str | None) -> None:
+        """Forget a request of `peer`, or all of them."""
+        for leaving in [name for name, owner in self._peers.items() if owner == peer and request_id in (None, name)]:
+            self._wheel.cancel(leaving)
 
     def _about_to(self, plan: Plan) -> None:
         images = [seat.image for seat in (*plan.boards, *plan.decodes)] + [step.image for step in plan.steps]

@@ -9,6 +9,7 @@ request it is about. This module knows no HTTP and never looks into pixels.
 
 import asyncio
 import logging
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -30,7 +31,7 @@ from noria.frontend.engine_peer import (
     Watch,
 )
 from noria.frontend.losses import MOST_EXCUSES_IN_COMPANY, Blame, Losses
-from noria.messages import EngineState, FromEngine
+from noria.messages import EngineState, FromEngine, Load
 from noria.request import ImageRequest
 from noria.spec import ModelSpec
 
@@ -67,7 +68,9 @@ class EngineLoad:
 class EngineLink:
     """Connections to the engines at `addresses`, for as long as it is entered as an asynchronous context."""
 
-    def __init__(self, addresses: Sequence[str], restart_wait_s: float = 60.0) -> None:
+    def __init__(self, addresses: Sequence[str], restart_wait_s: float = 60.0, name: str | None = None) -> None:
+        """`name` is this front end's, the same in all its lives: engines drop what the life before has asked for. None: it has but one."""
+        self._name = name or uuid.uuid4().hex
         self._addresses = tuple(addresses)
         self._restart_wait_s = restart_wait_s
         self._engines: list[EnginePeer] = []
@@ -79,7 +82,7 @@ class EngineLink:
         self._models: dict[str, ModelSpec] = {}
 
     async def __aenter__(self) -> Self:
-        self._engines = [EnginePeer(EngineConnection(address)) for address in self._addresses]
+        self._engines = [EnginePeer(EngineConnection(address), self._name) for address in self._addresses]
         self._tasks = [asyncio.create_task(self._follow(engine)) for engine in self._engines]
         return self
 
@@ -244,6 +247,8 @@ class EngineLink:
                 engine.lose()
             case (message, payload):
                 engine.receive(message, payload)
+                if isinstance(message, Load):
+                    await engine.thank()
                 if isinstance(message, EngineState):
                     if engine.ready:
                         self._models = {spec.name: spec for spec in message.models}

@@ -6,7 +6,6 @@ What it says comes in by `receive`; what becomes of a request that it loses is n
 import asyncio
 import contextlib
 import logging
-import os
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from noria.messages import (
     Failed,
     Finished,
     FromEngine,
+    Heard,
     Hello,
     ImageDone,
     Load,
@@ -116,7 +116,9 @@ class _Flight:
 class EnginePeer:
     """One engine, seen through its connection."""
 
-    def __init__(self, connection: EngineConnection) -> None:
+    def __init__(self, connection: EngineConnection, name: str) -> None:
+        """`name` is ours."""
+        self._name = name
         self.connection = connection
         self.load: Load | None = None
         self._connected = False
@@ -165,7 +167,12 @@ class EnginePeer:
         """The connection stands."""
         self._connected = True
         with contextlib.suppress(zmq.Again):  # it has ended again: another `Connected` follows
-            await self.connection.send(Hello(f"frontend {os.getpid()}"))
+            await self.connection.send(Hello(self._name))
+
+    async def thank(self) -> None:
+        """It has told its load, and may go on."""
+        with contextlib.suppress(zmq.Again):  # it has ended
+            await self.connection.send(Heard())
 
     def lose(self) -> None:
         """The connection is gone, and with it every flight."""

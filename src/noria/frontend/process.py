@@ -33,7 +33,7 @@ _KEEP_ALIVE_S = 75  # longer than clients keep an idle connection (httpx 5 s, ng
 log = logging.getLogger("noria.frontend")
 
 
-class FrontendJob(msgspec.Struct, frozen=True):
+class FrontendTask(msgspec.Struct, frozen=True):
     """What the supervisor tells a front end, as JSON in its first argument."""
 
     config: Config
@@ -52,7 +52,7 @@ def run(config: Config, listen_fd: int, engine_addresses: list[str], place: str)
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
     for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises again the signal that it has already obeyed
         signal.signal(number, _already_obeyed)
-    link = EngineLink(engine_addresses, config.frontend.restart_wait_s)
+    link = EngineLink(engine_addresses, config.frontend.restart_wait_s, place)
     jobs = open_service(config, place)
     server = http_server(build_app(config, link, lambda: jobs), link, config.frontend.drain_s)
     server.run(sockets=[socket.socket(fileno=listen_fd)])
@@ -99,11 +99,11 @@ def _already_obeyed(_number: int, _frame: FrameType | None) -> None:
 
 
 def main() -> None:
-    """Read the job from the command line and do it."""
-    job = msgspec.json.decode(sys.argv[1], type=FrontendJob)
-    die_with_parent(parent_pid=job.parent_pid)
+    """Read the task from the command line and do it."""
+    task = msgspec.json.decode(sys.argv[1], type=FrontendTask)
+    die_with_parent(parent_pid=task.parent_pid)
     try:
-        run(job.config, job.fd, job.engines, job.place)
+        run(task.config, task.fd, task.engines, task.place)
     except SetupError as error:
         log.error("%s", error.message)
         sys.exit(error.exit_status)
