@@ -24,6 +24,7 @@ TICK_S = 0.5  # so soon is a cancellation noticed, and so often at most a progre
 RENEW_S = 5.0  # of a lease; it lasts three times as long
 # Each is an engine that did not come back in time, or engines that were killed a dozen times. What crashes them is another error.
 MAX_ENGINE_LOSSES = 3
+RESULTS_OUT_S = 30.0  # how long a results folder that fails is left alone: each try costs the drawing of a job
 
 _LEAST_DELAY_S, _LONGEST_DELAY_S = 1.0, 30.0  # of a job that found no engine
 
@@ -205,13 +206,32 @@ class Runner:
 
     async def _succeed(self, flight: _Flight, drawn: Drawn) -> None:
         claim = flight.claim
-        done = False
         try:
             names = await self._blocking(self._results.save, claim.job_id, claim.attempt, drawn.files, drawn.suffix)
-            done = await self._blocking(self._store.finish, claim, names, drawn.metrics, self._clock())
-        finally:
-            if not done:
-                await self._blocking(self._results.discard, claim.job_id, claim.attempt)
+        except Exception as error:  # stores of objects share no error of their own
+            await self._wait_for_results(claim, error)
+            return
+        # When this raises, nobody knows whether the job has succeeded: its files stay, and go with it.
+        if not await self._blocking(self._store.finish, claim, names, drawn.metrics, self._clock()):
+            await self._blocking(self._results.discard, claim.job_id, claim.attempt)
+
+    async def _wait_for_results(self, claim: Claim, error: Exception) -> None:
+        """Hand a job back whose files could not be written. That is not its own trouble: it is counted nowhere."""
+        log.warning(
+            "the images of %s could not be written; no job is claimed for %g s (%s)",
+            claim.job_id,
+            RESULTS_OUT_S,
+            error.__cause__ or error,
+        )
+        self._claim_none_for(RESULTS_OUT_S)
+        try:
+            await self._blocking(self._results.discard, claim.job_id, claim.attempt)
+        except Exception as also:  # what is left goes with the job
+            log.debug("the images of %s could not be deleted either: %s", claim.job_id, also.__cause__ or also)
+        await self._blocking(self._store.hand_back, claim, self._clock(), delay_s=RESULTS_OUT_S)
+
+    def _claim_none_for(self, delay_s: float) -> None:
+        self._no_claims_before = max(self._no_claims_before, asyncio.get_running_loop().time() + delay_s)
 
     async def _fail(self, flight: _Flight, error: BaseException) -> None:
         claim = flight.claim
@@ -222,7 +242,7 @@ class Runner:
         if decision is None:
             await self._blocking(self._store.fail, claim, error, self._clock())
             return
-        self._no_claims_before = asyncio.get_running_loop().time() + decision.delay_s
+        self._claim_none_for(decision.delay_s)
         await self._blocking(
             self._store.hand_back, claim, self._clock(), delay_s=decision.delay_s, engine_lost=decision.lost
         )
