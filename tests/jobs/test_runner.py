@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -19,7 +20,7 @@ from noria.jobs.records import ENDED
 from noria.jobs.results import Results
 from noria.jobs.runner import MAX_ENGINE_LOSSES, RESULTS_OUT_S, TICK_S, Drawn, PutBack, Runner, verdict
 from noria.jobs.schema import database_url, open_database
-from noria.jobs.store import Store
+from noria.jobs.store import LEASE_S, Store
 
 
 class FakePainter:
@@ -308,6 +309,34 @@ def test_a_results_folder_that_fails_costs_no_job_a_try(store, results, job, tmp
             await until(lambda: status_of(store, name) == status_of(store, other) == "succeeded")
 
     asyncio.run(scenario())
+
+
+def test_leases_are_renewed_though_every_thread_of_the_callers_waits(store, results, job):
+    released = threading.Event()
+
+    async def scenario():
+        blocking = Blocking()
+        now = time.time()
+        runner = Runner(store, results, FakePainter(hold), blocking, "server/frontend-0/1", clock=lambda: now)
+        slow = [asyncio.ensure_future(blocking(released.wait, 120)) for _ in range(100)]  # readers of images, say
+        task = asyncio.create_task(runner.run())
+        name = accept(store, job())
+        await until(lambda: status_of(store, name) == "processing")
+        leased_until = store.get(name).lease_until
+        now += LEASE_S / 2
+        await until(lambda: store.get(name).lease_until > leased_until)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await runner.stop()
+        assert status_of(store, name) == "starting"
+        released.set()
+        await asyncio.gather(*slow)
+        blocking.close()
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        released.set()
 
 
 def test_the_files_of_a_job_stay_when_nobody_knows_whether_it_has_succeeded(engine, results, job):
