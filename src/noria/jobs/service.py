@@ -1,6 +1,7 @@
 """Jobs as a front end uses them: what its routes ask for, and the tasks that work on jobs while the front end lives."""
 
 import asyncio
+import logging
 import os
 import pathlib
 import time
@@ -21,6 +22,9 @@ from noria.jobs.store import Store
 from noria.jobs.webhooks import Sender, read_secret
 
 _CLEAN_EVERY_S = 30.0
+_CLEAN_AT_ONCE = 100  # jobs that one question to the database brings
+
+log = logging.getLogger("noria.jobs")
 
 
 class JobService:
@@ -131,9 +135,20 @@ def lone_place() -> str:
 
 
 def clean(store: Store, results: Results, ttl_s: float, now: float) -> None:
-    """Fail what nobody could draw in time; delete what ended long ago, its files first."""
+    """Fail what nobody could draw in time; delete what ended long ago, its files first. What cannot be deleted waits for the next time."""
     store.expire(ttl_s, now)
-    while past := store.past_their_time(ttl_s, now):
+    stuck: set[str] = set()
+    error: Exception | None = None
+    while past := [
+        name for name in store.past_their_time(ttl_s, now, _CLEAN_AT_ONCE + len(stuck)) if name not in stuck
+    ]:
         for job_id in past:
-            results.delete(job_id)
-            store.delete(job_id)
+            try:
+                results.delete(job_id)
+            except Exception as caught:  # stores of objects share no error of their own
+                stuck.add(job_id)
+                error = caught
+            else:
+                store.delete(job_id)
+    if stuck:
+        log.warning("the images of %d ended jobs, %s among them, cannot be deleted: %s", len(stuck), min(stuck), error)
