@@ -19,9 +19,10 @@ from noria.errors import ConfigError
 from noria.jobs.blocking import Blocking
 from noria.jobs.outbox import TAKEN_S, Delivery, Outbox
 from noria.jobs.postman import Postman
+from noria.jobs.resolver import Resolver
 from noria.jobs.schema import deliveries
 from noria.jobs.store import Store
-from noria.jobs.webhooks import MAX_TRIES, Sender, delay_s, read_secret, resolve, sign
+from noria.jobs.webhooks import MAX_TRIES, Sender, delay_s, read_secret, sign
 
 SECRET = bytes(range(32))
 DELIVERY = Delivery("msg_1", "http://hooks.example/in", '{"id": "job_1", "status": "succeeded"}', 1)
@@ -142,8 +143,8 @@ def test_a_file_that_holds_no_secret_is_refused(tmp_path, text, words):
 
 
 def test_loopback_is_refused_at_delivery_whatever_was_said_at_acceptance():
-    with Receiver() as receiver:
-        why_not = send(f"http://127.0.0.1:{receiver.port}/", resolve=resolve, allow_private=False)
+    with Receiver() as receiver, contextlib.closing(Resolver()) as resolver:
+        why_not = send(f"http://127.0.0.1:{receiver.port}/", resolve=resolver, allow_private=False)
     assert "not public" in why_not
     assert receiver.got == []
 

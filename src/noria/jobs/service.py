@@ -15,6 +15,7 @@ from noria.jobs.loops import forever
 from noria.jobs.outbox import Outbox
 from noria.jobs.postman import Postman
 from noria.jobs.records import Event, JobRecord, NewJob
+from noria.jobs.resolver import Resolver
 from noria.jobs.results import Results
 from noria.jobs.runner import Painter, Runner
 from noria.jobs.schema import database_url, open_database
@@ -42,9 +43,9 @@ class JobService:
     ) -> None:
         self._config, self._clock = config, clock
         self._results = Results(config.results, data_folder)
-        self._sender = Sender(
-            read_secret(config.webhook_secret_file, data_folder), allow_private=config.webhook_allow_private
-        )
+        secret = read_secret(config.webhook_secret_file, data_folder)
+        self._resolver = Resolver()
+        self._sender = Sender(secret, allow_private=config.webhook_allow_private, resolve=self._resolver)
         engine = open_database(database_url(config.database, data_folder))
         self._store, self._outbox = Store(engine), Outbox(engine)
         self._owner = f"{place}/{uuid.uuid4().hex}"
@@ -75,6 +76,7 @@ class JobService:
         if self._runner is not None:
             await self._runner.stop()
         await self._sender.close()
+        self._resolver.close()
         self._blocking.close()
         self._store.close()
 

@@ -17,7 +17,6 @@ import logging
 import os
 import pathlib
 import secrets
-import socket
 import ssl
 
 import httpx2
@@ -92,16 +91,10 @@ def _make_secret(file: pathlib.Path) -> None:
     aside.unlink()
 
 
-async def resolve(host: str, port: int) -> list[str]:
-    """The system's answer for a host; raises OSError."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(entry[4][0]) for entry in found]
-
-
 class Sender:
     """Posts deliveries. To be closed at the end."""
 
-    def __init__(self, secret: bytes, *, allow_private: bool, resolve: Resolve = resolve) -> None:
+    def __init__(self, secret: bytes, *, allow_private: bool, resolve: Resolve) -> None:
         self._secret, self._allow_private, self._resolve = secret, allow_private, resolve
         self._client: httpx2.AsyncClient | None = None
         self._opening = asyncio.Lock()
