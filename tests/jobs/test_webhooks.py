@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from noria.errors import ConfigError
 from noria.jobs.blocking import Blocking
-from noria.jobs.outbox import TAKEN_S, Delivery, Outbox
+from noria.jobs.outbox import TAKEN_S, Outbox, WebhookDelivery
 from noria.jobs.postman import Postman
 from noria.jobs.resolver import Resolver
 from noria.jobs.schema import deliveries
@@ -25,7 +25,7 @@ from noria.jobs.store import Store
 from noria.jobs.webhooks import MAX_TRIES, Sender, delay_s, read_secret, sign
 
 SECRET = bytes(range(32))
-DELIVERY = Delivery("msg_1", "http://hooks.example/in", '{"id": "job_1", "status": "succeeded"}', 1)
+DELIVERY = WebhookDelivery("msg_1", "http://hooks.example/in", '{"id": "job_1", "status": "succeeded"}', 1)
 
 
 class Receiver:
@@ -80,7 +80,7 @@ def send(url, *, resolve=to_loopback, allow_private=True, now=1_795_230_000.9):
     async def once():
         sender = Sender(SECRET, allow_private=allow_private, resolve=resolve)
         try:
-            return await sender.send(Delivery("msg_1", url, DELIVERY.body, 1), now)
+            return await sender.send(WebhookDelivery("msg_1", url, DELIVERY.body, 1), now)
         finally:
             await sender.close()
 
@@ -158,7 +158,7 @@ def test_a_name_that_moves_to_our_network_after_its_check_is_refused():
     async def accept_then_send(url):
         sender = Sender(SECRET, allow_private=False, resolve=rebinding)
         await sender.check(url)
-        return await sender.send(Delivery("msg_1", url, "{}", 1), 0.0)
+        return await sender.send(WebhookDelivery("msg_1", url, "{}", 1), 0.0)
 
     with Receiver() as receiver:
         why_not = asyncio.run(accept_then_send(f"http://hooks.example:{receiver.port}/"))

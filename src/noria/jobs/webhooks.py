@@ -23,7 +23,7 @@ import httpx2
 
 from noria.errors import ConfigError, InvalidField
 from noria.jobs.addresses import Resolve, Target, check
-from noria.jobs.outbox import Delivery
+from noria.jobs.outbox import WebhookDelivery
 
 MAX_TRIES = 12  # the last about 4 hours after the first
 
@@ -103,7 +103,7 @@ class Sender:
         """Whether `url` would be posted to now; raises InvalidField as `addresses.check` does."""
         return await check(url, self._resolve, allow_private=self._allow_private)
 
-    async def send(self, delivery: Delivery, now: float) -> str | None:
+    async def send(self, delivery: WebhookDelivery, now: float) -> str | None:
         """Try once. None: the receiver has it. Else why not, in words."""
         try:
             async with asyncio.timeout(_TOTAL_S):
@@ -121,7 +121,7 @@ class Sender:
         if self._client is not None:
             await self._client.aclose()
 
-    async def _post(self, delivery: Delivery, target: Target, timestamp_s: int) -> str | None:
+    async def _post(self, delivery: WebhookDelivery, target: Target, timestamp_s: int) -> str | None:
         client = await self._opened()
         body = delivery.body.encode()
         headers = {
