@@ -208,6 +208,15 @@ def test_an_address_that_is_not_ours_is_refused(host: str) -> None:
         listen(host, 0)
 
 
+def test_a_password_in_the_results_url_is_refused_before_it_stands_in_a_childs_arguments(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["serve", "--results", "ftp://noria:hunter2@files.example/results"]) == 2
+    told = capsys.readouterr().err
+    assert "setting jobs.results holds a password" in told
+    assert "hunter2" not in told
+
+
 def test_a_file_of_keys_that_is_none_is_refused_before_anything_starts(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -176,7 +176,7 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     results: Annotated[
         str,
         Meta(
-            description="folder of the images of jobs, a path or a URL that fsspec knows; `auto` is `results` in `data_dir`"
+            description="folder of the images of jobs, a path or a URL that fsspec knows, without a password; `auto` is `results` in `data_dir`"
         ),
     ] = "auto"
     ttl_s: Annotated[

@@ -30,6 +30,7 @@ from noria.channel import Connected, EngineConnection, Lost
 from noria.children import Child, EngineChild, Kind
 from noria.config import Config
 from noria.errors import ConfigError, shown
+from noria.jobs.results import refuse_password
 from noria.keys import read_keys
 from noria.messages import EngineState, Hello, Ping, Pong
 from noria.models.catalog import open_model
@@ -59,13 +60,14 @@ def serve(config: Config, command_of: CommandOf = command_of) -> int:
     """Serve until a signal says stop; returns the exit status: 0 when asked to stop, else that of the child given up.
 
     Raises:
-        ConfigError: the file of keys is not one, the address cannot be listened on, or TMPDIR is too long for sockets.
+        ConfigError: the file of keys is not one, `jobs.results` holds a password, the address cannot be listened on, or TMPDIR is too long for sockets.
         ModelError: the model cannot be served.
 
     """
     started_s = time.monotonic()
     setproctitle.setproctitle("noria supervisor")
     read_keys(config.frontend.keys_file)  # front ends read it themselves, too late to say what is wrong with it
+    refuse_password(config.jobs.results)  # before it stands in the arguments of a process
     models = open_models(config)
     with (
         listen(config.frontend.host, config.frontend.port) as listener,

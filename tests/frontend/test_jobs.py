@@ -3,6 +3,7 @@
 import contextlib
 import http.server
 import json
+import math
 import threading
 import time
 
@@ -159,6 +160,14 @@ def test_a_full_engine_makes_a_job_wait_and_not_fail(served, until):
     until(lambda: engine.submitted)
     engine.fails = None
     assert ended(client, job_id)["status"] == "succeeded"
+
+
+def test_only_a_deadline_of_its_own_bounds_how_long_a_job_waits_in_the_engine(served):
+    client, engine = served
+    ended(client, post(client).json()["id"])
+    assert (engine.submitted[-1].timeout_s, engine.submitted[-1].deadline_s) == (math.inf, None)
+    ended(client, post(client, input={"prompt": "p", "deadline_ms": 60_000}).json()["id"])
+    assert 0 < engine.submitted[-1].deadline_s < 60
 
 
 def test_a_job_is_accepted_while_its_engine_is_away_and_drawn_when_it_is_back(served, until):

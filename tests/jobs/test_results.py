@@ -80,3 +80,17 @@ def test_a_url_of_a_file_names_a_local_folder(tmp_path):
     Results(f"file://{tmp_path}/there/", pathlib.Path("/nowhere")).save("job_a", 1, [b"x"], "webp")
     assert (tmp_path / "there" / "job_a" / "1-0.webp").read_bytes() == b"x"
     assert oct(os.stat(tmp_path / "there").st_mode)[-3:] in ("700", "750", "755")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "ftp://noria:hunter2@files.example/results",
+        "simplecache::sftp://noria:hunter2@files.example/results",
+        "ftp://noria:hunter2@[files.example/results",
+    ],
+)
+def test_a_password_in_the_url_is_refused_and_not_shown(tmp_path, setting):
+    with pytest.raises(ConfigError, match=r"^setting jobs\.results") as refused:
+        Results(setting, tmp_path)
+    assert "hunter2" not in str(refused.value)

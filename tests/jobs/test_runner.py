@@ -8,17 +8,19 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from noria.errors import DeadlineExceeded, EngineLost, EngineUnavailable, GenerationFailed, InternalError, QueueFull
 from noria.jobs.blocking import Blocking
 from noria.jobs.records import ENDED
 from noria.jobs.results import Results
-from noria.jobs.runner import MAX_ENGINE_LOSSES, Drawn, PutBack, Runner, verdict
+from noria.jobs.runner import MAX_ENGINE_LOSSES, RESULTS_OUT_S, TICK_S, Drawn, PutBack, Runner, verdict
 from noria.jobs.schema import database_url, open_database
-from noria.jobs.store import Store
+from noria.jobs.store import LEASE_S, Store
 
 
 class FakePainter:
@@ -49,9 +51,9 @@ class FakePainter:
 
 
 @contextlib.asynccontextmanager
-async def running(store, results, painter, owner="server/frontend-0/1"):
+async def running(store, results, painter, owner="server/frontend-0/1", clock=time.time):
     blocking = Blocking()
-    runner = Runner(store, results, painter, blocking, owner)
+    runner = Runner(store, results, painter, blocking, owner, clock)
     task = asyncio.create_task(runner.run())
     try:
         yield runner
@@ -283,21 +285,79 @@ def test_a_job_that_cannot_be_drawn_fails_with_the_reason(store, results, job):
     assert "ZeroDivisionError" not in failed.error
 
 
-def test_a_results_folder_that_fails_loses_no_job(store, results, job, tmp_path, caplog):
-    """The job stays claimed until its lease runs out; here somebody else of the same name takes it back before."""
+def test_a_results_folder_that_fails_costs_no_job_a_try(store, results, job, tmp_path):
+    ahead = 0.0
 
     async def scenario():
+        nonlocal ahead
         name = accept(store, job())
         (tmp_path / "results").rmdir()
         (tmp_path / "results").touch()  # a file in the folder's place
-        async with running(store, results, FakePainter()):
-            await until(lambda: "could not be written down" in caplog.text)
-        assert status_of(store, name) == "processing"
+        painter = FakePainter()
+        async with running(store, results, painter) as runner:
+            await until(lambda: store.get(name).attempt == 1 and status_of(store, name) == "starting")
+            waiting = store.get(name)
+            assert (waiting.owner, waiting.num_losses, waiting.num_engine_losses) == (None, 0, 0)
+            assert waiting.not_before > time.time() + RESULTS_OUT_S / 2
+            other = accept(store, job())
+            runner.wake()
+            await asyncio.sleep(2 * TICK_S)
+            assert store.get(other).attempt == 0  # no more is drawn for a folder that is out
         (tmp_path / "results").unlink()
-        async with running(store, results, FakePainter(), "server/frontend-0/2"):
-            await until(lambda: status_of(store, name) == "succeeded")
+        ahead = RESULTS_OUT_S
+        async with running(store, results, FakePainter(), clock=lambda: time.time() + ahead):
+            await until(lambda: status_of(store, name) == status_of(store, other) == "succeeded")
 
     asyncio.run(scenario())
+
+
+def test_leases_are_renewed_though_every_thread_of_the_callers_waits(store, results, job):
+    released = threading.Event()
+
+    async def scenario():
+        blocking = Blocking()
+        now = time.time()
+        runner = Runner(store, results, FakePainter(hold), blocking, "server/frontend-0/1", clock=lambda: now)
+        slow = [asyncio.ensure_future(blocking(released.wait, 120)) for _ in range(100)]  # readers of images, say
+        task = asyncio.create_task(runner.run())
+        name = accept(store, job())
+        await until(lambda: status_of(store, name) == "processing")
+        leased_until = store.get(name).lease_until
+        now += LEASE_S / 2
+        await until(lambda: store.get(name).lease_until > leased_until)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await runner.stop()
+        assert status_of(store, name) == "starting"
+        released.set()
+        await asyncio.gather(*slow)
+        blocking.close()
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        released.set()
+
+
+def test_the_files_of_a_job_stay_when_nobody_knows_whether_it_has_succeeded(engine, results, job):
+    class LosesTheAnswer(Store):
+        """Its connection breaks after the COMMIT has taken effect, before the answer is back."""
+
+        def finish(self, *args):
+            super().finish(*args)
+            raise OperationalError("COMMIT", {}, ConnectionResetError())
+
+    store = LosesTheAnswer(engine)
+
+    async def scenario():
+        name = accept(store, job())
+        async with running(store, results, FakePainter()) as runner:
+            await until(lambda: status_of(store, name) == "succeeded")
+            await until(lambda: not runner._flights)
+        return name
+
+    name = asyncio.run(scenario())
+    assert results.read(name, store.get(name).output) is not None
 
 
 VICTIM = """

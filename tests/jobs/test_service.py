@@ -6,10 +6,12 @@ import time
 
 import pytest
 
+import noria.jobs.results
+import noria.jobs.service
 from noria.config import JobsConfig
 from noria.errors import InvalidField, JobNotFound, JobsUnavailable
 from noria.jobs.runner import Drawn
-from noria.jobs.service import JobService
+from noria.jobs.service import JobService, clean
 
 
 class Painter:
@@ -87,6 +89,28 @@ def test_jobs_and_their_files_go_when_their_time_is_over(tmp_path, job):
 
     asyncio.run(scenario())
     assert list((tmp_path / "results").iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_deleted_keeps_no_other_job_from_going(store, tmp_path, job, monkeypatch, caplog):
+    class Results(noria.jobs.results.Results):
+        def delete(self, job_id):
+            if job_id in stuck:
+                raise PermissionError(13, "Permission denied", job_id)
+            super().delete(job_id)
+
+    monkeypatch.setattr(noria.jobs.service, "_CLEAN_AT_ONCE", 2)
+    names = [store.accept(job(), 1000, 0.0)[0].id for _ in range(6)]
+    for number, name in enumerate(names):
+        store.cancel(name, float(number))
+    stuck = {names[0], names[1], names[3]}
+    results = Results("auto", tmp_path)
+    clean(store, results, 60.0, 1000.0)
+    assert {record.id for record in store.page(10)} == stuck
+    assert "the images of 3 ended jobs" in caplog.text
+    assert "Permission denied" in caplog.text
+    stuck = set()
+    clean(store, results, 60.0, 1000.0)
+    assert store.page(10) == []
 
 
 def test_an_image_that_is_gone_is_not_found(tmp_path, job):

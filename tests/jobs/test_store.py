@@ -244,7 +244,7 @@ def test_what_ended_long_ago_goes_with_its_events(store, engine, job):
     ended, fresh, waiting = (accept(store, job()) for _ in range(3))
     store.cancel(ended.id, 10.0)
     store.cancel(fresh.id, 90.0)
-    assert store.past_their_time(60.0, 100.0) == [ended.id]
+    assert store.past_their_time(60.0, 100.0, 10) == [ended.id]
     store.delete(ended.id)
     store.delete(waiting.id)  # has not ended: stays
     with engine.connect() as connection:

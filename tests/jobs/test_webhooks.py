@@ -17,14 +17,15 @@ import sqlalchemy as sa
 
 from noria.errors import ConfigError
 from noria.jobs.blocking import Blocking
-from noria.jobs.outbox import TAKEN_S, Delivery, Outbox
+from noria.jobs.outbox import TAKEN_S, Outbox, WebhookDelivery
 from noria.jobs.postman import Postman
+from noria.jobs.resolver import Resolver
 from noria.jobs.schema import deliveries
 from noria.jobs.store import Store
-from noria.jobs.webhooks import MAX_TRIES, Sender, delay_s, read_secret, resolve, sign
+from noria.jobs.webhooks import MAX_TRIES, Sender, delay_s, read_secret, sign
 
 SECRET = bytes(range(32))
-DELIVERY = Delivery("msg_1", "http://hooks.example/in", '{"id": "job_1", "status": "succeeded"}', 1)
+DELIVERY = WebhookDelivery("msg_1", "http://hooks.example/in", '{"id": "job_1", "status": "succeeded"}', 1)
 
 
 class Receiver:
@@ -79,7 +80,7 @@ def send(url, *, resolve=to_loopback, allow_private=True, now=1_795_230_000.9):
     async def once():
         sender = Sender(SECRET, allow_private=allow_private, resolve=resolve)
         try:
-            return await sender.send(Delivery("msg_1", url, DELIVERY.body, 1), now)
+            return await sender.send(WebhookDelivery("msg_1", url, DELIVERY.body, 1), now)
         finally:
             await sender.close()
 
@@ -142,8 +143,8 @@ def test_a_file_that_holds_no_secret_is_refused(tmp_path, text, words):
 
 
 def test_loopback_is_refused_at_delivery_whatever_was_said_at_acceptance():
-    with Receiver() as receiver:
-        why_not = send(f"http://127.0.0.1:{receiver.port}/", resolve=resolve, allow_private=False)
+    with Receiver() as receiver, contextlib.closing(Resolver()) as resolver:
+        why_not = send(f"http://127.0.0.1:{receiver.port}/", resolve=resolver, allow_private=False)
     assert "not public" in why_not
     assert receiver.got == []
 
@@ -157,7 +158,7 @@ def test_a_name_that_moves_to_our_network_after_its_check_is_refused():
     async def accept_then_send(url):
         sender = Sender(SECRET, allow_private=False, resolve=rebinding)
         await sender.check(url)
-        return await sender.send(Delivery("msg_1", url, "{}", 1), 0.0)
+        return await sender.send(WebhookDelivery("msg_1", url, "{}", 1), 0.0)
 
     with Receiver() as receiver:
         why_not = asyncio.run(accept_then_send(f"http://hooks.example:{receiver.port}/"))

@@ -62,7 +62,7 @@ class StudioPainter:
         spec = self._studio.link.models.get(record.model)
         if spec is None or spec.fingerprint != record.version:  # since it was claimed
             raise EngineUnavailable(f"model {record.model!r} of version {record.version} is no longer served.")
-        request = msgspec.structs.replace(kept.request, deadline_s=self._left_s(record, kept.request))
+        request = self._in_time(record, kept.request)
 
         def watch(update: Update) -> None:
             if isinstance(update, Progress):
@@ -72,11 +72,11 @@ class StudioPainter:
         metrics = {**msgspec.structs.asdict(drawing.timings), "num_steps_run": drawing.num_steps_run}
         return Drawn(drawing.files, kept.file_format, metrics)
 
-    def _left_s(self, record: JobRecord, request: ImageRequest) -> float | None:
-        """A job's deadline counts from its acceptance, however often it is drawn."""
-        if request.deadline_s is None:
-            return None
+    def _in_time(self, record: JobRecord, request: ImageRequest) -> ImageRequest:
+        """Its deadline counts from its acceptance, however often it is drawn; without one a job waits as long as it takes."""
+        if request.deadline_s is None:  # `request_timeout_s` is for those whom somebody waits for
+            return msgspec.structs.replace(request, timeout_s=math.inf)
         left_s = record.created_at + request.deadline_s - self._clock()
         if left_s <= 0:
             raise DeadlineExceeded(f"not done {request.deadline_s:g} s after it was accepted.")
-        return left_s
+        return msgspec.structs.replace(request, deadline_s=left_s)

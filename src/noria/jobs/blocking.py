@@ -13,14 +13,17 @@ from noria.errors import JobsUnavailable
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_NUM_THREADS = 8  # no more than the database's pool has connections
+NUM_CALLERS_THREADS = 8  # for the routes, webhooks and tidying
+NUM_RUNNERS_THREADS = (
+    4  # for claims and leases: kept apart, so that they never stand in line behind a hundred slow readers
+)
 
 
 class Blocking:
     """Runs calls in threads of its own: `await blocking(store.get, job_id)`."""
 
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="jobs")
+    def __init__(self, num_threads: int = NUM_CALLERS_THREADS) -> None:
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="jobs")
 
     async def __call__(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What `call` returns or raises.

@@ -14,7 +14,7 @@ TAKEN_S = 60.0  # three times as long as a try can take
 
 
 @dataclass(frozen=True)
-class Delivery:
+class WebhookDelivery:
     """One thing to tell one receiver."""
 
     id: str  # the same at each try
@@ -29,7 +29,7 @@ class Outbox:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def take(self, limit: int, now: float) -> list[Delivery]:
+    def take(self, limit: int, now: float) -> list[WebhookDelivery]:
         """Up to `limit` deliveries that are due, for the caller to try; nobody else gets them meanwhile."""
         due = sa.select(deliveries).where(deliveries.c.due_at <= now).order_by(deliveries.c.due_at).limit(limit)
         with self._engine.connect() as connection:
@@ -43,10 +43,10 @@ class Outbox:
                     .values(num_tries=row.num_tries + 1, due_at=now + TAKEN_S)
                 )
             if mine.rowcount:
-                taken.append(Delivery(row.id, row.url, row.body, row.num_tries + 1))
+                taken.append(WebhookDelivery(row.id, row.url, row.body, row.num_tries + 1))
         return taken
 
-    def put_off(self, delivery: Delivery, due_at: float) -> None:
+    def put_off(self, delivery: WebhookDelivery, due_at: float) -> None:
         """Try again later."""
         with writing(self._engine) as connection:
             connection.execute(
@@ -55,7 +55,7 @@ class Outbox:
                 .values(due_at=due_at)
             )
 
-    def drop(self, delivery: Delivery) -> None:
+    def drop(self, delivery: WebhookDelivery) -> None:
         """Forget it: it has arrived, or is given up."""
         with writing(self._engine) as connection:
             connection.execute(deliveries.delete().where(deliveries.c.id == delivery.id))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from noria.errors import JobsUnavailable
 from noria.jobs.blocking import Blocking
 from noria.jobs.loops import forever
-from noria.jobs.outbox import Delivery, Outbox
+from noria.jobs.outbox import Outbox, WebhookDelivery
 from noria.jobs.webhooks import Sender, delay_s
 
 _TICK_S = 1.0
@@ -54,7 +54,7 @@ class Postman:
             self._on_their_way.add(task)
             task.add_done_callback(self._on_their_way.discard)
 
-    async def _deliver(self, delivery: Delivery) -> None:
+    async def _deliver(self, delivery: WebhookDelivery) -> None:
         why_not = await self._sender.send(delivery, self._clock())
         try:
             if why_not is None:

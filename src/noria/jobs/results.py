@@ -13,8 +13,22 @@ import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from noria.errors import ConfigError, shown
+
+
+def refuse_password(setting: str) -> None:
+    """Raise ConfigError, without showing it, for a `jobs.results` with a password in its URL, or in one of a chain of URLs."""
+    try:
+        has_one = any(urlsplit(url).password is not None for url in setting.split("::"))
+    except ValueError as error:  # not shown: it may hold a password
+        raise ConfigError("setting jobs.results is not a URL. Allowed: auto, a folder, s3://BUCKET/FOLDER.") from error
+    if has_one:
+        raise ConfigError(
+            "setting jobs.results holds a password, and process listings would show it. Leave it out of the URL, and put it where its "
+            "filesystem looks: into the environment, or fsspec's configuration (~/.config/fsspec)."
+        )
 
 
 class Results:
@@ -24,11 +38,12 @@ class Results:
         """Open, and make, the folder that `jobs.results` names; `data_folder` is where `auto` is.
 
         Raises:
-            ConfigError: the URL's filesystem is unknown, needs a package that is not installed, or the folder cannot be made.
+            ConfigError: the URL holds a password, its filesystem is unknown, needs a package that is not installed, or the folder cannot be made.
 
         """
         from fsspec.core import url_to_fs
 
+        refuse_password(setting)
         url = str(data_folder / "results") if setting == "auto" else setting
         try:
             self._files, folder = url_to_fs(url)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from noria.errors import EngineLost, EngineUnavailable, InternalError, NoriaError, QueueFull
-from noria.jobs.blocking import Blocking
+from noria.jobs.blocking import NUM_RUNNERS_THREADS, Blocking
 from noria.jobs.loops import forever
 from noria.jobs.records import Claim, JobRecord
 from noria.jobs.results import Results
@@ -24,6 +24,7 @@ TICK_S = 0.5  # so soon is a cancellation noticed, and so often at most a progre
 RENEW_S = 5.0  # of a lease; it lasts three times as long
 # Each is an engine that did not come back in time, or engines that were killed a dozen times. What crashes them is another error.
 MAX_ENGINE_LOSSES = 3
+RESULTS_OUT_S = 30.0  # how long a results folder that fails is left alone: each try costs the drawing of a job
 
 _LEAST_DELAY_S, _LONGEST_DELAY_S = 1.0, 30.0  # of a job that found no engine
 
@@ -88,7 +89,11 @@ class _Flight:
 
 
 class Runner:
-    """One front end's hands for jobs. `owner` is `server/front end/incarnation`."""
+    """One front end's hands for jobs. `owner` is `server/front end/incarnation`.
+
+    Files are written in the threads of `blocking`, the database is asked in the runner's own: a lease is renewed in time, however slow
+    the folder is and however many callers read.
+    """
 
     def __init__(
         self,
@@ -99,7 +104,8 @@ class Runner:
         owner: str,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._store, self._results, self._painter, self._blocking = store, results, painter, blocking
+        self._store, self._results, self._painter = store, results, painter
+        self._on_results, self._on_database = blocking, Blocking(NUM_RUNNERS_THREADS)
         self._owner, self._clock = owner, clock
         self._flights: set[_Flight] = set()
         self._awake = asyncio.Event()
@@ -128,15 +134,16 @@ class Runner:
         self._awake.clear()
 
     async def stop(self) -> None:
-        """Hand back, at once, what is being drawn. To be called when `run` has ended."""
+        """Hand back, at once, what is being drawn, and close. To be called when `run` has ended."""
         flights = list(self._flights)
         for flight in flights:
             flight.drawing.cancel()
         await asyncio.gather(*(flight.concluding for flight in flights))
+        self._on_database.close()
 
     async def _tick(self) -> None:
         if not self._has_taken_back:
-            await self._blocking(self._store.take_back, self._owner, self._clock())
+            await self._on_database(self._store.take_back, self._owner, self._clock())
             self._has_taken_back = True
         await self._beat()
         room = self._painter.room() - len(self._flights)
@@ -144,7 +151,7 @@ class Runner:
             return
         if served := self._painter.serves():
             claiming = asyncio.ensure_future(
-                self._blocking(self._store.claim, self._owner, served, room, self._clock())
+                self._on_database(self._store.claim, self._owner, served, room, self._clock())
             )
             try:
                 claimed = await asyncio.shield(claiming)
@@ -171,7 +178,7 @@ class Runner:
             progress = flight.progress if now - flight.written_at >= TICK_S else None
             if progress is not None or now - flight.renewed_at >= RENEW_S:
                 due[claim] = progress
-        lost = await self._blocking(self._store.beat, due, self._clock())
+        lost = await self._on_database(self._store.beat, due, self._clock())
         for claim, progress in due.items():
             flight = flights[claim]
             flight.renewed_at = now
@@ -181,7 +188,7 @@ class Runner:
                     flight.progress = None
         others = flights.keys() - due.keys()
         if others:
-            lost |= others - await self._blocking(self._store.still_held, others)
+            lost |= others - await self._on_database(self._store.still_held, others)
         for claim in lost:
             flights[claim].is_ours = False
             flights[claim].drawing.cancel()
@@ -192,7 +199,7 @@ class Runner:
         try:
             if flight.drawing.cancelled():
                 if flight.is_ours:
-                    await self._blocking(self._store.hand_back, flight.claim, self._clock())
+                    await self._on_database(self._store.hand_back, flight.claim, self._clock())
             elif (error := flight.drawing.exception()) is None:
                 await self._succeed(flight, flight.drawing.result())
             else:
@@ -205,13 +212,32 @@ class Runner:
 
     async def _succeed(self, flight: _Flight, drawn: Drawn) -> None:
         claim = flight.claim
-        done = False
         try:
-            names = await self._blocking(self._results.save, claim.job_id, claim.attempt, drawn.files, drawn.suffix)
-            done = await self._blocking(self._store.finish, claim, names, drawn.metrics, self._clock())
-        finally:
-            if not done:
-                await self._blocking(self._results.discard, claim.job_id, claim.attempt)
+            names = await self._on_results(self._results.save, claim.job_id, claim.attempt, drawn.files, drawn.suffix)
+        except Exception as error:  # stores of objects share no error of their own
+            await self._wait_for_results(claim, error)
+            return
+        # When this raises, nobody knows whether the job has succeeded: its files stay, and go with it.
+        if not await self._on_database(self._store.finish, claim, names, drawn.metrics, self._clock()):
+            await self._on_results(self._results.discard, claim.job_id, claim.attempt)
+
+    async def _wait_for_results(self, claim: Claim, error: Exception) -> None:
+        """Hand a job back whose files could not be written. That is not its own trouble: it is counted nowhere."""
+        log.warning(
+            "the images of %s could not be written; no job is claimed for %g s (%s)",
+            claim.job_id,
+            RESULTS_OUT_S,
+            error.__cause__ or error,
+        )
+        self._claim_none_for(RESULTS_OUT_S)
+        try:
+            await self._on_results(self._results.discard, claim.job_id, claim.attempt)
+        except Exception as also:  # what is left goes with the job
+            log.debug("the images of %s could not be deleted either: %s", claim.job_id, also.__cause__ or also)
+        await self._on_database(self._store.hand_back, claim, self._clock(), delay_s=RESULTS_OUT_S)
+
+    def _claim_none_for(self, delay_s: float) -> None:
+        self._no_claims_before = max(self._no_claims_before, asyncio.get_running_loop().time() + delay_s)
 
     async def _fail(self, flight: _Flight, error: BaseException) -> None:
         claim = flight.claim
@@ -220,9 +246,9 @@ class Runner:
             error = InternalError(f"the server failed on this job; its log has the details under {claim.job_id}.")
         decision = verdict(error, flight.record.num_engine_losses)
         if decision is None:
-            await self._blocking(self._store.fail, claim, error, self._clock())
+            await self._on_database(self._store.fail, claim, error, self._clock())
             return
-        self._no_claims_before = asyncio.get_running_loop().time() + decision.delay_s
-        await self._blocking(
+        self._claim_none_for(decision.delay_s)
+        await self._on_database(
             self._store.hand_back, claim, self._clock(), delay_s=decision.delay_s, engine_lost=decision.lost
         )

@@ -30,8 +30,12 @@ from sqlalchemy.engine.url import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from noria.errors import ConfigError, shown
+from noria.jobs.blocking import NUM_CALLERS_THREADS, NUM_RUNNERS_THREADS
 
 SCHEMA_VERSION = 1
+_NUM_CONNECTIONS = (
+    NUM_CALLERS_THREADS + NUM_RUNNERS_THREADS
+)  # no thread waits for one; they are opened as they are needed
 
 _BUSY_S = 20.0  # how long a writer of SQLite waits for the others; each holds the lock for milliseconds
 _LOCK_KEY = 0x6E6F726961  # "noria": PostgreSQL's advisory lock around the making of tables
@@ -144,7 +148,9 @@ def open_database(url: URL) -> Engine:
             pathlib.Path(url.database).absolute().parent.mkdir(parents=True, exist_ok=True)
             engine = _sqlite(url)
         else:
-            engine = sa.create_engine(url, pool_pre_ping=True, pool_size=8, connect_args={"connect_timeout": 10})
+            engine = sa.create_engine(
+                url, pool_pre_ping=True, pool_size=_NUM_CONNECTIONS, connect_args={"connect_timeout": 10}
+            )
         with writing(engine) as connection:
             _make_tables(connection)
             version = connection.scalar(sa.select(about.c.value).where(about.c.key == "schema"))
@@ -181,7 +187,7 @@ def _make_tables(connection: Connection) -> None:
 
 
 def _sqlite(url: URL) -> Engine:
-    engine = sa.create_engine(url, connect_args={"timeout": _BUSY_S}, pool_size=8)
+    engine = sa.create_engine(url, connect_args={"timeout": _BUSY_S}, pool_size=_NUM_CONNECTIONS)
 
     @sa.event.listens_for(engine, "connect")
     def set_up(connection: Any, _record: Any) -> None:

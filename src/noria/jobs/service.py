@@ -1,6 +1,7 @@
 """Jobs as a front end uses them: what its routes ask for, and the tasks that work on jobs while the front end lives."""
 
 import asyncio
+import logging
 import os
 import pathlib
 import time
@@ -14,6 +15,7 @@ from noria.jobs.loops import forever
 from noria.jobs.outbox import Outbox
 from noria.jobs.postman import Postman
 from noria.jobs.records import Event, JobRecord, NewJob
+from noria.jobs.resolver import Resolver
 from noria.jobs.results import Results
 from noria.jobs.runner import Painter, Runner
 from noria.jobs.schema import database_url, open_database
@@ -21,6 +23,9 @@ from noria.jobs.store import Store
 from noria.jobs.webhooks import Sender, read_secret
 
 _CLEAN_EVERY_S = 30.0
+_CLEAN_AT_ONCE = 100  # jobs that one question to the database brings
+
+log = logging.getLogger("noria.jobs")
 
 
 class JobService:
@@ -38,9 +43,9 @@ class JobService:
     ) -> None:
         self._config, self._clock = config, clock
         self._results = Results(config.results, data_folder)
-        self._sender = Sender(
-            read_secret(config.webhook_secret_file, data_folder), allow_private=config.webhook_allow_private
-        )
+        secret = read_secret(config.webhook_secret_file, data_folder)
+        self._resolver = Resolver()
+        self._sender = Sender(secret, allow_private=config.webhook_allow_private, resolve=self._resolver)
         engine = open_database(database_url(config.database, data_folder))
         self._store, self._outbox = Store(engine), Outbox(engine)
         self._owner = f"{place}/{uuid.uuid4().hex}"
@@ -71,6 +76,7 @@ class JobService:
         if self._runner is not None:
             await self._runner.stop()
         await self._sender.close()
+        self._resolver.close()
         self._blocking.close()
         self._store.close()
 
@@ -131,9 +137,20 @@ def lone_place() -> str:
 
 
 def clean(store: Store, results: Results, ttl_s: float, now: float) -> None:
-    """Fail what nobody could draw in time; delete what ended long ago, its files first."""
+    """Fail what nobody could draw in time; delete what ended long ago, its files first. What cannot be deleted waits for the next time."""
     store.expire(ttl_s, now)
-    while past := store.past_their_time(ttl_s, now):
+    stuck: set[str] = set()
+    error: Exception | None = None
+    while past := [
+        name for name in store.past_their_time(ttl_s, now, _CLEAN_AT_ONCE + len(stuck)) if name not in stuck
+    ]:
         for job_id in past:
-            results.delete(job_id)
-            store.delete(job_id)
+            try:
+                results.delete(job_id)
+            except Exception as caught:  # stores of objects share no error of their own
+                stuck.add(job_id)
+                error = caught
+            else:
+                store.delete(job_id)
+    if stuck:
+        log.warning("the images of %d ended jobs, %s among them, cannot be deleted: %s", len(stuck), min(stuck), error)

@@ -251,7 +251,7 @@ class Store:
                 expired += _move(connection, unchanged, "failed", now, **_error(error)) is not None
         return expired
 
-    def past_their_time(self, ttl_s: float, now: float, limit: int = 100) -> list[str]:
+    def past_their_time(self, ttl_s: float, now: float, limit: int) -> list[str]:
         """The jobs that ended more than `ttl_s` ago. Delete their files first, then them: so no file is left without its job."""
         query = sa.select(jobs.c.id).where(jobs.c.completed_at < now - ttl_s).order_by(jobs.c.completed_at).limit(limit)
         with self._engine.connect() as connection:

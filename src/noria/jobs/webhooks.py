@@ -17,14 +17,13 @@ import logging
 import os
 import pathlib
 import secrets
-import socket
 import ssl
 
 import httpx2
 
 from noria.errors import ConfigError, InvalidField
 from noria.jobs.addresses import Resolve, Target, check
-from noria.jobs.outbox import Delivery
+from noria.jobs.outbox import WebhookDelivery
 
 MAX_TRIES = 12  # the last about 4 hours after the first
 
@@ -92,16 +91,10 @@ def _make_secret(file: pathlib.Path) -> None:
     aside.unlink()
 
 
-async def resolve(host: str, port: int) -> list[str]:
-    """The system's answer for a host; raises OSError."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(entry[4][0]) for entry in found]
-
-
 class Sender:
     """Posts deliveries. To be closed at the end."""
 
-    def __init__(self, secret: bytes, *, allow_private: bool, resolve: Resolve = resolve) -> None:
+    def __init__(self, secret: bytes, *, allow_private: bool, resolve: Resolve) -> None:
         self._secret, self._allow_private, self._resolve = secret, allow_private, resolve
         self._client: httpx2.AsyncClient | None = None
         self._opening = asyncio.Lock()
@@ -110,7 +103,7 @@ class Sender:
         """Whether `url` would be posted to now; raises InvalidField as `addresses.check` does."""
         return await check(url, self._resolve, allow_private=self._allow_private)
 
-    async def send(self, delivery: Delivery, now: float) -> str | None:
+    async def send(self, delivery: WebhookDelivery, now: float) -> str | None:
         """Try once. None: the receiver has it. Else why not, in words."""
         try:
             async with asyncio.timeout(_TOTAL_S):
@@ -128,7 +121,7 @@ class Sender:
         if self._client is not None:
             await self._client.aclose()
 
-    async def _post(self, delivery: Delivery, target: Target, timestamp_s: int) -> str | None:
+    async def _post(self, delivery: WebhookDelivery, target: Target, timestamp_s: int) -> str | None:
         client = await self._opened()
         body = delivery.body.encode()
         headers = {
