@@ -15,7 +15,15 @@ def test_an_empty_curve_knows_nothing():
 
 def test_between_two_measurements_a_curve_is_a_straight_line_and_goes_on_beyond_the_last():
     curve = Curve({2: 1.0, 4: 2.0, 8: 3.0})
-    assert [curve.at(count) for count in (1, 2, 3, 4, 6, 8, 12)] == [1.0, 1.0, 1.5, 2.0, 2.5, 3.0, pytest.approx(13 / 3)]
+    assert [curve.at(count) for count in (1, 2, 3, 4, 6, 8, 12)] == [
+        1.0,
+        1.0,
+        1.5,
+        2.0,
+        2.5,
+        3.0,
+        pytest.approx(13 / 3),
+    ]
 
 
 def test_a_single_measurement_is_taken_to_grow_in_proportion_and_not_to_shrink():
