@@ -10,7 +10,7 @@ import torch
 from noria import schedulers
 from noria.config import EngineConfig
 from noria.engine import diffusion
-from noria.engine.diffusion import DiffusionExecutor, EmbeddingCache
+from noria.engine.diffusion import Burst, DiffusionExecutor, EmbeddingCache
 from noria.engine.loading import warm_up
 from noria.engine.loop import Ended, ImageReady, PreviewReady, Wheel
 from noria.errors import ModelError
@@ -455,3 +455,11 @@ def test_noise_that_was_drawn_for_a_step_that_failed_is_the_same_at_the_next_try
     assert calls[:6] == [4, 2, 2, 2, 2, 1]
     for image, pixels in undisturbed.items():
         assert np.abs(squeezed[image].astype(int) - pixels.astype(int)).max() <= NATURAL_TOLERANCE
+
+
+def test_the_first_turns_of_a_burst_say_nothing_of_costs():
+    burst, told = Burst(), []
+    for now in (0.0, 0.1, 0.2, 0.3, 0.4, 5.0, 5.1, 5.2):
+        burst.begins(now)
+        told.append(burst.ends(now + 0.099))
+    assert told == [False, False, True, True, True, False, False, True]

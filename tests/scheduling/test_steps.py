@@ -383,6 +383,15 @@ def test_the_same_id_twice_at_once_is_a_bug():
         scheduler.submit(ticket("a"), 0)
 
 
+def test_a_turn_that_was_not_timed_teaches_nothing():
+    scheduler = StepScheduler(1, costs=known_costs())
+    scheduler.submit(ticket("a", calls=3), 0)
+    for seconds, timed in ((0.01, False), (1.0, True)):
+        plan = scheduler.plan(0)
+        scheduler.commit(plan, Outcome(timed=timed), 0.0, seconds)
+        assert scheduler.costs.pace == pytest.approx(1.0)
+
+
 def test_one_image_that_did_not_fit_beside_others_does_not_leave_the_wheel_small():
     scheduler = StepScheduler(8)
     for number in range(5):

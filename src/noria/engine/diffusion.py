@@ -115,6 +115,25 @@ class EmbeddingCache:
         return found
 
 
+class Burst:
+    """Turns that follow one another. The first few only fill the queue of a device that is behind, and say nothing of what work costs."""
+
+    _PAUSE_S = 0.01  # between two turns of one burst the wheel does far less than this
+
+    def __init__(self) -> None:
+        self._num_turns, self._ended = 0, 0.0
+
+    def begins(self, now: float) -> None:
+        """A turn begins; seconds of any clock."""
+        if now - self._ended > self._PAUSE_S:
+            self._num_turns = 0
+
+    def ends(self, now: float) -> bool:
+        """It has ended; whether it took as long as a turn's work."""
+        self._ended, self._num_turns = now, self._num_turns + 1
+        return self._num_turns > _TURNS_AHEAD
+
+
 class DiffusionExecutor:
     """One device with one model; `config` has no "auto" left."""
 
@@ -134,6 +153,7 @@ class DiffusionExecutor:
         self._embeddings = EmbeddingCache(model.encode, config.embedding_cache, 8 if self._buckets else None)
         self._decoded: dict[ImageId, HostPixels] = {}
         self._ahead: deque[torch.cuda.Event] = deque()
+        self._burst = Burst()
         self._previews: list[PreviewPixels] = []
         self._grad_mode = torch.inference_mode if config.inference_mode else torch.no_grad
         self.waits = model.device.type == "cpu"  # for the device after each part of a turn, which can then be timed
@@ -176,6 +196,7 @@ class DiffusionExecutor:
         What does not fit the memory ends the turn, and changes nothing: it can be planned again, in smaller parts.
         """
         failed: dict[ImageId, str] = {}
+        self._burst.begins(time.perf_counter())
         with self._grad_mode():
             boarding = [seat.image for seat in plan.boards]
             encode_s = self._attempt(lambda: self._board(plan.boards), boarding, failed)
@@ -190,7 +211,8 @@ class DiffusionExecutor:
             if decode_s is None:
                 return Outcome(failed, "decodes", encode_s, step_s=step_s if self.waits else None)
             self._stay_close()
-        return Outcome(failed, None, encode_s, decode_s, step_s if self.waits else None)
+        timed = self._burst.ends(time.perf_counter()) or self.waits
+        return Outcome(failed, None, encode_s, decode_s, timed=timed, step_s=step_s if self.waits else None)
 
     def _attempt(self, part: Callable[[], None], images: list[ImageId], failed: dict[ImageId, str]) -> float | None:
         """Seconds that `part` took, or None if it did not fit the memory; nothing is done without images."""

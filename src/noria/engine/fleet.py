@@ -57,7 +57,8 @@ class Fleet:
                 done.overflowed,
                 whole.encode_s + done.encode_s,
                 whole.decode_s + done.decode_s,
-                None if whole.step_s is None or done.step_s is None else whole.step_s + done.step_s,
+                step_s=None if whole.step_s is None or done.step_s is None else whole.step_s + done.step_s,
+                timed=whole.timed and done.timed,
             )
             if done.overflowed is not None:
                 break

@@ -148,7 +148,11 @@ class Jobs:
     async def events(self, http: Request) -> Response:
         """What happens to a job, as a stream, from the event after Last-Event-ID on; it ends with the job."""
         job_id, after = _job_id(http), _last_event_id(http.headers)
-        await self._service.get(job_id, _maker(http))
+        record = await self._service.get(job_id, _maker(http))
+        if record.status in ENDED and after >= record.last_event:
+            return Response(
+                status_code=204
+            )  # nothing more will come: the one answer after which an EventSource stays away
         return streaming.EventStream(self._frames(job_id, after, http.state.request_id), _nothing)
 
     async def _frames(self, job_id: str, after: int, request_id: str) -> AsyncGenerator[bytes, None]:

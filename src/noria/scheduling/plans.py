@@ -82,6 +82,7 @@ class Outcome:
     overflowed: Part | None = None  # what did not fit the memory: nothing of it, and of what comes after it, was done
     encode_s: float = 0.0  # spent on `boards`
     decode_s: float = 0.0  # spent on `decodes`
+    timed: bool = True  # whether the turn took as long as its work; not so while a device's queue is being filled
     step_s: float | None = (
         None  # spent on `steps`; None where the device does it later, and only whole turns can be timed
     )

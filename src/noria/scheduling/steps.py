@@ -228,7 +228,7 @@ class StepScheduler:
         Where only the turn could be timed, decoding and encoding stay as they were measured at the start.
         """
         images = [part.image for parts in (plan.boards, plan.steps, plan.decodes) for part in parts]
-        if seconds <= 0.0 or any(image not in self._crowd.seated for image in images):
+        if seconds <= 0.0 or not outcome.timed or any(image not in self._crowd.seated for image in images):
             return
         timed = outcome.step_s is not None
         models = {self._crowd.ticket(seat.image).shape.model for seat in plan.boards}
