@@ -3,7 +3,8 @@
 import pytest
 
 from noria.bench.same_image import IN_FLIGHT, differences
-from noria.bench.server import running_seed, running_server
+from noria.bench.server import running_server, running_target
+from noria.bench.targets.catalog import TARGETS
 from noria.config import Config
 from noria.models.catalog import open_model
 
@@ -24,6 +25,6 @@ def test_a_seed_draws_the_same_image_alone_and_among_32(flags, tolerance):
 
 
 def test_the_seed_s_server_starts_and_draws_the_same_images_too():
-    with running_seed(open_model("bundled"), Config()) as server:
+    with running_target(TARGETS["seed-batched"], open_model("bundled"), Config()) as server:
         found = differences(f"http://127.0.0.1:{server.port}/t2i/batched", open_model("bundled"))
     assert max(found) <= 1, found

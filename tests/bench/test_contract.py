@@ -85,7 +85,7 @@ def started(planted, monkeypatch):
         yield RunningServer(planted.server_port, 0.0, psutil.Process())
 
     monkeypatch.setattr(contract, "running_server", running)
-    monkeypatch.setattr(contract, "running_seed", running)
+    monkeypatch.setattr(contract, "running_target", running)
     monkeypatch.setattr(contract, "_SATURATED_S", 0.4)
     monkeypatch.setattr(contract, "_WARM_UP_S", 0.2)
     # A planted server is so quick that a true share of its capacity would be thousands of requests.
@@ -151,7 +151,7 @@ def test_an_interrupted_bench_keeps_and_prints_what_it_has(started, monkeypatch,
         with contract.running_server() as server:
             yield server
 
-    monkeypatch.setattr(contract, "running_seed", interrupted)
+    monkeypatch.setattr(contract, "running_target", interrupted)
     output = tmp_path / "contract.json"
     assert contract.main(Config(), OPTIONS, output) == 130
     document = json.loads(output.read_text())

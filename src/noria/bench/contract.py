@@ -26,8 +26,9 @@ from noria.bench.machine import provenance
 from noria.bench.openloop import Job
 from noria.bench.options import ContractOptions, Target
 from noria.bench.report import Run
-from noria.bench.server import RunningServer, flags_of, running_seed, running_server
+from noria.bench.server import RunningServer, flags_of, running_server, running_target
 from noria.bench.statistics import Record
+from noria.bench.targets.catalog import TARGETS
 from noria.bench.watching import watched
 from noria.bench.workload import MIXES, Arrival, trace
 from noria.config import Config
@@ -35,6 +36,7 @@ from noria.errors import ConfigError
 from noria.models.catalog import open_model
 from noria.spec import ModelSpec
 
+SEED = TARGETS["seed-batched"]
 _SATURATED_S = 24.0  # of mixed traffic, to measure a capacity
 _STEADY_S = 40.0  # of 8 users, to see how good predictions are
 _WARM_UP_S = 4.0  # of mixed traffic before each run: samplers are compiled, memory is as large as load makes it
@@ -171,8 +173,8 @@ class ContractBench:
     def _server(self, spec: ModelSpec, target: Target, *flags: str) -> Iterator[tuple[RunningServer, str]]:
         """A fresh server, and the path that it draws on."""
         if target == "seed":
-            with running_seed(spec, self.config) as server:
-                yield server, "/t2i/batched"
+            with running_target(SEED, spec, self.config) as server:
+                yield server, SEED.path
         else:
             with running_server(
                 [self.config.model, *flags_of(self.config), "--policy", target, *flags]

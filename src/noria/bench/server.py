@@ -11,13 +11,19 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psutil
 
-from noria.config import Config, settings
+from noria.bench import peers
+from noria.bench.targets.catalog import Target
+from noria.config import Config
+from noria.config import settings as known_settings
 from noria.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from noria.bench.targets.drawing import TargetSettings
 
 _READY_WITHIN_S = 120.0
 
@@ -56,19 +62,44 @@ def running_server(arguments: Sequence[str]) -> Iterator[RunningServer]:
     with (
         tempfile.TemporaryDirectory(prefix="noria-data-") as data_dir,
         _running(
-            lambda port: ["-m", "noria", "serve", "--data-dir", data_dir, *arguments, "--port", str(port)]
+            lambda port: [
+                sys.executable,
+                "-m",
+                "noria",
+                "serve",
+                "--data-dir",
+                data_dir,
+                *arguments,
+                "--port",
+                str(port),
+            ]
         ) as server,
     ):
         yield server
 
 
 @contextlib.contextmanager
-def running_seed(spec: ModelSpec, config: Config) -> Iterator[RunningServer]:
-    """The same with the seed's microbatching server, on the same model with the same engine settings."""
+def running_target(
+    target: Target, spec: ModelSpec, config: Config, settings: "TargetSettings | None" = None, flags: Sequence[str] = ()
+) -> Iterator[RunningServer]:
+    """A fresh server for `target`, on the same model with the same engine settings; `flags` more for Noria, `settings` for others.
+
+    Raises:
+        ConfigError: its virtual environment is not installed.
+        RuntimeError: as above.
+
+    """
+    if target.module is None:
+        with running_server([config.model, *flags_of(config), *flags]) as server:  # the later flag wins
+            yield server
+        return
+    python = sys.executable if target.peer is None else str(peers.python_of(target.peer))
 
     def command(port: int) -> list[str]:
         job = {"spec": spec, "config": config.engine, "port": port, "parent_pid": os.getpid()}
-        return ["-m", "noria.bench.targets.seed", msgspec.json.encode(job).decode()]
+        if settings is not None:
+            job["settings"] = settings
+        return [python, "-m", str(target.module), msgspec.json.encode(job).decode()]
 
     with _running(command) as server:
         yield server
@@ -77,7 +108,7 @@ def running_seed(spec: ModelSpec, config: Config) -> Iterator[RunningServer]:
 @contextlib.contextmanager
 def _running(command: Callable[[int], list[str]]) -> Iterator[RunningServer]:
     port, started = _free_port(), time.monotonic()
-    with subprocess.Popen([sys.executable, *command(port)], stdout=subprocess.DEVNULL) as child:
+    with subprocess.Popen(command(port), stdout=subprocess.DEVNULL) as child:
         try:
             _wait_until_ready(child, port, started + _READY_WITHIN_S)
             yield RunningServer(port, time.monotonic() - started, psutil.Process(child.pid))
@@ -109,7 +140,7 @@ def _wait_until_ready(child: "subprocess.Popen[bytes]", port: int, deadline: flo
 def flags_of(config: Config) -> list[str]:
     """The settings that differ from the defaults, as `noria serve` takes them; model, host and port are the bench's."""
     flags = []
-    for setting in settings():
+    for setting in known_settings():
         section: Any = config
         for part in setting.path[:-1]:
             section = getattr(section, part)

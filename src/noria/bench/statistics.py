@@ -18,13 +18,14 @@ class Record(Struct, frozen=True, array_like=True):
     sent_s: float
     done_s: float | None  # None: no answer while the run lasted
     status: int  # HTTP's; 0: the connection broke, or there was no answer
-    deadline_s: float  # from intended_s
+    deadline_s: float | None  # from intended_s; None: it had none
     patience: str
     rows: float
     num_images: int
     predicted_s: float | None = None  # from its arrival, as the server told with the answer
     batch_size: int | None = None  # images that were drawn with it, where the server tells
     digest: str | None = None  # of the images' files
+    queue_s: float | None = None  # that it waited before it was drawn, where the server tells
 
     @property
     def latency_s(self) -> float:
@@ -34,7 +35,9 @@ class Record(Struct, frozen=True, array_like=True):
     @property
     def met(self) -> bool:
         """Whether its images were there in time."""
-        return self.latency_s <= self.deadline_s
+        return (
+            self.latency_s <= (math.inf if self.deadline_s is None else self.deadline_s) and self.latency_s < math.inf
+        )
 
 
 def percentile(values: Iterable[float], share: float) -> float:

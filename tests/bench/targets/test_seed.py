@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from noria.bench.targets.seed import PipelineDrawer, SeedJob, T2IBody, Worker, build_app, group_of
+from noria.bench.targets.drawing import PipelineDrawer, T2IBody, TargetJob, TargetSettings, group_of
+from noria.bench.targets.seed import Worker, build_app
 from noria.config import EngineConfig
 from noria.frontend.engine_link import DrawnImage
 from noria.models.catalog import open_model
@@ -121,7 +122,7 @@ def test_requests_are_grouped_by_what_one_call_of_the_pipeline_shares(field):
 
 def test_it_reads_the_json_of_t2i_and_answers_likewise():
     async def main():
-        app = build_app(HeldDevice(), SPEC, timeout_s=0.01, max_images=8)
+        app = build_app(HeldDevice(), SPEC, TargetSettings(timeout_s=0.01))
         transport = httpx.ASGITransport(app)
         async with (
             app.router.lifespan_context(app),
@@ -141,7 +142,7 @@ def test_it_reads_the_json_of_t2i_and_answers_likewise():
 
 def test_the_pipeline_draws_a_batch_as_it_draws_each_alone(tiny_folder):
     spec = open_model(str(tiny_folder))
-    drawer = PipelineDrawer(SeedJob(spec, EngineConfig(devices=("cpu",), dtype="float32", threads=1), port=0))
+    drawer = PipelineDrawer(TargetJob(spec, EngineConfig(devices=("cpu",), dtype="float32", threads=1), port=0))
     settings = {"inference_steps": 4, "guidance_scale": 3.0, "scheduler": "ddim"}
     wishes = [body("a red circle", seed=5, n=2, **settings), body("a blue star", seed=9, **settings)]
     together = drawer.draw(group_of(wishes[0], spec), wishes)

@@ -1,0 +1,39 @@
+"""What can be benched, by name: Noria, the seed article's five endpoints, the peers. Light: the command line reads it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server, and the route of it that draws."""
+
+    name: str
+    path: str
+    module: str | None = None  # that serves it, run as `python -m MODULE JOB`; None: `noria serve`
+    peer: str | None = None  # whose virtual environment it runs in; None: Noria's own
+
+
+TARGETS = {
+    target.name: target
+    for target in (
+        Target("noria", "/t2i"),
+        Target("seed-stream-async", "/t2i/stream-async", "noria.bench.targets.seed"),
+        Target("seed-response-async", "/t2i/response-async", "noria.bench.targets.seed"),
+        Target("seed-stream-sync", "/t2i/stream-sync", "noria.bench.targets.seed"),
+        Target("seed-response-sync", "/t2i/response-sync", "noria.bench.targets.seed"),
+        Target("seed-batched", "/t2i/batched", "noria.bench.targets.seed"),
+        Target("litserve", "/t2i", "noria.bench.targets.litserve_app", "litserve"),
+        Target("bentoml", "/t2i", "noria.bench.targets.bentoml_app", "bentoml"),
+        Target("ray", "/t2i", "noria.bench.targets.ray_app", "ray"),
+    )
+}
+
+PEERS = tuple(target.peer for target in TARGETS.values() if target.peer is not None)
+
+
+def read_targets(text: str) -> tuple[Target, ...]:
+    """`noria,ray` or `all` as targets, in the order of the tables; raises ValueError naming all of them."""
+    asked = list(TARGETS) if text == "all" else text.split(",")
+    if unknown := [name for name in asked if name not in TARGETS]:
+        raise ValueError(f"{unknown[0]!r}; targets are all, {', '.join(TARGETS)}")
+    return tuple(target for name, target in TARGETS.items() if name in asked)

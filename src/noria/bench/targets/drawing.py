@@ -1,0 +1,173 @@
+"""What every server that Noria is held against draws with: diffusers' own pipeline, and the body that asks for images.
+
+The seed's endpoints and the peers share it, so that nothing but the serving differs. It is given everything that Noria's engine has:
+device, dtype, threads, attention, memory format, inference mode and PNG encoder.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import msgspec
+from pydantic import BaseModel
+
+from noria.config import EngineConfig
+from noria.frontend.encoding import base64_texts, encode_images
+from noria.frontend.engine_link import DrawnImage
+from noria.observe.process import die_with_parent
+from noria.spec import ModelSpec
+
+
+class TargetSettings(msgspec.Struct, frozen=True):
+    """What may be turned at a server that microbatches or streams; each reads what it has."""
+
+    timeout_s: float = 0.5  # a batch that is not full goes after this long
+    max_images: int = 8  # of a batch
+    stream: Literal["bytesio", "chunks"] = (
+        "bytesio"  # how the streaming endpoints give the body, as in tutorials or in pieces of 64 kB
+    )
+
+
+class TargetJob(msgspec.Struct, frozen=True):
+    """What a bench tells the server that it starts, as JSON in its first argument."""
+
+    spec: ModelSpec
+    config: EngineConfig
+    port: int
+    settings: TargetSettings = TargetSettings()
+    parent_pid: int | None = None
+
+
+class T2IBody(BaseModel):
+    """The body; what is left out is the model's default."""
+
+    prompt: str
+    negative_prompt: str = ""
+    seed: int = 0
+    width: int | None = None
+    height: int | None = None
+    inference_steps: int | None = None
+    guidance_scale: float | None = None
+    scheduler: str | None = None
+    n: int = 1
+
+
+@dataclass(frozen=True)
+class Group:
+    """The settings that requests must share to be drawn together."""
+
+    width: int
+    height: int
+    inference_steps: int
+    guidance_scale: float
+    scheduler: str
+
+
+class Drawer(Protocol):
+    """What draws a batch: the pipeline, or a stand-in."""
+
+    def draw(self, group: Group, bodies: list[T2IBody]) -> list[list[DrawnImage]]:
+        """The images of each body, in order; blocks."""
+        ...
+
+
+class PipelineDrawer:
+    """diffusers' StableDiffusionPipeline on one device."""
+
+    def __init__(self, job: TargetJob) -> None:
+        """Load and warm it up; torch's threads are set for the whole process."""
+        import torch
+
+        from noria.bench.baselines import Pipeline
+        from noria.engine.loading import look_at_machine
+        from noria.engine.resources import resolve, resolve_device
+
+        machine = look_at_machine()
+        device = resolve_device(job.config.devices[0], machine)
+        settings = resolve(job.config, job.spec, device, machine)
+        assert isinstance(settings.threads, int)
+        torch.set_num_threads(settings.threads)
+        self._pipeline = Pipeline(job.spec, settings, device)
+        self.draw(
+            group_of(T2IBody(prompt="", inference_steps=2), job.spec), [T2IBody(prompt="")] * job.settings.max_images
+        )
+
+    def draw(self, group: Group, bodies: list[T2IBody]) -> list[list[DrawnImage]]:
+        """One call of the pipeline; image k of a request is drawn from its seed + k."""
+        import torch
+
+        each = [(body, body.seed + k) for body in bodies for k in range(body.n)]
+        self._pipeline.use_scheduler(group.scheduler)
+        with torch.inference_mode():
+            pictures = self._pipeline.pipe(
+                prompt=[body.prompt for body, _ in each],
+                negative_prompt=[body.negative_prompt for body, _ in each],
+                width=group.width,
+                height=group.height,
+                num_inference_steps=group.inference_steps,
+                guidance_scale=group.guidance_scale,
+                generator=[torch.Generator("cpu").manual_seed(seed) for _, seed in each],
+            ).images
+        drawn = [
+            DrawnImage(seed, picture.width, picture.height, memoryview(picture.tobytes()))
+            for (_, seed), picture in zip(each, pictures, strict=True)
+        ]
+        ends = [sum(body.n for body in bodies[: k + 1]) for k in range(len(bodies))]
+        return [drawn[end - body.n : end] for body, end in zip(bodies, ends, strict=True)]
+
+
+def group_of(body: T2IBody, spec: ModelSpec) -> Group:
+    """The group that a request waits in."""
+    return Group(
+        width=body.width or spec.default_width_px,
+        height=body.height or spec.default_height_px,
+        inference_steps=body.inference_steps or spec.default_steps,
+        guidance_scale=spec.default_guidance if body.guidance_scale is None else body.guidance_scale,
+        scheduler=body.scheduler or spec.default_scheduler,
+    )
+
+
+def draw_mixed(drawer: Drawer, spec: ModelSpec, bodies: Sequence[T2IBody]) -> list[tuple[list[DrawnImage], int]]:
+    """Each body's images, and how many were drawn with it: for servers whose batches mix settings, which the pipeline cannot.
+
+    One call of the pipeline for each group, in the order of their first request.
+    """
+    groups: dict[Group, list[int]] = {}
+    for place, body in enumerate(bodies):
+        groups.setdefault(group_of(body, spec), []).append(place)
+    drawn: dict[int, tuple[list[DrawnImage], int]] = {}
+    for group, places in groups.items():
+        together = [bodies[place] for place in places]
+        num_images = sum(body.n for body in together)
+        for place, images in zip(places, drawer.draw(group, together), strict=True):
+            drawn[place] = images, num_images
+    return [drawn[place] for place in range(len(bodies))]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer as any web framework can give it."""
+
+    content: bytes
+    media_type: str
+    headers: dict[str, str]
+
+
+def reply_with(images: list[DrawnImage], batch_size: int) -> Reply:
+    """One image as its PNG file, several as JSON; compresses, so not on the event loop."""
+    files, headers = encode_images(images, "png"), {"X-Batch-Size": str(batch_size)}
+    if len(files) == 1:
+        return Reply(files[0], "image/png", headers)
+    document: dict[str, Any] = {"images": [{"b64_json": text} for text in base64_texts(files)]}
+    return Reply(msgspec.json.encode(document), "application/json", headers)
+
+
+def read_job() -> TargetJob:
+    """The job from the command line of this process, which from now on ends with its parent."""
+    job = msgspec.json.decode(sys.argv[1], type=TargetJob)
+    die_with_parent(parent_pid=job.parent_pid)
+    # What the supervisor gives its engines; read when torch is imported.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    return job
