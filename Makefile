@@ -46,8 +46,9 @@ lint: setup  ## ruff, mypy, import-linter
 test: lint  ## lint, then the fast tests
 	$(VENV)/bin/pytest $(ARGS)
 
-test-slow: setup  ## the minutes-long tests
+test-slow: setup  ## the minutes-long tests; properties with examples that are drawn anew
 	$(VENV)/bin/pytest -m slow $(ARGS)
+	$(VENV)/bin/pytest --hypothesis-profile=searching tests/scheduling tests/sampling tests/jobs/test_store.py tests/frontend
 
 chaos: setup  ## ten minutes of kill -9 under load; CHAOS_REPORT=file.json for a report
 	$(VENV)/bin/pytest -m chaos $(ARGS)

@@ -4,6 +4,12 @@ import pathlib
 import shutil
 
 import pytest
+from hypothesis import settings
+
+# The same examples at every run, so that a change is judged by what it does. `make test-slow` looks at others.
+settings.register_profile("repeatable", derandomize=True)
+settings.register_profile("searching", derandomize=False, print_blob=True)
+settings.load_profile("repeatable")
 
 BUNDLED = pathlib.Path(__file__).parent.parent / "src" / "noria" / "models" / "bundled"
 
