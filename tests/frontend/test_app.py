@@ -81,6 +81,31 @@ def test_a_request_moves_its_metrics(client):
     assert moved("noria_inflight") == 0
 
 
+@pytest.mark.parametrize("code", ["queue_full", "deadline_unmeetable"])
+def test_a_refusal_is_counted_by_its_reason(client, engine, code):
+    engine.fails = {"code": code, "message": "no", "retry_after_s": 1.0}
+    key = ("noria_rejected_total", ("model", "tiny"), ("reason", code))
+    before = values(client).get(key, 0)
+    assert client.post("/t2i", json={"prompt": "p", "deadline_ms": 5000}).status_code == 429
+    assert values(client)[key] == before + 1
+
+
+def test_a_deadline_that_passed_is_counted_as_missed_and_an_expired_request_without_one_is_not(client, engine):
+    engine.fails = {"code": "deadline_exceeded", "message": "late"}
+    key = ("noria_deadline_missed_total", ("model", "tiny"))
+    assert client.post("/t2i", json={"prompt": "p", "deadline_ms": 5000}).status_code == 504
+    before = values(client)[key]
+    assert client.post("/t2i", json={"prompt": "p"}).status_code == 504
+    assert values(client)[key] == before
+
+
+def test_prometheus_is_answered_with_the_requests_that_made_the_numbers(client):
+    assert client.post("/t2i", json={"prompt": "p"}, headers={"x-request-id": "exemplary"}).status_code == 200
+    answer = client.get("/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0"})
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    assert '# {request_id="exemplary"}' in answer.text
+
+
 def test_inflight_counts_what_is_being_drawn(client, engine, until):
     engine.holds = True
     thread = threading.Thread(target=client.post, args=("/t2i",), kwargs={"json": {"prompt": "p"}})

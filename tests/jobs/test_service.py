@@ -12,6 +12,7 @@ from noria.config import JobsConfig
 from noria.errors import InvalidField, JobNotFound, JobsUnavailable
 from noria.jobs.runner import Drawn
 from noria.jobs.service import JobService, clean
+from noria.observe.metrics import REGISTRY
 
 
 class Painter:
@@ -134,3 +135,25 @@ def test_a_database_that_breaks_is_told_as_such(tmp_path, job):
                 await service.accept(job())
 
     asyncio.run(scenario())
+
+
+def test_jobs_are_counted_when_they_are_accepted_and_once_when_they_end(database, tmp_path, job):
+    def counted(name, **labels):
+        return REGISTRY.get_sample_value(name, labels) or 0.0
+
+    statuses = ("succeeded", "canceled")
+    before = [counted("noria_jobs_accepted_total"), *(counted("noria_jobs_total", status=s) for s in statuses)]
+
+    async def scenario():
+        async with serving(JobsConfig(database=database), tmp_path) as service:
+            record, _ = await service.accept(job(idempotency_key="once"))
+            await service.accept(job(idempotency_key="once"))
+            await ended(service, record.id)
+            await service.cancel(record.id)  # has ended
+            other, _ = await service.accept(job(model="other"))
+            await service.cancel(other.id)
+            await service.cancel(other.id)
+
+    asyncio.run(scenario())
+    after = [counted("noria_jobs_accepted_total"), *(counted("noria_jobs_total", status=s) for s in statuses)]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [2, 1, 1]

@@ -1,45 +1,73 @@
-"""The metrics' names and labels are a contract: docs/metrics.md lists each one, and nothing else."""
+"""The metrics' names and labels are a contract: what is exported is what is declared, and docs/metrics.md says so."""
 
+import os
 import pathlib
 import re
 import subprocess
 import sys
 
+from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from noria.observe import metrics
+from noria.observe.exposition import exposition, observe
+from noria.observe.machine import Processes
+from noria.observe.metrics import DECLARATIONS, REGISTRY
+from noria.observe.page import QUERIES, metrics_page
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 
 
-def test_docs_list_every_metric_and_no_other():
-    declared = {
+def test_the_page_is_written_from_the_declarations():
+    assert (DOCS / "metrics.md").read_text(encoding="utf-8") == metrics_page()
+
+
+def test_what_is_exported_is_what_is_declared():
+    exported = {
         f"{family.name}_total" if family.type == "counter" else family.name: family.type
-        for family in metrics.REGISTRY.collect()
+        for family in (*REGISTRY.collect(), *Processes().collect())
     }
-    rows = re.findall(r"^\| `(noria_\w+)` \| (\w+) \|", (DOCS / "metrics.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert dict(rows) == declared
+    declared = {each.name: each.kind for each in DECLARATIONS.values() if not each.name.startswith("DCGM_")}
+    assert exported == declared
 
 
 def test_queries_in_the_docs_name_metrics_that_exist():
-    text = (DOCS / "metrics.md").read_text(encoding="utf-8").partition("## Questions")[2]
-    declared = {family.name for family in metrics.REGISTRY.collect()}
-    for name in re.findall(r"noria_\w+", text):
-        assert re.sub(r"_(total|bucket|sum|count)$", "", name) in declared
+    series = {name for declared in DECLARATIONS.values() for name in declared.series}
+    for query in QUERIES.values():
+        names = re.findall(r"noria_\w+", query)
+        assert names and set(names) <= series, query
 
 
 def test_exposition_is_what_prometheus_reads():
-    families = {family.name for family in text_string_to_metric_families(metrics.exposition().decode())}
-    assert {"noria_turns", "noria_batch_size", "noria_engine_up"} <= families
+    text, content_type = exposition()
+    assert content_type.startswith("text/plain")
+    families = {family.name for family in text_string_to_metric_families(text.decode())}
+    assert {"noria_turns", "noria_batch_size", "noria_engine_up", "noria_process_cpu_seconds"} <= families
+
+
+def test_who_asks_for_openmetrics_gets_it_with_the_latest_request_of_each_bucket():
+    for seconds, name in ((0.3, "first"), (0.4, "second"), (3000.0, "slow"), (0.7, "x" * 128)):
+        observe(metrics.QUEUE_SECONDS, seconds, {"model": "exemplary"}, {"request_id": name})
+    text, content_type = exposition("application/openmetrics-text;version=1.0.0,text/plain;q=0.3")
+    assert content_type.startswith("application/openmetrics-text")
+    families = openmetrics.text_string_to_metric_families(text.decode())
+    found = {
+        sample.labels["le"]: sample.exemplar
+        for family in families
+        for sample in family.samples
+        if sample.name == "noria_queue_seconds_bucket" and sample.labels["model"] == "exemplary"
+    }
+    assert found["0.5"].labels == {"request_id": "second"}
+    assert found["0.5"].value == 0.4
+    assert found["+Inf"].labels == {"request_id": "slow"}
+    assert found["1.0"] is None  # an id that would not fit
 
 
 def test_values_of_several_processes_are_summed(tmp_path):
-    count = (
-        "from noria.observe import metrics; metrics.TURNS.inc(3); metrics.SLOTS.set(8); metrics.BATCH_SIZE.observe(2);"
-    )
-    environment = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    count = "from noria.observe import metrics; from noria.observe.exposition import exposition; metrics.TURNS.inc(3); metrics.SLOTS.set(8); metrics.BATCH_SIZE.observe(2);"
+    environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
     # The last to count also tells: it lives, so its gauge counts, and the dead one's does until the supervisor has forgotten it.
-    for script in (count, count + "print(metrics.exposition().decode())"):
+    for script in (count, count + "print(exposition()[0].decode())"):
         run = subprocess.run(
             [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
         )

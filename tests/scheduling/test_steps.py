@@ -169,6 +169,17 @@ def test_the_drain_counts_waiting_and_running_images():
     assert scheduler.drain_s == pytest.approx(9.0)
 
 
+def test_the_oldest_age_is_that_of_who_waits_and_counts_from_the_arrival():
+    scheduler = StepScheduler(1)
+    assert scheduler.oldest_age_s(1.0) == 0.0
+    scheduler.submit(ticket("a"), 1.0)
+    turn(scheduler, 1.0)
+    assert scheduler.oldest_age_s(5.0) == 0.0  # it has its slot
+    scheduler.submit(ticket("b"), 3.0, arrived=2.0)
+    scheduler.submit(ticket("c"), 4.0)
+    assert scheduler.oldest_age_s(5.0) == 3.0
+
+
 def known_costs():
     """A second for every row of a call: batching gains nothing."""
     costs = CostModel(most_rows=8)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
+import psutil
 import torch
 
 from noria.config import EngineConfig
@@ -189,6 +190,13 @@ class DiffusionExecutor:
         """Those that the last turn made."""
         shown, self._previews = self._previews, []
         return shown
+
+    def memory_bytes(self) -> int:
+        """What torch has of the device, used or kept for later; of a CPU, what this process holds."""
+        if self.model.device.type == "cuda":
+            return torch.cuda.memory_reserved(self.model.device)
+        resident: int = psutil.Process().memory_info().rss
+        return resident
 
     def execute(self, plan: Plan) -> Outcome:
         """Board, step, decode. An exception in one of them fails the images that it was about, and no others.

@@ -75,6 +75,10 @@ class Executor(Protocol[P]):
         """Those that the last turn made; given out once."""
         ...
 
+    def memory_bytes(self) -> int:
+        """What it holds of its device's memory."""
+        ...
+
 
 def preview_calls(num_calls: int, num_previews: int) -> frozenset[int]:
     """At which calls an image shows itself: `num_previews` of `num_calls`, evenly spread, never at the last, which shows the image."""
@@ -186,6 +190,10 @@ class FakeExecutor:
         """One pixel each."""
         shown, self._previews = self._previews, []
         return shown
+
+    def memory_bytes(self) -> int:
+        """A fake device has none."""
+        return 0
 
     def take(self, image: ImageId) -> FakePixels:
         """A flat image of the request's size."""

@@ -72,6 +72,10 @@ class Fleet:
         """Those that the last turn made."""
         return [preview for executor in self.executors.values() for preview in executor.previews()]
 
+    def memory_bytes(self) -> int:
+        """What the device's memory holds of all models."""
+        return next(iter(self.executors.values())).memory_bytes()  # of the process, so of all
+
     def _parts(self, plan: Plan) -> "list[tuple[DiffusionExecutor, Plan]]":
         """The plan as it is, if it is about one model; else phase by phase, each by executor, so that no phase is left half done."""
         images = [seat.image for seat in (*plan.boards, *plan.decodes)] + [step.image for step in plan.steps]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 from noria.engine.executor import Executor, P, Pixels, Prepared, PreviewPixels
+from noria.request import ImageRequest
 from noria.scheduling.plans import (
     Event,
     ImageDecoded,
@@ -68,6 +69,7 @@ class Turn:
     plan: Plan
     outcome: Outcome
     seconds: float
+    stepped: ShapeClass | None = None  # of the images that did
 
 
 class Wheel(Generic[P]):
@@ -120,6 +122,7 @@ class Wheel(Generic[P]):
         if plan is None:
             return None
         self._about_to(plan)
+        stepped = _shape(self._requests[plan.steps[0].image.request_id].request) if plan.steps else None
         outcome = self._executor.execute(plan)
         now = self._clock()
         for preview in self._executor.previews():
@@ -129,7 +132,7 @@ class Wheel(Generic[P]):
         if self._watched and now - self._last_news >= _BETWEEN_NEWS_S:
             self._last_news = now
             self._tell_whereabouts(self._watched, now)
-        return Turn(plan, outcome, now - started)
+        return Turn(plan, outcome, now - started, stepped)
 
     def _tell_whereabouts(self, request_ids: Iterable[str], now: float) -> None:
         for request_id, whereabouts in self.scheduler.whereabouts(request_ids, now).items():
@@ -154,7 +157,7 @@ def _ticket(prepared: Prepared, arrived: float) -> Ticket:
     ends = [arrived + request.timeout_s, *([due] if due is not None else [])]
     return Ticket(
         request_id=request.request_id,
-        shape=ShapeClass(request.width_px, request.height_px, request.model),
+        shape=_shape(request),
         num_images=request.num_images,
         num_calls=prepared.num_calls,
         deadline=min(ends) if math.isfinite(min(ends)) else None,
@@ -163,3 +166,7 @@ def _ticket(prepared: Prepared, arrived: float) -> Ticket:
         priority=request.priority,
         alone=request.alone,
     )
+
+
+def _shape(request: ImageRequest) -> ShapeClass:
+    return ShapeClass(request.width_px, request.height_px, request.model)

@@ -20,11 +20,12 @@ import setproctitle
 
 from noria.channel import EngineChannel, Peer
 from noria.config import EngineConfig
-from noria.engine.delivery import CODES, Delivery
+from noria.engine.delivery import Delivery
 from noria.engine.desk import Arrival, Departure, Desk
 from noria.engine.executor import Executor
+from noria.engine.gauges import Gauges
 from noria.engine.loading import load_fleet, measured_costs
-from noria.engine.loop import Ended, Happening, ImageReady, Turn, Wheel
+from noria.engine.loop import Ended, Happening, Wheel
 from noria.engine.manifest import Manifest
 from noria.engine.watch import Watch
 from noria.errors import InvalidField, SetupError
@@ -86,8 +87,7 @@ class Engine:
         self._peers: dict[str, Peer] = {}
         self._wheel: Wheel[PreparedImages] = Wheel(scheduler, executor, self._deliver, time.monotonic, self._about_to)
         self._told_load: tuple[float, Load | None] = (-math.inf, None)
-        metrics.ENGINE_UP.set(1)
-        metrics.SLOTS.set(scheduler.num_slots)
+        self._gauges = Gauges(executor, scheduler.num_slots)
 
     def run(self) -> None:
         """Turn until `stop`."""
@@ -96,9 +96,8 @@ class Engine:
             with self._desk.watch.wheel:
                 turn = self._wheel.turn()
             if turn is not None:
-                self._measure(turn)
-            metrics.SLOTS_USED.set(self._wheel.scheduler.num_seated)
-            metrics.QUEUE_DEPTH.set(self._wheel.scheduler.num_waiting)
+                self._gauges.turned(turn)
+            self._gauges.stands(self._wheel.scheduler)
             self._tell_load()
         self._delivery.parcels.put(None)
         self._delivery.join(timeout=5)
@@ -161,24 +160,12 @@ class Engine:
         images = [seat.image for seat in (*plan.boards, *plan.decodes)] + [step.image for step in plan.steps]
         self._desk.manifest.turn({image.request_id for image in images})
 
-    @staticmethod
-    def _measure(turn: Turn) -> None:
-        metrics.TURNS.inc()
-        metrics.ENGINE_BUSY_SECONDS.inc(turn.seconds)
-        metrics.JOINS.inc(len(turn.plan.boards))
-        metrics.DENOISE_STEPS.inc(len(turn.plan.steps))
-        if turn.plan.steps:
-            metrics.BATCH_SIZE.observe(len(turn.plan.steps))
-
     def _deliver(self, event: "Happening[PreparedImages]") -> None:
         request_id = event.prepared.request.request_id
         self._delivery.parcels.put((self._peers[request_id], event))
-        if isinstance(event, ImageReady):
-            metrics.LEAVES.labels("ok").inc()
+        self._gauges.happened(event)
         if isinstance(event, Ended):
             del self._peers[request_id]
-            if event.event.num_unseated:
-                metrics.LEAVES.labels(CODES[event.event.end]).inc(event.event.num_unseated)
 
 
 def main(task: EngineTask) -> int:
@@ -186,6 +173,7 @@ def main(task: EngineTask) -> int:
     die_with_parent(signal.SIGKILL, task.parent_pid)
     setproctitle.setproctitle(f"noria engine {task.name}")
     threading.excepthook = _end_process
+    metrics.ENGINE_STARTS.labels(task.previous_end).inc()
     channel = EngineChannel(task.address)
     watch = Watch(task.config.hang_timeout_s, time.monotonic)
     manifest = Manifest(task.manifest)

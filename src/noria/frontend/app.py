@@ -3,6 +3,7 @@
 Every refusal, on every route, has one shape (`refusals.py`), which is also the one that OpenAI's clients read.
 """
 
+import asyncio
 import contextlib
 import functools
 import math
@@ -23,6 +24,7 @@ from noria.frontend.engine_link import EngineLink
 from noria.frontend.images import Images
 from noria.frontend.jobs import Jobs
 from noria.frontend.keys import OPEN_PATHS, Callers
+from noria.frontend.lag import watch_lag
 from noria.frontend.middleware import Gate, RequestLog
 from noria.frontend.openai import OpenAI
 from noria.frontend.openapi import openapi
@@ -31,7 +33,7 @@ from noria.frontend.refusals import error_answer
 from noria.frontend.studio import Studio
 from noria.jobs.service import JobService, lone_place, open_service
 from noria.keys import read_keys
-from noria.observe import metrics
+from noria.observe.exposition import exposition
 from noria.spec import ModelSpec
 
 
@@ -80,9 +82,11 @@ def build_app(config: Config, link: EngineLink, open_jobs: Callable[[], JobServi
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         async with link:
             await jobs.start()
+            lag = asyncio.create_task(watch_lag())
             try:
                 yield
             finally:
+                lag.cancel()
                 await jobs.stop()
 
     app = Starlette(
@@ -116,9 +120,11 @@ class OwnRoutes:
         body = {"ready": self._link.ready, "engines": self._link.engines}
         return _json(body, 200 if self._link.ready else 503)
 
-    async def metrics(self, _: Request) -> Response:
-        """Prometheus' text format, summed over all processes."""
-        return Response(metrics.exposition(), headers={"Content-Type": metrics.CONTENT_TYPE})
+    async def metrics(self, http: Request) -> Response:
+        """Prometheus' text format or OpenMetrics, summed over all processes."""
+        # A thread: many files are read, and the event loop has images to answer.
+        text, content_type = await asyncio.to_thread(exposition, http.headers.get("accept", ""))
+        return Response(text, headers={"Content-Type": content_type})
 
     async def openapi(self, _: Request) -> Response:
         """The HTTP interface as an OpenAPI 3.1 document."""

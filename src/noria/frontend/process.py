@@ -45,7 +45,7 @@ class FrontendTask(msgspec.Struct, frozen=True):
 
 def run(config: Config, listen_fd: int, engine_addresses: list[str], place: str) -> None:
     """Serve until SIGTERM. Raises ConfigError where the jobs cannot be opened."""
-    setproctitle.setproctitle("noria frontend")
+    setproctitle.setproctitle(f"noria frontend {place.rpartition('/')[2]}")
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
     )

@@ -16,17 +16,31 @@ import msgspec
 from msgspec import Struct
 
 from noria.config import FrontendConfig
-from noria.errors import InternalError, ModelNotFound, NoriaError, RequestCancelled, shown
+from noria.errors import (
+    DeadlineExceeded,
+    DeadlineUnmeetable,
+    EngineUnavailable,
+    InternalError,
+    ModelNotFound,
+    NoriaError,
+    QueueFull,
+    RateLimited,
+    RequestCancelled,
+    shown,
+)
 from noria.frontend.admission import admit
 from noria.frontend.encoding import base64_texts, encode_images
 from noria.frontend.engine_link import DrawnImage, EngineLink, Watch
 from noria.frontend.keys import Caller
 from noria.observe import metrics
+from noria.observe.exposition import observe
 from noria.parameters import of_request
 from noria.request import ImageBody, ImageFormat, ImageRequest
 from noria.spec import ModelSpec
 
 _POSTPROCESS_WEIGHT = 0.1  # of one request
+# Answered before anything was drawn.
+_REFUSALS = frozenset(kind.code for kind in (QueueFull, RateLimited, DeadlineUnmeetable, EngineUnavailable))
 ALIAS = "noria"  # a name that is always served, for clients that cannot leave `model` out
 
 
@@ -126,6 +140,7 @@ class Studio:
             request = admit(caller.permit(body), spec, self.config, request_id, self._draw_seed)
         except NoriaError as error:
             metrics.REQUESTS.labels(spec.name, error.code).inc()
+            metrics.REJECTED.labels(spec.name, error.code).inc()
             raise
         return Wish(request, spec, body.format, quality, body.metadata, caller)
 
@@ -136,7 +151,7 @@ class Studio:
             NoriaError: any refusal or failure.
 
         """
-        with _counted(wish.spec.name), self._aboard(wish):
+        with _counted(wish), self._aboard(wish):
             started = time.perf_counter()
             result = await self.link.submit(self._for_engine(wish.request), watch)
             drawn = time.perf_counter()
@@ -148,7 +163,7 @@ class Studio:
                 **engine, postprocess_s=done - drawn, total_s=done - started, predicted_s=result.predicted_s
             )
             self._postprocess_s += _POSTPROCESS_WEIGHT * (timings.postprocess_s - self._postprocess_s)
-            _record(wish.spec, timings, len(files))
+            _record(wish, timings, len(files))
             return Drawing(wish, files, timings, result.num_steps_run)
 
     @contextlib.contextmanager
@@ -182,15 +197,19 @@ def _files(wish: Wish, images: Sequence[DrawnImage]) -> list[bytes]:
 
 
 @contextlib.contextmanager
-def _counted(model: str) -> Iterator[None]:
+def _counted(wish: Wish) -> Iterator[None]:
     """Count the request that runs inside, by its outcome."""
-    outcome = InternalError.code
+    model, outcome = wish.spec.name, InternalError.code
     try:
         with metrics.INFLIGHT.track_inprogress():
             yield
         outcome = "ok"
     except NoriaError as error:
         outcome = error.code
+        if outcome in _REFUSALS:
+            metrics.REJECTED.labels(model, outcome).inc()
+        if outcome == DeadlineExceeded.code and wish.request.deadline_s is not None:
+            metrics.DEADLINES_MISSED.labels(model).inc()
         raise
     except asyncio.CancelledError:
         outcome = RequestCancelled.code
@@ -199,8 +218,12 @@ def _counted(model: str) -> Iterator[None]:
         metrics.REQUESTS.labels(model, outcome).inc()
 
 
-def _record(spec: ModelSpec, timings: AnswerTimings, num_images: int) -> None:
-    metrics.IMAGES.labels(spec.name).inc(num_images)
-    metrics.REQUEST_SECONDS.labels(spec.name).observe(timings.total_s)
+def _record(wish: Wish, timings: AnswerTimings, num_images: int) -> None:
+    model, who = {"model": wish.spec.name}, {"request_id": wish.request.request_id}
+    metrics.IMAGES.labels(wish.spec.name).inc(num_images)
+    observe(metrics.REQUEST_SECONDS, timings.total_s, model, who)
+    observe(metrics.QUEUE_SECONDS, timings.queue_s, model, who)
     for stage in ("queue", "encode", "denoise", "decode", "postprocess"):
-        metrics.STAGE_SECONDS.labels(stage).observe(getattr(timings, f"{stage}_s"))
+        observe(metrics.STAGE_SECONDS, getattr(timings, f"{stage}_s"), {"stage": stage}, who)
+    if wish.request.deadline_s is not None and timings.total_s > wish.request.deadline_s:
+        metrics.DEADLINES_MISSED.labels(wish.spec.name).inc()

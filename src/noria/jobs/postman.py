@@ -11,6 +11,7 @@ from noria.jobs.blocking import Blocking
 from noria.jobs.loops import forever
 from noria.jobs.outbox import Outbox, WebhookDelivery
 from noria.jobs.webhooks import Sender, delay_s
+from noria.observe import metrics
 
 _TICK_S = 1.0
 _AT_ONCE = 8  # a receiver that does not answer holds up one of them, for 20 s
@@ -56,6 +57,7 @@ class Postman:
 
     async def _deliver(self, delivery: WebhookDelivery) -> None:
         why_not = await self._sender.send(delivery, self._clock())
+        metrics.WEBHOOKS.labels("delivered" if why_not is None else "failed").inc()
         try:
             if why_not is None:
                 await self._blocking(self._outbox.drop, delivery)

@@ -21,6 +21,7 @@ from noria.jobs.runner import Painter, Runner
 from noria.jobs.schema import database_url, open_database
 from noria.jobs.store import Store
 from noria.jobs.webhooks import Sender, read_secret
+from noria.observe import metrics
 
 _CLEAN_EVERY_S = 30.0
 _CLEAN_AT_ONCE = 100  # jobs that one question to the database brings
@@ -84,9 +85,11 @@ class JobService:
         """Keep a job, and whether it is a new one. As `Store.accept`; InvalidField where the webhook may not be called."""
         if new.webhook is not None:
             await self._sender.check(new.webhook)
-        accepted = await self._blocking(self._store.accept, new, self._config.max_queued, self._clock())
+        record, is_new = await self._blocking(self._store.accept, new, self._config.max_queued, self._clock())
+        if is_new:
+            metrics.JOBS_ACCEPTED.inc()
         self._wake()
-        return accepted
+        return record, is_new
 
     async def get(self, job_id: str, made_by: str | None = None) -> JobRecord:
         """One job; here as below, with `made_by`, if that is who made it. Raises JobNotFound."""

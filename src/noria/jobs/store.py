@@ -33,6 +33,7 @@ from noria.jobs.records import (
     webhook_event,
 )
 from noria.jobs.schema import deliveries, events, jobs, writing
+from noria.observe import metrics
 
 LEASE_S = 15.0
 # Of a job that ends whatever draws it, each loss costs a restart; of an innocent one, 20 in a row happen in no storm of kills.
@@ -117,8 +118,7 @@ class Store:
 
         With `made_by`, if that is who made it. Raises JobNotFound.
         """
-        with writing(self._engine) as connection:
-            _move(connection, sa.and_(jobs.c.id == job_id, _of(made_by)), "canceled", now)
+        self._change(sa.and_(jobs.c.id == job_id, _of(made_by)), "canceled", now)
         return self.get(job_id, made_by)
 
     def events(self, job_id: str, after: int, limit: int = 1000) -> list[Event]:
@@ -151,10 +151,10 @@ class Store:
         for candidate in candidates:
             unchanged = sa.and_(jobs.c.id == candidate.id, jobs.c.attempt == candidate.attempt, free)
             num_losses = candidate.num_losses + (candidate.status == "processing")
+            if num_losses >= MAX_LOSSES:
+                self._change(unchanged, "failed", now, **_error(_lost_too_often(num_losses)))
+                continue
             with writing(self._engine) as connection:
-                if num_losses >= MAX_LOSSES:
-                    _move(connection, unchanged, "failed", now, **_error(_lost_too_often(num_losses)))
-                    continue
                 mine = _move(
                     connection,
                     unchanged,
@@ -235,8 +235,15 @@ class Store:
         return freed
 
     def _end(self, claim: Claim, status: Status, now: float, **values: Any) -> bool:
+        return self._change(_held(claim), status, now, **values) is not None
+
+    def _change(self, condition: ColumnElement[bool], status: Status, now: float, **values: Any) -> JobRecord | None:
+        """`_move` as a transaction of its own; what ended is counted once that is safe."""
         with writing(self._engine) as connection:
-            return _move(connection, _held(claim), status, now, **values) is not None
+            record = _move(connection, condition, status, now, **values)
+        if record is not None and record.status in ENDED:
+            metrics.JOBS.labels(record.status).inc()
+        return record
 
     # ── Housekeeping ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -247,8 +254,7 @@ class Store:
         expired = 0
         for record in self._all(waiting):
             unchanged = sa.and_(jobs.c.id == record.id, jobs.c.attempt == record.attempt, jobs.c.status == "starting")
-            with writing(self._engine) as connection:
-                expired += _move(connection, unchanged, "failed", now, **_error(error)) is not None
+            expired += self._change(unchanged, "failed", now, **_error(error)) is not None
         return expired
 
     def past_their_time(self, ttl_s: float, now: float, limit: int) -> list[str]:

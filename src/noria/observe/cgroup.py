@@ -1,18 +1,25 @@
 """What the kernel tells of this process's control group (cgroup v2). Linux only; elsewhere, and under v1, nothing is told."""
 
+import contextlib
 import pathlib
 
 
 def memory_events(root: pathlib.Path = pathlib.Path("/")) -> pathlib.Path | None:
     """The file that counts what want of memory has done to this process's group and those below; None where there is none."""
+    group = _group(root)
+    file = group / "memory.events" if group is not None else None
+    return file if file is not None and file.exists() else None
+
+
+def _group(root: pathlib.Path) -> pathlib.Path | None:
+    """The group of this process, as a folder; None where there are none, or only v1's."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return None
     for line in lines:
         if line.startswith("0::"):
-            file = root / "sys/fs/cgroup" / line.removeprefix("0::").lstrip("/") / "memory.events"
-            return file if file.exists() else None
+            return root / "sys/fs/cgroup" / line.removeprefix("0::").lstrip("/")
     return None
 
 
@@ -25,3 +32,30 @@ def num_oom_kills(events: pathlib.Path | None) -> int:
     except OSError:  # the group is gone
         return 0
     return int(counts.get("oom_kill", 0))
+
+
+def memory_limit(root: pathlib.Path = pathlib.Path("/")) -> int | None:
+    """Bytes that this process's group, and every group above it, may use; None without a limit."""
+    return min(map(int, _limits("memory.max", root)), default=None)
+
+
+def cpu_limit(root: pathlib.Path = pathlib.Path("/")) -> float | None:
+    """Cores' worth of time that this process's group, and every group above it, may use; None without a limit."""
+    quotas = (line.split() for line in _limits("cpu.max", root))
+    return min((int(quota) / int(period) for quota, period in quotas), default=None)
+
+
+def _limits(name: str, root: pathlib.Path) -> list[str]:
+    """What the file of that name says in this process's group and those above it, where it sets a limit."""
+    group = _group(root)
+    if group is None:
+        return []
+    top, found = root / "sys/fs/cgroup", []
+    for folder in (group, *group.parents):
+        with contextlib.suppress(OSError):
+            said = (folder / name).read_text().strip()
+            if not said.startswith("max"):
+                found.append(said)
+        if folder == top:
+            break
+    return found

@@ -1,79 +1,254 @@
-"""Every metric that Noria exports, declared once; docs/metrics.md lists the same ones, and a test compares the two.
+"""Every metric that Noria exports, declared once; docs/metrics.md is written from here by `make docs`, and dashboards may name no other.
 
 Front ends and engines are processes of their own, so the supervisor sets PROMETHEUS_MULTIPROC_DIR to an empty folder before it
-starts them: prometheus_client then keeps each process's values in a file there, and `exposition` sums them, whichever front end is
+starts them: prometheus_client then keeps each process's values in a file there, and `exposition.py` sums them, whichever front end is
 asked. What a process that has ended counted still counts, so its files stay: two of 64 kB, a few kB of it written, for each restart,
 until the folder goes with the server. Without the variable (tests, one process) the values live in memory.
 
-Labels are bounded: a path is a route's template or "other", a model is one that is served, an outcome is "ok" or one of the codes of
-`noria.errors`.
+Labels are bounded: a path is a route's template or "other", a model is one that is served, an outcome or reason is "ok" or one of the
+codes of `noria.errors`, a shape is one of the first `MOST_SHAPES` sizes drawn or "other".
 """
 
-import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+Kind = Literal["counter", "gauge", "histogram"]
 
 REGISTRY = CollectorRegistry()
+MOST_SHAPES = 32
 
 # From a cached 1-step turbo image on a GPU to the default request_timeout_s.
-_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 600.0)
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 600.0)
+_STEP_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _IMAGES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # the last is the most slots that can be set
 
-# Counted by the front ends: a request is one wish for images, whichever route it came by.
-REQUESTS = Counter(
-    "noria_requests", "Image requests answered, refused ones too.", ["model", "outcome"], registry=REGISTRY
+
+@dataclass(frozen=True)
+class Declaration:
+    """A metric, as Prometheus sees it."""
+
+    name: str  # with `_total`, if it is a counter
+    kind: Kind
+    help: str
+    labels: tuple[str, ...]
+    buckets: tuple[float, ...]  # of a histogram
+    part: str  # of the page
+
+    @property
+    def unit(self) -> str:
+        """What a value is counted in."""
+        stem = self.name.removesuffix("_total")
+        return next((unit for unit in ("seconds", "bytes", "ratio") if stem.endswith(unit)), "")
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """The names that a query may use."""
+        return (
+            tuple(self.name + end for end in ("_bucket", "_sum", "_count"))
+            if self.kind == "histogram"
+            else (self.name,)
+        )
+
+
+DECLARATIONS: dict[str, Declaration] = {}
+"""All of them by name, in the order of the page."""
+
+
+def declare(
+    name: str, kind: Kind, text: str, labels: Sequence[str] = (), buckets: Sequence[float] = (), *, part: str
+) -> Declaration:
+    """Note a metric; those whose values are read at the scrape (`exposition.py`) have nothing else."""
+    assert name not in DECLARATIONS, name
+    found = DECLARATIONS[name] = Declaration(name, kind, text, tuple(labels), tuple(buckets), part)
+    return found
+
+
+def _counter(part: str, name: str, text: str, *labels: str) -> Counter:
+    declare(f"{name}_total", "counter", text, labels, part=part)
+    return Counter(name, text, labels, registry=REGISTRY)
+
+
+def _gauge(part: str, name: str, text: str, *labels: str, mode: Literal["livesum", "livemax"] = "livesum") -> Gauge:
+    """`mode`: what several processes' values amount to."""
+    declare(name, "gauge", text, labels, part=part)
+    return Gauge(name, text, labels, multiprocess_mode=mode, registry=REGISTRY)
+
+
+def _histogram(part: str, name: str, text: str, *labels: str, buckets: Sequence[float] = SECONDS) -> Histogram:
+    declare(name, "histogram", text, labels, buckets, part=part)
+    return Histogram(name, text, labels, buckets=buckets, registry=REGISTRY)
+
+
+_PART = "Requests, counted by the front ends"
+
+# A request is one wish for images, whichever route it came by.
+REQUESTS = _counter(
+    _PART,
+    "noria_requests",
+    "Image requests answered, refused ones too. Bodies that cannot be read count only as HTTP requests.",
+    "model",
+    "outcome",
 )
-IMAGES = Counter("noria_images", "Images sent to clients.", ["model"], registry=REGISTRY)
-REQUEST_SECONDS = Histogram(
+REJECTED = _counter(
+    _PART, "noria_rejected", "Image requests refused before anything was drawn of them, by why.", "model", "reason"
+)
+IMAGES = _counter(_PART, "noria_images", "Images sent to clients.", "model")
+REQUEST_SECONDS = _histogram(
+    _PART,
     "noria_request_seconds",
     "Time from a request's admission to its encoded images; successful ones only.",
-    ["model"],
-    buckets=_SECONDS,
-    registry=REGISTRY,
+    "model",
+    buckets=SECONDS,
 )
-STAGE_SECONDS = Histogram(
+QUEUE_SECONDS = _histogram(
+    _PART, "noria_queue_seconds", "Time until a request's last image had its slot; successful ones only.", "model"
+)
+STAGE_SECONDS = _histogram(
+    _PART,
     "noria_stage_seconds",
-    "Time of a request in one stage: queue, encode, denoise, decode or postprocess.",
-    ["stage"],
-    buckets=(0.001, *_SECONDS),
-    registry=REGISTRY,
+    "Time of a request in one stage: `queue`, `encode` (the prompt), `denoise`, `decode` (latents to pixels), `postprocess` "
+    "(pixels to files).",
+    "stage",
+    buckets=(0.001, *SECONDS),
 )
-INFLIGHT = Gauge("noria_inflight", "Image requests being worked on.", multiprocess_mode="livesum", registry=REGISTRY)
-HTTP_REQUESTS = Counter(
-    "noria_http_requests", "HTTP requests answered.", ["method", "path", "status"], registry=REGISTRY
+DEADLINES_MISSED = _counter(
+    _PART,
+    "noria_deadline_missed",
+    "Accepted requests with a `deadline_ms` that were not answered by it: given up, or late.",
+    "model",
 )
-HTTP_REQUEST_SECONDS = Histogram(
+INFLIGHT = _gauge(_PART, "noria_inflight", "Image requests being worked on.")
+HTTP_REQUESTS = _counter(
+    _PART,
+    "noria_http_requests",
+    "HTTP requests answered. Status 499: the client left first.",
+    "method",
+    "path",
+    "status",
+)
+HTTP_REQUEST_SECONDS = _histogram(
+    _PART,
     "noria_http_request_seconds",
     "Time from an HTTP request's head to the end of its response.",
-    ["method", "path"],
-    buckets=(0.001, *_SECONDS),
-    registry=REGISTRY,
+    "method",
+    "path",
+    buckets=(0.001, *SECONDS),
+)
+EVENT_LOOP_LAG_SECONDS = _histogram(
+    _PART,
+    "noria_event_loop_lag_seconds",
+    "How much later than asked a front end's event loop woke; looked at twice a second.",
+    buckets=_LAG_SECONDS,
 )
 
-# Counted by the engines.
-ENGINE_UP = Gauge("noria_engine_up", "Engines that are ready.", multiprocess_mode="livesum", registry=REGISTRY)
-ENGINE_BUSY_SECONDS = Counter(
-    "noria_engine_busy_seconds", "Time that engines spent in turns, encoding or decoding.", registry=REGISTRY
-)
-TURNS = Counter("noria_turns", "Turns of the wheel: batched denoising steps.", registry=REGISTRY)
-DENOISE_STEPS = Counter("noria_denoise_steps", "Denoising steps, one for each image in each turn.", registry=REGISTRY)
-BATCH_SIZE = Histogram("noria_batch_size", "Images in a turn.", buckets=_IMAGES, registry=REGISTRY)
-SLOTS = Gauge("noria_slots", "Images that can be in the batch.", multiprocess_mode="livesum", registry=REGISTRY)
-SLOTS_USED = Gauge("noria_slots_used", "Images that are in the batch.", multiprocess_mode="livesum", registry=REGISTRY)
-QUEUE_DEPTH = Gauge("noria_queue_depth", "Images waiting for a slot.", multiprocess_mode="livesum", registry=REGISTRY)
-JOINS = Counter("noria_joins", "Images that boarded the batch.", registry=REGISTRY)
-LEAVES = Counter(
-    "noria_leaves", "Images that left the batch: finished, cancelled or failed.", ["outcome"], registry=REGISTRY
+_PART = "Jobs, counted by the front ends"
+
+JOBS = _counter(_PART, "noria_jobs", "Jobs that ended, by the status they ended in.", "status")
+JOBS_ACCEPTED = _counter(_PART, "noria_jobs_accepted", "Jobs that were taken on.")
+WEBHOOKS = _counter(
+    _PART, "noria_webhooks", "Attempts to deliver a webhook: `delivered`, or `failed`, which is tried again.", "outcome"
 )
 
+_PART = "The wheel, counted by the engines"
 
-def exposition() -> bytes:
-    """All values in Prometheus' text format: of every process, or of this one where PROMETHEUS_MULTIPROC_DIR is not set."""
-    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
-        return generate_latest(REGISTRY)
-    everybody = CollectorRegistry()
-    MultiProcessCollector(everybody)  # type: ignore[no-untyped-call]
-    return generate_latest(everybody)
+ENGINE_UP = _gauge(_PART, "noria_engine_up", "Engines that are ready.")
+ENGINE_STARTS = _counter(
+    _PART,
+    "noria_engine_starts",
+    "Engine processes started, by how the life before ended: `none` (there was none), `crashed`, `killed`.",
+    "previous_end",
+)
+ENGINE_BUSY_SECONDS = _counter(
+    _PART, "noria_engine_busy_seconds", "Time that engines spent in turns, encoding or decoding."
+)
+TURNS = _counter(_PART, "noria_turns", "Turns of the wheel: batched denoising steps.")
+DENOISE_STEPS = _counter(_PART, "noria_denoise_steps", "Denoising steps, one for each image in each turn.")
+STEP_SECONDS = _histogram(
+    _PART,
+    "noria_step_seconds",
+    "Time of a turn that stepped, by the size of its images (`WIDTHxHEIGHT`); with what it encoded and decoded.",
+    "shape",
+    buckets=_STEP_SECONDS,
+)
+BATCH_SIZE = _histogram(_PART, "noria_batch_size", "Images in a turn.", buckets=_IMAGES)
+SLOTS = _gauge(_PART, "noria_slots", "Images that can be in the batch.")
+SLOTS_USED = _gauge(_PART, "noria_slots_used", "Images that are in the batch.")
+QUEUE_DEPTH = _gauge(_PART, "noria_queue_depth", "Images waiting for a slot.")
+QUEUE_DRAIN_SECONDS = _gauge(
+    _PART,
+    "noria_queue_drain_seconds",
+    "Predicted time until all that was accepted is done, if nobody else comes.",
+    mode="livemax",
+)
+OLDEST_AGE_SECONDS = _gauge(
+    _PART,
+    "noria_oldest_age_seconds",
+    "How long ago the oldest request that still waits for a slot came; 0 if none does.",
+    mode="livemax",
+)
+JOINS = _counter(_PART, "noria_joins", "Images that boarded the batch.")
+LEAVES = _counter(_PART, "noria_leaves", "Images that left the batch: finished, cancelled or failed.", "outcome")
+OUT_OF_MEMORY = _counter(
+    _PART,
+    "noria_out_of_memory",
+    "Turns that did not fit the device's memory, by what did not: `boards`, `steps` or `decodes`. They are run again, smaller.",
+    "part",
+)
+DEVICE_MEMORY_BYTES = _gauge(
+    _PART,
+    "noria_device_memory_bytes",
+    "Memory that engines hold on their devices; of a CPU, the engines' resident memory.",
+)
+
+_PART = "Processes and devices, read by the front end that is asked"
+
+PROCESS_CPU_SECONDS = declare(
+    "noria_process_cpu_seconds_total",
+    "counter",
+    "CPU time of a process of the server; a process that was started anew begins at 0.",
+    ["process"],
+    part=_PART,
+)
+PROCESS_MEMORY_BYTES = declare(
+    "noria_process_resident_memory_bytes",
+    "gauge",
+    "Memory that a process of the server holds.",
+    ["process"],
+    part=_PART,
+)
+PROCESS_START_SECONDS = declare(
+    "noria_process_start_time_seconds",
+    "gauge",
+    "When a process of the server started, in Unix time.",
+    ["process"],
+    part=_PART,
+)
+MACHINE_CORES = declare("noria_machine_cores", "gauge", "CPU cores that the server may use.", part=_PART)
+MACHINE_MEMORY_BYTES = declare(
+    "noria_machine_memory_bytes",
+    "gauge",
+    "Memory that the server may use: its control group's limit, or the machine's.",
+    part=_PART,
+)
+
+# The energy too: dcgm-exporter's counter has no `_total`, which a counter must have here.
+_GPU = ("gpu", "UUID", "modelName")
+GPU_METRICS = {
+    name: declare(
+        name, "gauge", text, _GPU, part="Devices, under dcgm-exporter's names, where the machine has an NVIDIA GPU"
+    )
+    for name, text in (
+        ("DCGM_FI_DEV_GPU_UTIL", "Share of time in which a kernel ran, in per cent."),
+        ("DCGM_FI_DEV_MEM_COPY_UTIL", "Share of time in which memory was read or written, in per cent."),
+        ("DCGM_FI_DEV_FB_USED", "Framebuffer memory in use, in MiB."),
+        ("DCGM_FI_DEV_FB_FREE", "Framebuffer memory that is free, in MiB."),
+        ("DCGM_FI_DEV_GPU_TEMP", "Temperature, in °C."),
+        ("DCGM_FI_DEV_POWER_USAGE", "Power draw, in W."),
+        ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "Energy since the driver was loaded, in mJ."),
+        ("DCGM_FI_DEV_SM_CLOCK", "Clock of the streaming multiprocessors, in MHz."),
+    )
+}

@@ -72,6 +72,11 @@ class StepScheduler:
         """Images with a slot."""
         return len(self._crowd.seated)
 
+    def oldest_age_s(self, now: float) -> float:
+        """How long ago the oldest request of those with an image that waits for a slot came; 0 without any."""
+        came = {image.request_id: self._crowd.requests[image.request_id].submitted for image in self._crowd.waiting}
+        return max(0.0, now - min(came.values(), default=now))
+
     @property
     def drain_s(self) -> float:
         """About how long everything that was accepted will take, if nobody else comes."""

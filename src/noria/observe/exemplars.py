@@ -1,0 +1,48 @@
+"""Which request an observation was: for each bucket of a histogram the latest one, so that a slow bucket leads to a line of the log.
+
+prometheus_client keeps no exemplars across processes, so each front end keeps its own, and those of the one that is asked are given.
+"""
+
+import bisect
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.samples import Exemplar
+from prometheus_client.utils import floatToGoString
+
+_Key = tuple[str, frozenset[tuple[str, str]]]  # a bucket's name and its labels
+_LONGEST = 100  # characters of an id: OpenMetrics allows 128 for all labels of an exemplar
+
+
+@dataclass
+class Exemplars:
+    """The latest of each bucket; as many as there are buckets, so bounded as labels are."""
+
+    _latest: dict[_Key, Exemplar] = field(default_factory=dict)
+
+    def note(
+        self,
+        metric: str,
+        labels: Mapping[str, str],
+        buckets: tuple[float, ...],
+        value: float,
+        who: Mapping[str, str],
+        now: float,
+    ) -> None:
+        """`value` was observed of `who` at `now`, Unix time. `buckets` are the metric's upper bounds, rising."""
+        if sum(len(name) + len(text) for name, text in who.items()) > _LONGEST:
+            return
+        place = bisect.bisect_left(buckets, value)
+        bound: str = floatToGoString(buckets[place]) if place < len(buckets) else "+Inf"  # type: ignore[no-untyped-call]
+        self._latest[f"{metric}_bucket", frozenset([*labels.items(), ("le", bound)])] = Exemplar(dict(who), value, now)
+
+    def pinned(self, metrics: Iterable[Metric]) -> Iterator[Metric]:
+        """`metrics` with the exemplars of their buckets."""
+        for metric in metrics:
+            if metric.type == "histogram":
+                metric.samples = [
+                    sample._replace(exemplar=self._latest.get((sample.name, frozenset(sample.labels.items()))))
+                    for sample in metric.samples
+                ]
+            yield metric

@@ -1,0 +1,65 @@
+"""NVIDIA GPUs as dcgm-exporter names their figures, read by NVML at the scrape; nothing where there is no GPU or no NVML."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+
+from noria.observe.metrics import GPU_METRICS
+
+_MIB = 2**20
+
+
+def open_nvml() -> Any | None:
+    """The NVML binding, ready; None where it is not installed or finds no driver."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml
+
+
+class Gpus:
+    """A collector for prometheus_client; `nvml` is the module `pynvml`, or what stands in for it."""
+
+    def __init__(self, nvml: Any | None) -> None:
+        self._nvml = nvml
+
+    def collect(self) -> Iterator[Metric]:
+        """One sample a GPU and figure; a figure that a GPU does not tell is left out."""
+        nvml = self._nvml
+        if nvml is None:
+            return
+        families = {
+            name: GaugeMetricFamily(name, declared.help, labels=declared.labels)
+            for name, declared in GPU_METRICS.items()
+        }
+        for number in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(number)
+            labels = [str(number), _text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle))]
+            for name, read in _READERS.items():
+                with contextlib.suppress(nvml.NVMLError):
+                    families[name].add_metric(labels, read(nvml, handle))
+        yield from families.values()
+
+
+def _text(name: str | bytes) -> str:
+    return name.decode() if isinstance(name, bytes) else name
+
+
+_READERS: dict[str, Callable[[Any, Any], float]] = {
+    "DCGM_FI_DEV_GPU_UTIL": lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
+    "DCGM_FI_DEV_MEM_COPY_UTIL": lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).memory,
+    "DCGM_FI_DEV_FB_USED": lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used / _MIB,
+    "DCGM_FI_DEV_FB_FREE": lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).free / _MIB,
+    "DCGM_FI_DEV_GPU_TEMP": lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
+    "DCGM_FI_DEV_POWER_USAGE": lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
+    "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": lambda nvml, gpu: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu),
+    "DCGM_FI_DEV_SM_CLOCK": lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
+}
+assert set(_READERS) == set(GPU_METRICS)

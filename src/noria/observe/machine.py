@@ -1,0 +1,63 @@
+"""The server's processes and the machine under them, read when somebody asks: so dashboards need no cAdvisor and no dcgm-exporter.
+
+Processes are found by the names that they give themselves: the supervisor, which started this one, and its children.
+"""
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Iterator
+
+import psutil
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from noria.observe import cgroup, metrics
+from noria.observe.metrics import Declaration
+
+
+class Processes:
+    """A collector for prometheus_client."""
+
+    def collect(self) -> Iterator[Metric]:
+        """One sample a process, and the machine's size."""
+        cpu_s, memory, start_s = (
+            _family(declared)
+            for declared in (metrics.PROCESS_CPU_SECONDS, metrics.PROCESS_MEMORY_BYTES, metrics.PROCESS_START_SECONDS)
+        )
+        for name, process in _of_this_server():
+            with contextlib.suppress(psutil.Error), process.oneshot():
+                times = process.cpu_times()
+                cpu_s.add_metric([name], times.user + times.system)
+                memory.add_metric([name], process.memory_info().rss)
+                start_s.add_metric([name], process.create_time())
+        cores, limit = _family(metrics.MACHINE_CORES), _family(metrics.MACHINE_MEMORY_BYTES)
+        cores.add_metric([], cgroup.cpu_limit() or len(os.sched_getaffinity(0)))
+        limit.add_metric([], cgroup.memory_limit() or psutil.virtual_memory().total)
+        yield from (cpu_s, memory, start_s, cores, limit)
+
+
+def _family(declared: Declaration) -> CounterMetricFamily | GaugeMetricFamily:
+    kind = CounterMetricFamily if declared.kind == "counter" else GaugeMetricFamily
+    return kind(declared.name.removesuffix("_total"), declared.help, labels=declared.labels)
+
+
+def _of_this_server() -> Iterator[tuple[str, psutil.Process]]:
+    """Each process with its name: `supervisor`, `frontend-0`, `engine-0`; of a front end that nobody supervises, itself alone."""
+    own = psutil.Process()
+    with contextlib.suppress(psutil.Error):
+        parent = own.parent()
+        if parent is not None and _name(parent) == "supervisor":
+            yield "supervisor", parent
+            for child in parent.children():
+                with contextlib.suppress(psutil.Error):
+                    if name := _name(child):
+                        yield name, child
+            return
+    yield _name(own) or "frontend", own
+
+
+def _name(process: psutil.Process) -> str | None:
+    """What it calls itself after "noria"; the title is one string, so not a command line that merely mentions us."""
+    title = pathlib.Path(f"/proc/{process.pid}/cmdline").read_bytes().rstrip(b"\0").decode(errors="replace")
+    words = title.split(" ")
+    return words[-1] if words[0] == "noria" and "\0" not in title else None

@@ -1,0 +1,51 @@
+"""docs/metrics.md, from the declarations; `make docs` writes it and a test compares."""
+
+import itertools
+
+from noria.observe.metrics import DECLARATIONS, Declaration
+
+_HEAD = """# Metrics
+
+`GET /metrics` of any front end gives every metric of the server, summed over its front ends and engines: OpenMetrics with exemplars to whom
+asks for it, as Prometheus does, and Prometheus' text format to others. What a process that has ended counted still counts. An exemplar is the
+`request_id` of the latest request in a bucket, as that front end knows it.
+
+Written by `make docs` from `src/noria/observe/metrics.py`, where each is declared once.
+
+Labels are bounded: `model` is a model served, `outcome` is `ok` or a code of [errors.md](errors.md) and `reason` one of them, `path` is a
+route's template or `other`, `method` is one of HTTP's or `other`, `shape` is one of the first 32 sizes drawn or `other`.
+"""
+
+QUERIES = {
+    "Images per second": "sum(rate(noria_images_total[1m]))",
+    "95th percentile of a request's time": "histogram_quantile(0.95, sum by (le) (rate(noria_request_seconds_bucket[5m])))",
+    "Mean batch": "rate(noria_batch_size_sum[1m]) / rate(noria_batch_size_count[1m])",
+    "Share of time that engines work": "rate(noria_engine_busy_seconds_total[1m]) / noria_engine_up",
+    "Refused because full": 'sum(rate(noria_rejected_total{reason="queue_full"}[1m]))',
+    "Deadlines missed, of accepted requests": "sum(rate(noria_deadline_missed_total[5m])) / sum(rate(noria_requests_total[5m]))",
+    "How long who comes now will wait": "max(noria_queue_drain_seconds)",
+    "Engines that ended on their own": 'increase(noria_engine_starts_total{previous_end!="none"}[15m])',
+}
+"""Questions and what answers them."""
+
+
+def metrics_page() -> str:
+    """The whole page."""
+    parts = [_HEAD]
+    for part, declared in itertools.groupby(DECLARATIONS.values(), key=lambda each: each.part):
+        parts += [f"\n## {part}\n", "| Metric | Kind | Unit | Labels | Meaning |\n|---|---|---|---|---|"]
+        parts += [_row(each) for each in declared]
+    parts += ["\n## Buckets\n", "| Metric | Upper bounds |\n|---|---|"]
+    parts += [
+        f"| `{each.name}` | {', '.join(f'{bound:g}' for bound in each.buckets)} |"
+        for each in DECLARATIONS.values()
+        if each.buckets
+    ]
+    parts += ["\n## Questions and their queries\n", "| Question | PromQL |\n|---|---|"]
+    parts += [f"| {question} | `{query}` |" for question, query in QUERIES.items()]
+    return "\n".join(parts) + "\n"
+
+
+def _row(declared: Declaration) -> str:
+    labels = ", ".join(f"`{label}`" for label in declared.labels)
+    return f"| `{declared.name}` | {declared.kind} | {declared.unit} | {labels} | {declared.help} |"

@@ -1,0 +1,73 @@
+"""What an engine counts, with the real wheel on virtual time."""
+
+import pytest
+
+from noria.engine.gauges import Gauges
+from noria.engine.loop import Turn
+from noria.observe import metrics
+from noria.observe.metrics import REGISTRY
+from noria.scheduling.plans import ImageId, Outcome, Plan, ShapeClass, Step
+from noria.scheduling.steps import StepScheduler
+
+
+class Holder:
+    def memory_bytes(self):
+        return 12345
+
+
+def value(name, **labels):
+    return REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+@pytest.fixture
+def moved():
+    """How much a sample has moved since the test began, or since it was first asked for."""
+    before = {}
+
+    def of(name, **labels):
+        key = (name, *sorted(labels.items()))
+        now = value(name, **labels)
+        return now - before.setdefault(key, now)
+
+    return of
+
+
+def turn(side_px=64, images=2, overflowed=None):
+    steps = tuple(Step(ImageId(f"r{k}", 0), k, 0) for k in range(images))
+    return Turn(Plan((), steps, ()), Outcome(overflowed=overflowed), 0.03, ShapeClass(side_px, side_px, "m"))
+
+
+def test_a_turn_is_counted_with_its_batch_and_its_time(moved):
+    asked = [
+        ("noria_turns_total", {}),
+        ("noria_denoise_steps_total", {}),
+        ("noria_step_seconds_sum", {"shape": "64x64"}),
+    ]
+    for name, labels in asked:
+        moved(name, **labels)
+    Gauges(Holder(), 4).turned(turn())
+    assert [round(moved(name, **labels), 6) for name, labels in asked] == [1, 2, 0.03]
+    assert value("noria_slots") == 4
+
+
+def test_a_turn_that_did_not_fit_is_counted_by_what_did_not(moved):
+    moved("noria_out_of_memory_total", part="steps")
+    Gauges(Holder(), 4).turned(turn(overflowed="steps"))
+    assert moved("noria_out_of_memory_total", part="steps") == 1
+
+
+def test_however_many_sizes_callers_think_of_labels_are_bounded(moved):
+    moved("noria_step_seconds_count", shape="other")
+    gauges = Gauges(Holder(), 4)
+    for side_px in range(1000, 1000 + metrics.MOST_SHAPES + 3):
+        gauges.turned(turn(side_px))
+    gauges.turned(turn(1000))
+    assert moved("noria_step_seconds_count", shape="other") == 3
+    assert value("noria_step_seconds_count", shape="1000x1000") == 2
+
+
+def test_an_idle_engine_has_no_queue_and_still_holds_its_memory():
+    Gauges(Holder(), 4).stands(StepScheduler(4))
+    for name in ("noria_slots_used", "noria_queue_depth", "noria_queue_drain_seconds", "noria_oldest_age_seconds"):
+        assert value(name) == 0
+    assert value("noria_device_memory_bytes") == 12345

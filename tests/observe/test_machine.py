@@ -1,0 +1,36 @@
+"""The processes of a server, found by their names: real ones."""
+
+import subprocess
+import sys
+
+import psutil
+
+from noria.observe.machine import Processes
+
+SUPERVISOR = """
+import setproctitle, subprocess, sys
+setproctitle.setproctitle("noria supervisor")
+engine = "import setproctitle, time; setproctitle.setproctitle('noria engine engine-0'); print('up', flush=True); time.sleep(60)"
+child = subprocess.Popen([sys.executable, "-c", engine], stdout=subprocess.PIPE)
+child.stdout.readline()
+stranger = subprocess.Popen(["sleep", "60"])
+frontend = "import setproctitle; setproctitle.setproctitle('noria frontend frontend-1'); from noria.observe.exposition import exposition; print(exposition()[0].decode())"
+print(subprocess.run([sys.executable, "-c", frontend], capture_output=True, text=True, check=True).stdout)
+child.kill()
+stranger.kill()
+"""
+
+
+def test_a_front_end_tells_of_all_processes_of_its_server_and_of_no_others():
+    run = subprocess.run([sys.executable, "-c", SUPERVISOR], capture_output=True, text=True, check=True, timeout=120)
+    lines = [line for line in run.stdout.splitlines() if line.startswith("noria_process_resident_memory_bytes{")]
+    assert {line.partition('"')[2].partition('"')[0] for line in lines} == {"supervisor", "engine-0", "frontend-1"}
+    assert all(float(line.split()[-1]) > 1e6 for line in lines)
+
+
+def test_a_process_that_nobody_supervises_tells_of_itself():
+    families = {family.name: family for family in Processes().collect()}
+    (sample,) = families["noria_process_start_time_seconds"].samples
+    assert sample.value == psutil.Process().create_time()
+    assert families["noria_machine_cores"].samples[0].value >= 1
+    assert families["noria_machine_memory_bytes"].samples[0].value > 1e8
