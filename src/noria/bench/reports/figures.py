@@ -1,0 +1,108 @@
+"""The figures of one run. Pure.
+
+Rules: a latency counts from the *intended* start. A request that had no images, for whatever reason, took for ever: percentiles are of
+all requests, so an endless one says that so many had none. The average is of those that had theirs, since one endless request would
+leave nothing to say. A rate counts requests, or images, done while the traffic lasted, over that time, ramp included: the seed
+article's sense, and Locust's.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from noria.bench.runs import BenchRun
+from noria.bench.statistics import Record, percentile
+
+_SHARES = (0.5, 0.9, 0.95, 0.99)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """NaN where nothing can be said; `math.inf` for a percentile that falls on a request without images."""
+
+    requests: int  # that were sent
+    http_failures: int  # answered, but not with images
+    unanswered: int  # the connection broke, or no answer came while the run lasted
+    wrong: int  # of `compared`: not the image that its request draws alone
+    compared: int
+    seconds: float  # that the rates are over
+    avg_ms: float
+    requests_per_s: float
+    images_per_s: float
+    p50_ms: float
+    p90_ms: float
+    p95_ms: float
+    p99_ms: float
+    mean_batch: float  # images drawn together, a request's mean, where the server tells
+    sent_late_p99_ms: float  # how far the client fell behind its own trace
+    cpu_cores: float
+    resident_bytes: float  # the most
+    gpu_share: float  # mean utilisation, 0 to 1
+    gpu_bytes: float  # mean
+    energy_per_image_j: float
+    others_share: float  # of the machine's CPU time, that strangers took
+
+    @property
+    def failures(self) -> int:
+        """Of every kind."""
+        return self.http_failures + self.unanswered + self.wrong
+
+
+def figures_of(run: BenchRun) -> Figures:
+    """All of them."""
+    records, usage = run.records, run.usage
+    latencies_ms = [1000 * record.latency_s for record in records]
+    seconds = _seconds(run)
+    within = [record for record in records if _has_images(record) and (record.done_s or 0.0) <= seconds]
+    drawn = sum(record.num_images for record in records if _has_images(record))
+    p50, p90, p95, p99 = (percentile(latencies_ms, share) for share in _SHARES)
+    unanswered = sum(_unanswered(record) for record in records)
+    return Figures(
+        requests=len(records),
+        http_failures=sum(record.status != 200 for record in records if not _unanswered(record)),
+        unanswered=unanswered,
+        wrong=sum(bool(sample.wrong) for sample in run.samples),
+        compared=len(run.samples),
+        seconds=seconds,
+        avg_ms=_mean([latency for latency in latencies_ms if math.isfinite(latency)]),
+        requests_per_s=len(within) / seconds if seconds else math.nan,
+        images_per_s=sum(record.num_images for record in within) / seconds if seconds else math.nan,
+        p50_ms=p50,
+        p90_ms=p90,
+        p95_ms=p95,
+        p99_ms=p99,
+        mean_batch=_mean([record.batch_size for record in records if record.batch_size]),
+        sent_late_p99_ms=percentile([1000 * (record.sent_s - record.intended_s) for record in records], 0.99),
+        cpu_cores=_mean(usage.cpu_cores),
+        resident_bytes=float(max(usage.resident_bytes, default=math.nan)),
+        gpu_share=_mean(usage.gpu_share),
+        gpu_bytes=_mean(usage.gpu_bytes),
+        energy_per_image_j=math.nan if usage.energy_j is None or not drawn else usage.energy_j / drawn,
+        others_share=usage.others_share,
+    )
+
+
+def ratio(part: float, whole: float) -> float:
+    """`part` over `whole`; NaN where either is endless or nothing."""
+    return part / whole if whole and math.isfinite(part) and math.isfinite(whole) else math.nan
+
+
+def _seconds(run: BenchRun) -> float:
+    """That the traffic lasted: until its last sign of life, where the run was interrupted."""
+    if run.complete:
+        return run.traffic.seconds
+    seen = [moment for record in run.records for moment in (record.sent_s, record.done_s) if moment is not None]
+    return min(run.traffic.seconds, max(seen, default=0.0))
+
+
+def _has_images(record: Record) -> bool:
+    return math.isfinite(record.latency_s)
+
+
+def _unanswered(record: Record) -> bool:
+    return record.done_s is None or record.status == 0
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else math.nan

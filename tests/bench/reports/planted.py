@@ -1,0 +1,132 @@
+"""Runs whose every request is planted; `realistic()` makes a whole suite's of them, and `python planted.py FOLDER` writes them down."""
+
+import pathlib
+import random
+import sys
+
+from noria.bench.runs import BenchRun, Sample, Traffic, Usage, write
+from noria.bench.statistics import Record
+
+ABOUT = {
+    "date": "2026-11-21T12:00:00+00:00",
+    "command": "noria bench scenario2 --targets all",
+    "noria": "0.1.0",
+    "commit": "0123456789ab",
+    "python": "3.11.2",
+    "versions": {"torch": "2.13.0", "diffusers": "0.42.1"},
+    "machine": {"cpu": "A CPU", "cores": 2, "memory_bytes": 8 * 2**30, "load_average_before": 0.25},
+}
+MODEL = {"name": "bundled", "fingerprint": "f00d", "unet_parameters": 1_300_000}
+CLOSED = Traffic("closed", 10.0, "alike", users=8, user_every_s=1.0)
+
+
+def record(number, latency_s=1.0, *, at=None, status=200, answered=True, images=1, batch=4, queue_s=0.25, late_s=0.0):
+    """A request begun `number` tenths of a second into the run, unless `at` says when."""
+    start = number / 10 if at is None else at
+    done_s = start + latency_s if answered else None
+    return Record(
+        number,
+        start,
+        start + late_s,
+        done_s,
+        status if answered else 0,
+        None,
+        "",
+        40.0,
+        images,
+        batch_size=batch,
+        queue_s=queue_s,
+    )
+
+
+def run(target="noria", records=None, bench="scenario2", **fields):
+    """Ten requests of a second each, unless `records` says other."""
+    found = tuple(record(k) for k in range(10)) if records is None else tuple(records)
+    defaults = {"traffic": CLOSED, "about": ABOUT, "model": MODEL, "settings": {"slots": 8}}
+    return BenchRun(bench, target, **(defaults | fields), records=found)
+
+
+# What a target does, roughly: seconds alone, images that it draws at once, seconds that a batch of those takes longer.
+_SERVERS = {
+    "noria": (0.8, 8, 0.12),
+    "seed-stream-async": (1.0, 1, 0.0),
+    "seed-response-async": (0.95, 1, 0.0),
+    "seed-stream-sync": (1.0, 1, 0.0),
+    "seed-response-sync": (0.97, 1, 0.0),
+    "seed-batched": (0.85, 8, 0.3),
+    "litserve": (0.85, 8, 0.28),
+    "bentoml": (0.9, 8, 0.3),
+    "ray": (0.9, 8, 0.33),
+}
+
+
+def _served(target, arrivals, dice, seconds):
+    alone_s, size, extra_s = _SERVERS[target]
+    free_s, records, waiting = 0.0, [], list(enumerate(arrivals))
+    while waiting:
+        start = max(free_s, waiting[0][1])
+        batch = [pair for pair in waiting if pair[1] <= start][:size]
+        waiting = waiting[len(batch) :]
+        free_s = start + (alone_s + extra_s * (len(batch) - 1)) * dice.uniform(0.9, 1.2)
+        for number, at in batch:
+            answered = free_s < seconds + 20
+            records.append(
+                record(
+                    number, free_s - at, at=at, batch=len(batch), queue_s=start - at, answered=answered, images=1,
+                    status=200 if dice.random() > 0.002 else 503,
+                )
+            )  # fmt: skip
+    return records
+
+
+def _usage(dice, seconds):
+    at_s = tuple(range(int(seconds)))
+    return Usage(
+        at_s, tuple(dice.uniform(1.6, 2.0) for _ in at_s), tuple(int(2**30 * dice.uniform(1.1, 1.3)) for _ in at_s)
+    )
+
+
+def realistic(seconds=60.0):
+    """Two scenarios, mixed traffic, and three sweeps."""
+    dice, runs = random.Random(7), []
+    for target in _SERVERS:
+        rate = 2.2 if target in ("noria", "seed-batched", "litserve", "bentoml", "ray") else 1.0
+        for bench, per_s, variant in (
+            ("scenario1", rate / 4, ""),
+            ("scenario2", rate, ""),
+            ("mixed", 2.5, "poisson"),
+            ("mixed", 2.5, "bursty"),
+        ):
+            arrivals, now = [], 0.0
+            while now < seconds:
+                arrivals.append(now)
+                shape = 0.25 if variant == "bursty" else 1.0
+                now += dice.gammavariate(shape, 1 / (shape * per_s))
+            traffic = (
+                Traffic("open", seconds, "mixed", arrivals=variant, rows_per_s=80.0)
+                if variant
+                else Traffic("closed", seconds, "alike", users=1 if bench == "scenario1" else 8, user_every_s=3.0)
+            )
+            about = ABOUT | {"command": f"noria bench {bench} --targets all --duration 60"}
+            runs.append(
+                run(target, _served(target, arrivals, dice, seconds), bench, traffic=traffic, variant=variant,
+                    about=about, usage=_usage(dice, seconds), samples=(Sample(0, None), Sample(1, 48.0)), seconds_to_ready=6.1)
+            )  # fmt: skip
+    pairs = ((500, 8), (250, 8), (1000, 8), (500, 4), (500, 16))
+    attention = ("plain", "sliced", "memory-efficient", "memory-efficient, sliced")
+    wheel = ("8 slots, least-slack", "16 slots, least-slack", "8 slots, fcfs")
+    runs += [_of_sweep("batching", f"{timeout} ms, {size}", dice, seconds) for timeout, size in pairs]
+    runs += [_of_sweep("attention", name, dice, seconds) for name in attention]
+    runs += [_of_sweep("slots", name, dice, seconds, target="noria") for name in wheel]
+    return runs
+
+
+def _of_sweep(bench, variant, dice, seconds, target="seed-batched"):
+    arrivals = sorted(dice.uniform(0, seconds) for _ in range(dice.randrange(80, 160)))
+    return run(target, _served(target, arrivals, dice, seconds), bench, variant=variant, usage=_usage(dice, seconds),
+               traffic=Traffic("closed", seconds, "alike", users=8, user_every_s=3.0))  # fmt: skip
+
+
+if __name__ == "__main__":
+    for each in realistic():
+        write(each, pathlib.Path(sys.argv[1]))
