@@ -1,0 +1,71 @@
+"""A table as data, how its numbers are printed, and its Markdown. Cells are plain text: who writes them out escapes them."""
+
+import html
+import math
+from dataclasses import dataclass
+
+NOTHING = "–"  # cannot be said, or endless
+
+
+@dataclass(frozen=True)
+class Table:
+    """The first column names the row; the others are numbers."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def without_empty_columns(self) -> "Table":
+        """Without those that have nothing to say in any row, such as a GPU's on a machine that has none."""
+        kept = [k for k in range(len(self.columns)) if k == 0 or any(row[k] != NOTHING for row in self.rows)]
+        return Table(
+            self.title,
+            tuple(self.columns[k] for k in kept),
+            tuple(tuple(row[k] for k in kept) for row in self.rows),
+            self.notes,
+        )
+
+    def markdown(self) -> str:
+        """As GitHub reads it, notes beneath."""
+        lines = [
+            _line(self.columns),
+            "|---|" + "---:|" * (len(self.columns) - 1),
+            *(_line(row) for row in self.rows),
+        ]
+        return "\n".join([*lines, *(f"\n{markdown_text(note)}" for note in self.notes)])
+
+
+def markdown_text(text: str) -> str:
+    """`text` as Markdown shows it: what a run says can be no markup."""
+    safe = html.escape(" ".join(text.split()), quote=False)
+    return safe.replace("\\", "\\\\").replace("`", "\\`").replace("|", "\\|").replace("[", "\\[").replace("*", "\\*")
+
+
+def number(value: float, digits: int = 0) -> str:
+    """With `digits` after the point."""
+    return f"{value:.{digits}f}" if math.isfinite(value) else NOTHING
+
+
+def rate(value: float) -> str:
+    """Per second: two digits after the point."""
+    return number(value, 2)
+
+
+def share(value: float | None) -> str:
+    """Of 1, in per cent."""
+    return f"{number(100 * value, 1)} %" if value is not None and math.isfinite(value) else NOTHING
+
+
+def times(value: float) -> str:
+    """A ratio."""
+    return f"{number(value, 2)} ×" if math.isfinite(value) else NOTHING
+
+
+def gib(value: float) -> str:
+    """Bytes."""
+    return f"{number(value / 2**30, 2)} GiB" if math.isfinite(value) else NOTHING
+
+
+def _line(cells: tuple[str, ...]) -> str:
+    return f"| {' | '.join(markdown_text(cell) for cell in cells)} |"
