@@ -1,0 +1,125 @@
+"""The pictures of a group of runs, as SVG: which there are, and those that compare targets."""
+
+import math
+import pathlib
+from dataclasses import dataclass
+
+from noria.bench.reports.figures import figures_of
+from noria.bench.reports.groups import Group
+from noria.bench.reports.styles import save, style_of, styled
+from noria.bench.reports.sweep_pictures import draw_bars, draw_heat_map, is_grid
+from noria.bench.reports.timeline import draw_timeline
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A file, and what to read in it; `alt` says for those who do not see it what it shows."""
+
+    file: pathlib.Path
+    title: str
+    alt: str
+
+
+def draw(group: Group, folder: pathlib.Path) -> list[Picture]:
+    """Write the group's into `folder`, which is made if it is not there."""
+    with styled():
+        return _of_sweep(group, folder) if group.is_sweep else _of_targets(group, folder)
+
+
+def _of_targets(group: Group, folder: pathlib.Path) -> list[Picture]:
+    names = ", ".join(group.label(run) for run in group.runs)
+    return [
+        Picture(
+            draw_throughput(group, folder / f"{group.slug}-throughput.svg"),
+            "Latency against throughput: right and low is better",
+            f"For each of {names}: requests per second against the median latency, with a line up to its p99; "
+            "the numbers are in the table of requests.",
+        ),
+        Picture(
+            draw_distribution(group, folder / f"{group.slug}-latency.svg"),
+            "Distribution of latency: left and high is better",
+            f"For each of {names}: the share of all requests that had their images within so many seconds; "
+            "the quantiles are in the table of requests.",
+        ),
+        Picture(
+            draw_timeline(group, folder / f"{group.slug}-timeline.svg"),
+            "The batch in time: grey waits, colour draws",
+            f"For each of {names}, in the middle of its run: every request as a bar from its sending to its end, grey while it "
+            "waited and coloured while it was drawn, and beneath the number of images drawn at each moment.",
+        ),
+    ]
+
+
+def _of_sweep(group: Group, folder: pathlib.Path) -> list[Picture]:
+    listed = "the numbers are in the table of requests."
+    bars = Picture(
+        draw_bars(group, folder / f"{group.slug}-bars.svg"),
+        "Requests per second and latency, by settings",
+        f"For each settings of {group.title}: requests per second, and latency from its median to its p99; {listed}",
+    )
+    if not is_grid(group):
+        return [bars]
+    file = draw_heat_map(group, folder / f"{group.slug}-heat-map.svg")
+    alt = f"Requests per second for each pair of settings of {group.title}, here and in the article where it has them; {listed}"
+    return [Picture(file, "Requests per second, by both settings", alt), bars]
+
+
+def draw_throughput(group: Group, file: pathlib.Path) -> pathlib.Path:
+    """A point for each target at its requests a second and its median, with a whisker to its p99; an endless one has an arrow."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7.6, 4.2), layout="constrained")
+    found = [(run, figures_of(run)) for run in group.runs]
+    finite = [value / 1000 for _, f in found for value in (f.p50_ms, f.p99_ms) if math.isfinite(value)]
+    top = 1.6 * max(finite, default=1.0)
+    for run, f in found:
+        style = style_of(run.target)
+        look = {"color": style["color"], "marker": style["marker"], "linestyle": "none", "markersize": 8}
+        label = group.label(run)
+        if not math.isfinite(f.p50_ms):
+            axes.plot([], [], **look, markerfacecolor="none", label=f"{label}: most have no images")
+            continue
+        end = f.p99_ms / 1000 if math.isfinite(f.p99_ms) else top
+        axes.plot([f.requests_per_s] * 2, [f.p50_ms / 1000, end], color=style["color"], linewidth=1.4, alpha=0.7)
+        axes.plot(
+            f.requests_per_s, end, color=style["color"], marker="_" if math.isfinite(f.p99_ms) else "^", markersize=9
+        )
+        axes.plot(f.requests_per_s, f.p50_ms / 1000, **look, markeredgecolor="white", label=label)
+    axes.set_yscale("log")
+    _plain_seconds(axes.yaxis)
+    axes.set(xlabel="requests per second", ylabel="latency, seconds: p50 to p99")
+    axes.set_xlim(0, 1.08 * max((f.requests_per_s for _, f in found), default=1.0) or 1.0)
+    axes.set_ylim(0.7 * min(finite, default=0.1), 1.08 * top)
+    axes.grid(color="0.92")
+    figure.legend(loc="outside right upper", frameon=False, fontsize=9)
+    return save(figure, file)
+
+
+def draw_distribution(group: Group, file: pathlib.Path) -> pathlib.Path:
+    """The share of all requests that had their images within so many seconds: a curve that ends below 1 has failures."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7.6, 4.2), layout="constrained")
+    for run in reversed(group.runs):  # Noria, which is first, lies on top
+        style = style_of(run.target)
+        seconds = sorted(record.latency_s for record in run.records if math.isfinite(record.latency_s))
+        shares = [(k + 1) / len(run.records) for k in range(len(seconds))]
+        width = 2.4 if run.target == "noria" else 1.5
+        look = {"color": style["color"], "linestyle": style["linestyle"], "linewidth": width}
+        axes.step(seconds, shares, where="post", label=group.label(run), **look)
+    axes.set_xscale("log")
+    _plain_seconds(axes.xaxis)
+    axes.set(xlabel="seconds from the intended start", ylabel="share of all requests", ylim=(0, 1.02))
+    axes.grid(color="0.92")
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles[::-1], labels[::-1], loc="outside right upper", frameon=False, fontsize=9)
+    return save(figure, file)
+
+
+def _plain_seconds(axis: object) -> None:
+    """Ticks of a logarithmic axis as people write them: 0.5, 1, 2, 5, 10."""
+    from matplotlib import ticker
+
+    axis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))  # type: ignore[attr-defined]
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))  # type: ignore[attr-defined]
+    axis.set_minor_locator(ticker.NullLocator())  # type: ignore[attr-defined]
