@@ -28,7 +28,8 @@
     └── SetupError                       the operator's: the process prints it and exits non-zero
         ├── ConfigError                  a setting, a file of settings, an environment variable, a port
         ├── ModelError                   a model folder: missing, damaged, or of a kind that is not served
-        └── ImageFileError               an image file that cannot be read, or does not say how it was made
+        ├── ImageFileError               an image file that cannot be read, or does not say how it was made
+        └── RunsError                    a folder of a bench's runs: missing, empty, or with a file that is no run
 
 A message gives the value got, the values allowed and what to do. `frontend/app.py` alone turns these into responses.
 """
@@ -261,6 +262,13 @@ class ImageFileError(SetupError):
     """An image file that was to tell its parameters: missing, damaged, no image, or silent."""
 
     code = "image_file"
+    exit_status = 2
+
+
+class RunsError(SetupError):
+    """A folder that was to hold the runs of benches: missing, without any, or with a file that is none."""
+
+    code = "runs"
     exit_status = 2
 
 

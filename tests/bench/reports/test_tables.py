@@ -197,5 +197,8 @@ def test_traffic_is_told_in_words():
     assert traffic_of([run(traffic=CLOSED), run("ray", traffic=CLOSED)]) == [
         "Closed: 8 users, one more every 1 s, who each ask again when answered; alike requests, 10 s a run, seed 1."
     ]
+    assert traffic_of([run(traffic=Traffic("closed", 9.5, "alike", users=1, user_every_s=50.0))]) == [
+        "Closed: 1 user, who asks again when answered; alike requests, 9.5 s a run, seed 1."
+    ]
     (line,) = traffic_of([run(traffic=OPEN)])
     assert line.startswith("Open: poisson arrivals, 80 rows of work a second; latency counts from the intended start")

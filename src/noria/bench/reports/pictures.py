@@ -77,7 +77,7 @@ def draw_throughput(group: Group, file: pathlib.Path) -> pathlib.Path:
         look = {"color": style["color"], "marker": style["marker"], "linestyle": "none", "markersize": 8}
         label = group.label(run)
         if not math.isfinite(f.p50_ms):
-            axes.plot([], [], **look, markerfacecolor="none", label=f"{label}: most have no images")
+            axes.plot([], [], **look, markerfacecolor="none", label=f"{label} (most fail)")
             continue
         end = f.p99_ms / 1000 if math.isfinite(f.p99_ms) else top
         axes.plot([f.requests_per_s] * 2, [f.p50_ms / 1000, end], color=style["color"], linewidth=1.4, alpha=0.7)

@@ -74,7 +74,10 @@ def _heat(axes: Any, cells: Mapping[tuple[float, float], float]) -> None:
     values = [[cells.get((column, row), math.nan) for column in columns] for row in rows]
     finite = [value for line in values for value in line if math.isfinite(value)]
     least, most = min(finite, default=0.0), max(finite, default=1.0)
-    axes.imshow(values, origin="lower", aspect="auto", cmap="cividis", vmin=least, vmax=most)
+    look = {"cmap": "cividis", "vmin": least, "vmax": most, "edgecolors": "white", "linewidth": 1.5}
+    axes.pcolormesh(
+        range(len(columns)), range(len(rows)), values, **look
+    )  # paths: an image would be a file within the file
     for y, line in enumerate(values):
         for x, value in enumerate(line):
             known = math.isfinite(value)
