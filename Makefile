@@ -12,10 +12,10 @@ RUN := $(VENV)/.noria-installed
 DEV := $(VENV)/.noria-dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-slow chaos lint bench docs clean
+.PHONY: help setup run test test-slow test-browser chaos lint bench docs clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(DEV)  ## install everything into .venv, the tools of development too
 
@@ -49,6 +49,9 @@ test: lint  ## lint, then the fast tests
 test-slow: setup  ## the minutes-long tests; properties with examples that are drawn anew
 	$(VENV)/bin/pytest -m slow $(ARGS)
 	$(VENV)/bin/pytest --hypothesis-profile=searching tests/scheduling tests/sampling tests/jobs/test_store.py tests/frontend
+
+test-browser: setup  ## bench reports in headless Chromium, without a network
+	$(VENV)/bin/pytest -m browser $(ARGS)
 
 chaos: setup  ## ten minutes of kill -9 under load; CHAOS_REPORT=file.json for a report
 	$(VENV)/bin/pytest -m chaos $(ARGS)
