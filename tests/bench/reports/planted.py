@@ -87,7 +87,7 @@ def _usage(dice, seconds):
 
 
 def realistic(seconds=60.0):
-    """Two scenarios, mixed traffic, and three sweeps."""
+    """Two scenarios, mixed traffic, and four sweeps."""
     dice, runs = random.Random(7), []
     for target in _SERVERS:
         rate = 2.2 if target in ("noria", "seed-batched", "litserve", "bentoml", "ray") else 1.0
@@ -113,15 +113,17 @@ def realistic(seconds=60.0):
                     about=about, usage=_usage(dice, seconds), samples=(Sample(0, None), Sample(1, 48.0)), seconds_to_ready=6.1)
             )  # fmt: skip
     pairs = ((500, 8), (250, 8), (1000, 8), (500, 4), (500, 16))
-    attention = ("plain", "sliced", "memory-efficient", "memory-efficient, sliced")
-    wheel = ("8 slots, least-slack", "16 slots, least-slack", "8 slots, fcfs")
-    runs += [_of_sweep("batching", f"{timeout} ms, {size}", dice, seconds) for timeout, size in pairs]
-    runs += [_of_sweep("attention", name, dice, seconds) for name in attention]
-    runs += [_of_sweep("slots", name, dice, seconds, target="noria") for name in wheel]
+    batching = [f"{timeout_ms} ms, {size}" for timeout_ms, size in pairs]
+    attention = ["memory-efficient", "sliced", "neither"]
+    runs += [_of_sweep("sweep-batching", name, dice, seconds, "seed-batched") for name in batching]
+    runs += [_of_sweep("sweep-attention", name, dice, seconds, "seed-batched") for name in attention]
+    for target in ("seed-batched", "noria"):
+        runs += [_of_sweep("sweep-channels-last", name, dice, seconds, target) for name in ("off", "on")]
+    runs += [_of_sweep("sweep-slots", f"{slots} slots", dice, seconds, "noria") for slots in (4, 8, 16)]
     return runs
 
 
-def _of_sweep(bench, variant, dice, seconds, target="seed-batched"):
+def _of_sweep(bench, variant, dice, seconds, target):
     arrivals = sorted(dice.uniform(0, seconds) for _ in range(dice.randrange(80, 160)))
     return run(target, _served(target, arrivals, dice, seconds), bench, variant=variant, usage=_usage(dice, seconds),
                traffic=Traffic("closed", seconds, "alike", users=8, user_every_s=3.0))  # fmt: skip

@@ -50,6 +50,7 @@ def test_there_is_a_heading_for_each_bench(tab):
         "Mixed traffic, poisson arrivals",
         "Sweep: attention",
         "Sweep: batching",
+        "Sweep: channels-last",
         "Sweep: slots",
         "Raw figures",
     ]
@@ -57,12 +58,12 @@ def test_there_is_a_heading_for_each_bench(tab):
 
 def test_every_table_is_there_with_its_rows(tab):
     rows = tab.ask("[...document.querySelectorAll('table')].map(table => table.tBodies[0].rows.length)")
-    assert rows == [9] + [9, 5, 9] * 2 + [9, 9] * 2 + [4, 4, 4] + [5, 5, 5] + [3, 3]
+    assert rows == [9] + [9, 5, 9] * 2 + [9, 9] * 2 + [3, 4, 3] + [5, 5, 5] + [4, 2, 4] + [3, 3]
 
 
 def test_every_picture_is_drawn(tab, report):
     sizes, drawn = tab.ask(_SIZES), tab.ask(_DRAWN)
-    assert len(sizes) == len(drawn) == len(report) - 2 == 16
+    assert len(sizes) == len(drawn) == len(report) - 2 == 17
     assert all(width > 300 and height > 100 for width, height in sizes)
     assert all(shapes > 30 for shapes in drawn)
     assert tab.ask(_BROKEN_USES) == 0  # a glyph that is not found would be a gap

@@ -79,6 +79,16 @@ def test_a_batching_sweep_is_held_against_the_articles_defaults():
     assert cell(table, "500 ms, 16", "Article: RPS / 500 ms, 8") == "0.93 ×"  # 1051 of 1131
 
 
+def test_a_sweep_of_two_targets_holds_each_against_its_own_first():
+    counts = {("seed-batched", "off"): 10, ("seed-batched", "on"): 12, ("noria", "off"): 20, ("noria", "on"): 30}
+    runs = [steady(target, n, bench="sweep-channels-last", variant=name) for (target, name), n in counts.items()]
+    table = performance(group(*runs))
+    assert cell(table, "noria: on", "RPS / its target’s first") == "1.50 ×"
+    assert cell(table, "seed-batched: on", "RPS / its target’s first") == "1.20 ×"
+    assert cell(table, "seed-batched: on", "Article: RPS / its target’s first") == "1.16 ×"  # 1316 of 1131
+    assert cell(table, "noria: on", "Article: RPS / its target’s first") == "–"
+
+
 def test_the_ablations_rows_are_given_by_their_order_and_it_is_said():
     table = the_articles(group(steady("seed-batched", 10, bench="attention", variant="sliced")))
     assert [row[1] for row in table.rows] == ["975", "932", "957", "1131"]

@@ -108,6 +108,12 @@ def test_an_interrupted_run_is_marked(tmp_path):
         assert "noria (interrupted)" in text
 
 
+def test_settings_that_all_share_are_said_once(tmp_path):
+    runs = [run(settings={"slots": 8, "dtype": "float32"}), run("ray", settings={"dtype": "float32", "max_images": 8})]
+    report = write(tmp_path, runs)[0].read_text(encoding="utf-8")
+    assert report.endswith('### Settings\n\n- All: dtype "float32"\n- noria: slots 8\n- ray: max_images 8\n')
+
+
 def test_wrong_images_are_told_at_once(tmp_path):
     report = write(tmp_path, [run(samples=(Sample(0, 9.0, "psnr 9.0 dB"), Sample(1, None)))])[0]
     assert "**noria: 1 of 2 samples are wrong: psnr 9.0 dB**" in report.read_text(encoding="utf-8")
@@ -115,26 +121,28 @@ def test_wrong_images_are_told_at_once(tmp_path):
 
 @pytest.mark.parametrize("records", [(), tuple(record(k, status=500) for k in range(3))], ids=["none", "all failed"])
 def test_runs_without_a_single_image_have_a_report_all_the_same(tmp_path, records):
-    sweeps = [run(records=records, bench="batching", variant=name) for name in ("250 ms, 8", "500 ms, 4")]
+    sweeps = [run(records=records, bench="sweep-batching", variant=name) for name in ("250 ms, 8", "500 ms, 4")]
     files = write(tmp_path, [run(records=records), run("ray", records), *sweeps])
     assert len(files) == 7
 
 
 def test_a_sweep_of_two_numbers_has_a_heat_map_though_its_grid_is_partial(tmp_path):
     pairs = ("250 ms, 8", "500 ms, 8", "500 ms, 16")
-    files = write(tmp_path, [run("seed-batched", bench="batching", variant=name) for name in pairs])
-    assert [file.name for file in files[2:]] == ["batching-heat-map.svg", "batching-bars.svg"]
+    files = write(tmp_path, [run("seed-batched", bench="sweep-batching", variant=name) for name in pairs])
+    assert [file.name for file in files[2:]] == ["sweep-batching-heat-map.svg", "sweep-batching-bars.svg"]
     assert files[2].read_text(encoding="utf-8").count("<!-- not run -->") == 1 + 4  # ours, and the article's
 
 
 def test_a_sweep_of_other_settings_has_bars(tmp_path):
-    files = write(tmp_path, [run("seed-batched", bench="attention", variant=name) for name in ("plain", "sliced")])
-    assert [file.name for file in files[2:]] == ["attention-bars.svg"]
+    files = write(
+        tmp_path, [run("seed-batched", bench="sweep-attention", variant=name) for name in ("plain", "sliced")]
+    )
+    assert [file.name for file in files[2:]] == ["sweep-attention-bars.svg"]
 
 
 def test_the_command_makes_a_report_anew_from_a_folder_of_folders(tmp_path, capsys):
     kept.write(run(), tmp_path / "scenario2")
-    kept.write(run("seed-batched", bench="batching", variant="500 ms, 8"), tmp_path / "batching")
+    kept.write(run("seed-batched", bench="sweep-batching", variant="500 ms, 8"), tmp_path / "batching")
     assert main(tmp_path) == 0
     printed = capsys.readouterr().out
     assert "## Scenario 2" in printed and "## Sweep: batching" in printed

@@ -78,7 +78,7 @@ def of_sweep(bench: str) -> dict[str, Row]:
     if "attention" in bench:
         return ATTENTION
     if "channels" in bench:
-        return {"without (row 4 of the ablation)": ATTENTION["row 4 (memory-efficient, not sliced)"], **CHANNELS_LAST}
+        return {"off (row 4 of the ablation)": ATTENTION["row 4 (memory-efficient, not sliced)"], **CHANNELS_LAST}
     if "batch" in bench:
         return {f"{timeout_ms} ms, {size}": row for (timeout_ms, size), row in BATCHING.items()}
     return {}

@@ -29,7 +29,7 @@ class Section:
     goals: tuple[Goal, ...]
     tables: tuple[Table, ...]
     pictures: tuple[Picture, ...]
-    settings: tuple[tuple[str, dict[str, Any]], ...]  # by row
+    settings: tuple[tuple[str, dict[str, Any]], ...]  # those of all rows, then what is each row's own
 
 
 def section_of(group: Group, pictures: Sequence[Picture]) -> Section:
@@ -44,7 +44,7 @@ def section_of(group: Group, pictures: Sequence[Picture]) -> Section:
         goals=tuple(goals_of(group)),
         tables=tuple(table for table in tables if table),
         pictures=tuple(pictures),
-        settings=tuple((group.label(run), run.settings) for run in group.runs),
+        settings=tuple(_settings(group)),
     )
 
 
@@ -64,6 +64,14 @@ def raw_figures(runs: Sequence[BenchRun]) -> list[dict[str, Any]]:
         }
         for run in runs
     ]
+
+
+def _settings(group: Group) -> list[tuple[str, dict[str, Any]]]:
+    """Said once where they are the same in every row."""
+    first, *others = (run.settings for run in group.runs)
+    alike = {k: v for k, v in first.items() if all(k in other and other[k] == v for other in others)}
+    own = [(group.label(run), {k: v for k, v in run.settings.items() if k not in alike}) for run in group.runs]
+    return [("All", alike), *((label, values) for label, values in own if values)]
 
 
 def _warnings(group: Group) -> list[str]:

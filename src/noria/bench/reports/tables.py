@@ -15,16 +15,17 @@ from noria.bench.runs import BenchRun
 
 BASE = "seed-batched"
 _DEFAULTS = (500, 8)  # the article's timeout in ms, and size
+_WITHOUT = article.BATCHING[_DEFAULTS]  # what the article turned channels last on in
 _SEEDS_FORM = ("Requests", "Avg (ms)", "RPS", "p50 (ms)", "p90 (ms)", "p95 (ms)", "p99 (ms)")
 
 
 def performance(group: Group) -> Table:
     """Who answered how much, how fast; a row for each run."""
-    base, relative_to = _base(group)
+    relative_to = _relative_to(group)
     rows = []
     for run in group.runs:
-        found = figures_of(run)
-        relative = times(ratio(found.requests_per_s, base))
+        found, base = figures_of(run), _base(group, run)
+        relative = times(ratio(found.requests_per_s, figures_of(base).requests_per_s) if base else math.nan)
         cells = [_name(group, run), *_seeds_form(found), str(found.failures), rate(found.images_per_s)]
         rows.append((*cells, number(found.mean_batch, 1), relative, _articles_ratio(group, run)))
     columns = ("Settings" if group.is_sweep else "Implementation", *_SEEDS_FORM, "Failures", "Images/s", "Mean batch")
@@ -136,22 +137,31 @@ def compact(runs: Sequence[BenchRun]) -> Table:
     return Table("At a glance", ("Implementation", *headings), tuple(rows), notes)
 
 
-def _base(group: Group) -> tuple[float, str]:
-    """The requests a second that the others are held against, and whose: in a sweep the article's defaults, or its first settings."""
-    if group.is_sweep:
-        run = next((run for run in group.runs if _place(run) == _DEFAULTS and "batch" in group.bench), group.runs[0])
-        return figures_of(run).requests_per_s, group.label(run)
-    found = group.of(BASE)
-    return figures_of(found).requests_per_s if found else math.nan, BASE
+def _base(group: Group, run: BenchRun) -> BenchRun | None:
+    """The run that this one is held against: in a sweep its target's first, or the one that has the article's defaults."""
+    if not group.is_sweep:
+        return group.of(BASE)
+    own = [other for other in group.runs if other.target == run.target]
+    return next((other for other in own if "batch" in group.bench and _place(other) == _DEFAULTS), own[0])
+
+
+def _relative_to(group: Group) -> str:
+    """What a table calls it."""
+    if not group.is_sweep:
+        return BASE
+    bases = [base for run in group.runs if (base := _base(group, run))]
+    return group.label(bases[0]) if len({base.target for base in bases}) == 1 else "its target’s first"
 
 
 def _articles_ratio(group: Group, run: BenchRun) -> str:
-    """The article's own, of the same target or of the same timeout and size; of other sweeps its rows cannot be told apart."""
-    rows = article.of_scenario(group.bench)
+    """The article's own, of the same target or settings; the rows of its ablation cannot be told apart."""
+    rows, last = article.of_scenario(group.bench), article.CHANNELS_LAST["channels last"]
     if run.target in rows:
         return times(rows[run.target].requests / rows[BASE].requests)
     if "batch" in group.bench and _place(run) in article.BATCHING:
         return times(article.BATCHING[_place(run)].requests / article.BATCHING[_DEFAULTS].requests)
+    if "channels" in group.bench and run.target == BASE and run.variant in ("off", "on"):
+        return times((last.requests if run.variant == "on" else _WITHOUT.requests) / _WITHOUT.requests)
     return NOTHING
 
 
