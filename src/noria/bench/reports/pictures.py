@@ -3,6 +3,7 @@
 import math
 import pathlib
 from dataclasses import dataclass
+from typing import Any
 
 from noria.bench.reports.figures import figures_of
 from noria.bench.reports.groups import Group
@@ -32,35 +33,34 @@ def _of_targets(group: Group, folder: pathlib.Path) -> list[Picture]:
         Picture(
             draw_throughput(group, folder / f"{group.slug}-throughput.svg"),
             "Latency against throughput: right and low is better",
-            f"For each of {names}: requests per second against the median latency, with a line up to its p99; "
+            f"{names}: requests per second against the median latency, with a line up to its p99; "
             "the numbers are in the table of requests.",
         ),
         Picture(
             draw_distribution(group, folder / f"{group.slug}-latency.svg"),
             "Distribution of latency: left and high is better",
-            f"For each of {names}: the share of all requests that had their images within so many seconds; "
+            f"{names}: the share of all requests that had their images within so many seconds; "
             "the quantiles are in the table of requests.",
         ),
         Picture(
             draw_timeline(group, folder / f"{group.slug}-timeline.svg"),
             "The batch in time: grey waits, colour draws",
-            f"For each of {names}, in the middle of its run: every request as a bar from its sending to its end, grey while it "
+            f"{names}, each in the middle of its run: every request as a bar from its sending to its end, grey while it "
             "waited and coloured while it was drawn, and beneath the number of images drawn at each moment.",
         ),
     ]
 
 
 def _of_sweep(group: Group, folder: pathlib.Path) -> list[Picture]:
-    listed = "the numbers are in the table of requests."
     bars = Picture(
         draw_bars(group, folder / f"{group.slug}-bars.svg"),
         "Requests per second and latency, by settings",
-        f"For each settings of {group.title}: requests per second, and latency from its median to its p99; {listed}",
+        "For each row of the table of requests: requests per second, and latency from its median to its p99.",
     )
     if not is_grid(group):
         return [bars]
     file = draw_heat_map(group, folder / f"{group.slug}-heat-map.svg")
-    alt = f"Requests per second for each pair of settings of {group.title}, here and in the article where it has them; {listed}"
+    alt = "Requests per second for each pair of settings, here and in the article; the numbers are in the tables of requests."
     return [Picture(file, "Requests per second, by both settings", alt), bars]
 
 
@@ -86,10 +86,10 @@ def draw_throughput(group: Group, file: pathlib.Path) -> pathlib.Path:
         )
         axes.plot(f.requests_per_s, f.p50_ms / 1000, **look, markeredgecolor="white", label=label)
     axes.set_yscale("log")
-    _plain_seconds(axes.yaxis)
     axes.set(xlabel="requests per second", ylabel="latency, seconds: p50 to p99")
     axes.set_xlim(0, 1.08 * max((f.requests_per_s for _, f in found), default=1.0) or 1.0)
     axes.set_ylim(0.7 * min(finite, default=0.1), 1.08 * top)
+    _plain_seconds(axes.yaxis)
     axes.grid(color="0.92")
     figure.legend(loc="outside right upper", frameon=False, fontsize=9)
     return save(figure, file)
@@ -116,10 +116,13 @@ def draw_distribution(group: Group, file: pathlib.Path) -> pathlib.Path:
     return save(figure, file)
 
 
-def _plain_seconds(axis: object) -> None:
-    """Ticks of a logarithmic axis as people write them: 0.5, 1, 2, 5, 10."""
+def _plain_seconds(axis: Any) -> None:
+    """Ticks of a logarithmic axis as people write them: 0.5, 1, 2, 5, 10; more of them where it spans less than a decade."""
     from matplotlib import ticker
 
-    axis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))  # type: ignore[attr-defined]
-    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))  # type: ignore[attr-defined]
-    axis.set_minor_locator(ticker.NullLocator())  # type: ignore[attr-defined]
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(
+        ticker.LogLocator(subs=(1.0, 2.0, 5.0) if high > 10 * low else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0))
+    )
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(ticker.NullLocator())

@@ -65,10 +65,10 @@ def _span(values: Iterable[str]) -> str:
 def _traffic(traffic: Traffic) -> str:
     if traffic.kind == "closed":
         several = traffic.users != 1
-        ramp = f", one more every {traffic.user_every_s:g} s" if traffic.user_every_s and several else ""
+        ramp = f", one more every {traffic.user_every_s:.3g} s" if traffic.user_every_s and several else ""
         users = f"{traffic.users} users{ramp}, who each ask" if several else "1 user, who asks"
         sent = f"Closed: {users} again when answered"
     else:
         work = "" if traffic.rows_per_s is None else f", {traffic.rows_per_s:.0f} rows of work a second"
         sent = f"Open: {traffic.arrivals} arrivals{work}; latency counts from the intended start"
-    return f"{sent}; {traffic.mix} requests, {traffic.seconds:g} s a run, seed {traffic.seed}."
+    return f"{sent}; {traffic.mix} requests, {traffic.seconds:.4g} s a run, seed {traffic.seed}."
