@@ -1,113 +1,157 @@
-"""The seed's server: its worker against a device that the test holds, its routes, and the images of the real pipeline."""
+"""The seed's five endpoints over a stand-in device and over the real pipeline, through real sockets where threads or bytes matter."""
 
 import asyncio
+import base64
+import contextlib
 import io
+import re
+import socket
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
 import pytest
+import uvicorn
 from PIL import Image
 
+from noria.bench.targets.catalog import TARGETS
 from noria.bench.targets.drawing import PipelineDrawer, T2IBody, TargetJob, TargetSettings, group_of
-from noria.bench.targets.seed import Worker, build_app
+from noria.bench.targets.seed import build_app
 from noria.config import EngineConfig
 from noria.frontend.engine_link import DrawnImage
 from noria.models.catalog import open_model
 
 SPEC = open_model("bundled")
 PATIENCE_S = 30
+PATHS = [target.path for target in TARGETS.values() if target.name.startswith("seed-")]
+SYNC = [path for path in PATHS if path.endswith("-sync")]
 
 
-class HeldDevice:
-    """Draws black images, a batch for each permit, and remembers who was drawn together."""
+class NoisyDevice:
+    """Draws noise that depends on seed and steps alone; like a diffusers pipeline, wrongly if two threads are in it at once."""
 
-    def __init__(self, permits=1000):
-        self.permits = threading.Semaphore(permits)
-        self.began = threading.Event()
-        self.batches = []
+    def __init__(self):
+        self.scheduler = None
 
     def draw(self, group, bodies):
-        self.began.set()
-        assert self.permits.acquire(timeout=PATIENCE_S)
-        self.batches.append([body.prompt for body in bodies])
+        self.scheduler = group.inference_steps
+        time.sleep(0.002)
         if any(body.prompt == "poison" for body in bodies):
             raise RuntimeError("cannot draw this")
-        return [[DrawnImage(body.seed + k, 8, 8, memoryview(bytes(192))) for k in range(body.n)] for body in bodies]
+        return [[self._noise(body.seed + k) for k in range(body.n)] for body in bodies]
+
+    def _noise(self, seed):
+        rgb = np.random.default_rng([seed, self.scheduler]).integers(0, 256, 64 * 64 * 3, dtype=np.uint8)
+        return DrawnImage(seed, 64, 64, memoryview(rgb.tobytes()))
+
+
+@contextlib.contextmanager
+def serving(drawer, spec=SPEC, **settings):
+    """A client of the application on uvicorn, in a thread of this process."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
+        app = build_app(drawer, spec, TargetSettings(timeout_s=0.01, **settings))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1))
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        try:
+            address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            with httpx.Client(base_url=address, timeout=PATIENCE_S, trust_env=False) as client:
+                client.get("/readyz").raise_for_status()
+                yield client
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 def body(prompt, **fields):
     return T2IBody(prompt=prompt, **fields)
 
 
-def worker_run(device, scenario, timeout_s):
-    async def main():
-        worker = Worker(device, timeout_s, max_images=8)
-        running = asyncio.create_task(worker.run())
-        try:
-            await asyncio.wait_for(scenario(worker), PATIENCE_S)
-        finally:
-            running.cancel()
-
-    asyncio.run(main())
-
-
-def ask(worker, wish):
-    return asyncio.create_task(worker.draw(group_of(wish, SPEC), wish))
+def test_every_endpoint_of_the_catalog_answers_the_same_image_for_the_same_body():
+    assert len(PATHS) == 5
+    with serving(NoisyDevice()) as client:
+        for fields in ({}, {"n": 2}):
+            answers = [client.post(path, json={"prompt": "p", "seed": 3, **fields}) for path in PATHS]
+            assert {answer.status_code for answer in answers} == {200}
+            assert len({answer.content for answer in answers}) == 1
+        assert len(answers[0].json()["images"]) == 2
+        first = base64.b64decode(answers[0].json()["images"][0]["b64_json"])
+        assert first == client.post(PATHS[0], json={"prompt": "p", "seed": 3}).content
+        assert first != client.post(PATHS[0], json={"prompt": "p", "seed": 4}).content
 
 
-def test_a_full_group_is_drawn_at_once_and_together():
+@pytest.mark.parametrize("stream", ["bytesio", "chunks"])
+def test_a_streamed_body_is_the_plain_one_byte_for_byte_without_its_length(stream):
+    with serving(NoisyDevice(), stream=stream) as client:
+        for paths in (PATHS[0:2], PATHS[2:4]):
+            assert ["stream" in path for path in paths] == [True, False]
+            streamed, plain = (client.post(path, json={"prompt": "p", "n": 8}) for path in paths)
+            assert len(plain.content) > 64 * 1024  # more than a chunk
+            assert streamed.content == plain.content
+            assert streamed.headers["content-type"] == plain.headers["content-type"]
+            assert "content-length" in plain.headers
+            assert "content-length" not in streamed.headers
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_answer_tells_its_batch_and_where_its_time_went(path):
+    with serving(NoisyDevice()) as client:
+        answer = client.post(path, json={"prompt": "p", "n": 2})
+    assert answer.headers["x-batch-size"] == "2"
+    queue_ms, denoise_ms = map(
+        float, re.match(r"queue;dur=([\d.]+), denoise;dur=([\d.]+)$", answer.headers["server-timing"]).groups()
+    )
+    assert queue_ms >= 0.0
+    assert denoise_ms >= 2.0
+
+
+@pytest.mark.parametrize("path", SYNC)
+def test_synchronous_endpoints_draw_the_same_images_for_many_at_once_as_alone(path):
+    bodies = [{"prompt": "p", "seed": k, "inference_steps": 2 + k % 3} for k in range(24)]
+    with serving(NoisyDevice()) as client, ThreadPoolExecutor(8) as users:
+        alone = [client.post(path, json=each).content for each in bodies]
+        crowded = list(users.map(lambda each: client.post(path, json=each), bodies))
+    assert [answer.content for answer in crowded] == alone
+    assert any(float(answer.headers["server-timing"].split("=")[1].split(",")[0]) > 1.0 for answer in crowded)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_call_that_fails_is_a_500_and_the_next_is_drawn(path):
+    with serving(NoisyDevice()) as client:
+        poison = client.post(
+            path, json={"prompt": "poison"}, headers={"connection": "close"}
+        )  # uvicorn closes it anyhow
+        assert poison.status_code == 500
+        assert client.post(path, json={"prompt": "p"}).status_code == 200
+
+
+class HeldDevice:
+    """Draws a black image for each permit."""
+
+    def __init__(self):
+        self.permits, self.began = threading.Semaphore(0), threading.Event()
+
+    def draw(self, group, bodies):
+        self.began.set()
+        assert self.permits.acquire(timeout=PATIENCE_S)
+        return [[DrawnImage(each.seed, 8, 8, memoryview(bytes(192)))] for each in bodies]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_only_the_asynchronous_endpoints_hold_up_the_event_loop_while_they_draw(path):
     device = HeldDevice()
-
-    async def scenario(worker):  # the tick is an hour away
-        asks = [ask(worker, body(f"p{k}", seed=k)) for k in range(8)]
-        answers = await asyncio.gather(*asks)
-        assert [images[0].seed for images, _ in answers] == list(range(8))
-        assert {size for _, size in answers} == {8}
-
-    worker_run(device, scenario, timeout_s=3600)
-    assert device.batches == [[f"p{k}" for k in range(8)]]
-
-
-def test_at_the_tick_the_oldest_request_s_group_goes_and_the_next_follows_it():
-    device = HeldDevice(permits=0)
-
-    async def scenario(worker):
-        asks = [ask(worker, body("first"))]
-        await asyncio.to_thread(device.began.wait, PATIENCE_S)  # the device is busy: all the others queue up
-        for prompt, steps in (("old", 5), ("young", 6), ("old too", 5)):
-            asks.append(ask(worker, body(prompt, inference_steps=steps)))
-            await asyncio.sleep(0)
-        device.permits.release(4)
-        await asyncio.gather(*asks)
-
-    worker_run(device, scenario, timeout_s=0.05)
-    assert device.batches == [["first"], ["old", "old too"], ["young"]]
-
-
-def test_a_batch_that_fails_is_told_to_its_callers_and_the_next_is_drawn():
-    device = HeldDevice()
-
-    async def scenario(worker):
-        with pytest.raises(RuntimeError, match="cannot draw this"):
-            await ask(worker, body("poison"))
-        images, _ = await ask(worker, body("fine"))
-        assert len(images) == 1
-
-    worker_run(device, scenario, timeout_s=0.01)
-
-
-def test_a_caller_who_leaves_does_not_stop_the_others():
-    device = HeldDevice(permits=0)
-
-    async def scenario(worker):
-        leaving, staying = ask(worker, body("leaves")), ask(worker, body("stays"))
-        await asyncio.to_thread(device.began.wait, PATIENCE_S)
-        leaving.cancel()
-        device.permits.release(2)
-        await staying
-
-    worker_run(device, scenario, timeout_s=0.01)
+    with serving(device) as client, ThreadPoolExecutor(2) as users:
+        drawing = users.submit(client.post, path, json={"prompt": "p"})
+        assert device.began.wait(PATIENCE_S)
+        if path in ("/t2i/stream-async", "/t2i/response-async"):
+            with pytest.raises(httpx.ReadTimeout):
+                client.get("/readyz", timeout=0.3)
+        else:
+            assert client.get("/readyz").status_code == 200
+        device.permits.release()
+        assert drawing.result().status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -122,7 +166,7 @@ def test_requests_are_grouped_by_what_one_call_of_the_pipeline_shares(field):
 
 def test_it_reads_the_json_of_t2i_and_answers_likewise():
     async def main():
-        app = build_app(HeldDevice(), SPEC, TargetSettings(timeout_s=0.01))
+        app = build_app(NoisyDevice(), SPEC, TargetSettings(timeout_s=0.01))
         transport = httpx.ASGITransport(app)
         async with (
             app.router.lifespan_context(app),
@@ -131,7 +175,7 @@ def test_it_reads_the_json_of_t2i_and_answers_likewise():
             one = await client.post("/t2i/batched", json={"prompt": "p", "deadline_ms": 900, "priority": "high"})
             assert one.headers["content-type"] == "image/png"
             assert one.headers["x-batch-size"] == "1"
-            assert Image.open(io.BytesIO(one.content)).size == (8, 8)
+            assert Image.open(io.BytesIO(one.content)).size == (64, 64)
             two = await client.post("/t2i/batched", json={"prompt": "p", "n": 2})
             assert len(two.json()["images"]) == 2
             assert (await client.post("/t2i/batched", json={})).status_code == 422
@@ -151,3 +195,19 @@ def test_the_pipeline_draws_a_batch_as_it_draws_each_alone(tiny_folder):
         (alone,) = drawer.draw(group_of(wish, spec), [wish])
         for a, b in zip(images, alone, strict=True):
             assert np.abs(np.frombuffer(a.rgb, np.uint8).astype(int) - np.frombuffer(b.rgb, np.uint8)).max() <= 1
+
+
+@pytest.mark.parametrize("path", SYNC)
+def test_the_pipeline_draws_for_several_threads_what_it_draws_for_one(tiny_folder, path):
+    spec = open_model(str(tiny_folder))
+    drawer = PipelineDrawer(TargetJob(spec, EngineConfig(devices=("cpu",), dtype="float32", threads=1), port=0))
+    bodies = [
+        {"prompt": "a red circle", "seed": k, "inference_steps": 3 + k % 3, "scheduler": ("ddim", "pndm")[k % 2]}
+        for k in range(6)
+    ]
+    with serving(drawer, spec) as client, ThreadPoolExecutor(len(bodies)) as users:
+        alone = [client.post(path, json=each) for each in bodies]
+        crowded = list(users.map(lambda each: client.post(path, json=each), bodies))
+    assert {answer.status_code for answer in alone} == {200}
+    assert [answer.content for answer in crowded] == [answer.content for answer in alone]
+    assert len({answer.content for answer in alone}) == len(alone)

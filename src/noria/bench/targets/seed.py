@@ -1,99 +1,52 @@
-"""The seed's server: FastAPI over diffusers' own pipeline, microbatched. A process: `python -m noria.bench.targets.seed JOB`.
+"""The seed's server: five endpoints in FastAPI over diffusers' own pipeline. A process: `python -m noria.bench.targets.seed JOB`.
 
-`POST /t2i/batched` reads the JSON of Noria's `/t2i` (what it has no use for is ignored) and answers likewise. It is given everything
-that Noria's engine has: device, dtype, threads, attention, memory format, inference mode, PNG encoder; images are compressed while
-the next batch is drawn. Differences to the article: requests are grouped by scheduler too, which the article's server had only one
-of, and one request may ask for several images. Nothing is ever refused, and a client that leaves is drawn for all the same.
+Each endpoint reads the JSON of Noria's `/t2i` (what it has no use for is ignored), and answers likewise:
 
-One device thread draws. What it draws is a `Batch`; `microbatch.py` decides which and when.
+    POST /t2i/stream-async, response-async   `async def`, as is the service that it awaits, which calls the pipeline and blocks
+    POST /t2i/stream-sync, response-sync     `def`: FastAPI runs them in its thread pool; the pipeline is locked (`turns.py`)
+    POST /t2i/batched                        `async def`; the service microbatches (`seed_worker.py`)
+
+The asynchronous ones are what the article describes ("defining the endpoint+service as async functions") and tutorials show: a service that
+never gives the event loop back. While an image is drawn and compressed nothing else runs: no request is read, not even /readyz, and of
+an answer goes out only what was already with the kernel. So its Server-Timing cannot tell what a request waited before it was read.
+The synchronous and the batched ones compress while the next image is drawn.
+
+The pipeline is given everything that Noria's engine has: device, dtype, threads, attention, memory format, inference mode, PNG encoder.
+Differences to the article: requests are grouped by scheduler too, which the article's server had only one of, and one request may ask
+for several images. Nothing is ever refused, and a client that leaves is drawn for all the same.
 """
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated
 
 import uvicorn
-from fastapi import FastAPI, Response
+from fastapi import Depends, FastAPI, Response
 
-from noria.bench.targets.drawing import (
-    Drawer,
-    Group,
-    PipelineDrawer,
-    T2IBody,
-    TargetSettings,
-    group_of,
-    read_job,
-    reply_with,
-)
-from noria.bench.targets.microbatch import Microbatcher
-from noria.frontend.engine_link import DrawnImage
+from noria.bench.targets.bodies import WAYS, plain
+from noria.bench.targets.drawing import Drawer, PipelineDrawer, Reply, T2IBody, TargetSettings, group_of, read_job
+from noria.bench.targets.seed_worker import Worker
+from noria.bench.targets.turns import Turns
 from noria.spec import ModelSpec
 
 
-@dataclass(frozen=True)
-class Waiting:
-    """A request on the queue, and where its images and the size of its batch go."""
-
-    group: Group
-    body: T2IBody
-    answer: asyncio.Future[tuple[list[DrawnImage], int]]
+async def _now() -> float:
+    """Asynchronous, so that FastAPI calls it on the event loop, before a `def` endpoint waits for a thread."""
+    return time.monotonic()
 
 
-class Worker:
-    """Feeds the device thread from the queue, one batch after the other."""
-
-    def __init__(self, drawer: Drawer, timeout_s: float, max_images: int) -> None:
-        self._drawer = drawer
-        self._batcher: Microbatcher[Waiting] = Microbatcher(timeout_s, max_images, time.monotonic())
-        self._arrived = asyncio.Event()
-        self._device = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
-
-    async def draw(self, group: Group, body: T2IBody) -> tuple[list[DrawnImage], int]:
-        """The request's images, and how many were drawn together."""
-        waiting = Waiting(group, body, asyncio.get_running_loop().create_future())
-        self._batcher.put(group, waiting, body.n, time.monotonic())
-        self._arrived.set()
-        return await waiting.answer
-
-    async def run(self) -> None:
-        """For ever."""
-        while True:
-            self._arrived.clear()
-            if batch := self._batcher.fetch(time.monotonic()):
-                await self._draw(batch)
-            else:
-                await self._something_happens()
-
-    async def _something_happens(self) -> None:
-        tick_s = self._batcher.next_tick()
-        patience_s = None if tick_s is None else max(0.0, tick_s - time.monotonic())
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._arrived.wait(), patience_s)
-
-    async def _draw(self, batch: list[Waiting]) -> None:
-        bodies = [waiting.body for waiting in batch]
-        loop = asyncio.get_running_loop()
-        try:
-            drawn = await loop.run_in_executor(self._device, self._drawer.draw, batch[0].group, bodies)
-        except Exception as error:  # the pipeline raises many kinds; the callers are told, the server goes on
-            for waiting in batch:
-                waiting.answer.set_exception(error)
-            return
-        num_images = sum(body.n for body in bodies)
-        for waiting, images in zip(batch, drawn, strict=True):
-            if not waiting.answer.done():  # its client has left
-                waiting.answer.set_result((images, num_images))
+Arrived = Annotated[float, Depends(_now)]
 
 
 def build_app(drawer: Drawer, spec: ModelSpec, settings: TargetSettings) -> FastAPI:
     """The application; `drawer` is ready."""
+    turns = Turns(drawer)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.worker = Worker(drawer, settings.timeout_s, settings.max_images)
+        app.state.worker = Worker(turns, settings.timeout_s, settings.max_images)
         running = asyncio.create_task(app.state.worker.run())
         yield
         running.cancel()
@@ -106,27 +59,58 @@ def build_app(drawer: Drawer, spec: ModelSpec, settings: TargetSettings) -> Fast
 
     @app.post("/t2i/batched")
     async def batched(body: T2IBody) -> Response:
-        images, batch_size = await app.state.worker.draw(group_of(body, spec), body)
-        reply = await asyncio.to_thread(reply_with, images, batch_size)
-        return Response(reply.content, media_type=reply.media_type, headers=reply.headers)
+        drawn = await app.state.worker.draw(group_of(body, spec), body)
+        return plain(await asyncio.to_thread(drawn.reply))
 
+    _add_unbatched(app, turns, spec, WAYS[settings.stream])
     return app
 
 
-def main() -> None:
-    """Read the job from the command line and serve until SIGTERM."""
-    job = read_job()
-    app = build_app(PipelineDrawer(job), job.spec, job.settings)
+def _add_unbatched(app: FastAPI, turns: Turns, spec: ModelSpec, streamed: Callable[[Reply], Response]) -> None:
+    """The four endpoints of one request a call."""
+
+    def generate(body: T2IBody, arrived_s: float) -> Reply:
+        (drawn,) = turns.draw(group_of(body, spec), [body], [arrived_s])
+        return drawn.reply()
+
+    async def generate_async(body: T2IBody, arrived_s: float) -> Reply:
+        return generate(body, arrived_s)  # awaits nothing, as in the article
+
+    @app.post("/t2i/stream-async")
+    async def stream_async(body: T2IBody, arrived_s: Arrived) -> Response:
+        return streamed(await generate_async(body, arrived_s))
+
+    @app.post("/t2i/response-async")
+    async def response_async(body: T2IBody, arrived_s: Arrived) -> Response:
+        return plain(await generate_async(body, arrived_s))
+
+    @app.post("/t2i/stream-sync")
+    def stream_sync(body: T2IBody, arrived_s: Arrived) -> Response:
+        return streamed(generate(body, arrived_s))
+
+    @app.post("/t2i/response-sync")
+    def response_sync(body: T2IBody, arrived_s: Arrived) -> Response:
+        return plain(generate(body, arrived_s))
+
+
+def serve(app: FastAPI, port: int) -> None:
+    """Serve on loopback until SIGTERM, as quickly as uvicorn can."""
     uvicorn.run(
         app,
         host="127.0.0.1",
-        port=job.port,
+        port=port,
         loop="uvloop",
         http="httptools",
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=1,  # who is still waiting when the bench is done is not missed
     )
+
+
+def main() -> None:
+    """Read the job from the command line and serve until SIGTERM."""
+    job = read_job()
+    serve(build_app(PipelineDrawer(job), job.spec, job.settings), job.port)
 
 
 if __name__ == "__main__":
