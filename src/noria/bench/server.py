@@ -50,8 +50,8 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def running_server(arguments: Sequence[str]) -> Iterator[RunningServer]:
-    """Start `noria serve ARGUMENTS`, wait until /readyz is green, and stop it at the end.
+def running_server(arguments: Sequence[str], port: int | None = None) -> Iterator[RunningServer]:
+    """Start `noria serve ARGUMENTS` on `port`, or any free one, wait until /readyz is green, and stop it at the end.
 
     Unless they name a `--data-dir`, it has one of its own: what is measured must not draw the jobs of who measures.
 
@@ -61,7 +61,7 @@ def running_server(arguments: Sequence[str]) -> Iterator[RunningServer]:
     """
     with (
         tempfile.TemporaryDirectory(prefix="noria-data-") as data_dir,
-        _running(
+        running_process(
             lambda port: [
                 sys.executable,
                 "-m",
@@ -72,7 +72,8 @@ def running_server(arguments: Sequence[str]) -> Iterator[RunningServer]:
                 *arguments,
                 "--port",
                 str(port),
-            ]
+            ],
+            port,
         ) as server,
     ):
         yield server
@@ -80,7 +81,12 @@ def running_server(arguments: Sequence[str]) -> Iterator[RunningServer]:
 
 @contextlib.contextmanager
 def running_target(
-    target: Target, spec: ModelSpec, config: Config, settings: "TargetSettings | None" = None, flags: Sequence[str] = ()
+    target: Target,
+    spec: ModelSpec,
+    config: Config,
+    settings: "TargetSettings | None" = None,
+    flags: Sequence[str] = (),
+    port: int | None = None,
 ) -> Iterator[RunningServer]:
     """A fresh server for `target`, on the same model with the same engine settings; `flags` more for Noria, `settings` for others.
 
@@ -90,7 +96,7 @@ def running_target(
 
     """
     if target.module is None:
-        with running_server([config.model, *flags_of(config), *flags]) as server:  # the later flag wins
+        with running_server([config.model, *flags_of(config), *flags], port) as server:  # the later flag wins
             yield server
         return
     python = sys.executable if target.peer is None else str(peers.python_of(target.peer))
@@ -101,13 +107,14 @@ def running_target(
             job["settings"] = settings
         return [python, "-m", str(target.module), msgspec.json.encode(job).decode()]
 
-    with _running(command) as server:
+    with running_process(command, port) as server:
         yield server
 
 
 @contextlib.contextmanager
-def _running(command: Callable[[int], list[str]]) -> Iterator[RunningServer]:
-    port, started = _free_port(), time.monotonic()
+def running_process(command: Callable[[int], list[str]], port: int | None = None) -> Iterator[RunningServer]:
+    """Start the server that `command(port)` is, wait until its /readyz is green, and stop it at the end; raises as above."""
+    port, started = port or _free_port(), time.monotonic()
     with subprocess.Popen(command(port), stdout=subprocess.DEVNULL) as child:
         try:
             _wait_until_ready(child, port, started + _READY_WITHIN_S)

@@ -1,0 +1,64 @@
+"""What `noria bench streaming` asks: one body, given in each way. A process: `python -m noria.bench.targets.streaming_app JOB`.
+
+`GET /WAY` answers the body in one of the ways of `bodies.py`, and `GET /cpu` the seconds of CPU that this process has used.
+"""
+
+import random
+import sys
+import time
+from collections.abc import Callable
+
+import msgspec
+from fastapi import FastAPI, Response
+from msgspec import Struct
+
+from noria.bench.targets.bodies import WAYS
+from noria.bench.targets.drawing import Reply
+from noria.bench.targets.seed import serve
+from noria.observe.process import die_with_parent
+
+
+class StreamingJob(Struct, frozen=True):
+    """What the bench tells it."""
+
+    port: int
+    num_bytes: int
+    parent_pid: int
+
+
+def image_like(num_bytes: int) -> bytes:
+    """As good as a PNG's compressed pixels: bytes at random, always the same; one in 256 is a newline."""
+    return random.Random(1).randbytes(num_bytes)  # noqa: S311 - no secret
+
+
+def build_app(content: bytes) -> FastAPI:
+    """The application."""
+    app, reply = FastAPI(), Reply(content, "image/png", {})
+
+    @app.get("/readyz")
+    async def readyz() -> dict[str, bool]:
+        return {"ready": True}
+
+    @app.get("/cpu")
+    async def cpu() -> float:
+        return time.process_time()
+
+    def add(name: str, way: Callable[[Reply], Response]) -> None:
+        @app.get(f"/{name}")
+        async def body() -> Response:
+            return way(reply)
+
+    for name, way in WAYS.items():
+        add(name, way)
+    return app
+
+
+def main() -> None:
+    """Serve until SIGTERM."""
+    job = msgspec.json.decode(sys.argv[1], type=StreamingJob)
+    die_with_parent(parent_pid=job.parent_pid)
+    serve(build_app(image_like(job.num_bytes)), job.port)
+
+
+if __name__ == "__main__":
+    main()
