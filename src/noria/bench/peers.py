@@ -1,9 +1,50 @@
-"""The virtual environments of the peers: `noria bench install PEER` makes one, and a bench runs the peer's server in it."""
+"""The virtual environments of the peers: `noria bench install PEER` makes one, and a bench runs the peer's server in it.
 
+Each is layered (ADR 11): first what pip installed for the peer, behind it all of the environment that Noria runs in. So torch,
+diffusers, transformers and Noria itself are the very same files for every target, and nothing that a peer wants can change Noria's.
+
+A file, written last, says that an environment is whole and what it was made for. Without it there is none.
+"""
+
+import importlib.metadata
 import os
 import pathlib
+import shutil
+import site
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+
+import msgspec
 
 from noria.errors import ConfigError
+
+# The newest of November 2026. All of them have wheels for Python 3.11 to 3.13.
+REQUIREMENTS = {"litserve": "litserve==0.2.19", "bentoml": "bentoml==1.4.39", "ray": "ray[serve]==2.60.0"}
+
+# What draws. pip may not install any of it a second time: every target draws with the same.
+_SHARED = (
+    "torch",
+    "diffusers",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "huggingface-hub",
+    "numpy",
+    "pillow",
+    "msgspec",
+)
+_MARKER = "noria-peer.json"
+_LAST_LINES = 8
+
+
+class _Made(msgspec.Struct, frozen=True):
+    """What an environment was made for; another wish makes another environment."""
+
+    requirement: str
+    python: str
+    behind: tuple[str, ...]
 
 
 def folder_of(peer: str) -> pathlib.Path:
@@ -16,10 +57,97 @@ def python_of(peer: str) -> pathlib.Path:
     """The Python that its server runs on.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: it is not installed, half made, or made for another version, Python or environment of Noria's.
 
     """
-    python = folder_of(peer) / "bin" / "python"
-    if not python.is_file():
-        raise ConfigError(f"{peer} is not installed; install it with: noria bench install {peer}")
-    return python
+    if not _is_whole(peer):
+        raise ConfigError(f"{peer} is not installed for this Noria; install it with: noria bench install {peer}")
+    return _python_in(folder_of(peer))
+
+
+def install(peer: str, say: Callable[[str], None]) -> None:
+    """Make the environment of `peer` unless it is there; `say` is told, a line at a time, what takes long.
+
+    Raises:
+        ConfigError: no such peer, or no environment can be made; with pip's last words.
+
+    """
+    if peer not in REQUIREMENTS:
+        raise ConfigError(f"no peer is called {peer!r}; peers are {', '.join(REQUIREMENTS)}")
+    folder, wanted = folder_of(peer), _wanted(peer)
+    if _is_whole(peer):
+        say(f"{wanted.requirement} is installed in {folder}")
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    say(f"making a virtual environment in {folder}")
+    _run([sys.executable, "-m", "venv", str(folder)], f"no virtual environment could be made in {folder}")
+    # Python 3.11 brings a setuptools older than torch wants, which would stand before Noria's.
+    _run([*_pip(folder), "uninstall", "--yes", "--quiet", "setuptools"], f"no pip in {folder}")
+    _put_behind(folder, wanted.behind)
+    say(f"installing {wanted.requirement}")
+    _pip_install(folder, wanted.requirement)
+    _check_shared(folder)
+    (folder / _MARKER).write_bytes(msgspec.json.encode(wanted))
+    say(f"{wanted.requirement} is installed in {folder}")
+
+
+def constraints() -> list[str]:
+    """The versions that a peer has to do with, as pip reads them: those of the environment that Noria runs in."""
+    return [f"{name}=={importlib.metadata.version(name)}" for name in _SHARED]
+
+
+def _wanted(peer: str) -> _Made:
+    places = [*site.getsitepackages(), site.getusersitepackages()]
+    return _Made(REQUIREMENTS[peer], sys.version, tuple(place for place in places if place in sys.path))
+
+
+def _is_whole(peer: str) -> bool:
+    try:
+        made = msgspec.json.decode((folder_of(peer) / _MARKER).read_bytes(), type=_Made)
+    except (OSError, msgspec.DecodeError):
+        return False
+    return made == _wanted(peer) and _python_in(folder_of(peer)).is_file()
+
+
+def _python_in(folder: pathlib.Path) -> pathlib.Path:
+    return folder / "bin" / "python"
+
+
+def _pip(folder: pathlib.Path) -> list[str]:
+    return [str(_python_in(folder)), "-m", "pip", "--no-input", "--disable-pip-version-check"]
+
+
+def _put_behind(folder: pathlib.Path, behind: Sequence[str]) -> None:
+    """Have its Python search `behind` last; addsitedir also follows what is installed there as editable."""
+    (packages,) = (folder / "lib").glob("python*/site-packages")
+    lines = [f"import site; site.addsitedir({place!r})\n" for place in behind]
+    (packages / "noria.pth").write_text("".join(lines))
+
+
+def _pip_install(folder: pathlib.Path, requirement: str) -> None:
+    with tempfile.NamedTemporaryFile("w", prefix="noria-constraints-", suffix=".txt") as file:
+        file.write("\n".join(constraints()))
+        file.flush()
+        _run(
+            [*_pip(folder), "install", "--constraint", file.name, requirement],
+            f"pip could not install {requirement}; it needs a network, or a mirror in PIP_INDEX_URL",
+        )
+
+
+def _check_shared(folder: pathlib.Path) -> None:
+    """Raises ConfigError when something that draws is not Noria's own."""
+    look = "import importlib.metadata as m, sys; print(*(n + '==' + m.version(n) for n in sys.argv[1:]), sep='\\n')"
+    seen = _run(
+        [str(_python_in(folder)), "-c", look, *_SHARED], f"{folder} does not see Noria's environment"
+    ).splitlines()
+    if other := sorted(set(seen) - set(constraints())):
+        raise ConfigError(f"{folder} would draw with {', '.join(other)}, Noria draws with {', '.join(constraints())}")
+
+
+def _run(command: list[str], problem: str) -> str:
+    """What `command` prints; raises ConfigError with `problem` and its last lines when it fails."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode != 0:
+        last = "\n".join(done.stdout.splitlines()[-_LAST_LINES:])
+        raise ConfigError(f"{problem}. Its last words:\n{last}")
+    return done.stdout

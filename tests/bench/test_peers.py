@@ -1,0 +1,108 @@
+"""The peers' environments: real ones, with a wheel planted in the peer's place so that no registry is asked."""
+
+import importlib.metadata
+import importlib.util
+import subprocess
+import zipfile
+
+import pytest
+
+from noria.bench import peers
+from noria.bench.targets.catalog import PEERS
+from noria.errors import ConfigError
+
+PEER = "litserve"
+VERSION = peers.REQUIREMENTS[PEER].partition("==")[2]
+
+
+def plant_wheel(folder, name, version, requires=()):
+    """A wheel of one empty module."""
+    info = f"{name}-{version}.dist-info"
+    needs = "".join(f"Requires-Dist: {requirement}\n" for requirement in requires)
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{name}.py", "PLANTED = True\n")
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", f"{name}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheels")
+    plant_wheel(folder, PEER, VERSION, ["torch"])
+    plant_wheel(folder, "torch", "999.0")  # newer than Noria's: pip must not take it
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_registry(wheels, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("PIP_NO_INDEX", "1")
+        patch.setenv("PIP_FIND_LINKS", str(wheels))
+        yield
+
+
+@pytest.fixture(scope="module")
+def said(_own_registry):
+    """The lines said while the environment was made."""
+    lines = []
+    peers.install(PEER, lines.append)
+    return lines
+
+
+def run(code):
+    return subprocess.run(
+        [peers.python_of(PEER), "-c", code], check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def test_every_peer_has_one_exact_requirement():
+    assert set(peers.REQUIREMENTS) == set(PEERS)
+    assert all(requirement.count("==") == 1 for requirement in peers.REQUIREMENTS.values())
+
+
+def test_the_peer_is_in_front_and_noria_s_environment_behind(said):
+    assert said[-1] == f"litserve=={VERSION} is installed in {peers.folder_of(PEER)}"
+    assert run("import litserve; print(litserve.PLANTED)") == "True"
+    assert run("import importlib.metadata as m; print(m.version('torch'))") == importlib.metadata.version("torch")
+    assert run("import sys; print(sys.prefix)") == str(peers.folder_of(PEER))
+    there = run("import importlib.util as u; print(u.find_spec('diffusers').origin)")
+    assert there == importlib.util.find_spec("diffusers").origin
+
+
+def test_what_is_installed_is_left_alone_and_what_is_half_made_is_made_anew(said):
+    witness = peers.folder_of(PEER) / "witness"
+    witness.touch()
+    peers.install(PEER, said.append)
+    assert witness.exists()
+    (peers.folder_of(PEER) / "noria-peer.json").unlink()
+    with pytest.raises(ConfigError, match="noria bench install litserve"):
+        peers.python_of(PEER)
+    peers.install(PEER, said.append)
+    assert not witness.exists()
+    assert peers.python_of(PEER).is_file()
+
+
+def test_an_environment_made_for_another_version_is_not_used(said, monkeypatch):
+    monkeypatch.setitem(peers.REQUIREMENTS, PEER, "litserve==0.0.1")
+    with pytest.raises(ConfigError, match="not installed for this Noria"):
+        peers.python_of(PEER)
+
+
+def test_pip_s_last_words_are_told_and_nothing_half_made_is_used():
+    with pytest.raises(
+        ConfigError, match=r"(?s)could not install bentoml==.*No matching distribution found for bentoml"
+    ):
+        peers.install("bentoml", lambda line: None)
+    with pytest.raises(ConfigError, match="not installed"):
+        peers.python_of("bentoml")
+
+
+def test_an_unknown_peer_is_told_the_known_ones():
+    with pytest.raises(ConfigError, match="'triton'; peers are litserve, bentoml, ray"):
+        peers.install("triton", print)
+
+
+def test_the_constraints_are_the_versions_that_this_process_has():
+    assert f"torch=={importlib.metadata.version('torch')}" in peers.constraints()
