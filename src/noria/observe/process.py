@@ -1,10 +1,11 @@
-"""Manners of a child process: it does not outlive its parent. Linux only."""
+"""Manners of processes: a child does not outlive its parent, and a parent can take in its children's orphans. Linux only."""
 
 import ctypes
 import os
 import signal
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent(sent: signal.Signals = signal.SIGTERM, parent_pid: int | None = None) -> None:
@@ -13,8 +14,17 @@ def die_with_parent(sent: signal.Signals = signal.SIGTERM, parent_pid: int | Non
     So start children from a thread that lives as long as they should. A parent that has ended before this call is noticed only
     where `parent_pid`, its process id, is given: then `sent` comes at once. Raises OSError where the kernel refuses.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, int(sent), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    _prctl(_PR_SET_PDEATHSIG, int(sent))
     if parent_pid is not None and os.getppid() != parent_pid:
         os.kill(os.getpid(), sent)
+
+
+def adopt_orphans() -> None:
+    """From now on a descendant whose parent ends becomes this process's child, not init's; not inherited by children."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}, {value})")

@@ -1,0 +1,101 @@
+"""Ray Serve over diffusers' own pipeline, with `@serve.batch`. A process: `python -m noria.bench.targets.ray_app JOB`.
+
+Ray starts a node of its own for it: a scheduler, a store, Serve's controller, a proxy that speaks HTTP, and one replica. In the
+replica, one thread draws and others compress files.
+"""
+
+import asyncio
+import os
+import secrets
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import pydantic
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from noria.bench.targets.drawing import PipelineDrawer, T2IBody, TargetJob, draw_mixed, read_job, reply_with
+from noria.bench.targets.ending import end_all_at_sigterm
+from noria.frontend.engine_link import DrawnImage
+
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # who asks Ray for no GPU still sees them all
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+}
+_STORE_BYTES = 200 * 2**20
+
+
+class Replica:
+    """What Ray runs: the model, and a queue before it."""
+
+    def __init__(self, job_json: bytes) -> None:
+        from ray import serve
+
+        self._job = msgspec.json.decode(job_json, type=TargetJob)
+        self._drawer = PipelineDrawer(self._job)
+        self._device = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
+        most = self._job.settings.max_images
+        self._draw = serve.batch(
+            max_batch_size=most,
+            batch_wait_timeout_s=self._job.settings.timeout_s,
+            # It counts images; one request larger than a batch would be refused, and so counts as a whole one.
+            batch_size_fn=lambda bodies: sum(min(body.n, most) for body in bodies),
+        )(self._draw_batch)
+
+    async def __call__(self, request: Request) -> Response:
+        """Both routes."""
+        if request.url.path == "/readyz":
+            return PlainTextResponse("ready")
+        try:
+            body = T2IBody.model_validate_json(await request.body())
+        except pydantic.ValidationError as error:
+            return PlainTextResponse(str(error), status_code=422)
+        images, batch_size = await self._draw(body)
+        reply = await asyncio.to_thread(reply_with, images, batch_size)
+        return Response(reply.content, headers=reply.headers, media_type=reply.media_type)
+
+    async def _draw_batch(self, bodies: list[T2IBody]) -> list[tuple[list[DrawnImage], int]]:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._device, draw_mixed, self._drawer, self._job.spec, bodies)
+
+
+def main() -> None:
+    """Read the job from the command line and serve until SIGTERM."""
+    job = read_job()
+    folder = tempfile.mkdtemp(prefix="noria-ray-")
+    end_all_at_sigterm(folder)
+    # Its processes ask one another for a token, which would otherwise be a file in the user's home.
+    os.environ |= _ENVIRONMENT | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+
+    import ray  # reads the environment
+    from ray import serve
+
+    ray.init(
+        _temp_dir=folder,
+        _node_ip_address="127.0.0.1",
+        include_dashboard=False,
+        log_to_driver=False,
+        num_cpus=os.cpu_count(),
+        object_store_memory=_STORE_BYTES,
+    )
+    serve.start(
+        http_options={"host": "127.0.0.1", "port": job.port},
+        logging_config={"enable_access_log": False, "log_level": "WARNING"},
+    )
+    deployment = serve.deployment(
+        name="t2i",
+        num_replicas=1,
+        max_ongoing_requests=100_000,  # all wait in the replica, where they are batched
+        logging_config={"enable_access_log": False, "log_level": "WARNING"},
+    )(Replica)
+    serve.run(deployment.bind(msgspec.json.encode(job)), route_prefix="/")
+    while True:
+        time.sleep(3600)
+
+
+if __name__ == "__main__":
+    main()

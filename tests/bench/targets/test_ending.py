@@ -1,0 +1,53 @@
+"""A server of several processes ends with all of them, and at once."""
+
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+# It has a child and, from another child that has ended, an orphan; both are deaf to SIGTERM, and it would end in its own way.
+SERVER = """
+import signal, subprocess, sys, time
+from noria.bench.targets.ending import end_all_at_sigterm
+end_all_at_sigterm(sys.argv[1])
+signal.signal(signal.SIGTERM, lambda *_: print("the framework's own ending", flush=True))
+deaf = "import os, signal, time; signal.signal(15, signal.SIG_IGN); print(os.getpid(), flush=True); time.sleep(600)"
+subprocess.run([sys.executable, "-c", f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {deaf!r}])"])
+child = subprocess.Popen([sys.executable, "-c", deaf])
+"""
+
+
+def start(folder, rest):
+    return subprocess.Popen(
+        [sys.executable, "-c", SERVER + rest, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def pids_of(server):
+    """Of its child and of the orphan, once both are up and deaf."""
+    return [int(server.stdout.readline()) for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    "rest", ["time.sleep(600)", "child.wait(); raise RuntimeError('the framework fails without it')"]
+)
+def test_at_sigterm_nothing_is_left(tmp_path, rest):
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    with start(folder, rest) as server:
+        pids = pids_of(server)
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(timeout=60) == 0
+        assert server.stdout.read() == ""
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+    assert not folder.exists()
+
+
+def test_when_the_server_fails_by_itself_nothing_is_left_either(tmp_path):
+    with start(tmp_path / "none", "sys.stdin.readline(); sys.exit(3)") as server:
+        pids = pids_of(server)
+        server.communicate("go\n", timeout=60)
+        assert server.returncode == 3
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
