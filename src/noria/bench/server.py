@@ -10,19 +10,16 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import psutil
 
 from noria.bench import peers
-from noria.bench.targets.catalog import Target
+from noria.bench.targets.catalog import Target, TargetSettings
 from noria.config import Config
 from noria.config import settings as known_settings
 from noria.spec import ModelSpec
-
-if TYPE_CHECKING:
-    from noria.bench.targets.drawing import TargetSettings
 
 _READY_WITHIN_S = 120.0
 
@@ -83,11 +80,13 @@ def running_target(
     target: Target,
     spec: ModelSpec,
     config: Config,
-    settings: "TargetSettings | None" = None,
+    settings: TargetSettings | None = None,
     flags: Sequence[str] = (),
     port: int | None = None,
 ) -> Iterator[RunningServer]:
     """A fresh server for `target`, on the same model with the same engine settings; `flags` more for Noria, `settings` for others.
+
+    `settings` are the target's own unless given.
 
     Raises:
         ConfigError: its virtual environment is not installed.
@@ -102,8 +101,7 @@ def running_target(
 
     def command(port: int) -> list[str]:
         job = {"spec": spec, "config": config.engine, "port": port, "parent_pid": os.getpid()}
-        if settings is not None:
-            job["settings"] = settings
+        job["settings"] = settings or target.settings
         return [python, "-m", str(target.module), msgspec.json.encode(job).decode()]
 
     with running_process(command, port) as server:

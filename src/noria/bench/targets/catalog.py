@@ -1,6 +1,19 @@
 """What can be benched, by name: Noria, the seed article's five endpoints, the peers. Light: the command line reads it."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+
+class TargetSettings(msgspec.Struct, frozen=True):
+    """What may be turned at a server that microbatches or streams; each reads what it has."""
+
+    timeout_s: float = 0.5  # a batch that is not full goes after this long
+    max_images: int = 8  # of a batch
+    stream: Literal["bytesio", "chunks"] = (
+        "bytesio"  # how the streaming endpoints give the body, as in tutorials or in pieces of 64 kB
+    )
 
 
 @dataclass(frozen=True)
@@ -11,6 +24,7 @@ class Target:
     path: str
     module: str | None = None  # that serves it, run as `python -m MODULE JOB`; None: `noria serve`
     peer: str | None = None  # whose virtual environment it runs in; None: Noria's own
+    settings: TargetSettings = TargetSettings()  # unless a bench turns them: the best that were found, or the seed's
 
 
 TARGETS = {

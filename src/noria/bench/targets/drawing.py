@@ -8,26 +8,17 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import msgspec
 from pydantic import BaseModel
 
+from noria.bench.targets.catalog import TargetSettings as TargetSettings  # noqa: PLC0414 -- a job has them
 from noria.config import EngineConfig
 from noria.frontend.encoding import base64_texts, encode_images
 from noria.frontend.engine_link import DrawnImage
 from noria.observe.process import die_with_parent
 from noria.spec import ModelSpec
-
-
-class TargetSettings(msgspec.Struct, frozen=True):
-    """What may be turned at a server that microbatches or streams; each reads what it has."""
-
-    timeout_s: float = 0.5  # a batch that is not full goes after this long
-    max_images: int = 8  # of a batch
-    stream: Literal["bytesio", "chunks"] = (
-        "bytesio"  # how the streaming endpoints give the body, as in tutorials or in pieces of 64 kB
-    )
 
 
 class TargetJob(msgspec.Struct, frozen=True):

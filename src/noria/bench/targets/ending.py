@@ -21,9 +21,13 @@ _TURN_S = 0.01
 def end_all_at_sigterm(*folders: str) -> None:
     """From now on this process ends at SIGTERM with status 0; whenever it ends, so do all below it, and `folders` go.
 
-    Call it before a framework begins, in the main thread: threads and processes that begin later inherit that SIGTERM is blocked,
-    and only a thread made here takes it, so that no framework's handler does.
+    Call it before a framework is imported, in the only thread: threads and processes that begin later inherit that SIGTERM is
+    blocked, and only a thread made here takes it, so that no framework's handler does. multiprocessing's resource tracker
+    unblocks it, though, so there is a handler too.
     """
+    assert len(os.listdir("/proc/self/task")) == 1, (
+        "a thread that does not block SIGTERM would take it and end this process alone"
+    )
     adopt_orphans()
     lock = (
         threading.Lock()
@@ -41,7 +45,12 @@ def end_all_at_sigterm(*folders: str) -> None:
         signal.sigwait({signal.SIGTERM})
         end(status=0)
 
+    def handle(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would wait for the lock of the first
+        end(status=0)
+
     atexit.register(end)
+    signal.signal(signal.SIGTERM, handle)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     threading.Thread(target=wait_and_end, name="ending", daemon=True).start()
 
