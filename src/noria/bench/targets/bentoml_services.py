@@ -28,7 +28,7 @@ _QUIET: dict[str, Any] = {
     "metrics": {"enabled": False},
     "workers": 1,
 }
-_NUM_TRAINING_REQUESTS = 16  # the dispatcher batches nothing for its first 11, and then learns from each batch
+_NUM_TRAINING_REQUESTS = 11  # for so many the dispatcher batches next to nothing; afterwards it learns from each batch
 
 
 @bentoml.service(**_QUIET, threads=1)
