@@ -18,7 +18,11 @@ from noria.bench.targets.drawing import PipelineDrawer, T2IBody, TargetJob, grou
 from noria.config import Config
 from noria.models.catalog import open_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # within diffusers
+]
 SPEC = open_model("bundled")
 CONFIG = Config(model="bundled")
 PATIENCE_S = 300

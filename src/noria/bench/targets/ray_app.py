@@ -25,6 +25,7 @@ _ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # who asks Ray for no GPU still sees them all
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_worker_niceness": "0",  # its workers would have the lowest priority but four
 }
 _STORE_BYTES = 200 * 2**20
 
