@@ -17,8 +17,7 @@ import psutil
 
 import noria.bench
 from noria.bench.server import RunningServer, running_target
-from noria.bench.targets.catalog import TARGETS, Target
-from noria.bench.targets.drawing import TargetSettings
+from noria.bench.targets.catalog import TARGETS, Target, TargetSettings
 from noria.bench.workload import caption
 from noria.config import Config
 from noria.errors import ConfigError, did_you_mean, shown
@@ -47,9 +46,7 @@ def main(config: Config, target: str, port: int = DEFAULT_PORT, settings: Target
         body = pathlib.Path(folder) / "body.json"
         body.write_text(json.dumps({"prompt": caption(1), "seed": 1}), encoding="utf-8")
         try:
-            with running_target(
-                TARGETS[target], spec, config, settings or TargetSettings(), port=port or None
-            ) as server:
+            with running_target(TARGETS[target], spec, config, settings, port=port or None) as server:
                 print(lines(TARGETS[target], server.port, body), flush=True)
                 return _wait(server)
         except KeyboardInterrupt:
