@@ -9,8 +9,6 @@ import subprocess
 import sys
 from typing import Any
 
-import psutil
-
 import noria
 
 _VERSIONS = ("torch", "diffusers", "transformers", "starlette", "uvicorn", "pyzmq", "msgspec", "pillow")
@@ -20,18 +18,33 @@ def provenance() -> dict[str, Any]:
     """Everything about this run that is not its measurements."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["noria", *sys.argv[1:]]),
+        "command": _command(),
         "noria": noria.__version__,
         "commit": _commit(),
         "python": platform.python_version(),
-        "versions": {name: importlib.metadata.version(name) for name in _VERSIONS},
+        "versions": {name: version for name in _VERSIONS if (version := _version(name)) is not None},
         "machine": {
             "cpu": _cpu_model(),
             "cores": len(os.sched_getaffinity(0)),
-            "memory_bytes": psutil.virtual_memory().total,
+            "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
             "load_average_before": os.getloadavg()[0],
         },
     }
+
+
+def _command() -> str:
+    """As it was typed, but for the interpreter's path."""
+    if sys.orig_argv[1:2] == ["-m"] and sys.orig_argv[2] != "noria":
+        return " ".join(["python", *sys.orig_argv[1:]])
+    return " ".join(["noria", *sys.argv[1:]])
+
+
+def _version(name: str) -> str | None:
+    """Of an installed distribution; a bench of the device needs but few of them."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _commit() -> str | None:
