@@ -1,0 +1,41 @@
+"""The UNets are the published ones, by their parameters and by their work."""
+
+import pytest
+import torch
+
+from noria.bench.device.architectures import SD15, SDXL, build, bundled, flops_of_row, make_inputs
+from noria.models.catalog import open_model
+
+
+@pytest.mark.parametrize(
+    ("architecture", "parameters"), [(SD15, 859_520_964), (SDXL, 2_567_463_684)], ids=lambda value: str(value)[:30]
+)
+def test_the_true_sizes_have_the_published_numbers_of_parameters(architecture, parameters):
+    assert sum(weights.numel() for weights in build(architecture, "meta", torch.float32).parameters()) == parameters
+
+
+@pytest.mark.parametrize(("architecture", "side_px", "tflops"), [(SD15, 512, 0.803), (SDXL, 1024, 6.76)])
+def test_a_row_of_the_true_sizes_is_the_published_work(architecture, side_px, tflops):
+    assert flops_of_row(architecture, side_px) == pytest.approx(tflops * 1e12, rel=0.02)
+
+
+def test_the_small_one_is_the_model_in_the_package():
+    spec = open_model("bundled")
+    assert (
+        sum(weights.numel() for weights in build(bundled(), "meta", torch.float32).parameters()) == spec.num_parameters
+    )
+    assert bundled().config["sample_size"] * bundled().latent_scale == spec.default_width_px
+    assert bundled().usual_steps == spec.default_steps
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_unet_and_its_inputs_are_made_in_the_dtype_and_repeat_themselves(tiny, dtype):
+    outputs = []
+    for _ in range(2):
+        unet, inputs = build(tiny, "cpu", dtype), make_inputs(tiny, 64, 3, "cpu", dtype)
+        assert {weights.dtype for weights in unet.parameters()} == {dtype}
+        with torch.no_grad():
+            outputs.append(inputs.predict(unet))
+    assert outputs[0].shape == (3, 4, 8, 8) and outputs[0].dtype == dtype and outputs[0].isfinite().all()
+    assert torch.equal(*outputs)
+    assert torch.get_default_dtype() == torch.float32
