@@ -10,11 +10,14 @@ import pytest
 
 import noria.bench.contract
 import noria.bench.quick
+import noria.bench.suite
+import noria.bench.targets.by_hand
 import noria.doctor
 import noria.generate
 import noria.supervisor
 from noria import __version__
 from noria.bench.options import ContractOptions
+from noria.bench.targets.catalog import TargetSettings
 from noria.cli import build_parser, main
 from noria.config import Config, settings
 from noria.errors import GenerationFailed, InvalidField, ModelError
@@ -214,6 +217,103 @@ def test_a_wrong_load_is_answered_with_what_loads_are(capsys: pytest.CaptureFixt
         main(["bench", "contract", "--loads", "fifty"])
     assert caught.value.code == 2
     assert "'fifty'; loads are whole per cents" in capsys.readouterr().err
+
+
+@pytest.fixture
+def suites(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What the suite was called with."""
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(noria.bench.suite, "main", lambda *arguments: calls.append(arguments) or 0)
+    return calls
+
+
+def test_benches_of_targets_take_targets_a_duration_a_folder_and_settings(suites: list[tuple[Any, ...]]) -> None:
+    assert (
+        main(
+            [
+                "bench",
+                "scenario2",
+                "m",
+                "--targets",
+                "seed-batched,noria",
+                "--duration",
+                "45",
+                "--out",
+                "there",
+                "--full",
+                "--slots",
+                "4",
+            ]
+        )
+        == 0
+    )
+    config, folder, planned, _ = suites[0]
+    options = planned.args[-1]
+    assert (config.model, config.engine.slots, folder) == ("m", 4, pathlib.Path("there"))
+    assert [target.name for target in options.targets] == ["noria", "seed-batched"]
+    assert (options.seconds, options.full) == (45.0, True)
+
+
+def test_mixed_takes_a_rate_and_a_sweep_its_name(suites: list[tuple[Any, ...]]) -> None:
+    assert main(["bench", "mixed", "--rate", "12.5", "--arrivals", "both"]) == 0
+    assert main(["bench", "sweep", "batching", "--full"]) == 0
+    mixed, sweep = (call[2].args[-1] for call in suites)
+    assert (mixed.rate, mixed.arrivals, mixed.load) == (12.5, "both", 80)
+    assert sweep.full
+    assert [call[1].parent.name for call in suites] == ["bench-results"] * 2
+    assert suites[1][1].name.endswith("-sweep-batching")
+
+
+def test_a_peer_that_is_not_installed_is_refused_before_anything_is_measured(
+    suites: list[tuple[Any, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main(["bench", "scenario1", "--targets", "noria,ray"]) == 2
+    assert "noria bench install ray" in capsys.readouterr().err
+    assert suites == []
+
+
+def test_a_target_is_served_by_hand_with_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(noria.bench.targets.by_hand, "main", lambda *arguments: calls.append(arguments) or 0)
+    assert main(["bench", "serve", "seed-batched", "m", "--batch-timeout-ms", "250", "--batch-size", "4"]) == 0
+    assert main(["bench", "serve", "noria", "--port", "0", "--stream", "chunks"]) == 0
+    assert [(config.model, target, port) for config, target, port, _ in calls] == [
+        ("m", "seed-batched", 8001),
+        ("bundled", "noria", 0),
+    ]
+    assert [call[3] for call in calls] == [TargetSettings(0.25, 4), TargetSettings(stream="chunks")]
+
+
+def test_a_report_is_made_of_a_folder_and_a_folder_without_runs_is_refused(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "report", str(tmp_path)]) == 2
+    assert "holds no runs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("scenario1 --targets noria,triton", "'triton'; targets are all, noria, seed-stream-async"),
+        ("scenario1 --duration soon", "'soon'; a run lasts 1 to 86400 whole seconds"),
+        ("mixed --load much", "'much'; a load is a whole per cent"),
+        ("mixed --load 50 --rate 10", "not allowed with argument"),
+        ("sweep colour", "'attention', 'channels-last'"),
+        ("install torchserve", "'litserve', 'bentoml', 'ray'"),
+        ("serve triton", "'noria', 'seed-stream-async'"),
+    ],
+)
+def test_a_wrong_option_of_a_bench_is_answered_with_what_is_allowed(
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["bench", *words.split()])
+    assert caught.value.code == 2
+    assert message.replace("'", "") in capsys.readouterr().err.replace("'", "")
 
 
 @pytest.mark.parametrize(("verdict", "status"), [("ok", 0), ("warn", 0), ("fail", 1)])

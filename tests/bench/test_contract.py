@@ -2,6 +2,7 @@
 
 import contextlib
 import http.server
+import importlib.util
 import io
 import itertools
 import json
@@ -172,7 +173,7 @@ def test_a_bench_that_cannot_begin_says_why(monkeypatch, capsys):
 
 
 def test_what_is_not_installed_is_said_at_once(monkeypatch):
-    monkeypatch.setattr(contract.importlib.util, "find_spec", lambda name: None if name == "fastapi" else name)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "fastapi" else name)
     with pytest.raises(ConfigError, match=r"needs fastapi, which is not installed.*noria-serve\[bench\]"):
         contract.main(Config(), OPTIONS)
 

@@ -9,10 +9,12 @@ import json
 import subprocess
 import sys
 import threading
+import time
 
 import msgspec
 import pytest
 
+from noria.bench.keeping import kept
 from noria.bench.openloop import Job, run
 from noria.bench.statistics import Record, attainment
 from noria.bench.workload import Arrival, Ask
@@ -32,8 +34,7 @@ class Erring(http.server.BaseHTTPRequestHandler):
             case "fine":
                 self.answer(200, b"fine", "image/png", {"Server-Timing": "queue;dur=1.0, predicted;dur=250.0"})
             case "two":
-                files = [{"b64_json": base64.b64encode(text).decode()} for text in (b"one", b"two")]
-                self.answer(200, json.dumps({"images": files}).encode(), "application/json", {"X-Batch-Size": "6"})
+                self.answer(200, self.server.two, "application/json", {"X-Batch-Size": "6"})
             case "late":
                 self.server.release.wait(LATE_S)
                 self.answer(200, b"late", "image/png")
@@ -65,6 +66,8 @@ def server():
 
     with Threading(("127.0.0.1", 0), Erring) as erring:
         erring.bodies, erring.release = [], threading.Event()
+        files = [{"b64_json": base64.b64encode(text).decode()} for text in (b"one", b"two")]
+        erring.two = json.dumps({"images": files}).encode()
         threading.Thread(target=erring.serve_forever, daemon=True).start()
         yield erring
         erring.release.set()
@@ -102,7 +105,7 @@ def test_no_answer_is_waited_for_before_the_next_request_is_sent(server):
 
 def test_a_record_has_what_the_server_told(server):
     fine, two = records(server, arrivals("fine", "two"))
-    assert (fine.predicted_s, fine.batch_size) == (0.25, None)
+    assert (fine.predicted_s, fine.batch_size, fine.queue_s) == (0.25, None, 0.001)
     assert fine.digest == hashlib.sha256(b"fine").hexdigest()[:16]
     assert (two.predicted_s, two.batch_size) == (None, 6)
     assert two.digest == hashlib.sha256(b"onetwo").hexdigest()[:16]
@@ -126,3 +129,20 @@ def test_as_a_process_it_writes_each_record_when_it_is_known(server):
         first = msgspec.json.decode(next(itertools.chain(client.stdout)), type=Record)
         client.kill()  # a run that is cut short keeps what it has
     assert (first.number, first.status) == (0, 200)
+
+
+def test_without_deadlines_it_ends_when_all_is_answered_and_keeps_a_sample(server, tmp_path):
+    asked = arrivals("fine", "late", "two", "500", deadline_s=None)
+    told = []
+    started = time.monotonic()
+    asyncio.run(run(Job(f"http://127.0.0.1:{server.server_port}/t2i", asked, 600.0, str(tmp_path)), told.append))
+    assert time.monotonic() - started < 60
+    assert sorted((record.number, record.status) for record in told) == [(0, 200), (1, 200), (2, 200), (3, 500)]
+    assert {number: file.name for number, file in kept(tmp_path).items()} == {0: "0.image", 1: "1.image", 2: "2.json"}
+    assert all("deadline_ms" not in body for body in server.bodies)
+
+
+def test_an_answer_that_is_not_what_it_says_is_recorded(server):
+    server.two = b'{"images": null}'
+    (record,) = records(server, arrivals("two"))
+    assert (record.status, record.digest) == (200, None)

@@ -6,8 +6,9 @@ import time
 
 import psutil
 
+from noria.bench.meters import GpuReading
 from noria.bench.server import RunningServer
-from noria.bench.watching import watched
+from noria.bench.watching import cores, energy_j, watched
 
 GROWING = "held = []\nfor _ in range(40):\n    held.append(bytearray(b'x' * 5_000_000))\n    import time; time.sleep(0.02)\ninput()"
 SPINNING = "import time\nend = time.monotonic() + 60\nwhile time.monotonic() < end: pass"
@@ -41,3 +42,32 @@ def test_a_stranger_s_work_is_told_from_the_server_s_own():
             idling.kill()
     share = spun_s / elapsed_s / psutil.cpu_count()
     assert stranger.others_share - own.others_share > 0.7 * share > 0.0
+
+
+def test_cores_are_what_each_process_spent_and_new_ones_count_from_their_start():
+    assert cores({1: 10.0, 2: 5.0, 3: 7.0}, {1: 11.0, 2: 5.5, 4: 0.5}, 2.0) == 1.0
+
+
+def test_a_spinning_server_uses_about_what_it_is_given():
+    with subprocess.Popen([sys.executable, "-c", SPINNING]) as busy:
+        spinner = psutil.Process(busy.pid)
+        try:
+            before = spinner.cpu_times().user
+            with watched(RunningServer(0, 0.0, spinner), every_s=0.5) as seen:
+                deadline = time.monotonic() + 60
+                while len(seen.cpu_cores) < 4:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.05)
+            spent_s = spinner.cpu_times().user - before
+        finally:
+            busy.kill()
+    usage = seen.usage
+    assert len(usage.at_s) == len(usage.cpu_cores) == len(usage.resident_bytes)
+    assert 0.0 < sum(cores_now * 0.5 for cores_now in usage.cpu_cores) < 2 * spent_s + 0.5
+    assert (usage.gpu_share, usage.gpu_bytes) == ((), ())
+
+
+def test_energy_is_the_difference_or_nothing():
+    first, last = GpuReading(0.5, 1, 100.0), GpuReading(0.5, 1, 350.0)
+    assert energy_j(first, last) == 250.0
+    assert energy_j(first, GpuReading(0.5, 1, None)) is None

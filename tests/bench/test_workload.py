@@ -32,6 +32,13 @@ def test_a_seed_repeats_a_trace_and_another_does_not():
     assert a_trace() != a_trace(seed=8)
 
 
+def test_without_deadlines_the_same_requests_come_at_the_same_moments():
+    free = trace(mixed(SPEC), SPEC, None, rows_per_s=200.0, seconds=60.0, arrivals="poisson", seed=7)
+    assert [(a.intended_s, a.ask) for a in free] == [(a.intended_s, a.ask) for a in a_trace()]
+    assert {(a.deadline_s, a.patience) for a in free} == {(None, "")}
+    assert "deadline_ms" not in free[0].body
+
+
 @pytest.mark.parametrize("arrivals", ["poisson", "bursty"])
 @pytest.mark.parametrize("rate", [100.0, 250.0])
 def test_a_trace_brings_the_work_that_it_is_asked_for(arrivals, rate):

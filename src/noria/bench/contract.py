@@ -8,7 +8,6 @@ Ctrl-C, or a server that fails, ends the bench with what was measured until then
 """
 
 import contextlib
-import importlib.util
 import json
 import pathlib
 import subprocess
@@ -23,16 +22,16 @@ import msgspec
 
 from noria.bench import calibration, report, same_image
 from noria.bench.machine import provenance
+from noria.bench.needs import check_installed
 from noria.bench.openloop import Job
 from noria.bench.options import ContractOptions, Target
 from noria.bench.report import Run
-from noria.bench.server import RunningServer, flags_of, running_server, running_target
+from noria.bench.server import RunningServer, apart, flags_of, running_server, running_target
 from noria.bench.statistics import Record
 from noria.bench.targets.catalog import TARGETS
 from noria.bench.watching import watched
 from noria.bench.workload import MIXES, Arrival, trace
 from noria.config import Config
-from noria.errors import ConfigError
 from noria.models.catalog import open_model
 from noria.spec import ModelSpec
 
@@ -54,9 +53,9 @@ def main(
         ConfigError: what it needs is not installed.
 
     """
-    _check_installed("fastapi", "httpx", *(["matplotlib"] if plots is not None else []))
+    check_installed("fastapi", "httpx", *(["matplotlib"] if plots is not None else []))
     with tempfile.TemporaryDirectory(prefix="noria-bench-") as folder:
-        bench = ContractBench(_apart(config, folder), options, output)
+        bench = ContractBench(apart(config, folder), options, output)
         status = _measured(bench)
     document = bench.document()
     if bench.runs:
@@ -67,15 +66,6 @@ def main(
         for file in draw(bench.runs, plots):
             _say(f"wrote {file}")
     return status
-
-
-def _apart(config: Config, folder: str) -> Config:
-    """`config` for servers that are only measured: they keep costs in `folder`, and say nothing unless something is wrong."""
-    engine = config.engine
-    if not engine.cache_dir:  # what was measured at another time, on a busier machine, makes bad promises
-        engine = msgspec.structs.replace(engine, cache_dir=folder)
-    log_level = "warning" if config.log_level == "info" else config.log_level
-    return msgspec.structs.replace(config, engine=engine, log_level=log_level)
 
 
 def _measured(bench: "ContractBench") -> int:
@@ -217,14 +207,6 @@ def _sent(job: Job) -> list[Record]:
     if len(records) != len(job.arrivals):
         raise RuntimeError(f"the client ended after {len(records)} of {len(job.arrivals)} requests")
     return sorted(records, key=lambda record: record.number)
-
-
-def _check_installed(*names: str) -> None:
-    """Better now than after twenty minutes."""
-    if missing := [name for name in names if importlib.util.find_spec(name) is None]:
-        raise ConfigError(
-            f"this bench needs {', '.join(missing)}, which is not installed. Install Noria with its extra: pip install 'noria-serve[bench]'."
-        )
 
 
 def _say(text: str) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _PREDICTED = re.compile(r"\bpredicted;dur=([\d.]+)")
+_QUEUE = re.compile(r"\bqueue;dur=([\d.]+)")
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,12 @@ def predicted_s(server_timing: str) -> float | None:
     """The prediction in a Server-Timing header, in seconds; None where there is none."""
     match = _PREDICTED.search(server_timing)
     return float(match[1]) / 1000 or None if match else None
+
+
+def queue_s(server_timing: str) -> float | None:
+    """The wait before anything was drawn, in a Server-Timing header, in seconds; None where it does not say."""
+    match = _QUEUE.search(server_timing)
+    return float(match[1]) / 1000 if match else None
 
 
 def images_per_second(replies: list[Reply], warm_up_s: float) -> float:

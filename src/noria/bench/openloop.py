@@ -2,12 +2,15 @@
 
 `python -m noria.bench.openloop < job.json` writes one JSON line for each request as its fate is known, so that a run that is cut
 short is not lost. There is no limit on connections and nothing is sent twice. A request counts as unanswered when its answer has
-not come `Job.grace_s` after the last deadline of the trace: by then nothing can be in time any more.
+not come `Job.grace_s` after the last deadline of the trace: by then nothing can be in time any more. Where nobody has a deadline,
+`grace_s` counts from the last intended start. It ends when all is answered.
 """
 
 import asyncio
 import base64
+import contextlib
 import hashlib
+import pathlib
 import sys
 from collections.abc import Callable
 
@@ -15,6 +18,7 @@ import httpx
 import msgspec
 
 from noria.bench import load
+from noria.bench.keeping import Keeper
 from noria.bench.statistics import Record
 from noria.bench.workload import Arrival
 
@@ -27,16 +31,20 @@ class Job(msgspec.Struct, frozen=True):
     url: str
     arrivals: tuple[Arrival, ...]
     grace_s: float = 2.0
+    keep: str | None = None  # folder for a sample of the replies
 
 
 async def run(job: Job, tell: Callable[[Record], None]) -> None:
     """Send `job.arrivals`; `tell` hears of each one's end."""
     loop = asyncio.get_running_loop()
     start_s = loop.time() + _START_S
-    end_s = max((a.intended_s + a.deadline_s for a in job.arrivals), default=0.0) + job.grace_s
+    end_s = max((a.intended_s + (a.deadline_s or 0.0) for a in job.arrivals), default=0.0) + job.grace_s
+    keeper = None if job.keep is None else Keeper(pathlib.Path(job.keep))
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(timeout=None, limits=limits, trust_env=False) as client:  # noqa: S113 - end_s is the time-out
-        tasks = [asyncio.create_task(_send(client, job.url, arrival, start_s, tell)) for arrival in job.arrivals]
+        tasks = [
+            asyncio.create_task(_send(client, job.url, arrival, start_s, tell, keeper)) for arrival in job.arrivals
+        ]
         if not tasks:
             return
         done, pending = await asyncio.wait(tasks, timeout=start_s + end_s - loop.time())
@@ -47,7 +55,12 @@ async def run(job: Job, tell: Callable[[Record], None]) -> None:
 
 
 async def _send(
-    client: httpx.AsyncClient, url: str, arrival: Arrival, start_s: float, tell: Callable[[Record], None]
+    client: httpx.AsyncClient,
+    url: str,
+    arrival: Arrival,
+    start_s: float,
+    tell: Callable[[Record], None],
+    keeper: Keeper | None,
 ) -> None:
     loop, text = asyncio.get_running_loop(), msgspec.json.encode(arrival.body)
     await asyncio.sleep(start_s + arrival.intended_s - loop.time())
@@ -65,6 +78,8 @@ async def _send(
     try:
         answer = await client.post(url, content=text, headers={"content-type": "application/json"})
         record = msgspec.structs.replace(record, done_s=loop.time() - start_s, **_read(answer))
+        if keeper is not None and answer.status_code == 200:
+            keeper.keep(arrival.number, answer.content, answer.headers.get("content-type", ""))
     except httpx.TransportError:
         record = msgspec.structs.replace(record, done_s=loop.time() - start_s)
     finally:  # also when the run is over before the answer
@@ -76,10 +91,13 @@ def _read(answer: httpx.Response) -> dict[str, object]:
     fields: dict[str, object] = {"status": answer.status_code}
     if answer.status_code != 200:
         return fields
-    fields["predicted_s"] = load.predicted_s(answer.headers.get("server-timing", ""))
+    timing = answer.headers.get("server-timing", "")
+    fields["predicted_s"], fields["queue_s"] = load.predicted_s(timing), load.queue_s(timing)
     if size := answer.headers.get("x-batch-size"):
         fields["batch_size"] = int(size)
-    return fields | {"digest": hashlib.sha256(b"".join(image_files(answer))).hexdigest()[:16]}
+    with contextlib.suppress(KeyError, TypeError, ValueError):  # no images: whoever looks at the sample finds out
+        fields["digest"] = hashlib.sha256(b"".join(image_files(answer))).hexdigest()[:16]
+    return fields
 
 
 def image_files(answer: httpx.Response) -> list[bytes]:

@@ -1,14 +1,16 @@
-"""A server seen from outside while it is loaded: the memory that it holds, and what others do to the machine meanwhile."""
+"""A server seen from outside while it is loaded: what it and its device use, and what others do to the machine meanwhile."""
 
 import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import psutil
 
+from noria.bench.meters import GpuReading, Gpus, Rapl
+from noria.bench.runs import Usage
 from noria.bench.server import RunningServer
 
 _SAMPLE_S = 0.25
@@ -16,23 +18,52 @@ _SAMPLE_S = 0.25
 
 @dataclass
 class Observations:
-    """What was seen; complete when the watch is over."""
+    """What was seen; complete when the watch is over. The lists have a value for each moment of `memory`."""
 
     memory: list[tuple[float, int]] = field(default_factory=list)  # seconds since its start, bytes of all processes
+    cpu_cores: list[float] = field(default_factory=list)  # CPU seconds a second, since the moment before
+    gpus: list[GpuReading] = field(default_factory=list)  # empty without
+    energy_j: float | None = None  # of the GPUs; without, of the CPU's packages
     others_share: float = (
         0.0  # of the machine's CPU time, taken by processes that are neither the server nor this bench
     )
 
+    @property
+    def usage(self) -> Usage:
+        """As a run keeps it."""
+        return Usage(
+            at_s=tuple(round(at_s, 3) for at_s, _ in self.memory),
+            cpu_cores=tuple(round(cores, 3) for cores in self.cpu_cores),
+            resident_bytes=tuple(held for _, held in self.memory),
+            gpu_share=tuple(reading.share for reading in self.gpus),
+            gpu_bytes=tuple(reading.used_bytes for reading in self.gpus),
+            energy_j=self.energy_j,
+            others_share=self.others_share,
+        )
+
 
 @contextlib.contextmanager
-def watched(server: RunningServer) -> Iterator[Observations]:
-    """Look at `server` four times a second; on a machine that others use, `others_share` says how much to believe."""
-    found, ended = Observations(), threading.Event()
+def watched(
+    server: RunningServer, gpus: Gpus | None = None, every_s: float = _SAMPLE_S, into: Observations | None = None
+) -> Iterator[Observations]:
+    """Look at `server`, and at `gpus`, every `every_s`; on a machine that others use, `others_share` says how much to believe.
+
+    What is seen goes `into` what is given, where the caller needs it though the load ends with an error.
+    """
+    found, ended, rapl = Observations() if into is None else into, threading.Event(), Rapl()
     started, machine_s, ours_s = time.monotonic(), _machine_s(), _ours_s(server)
+    first = gpus.read() if gpus is not None else None
 
     def sample() -> None:
-        while not ended.wait(_SAMPLE_S):
-            found.memory.append((time.monotonic() - started, server.resident_bytes()))
+        before, before_s = _cpu_s(server), started
+        while not ended.wait(every_s):
+            now, now_s = _cpu_s(server), time.monotonic()
+            found.memory.append((now_s - started, server.resident_bytes()))
+            found.cpu_cores.append(cores(before, now, now_s - before_s))
+            before, before_s = now, now_s
+            if gpus is not None:
+                found.gpus.append(gpus.read())
+            rapl.total_j()
 
     thread = threading.Thread(target=sample)
     thread.start()
@@ -41,8 +72,30 @@ def watched(server: RunningServer) -> Iterator[Observations]:
     finally:
         ended.set()
         thread.join()
+        found.energy_j = energy_j(first, gpus.read()) if gpus is not None and first is not None else rapl.total_j()
         others_s = (_machine_s() - machine_s) - (_ours_s(server) - ours_s)
         found.others_share = max(0.0, others_s / ((time.monotonic() - started) * (os.cpu_count() or 1)))
+
+
+def cores(before: Mapping[int, float], now: Mapping[int, float], elapsed_s: float) -> float:
+    """CPU seconds a second of the processes that are there now, by their ids; one that is new counts from its start."""
+    return sum(max(0.0, spent - before.get(pid, 0.0)) for pid, spent in now.items()) / elapsed_s
+
+
+def energy_j(first: GpuReading, last: GpuReading) -> float | None:
+    """What GPUs used between two readings; None where they do not tell."""
+    return None if first.energy_j is None or last.energy_j is None else last.energy_j - first.energy_j
+
+
+def _cpu_s(server: RunningServer) -> dict[int, float]:
+    """CPU seconds of each of the server's processes until now."""
+    found = {}
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in (server.process, *server.process.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                found[process.pid] = float(times.user + times.system)
+    return found
 
 
 def _machine_s() -> float:
@@ -54,9 +107,4 @@ def _machine_s() -> float:
 def _ours_s(server: RunningServer) -> float:
     """CPU seconds of the server's processes, this one, and its children that have ended."""
     own = os.times()
-    total = own.user + own.system + own.children_user + own.children_system
-    for process in (server.process, *server.process.children(recursive=True)):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            times = process.cpu_times()
-            total += times.user + times.system
-    return total
+    return own.user + own.system + own.children_user + own.children_system + sum(_cpu_s(server).values())

@@ -62,15 +62,17 @@ class Arrival(Struct, frozen=True):
 
     number: int
     intended_s: float
-    deadline_s: float
-    patience: str  # the name of its DeadlineClass
+    deadline_s: float | None  # None: it has none
+    patience: str  # the name of its DeadlineClass; empty without a deadline
     rows: float
     ask: Ask
 
     @property
     def body(self) -> dict[str, Any]:
         """What is sent; files carry nothing but pixels, so that equal images are equal bytes."""
-        told = {"deadline_ms": round(1000 * self.deadline_s), "metadata": False}
+        told: dict[str, Any] = {"metadata": False}
+        if self.deadline_s is not None:
+            told["deadline_ms"] = round(1000 * self.deadline_s)
         return msgspec.to_builtins(self.ask) | told  # type: ignore[no-any-return]
 
 
@@ -161,14 +163,14 @@ MIXES: dict[str, Callable[[ModelSpec], Mix]] = {"mixed": mixed, "alike": alike}
 def trace(
     mix: Mix,
     spec: ModelSpec,
-    solo_s: Callable[[Ask], float],
+    solo_s: Callable[[Ask], float] | None,
     *,
     rows_per_s: float,
     seconds: float,
     arrivals: Arrivals,
     seed: int,
 ) -> tuple[Arrival, ...]:
-    """The arrivals of `seconds` that bring `rows_per_s` of work; `solo_s` is what a request takes alone, in seconds.
+    """The arrivals of `seconds` that bring `rows_per_s` of work; `solo_s` is what a request takes alone, in seconds; None: nobody has a deadline.
 
     Every rate draws the same requests in the same order, as many as its work needs. Their gaps are scaled so that they fill `seconds`
     exactly: the load is what it is called, not what the dice made of it.
@@ -188,8 +190,8 @@ def trace(
         Arrival(
             number=number,
             intended_s=at * scale,
-            deadline_s=kind.factor * solo_s(ask) + kind.constant_s,
-            patience=kind.name,
+            deadline_s=None if solo_s is None else kind.factor * solo_s(ask) + kind.constant_s,
+            patience="" if solo_s is None else kind.name,
             rows=ask.rows(spec),
             ask=ask,
         )

@@ -1,0 +1,220 @@
+"""Runs one after the other: a fresh server, warm-up, load, a look at what it drew, and a JSON file for each.
+
+A server that fails to start, or ends under load, is reported and the next one is begun; Ctrl-C keeps what the run that it hit has
+recorded. Either way the tables are made of what there is.
+"""
+
+import os
+import pathlib
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from noria.bench import clients, runs
+from noria.bench.clients import Body, Load
+from noria.bench.machine import provenance
+from noria.bench.meters import find_gpus
+from noria.bench.runs import BenchRun, Sample
+from noria.bench.samples import SoloRuns, check
+from noria.bench.server import RunningServer, apart, running_target
+from noria.bench.targets.catalog import Target, TargetSettings
+from noria.bench.watching import Observations, watched
+from noria.config import Config
+from noria.models.catalog import open_model
+from noria.spec import ModelSpec
+
+_WARM_UP_USERS = 8
+_SAMPLE_S = 0.5
+
+Report = Callable[[pathlib.Path, Sequence[BenchRun]], list[pathlib.Path]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run to be made; `settings` are turned at targets that are not Noria: None, their own."""
+
+    bench: str
+    target: Target
+    load: Load
+    config: Config
+    settings: TargetSettings | None = None
+    variant: str = ""
+
+    @property
+    def name(self) -> str:
+        """As its progress is told."""
+        return " ".join(filter(None, (self.bench, self.target.name, self.variant and f"({self.variant})")))
+
+    @property
+    def told_settings(self) -> dict[str, Any]:
+        """The engine's, and the target's own beside them."""
+        found: dict[str, Any] = msgspec.to_builtins(self.config.engine)
+        return (
+            found if self.target.module is None else found | msgspec.to_builtins(self.settings or self.target.settings)
+        )
+
+
+@dataclass
+class Suite:
+    """A bench as far as it has come."""
+
+    config: Config
+    folder: pathlib.Path
+    spec: ModelSpec
+    runs: list[BenchRun] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)  # what did not go well, a line each
+    _solo: dict[bytes, SoloRuns] = field(default_factory=dict)  # by the engine's settings
+
+    def run(self, plan: Plan) -> None:
+        """Make one run and write it; one that is cut short is written too, as incomplete, if it has recorded anything.
+
+        Raises:
+            RuntimeError: the server did not start, or ended; or the client did.
+
+        """
+        about = provenance()
+        with tempfile.TemporaryDirectory(prefix="noria-bench-") as name:
+            folder = pathlib.Path(name)
+            seen, samples, ready_s = Observations(), tuple[Sample, ...](), None
+            try:
+                say(f"{plan.name}: starting")
+                with running_target(plan.target, self.spec, plan.config, plan.settings) as server:
+                    ready_s = server.seconds_to_ready
+                    self._load(plan, server, folder, seen)
+                say(f"{plan.name}: comparing some of its images with their solo runs")
+                samples = check(folder / "kept", plan.load.body, self._solo_runs(plan.config).draw)
+            except BaseException:
+                self._keep(self._run(plan, about, folder, seen, samples, ready_s, complete=False))
+                raise
+            self._keep(self._run(plan, about, folder, seen, samples, ready_s, complete=True))
+
+    def _load(self, plan: Plan, server: RunningServer, folder: pathlib.Path, seen: Observations) -> None:
+        """Warm a server up and load it; `seen` is filled, whatever happens."""
+        url = f"http://127.0.0.1:{server.port}"
+        say(f"{plan.name}: ready after {server.seconds_to_ready:.0f} s; warming up")
+        warm_up(url + plan.target.path, plan.load.warm_up)
+        gpus = find_gpus(plan.config.engine.devices, os.environ)
+        with watched(server, gpus, _SAMPLE_S, seen):
+            clients.send(plan.load, url, plan.target.path, folder, server.process, self._progress(plan))
+
+    def _progress(self, plan: Plan) -> Callable[[str], None]:
+        return lambda words: say(f"{plan.name}: {words}")
+
+    def _solo_runs(self, config: Config) -> SoloRuns:
+        key = msgspec.json.encode(config.engine)
+        return self._solo.setdefault(key, SoloRuns(self.spec, config.engine))
+
+    def _run(
+        self,
+        plan: Plan,
+        about: dict[str, Any],
+        folder: pathlib.Path,
+        seen: Observations,
+        samples: tuple[Sample, ...],
+        ready_s: float | None,
+        *,
+        complete: bool,
+    ) -> BenchRun:
+        spec = self.spec
+        return BenchRun(
+            bench=plan.bench,
+            target=plan.target.name,
+            traffic=plan.load.traffic,
+            about=about,
+            model={"name": spec.name, "fingerprint": spec.fingerprint, "unet_parameters": spec.num_parameters},
+            settings=plan.told_settings,
+            records=tuple(clients.records(folder)),
+            usage=seen.usage,
+            samples=samples,
+            variant=plan.variant,
+            complete=complete,
+            seconds_to_ready=ready_s,
+        )
+
+    def _keep(self, run: BenchRun) -> None:
+        if run.records or run.complete:
+            self.runs.append(run)
+            file = runs.write(run, self.folder)
+            say(f"{run.target}: {in_words(run)}; wrote {file}")
+
+
+def main(
+    config: Config, folder: pathlib.Path, plans: Callable[[Config, ModelSpec], Iterable[Plan]], report: Report
+) -> int:
+    """Make the runs that `plans` gives, one by one, and the report of all of them; returns the exit status.
+
+    `plans` is given the settings of servers that keep nothing for after the bench; it may take its time, and measure.
+
+    Raises:
+        NoriaError: the model cannot be opened.
+
+    """
+    spec = open_model(config.model)
+    with tempfile.TemporaryDirectory(prefix="noria-bench-") as cache:
+        suite = Suite(apart(config, cache), folder, spec)
+        status = _run_all(suite, plans)
+    if suite.runs:
+        for file in report(folder, suite.runs):
+            say(f"wrote {file}")
+            if file.suffix == ".md":
+                print(file.read_text(encoding="utf-8"))
+    for failure in suite.failures:
+        say(failure)
+    return status
+
+
+def _run_all(suite: Suite, plans: Callable[[Config, ModelSpec], Iterable[Plan]]) -> int:
+    """Returns the exit status; every plan is tried, until somebody interrupts."""
+    try:
+        for plan in plans(suite.config, suite.spec):
+            try:
+                suite.run(plan)
+            except (RuntimeError, OSError) as error:
+                suite.failures.append(f"{plan.name} failed: {error}")
+                say(suite.failures[-1])
+    except KeyboardInterrupt:
+        say("interrupted; what follows is what was measured until now")
+        return 130
+    except (RuntimeError, OSError) as error:  # of the plans: Noria's capacity could not be measured
+        suite.failures.append(f"stopped: {error}")
+    return 1 if suite.failures else 0
+
+
+def warm_up(url: str, bodies: Sequence[Body]) -> None:
+    """Ask for everything once, eight at a time. What comes of it does not matter here: errors come again, and are counted then."""
+
+    def ask(body: Body) -> None:
+        text = msgspec.json.encode(body)
+        request = urllib.request.Request(url, text, {"content-type": "application/json"})  # noqa: S310 - our own server
+        try:
+            urllib.request.urlopen(request, timeout=300).close()  # noqa: S310
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.05)  # a server that refuses is not asked in a hot loop
+
+    with ThreadPoolExecutor(_WARM_UP_USERS) as users:
+        list(users.map(ask, bodies))
+
+
+def in_words(run: BenchRun) -> str:
+    """What came of a run, for who is watching."""
+    seconds = run.traffic.seconds
+    failed = sum(record.status != 200 for record in run.records)
+    done = sum(record.status == 200 and (record.done_s or 0.0) <= seconds for record in run.records)
+    wrong = [sample for sample in run.samples if sample.wrong]
+    words = [f"{len(run.records)} requests", f"{done / seconds:.2f}/s", f"{failed} failed"]
+    words.append(f"{len(wrong)} of {len(run.samples)} images looked at are wrong")
+    words += [f"request {sample.number} {sample.wrong}" for sample in wrong[:3]]
+    return ", ".join(words) + ("" if run.complete else "; incomplete")
+
+
+def say(text: str) -> None:
+    """Tell who is watching."""
+    print(f"noria bench: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,81 @@
+"""What devices tell of themselves: counters that wrap, and NVML, of which a stand-in is enough."""
+
+import types
+
+import pytest
+
+from noria.bench.meters import GpuReading, Rapl, find_gpus, grown
+
+
+class NVMLError(Exception):
+    pass
+
+
+def fake_nvml():
+    """Two GPUs; number 1 does not tell its energy."""
+
+    def found(index):
+        if index > 1:
+            raise NVMLError("not found")
+        return index
+
+    def energy(handle):
+        if handle == 1:
+            raise NVMLError("not supported")
+        return 5000
+
+    return types.SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlDeviceGetHandleByIndex=found,
+        nvmlDeviceGetHandleByUUID={"GPU-a": 0, "GPU-b": 1}.__getitem__,
+        nvmlDeviceGetUtilizationRates=lambda handle: types.SimpleNamespace(gpu=80 + 10 * handle),
+        nvmlDeviceGetMemoryInfo=lambda handle: types.SimpleNamespace(used=1000 * (handle + 1)),
+        nvmlDeviceGetTotalEnergyConsumption=energy,
+    )
+
+
+def test_a_gpu_is_read():
+    assert find_gpus(("cuda:0",), {}, fake_nvml()).read() == GpuReading(0.8, 1000, 5.0)
+    assert find_gpus(("auto",), {}, fake_nvml()).read() == GpuReading(0.8, 1000, 5.0)
+
+
+def test_several_gpus_are_read_together_and_energy_that_is_not_told_is_none():
+    assert find_gpus(("cuda:0", "cuda:1"), {}, fake_nvml()).read() == GpuReading(pytest.approx(0.85), 3000, None)
+
+
+@pytest.mark.parametrize("visible", ["1,0", "GPU-b,GPU-a"])
+def test_devices_are_numbered_as_cuda_numbers_them(visible):
+    assert find_gpus(("cuda",), {"CUDA_VISIBLE_DEVICES": visible}, fake_nvml()).read().used_bytes == 2000
+
+
+def test_without_a_gpu_there_is_nothing_to_read():
+    assert find_gpus(("cpu",), {}, fake_nvml()) is None
+    assert find_gpus(("cuda:5",), {}, fake_nvml()) is None
+
+
+def test_a_counter_that_starts_again_has_gone_on():
+    assert grown(100, 150, 1000) == 50
+    assert grown(900, 30, 1000) == 130
+
+
+def test_packages_are_added_up_and_their_parts_are_not(tmp_path):
+    def tell(name, energy_uj):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        (folder / "energy_uj").write_text(f"{energy_uj}\n")
+        (folder / "max_energy_range_uj").write_text("10000000\n")
+
+    tell("intel-rapl:0", 9_000_000)
+    tell("intel-rapl:1", 0)
+    tell("intel-rapl:0:0", 0)
+    rapl = Rapl(tmp_path)
+    tell("intel-rapl:0", 1_000_000)
+    tell("intel-rapl:1", 500_000)
+    tell("intel-rapl:0:0", 9_000_000)
+    assert rapl.total_j() == pytest.approx(2.5)
+    tell("intel-rapl:1", 1_500_000)
+    assert rapl.total_j() == pytest.approx(3.5)
+
+
+def test_a_kernel_that_shows_no_package_tells_nothing(tmp_path):
+    assert Rapl(tmp_path).total_j() is None

@@ -1,0 +1,68 @@
+"""Which runs a bench is made of."""
+
+import drawing_server
+import pytest
+
+from noria.bench import plans
+from noria.bench.suite_options import SuiteOptions
+from noria.bench.targets.catalog import read_targets
+from noria.config import Config
+from noria.models.catalog import open_model
+
+SPEC = open_model("bundled")
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The names of the targets that were started to be measured."""
+    names = []
+
+    def running_target(target, *_):
+        names.append(target.name)
+        return drawing_server.running("fine")
+
+    monkeypatch.setattr(plans, "running_target", running_target)
+    monkeypatch.setattr(plans, "_SATURATED_S", 1.0)
+    return names
+
+
+def test_a_load_is_a_share_of_noria_s_capacity_whoever_the_targets_are(started, monkeypatch):
+    found = []
+    measured = plans.calibration.capacity
+
+    def capacity(*arguments):
+        found.append(measured(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(plans.calibration, "capacity", capacity)
+    options = SuiteOptions(read_targets("seed-batched"), 2.0, load=50)
+    (plan,) = plans.of_mixed(options, Config(), SPEC)
+    assert started == ["noria"]
+    assert plan.load.traffic.rows_per_s == pytest.approx(0.5 * found[0].rows_per_s)
+    assert plan.target.name == "seed-batched"
+
+
+def test_a_rate_needs_no_measurement_and_repeats_the_same_requests(started):
+    options = SuiteOptions(read_targets("noria,seed-batched"), 20.0, arrivals="both", rate=200.0)
+    first, again = (list(plans.of_mixed(options, Config(), SPEC)) for _ in range(2))
+    assert started == []
+    assert [(plan.variant, plan.target.name) for plan in first] == [
+        ("poisson", "noria"),
+        ("poisson", "seed-batched"),
+        ("bursty", "noria"),
+        ("bursty", "seed-batched"),
+    ]
+    assert [plan.load.arrivals for plan in first] == [plan.load.arrivals for plan in again]
+    assert first[0].load.arrivals == first[1].load.arrivals != first[2].load.arrivals
+
+
+def test_what_is_sent_before_a_mixed_run_has_some_of_everything():
+    plan = next(plans.of_mixed(SuiteOptions(seconds=600.0, rate=200.0), Config(), SPEC))
+    warm = plan.load.warm_up
+
+    def kinds(bodies):
+        return {(body["width"], body["height"], body["guidance_scale"] > 1, body["n"]) for body in bodies}
+
+    sent = [arrival.body for arrival in plan.load.arrivals]
+    assert kinds(sent) <= kinds(warm)
+    assert {body["scheduler"] for body in sent} <= {body["scheduler"] for body in warm}

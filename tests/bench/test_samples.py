@@ -1,0 +1,90 @@
+"""Which replies are found to be wrong."""
+
+import base64
+import io
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from noria.bench import scenarios
+from noria.bench.samples import PSNR_DB, SoloRuns, check, judge, psnr_db
+from noria.config import EngineConfig
+from noria.models.catalog import open_model
+
+RED = np.full((8, 8, 3), (200, 10, 10), dtype=np.uint8)
+DICE = np.random.default_rng(1)
+
+
+def png(pixels):
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def judged(tmp_path, content, expected, name="7.image"):
+    (tmp_path / name).write_bytes(content)
+    return judge(7, tmp_path / name, expected)
+
+
+def test_noise_has_the_decibels_that_its_variance_says():
+    grey = np.full((64, 64, 3), 128, dtype=np.uint8)
+    assert psnr_db(grey, grey) == math.inf
+    assert psnr_db(grey, grey + np.uint8(10)) == pytest.approx(20 * math.log10(255 / 10))
+
+
+def test_the_same_image_is_right(tmp_path):
+    found = judged(tmp_path, png(RED), [RED])
+    assert (found.psnr_db, found.wrong) == (None, "")
+
+
+def test_rounding_is_forgiven(tmp_path):
+    rounded = RED + DICE.integers(0, 2, RED.shape, dtype=np.uint8)
+    found = judged(tmp_path, png(rounded), [RED])
+    assert found.wrong == ""
+    assert found.psnr_db > 48.0  # every channel off by one at most
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (png(RED[::-1] // 2), "is another image: .* dB"),
+        (png(RED)[:-30], "cannot be decoded"),
+        (b"", "cannot be decoded"),
+        (png(RED[:4]), "is 8 × 4 instead of 8 × 8 pixels"),
+    ],
+)
+def test_what_is_not_the_image_is_named(tmp_path, content, words):
+    assert re.search(words, judged(tmp_path, content, [RED]).wrong)
+
+
+def test_every_image_of_several_counts(tmp_path):
+    def document(*files):
+        return json.dumps({"images": [{"b64_json": base64.b64encode(file).decode()} for file in files]}).encode()
+
+    blue = RED[:, :, ::-1]
+    assert judged(tmp_path, document(png(RED), png(blue)), [RED, blue], "7.json").wrong == ""
+    assert "another image" in judged(tmp_path, document(png(RED), png(RED)), [RED, blue], "7.json").wrong
+    assert "1 images instead of 2" in judged(tmp_path, document(png(RED)), [RED, blue], "7.json").wrong
+    assert "cannot be decoded" in judged(tmp_path, b'{"detail": "no"}', [RED], "7.json").wrong
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # diffusers' schedulers, newest NumPy
+def test_another_seed_or_prompt_is_another_image():
+    """The threshold's reason, on the bundled model."""
+    runs = SoloRuns(open_model("bundled"), EngineConfig(threads=1))
+    body = scenarios.body(0, seed=1)
+    image = runs.draw(body)[0]
+    for other in (body | {"seed": body["seed"] + 1}, body | {"prompt": scenarios.body(1, seed=1)["prompt"]}):
+        assert psnr_db(image, runs.draw(other)[0]) < PSNR_DB - 5
+
+
+def test_each_reply_is_compared_with_its_own_body(tmp_path):
+    colours = [RED, RED[:, :, ::-1]]
+    for number, pixels in enumerate(colours):
+        (tmp_path / f"{number}.image").write_bytes(png(pixels))
+    found = check(tmp_path, lambda number: {"number": number}, lambda body: [colours[body["number"]]])
+    assert [(sample.number, sample.wrong) for sample in found] == [(0, ""), (1, "")]

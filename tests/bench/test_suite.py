@@ -1,0 +1,184 @@
+"""Runs from end to end with real Locust and the real open loop, against servers that draw rightly, wrongly or not at all."""
+
+import contextlib
+import os
+import signal
+import tempfile
+import threading
+import time
+
+import drawing_server
+import msgspec
+import pytest
+
+from noria.bench import clients, plans, runs, suite
+from noria.bench.reports import writing
+from noria.bench.suite_options import SuiteOptions
+from noria.bench.targets.catalog import read_targets
+from noria.cli import main
+from noria.config import Config, EngineConfig
+
+CONFIG = Config(engine=EngineConfig(devices=("cpu",)))
+
+
+@pytest.fixture
+def measured(monkeypatch, tmp_path):
+    """A function that measures scenario 2 on servers that behave as told, by target; gives the status and the runs."""
+
+    class Solo:
+        def __init__(self, spec, config):
+            self.draw = lambda body: [drawing_server.pixels(body)]
+
+    how = {}
+
+    def running_target(target, spec, config, settings=None):
+        return drawing_server.running(how[target.name])
+
+    monkeypatch.setattr(suite, "running_target", running_target)
+    monkeypatch.setattr(suite, "SoloRuns", Solo)
+
+    def measure(seconds=4.0, **behaviour):
+        how.update({name.replace("_", "-"): each for name, each in behaviour.items()})
+        options = SuiteOptions(read_targets(",".join(how)), seconds)
+        status = suite.main(
+            CONFIG, tmp_path / "out", lambda *given: plans.of_scenario("scenario2", options, *given), writing.write
+        )
+        return status, {run.target: run for run in runs.read(tmp_path / "out")}
+
+    return measure
+
+
+def test_a_server_that_draws_what_is_asked_has_requests_of_every_user_and_no_failure(measured, capsys):
+    status, found = measured(noria="fine")
+    run = found["noria"]
+    assert status == 0
+    assert run.complete
+    assert {record.number % 8 for record in run.records} == set(range(8))
+    assert all((record.status, record.batch_size, record.queue_s) == (200, 3, 0.005) for record in run.records)
+    assert all(record.predicted_s == 0.08 and record.latency_s >= 0.05 for record in run.records)
+    assert len({record.number for record in run.records}) == len(run.records)
+    assert len(run.samples) >= 4
+    assert not any(sample.wrong for sample in run.samples)
+    assert len(run.usage.at_s) == len(run.usage.cpu_cores) == len(run.usage.resident_bytes) > 0
+    told = capsys.readouterr()
+    assert "| noria" in told.out
+    assert "warming up" in told.err
+
+
+def test_users_come_one_by_one(measured):
+    _, found = measured(seconds=9.0, noria="fine")
+    first = {}
+    for record in found["noria"].records:
+        user = record.number % 8
+        first[user] = min(first.get(user, 99.0), record.sent_s)
+    assert first[0] < 1.0
+    assert first[7] > 2.0  # one every half second; above one a second, Locust starts several at a time
+
+
+@pytest.mark.parametrize(
+    ("how", "words"), [("another", "is another image"), ("truncated", "cannot be decoded"), ("broken", None)]
+)
+def test_a_server_that_draws_wrongly_is_caught(measured, how, words, capsys):
+    status, found = measured(seed_batched=how)
+    run = found["seed-batched"]
+    assert status == 0
+    if words is None:
+        assert {record.status for record in run.records} == {500}
+        assert run.samples == ()
+    else:
+        assert len(run.samples) >= 4
+        assert all(words in sample.wrong for sample in run.samples)
+        assert words in capsys.readouterr().err
+
+
+def test_a_server_that_ends_is_reported_and_the_next_one_is_measured(measured, monkeypatch, capsys):
+    monkeypatch.setattr(clients.ScenarioLoad, "warm_up", [])
+    status, found = measured(noria="dying", seed_batched="fine")
+    assert status == 1
+    assert not found["noria"].complete
+    assert 0 < sum(record.status == 200 for record in found["noria"].records) <= 10
+    assert found["seed-batched"].complete
+    assert "scenario2 noria failed: the server ended under load" in capsys.readouterr().err
+
+
+def test_a_server_that_does_not_start_is_reported_and_the_next_one_is_measured(measured, monkeypatch, capsys):
+    started = suite.running_target
+
+    @contextlib.contextmanager
+    def ends(target, *rest):
+        if target.name == "noria":
+            raise RuntimeError("the server ended with status 3")
+        with started(target, *rest) as server:
+            yield server
+
+    monkeypatch.setattr(suite, "running_target", ends)
+    status, found = measured(noria="fine", seed_batched="fine")
+    assert (status, list(found)) == (1, ["seed-batched"])
+    assert "scenario2 noria failed: the server ended with status 3" in capsys.readouterr().err
+
+
+def test_ctrl_c_keeps_what_the_run_has_recorded(measured, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def interrupt():
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            if any(file.stat().st_size > 2000 for file in tmp_path.glob("noria-bench-*/records.jsonl")):
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+            time.sleep(0.05)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    status, found = measured(seconds=120.0, noria="fine", seed_batched="fine")
+    assert status == 130
+    assert list(found) == ["noria"]
+    assert not found["noria"].complete
+    assert len(found["noria"].records) > 10
+    assert (tmp_path / "out" / "report.html").exists()
+    assert "incomplete" in capsys.readouterr().err
+
+
+def test_mixed_arrivals_wait_for_nobody_and_are_the_same_for_every_target(measured, monkeypatch, tmp_path):
+    measured(noria="fine", seed_batched="another")
+    options = SuiteOptions(read_targets("noria,seed-batched"), 2.0, rate=400.0, arrivals="both")
+    out = tmp_path / "mixed"
+    assert suite.main(CONFIG, out, lambda *given: plans.of_mixed(options, *given), writing.write) == 0
+    found = {(run.target, run.variant): run for run in runs.read(out)}
+    assert set(found) == {(name, kind) for name in ("noria", "seed-batched") for kind in ("poisson", "bursty")}
+    for kind in ("poisson", "bursty"):
+        ours, theirs = (
+            sorted((record.number, record.intended_s) for record in found[name, kind].records)
+            for name in ("noria", "seed-batched")
+        )
+        assert ours == theirs
+        assert found["noria", kind].traffic.arrivals == kind
+    assert all(record.deadline_s is None for run in found.values() for record in run.records)
+
+
+# diffusers' own schedulers in the bench's process, with the newest NumPy
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize("bench", ["scenario2", "mixed"])
+def test_real_servers_draw_what_the_pipeline_draws(bench, tiny_folder, tmp_path, capsys):
+    out, rate = tmp_path / "out", ["--rate", "60"] if bench == "mixed" else []
+    words = [
+        "bench",
+        bench,
+        str(tiny_folder),
+        "--duration",
+        "3",
+        "--out",
+        str(out),
+        "--threads",
+        "1",
+        "--devices",
+        "cpu",
+    ]
+    assert main([*words, *rate]) == 0, capsys.readouterr().err
+    found = {run.target: run for run in runs.read(out)}
+    assert list(found) == ["noria", "seed-batched"]
+    for run in found.values():
+        assert run.complete
+        assert run.records
+        assert not [sample for sample in run.samples if sample.wrong]
+    assert (out / "report.html").exists()
+    assert msgspec.json.decode((out / f"{bench}-noria{'-poisson' if bench == 'mixed' else ''}.json").read_bytes())
