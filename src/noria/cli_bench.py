@@ -10,7 +10,15 @@ from typing import Any
 from noria.arguments import Parser, add_command, add_settings, checked, config_of
 from noria.bench.device.command import add_arguments
 from noria.bench.suite_options import ARRIVALS as ARRIVALS_ASKED
-from noria.bench.suite_options import DEFAULT_LOAD, SWEEPS, SuiteOptions, read_duration, read_load, read_rate
+from noria.bench.suite_options import (
+    DEFAULT_LOAD,
+    PEERS_SWEEP,
+    SWEEPS,
+    SuiteOptions,
+    read_duration,
+    read_load,
+    read_rate,
+)
 from noria.bench.targets.catalog import PEERS, TARGETS, TargetSettings, read_targets
 from noria.config import settings
 
@@ -33,7 +41,12 @@ def add_benches(commands: Any) -> list[Parser]:
     sweep = add_command(
         benches, "sweep", _sweep, "NAME [MODEL] [--duration S] [--out FOLDER] [--full]", "one setting after the other"
     )
-    sweep.add_argument("sweep", metavar="NAME", choices=(*SWEEPS, "all"), help=f"{', '.join(SWEEPS)}, or all")
+    sweep.add_argument(
+        "sweep",
+        metavar="NAME",
+        choices=(*SWEEPS, PEERS_SWEEP, "all"),
+        help=f"{', '.join(SWEEPS)}, all of them, or {PEERS_SWEEP}",
+    )
     serve = add_command(benches, "serve", _serve, "TARGET [MODEL] [--port N]", "run one target, to be loaded by hand")
     serve.add_argument("target", metavar="TARGET", choices=tuple(TARGETS), help=", ".join(TARGETS))
     for command in (quick, contract, scenario1, scenario2, mixed, sweep, serve):
@@ -242,8 +255,10 @@ def _new_folder(name: str) -> pathlib.Path:
 
 def _sweep(arguments: argparse.Namespace) -> int:
     """One setting after the other under the seed article's eight users, 45 seconds each; docs/benchmarks.md says which."""
-    from noria.bench import plans
+    from noria.bench import needs, plans, sweeps
 
+    if arguments.sweep == PEERS_SWEEP:
+        needs.check_peers(TARGETS[variant.target] for variant in sweeps.variants(PEERS_SWEEP, full=arguments.full))
     return _suite(f"sweep-{arguments.sweep}", arguments, functools.partial(plans.of_sweep, arguments.sweep))
 
 

@@ -8,6 +8,7 @@ from noria.bench.targets.catalog import Target, read_targets
 ArrivalsAsked = Literal["poisson", "bursty", "both"]
 ARRIVALS: tuple[ArrivalsAsked, ...] = get_args(ArrivalsAsked)
 SWEEPS = ("attention", "channels-last", "dtype", "compile", "batching", "slots", "policy")
+PEERS_SWEEP = "peers"  # which `all` leaves out, since it needs what not everybody has installed
 DEFAULT_LOAD = 80  # per cent of Noria's capacity, in `noria bench mixed`
 FULL_S = 900.0  # the seed article's 15 minutes
 

@@ -81,6 +81,16 @@ def _policy(full: bool) -> tuple[Variant, ...]:  # noqa: ARG001
     return tuple(Variant(policy, "noria", {"policy": policy}) for policy in ("least-slack", "shortest-first", "fcfs"))
 
 
+def _peers(full: bool) -> tuple[Variant, ...]:
+    """What `catalog.TARGETS` gives LitServe and Ray Serve rests on this. BentoML learns how long it waits."""
+    cells = [(5, 8), (50, 8), (200, 8), (50, 16), *([(500, 8), (200, 16)] if full else [])]
+    return tuple(
+        Variant(f"{timeout_ms} ms, {size}", peer, settings=TargetSettings(timeout_ms / 1000, size))
+        for peer in ("litserve", "ray")
+        for timeout_ms, size in cells
+    )
+
+
 _SWEEPS: dict[str, Callable[[bool], tuple[Variant, ...]]] = {
     "attention": _attention,
     "channels-last": _channels_last,
@@ -89,4 +99,5 @@ _SWEEPS: dict[str, Callable[[bool], tuple[Variant, ...]]] = {
     "batching": _batching,
     "slots": _slots,
     "policy": _policy,
+    "peers": _peers,
 }
