@@ -1,5 +1,8 @@
 """The UNets are the published ones, by their parameters and by their work."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -26,6 +29,20 @@ def test_the_small_one_is_the_model_in_the_package():
     )
     assert bundled().config["sample_size"] * bundled().latent_scale == spec.default_width_px
     assert bundled().usual_steps == spec.default_steps
+
+
+def test_inputs_are_on_their_device_though_a_model_was_loaded_before_any():
+    """What transformers leaves behind of `torch.linspace`, in a fresh process."""
+    script = """
+import torch
+from transformers.initialization import meta_device_safe_creation_ops
+with torch.device("meta"), meta_device_safe_creation_ops():
+    torch.empty(1)
+from noria.bench.device.architectures import bundled, flops_of_row
+assert flops_of_row(bundled(), 128) > 1e9
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

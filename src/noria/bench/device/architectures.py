@@ -117,15 +117,16 @@ def make_inputs(
 ) -> Inputs:
     """Random inputs, the same for the same arguments. Timesteps are one float tensor [R], as the engine gives them."""
     side, width = side_px // architecture.latent_scale, architecture.config["cross_attention_dim"]
-    with torch.device(device):
-        torch.manual_seed(1)
-        latents = torch.randn(rows, 4, side, side, dtype=dtype)
-        text = torch.randn(rows, architecture.num_tokens, width, dtype=dtype)
-        timesteps = torch.linspace(999.0, 1.0, rows)
-        added = None
-        if architecture.pooled:
-            sizes = torch.tensor([side_px, side_px, 0, 0, side_px, side_px], dtype=dtype).repeat(rows, 1)
-            added = {"text_embeds": torch.randn(rows, _POOLED_WIDTH, dtype=dtype), "time_ids": sizes}
+    # Not in a `with torch.device`, which leaves `linspace` on the CPU where transformers has loaded a model: it replaces `torch.linspace`
+    # meanwhile, and torch remembers for good which functions take a device when it is first asked.
+    torch.manual_seed(1)
+    latents = torch.randn(rows, 4, side, side, dtype=dtype, device=device)
+    text = torch.randn(rows, architecture.num_tokens, width, dtype=dtype, device=device)
+    timesteps = torch.linspace(999.0, 1.0, rows, device=device)
+    added = None
+    if architecture.pooled:
+        sizes = torch.tensor([side_px, side_px, 0, 0, side_px, side_px], dtype=dtype, device=device).repeat(rows, 1)
+        added = {"text_embeds": torch.randn(rows, _POOLED_WIDTH, dtype=dtype, device=device), "time_ids": sizes}
     return Inputs(latents, timesteps, text, added)
 
 

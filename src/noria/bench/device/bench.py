@@ -41,10 +41,6 @@ class DeviceBench:
     def run(self, parts: Sequence[Part]) -> None:
         """All of them that fit; returns early only by an exception from outside, such as KeyboardInterrupt."""
         for part in parts:
-            # Counted now: after the bundled model was loaded, a UNet cannot be made of shapes alone any more.
-            if isinstance(part, StepPart):
-                self._flops_of_row(part.model, part.side_px)
-        for part in parts:
             predicted_s = predict_s(part, self._done, self._flops_of_row, self._guess)
             why = why_not(part, self._done, predicted_s, self._end_s - time.monotonic())
             if why is not None:
