@@ -49,6 +49,19 @@ def test_a_captured_step_replays_over_what_its_inputs_hold_now(tiny):
 
 
 @pytest.mark.gpu
+def test_a_captured_step_holds_its_inputs(tiny):
+    device = torch.device("cuda:0")
+    with torch.no_grad():
+        unet, inputs = build(tiny, device, torch.float32), make_inputs(tiny, 64, 2, device, torch.float32)
+        expected, shape = inputs.predict(unet), inputs.latents_RCHW.shape
+        replay = capture(lambda given=inputs: given.predict(unet), device)
+        del inputs
+        junk = [torch.full(shape, 1e3, device=device) for _ in range(64)]  # where they would have been
+        torch.testing.assert_close(replay(), expected)
+        assert junk
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["channels last", "graphs", "compiled", "compiled graphs"])
 def test_every_mode_gives_the_eager_output_on_a_gpu(mode):
     bench = StepBench(torch.device("cuda:0"), torch.float16, {"sd15": SD15})

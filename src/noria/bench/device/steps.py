@@ -141,6 +141,17 @@ class StepBench:
         return None if reference is None else float((values - reference).abs().max() / reference.abs().max())
 
 
+@dataclass(frozen=True)
+class _Captured:
+    step: Step  # holds the inputs, which the graph reads where they are and does not hold itself
+    graph: torch.cuda.CUDAGraph
+    output: torch.Tensor
+
+    def __call__(self) -> torch.Tensor:
+        self.graph.replay()
+        return self.output
+
+
 def capture(step: Step, device: torch.device) -> Step:
     """`step` as one CUDA graph: each call replays it over the same inputs, and returns the same output tensor, overwritten."""
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -153,11 +164,7 @@ def capture(step: Step, device: torch.device) -> Step:
     with torch.cuda.graph(graph):
         output = step()
 
-    def replay() -> torch.Tensor:
-        graph.replay()
-        return output
-
-    return replay
+    return _Captured(step, graph, output)
 
 
 def seconds_each(step: Callable[[], object], device: torch.device, count: int) -> list[float]:
