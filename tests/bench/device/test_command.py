@@ -52,6 +52,23 @@ def test_an_alarm_interrupts_what_takes_too_long_and_nothing_else():
     assert (quiet.rang, loud.rang) == (False, True)
 
 
+def test_an_alarm_that_is_lost_in_a_destructor_rings_again(monkeypatch):
+    monkeypatch.setattr(Alarm, "_AGAIN_S", 0.5)
+    alarm = Alarm(0.05)
+    rings = []
+    ring = alarm._ring
+
+    def lost_once(number, frame):
+        rings.append(number)
+        if len(rings) > 1:
+            ring(number, frame)
+
+    monkeypatch.setattr(alarm, "_ring", lost_once)
+    with pytest.raises(KeyboardInterrupt), alarm:
+        time.sleep(60)
+    assert len(rings) == 2
+
+
 @pytest.mark.parametrize(("rang", "status"), [(True, 0), (False, 130)])
 def test_an_interrupted_bench_prints_what_there_is(rang, status, monkeypatch, capsys, tmp_path):
     def interrupted(bench, _parts):

@@ -1,14 +1,14 @@
 """The command: arguments in, a JSON file and a short table out; the time that it may take is kept even where a prediction was wrong."""
 
-import _thread
 import argparse
 import math
 import pathlib
 import re
+import signal
 import sys
 import threading
 import time
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -126,21 +126,39 @@ def _what_to_do(
 
 
 class Alarm:
-    """Interrupts the main thread, as Ctrl-C does, when `seconds` are over before the block is."""
+    """Interrupts the main thread, as Ctrl-C does, when `seconds` are over before the block is.
+
+    By a signal of its own: it ends a wait in a system call too, and a shell's background jobs ignore Ctrl-C's. Code in C is left first.
+    """
+
+    _AGAIN_S = 5.0  # an exception that is raised in a destructor or a callback is lost
 
     def __init__(self, seconds: float) -> None:
         self.rang = False
-        self._timer = threading.Timer(max(0.0, seconds), self._ring)
-        self._timer.daemon = True
+        self._seconds, self._over = (
+            max(0.1, seconds),
+            threading.Event(),
+        )  # the block is entered, else it would not be left
+        self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def _ring(self) -> None:
-        self.rang = True
-        _thread.interrupt_main()
+    def _watch(self) -> None:
+        patience_s = self._seconds
+        while not self._over.wait(patience_s):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+            patience_s = self._AGAIN_S
+
+    def _ring(self, _number: int, _frame: FrameType | None) -> None:
+        if not self._over.is_set():
+            self.rang = True
+            raise KeyboardInterrupt
 
     def __enter__(self) -> None:
-        self._timer.start()
+        self._before = signal.signal(signal.SIGALRM, self._ring)
+        self._thread.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._timer.cancel()
+        self._over.set()
+        self._thread.join()
+        signal.signal(signal.SIGALRM, self._before)
