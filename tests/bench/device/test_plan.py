@@ -43,7 +43,7 @@ def test_a_gpu_is_asked_everything_once_and_the_most_important_first():
     for mode in ("eager", "channels last", "graphs"):
         asked = {(part.model, part.side_px, part.rows) for part in steps if part.mode == mode}
         assert asked == {(m, s, r) for m in ("sd15", "sdxl") for s in (512, 1024) for r in (1, 2, 4, 8, 16, 32)}
-    order = [parts.index(part) for part in (replace(PART, mode="compiled"), ServingPart("alike", 20.0))]
+    order = [parts.index(part) for part in (ServingPart("mixed", 20.0), replace(PART, mode="compiled"))]
     order.append(next(k for k, part in enumerate(parts) if isinstance(part, StepPart) and part.model == "sdxl"))
     assert order == sorted(order)
 
@@ -85,6 +85,8 @@ def test_another_model_is_built_first_and_the_same_is_not():
     part, other = replace(PART, rows=8), StepPart("sdxl", 512, 2, "eager")
     at_once = predict(PART, worked(part, 0.1))
     assert predict(PART, worked(part, 0.1), worked(other, 0.1)) == pytest.approx(at_once + GPU_GUESS.build_s)
+    failed = Done(replace(PART, mode="graphs"), "failed", 1.0)  # after which the UNet was dropped
+    assert predict(PART, worked(part, 0.1), failed) == pytest.approx(at_once + GPU_GUESS.build_s)
 
 
 def test_compiling_is_predicted_from_the_longest_and_capturing_costs_none():
@@ -134,6 +136,14 @@ def test_a_mode_that_failed_is_not_tried_again_with_the_same_model():
     assert why_not(compiled, failed, 1.0, 100.0) == "compiled failed before"
     assert why_not(PART, failed, 1.0, 100.0) is None
     assert why_not(replace(compiled, model="sdxl"), failed, 1.0, 100.0) is None
+
+
+@pytest.mark.parametrize(("mode", "captured"), [("channels last", "graphs"), ("compiled", "compiled graphs")])
+def test_what_failed_is_not_captured_either(mode, captured):
+    failed = [Done(replace(PART, mode=mode), "failed", 1.0)]
+    assert why_not(replace(PART, mode=captured), failed, 1.0, 100.0) == f"{mode} failed before"
+    full = [Done(replace(PART, mode=mode), "out of memory", 1.0)]
+    assert why_not(replace(PART, mode=captured), full, 1.0, 100.0) == "16 rows did not fit the memory"
 
 
 def test_a_step_is_timed_for_about_a_second():

@@ -17,6 +17,10 @@ ROWS = (2, 16, 8, 32, 4, 1)  # one guided image, eight of them, then the rest
 GPU_MODES: tuple[Mode, ...] = ("eager", "channels last", "graphs")
 CPU_MODES: tuple[Mode, ...] = ("eager", "channels last")
 COMPILED: tuple[Mode, ...] = ("compiled", "compiled graphs")
+_CAPTURED: dict[Mode, Mode] = {
+    "graphs": "channels last",
+    "compiled graphs": "compiled",
+}  # where one fails, so does its capture
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def gpu_parts(*, quick: bool) -> tuple[Part, ...]:
     parts: list[Part] = [PeakPart(), *_steps("sd15", 512, rows, GPU_MODES)]
     if quick:
         return (*parts, *serving, *_steps("sdxl", 1024, rows, GPU_MODES))
-    parts += [*_steps("sd15", 512, (16,), COMPILED), *serving]
+    parts += [*serving, *_steps("sd15", 512, (16,), COMPILED)]  # nobody knows what compiling takes
     parts += [*_steps("sdxl", 1024, rows, GPU_MODES), *_steps("sdxl", 1024, (16,), COMPILED)]
     parts += [*_steps("sdxl", 512, rows, GPU_MODES)]
     parts += [*_steps("sd15", 1024, rows, GPU_MODES), *_steps("sd15", 512, (2,), COMPILED)]
@@ -117,10 +121,15 @@ def predict_s(part: Part, done: Sequence[Done], flops_of_row: Callable[[str, int
             return setup_s + 2 * 1.3 * seconds  # a batch that has begun is finished
         case StepPart(model):
             step_s = _predict_step_s(part, done, flops_of_row, guess)
-            built = bool(done) and isinstance(done[-1].part, StepPart) and done[-1].part.model == model
+            built = bool(done) and done[-1].status == "ok" and _model(done[-1].part) == model
             warm_up_s = 5 * step_s + 0.5
             compile_s = _predict_compile_s(part, done, guess)
             return (0.0 if built else guess.build_s) + compile_s + warm_up_s + num_calls(step_s) * step_s
+
+
+def _model(part: Part) -> str | None:
+    """Whose UNet is in memory after it."""
+    return part.model if isinstance(part, StepPart) else None
 
 
 def _predict_step_s(
@@ -158,11 +167,12 @@ def why_not(part: Part, done: Iterable[Done], predicted_s: float, left_s: float)
         return f"predicted to take {predicted_s:.0f} s, {max(0.0, left_s):.0f} s are left"
     if not isinstance(part, StepPart):
         return None
+    modes = (part.mode, _CAPTURED.get(part.mode, part.mode))
     for each in done:
-        if not isinstance(each.part, StepPart) or (each.part.model, each.part.mode) != (part.model, part.mode):
+        if not isinstance(each.part, StepPart) or each.part.model != part.model or each.part.mode not in modes:
             continue
         if each.status == "failed":
-            return f"{part.mode} failed before"
+            return f"{each.part.mode} failed before"
         if each.status == "out of memory" and each.part.side_px == part.side_px and each.part.rows <= part.rows:
             return f"{each.part.rows} rows did not fit the memory"
     return None
