@@ -44,12 +44,25 @@ def served(tiny):
     return set_up(DiffusionExecutor(model, config), SPEC, config)
 
 
-def test_figures_count_from_the_first_answer_after_the_warm_up():
-    answers = [Answer(0.0, 1.0, 1, 40), Answer(0.0, 2.0, 2, 80), Answer(1.0, 2.0, 2, 80), Answer(2.0, 6.0, 4, 160)]
-    found = figures("wheel", "mixed", "m", Log(answers, [2, 4]), 1.5, 10.0)
-    assert (found.requests, found.images_per_s, found.rows_per_s) == (3, 4 / 4, 160 / 4)
+def test_figures_count_whole_rounds_from_the_first_answer_after_the_warm_up():
+    early = [Answer(0.0, 1.0, 1, 40)]
+    counted = [Answer(k, k + 2.0, 2, 80) for k in range(9)]  # answered from 2 to 10
+    more = [Answer(9.0, 12.0, 4, 160)]
+    found = figures("wheel", "mixed", "m", Log(early + counted + more, [2, 4]), 1.5, 20.0)
+    assert (found.requests, found.images_per_s, found.rows_per_s) == (10, 16 / 8, 640 / 8)
     assert (found.p50_s, found.mean_batch) == (2.0, 3.0)
-    assert found.p99_s == pytest.approx(np.percentile([2.0, 1.0, 4.0], 99))
+    assert found.p99_s == pytest.approx(np.percentile([2.0] * 9 + [3.0], 99))
+
+
+@pytest.mark.parametrize("apart_s", [0.0, 0.1])
+def test_users_in_step_have_their_rate_however_their_burst_is_spread(apart_s):
+    answers = [Answer(10.0 * turn, 10.0 * (turn + 1) + k * apart_s, 1, 40) for turn in range(3) for k in range(8)]
+    assert figures("wheel", "alike", "m", Log(answers, [8]), 0.0, 40.0).images_per_s == pytest.approx(8 / 10)
+
+
+def test_less_than_a_round_is_no_rate():
+    found = figures("seed", "alike", "m", Log([Answer(0.0, 1.0, 1, 40)] * 8, [8]), 0.0, 10.0)
+    assert (found.requests, found.images_per_s, found.p50_s) == (8, None, 1.0)
 
 
 def test_a_device_that_answers_nothing_has_no_figures():
@@ -78,7 +91,7 @@ def test_the_seeds_loop_answers_mixed_requests_in_groups_of_equal_settings(serve
     assert log.answers and sum(log.batches) / len(log.batches) < 8
 
 
-@pytest.mark.parametrize("scheduler", ["dpm++2m", "euler-a"])
+@pytest.mark.parametrize("scheduler", ["dpm++2m", "euler-a", "ddim"])
 def test_both_draw_the_same_images(served, scheduler):
     executor, config = served.executor, served.config
     asks = [Ask(f"prompt {k}", k, 64, 64, 3, 5.0, scheduler, 2) for k in range(2)]

@@ -36,6 +36,7 @@ class RandomModel:
             "beta_end": 0.012,
             "beta_schedule": "scaled_linear",
             "steps_offset": 1,
+            "clip_sample": False,  # as the pipeline has it, whatever a model says
         }
         self.alpha_bars = torch.ones(1000, device=device)  # for previews, which nobody asks for
         self.prediction_type = "epsilon"
@@ -47,8 +48,11 @@ class RandomModel:
     def encode(self, prompts: list[str]) -> torch.Tensor:
         """Embeddings [B, T, D]."""
         shape = self.num_tokens, self.text_width
-        seeded = [torch.Generator().manual_seed(zlib.crc32(prompt.encode())) for prompt in prompts]
-        return torch.stack([torch.randn(shape, generator=each) for each in seeded]).to(self.device, self.dtype)
+        drawn = {}
+        for prompt in dict.fromkeys(prompts):
+            generator = torch.Generator(self.device).manual_seed(zlib.crc32(prompt.encode()))
+            drawn[prompt] = torch.randn(shape, generator=generator, device=self.device, dtype=self.dtype)
+        return torch.stack([drawn[prompt] for prompt in prompts])
 
     def predict(self, latents_RCHW: torch.Tensor, timesteps_R: torch.Tensor, text_RTD: torch.Tensor) -> torch.Tensor:
         """The UNet's output [R, C, H, W]."""

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
 from noria import schedulers
@@ -86,7 +87,7 @@ class Stand:
 
 
 def set_up(executor: DiffusionExecutor, spec: ModelSpec, config: EngineConfig) -> Stand:
-    """Measure what work costs, which draws, and compile the samplers: what happens once in a server's life.
+    """Measure what work costs, which draws; compile the samplers and load the kernels: what happens once in a server's life.
 
     Raises:
         ModelError: the model cannot draw on this device.
@@ -94,31 +95,38 @@ def set_up(executor: DiffusionExecutor, spec: ModelSpec, config: EngineConfig) -
     """
     costs = CostModel(most_rows(config))
     measure(executor, spec, config, costs)
-    for ask in itertools.islice(MIXES["mixed"](spec).asks(_TRAFFIC_SEED), 256):
+    asks = list(itertools.islice(MIXES["mixed"](spec).asks(_TRAFFIC_SEED), 256))
+    for ask in asks:
         executor.prepare(_request(ask, 0, spec))
+    sizes = {(ask.width, ask.height): ask for ask in asks}
+    for ask in sizes.values():  # the seed's loop goes first, and would load each size's kernels for both
+        draw(executor.model, [msgspec.structs.replace(ask, inference_steps=2)])
     return Stand(executor, spec, config, costs)
 
 
-def serve_both(stand: Stand, traffic: str, seconds: float) -> list[Served]:
+def serve_both(stand: Stand, traffic: str, seconds: float) -> Iterator[Served]:
     """The same endless row of requests to each, for `seconds`."""
     mix = MIXES[traffic](stand.spec)
-    served = []
     for server in ("seed", "wheel"):
         asks, started = mix.asks(_TRAFFIC_SEED), time.monotonic()
         if server == "seed":
             log = microbatched(stand.executor.model, stand.spec, asks, started + seconds)
         else:
             log = on_the_wheel(stand, asks, started + seconds)
-        served.append(figures(server, traffic, stand.spec.name, log, started + _WARM_UP_SHARE * seconds, seconds))
-    return served
+        yield figures(server, traffic, stand.spec.name, log, started + _WARM_UP_SHARE * seconds, seconds)
 
 
 def figures(server: str, traffic: str, model: str, log: Log, counted_from_s: float, seconds: float) -> Served:
-    """Answers are counted from the first one after `counted_from_s` on, that moment's own left out."""
-    answers = [answer for answer in log.answers if answer.done_s >= counted_from_s]
-    first = min((answer.done_s for answer in answers), default=0.0)
-    later = [answer for answer in answers if answer.done_s > first]
-    span_s = max((answer.done_s for answer in later), default=first) - first
+    """Of the answers after `counted_from_s`. Rates are of whole rounds, as many answers as there are users.
+
+    Users in step are answered in bursts: from the first of one burst to the last of another, there would be more than their share.
+    """
+    answers = sorted(
+        (answer for answer in log.answers if answer.done_s >= counted_from_s), key=lambda each: each.done_s
+    )
+    counted = max(0, len(answers) - 1) // NUM_USERS * NUM_USERS
+    later = answers[1 : 1 + counted]
+    span_s = later[-1].done_s - answers[0].done_s if later else 0.0
     waits = [answer.done_s - answer.sent_s for answer in answers]
     return Served(
         server,
@@ -126,8 +134,8 @@ def figures(server: str, traffic: str, model: str, log: Log, counted_from_s: flo
         model,
         seconds,
         requests=len(answers),
-        images_per_s=sum(answer.num_images for answer in later) / span_s if later else None,
-        rows_per_s=sum(answer.rows for answer in later) / span_s if later else None,
+        images_per_s=sum(answer.num_images for answer in later) / span_s if span_s else None,
+        rows_per_s=sum(answer.rows for answer in later) / span_s if span_s else None,
         p50_s=percentile(waits, 0.5) if waits else None,
         p99_s=percentile(waits, 0.99) if waits else None,
         mean_batch=sum(log.batches) / len(log.batches) if log.batches else None,
