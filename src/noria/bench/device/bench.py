@@ -87,6 +87,8 @@ class DeviceBench:
                 self._release_stand()
                 # Shapes are fixed here, so cuDNN may time its algorithms; the wheel's change, and its engine does not.
                 torch.backends.cudnn.benchmark = True
+                # In float32, convolutions would be TF32 by default, products are not, and neither is the peak.
+                torch.backends.cudnn.allow_tf32 = False
                 found = self._steps.measure(part, self._report.peak_flops_per_s)
                 self._report.steps.append(found)
                 self._say(f"  {1000 * found.step_s:.4g} ms, {found.images_per_s:.3g} images/s")
@@ -123,7 +125,7 @@ class DeviceBench:
             return set_up(executor, spec, config)
         from noria.bench.device.random_model import RANDOM_SPEC, make_random_model
 
-        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = False, True  # as an engine has them
         config = resolve(config, RANDOM_SPEC, str(self._device), look_at_machine())
         model = make_random_model(self._device, DTYPES[self._report.dtype], config)
         return set_up(DiffusionExecutor(model, config), RANDOM_SPEC, config)
