@@ -81,12 +81,18 @@ def _policy(full: bool) -> tuple[Variant, ...]:  # noqa: ARG001
     return tuple(Variant(policy, "noria", {"policy": policy}) for policy in ("least-slack", "shortest-first", "fcfs"))
 
 
-def _peers(full: bool) -> tuple[Variant, ...]:
+# A batch of Ray's is made while the one before is drawn, of whoever has come by then: only a wait as long as a drawing fills it.
+_PEERS_BATCHING = {
+    "litserve": ((5, 8), (50, 8), (200, 8), (500, 8), (200, 16)),
+    "ray": ((50, 8), (200, 8), (500, 8), (1000, 8), (2000, 8)),
+}
+
+
+def _peers(full: bool) -> tuple[Variant, ...]:  # noqa: ARG001
     """What `catalog.TARGETS` gives LitServe and Ray Serve rests on this. BentoML learns how long it waits."""
-    cells = [(5, 8), (50, 8), (200, 8), (50, 16), *([(500, 8), (200, 16)] if full else [])]
     return tuple(
         Variant(f"{timeout_ms} ms, {size}", peer, settings=TargetSettings(timeout_ms / 1000, size))
-        for peer in ("litserve", "ray")
+        for peer, cells in _PEERS_BATCHING.items()
         for timeout_ms, size in cells
     )
 
