@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from noria.bench.meters import GpuReading, Rapl, find_gpus, grown
+from noria.bench.meters import GpuReading, Rapl, find_gpus, grown, matrix_gflops
 
 
 class NVMLError(Exception):
@@ -79,3 +79,7 @@ def test_packages_are_added_up_and_their_parts_are_not(tmp_path):
 
 def test_a_kernel_that_shows_no_package_tells_nothing(tmp_path):
     assert Rapl(tmp_path).total_j() is None
+
+
+def test_a_machine_multiplies_at_some_speed():
+    assert 0.1 < matrix_gflops(0.01) < 1e6

@@ -1,13 +1,32 @@
 """What a device tells of itself: NVML of NVIDIA's GPUs, RAPL of the CPU's packages. Where there is neither, nothing is told."""
 
 import pathlib
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from noria.observe.gpus import open_nvml
 
 RAPL = pathlib.Path("/sys/class/powercap")
+_SIDE = 1200  # of the matrices: too large for the caches, a few tens of milliseconds each
+_PROBE_S = 0.5
+
+
+def matrix_gflops(seconds: float = _PROBE_S) -> float:
+    """What numpy's float32 matrix product gets out of all the CPUs now, while nothing else runs.
+
+    Where virtual machines share a processor it changes by the minute; runs with other values cannot be compared one to one.
+    """
+    matrix = np.ones((_SIDE, _SIDE), dtype=np.float32)
+    matrix @ matrix
+    products, started = 0, time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        matrix @ matrix
+        products += 1
+    return products * 2 * _SIDE**3 / (time.perf_counter() - started) / 1e9
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ class Usage(Struct, frozen=True):
     gpu_bytes: tuple[int, ...] = ()
     energy_j: float | None = None  # of the device (NVML), or of the CPU packages (RAPL), over the run
     others_share: float = 0.0  # of the machine's CPU time, that strangers took
+    matrix_gflops: tuple[float, ...] = ()  # of the idle machine's CPUs, before the server's start and after its end
 
 
 class Sample(Struct, frozen=True):

@@ -21,7 +21,7 @@ import msgspec
 from noria.bench import clients, runs
 from noria.bench.clients import Body, Load
 from noria.bench.machine import provenance
-from noria.bench.meters import find_gpus
+from noria.bench.meters import find_gpus, matrix_gflops
 from noria.bench.runs import BenchRun, Sample
 from noria.bench.samples import SoloRuns, check
 from noria.bench.server import RunningServer, apart, running_target
@@ -86,9 +86,11 @@ class Suite:
             seen, samples, ready_s = Observations(), tuple[Sample, ...](), None
             try:
                 say(f"{plan.name}: starting")
+                seen.matrix_gflops.append(matrix_gflops())
                 with running_target(plan.target, self.spec, plan.config, plan.settings) as server:
                     ready_s = server.seconds_to_ready
                     self._load(plan, server, folder, seen)
+                seen.matrix_gflops.append(matrix_gflops())
                 say(f"{plan.name}: comparing some of its images with their solo runs")
                 samples = check(folder / "kept", plan.load.body, self._solo_runs(plan.config).draw)
             except BaseException:

@@ -24,6 +24,7 @@ class Observations:
     cpu_cores: list[float] = field(default_factory=list)  # CPU seconds a second, since the moment before
     gpus: list[GpuReading] = field(default_factory=list)  # empty without
     energy_j: float | None = None  # of the GPUs; without, of the CPU's packages
+    matrix_gflops: list[float] = field(default_factory=list)  # how fast the machine is, before and after
     others_share: float = (
         0.0  # of the machine's CPU time, taken by processes that are neither the server nor this bench
     )
@@ -39,6 +40,7 @@ class Observations:
             gpu_bytes=tuple(reading.used_bytes for reading in self.gpus),
             energy_j=self.energy_j,
             others_share=self.others_share,
+            matrix_gflops=tuple(round(speed, 1) for speed in self.matrix_gflops),
         )
 
 

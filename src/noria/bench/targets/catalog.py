@@ -36,13 +36,14 @@ TARGETS = {
         Target("seed-stream-sync", "/t2i/stream-sync", "noria.bench.targets.seed"),
         Target("seed-response-sync", "/t2i/response-sync", "noria.bench.targets.seed"),
         Target("seed-batched", "/t2i/batched", "noria.bench.targets.seed"),
-        # The least wait that lets 8 users, answered together, be drawn together again: 5 ms broke them into 5 and 3 (CPU time of
-        # an image × 2), with 200 and 500 ms a lone user waits longer and nobody gains. 16 is never full, so 8 would wait as well.
+        # `noria bench sweep peers` (benchmarks/peers-2026-11-21): between 5 and 200 ms nothing differs by more than runs do; 50 ms
+        # brought the users together again (a mean batch of 6.8 instead of 5.3) with the shortest p99.
         Target("litserve", "/t2i", "noria.bench.targets.litserve_app", "litserve", TargetSettings(timeout_s=0.05)),
         # Its `timeout_s` is when BentoML refuses, not how long it waits, which it learns: so, never.
         Target("bentoml", "/t2i", "noria.bench.targets.bentoml_app", "bentoml", TargetSettings(timeout_s=3600.0)),
-        # As for LitServe: both wait from the first request of a batch on.
-        Target("ray", "/t2i", "noria.bench.targets.ray_app", "ray", TargetSettings(timeout_s=0.05)),
+        # It makes a batch of whoever comes in this time while the one before is drawn, so that a short wait makes batches of one: 500 ms
+        # had 1.9 times the requests a second of 50 ms, and the shortest p99; 1 and 2 s gained nothing.
+        Target("ray", "/t2i", "noria.bench.targets.ray_app", "ray", TargetSettings(timeout_s=0.5)),
     )
 }
 

@@ -90,6 +90,7 @@ def main() -> None:
     deployment = serve.deployment(
         name="t2i",
         num_replicas=1,
+        ray_actor_options={"num_cpus": os.cpu_count()},  # Ray gives OpenMP as many threads, else one
         max_ongoing_requests=100_000,  # all wait in the replica, where they are batched
         logging_config={"enable_access_log": False, "log_level": "WARNING"},
     )(Replica)
