@@ -46,6 +46,8 @@ class Drawing(http.server.BaseHTTPRequestHandler):
                 self.answer(200, png(body | {"prompt": "another"}), "image/png")
             case "truncated":
                 self.answer(200, png(body)[:-100], "image/png")
+            case "cut":  # within the body
+                self.answer(200, png(body), "image/png", cut=100)
             case "broken":
                 self.answer(500, b"{}", "application/json")
             case "dying":
@@ -54,7 +56,7 @@ class Drawing(http.server.BaseHTTPRequestHandler):
                     os._exit(3)
                 self.answer(200, png(body), "image/png")
 
-    def answer(self, status, content, kind):
+    def answer(self, status, content, kind, cut=0):
         self.send_response(status)
         for name, value in {
             "content-type": kind,
@@ -64,7 +66,8 @@ class Drawing(http.server.BaseHTTPRequestHandler):
         }.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(content)
+        self.wfile.write(content[: len(content) - cut])
+        self.close_connection = cut > 0
 
     def log_message(self, *_):
         pass

@@ -91,6 +91,13 @@ def test_a_server_that_draws_wrongly_is_caught(measured, how, words, capsys):
         assert words in capsys.readouterr().err
 
 
+def test_an_answer_that_breaks_off_is_a_failure(measured):
+    _, found = measured(seed_batched="cut")
+    run = found["seed-batched"]
+    assert {record.status for record in run.records} == {0}
+    assert run.samples == ()
+
+
 def test_a_server_that_ends_is_reported_and_the_next_one_is_measured(measured, monkeypatch, capsys):
     monkeypatch.setattr(clients.ScenarioLoad, "warm_up", [])
     status, found = measured(noria="dying", seed_batched="fine")

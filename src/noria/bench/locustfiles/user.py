@@ -60,10 +60,12 @@ class Recorder:
         """Times count from now: the load begins."""
         self._started = time.monotonic()
 
-    def record(self, response: Any, context: dict[str, Any], **_: Any) -> None:
+    def record(self, response: Any, exception: Exception | None, context: dict[str, Any], **_: Any) -> None:
         """A request has ended."""
         done_s, sent_s = time.monotonic() - self._started, context["sent"] - self._started
         status = response.status_code if response is not None else 0
+        if status == 200 and exception is not None:  # the connection broke within the body
+            status = 0
         headers = response.headers if status == 200 else {}
         timing = headers.get("server-timing", "")
         size = headers.get("x-batch-size")
