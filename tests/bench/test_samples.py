@@ -5,6 +5,8 @@ import io
 import json
 import math
 import re
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -16,6 +18,10 @@ from noria.config import EngineConfig
 from noria.models.catalog import open_model
 
 RED = np.full((8, 8, 3), (200, 10, 10), dtype=np.uint8)
+HUGE = b"\x89PNG\r\n\x1a\n" + b"".join(  # a header that says 100,000 x 100,000 pixels
+    struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    for kind, data in ((b"IHDR", struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)), (b"IDAT", b""))
+)
 DICE = np.random.default_rng(1)
 
 
@@ -54,6 +60,7 @@ def test_rounding_is_forgiven(tmp_path):
         (png(RED[::-1] // 2), "is another image: .* dB"),
         (png(RED)[:-30], "cannot be decoded"),
         (b"", "cannot be decoded"),
+        (HUGE, "cannot be decoded"),
         (png(RED[:4]), "is 8 × 4 instead of 8 × 8 pixels"),
     ],
 )
@@ -69,7 +76,8 @@ def test_every_image_of_several_counts(tmp_path):
     assert judged(tmp_path, document(png(RED), png(blue)), [RED, blue], "7.json").wrong == ""
     assert "another image" in judged(tmp_path, document(png(RED), png(RED)), [RED, blue], "7.json").wrong
     assert "1 images instead of 2" in judged(tmp_path, document(png(RED)), [RED, blue], "7.json").wrong
-    assert "cannot be decoded" in judged(tmp_path, b'{"detail": "no"}', [RED], "7.json").wrong
+    for malformed in (b'{"detail": "no"}', b'{"images": [', b"<html>", b'{"images": [{"b64_json": "!"}]}'):
+        assert "cannot be decoded" in judged(tmp_path, malformed, [RED], "7.json").wrong
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # diffusers' schedulers, newest NumPy

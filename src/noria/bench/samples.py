@@ -24,6 +24,10 @@ PSNR_DB = 30.0  # an image below it is another image
 
 Body = Mapping[str, Any]
 
+# What Pillow raises for files that are no images, and for sizes that would fill the memory; what a document of another form gives.
+_UNREADABLE = (OSError, SyntaxError, Image.DecompressionBombError)
+_MALFORMED = (msgspec.DecodeError, ValueError, KeyError, TypeError)
+
 
 def check(
     folder: pathlib.Path, body_of: Callable[[int], Body], draw: Callable[[Body], list[np.ndarray]]
@@ -36,7 +40,7 @@ def judge(number: int, file: pathlib.Path, expected: list[np.ndarray]) -> Sample
     """Compare the images of the reply in `file` with what they should be."""
     try:
         images = [_pixels(content) for content in _files(file)]
-    except (OSError, SyntaxError, ValueError, KeyError, TypeError) as error:  # Pillow raises the first three
+    except (*_UNREADABLE, *_MALFORMED) as error:
         return Sample(number, None, f"cannot be decoded: {error}")
     if len(images) != len(expected):
         return Sample(number, None, f"has {len(images)} images instead of {len(expected)}")
