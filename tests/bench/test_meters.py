@@ -29,28 +29,51 @@ def fake_nvml():
         nvmlDeviceGetHandleByIndex=found,
         nvmlDeviceGetHandleByUUID={"GPU-a": 0, "GPU-b": 1}.__getitem__,
         nvmlDeviceGetUtilizationRates=lambda handle: types.SimpleNamespace(gpu=80 + 10 * handle),
+        nvmlDeviceGetName=lambda handle: f"GPU {handle}",
         nvmlDeviceGetMemoryInfo=lambda handle: types.SimpleNamespace(used=1000 * (handle + 1)),
         nvmlDeviceGetTotalEnergyConsumption=energy,
     )
 
 
 def test_a_gpu_is_read():
-    assert find_gpus(("cuda:0",), {}, fake_nvml()).read() == GpuReading(0.8, 1000, 5.0)
-    assert find_gpus(("auto",), {}, fake_nvml()).read() == GpuReading(0.8, 1000, 5.0)
+    assert find_gpus(("cuda:0",), {}, fake_nvml()).read() == GpuReading(0.8, 0, 5.0)
+    assert find_gpus(("auto",), {}, fake_nvml()).read() == GpuReading(0.8, 0, 5.0)
+    assert find_gpus(("cuda:0", "cuda:1"), {}, fake_nvml()).names == ["GPU 0", "GPU 1"]
+
+
+def test_what_was_held_before_the_server_started_is_not_its_memory():
+    nvml = fake_nvml()
+    gpus = find_gpus(("cuda:0", "cuda:1"), {}, nvml)
+    nvml.nvmlDeviceGetMemoryInfo = lambda handle: types.SimpleNamespace(used=1000 * (handle + 1) + 50)
+    assert gpus.read().used_bytes == 100
+    nvml.nvmlDeviceGetMemoryInfo = lambda handle: types.SimpleNamespace(used=500)  # somebody else has left
+    assert gpus.read().used_bytes == 0
 
 
 def test_several_gpus_are_read_together_and_energy_that_is_not_told_is_none():
-    assert find_gpus(("cuda:0", "cuda:1"), {}, fake_nvml()).read() == GpuReading(pytest.approx(0.85), 3000, None)
+    assert find_gpus(("cuda:0", "cuda:1"), {}, fake_nvml()).read() == GpuReading(pytest.approx(0.85), 0, None)
 
 
 @pytest.mark.parametrize("visible", ["1,0", "GPU-b,GPU-a"])
 def test_devices_are_numbered_as_cuda_numbers_them(visible):
-    assert find_gpus(("cuda",), {"CUDA_VISIBLE_DEVICES": visible}, fake_nvml()).read().used_bytes == 2000
+    assert find_gpus(("cuda",), {"CUDA_VISIBLE_DEVICES": visible}, fake_nvml()).names == ["GPU 1"]
 
 
 def test_without_a_gpu_there_is_nothing_to_read():
     assert find_gpus(("cpu",), {}, fake_nvml()) is None
     assert find_gpus(("cuda:5",), {}, fake_nvml()) is None
+    for visible in ("", "-1", "-1,0"):
+        assert find_gpus(("auto",), {"CUDA_VISIBLE_DEVICES": visible}, fake_nvml()) is None
+
+
+def test_a_slice_of_a_gpu_that_tells_no_utilisation_is_not_read():
+    nvml = fake_nvml()
+
+    def utilisation(handle):
+        raise NVMLError("not supported")
+
+    nvml.nvmlDeviceGetUtilizationRates = utilisation
+    assert find_gpus(("cuda",), {}, nvml) is None
 
 
 def test_a_counter_that_starts_again_has_gone_on():

@@ -1,5 +1,6 @@
 """What a device tells of itself: NVML of NVIDIA's GPUs, RAPL of the CPU's packages. Where there is neither, nothing is told."""
 
+import itertools
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
@@ -34,7 +35,7 @@ class GpuReading:
     """Of all GPUs that are watched, now."""
 
     share: float  # mean utilisation since NVML's last sample, 0 to 1
-    used_bytes: int  # together
+    used_bytes: int  # together, more than when the watch was set up
     energy_j: float | None  # together, since the driver was loaded; None before Volta
 
 
@@ -42,32 +43,52 @@ class Gpus:
     """Some GPUs, through NVML."""
 
     def __init__(self, nvml: Any, handles: Sequence[Any]) -> None:
+        """Before the server starts: what others hold by then, this bench among them, is not counted as its memory."""
         self._nvml, self._handles = nvml, handles
+        self._before_bytes = self._held_bytes()
+
+    @property
+    def names(self) -> list[str]:
+        """What they are."""
+        names = [self._nvml.nvmlDeviceGetName(handle) for handle in self._handles]
+        return [name.decode() if isinstance(name, bytes) else name for name in names]
 
     def read(self) -> GpuReading:
         """One moment of them."""
         nvml, handles = self._nvml, self._handles
         shares = [nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100 for handle in handles]
-        used = [nvml.nvmlDeviceGetMemoryInfo(handle).used for handle in handles]
         try:
             energy_j = sum(nvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in handles) / 1000
         except nvml.NVMLError:
             energy_j = None
-        return GpuReading(sum(shares) / len(shares), sum(used), energy_j)
+        return GpuReading(sum(shares) / len(shares), max(0, self._held_bytes() - self._before_bytes), energy_j)
+
+    def _held_bytes(self) -> int:
+        return sum(self._nvml.nvmlDeviceGetMemoryInfo(handle).used for handle in self._handles)
 
 
 def find_gpus(devices: Sequence[str], environment: Mapping[str, str], nvml: Any = None) -> Gpus | None:
     """Those among the `devices` of the settings; None where there are none, or no NVML. `nvml` is the module pynvml, or a stand-in."""
     if all(device == "cpu" for device in devices):
         return None
-    nvml = nvml or open_nvml()
-    if nvml is None:
+    nvml, visible = nvml or open_nvml(), _visible(environment)
+    places = [_place(device) for device in devices if device != "cpu"]
+    if nvml is None or (visible is not None and max(places) >= len(visible)):
         return None
     try:
-        names = [name.strip() for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-        return Gpus(nvml, [_handle(nvml, names, _place(device)) for device in devices if device != "cpu"])
-    except nvml.NVMLError:  # a GPU that CUDA has and NVML has not
+        gpus = Gpus(nvml, [_handle(nvml, visible, place) for place in places])
+        gpus.read()
+    except nvml.NVMLError:  # a GPU that CUDA has and NVML has not, or one without utilisation: a slice of another (MIG)
         return None
+    return gpus
+
+
+def _visible(environment: Mapping[str, str]) -> list[str] | None:
+    """The indices or UUIDs that CUDA may use, of which none counts after one that is empty or -1; None: all."""
+    said = environment.get("CUDA_VISIBLE_DEVICES")
+    if said is None:
+        return None
+    return list(itertools.takewhile(lambda name: name not in ("", "-1"), map(str.strip, said.split(","))))
 
 
 def _place(device: str) -> int:
@@ -76,9 +97,9 @@ def _place(device: str) -> int:
     return int(number) if number else 0
 
 
-def _handle(nvml: Any, visible: Sequence[str], place: int) -> Any:
-    """The GPU that CUDA calls `place`, among those `visible` to it by index or UUID; all, where nothing is said."""
-    if place >= len(visible):
+def _handle(nvml: Any, visible: Sequence[str] | None, place: int) -> Any:
+    """The GPU that CUDA calls `place`, among those `visible` to it."""
+    if visible is None:
         return nvml.nvmlDeviceGetHandleByIndex(place)
     name = visible[place]
     return nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else nvml.nvmlDeviceGetHandleByUUID(name)

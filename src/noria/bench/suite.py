@@ -21,7 +21,7 @@ import msgspec
 from noria.bench import clients, runs
 from noria.bench.clients import Body, Load
 from noria.bench.machine import provenance
-from noria.bench.meters import find_gpus, matrix_gflops
+from noria.bench.meters import Gpus, find_gpus, matrix_gflops
 from noria.bench.runs import BenchRun, Sample
 from noria.bench.samples import SoloRuns, check
 from noria.bench.server import RunningServer, apart, running_target
@@ -87,9 +87,12 @@ class Suite:
             try:
                 say(f"{plan.name}: starting")
                 seen.matrix_gflops.append(matrix_gflops())
+                gpus = find_gpus(plan.config.engine.devices, os.environ)
+                if gpus is not None:
+                    about["machine"]["gpu"] = ", ".join(gpus.names)
                 with running_target(plan.target, self.spec, plan.config, plan.settings) as server:
                     ready_s = server.seconds_to_ready
-                    self._load(plan, server, folder, seen)
+                    self._load(plan, server, gpus, folder, seen)
                 seen.matrix_gflops.append(matrix_gflops())
                 say(f"{plan.name}: comparing some of its images with their solo runs")
                 samples = check(folder / "kept", plan.load.body, self._solo_runs(plan.config).draw)
@@ -98,12 +101,13 @@ class Suite:
                 raise
             self._keep(self._run(plan, about, folder, seen, samples, ready_s, complete=True))
 
-    def _load(self, plan: Plan, server: RunningServer, folder: pathlib.Path, seen: Observations) -> None:
+    def _load(
+        self, plan: Plan, server: RunningServer, gpus: Gpus | None, folder: pathlib.Path, seen: Observations
+    ) -> None:
         """Warm a server up and load it; `seen` is filled, whatever happens."""
         url = f"http://127.0.0.1:{server.port}"
         say(f"{plan.name}: ready after {server.seconds_to_ready:.0f} s; warming up")
         warm_up(url + plan.target.path, plan.load.warm_up)
-        gpus = find_gpus(plan.config.engine.devices, os.environ)
         with watched(server, gpus, _SAMPLE_S, seen):
             clients.send(plan.load, url, plan.target.path, folder, server.process, self._progress(plan))
 
