@@ -71,7 +71,7 @@ class Suite:
     spec: ModelSpec
     runs: list[BenchRun] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)  # what did not go well, a line each
-    _solo: dict[bytes, SoloRuns] = field(default_factory=dict)  # by the engine's settings
+    _solo: tuple[bytes, SoloRuns] | None = None  # the last engine settings', since each holds a model
 
     def run(self, plan: Plan) -> None:
         """Make one run and write it; one that is cut short is written too, as incomplete, if it has recorded anything.
@@ -116,7 +116,9 @@ class Suite:
 
     def _solo_runs(self, config: Config) -> SoloRuns:
         key = msgspec.json.encode(config.engine)
-        return self._solo.setdefault(key, SoloRuns(self.spec, config.engine))
+        if self._solo is None or self._solo[0] != key:
+            self._solo = key, SoloRuns(self.spec, config.engine)
+        return self._solo[1]
 
     def _run(
         self,
