@@ -9,6 +9,7 @@ import time
 
 import drawing_server
 import msgspec
+import psutil
 import pytest
 
 from noria.bench import clients, plans, runs, suite
@@ -17,6 +18,7 @@ from noria.bench.suite_options import SuiteOptions
 from noria.bench.targets.catalog import read_targets
 from noria.cli import main
 from noria.config import Config, EngineConfig
+from noria.errors import ConfigError
 
 CONFIG = Config(engine=EngineConfig(devices=("cpu",)))
 
@@ -124,14 +126,16 @@ def test_a_server_that_does_not_start_is_reported_and_the_next_one_is_measured(m
     assert "scenario2 noria failed: the server ended with status 3" in capsys.readouterr().err
 
 
-def test_ctrl_c_keeps_what_the_run_has_recorded(measured, monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_keeps_what_the_run_has_recorded_and_leaves_nothing_else(measured, sent, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = set(psutil.Process().children())
 
     def interrupt():
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             if any(file.stat().st_size > 2000 for file in tmp_path.glob("noria-bench-*/records.jsonl")):
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), sent)
                 return
             time.sleep(0.05)
 
@@ -142,7 +146,15 @@ def test_ctrl_c_keeps_what_the_run_has_recorded(measured, monkeypatch, tmp_path,
     assert not found["noria"].complete
     assert len(found["noria"].records) > 10
     assert (tmp_path / "out" / "report.html").exists()
+    assert not list(tmp_path.glob("noria-bench-*"))
+    assert set(psutil.Process().children()) <= before
     assert "incomplete" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_is_refused_before_anything_is_measured(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="--out .*file/out cannot be made"):
+        suite.main(CONFIG, tmp_path / "file" / "out", lambda *_: pytest.fail("measured"), writing.write)
 
 
 def test_mixed_arrivals_wait_for_nobody_and_are_the_same_for_every_target(measured, monkeypatch, tmp_path):

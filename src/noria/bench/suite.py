@@ -1,7 +1,7 @@
 """Runs one after the other: a fresh server, warm-up, load, a look at what it drew, and a JSON file for each.
 
 A server that fails to start, or ends under load, is reported and the next one is begun; Ctrl-C keeps what the run that it hit has
-recorded. Either way the tables are made of what there is.
+recorded, and so does SIGTERM. In any case the tables are made of what there is.
 """
 
 import os
@@ -28,7 +28,9 @@ from noria.bench.server import RunningServer, apart, running_target
 from noria.bench.targets.catalog import Target, TargetSettings
 from noria.bench.watching import Observations, watched
 from noria.config import Config
+from noria.errors import ConfigError, NoriaError
 from noria.models.catalog import open_model
+from noria.observe.process import sigterm_interrupts
 from noria.spec import ModelSpec
 
 _WARM_UP_USERS = 8
@@ -162,11 +164,15 @@ def main(
     `plans` is given the settings of servers that keep nothing for after the bench; it may take its time, and measure.
 
     Raises:
-        NoriaError: the model cannot be opened.
+        NoriaError: the model cannot be opened, or the folder not made.
 
     """
     spec = open_model(config.model)
-    with tempfile.TemporaryDirectory(prefix="noria-bench-") as cache:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {folder} cannot be made ({error}); name a folder, or one that is not there.") from error
+    with sigterm_interrupts(), tempfile.TemporaryDirectory(prefix="noria-bench-") as cache:
         suite = Suite(apart(config, cache), folder, spec)
         status = _run_all(suite, plans)
     if suite.runs:
@@ -185,13 +191,13 @@ def _run_all(suite: Suite, plans: Callable[[Config, ModelSpec], Iterable[Plan]])
         for plan in plans(suite.config, suite.spec):
             try:
                 suite.run(plan)
-            except (RuntimeError, OSError) as error:
+            except (RuntimeError, OSError, NoriaError) as error:
                 suite.failures.append(f"{plan.name} failed: {error}")
                 say(suite.failures[-1])
     except KeyboardInterrupt:
         say("interrupted; what follows is what was measured until now")
         return 130
-    except (RuntimeError, OSError) as error:  # of the plans: Noria's capacity could not be measured
+    except (RuntimeError, OSError, NoriaError) as error:  # of the plans: Noria's capacity could not be measured
         suite.failures.append(f"stopped: {error}")
     return 1 if suite.failures else 0
 

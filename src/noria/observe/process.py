@@ -1,8 +1,10 @@
-"""Manners of processes: a child does not outlive its parent, and a parent can take in its children's orphans. Linux only."""
+"""Manners of processes: how they end, that a child does not outlive its parent, and who takes in orphans. Linux only."""
 
+import contextlib
 import ctypes
 import os
 import signal
+from collections.abc import Iterator
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36
@@ -22,6 +24,16 @@ def die_with_parent(sent: signal.Signals = signal.SIGTERM, parent_pid: int | Non
 def adopt_orphans() -> None:
     """From now on a descendant whose parent ends becomes this process's child, not init's; not inherited by children."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+@contextlib.contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """SIGTERM is Ctrl-C meanwhile, so that what was begun is ended and kept in the same way. In the main thread only."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _prctl(option: int, value: int) -> None:

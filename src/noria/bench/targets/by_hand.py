@@ -7,11 +7,9 @@ import contextlib
 import json
 import pathlib
 import shlex
-import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
 
 import psutil
 
@@ -22,6 +20,7 @@ from noria.bench.workload import caption
 from noria.config import Config
 from noria.errors import ConfigError, did_you_mean, shown
 from noria.models.catalog import open_model
+from noria.observe.process import sigterm_interrupts
 
 _SCENARIO = pathlib.Path(noria.bench.__file__).parent / "locustfiles" / "scenario2.py"  # locust wants the file
 
@@ -42,7 +41,7 @@ def main(config: Config, target: str, port: int = DEFAULT_PORT, settings: Target
         )
     _check_free(port)
     spec = open_model(config.model)
-    with tempfile.TemporaryDirectory(prefix="noria-body-") as folder, _sigterm_interrupts():
+    with tempfile.TemporaryDirectory(prefix="noria-body-") as folder, sigterm_interrupts():
         body = pathlib.Path(folder) / "body.json"
         body.write_text(json.dumps({"prompt": caption(1), "seed": 1}), encoding="utf-8")
         try:
@@ -80,16 +79,6 @@ def _check_free(port: int) -> None:
             raise ConfigError(
                 f"port {port} cannot be had ({error}); choose another with --port N, or --port 0 for any free one."
             ) from error
-
-
-@contextlib.contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """SIGTERM is Ctrl-C meanwhile, so that the server is stopped with this process."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _wait(server: RunningServer) -> int:
