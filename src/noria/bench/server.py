@@ -1,6 +1,7 @@
 """A real server on a free loopback port, for as long as a bench needs it: `noria serve`, or the seed's."""
 
 import contextlib
+import http.client
 import os
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from noria.config import Config
 from noria.config import settings as known_settings
 from noria.spec import ModelSpec
 
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy that the environment names is asked
 _READY_WITHIN_S = 300.0  # a UNet that is compiled on few cores takes minutes
 
 
@@ -110,9 +112,13 @@ def running_target(
 
 @contextlib.contextmanager
 def running_process(command: Callable[[int], list[str]], port: int | None = None) -> Iterator[RunningServer]:
-    """Start the server that `command(port)` is, wait until its /readyz is green, and stop it at the end; raises as above."""
+    """Start the server that `command(port)` is, wait until its /readyz is green, and stop it at the end; raises as above.
+
+    Noria's settings in the environment are not for it: the bench has read them, and what it was told since wins over them.
+    """
     port, started = port or _free_port(), time.monotonic()
-    with subprocess.Popen(command(port), stdout=subprocess.DEVNULL) as child:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("NORIA_")}
+    with subprocess.Popen(command(port), stdout=subprocess.DEVNULL, env=environment) as child:
         try:
             _wait_until_ready(child, port, started + _READY_WITHIN_S)
             yield RunningServer(port, time.monotonic() - started, psutil.Process(child.pid))
@@ -134,8 +140,8 @@ def _wait_until_ready(child: "subprocess.Popen[bytes]", port: int, deadline: flo
     while time.monotonic() < deadline:
         if child.poll() is not None:
             raise RuntimeError(f"the server ended with status {child.returncode}; its own words are above")
-        with contextlib.suppress(OSError):  # refused, any status but 2xx, or no answer yet
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5).close()
+        with contextlib.suppress(OSError, http.client.HTTPException):  # refused, any status but 2xx, no answer yet
+            DIRECT.open(f"http://127.0.0.1:{port}/readyz", timeout=5).close()
             return
         time.sleep(0.05)
     raise RuntimeError(f"the server was not ready within {_READY_WITHIN_S:.0f} s")

@@ -4,12 +4,12 @@ A server that fails to start, or ends under load, is reported and the next one i
 recorded, and so does SIGTERM. In any case the tables are made of what there is.
 """
 
+import http.client
 import os
 import pathlib
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +24,7 @@ from noria.bench.machine import provenance
 from noria.bench.meters import Gpus, find_gpus, matrix_gflops
 from noria.bench.runs import BenchRun, Sample
 from noria.bench.samples import SoloRuns, check
-from noria.bench.server import RunningServer, apart, running_target
+from noria.bench.server import DIRECT, RunningServer, apart, running_target
 from noria.bench.targets.catalog import Target, TargetSettings
 from noria.bench.watching import Observations, watched
 from noria.config import Config
@@ -203,14 +203,15 @@ def _run_all(suite: Suite, plans: Callable[[Config, ModelSpec], Iterable[Plan]])
 
 
 def warm_up(url: str, bodies: Sequence[Body]) -> None:
-    """Ask for everything once, eight at a time. What comes of it does not matter here: errors come again, and are counted then."""
+    """Ask for everything once, eight at a time; errors do not matter here, since they come again and are counted then."""
 
     def ask(body: Body) -> None:
         text = msgspec.json.encode(body)
         request = urllib.request.Request(url, text, {"content-type": "application/json"})  # noqa: S310 - our own server
         try:
-            urllib.request.urlopen(request, timeout=300).close()  # noqa: S310
-        except (urllib.error.URLError, OSError):
+            with DIRECT.open(request, timeout=300) as answer:
+                answer.read()
+        except (OSError, http.client.HTTPException):
             time.sleep(0.05)  # a server that refuses is not asked in a hot loop
 
     with ThreadPoolExecutor(_WARM_UP_USERS) as users:
