@@ -3,6 +3,8 @@
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -149,6 +151,36 @@ def test_ctrl_c_keeps_what_the_run_has_recorded_and_leaves_nothing_else(measured
     assert not list(tmp_path.glob("noria-bench-*"))
     assert set(psutil.Process().children()) <= before
     assert "incomplete" in capsys.readouterr().err
+
+
+BENCH = """
+import pathlib, sys
+import psutil
+from noria.bench import clients, plans
+from noria.models.catalog import open_model
+
+load = plans.scenario_load("scenario2", 300.0, 1, open_model("bundled"))
+if sys.argv[1] == "open":
+    load = plans.open_load("poisson", 400.0, 300.0, 1, open_model("bundled"))
+clients.send(load, sys.argv[2], "/", pathlib.Path(sys.argv[3]), psutil.Process(int(sys.argv[4])), print)
+"""
+
+
+@pytest.mark.parametrize("kind", ["scenario", "open"])
+def test_a_client_ends_with_a_bench_that_is_killed(kind, tmp_path):
+    with drawing_server.running("fine") as server:
+        url, pid = f"http://127.0.0.1:{server.port}", str(server.process.pid)
+        with subprocess.Popen([sys.executable, "-c", BENCH, kind, url, str(tmp_path), pid]) as bench:
+            deadline = time.monotonic() + 120
+            while not ((tmp_path / "records.jsonl").exists() and (tmp_path / "records.jsonl").stat().st_size):
+                assert time.monotonic() < deadline
+                assert bench.poll() is None
+                time.sleep(0.05)
+            (client,) = psutil.Process(bench.pid).children()
+            bench.kill()
+        while not clients.ended(client):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
 
 
 def test_a_folder_that_cannot_be_is_refused_before_anything_is_measured(tmp_path):

@@ -1,9 +1,10 @@
 """The programs that load a server, each a process of its own that writes a line for every request as it ends: Locust, and the open loop.
 
 What a client leaves in its folder: `records.jsonl`, `kept/` with a sample of the replies, `log`. A client that is cut short leaves
-what it had.
+what it had. A client ends with the bench, however that ends.
 """
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -112,8 +113,8 @@ class OpenLoad:
 
     @property
     def lasts_s(self) -> float:
-        """After the last arrival, what is still unanswered gets as long again."""
-        return 2 * self.traffic.seconds
+        """After the last arrival, what is still unanswered gets as long as they came for."""
+        return self.arrivals[-1].intended_s + self.traffic.seconds
 
     def body(self, number: int) -> Body:
         """As it was drawn."""
@@ -144,6 +145,8 @@ def warm_up_of(mix: Mix, spec: ModelSpec) -> list[Body]:
 def _started(command: list[str], folder: pathlib.Path, job: bytes | None) -> "subprocess.Popen[bytes]":
     """Start a client in a process group of its own; the open loop writes its records to stdout, and reads its job from stdin."""
     folder.mkdir(parents=True, exist_ok=True)
+    # Locust reads options from its own variables; what a user has there for other tests would be another load.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("LOCUST_")}
     with (folder / "log").open("wb") as log, (folder / "records.jsonl").open("ab") as output:
         client = subprocess.Popen(
             command,
@@ -151,11 +154,17 @@ def _started(command: list[str], folder: pathlib.Path, job: bytes | None) -> "su
             stdout=log if job is None else output,
             stderr=log,
             process_group=0,
+            env=environment,
         )
     assert client.stdin is not None
-    if job is not None:
-        client.stdin.write(job)
-    client.stdin.close()
+    try:
+        if job is not None:
+            client.stdin.write(job)
+        client.stdin.close()
+    except BaseException:  # Ctrl-C while it comes up, which takes a second, and nobody else knows of it yet
+        client.kill()
+        client.wait()
+        raise
     return client
 
 
@@ -178,7 +187,7 @@ def send(
     try:
         while client.poll() is None:
             elapsed_s = time.monotonic() - started
-            if _ended(server):
+            if ended(server):
                 raise RuntimeError("the server ended under load; its own words are above")
             if elapsed_s > load.lasts_s + _LOCUST_GRACE_S:
                 raise RuntimeError(f"the client did not end within {elapsed_s:.0f} s")
@@ -211,7 +220,8 @@ def records(folder: pathlib.Path) -> list[Record]:
     return [msgspec.json.decode(line, type=Record) for line in lines]
 
 
-def _ended(process: psutil.Process) -> bool:
+def ended(process: psutil.Process) -> bool:
+    """Whether it has, though nobody may have waited for it."""
     try:
         return bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

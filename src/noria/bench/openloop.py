@@ -21,6 +21,7 @@ from noria.bench import load
 from noria.bench.keeping import Keeper
 from noria.bench.statistics import Record
 from noria.bench.workload import Arrival
+from noria.observe.process import die_with_parent
 
 _START_S = 0.2  # for the tasks of a long trace to come up
 
@@ -80,7 +81,7 @@ async def _send(
         record = msgspec.structs.replace(record, done_s=loop.time() - start_s, **_read(answer))
         if keeper is not None and answer.status_code == 200:
             keeper.keep(arrival.number, answer.content, answer.headers.get("content-type", ""))
-    except httpx.TransportError:
+    except httpx.RequestError:  # the connection broke, or what came cannot be unpacked
         record = msgspec.structs.replace(record, done_s=loop.time() - start_s)
     finally:  # also when the run is over before the answer
         tell(record)
@@ -108,7 +109,8 @@ def image_files(answer: httpx.Response) -> list[bytes]:
 
 
 def main() -> None:
-    """Read the job, do it, write the records."""
+    """Read the job, do it, write the records; end with who has started it."""
+    die_with_parent()
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
 
     def tell(record: Record) -> None:

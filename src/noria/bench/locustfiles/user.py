@@ -22,6 +22,7 @@ from noria.bench import load, scenarios
 from noria.bench.keeping import Keeper
 from noria.bench.scenarios import Scenario
 from noria.bench.statistics import Record
+from noria.observe.process import die_with_parent
 
 
 class ArticleUser(FastHttpUser):  # type: ignore[misc]
@@ -110,6 +111,7 @@ def take_options(scenario: Scenario) -> None:
         gevent.get_hub().loop.update_now()
         options = environment.parsed_options
         if options.records:
+            die_with_parent()
             recorder = Recorder(pathlib.Path(options.records), pathlib.Path(options.keep), options.rows)
             environment.events.test_start.add_listener(recorder.start)
             environment.events.request.add_listener(recorder.record)
