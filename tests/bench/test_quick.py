@@ -1,6 +1,9 @@
 """The bench's own arithmetic, and its users against a server that errs."""
 
 import http.server
+import itertools
+import os
+import signal
 import threading
 
 import pytest
@@ -56,14 +59,27 @@ class Erring(http.server.BaseHTTPRequestHandler):
 
 
 def test_errors_and_dropped_connections_are_counted_as_failures():
-    import itertools
-
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Erring) as server:
         server.numbers = itertools.count()
         threading.Thread(target=server.serve_forever, daemon=True).start()
         replies = closed_loop(server.server_port, 1, 0.2, lambda k: {"prompt": caption(k)})
         server.shutdown()
     assert {reply.status for reply in replies} == {0, 503}
+
+
+def test_ctrl_c_sends_every_user_home():
+    before = set(threading.enumerate())
+
+    def body(number):
+        if number == 20:
+            os.kill(os.getpid(), signal.SIGINT)
+        return {}
+
+    with pytest.raises(KeyboardInterrupt):
+        closed_loop(1, 4, 600.0, body)  # where nobody listens
+    for user in set(threading.enumerate()) - before:
+        user.join(timeout=60)
+        assert not user.is_alive()
 
 
 def test_the_table_names_commit_and_machine():

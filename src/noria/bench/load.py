@@ -35,12 +35,12 @@ def closed_loop(
     port: int, num_users: int, seconds: float, body: Callable[[int], Mapping[str, Any]], path: str = "/t2i"
 ) -> list[Reply]:
     """Load `POST path` on loopback `port` for `seconds`; request k of the run carries `body(k)`. Replies in order of their end."""
-    numbers, replies = itertools.count(), list[Reply]()
+    numbers, replies, interrupted = itertools.count(), list[Reply](), threading.Event()
     stop = time.monotonic() + seconds
 
     def use() -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
-        while time.monotonic() < stop:
+        while time.monotonic() < stop and not interrupted.is_set():
             number = next(numbers)
             text, sent = json.dumps(body(number)), time.monotonic()
             try:
@@ -57,8 +57,11 @@ def closed_loop(
     users = [threading.Thread(target=use) for _ in range(num_users)]
     for user in users:
         user.start()
-    for user in users:
-        user.join()
+    try:
+        for user in users:
+            user.join()
+    finally:  # Ctrl-C: nobody asks a server again that is about to end
+        interrupted.set()
     return sorted(replies, key=lambda reply: reply.done)
 
 
