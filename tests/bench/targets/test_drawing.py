@@ -2,12 +2,15 @@
 
 import io
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from noria.bench.targets.drawing import T2IBody, draw_mixed, group_of, reply_with
+from noria.bench.targets.drawing import PipelineDrawer, T2IBody, TargetJob, draw_mixed, group_of, reply_with
+from noria.config import EngineConfig
 from noria.frontend.engine_link import DrawnImage
 from noria.models.catalog import open_model
 
@@ -37,6 +40,21 @@ def test_a_batch_of_mixed_settings_is_drawn_by_groups_and_each_gets_its_own_imag
     assert recorder.calls == [(5, ["a", "c"]), (7, ["b", "d"])]
     assert [[image.seed for image in images] for images, _ in drawn] == [[10], [20, 21, 22], [30, 31], [40]]
     assert [size for _, size in drawn] == [3, 4, 3, 4]
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # diffusers' schedulers, newest NumPy
+def test_whoever_asks_one_thread_draws_so_that_no_second_team_of_openmp_s_is_there(tiny_folder):
+    def num_threads():
+        return len(os.listdir("/proc/self/task"))
+
+    spec = open_model(str(tiny_folder))
+    drawer = PipelineDrawer(TargetJob(spec, EngineConfig(devices=("cpu",), dtype="float32", threads=2), port=0))
+    body = T2IBody(prompt="", inference_steps=2)
+    before = num_threads()
+    with ThreadPoolExecutor(max_workers=1) as asking:
+        for _ in range(2):
+            asking.submit(drawer.draw, group_of(body, spec), [body]).result()
+        assert num_threads() == before + 1
 
 
 def test_what_is_left_out_is_the_model_s_and_does_not_part_a_group():

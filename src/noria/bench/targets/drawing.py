@@ -7,6 +7,7 @@ device, dtype, threads, attention, memory format, inference mode and PNG encoder
 import os
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -65,10 +66,25 @@ class Drawer(Protocol):
 
 
 class PipelineDrawer:
-    """diffusers' StableDiffusionPipeline on one device."""
+    """diffusers' StableDiffusionPipeline on one device, and the one thread that loads it and draws, whichever thread asks.
+
+    On a CPU each thread that draws has OpenMP threads of its own. Where there are more of them than cores, as after a warm-up in
+    another thread, libgomp has the idle ones sleep instead of spin, which takes from a small model a third of the cores (ADR 5).
+    """
 
     def __init__(self, job: TargetJob) -> None:
         """Load and warm it up; torch's threads are set for the whole process."""
+        self._device = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pipeline")
+        self._pipeline = self._device.submit(self._load, job).result()
+        warm = group_of(T2IBody(prompt="", inference_steps=2), job.spec)
+        self.draw(warm, [T2IBody(prompt="")] * job.settings.max_images)
+
+    def draw(self, group: Group, bodies: list[T2IBody]) -> list[list[DrawnImage]]:
+        """One call of the pipeline; image k of a request is drawn from its seed + k."""
+        return self._device.submit(self._draw, group, bodies).result()
+
+    @staticmethod
+    def _load(job: TargetJob) -> Any:
         import torch
 
         from noria.bench.baselines import Pipeline
@@ -80,13 +96,9 @@ class PipelineDrawer:
         settings = resolve(job.config, job.spec, device, machine)
         assert isinstance(settings.threads, int)
         torch.set_num_threads(settings.threads)
-        self._pipeline = Pipeline(job.spec, settings, device)
-        self.draw(
-            group_of(T2IBody(prompt="", inference_steps=2), job.spec), [T2IBody(prompt="")] * job.settings.max_images
-        )
+        return Pipeline(job.spec, settings, device)
 
-    def draw(self, group: Group, bodies: list[T2IBody]) -> list[list[DrawnImage]]:
-        """One call of the pipeline; image k of a request is drawn from its seed + k."""
+    def _draw(self, group: Group, bodies: list[T2IBody]) -> list[list[DrawnImage]]:
         import torch
 
         each = [(body, body.seed + k) for body in bodies for k in range(body.n)]
