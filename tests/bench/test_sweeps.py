@@ -46,6 +46,12 @@ def test_a_sweep_is_scenario_2_scaled_and_keeps_the_settings_that_it_does_not_tu
     assert all(plan.config.engine.threads == 1 for plan in found)
 
 
+def test_a_run_of_a_peer_tells_its_version_and_the_settings_that_were_turned():
+    (first, *_) = plans.of_sweep("peers", SuiteOptions(), Config(), open_model("bundled"))
+    assert first.told_settings["peer"].startswith("litserve==")
+    assert (first.told_settings["timeout_s"], first.told_settings["max_images"]) == (0.005, 8)
+
+
 def test_all_are_all_of_them():
     found = plans.of_sweep("all", SuiteOptions(full=True), Config(), open_model("bundled"))
     benches = [plan.bench for plan in found]

@@ -11,7 +11,19 @@ from typing import Any
 
 import noria
 
-_VERSIONS = ("torch", "diffusers", "transformers", "starlette", "uvicorn", "pyzmq", "msgspec", "pillow")
+_VERSIONS = (
+    "torch",
+    "diffusers",
+    "transformers",
+    "starlette",
+    "fastapi",
+    "uvicorn",
+    "pyzmq",
+    "msgspec",
+    "pillow",
+    "locust",
+    "httpx",
+)
 
 
 def provenance() -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from noria.bench import clients, runs
+from noria.bench import clients, peers, runs
 from noria.bench.clients import Body, Load
 from noria.bench.machine import provenance
 from noria.bench.meters import Gpus, find_gpus, matrix_gflops
@@ -57,11 +57,13 @@ class Plan:
 
     @property
     def told_settings(self) -> dict[str, Any]:
-        """The engine's, and the target's own beside them."""
+        """The engine's, and the target's own beside them, with the peer's version."""
         found: dict[str, Any] = msgspec.to_builtins(self.config.engine)
-        return (
-            found if self.target.module is None else found | msgspec.to_builtins(self.settings or self.target.settings)
-        )
+        if self.target.module is not None:
+            found |= msgspec.to_builtins(self.settings or self.target.settings)
+        if self.target.peer is not None:
+            found["peer"] = peers.REQUIREMENTS[self.target.peer]
+        return found
 
 
 @dataclass
