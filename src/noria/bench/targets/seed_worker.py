@@ -63,7 +63,8 @@ class Worker:
             drawn = await loop.run_in_executor(self._device, self._turns.draw, batch[0].group, bodies, arrived_s)
         except Exception as error:  # the pipeline raises many kinds; the callers are told, the server goes on
             for waiting in batch:
-                waiting.answer.set_exception(error)
+                if not waiting.answer.done():
+                    waiting.answer.set_exception(error)
             return
         for waiting, each in zip(batch, drawn, strict=True):
             if not waiting.answer.done():  # its client has left
