@@ -30,6 +30,7 @@ class Erring(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.server.bodies.append(body)
+        self.server.encodings.add(self.headers["accept-encoding"])
         match body["prompt"]:
             case "fine":
                 self.answer(200, b"fine", "image/png", {"Server-Timing": "queue;dur=1.0, predicted;dur=250.0"})
@@ -65,7 +66,7 @@ def server():
             pass
 
     with Threading(("127.0.0.1", 0), Erring) as erring:
-        erring.bodies, erring.release = [], threading.Event()
+        erring.bodies, erring.encodings, erring.release = [], set(), threading.Event()
         files = [{"b64_json": base64.b64encode(text).decode()} for text in (b"one", b"two")]
         erring.two = json.dumps({"images": files}).encode()
         threading.Thread(target=erring.serve_forever, daemon=True).start()
@@ -117,6 +118,7 @@ def test_the_server_is_told_the_deadline_and_every_setting(server):
     settings = {"prompt", "seed", "width", "height", "inference_steps", "guidance_scale", "scheduler", "n"}
     assert set(server.bodies[0]) == settings | {"deadline_ms", "metadata"}
     assert server.bodies[0]["deadline_ms"] == 1000
+    assert server.encodings == {"identity"}
 
 
 def test_as_a_process_it_writes_each_record_when_it_is_known(server):

@@ -77,7 +77,7 @@ async def _send(
         num_images=arrival.ask.n,
     )
     try:
-        answer = await client.post(url, content=text, headers={"content-type": "application/json"})
+        answer = await client.post(url, content=text, headers=load.HEADERS)
         record = msgspec.structs.replace(record, done_s=loop.time() - start_s, **_read(answer))
         if keeper is not None and answer.status_code == 200:
             keeper.keep(arrival.number, answer.content, answer.headers.get("content-type", ""))

@@ -46,6 +46,7 @@ class ArticleUser(FastHttpUser):  # type: ignore[misc]
         self.client.post(
             options.path,
             json=scenarios.body(number, options.body_seed),
+            headers=load.HEADERS,
             context={"number": number, "sent": time.monotonic()},
         )
 
