@@ -142,6 +142,7 @@ class Finished(Struct, frozen=True, tag=True):
     request_id: str
     timings: Timings
     num_steps_run: int  # model calls per image: PNDM makes one more than the steps asked for, Heun nearly twice as many
+    mean_batch: float = 0.0  # images that shared these calls, itself included; the last image counts
 
 
 class Failed(Struct, frozen=True, tag=True):

@@ -170,7 +170,7 @@ class FakeEngine:
             seed = request.seed + index
             done = ImageDone(request.request_id, index, seed, request.width_px, request.height_px)
             channel.send(peer, done, bytes(self.colour(seed)) * (request.width_px * request.height_px))
-        channel.send(peer, Finished(request.request_id, Timings(0.001, 0.002, 0.003, 0.004), request.num_steps))
+        channel.send(peer, Finished(request.request_id, Timings(0.001, 0.002, 0.003, 0.004), request.num_steps, 2.5))
 
 
 def _state(state: str, life: tuple[str, str, tuple[str, ...]]) -> EngineState:

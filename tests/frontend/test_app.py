@@ -106,6 +106,12 @@ def test_prometheus_is_answered_with_the_requests_that_made_the_numbers(client):
     assert '# {request_id="exemplary"}' in answer.text
 
 
+def test_an_answer_says_with_how_many_it_shared_its_steps(client):
+    answer = client.post("/t2i", json={"prompt": "p"}, headers={"accept": "application/json"})
+    assert answer.headers["x-noria-mean-batch"] == "2.50"
+    assert answer.json()["mean_batch"] == 2.5
+
+
 def test_inflight_counts_what_is_being_drawn(client, engine, until):
     engine.holds = True
     thread = threading.Thread(target=client.post, args=("/t2i",), kwargs={"json": {"prompt": "p"}})

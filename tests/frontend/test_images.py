@@ -305,7 +305,7 @@ def test_engines_own_refusal_of_a_field_names_it(client, engine, path, field):
 def test_any_model_name_fits_its_header(spec, model, header):
     spec = msgspec.structs.replace(spec, name=model)
     wish = Wish(admit(ImageBody("p"), spec, FrontendConfig(), "id", lambda: 0), spec, "png", None, metadata=True)
-    drawing = Drawing(wish, [], AnswerTimings(0, 0, 0, 0, 0, 0, 0), 1)
+    drawing = Drawing(wish, [], AnswerTimings(0, 0, 0, 0, 0, 0, 0), 1, 1.0)
     assert Response(headers=drawing.headers).headers["x-noria-model"] == header
 
 

@@ -55,6 +55,18 @@ def test_a_newcomer_boards_at_the_next_turn_beside_running_images():
     assert [(step.image.request_id, step.call) for step in plan.steps] == [("a", 1), ("b", 0)]
 
 
+def test_a_request_is_told_with_how_many_it_shared_its_steps():
+    scheduler = StepScheduler(4)
+    scheduler.submit(ticket("a", calls=4), 0)
+    turn(scheduler)
+    scheduler.submit(ticket("b", calls=2), 0)
+    turn(scheduler)
+    _, events = turn(scheduler)
+    assert events[-1].times.mean_batch == 2.0  # b was never alone
+    _, events = turn(scheduler)
+    assert events[-1].times.mean_batch == (1 + 2 + 2 + 1) / 4
+
+
 def test_images_of_one_request_board_as_slots_free_up():
     scheduler = StepScheduler(2)
     scheduler.submit(ticket("a", calls=1, images=3), 0)

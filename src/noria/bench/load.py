@@ -79,6 +79,12 @@ def queue_s(server_timing: str) -> float | None:
     return float(match[1]) / 1000 if match else None
 
 
+def batch_size(headers: Mapping[str, str]) -> float | None:
+    """How many images were drawn together, Noria's on average over its steps; None where a server does not tell. Names in lower case."""
+    told = headers.get("x-batch-size") or headers.get("x-noria-mean-batch")
+    return float(told) if told else None
+
+
 def images_per_second(replies: list[Reply], warm_up_s: float) -> float:
     """Completions a second from the first one after `warm_up_s` to the last, that first one not counted."""
     start = min(reply.sent for reply in replies) + warm_up_s

@@ -94,8 +94,7 @@ def _read(answer: httpx.Response) -> dict[str, object]:
         return fields
     timing = answer.headers.get("server-timing", "")
     fields["predicted_s"], fields["queue_s"] = load.predicted_s(timing), load.queue_s(timing)
-    if size := answer.headers.get("x-batch-size"):
-        fields["batch_size"] = int(size)
+    fields["batch_size"] = load.batch_size(answer.headers)
     with contextlib.suppress(KeyError, TypeError, ValueError):  # no images: whoever looks at the sample finds out
         fields["digest"] = hashlib.sha256(b"".join(image_files(answer))).hexdigest()[:16]
     return fields

@@ -23,7 +23,7 @@ class Record(Struct, frozen=True, array_like=True):
     rows: float
     num_images: int
     predicted_s: float | None = None  # from its arrival, as the server told with the answer
-    batch_size: int | None = None  # images that were drawn with it, where the server tells
+    batch_size: float | None = None  # images that were drawn with it, where the server tells
     digest: str | None = None  # of the images' files
     queue_s: float | None = None  # that it waited before it was drawn, where the server tells
 

@@ -77,7 +77,9 @@ class Delivery(threading.Thread):
             return
         if event.end is End.FINISHED:
             timings = Timings(event.times.queue_s, event.times.encode_s, event.times.denoise_s, event.times.decode_s)
-            self._channel.send(peer, Finished(event.request_id, timings, ended.prepared.num_calls))
+            self._channel.send(
+                peer, Finished(event.request_id, timings, ended.prepared.num_calls, event.times.mean_batch)
+            )
         else:
             self._channel.send(
                 peer, Failed(event.request_id, CODES[event.end], event.reason, retry_after_s=event.retry_after_s)

@@ -55,6 +55,7 @@ class Result:
     images: tuple[DrawnImage, ...]
     timings: Timings
     num_steps_run: int
+    mean_batch: float  # images that shared its steps, itself included
     predicted_s: float  # until its finish, as the engine said when it accepted the request
 
 
@@ -236,10 +237,10 @@ def _take(
         case ImageDone(index=index, seed=seed, width_px=width_px, height_px=height_px):
             assert payload is not None, "an image travels with its pixels"
             flight.images[index] = DrawnImage(seed, width_px, height_px, payload)
-        case Finished(timings=timings, num_steps_run=num_steps_run):
+        case Finished(timings=timings, num_steps_run=num_steps_run, mean_batch=mean_batch):
             images = tuple(flight.images[index] for index in range(flight.num_images))
             assert flight.predicted_s is not None, "a request is accepted before it is finished"
-            flight.landed.set_result(Result(images, timings, num_steps_run, flight.predicted_s))
+            flight.landed.set_result(Result(images, timings, num_steps_run, mean_batch, flight.predicted_s))
         case Failed(code=code, message=text, field=field_name, retry_after_s=retry_after_s):
             kind: type[NoriaError] = all_codes().get(code, GenerationFailed)
             flight.landed.set_exception(kind(text, field=field_name, retry_after_s=retry_after_s))

@@ -42,6 +42,7 @@ class ImagesAnswer(Struct, frozen=True):
     guidance_scale: float
     scheduler: str
     num_steps_run: int
+    mean_batch: float
     timings: AnswerTimings
     images: list[AnsweredImage]
 
@@ -110,6 +111,7 @@ def images_answer(drawing: Drawing, request_id: str, texts: list[str]) -> Images
         guidance_scale=request.guidance_scale,
         scheduler=request.scheduler,
         num_steps_run=drawing.num_steps_run,
+        mean_batch=round(drawing.mean_batch, 2),
         timings=drawing.timings,
         images=images,
     )

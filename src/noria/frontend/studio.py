@@ -79,6 +79,7 @@ class Drawing:
     files: list[bytes]
     timings: AnswerTimings
     num_steps_run: int
+    mean_batch: float  # images that shared its steps, itself included
 
     @property
     def request(self) -> ImageRequest:
@@ -93,6 +94,7 @@ class Drawing:
         return {
             "X-Noria-Seed": str(self.request.seed),
             "X-Noria-Model": quote(self.wish.spec.name, safe="/:@+ "),  # a header bears neither é nor a line's end
+            "X-Noria-Mean-Batch": f"{self.mean_batch:.2f}",
             "Server-Timing": spent,
         }
 
@@ -164,7 +166,7 @@ class Studio:
             )
             self._postprocess_s += _POSTPROCESS_WEIGHT * (timings.postprocess_s - self._postprocess_s)
             _record(wish, timings, len(files))
-            return Drawing(wish, files, timings, result.num_steps_run)
+            return Drawing(wish, files, timings, result.num_steps_run, result.mean_batch)
 
     @contextlib.contextmanager
     def _aboard(self, wish: Wish) -> Iterator[None]:

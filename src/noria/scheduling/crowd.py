@@ -34,6 +34,7 @@ class Seated:
     boarded: float
     call: int = 0  # the next row of the table
     encode_s: float = 0.0
+    company: int = 0  # images of each of its calls so far, itself included, added up
 
     @property
     def drawn(self) -> bool:
@@ -82,9 +83,10 @@ class Crowd:
         self.seated[image] = Seated(self._slots.take(), self.requests[image.request_id].ticket, now)
         self.changed()
 
-    def stepped(self, image: ImageId, call: int) -> None:
-        """A seated image goes on with `call`."""
+    def stepped(self, image: ImageId, call: int, num_together: int) -> None:
+        """A seated image goes on with `call`; so many images shared the last one."""
         self.seated[image].call = call
+        self.seated[image].company += num_together
         self.changed()
 
     def unseat(self, images: Iterable[ImageId]) -> None:

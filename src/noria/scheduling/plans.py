@@ -107,6 +107,7 @@ class Times:
     encode_s: float = 0.0
     denoise_s: float = 0.0
     decode_s: float = 0.0
+    mean_batch: float = 0.0  # images that stepped together in its steps, itself included
 
 
 @dataclass(frozen=True, slots=True)

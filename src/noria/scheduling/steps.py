@@ -156,7 +156,7 @@ class StepScheduler:
                 self._crowd.seated[seat.image].encode_s = outcome.encode_s
         for step in plan.steps if outcome.overflowed not in ("boards", "steps") else ():
             if step.image in self._crowd.seated:
-                self._crowd.stepped(step.image, step.call + 1)
+                self._crowd.stepped(step.image, step.call + 1, len(plan.steps))
         for seat in plan.decodes if outcome.overflowed is None else ():
             if seat.image in self._crowd.seated:
                 events += self._decoded(seat.image, outcome, now)
@@ -291,6 +291,7 @@ class StepScheduler:
             encode_s=seated.encode_s,
             denoise_s=max(0.0, in_slot_s - seated.encode_s - outcome.decode_s),
             decode_s=outcome.decode_s,
+            mean_batch=seated.company / seated.ticket.num_calls,
         )
         events: list[Event] = [ImageDecoded(image)]
         if accepted.left:

@@ -70,7 +70,6 @@ class Recorder:
             status = 0
         headers = response.headers if status == 200 else {}
         timing = headers.get("server-timing", "")
-        size = headers.get("x-batch-size")
         record = Record(
             number=context["number"],
             intended_s=sent_s,  # a user of a closed loop intends nothing before his last answer
@@ -82,7 +81,7 @@ class Recorder:
             rows=self._rows,
             num_images=1,
             predicted_s=load.predicted_s(timing),
-            batch_size=int(size) if size else None,
+            batch_size=load.batch_size(headers),
             queue_s=load.queue_s(timing),
         )
         self._file.write(msgspec.json.encode(record) + b"\n")
