@@ -185,7 +185,7 @@ def test_a_client_ends_with_a_bench_that_is_killed(kind, tmp_path):
 
 def test_a_folder_that_cannot_be_is_refused_before_anything_is_measured(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="--out .*file/out cannot be made"):
+    with pytest.raises(ConfigError, match=r"--out .*file/out cannot be made"):
         suite.main(CONFIG, tmp_path / "file" / "out", lambda *_: pytest.fail("measured"), writing.write)
 
 

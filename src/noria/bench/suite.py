@@ -173,7 +173,9 @@ def main(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"--out {folder} cannot be made ({error}); name a folder, or one that is not there.") from error
+        raise ConfigError(
+            f"--out {folder} cannot be made ({error}); name a folder, or one that is not there."
+        ) from error
     with sigterm_interrupts(), tempfile.TemporaryDirectory(prefix="noria-bench-") as cache:
         suite = Suite(apart(config, cache), folder, spec)
         status = _run_all(suite, plans)
