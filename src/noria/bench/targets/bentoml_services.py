@@ -24,6 +24,8 @@ from noria.observe.process import die_with_parent
 JOB = msgspec.json.decode(os.environ[JOB_VARIABLE], type=TargetJob)
 _QUIET: dict[str, Any] = {
     "traffic": {"timeout": 3600.0},
+    # By default a service closes its connections to another after 100 calls or 300 s, and what is under way on them fails with 500.
+    "runner_connection": {"max_requests": 2**31, "max_age": 1e9},
     "logging": {"access": {"enabled": False}},
     "metrics": {"enabled": False},
     "workers": 1,
