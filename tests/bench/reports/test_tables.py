@@ -89,10 +89,21 @@ def test_a_sweep_of_two_targets_holds_each_against_its_own_first():
     assert cell(table, "noria: on", "Article: RPS / its target’s first") == "–"
 
 
-def test_the_ablations_rows_are_given_by_their_order_and_it_is_said():
-    table = the_articles(group(steady("seed-batched", 10, bench="attention", variant="sliced")))
-    assert [row[1] for row in table.rows] == ["975", "932", "957", "1131"]
-    assert any("check marks that are not in the text" in note for note in table.notes)
+def test_the_ablation_is_held_against_the_same_row_as_the_articles():
+    variants = {"memory-efficient": 10, "sliced": 8, "neither": 9}
+    found = group(*(steady("seed-batched", n, bench="attention", variant=name) for name, n in variants.items()))
+    table = performance(found)
+    assert cell(table, "sliced", "RPS / memory-efficient") == "0.80 ×"
+    assert cell(table, "sliced", "Article: RPS / memory-efficient") == "0.85 ×"  # 957 of 1131
+    theirs = the_articles(found)
+    assert [row[1] for row in theirs.rows] == ["975", "932", "957", "1131"]
+    assert cell(theirs, "sliced", "RPS / memory-efficient") == "0.85 ×"
+    assert any("Spanish" in note for note in theirs.notes)
+
+
+def test_without_the_articles_defaults_both_ratios_are_of_the_first_settings_that_were_run():
+    found = group(*(steady("seed-batched", 10, bench="batching", variant=name) for name in ("250 ms, 8", "500 ms, 16")))
+    assert cell(performance(found), "500 ms, 16", "Article: RPS / 250 ms, 8") == "0.94 ×"  # 1051 of 1121
 
 
 def test_what_the_article_did_not_try_has_no_table_of_its():

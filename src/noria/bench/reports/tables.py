@@ -5,17 +5,16 @@ ratio within each: requests a second, relative to the microbatched endpoint on t
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from noria.bench.reports import article
 from noria.bench.reports.figures import Figures, figures_of, ratio
 from noria.bench.reports.grid import NOTHING, Table, gib, number, rate, share, times
-from noria.bench.reports.groups import Group, groups_of, numbers_in
+from noria.bench.reports.groups import Group, groups_of
 from noria.bench.runs import BenchRun
 
 BASE = "seed-batched"
-_DEFAULTS = (500, 8)  # the article's timeout in ms, and size
-_WITHOUT = article.BATCHING[_DEFAULTS]  # what the article turned channels last on in
+_DEFAULTS = "500 ms, 8"  # the article's timeout and size, in the sweep of both
 _SEEDS_FORM = ("Requests", "Avg (ms)", "RPS", "p50 (ms)", "p90 (ms)", "p95 (ms)", "p99 (ms)")
 
 
@@ -87,7 +86,7 @@ def the_articles(group: Group) -> Table | None:
     rows = article.of_sweep(group.bench) if group.is_sweep else article.of_scenario(group.bench)
     if not rows:
         return None
-    first = next(iter(rows.values())) if group.is_sweep else rows[BASE]
+    base = _articles_base(group, rows)
     cells = tuple(
         (
             name,
@@ -97,23 +96,17 @@ def the_articles(group: Group) -> Table | None:
             *(number(value) for value in (row.p50_ms, row.p90_ms, row.p95_ms, row.p99_ms)),
             share(row.gpu_memory),
             share(row.gpu_utilisation),
-            times(row.requests / first.requests),
+            times(row.requests / rows[base].requests),
         )
         for name, row in rows.items()
     )
-    relative = f"RPS / {'first row' if group.is_sweep else BASE}"
-    columns = (
-        "Settings" if group.is_sweep else "Implementation",
-        *_SEEDS_FORM,
-        "GPU VRAM",
-        "GPU utilisation",
-        relative,
-    )
+    name = "Settings" if group.is_sweep else "Implementation"
+    columns = (name, *_SEEDS_FORM, "GPU VRAM", "GPU utilisation", f"RPS / {base}")
     notes = [f"{article.CITATION}. The ratio is of its requests, all runs being as long."]
     if rows is article.ATTENTION:
         notes.append(
-            "Which rows have memory-efficient attention (MEA) and attention slicing (AS) is told by check marks that are not in the "
-            "text that we have: rows stand in the article's order, and only the first and the last can be told by their numbers."
+            "Which row is which is told by check marks, which only the article’s Spanish version has kept. With today’s diffusers slicing "
+            "replaces the attention processor, so that its first row cannot be made again."
         )
     return Table("The article’s own figures", columns, cells, tuple(notes)).without_empty_columns()
 
@@ -144,7 +137,7 @@ def _base(group: Group, run: BenchRun) -> BenchRun | None:
     if not group.is_sweep:
         return group.of(BASE)
     own = [other for other in group.runs if other.target == run.target]
-    return next((other for other in own if "batch" in group.bench and _place(other) == _DEFAULTS), own[0])
+    return next((other for other in own if "batch" in group.bench and other.variant == _DEFAULTS), own[0])
 
 
 def _relative_to(group: Group) -> str:
@@ -155,21 +148,23 @@ def _relative_to(group: Group) -> str:
     return group.label(bases[0]) if len({base.target for base in bases}) == 1 else "its target’s first"
 
 
+def _articles_base(group: Group, rows: Mapping[str, article.Row]) -> str:
+    """The article's row that its others are held against: that of ours, where it has one."""
+    if not group.is_sweep:
+        return BASE
+    bases = (base.variant for run in group.runs if run.target == BASE and (base := _base(group, run)))
+    return next((name for name in bases if name in rows), next(iter(rows)))
+
+
 def _articles_ratio(group: Group, run: BenchRun) -> str:
-    """The article's own, of the same target or settings; the rows of its ablation cannot be told apart."""
-    rows, last = article.of_scenario(group.bench), article.CHANNELS_LAST["channels last"]
-    if run.target in rows:
-        return times(rows[run.target].requests / rows[BASE].requests)
-    if "batch" in group.bench and _place(run) in article.BATCHING:
-        return times(article.BATCHING[_place(run)].requests / article.BATCHING[_DEFAULTS].requests)
-    if "channels" in group.bench and run.target == BASE and run.variant in ("off", "on"):
-        return times((last.requests if run.variant == "on" else _WITHOUT.requests) / _WITHOUT.requests)
-    return NOTHING
-
-
-def _place(run: BenchRun) -> tuple[int, int]:
-    timeout_ms, size = numbers_in(run.variant) or (0, 0)
-    return int(timeout_ms), int(size)
+    """The article's own, of the same target or settings."""
+    if not group.is_sweep:
+        rows, own, base = article.of_scenario(group.bench), run.target, BASE
+    elif run.target == BASE and (first := _base(group, run)):
+        rows, own, base = article.of_sweep(group.bench), run.variant, first.variant
+    else:
+        return NOTHING
+    return times(rows[own].requests / rows[base].requests) if own in rows and base in rows else NOTHING
 
 
 def _name(group: Group, run: BenchRun) -> str:
