@@ -55,5 +55,21 @@ def test_what_a_gpu_does_not_tell_is_left_out():
     assert ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "1") not in found
 
 
+def test_a_gpu_that_is_lost_hides_no_other():
+    def handle(number):
+        if number == 0:
+            raise NVMLError("GPU is lost")
+        return number
+
+    assert {gpu for _, gpu in samples(Gpus(nvml(nvmlDeviceGetHandleByIndex=handle)))} == {"1"}
+
+
+def test_a_driver_that_is_gone_leaves_no_figures_and_no_error():
+    def count():
+        raise NVMLError("Driver Not Loaded")
+
+    assert samples(Gpus(nvml(nvmlDeviceGetCount=count))) == {}
+
+
 def test_without_nvml_there_are_none():
     assert list(Gpus(None).collect()) == []

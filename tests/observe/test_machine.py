@@ -5,7 +5,7 @@ import sys
 
 import psutil
 
-from noria.observe.machine import Processes
+from noria.observe.machine import Processes, name_of
 
 SUPERVISOR = """
 import setproctitle, subprocess, sys
@@ -26,6 +26,13 @@ def test_a_front_end_tells_of_all_processes_of_its_server_and_of_no_others():
     lines = [line for line in run.stdout.splitlines() if line.startswith("noria_process_resident_memory_bytes{")]
     assert {line.partition('"')[2].partition('"')[0] for line in lines} == {"supervisor", "engine-0", "frontend-1"}
     assert all(float(line.split()[-1]) > 1e6 for line in lines)
+
+
+def test_a_process_that_ended_between_two_looks_has_no_name():
+    with subprocess.Popen(["sleep", "60"]) as child:
+        process = psutil.Process(child.pid)
+        child.kill()
+    assert name_of(process) is None
 
 
 def test_a_process_that_nobody_supervises_tells_of_itself():

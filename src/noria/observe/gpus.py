@@ -1,7 +1,7 @@
 """NVIDIA GPUs as dcgm-exporter names their figures, read by NVML at the scrape; nothing where there is no GPU or no NVML."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
@@ -31,7 +31,7 @@ class Gpus:
         self._nvml = nvml
 
     def collect(self) -> Iterator[Metric]:
-        """One sample a GPU and figure; a figure that a GPU does not tell is left out."""
+        """One sample a GPU and figure; a figure that a GPU does not tell is left out, and so is a GPU that does not answer."""
         nvml = self._nvml
         if nvml is None:
             return
@@ -39,13 +39,20 @@ class Gpus:
             name: GaugeMetricFamily(name, declared.help, labels=declared.labels)
             for name, declared in GPU_METRICS.items()
         }
-        for number in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(number)
-            labels = [str(number), _text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle))]
-            for name, read in _READERS.items():
-                with contextlib.suppress(nvml.NVMLError):
-                    families[name].add_metric(labels, read(nvml, handle))
+        with contextlib.suppress(nvml.NVMLError):  # the driver is being replaced: no reason to hide all other metrics
+            for number in range(nvml.nvmlDeviceGetCount()):
+                _add(nvml, number, families)
         yield from families.values()
+
+
+def _add(nvml: Any, number: int, families: Mapping[str, GaugeMetricFamily]) -> None:
+    """A GPU's figures; none of one that has fallen off the bus."""
+    with contextlib.suppress(nvml.NVMLError):
+        handle = nvml.nvmlDeviceGetHandleByIndex(number)
+        labels = [str(number), _text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle))]
+        for name, read in _READERS.items():
+            with contextlib.suppress(nvml.NVMLError):
+                families[name].add_metric(labels, read(nvml, handle))
 
 
 def _text(name: str | bytes) -> str:

@@ -31,8 +31,9 @@ class Processes:
                 memory.add_metric([name], process.memory_info().rss)
                 start_s.add_metric([name], process.create_time())
         cores, limit = _family(metrics.MACHINE_CORES), _family(metrics.MACHINE_MEMORY_BYTES)
-        cores.add_metric([], cgroup.cpu_limit() or len(os.sched_getaffinity(0)))
-        limit.add_metric([], cgroup.memory_limit() or psutil.virtual_memory().total)
+        num_cores, memory_bytes = len(os.sched_getaffinity(0)), psutil.virtual_memory().total
+        cores.add_metric([], min(cgroup.cpu_limit() or num_cores, num_cores))  # a group may be allowed more than there is
+        limit.add_metric([], min(cgroup.memory_limit() or memory_bytes, memory_bytes))
         yield from (cpu_s, memory, start_s, cores, limit)
 
 
@@ -46,18 +47,20 @@ def _of_this_server() -> Iterator[tuple[str, psutil.Process]]:
     own = psutil.Process()
     with contextlib.suppress(psutil.Error):
         parent = own.parent()
-        if parent is not None and _name(parent) == "supervisor":
+        if parent is not None and name_of(parent) == "supervisor":
             yield "supervisor", parent
             for child in parent.children():
-                with contextlib.suppress(psutil.Error):
-                    if name := _name(child):
-                        yield name, child
+                if name := name_of(child):
+                    yield name, child
             return
-    yield _name(own) or "frontend", own
+    yield name_of(own) or "frontend", own
 
 
-def _name(process: psutil.Process) -> str | None:
-    """What it calls itself after "noria"; the title is one string, so not a command line that merely mentions us."""
-    title = pathlib.Path(f"/proc/{process.pid}/cmdline").read_bytes().rstrip(b"\0").decode(errors="replace")
+def name_of(process: psutil.Process) -> str | None:
+    """What it calls itself after "noria"; the title is one string, so not a command line that merely mentions us. None when it has ended."""
+    try:
+        title = pathlib.Path(f"/proc/{process.pid}/cmdline").read_bytes().rstrip(b"\0").decode(errors="replace")
+    except OSError:
+        return None
     words = title.split(" ")
     return words[-1] if words[0] == "noria" and "\0" not in title else None
