@@ -5,15 +5,19 @@ import pathlib
 import re
 import subprocess
 import sys
+from typing import get_args
 
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from noria.jobs.records import ENDED
+from noria.messages import PreviousEnd
 from noria.observe import metrics
 from noria.observe.exposition import exposition, observe
 from noria.observe.machine import Processes
 from noria.observe.metrics import DECLARATIONS, REGISTRY
 from noria.observe.page import QUERIES, metrics_page
+from noria.scheduling.plans import Part
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 
@@ -36,6 +40,24 @@ def test_queries_in_the_docs_name_metrics_that_exist():
     for query in QUERIES.values():
         names = re.findall(r"noria_\w+", query)
         assert names and set(names) <= series, query
+
+
+def test_what_can_be_counted_counts_from_0_on():
+    # The first increase of a series that begins with 1 is seen by no query.
+    script = "from noria.observe.exposition import exposition; print(exposition()[0].decode())"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(run.stdout)
+        for sample in family.samples
+    }
+    for name, values in (
+        ("noria_engine_starts_total", get_args(PreviousEnd)),
+        ("noria_out_of_memory_total", get_args(Part)),
+        ("noria_jobs_total", ENDED),
+        ("noria_webhooks_total", ("delivered", "failed")),
+    ):
+        assert [found[name, value] for value in values] == [0.0] * len(values)
 
 
 def test_exposition_is_what_prometheus_reads():

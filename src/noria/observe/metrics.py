@@ -11,9 +11,11 @@ codes of `noria.errors`, a shape is one of the first `MOST_SHAPES` sizes drawn o
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from noria.messages import PreviousEnd
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -67,9 +69,13 @@ def declare(
     return found
 
 
-def _counter(part: str, name: str, text: str, *labels: str) -> Counter:
+def _counter(part: str, name: str, text: str, *labels: str, values: Sequence[str] = ()) -> Counter:
+    """`values`: all that its one label can have. They count from 0 on: in a series that begins with 1 Prometheus sees no increase."""
     declare(f"{name}_total", "counter", text, labels, part=part)
-    return Counter(name, text, labels, registry=REGISTRY)
+    counter = Counter(name, text, labels, registry=REGISTRY)
+    for value in values:
+        counter.labels(value)
+    return counter
 
 
 def _gauge(part: str, name: str, text: str, *labels: str, mode: Literal["livesum", "livemax"] = "livesum") -> Gauge:
@@ -147,10 +153,20 @@ EVENT_LOOP_LAG_SECONDS = _histogram(
 
 _PART = "Jobs, counted by the front ends"
 
-JOBS = _counter(_PART, "noria_jobs", "Jobs that ended, by the status they ended in.", "status")
+JOBS = _counter(
+    _PART,
+    "noria_jobs",
+    "Jobs that ended, by the status they ended in.",
+    "status",
+    values=("succeeded", "failed", "canceled"),
+)
 JOBS_ACCEPTED = _counter(_PART, "noria_jobs_accepted", "Jobs that were taken on.")
 WEBHOOKS = _counter(
-    _PART, "noria_webhooks", "Attempts to deliver a webhook: `delivered`, or `failed`, which is tried again.", "outcome"
+    _PART,
+    "noria_webhooks",
+    "Attempts to deliver a webhook: `delivered`, or `failed`, which is tried again.",
+    "outcome",
+    values=("delivered", "failed"),
 )
 
 _PART = "The wheel, counted by the engines"
@@ -161,6 +177,7 @@ ENGINE_STARTS = _counter(
     "noria_engine_starts",
     "Engine processes started, by how the life before ended: `none` (there was none), `crashed`, `killed`.",
     "previous_end",
+    values=get_args(PreviousEnd),
 )
 ENGINE_BUSY_SECONDS = _counter(
     _PART, "noria_engine_busy_seconds", "Time that engines spent in turns, encoding or decoding."
@@ -197,6 +214,7 @@ OUT_OF_MEMORY = _counter(
     "noria_out_of_memory",
     "Turns that did not fit the device's memory, by what did not: `boards`, `steps` or `decodes`. They are run again, smaller.",
     "part",
+    values=("boards", "steps", "decodes"),
 )
 DEVICE_MEMORY_BYTES = _gauge(
     _PART,

@@ -22,9 +22,9 @@ QUERIES = {
     "Mean batch": "rate(noria_batch_size_sum[1m]) / rate(noria_batch_size_count[1m])",
     "Share of time that engines work": "rate(noria_engine_busy_seconds_total[1m]) / noria_engine_up",
     "Refused because full": 'sum(rate(noria_rejected_total{reason="queue_full"}[1m]))',
-    "Deadlines missed, of accepted requests": "sum(rate(noria_deadline_missed_total[5m])) / sum(rate(noria_requests_total[5m]))",
+    "Deadlines missed, a request, refused ones and those without a deadline too": "sum(rate(noria_deadline_missed_total[5m])) / sum(rate(noria_requests_total[5m]))",
     "How long who comes now will wait": "max(noria_queue_drain_seconds)",
-    "Engines that ended on their own": 'increase(noria_engine_starts_total{previous_end!="none"}[15m])',
+    "Engines that crashed or were killed": 'sum(increase(noria_engine_starts_total{previous_end!="none"}[15m]))',
 }
 """Questions and what answers them."""
 
