@@ -137,7 +137,8 @@ def test_two_numbers_of_a_variant_are_a_place_in_a_grid(variant, numbers):
 def test_goals_that_are_met_say_so():
     goals = goals_of(group(
         *(steady(name, count, latency_s, bench="mixed", variant="poisson", traffic=OPEN)
-          for name, count, latency_s in (("noria", 40, 0.4), ("seed-batched", 20, 2.0), ("ray", 30, 1.0), ("litserve", 10, 0.7)))
+          for name, count, latency_s in (("noria", 40, 0.4), ("seed-batched", 20, 2.0), ("ray", 30, 1.0), ("litserve", 10, 0.7),
+                                         ("bentoml", 10, 0.9)))
     ))  # fmt: skip
     assert [goal.met for goal in goals] == [True] * 4
     assert "best peer ray 3.00" in goals[0].text
@@ -160,10 +161,24 @@ def test_goals_that_are_missed_say_by_how_much():
 
 def test_an_endless_tail_is_missed_against_one_that_ends_and_undecided_against_another():
     def goals(ours, theirs):
-        found = [run(name, [record(0, answered=answered)]) for name, answered in (("noria", ours), ("ray", theirs))]
+        answered = {"noria": ours, "ray": theirs, "litserve": False, "bentoml": False}
+        found = [run(name, [record(0, answered=each)]) for name, each in answered.items()]
         return goals_of(group(*found))[1].met
 
     assert (goals(False, True), goals(True, False), goals(False, False)) == (False, True, None)
+
+
+def test_that_no_peer_is_ahead_can_be_said_only_of_all_of_them():
+    ahead, behind = goals_of(group(steady("noria", 10), steady("ray", 8))), goals_of(group(steady("noria", 10), steady("ray", 12)))
+    assert (ahead[0].met, behind[0].met) == (None, False)
+    assert "litserve, bentoml not measured" in ahead[0].text
+
+
+def test_a_run_that_was_cut_short_meets_and_misses_no_goal():
+    peers = [steady(name, 8) for name in ("litserve", "bentoml", "ray")]
+    assert [goal.met for goal in goals_of(group(steady("noria", 10, complete=False), *peers))] == [None]
+    peers[0] = steady("litserve", 20, complete=False)
+    assert [goal.met for goal in goals_of(group(steady("noria", 10), *peers))] == [None, None]
 
 
 def test_goals_cannot_be_said_without_those_that_they_speak_of():

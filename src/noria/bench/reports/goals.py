@@ -1,13 +1,14 @@
 """What Noria set out to show, and whether a group of runs shows it. Pure."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from noria.bench.reports.figures import figures_of, ratio
+from noria.bench.reports.figures import Figures, figures_of, ratio
 from noria.bench.reports.grid import number, rate
 from noria.bench.reports.groups import Group
 from noria.bench.reports.tables import BASE
-from noria.bench.targets.catalog import TARGETS
+from noria.bench.targets.catalog import PEERS
 
 _RPS_OVER_SEED = 2.0  # at least, on mixed traffic
 _P99_OF_SEED = 0.25  # at most, on mixed traffic
@@ -30,43 +31,48 @@ def goals_of(group: Group) -> list[Goal]:
     """Those that the group was made to show: of scenario 2, and of mixed traffic."""
     if group.bench not in ("scenario2", "mixed"):
         return []
-    ours = group.of("noria")
+    # A run that was cut short is no scenario: users were still to come.
+    found = {run.target: figures_of(run) for run in group.runs if run.complete and run.records}
+    ours, seed = found.get("noria"), found.get(BASE)
     if ours is None:
-        return [Goal("Noria was not among the targets.", None)]
-    found = figures_of(ours)
-    rates, tails = {}, {}
-    for name, target in TARGETS.items():
-        run = group.of(name) if target.peer is not None else None
-        if run is not None:
-            rates[name], tails[name] = figures_of(run).requests_per_s, figures_of(run).p99_ms
-    goals = [_no_peer_quicker(found.requests_per_s, rates), _no_peer_shorter(found.p99_ms, tails)]
+        return [Goal("Noria was not measured to the end.", None)]
+    peers = {name: found[name] for name in PEERS if name in found}
+    goals = [_no_peer_quicker(ours, peers), _no_peer_shorter(ours, peers)]
     if group.bench == "mixed":
-        seed = group.of(BASE)
-        theirs = figures_of(seed) if seed else None
-        goals.append(_rate_over_seed(found.requests_per_s, theirs.requests_per_s if theirs else math.nan))
-        goals.append(_tail_of_seed(found.p99_ms, theirs.p99_ms if theirs else math.nan))
+        goals.append(_rate_over_seed(ours.requests_per_s, seed.requests_per_s if seed else math.nan))
+        goals.append(_tail_of_seed(ours.p99_ms, seed.p99_ms if seed else math.nan))
     return goals
 
 
-def _no_peer_quicker(ours: float, peers: dict[str, float]) -> Goal:
-    told = f"No peer ahead on RPS: Noria {rate(ours)}"
-    if not peers or math.isnan(ours):
+def _no_peer_quicker(ours: Figures, peers: Mapping[str, Figures]) -> Goal:
+    told = f"No peer ahead on RPS: Noria {rate(ours.requests_per_s)}"
+    if not peers or math.isnan(ours.requests_per_s):
         return Goal(f"{told}; no peer was measured.", None)
-    name = max(peers, key=lambda peer: peers[peer])
-    behind = 1 - ratio(ours, peers[name])
+    name = max(peers, key=lambda peer: peers[peer].requests_per_s)
+    best = peers[name].requests_per_s
+    behind = 1 - ratio(ours.requests_per_s, best)
     missed = f", {100 * behind:.1f} % behind" if behind > 0 else ""
-    return Goal(f"{told}, best peer {name} {rate(peers[name])}{missed}.", ours >= peers[name])
+    met = ours.requests_per_s >= best
+    return _beside_all(f"{told}, best peer {name} {rate(best)}{missed}", met, peers)
 
 
-def _no_peer_shorter(ours_ms: float, peers_ms: dict[str, float]) -> Goal:
-    told = f"No peer ahead on p99: Noria {_ms(ours_ms)}"
-    if not peers_ms or math.isnan(ours_ms):
+def _no_peer_shorter(ours: Figures, peers: Mapping[str, Figures]) -> Goal:
+    told = f"No peer ahead on p99: Noria {_ms(ours.p99_ms)}"
+    if not peers or math.isnan(ours.p99_ms):
         return Goal(f"{told}; no peer was measured.", None)
-    name = min(peers_ms, key=lambda peer: peers_ms[peer])
-    longer = ratio(ours_ms, peers_ms[name]) - 1
+    name = min(peers, key=lambda peer: peers[peer].p99_ms)
+    best_ms = peers[name].p99_ms
+    longer = ratio(ours.p99_ms, best_ms) - 1
     missed = f", {100 * longer:.1f} % longer" if longer > 0 else ""
-    met = None if math.isinf(ours_ms) and math.isinf(peers_ms[name]) else ours_ms <= peers_ms[name]
-    return Goal(f"{told}, best peer {name} {_ms(peers_ms[name])}{missed}.", met)
+    met = None if math.isinf(ours.p99_ms) and math.isinf(best_ms) else ours.p99_ms <= best_ms
+    return _beside_all(f"{told}, best peer {name} {_ms(best_ms)}{missed}", met, peers)
+
+
+def _beside_all(told: str, met: bool | None, peers: Mapping[str, Figures]) -> Goal:
+    """One peer ahead is enough to miss; that none is can be said only when all were measured."""
+    if not (left := [name for name in PEERS if name not in peers]):
+        return Goal(f"{told}.", met)
+    return Goal(f"{told}; {', '.join(left)} not measured.", None if met else met)
 
 
 def _rate_over_seed(ours: float, seed: float) -> Goal:
