@@ -61,6 +61,14 @@ class BenchRun(Struct, frozen=True):
     seconds_to_ready: float | None = None  # from the start of the server's process
 
     @property
+    def lasted_s(self) -> float:
+        """Seconds that its traffic lasted: until its last sign of life, where it was interrupted."""
+        if self.complete:
+            return self.traffic.seconds
+        seen = [moment for record in self.records for moment in (record.sent_s, record.done_s) if moment is not None]
+        return min(self.traffic.seconds, max(seen, default=0.0))
+
+    @property
     def file_name(self) -> str:
         """Its own in a folder of runs."""
         words = "-".join(filter(None, (self.bench, self.target, self.variant)))

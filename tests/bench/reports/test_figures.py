@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from planted import CLOSED, record, run
 
 from noria.bench.reports.figures import figures_of, ratio
-from noria.bench.runs import Sample, Usage
+from noria.bench.runs import Sample, Traffic, Usage
 
 LATENCIES = st.lists(st.floats(0.001, 900.0), min_size=1, max_size=60)
 
@@ -41,9 +41,14 @@ def test_rates_count_what_was_done_while_the_traffic_lasted(latencies_s, images)
 
 
 def test_latency_counts_from_the_intended_start_and_says_how_late_the_client_was():
-    found = figures_of(run(records=[record(k, 2.0, late_s=0.5) for k in range(10)]))
+    records = [record(k, 2.0, late_s=0.5) for k in range(10)]
+    found = figures_of(run(records=records, traffic=Traffic("open", 10.0, "mixed", arrivals="poisson")))
     assert found.p50_ms == pytest.approx(2000)
     assert found.sent_late_p99_ms == pytest.approx(500)
+
+
+def test_who_sends_when_he_is_answered_is_never_late():
+    assert math.isnan(figures_of(run(traffic=CLOSED)).sent_late_p99_ms)
 
 
 def test_failures_are_told_apart_and_take_for_ever():

@@ -46,3 +46,5 @@ def test_the_batch_counts_the_images_drawn_at_each_moment():
 def test_the_window_is_the_middle_of_the_run_or_all_of_a_short_one():
     assert window_of(run(traffic=CLOSED)) == (0.0, CLOSED.seconds)
     assert window_of(run(traffic=CLOSED), 4.0) == (3.0, 7.0)
+    cut_short = run(records=[record(0, 2.0, at=0.0)], traffic=CLOSED, complete=False)
+    assert window_of(cut_short, 1.0) == (0.5, 1.5)

@@ -35,7 +35,7 @@ class Figures:
     p95_ms: float
     p99_ms: float
     mean_batch: float  # images drawn together, a request's mean, where the server tells
-    sent_late_p99_ms: float  # how far the client fell behind its own trace
+    sent_late_p99_ms: float  # how far the client fell behind its own trace; a closed loop has none
     cpu_cores: float
     resident_bytes: float  # the most
     gpu_share: float  # mean utilisation, 0 to 1
@@ -53,9 +53,10 @@ def figures_of(run: BenchRun) -> Figures:
     """All of them."""
     records, usage = run.records, run.usage
     latencies_ms = [1000 * record.latency_s for record in records]
-    seconds = _seconds(run)
+    seconds = run.lasted_s
     within = [record for record in records if _has_images(record) and (record.done_s or 0.0) <= seconds]
     drawn = sum(record.num_images for record in records if _has_images(record))
+    late_ms = [1000 * (record.sent_s - record.intended_s) for record in records if run.traffic.kind == "open"]
     p50, p90, p95, p99 = (percentile(latencies_ms, share) for share in _SHARES)
     unanswered = sum(_unanswered(record) for record in records)
     return Figures(
@@ -73,7 +74,7 @@ def figures_of(run: BenchRun) -> Figures:
         p95_ms=p95,
         p99_ms=p99,
         mean_batch=_mean([record.batch_size for record in records if record.batch_size]),
-        sent_late_p99_ms=percentile([1000 * (record.sent_s - record.intended_s) for record in records], 0.99),
+        sent_late_p99_ms=percentile(late_ms, 0.99),
         cpu_cores=_mean(usage.cpu_cores),
         resident_bytes=float(max(usage.resident_bytes, default=math.nan)),
         gpu_share=_mean(usage.gpu_share),
@@ -86,14 +87,6 @@ def figures_of(run: BenchRun) -> Figures:
 def ratio(part: float, whole: float) -> float:
     """`part` over `whole`; NaN where either is endless or nothing."""
     return part / whole if whole and math.isfinite(part) and math.isfinite(whole) else math.nan
-
-
-def _seconds(run: BenchRun) -> float:
-    """That the traffic lasted: until its last sign of life, where the run was interrupted."""
-    if run.complete:
-        return run.traffic.seconds
-    seen = [moment for record in run.records for moment in (record.sent_s, record.done_s) if moment is not None]
-    return min(run.traffic.seconds, max(seen, default=0.0))
 
 
 def _has_images(record: Record) -> bool:

@@ -24,8 +24,8 @@ class Bar:
 
 
 def window_of(run: BenchRun, window_s: float = _WINDOW_S) -> tuple[float, float]:
-    """The middle of the run: all of it, where it is shorter."""
-    seconds = run.traffic.seconds
+    """The middle of what there is of the run: all of it, where it is shorter."""
+    seconds = run.lasted_s or run.traffic.seconds
     begin = max(0.0, (seconds - window_s) / 2)
     return begin, min(begin + window_s, seconds)
 
