@@ -70,6 +70,13 @@ def test_what_runs_say_is_text_and_never_markup(tmp_path):
         ET.parse(picture)
 
 
+def test_a_name_cannot_end_the_description_of_a_picture(tmp_path):
+    report = write(tmp_path, [run("](http://example.org/) ![")])[0].read_text(encoding="utf-8")
+    assert set(re.findall(r"(?<!\\)\]\(([^)]*)\)", report)) == {
+        f"plots/scenario2-{kind}.svg" for kind in ("throughput", "latency", "timeline")
+    }
+
+
 def test_the_page_needs_nothing_else(tmp_path):
     page = write(tmp_path, [run(), run("ray")])[1].read_text(encoding="utf-8")
     tags = Page(page).tags

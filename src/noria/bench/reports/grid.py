@@ -2,6 +2,7 @@
 
 import html
 import math
+import re
 from dataclasses import dataclass
 
 NOTHING = "–"  # cannot be said, or endless
@@ -39,7 +40,7 @@ class Table:
 def markdown_text(text: str) -> str:
     """`text` as Markdown shows it: what a run says can be no markup."""
     safe = html.escape(" ".join(text.split()), quote=False)
-    return safe.replace("\\", "\\\\").replace("`", "\\`").replace("|", "\\|").replace("[", "\\[").replace("*", "\\*")
+    return re.sub(r"[\\`|\[\]*]", r"\\\g<0>", safe)
 
 
 def number(value: float, digits: int = 0) -> str:

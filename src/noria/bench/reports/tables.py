@@ -30,10 +30,14 @@ def performance(group: Group) -> Table:
     columns = ("Settings" if group.is_sweep else "Implementation", *_SEEDS_FORM, "Failures", "Images/s", "Mean batch")
     ratios = (f"RPS / {relative_to}", f"Article: RPS / {relative_to}")
     notes = (_FAILURES,) if any(figures_of(run).failures for run in group.runs) else ()
-    table = Table("Requests", (*columns, *ratios), tuple(rows), notes)
+    table = Table("Requests", (*columns, *ratios), tuple(rows), (_COUNTED, *notes))
     return table.without_empty_columns()
 
 
+_COUNTED = (
+    "RPS and Images/s: what was done while the traffic lasted, its ramp included. Latency counts from the intended start. "
+    "Mean batch: how many images a request was drawn with, its own included."
+)
 _FAILURES = (
     "A percentile is of all requests sent; – says that it falls on one without images, which took for ever. "
     "The average is of those answered."
@@ -78,7 +82,13 @@ def resources(group: Group) -> Table:
         "Article: GPU VRAM",
         "Article: GPU utilisation",
     )
-    return Table("Resources", columns, tuple(rows)).without_empty_columns()
+    return Table("Resources", columns, tuple(rows), (_WATCHED,)).without_empty_columns()
+
+
+_WATCHED = (
+    "Cores and memory are of all processes of the server together. Others are processes that are neither the server’s nor the bench’s; "
+    "rows in which they differ cannot be compared. Wrong images: of the replies that were compared with their solo runs."
+)
 
 
 def the_articles(group: Group) -> Table | None:
