@@ -264,8 +264,10 @@ def _sweep(arguments: argparse.Namespace) -> int:
 
 def _report(arguments: argparse.Namespace) -> int:
     """Make the tables, the pictures and the page of a folder of runs again."""
+    from noria.bench import needs
     from noria.bench.reports import writing
 
+    needs.check_installed("matplotlib")
     return writing.main(arguments.folder)
 
 
@@ -302,6 +304,10 @@ def _device(arguments: argparse.Namespace) -> int:
 
 def _streaming(arguments: argparse.Namespace) -> int:
     """Measure what each way to stream an image costs, and how it reaches the client: why the seed article saw what it saw."""
+    from noria.bench import needs
+
+    needs.check_installed("fastapi")
+
     from noria.bench import streaming
 
     return streaming.main(arguments.output)

@@ -71,6 +71,12 @@ def test_the_peer_is_in_front_and_noria_s_environment_behind(said):
     assert there == importlib.util.find_spec("diffusers").origin
 
 
+def test_what_was_installed_for_a_peer_is_told_and_what_it_shares_is_not(said):
+    assert peers.versions_of(PEER)[PEER] == VERSION
+    assert "torch" not in peers.versions_of(PEER)
+    assert peers.versions_of("ray") == {}
+
+
 def test_what_is_installed_is_left_alone_and_what_is_half_made_is_made_anew(said):
     witness = peers.folder_of(PEER) / "witness"
     witness.touch()

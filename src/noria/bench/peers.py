@@ -96,6 +96,12 @@ def constraints() -> list[str]:
     return [f"{name}=={importlib.metadata.version(name)}" for name in _SHARED]
 
 
+def versions_of(peer: str) -> dict[str, str]:
+    """What pip installed for it, by name; nothing where it is not installed."""
+    places = [str(place) for place in (folder_of(peer) / "lib").glob("python*/site-packages")]
+    return {found.name: found.version for found in importlib.metadata.distributions(path=places)}
+
+
 def _wanted(peer: str) -> _Made:
     places = [*site.getsitepackages(), site.getusersitepackages()]
     return _Made(REQUIREMENTS[peer], sys.version, tuple(place for place in places if place in sys.path))

@@ -45,7 +45,10 @@ class Sample(Struct, frozen=True):
 
 
 class BenchRun(Struct, frozen=True):
-    """All of it. `about` is `machine.provenance()`; `model` has name, fingerprint, unet_parameters; `settings` are the target's."""
+    """All of it. `about` is `machine.provenance()`, of a peer with `peer_versions`, what pip installed for it.
+
+    `model` has name, fingerprint, unet_parameters; `settings` are the target's.
+    """
 
     bench: str  # scenario1, scenario2, mixed, or the name of a sweep
     target: str

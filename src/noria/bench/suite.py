@@ -85,6 +85,8 @@ class Suite:
 
         """
         about = provenance()
+        if plan.target.peer is not None:
+            about["peer_versions"] = peers.versions_of(plan.target.peer)
         with tempfile.TemporaryDirectory(prefix="noria-bench-") as name:
             folder = pathlib.Path(name)
             seen, samples, ready_s = Observations(), tuple[Sample, ...](), None
