@@ -36,6 +36,21 @@ def test_every_link_of_the_documents_leads_to_a_file():
                 assert (document.parent / target).exists(), f"{document.name} links to {target}"
 
 
+def test_every_link_to_a_heading_finds_it():
+    for document in [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]:
+        for target, anchor in re.findall(r"\]\(([^)#]*)#([^)]+)\)", document.read_text(encoding="utf-8")):
+            if "://" not in target:
+                place = document.parent / target if target else document
+                assert anchor in anchors(place), f"{document.name} links to {target}#{anchor}"
+
+
+def anchors(document):
+    """The names that GitHub gives the headings."""
+    text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_the_readme_has_the_commands_that_the_makefile_has():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for command in re.findall(r"^make ([a-z-]+)|`make ([a-z-]+)`", README, flags=re.MULTILINE):

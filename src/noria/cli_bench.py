@@ -254,7 +254,7 @@ def _new_folder(name: str) -> pathlib.Path:
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
-    """One setting after the other under the seed article's eight users, 45 seconds each; docs/benchmarks.md says which."""
+    """One setting after the other under the seed article's eight users, 45 seconds each; docs/benchmarks/scenarios.md says which."""
     from noria.bench import needs, plans, sweeps
 
     if arguments.sweep == PEERS_SWEEP:

@@ -2,7 +2,7 @@
 
 First Noria is calibrated: what each kind of request takes alone (deadlines are multiples of it), and how much mixed work it sustains
 (loads are shares of it, the seed's too). Then every load is sent to every target: the same trace, a fresh server each time, all
-targets of one load one after the other, so that a noisy machine troubles them alike. Reading the answer: docs/benchmarks.md.
+targets of one load one after the other, so that a noisy machine troubles them alike. Reading the answer: docs/benchmarks/contract.md.
 
 Ctrl-C, or a server that fails, ends the bench with what was measured until then. Needs the extra `bench`.
 """

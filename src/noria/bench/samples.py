@@ -1,7 +1,7 @@
 """Whether servers draw what they are asked for: a sample of a run's replies beside what diffusers' pipeline draws of the same bodies alone.
 
 How alike two images are is their peak signal-to-noise ratio. Rounding, which differs with a batch's size, leaves more than 50 dB;
-another seed or another prompt gives 10 to 20. `PSNR_DB` lies between, far from both; docs/benchmarks.md has the measurement.
+another seed or another prompt gives 10 to 20. `PSNR_DB` lies between, far from both; docs/benchmarks/scenarios.md has the measurement.
 """
 
 import base64

@@ -9,7 +9,7 @@ Each endpoint reads the JSON of Noria's `/t2i` (what it has no use for is ignore
 The asynchronous ones are what the article describes ("defining the endpoint+service as async functions") and tutorials show: a service that
 never gives the event loop back. While an image is drawn and compressed nothing else runs: no request is read, not even /readyz, and of
 earlier answers goes out only what the kernel already has; a stream gives the loop back between its pieces, and is sent on when it gets it
-again. So their Server-Timing cannot tell what a request waited before it was read (docs/benchmarks.md).
+again. So their Server-Timing cannot tell what a request waited before it was read (docs/benchmarks/targets.md).
 The synchronous and the batched ones compress while the next image is drawn.
 
 The pipeline is given everything that Noria's engine has: device, dtype, threads, attention, memory format, inference mode, PNG encoder.
