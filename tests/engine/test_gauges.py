@@ -67,6 +67,8 @@ def test_however_many_sizes_callers_think_of_labels_are_bounded(moved):
 
 
 def test_an_idle_engine_has_no_queue_and_still_holds_its_memory():
+    for gauge in (metrics.SLOTS_USED, metrics.QUEUE_DEPTH, metrics.QUEUE_DRAIN_SECONDS, metrics.OLDEST_AGE_SECONDS):
+        gauge.set(7)
     Gauges(Holder(), 4).stands(StepScheduler(4))
     for name in ("noria_slots_used", "noria_queue_depth", "noria_queue_drain_seconds", "noria_oldest_age_seconds"):
         assert value(name) == 0

@@ -226,7 +226,7 @@ def warm_up(url: str, bodies: Sequence[Body]) -> None:
 
 def in_words(run: BenchRun) -> str:
     """What came of a run, for who is watching."""
-    seconds = run.traffic.seconds
+    seconds = run.lasted_s or run.traffic.seconds
     failed = sum(record.status != 200 for record in run.records)
     done = sum(record.status == 200 and (record.done_s or 0.0) <= seconds for record in run.records)
     wrong = [sample for sample in run.samples if sample.wrong]
