@@ -4,14 +4,14 @@ import msgspec
 import pytest
 
 from noria.bench import plans, sweeps
-from noria.bench.suite_options import SWEEPS, SuiteOptions
+from noria.bench.suite_options import PEERS_SWEEP, SWEEPS, SuiteOptions
 from noria.bench.targets.catalog import TARGETS
 from noria.config import Config, EngineConfig
 from noria.engine.resources import Machine, resolve
 from noria.models.catalog import open_model
 
 
-@pytest.mark.parametrize("name", SWEEPS)
+@pytest.mark.parametrize("name", [*SWEEPS, PEERS_SWEEP])
 @pytest.mark.parametrize("full", [False, True])
 def test_every_variant_can_be_run_and_has_a_name_of_its_own(name, full):
     spec = open_model("bundled")
