@@ -32,7 +32,8 @@ class Processes:
                 start_s.add_metric([name], process.create_time())
         cores, limit = _family(metrics.MACHINE_CORES), _family(metrics.MACHINE_MEMORY_BYTES)
         num_cores, memory_bytes = len(os.sched_getaffinity(0)), psutil.virtual_memory().total
-        cores.add_metric([], min(cgroup.cpu_limit() or num_cores, num_cores))  # a group may be allowed more than there is
+        # A group may be allowed more than there is.
+        cores.add_metric([], min(cgroup.cpu_limit() or num_cores, num_cores))
         limit.add_metric([], min(cgroup.memory_limit() or memory_bytes, memory_bytes))
         yield from (cpu_s, memory, start_s, cores, limit)
 
