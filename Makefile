@@ -12,7 +12,7 @@ RUN := $(VENV)/.noria-installed
 DEV := $(VENV)/.noria-dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-slow test-browser chaos lint bench docs clean
+.PHONY: help setup run test test-slow test-browser test-prometheus chaos lint bench dashboards docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,12 @@ test-slow: setup  ## the minutes-long tests; properties with examples that are d
 
 test-browser: setup  ## bench reports in headless Chromium, without a network
 	$(VENV)/bin/pytest -m browser $(ARGS)
+
+test-prometheus: setup  ## every panel and rule, asked of a real Prometheus (Debian: prometheus)
+	$(VENV)/bin/pytest -m prometheus $(ARGS)
+
+dashboards: $(RUN)  ## write Grafana's dashboards from the code
+	$(VENV)/bin/noria dashboards build
 
 chaos: setup  ## ten minutes of kill -9 under load; CHAOS_REPORT=file.json for a report
 	$(VENV)/bin/pytest -m chaos $(ARGS)

@@ -1,4 +1,4 @@
-"""The command line: `noria serve | generate | show | doctor | key | bench`. Reads arguments, calls one function, turns errors into an exit status.
+"""The command line: `noria serve | generate | show | doctor | key | dashboards | bench`. Reads arguments, calls one function, turns errors into an exit status.
 
 Nothing heavy is imported before it is known what is asked for: `noria --help` must answer at once.
 """
@@ -56,6 +56,18 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     key = commands.add_parser("key", help="draw an API key", description=_key.__doc__)
     key.set_defaults(run=_key, parser=key)
     key.add_argument("name", metavar="NAME", help="whose it is: 1 to 64 of A-Z a-z 0-9 . _ -")
+    dashboards = commands.add_parser("dashboards", help="write Grafana's dashboards").add_subparsers(
+        metavar="COMMAND", required=True
+    )
+    build = dashboards.add_parser("build", help="as JSON files", description=_dashboards_build.__doc__)
+    build.set_defaults(run=_dashboards_build, parser=build)
+    build.add_argument(
+        "--out",
+        metavar="FOLDER",
+        type=pathlib.Path,
+        default=pathlib.Path("deploy/grafana/dashboards"),
+        help="for the files (deploy/grafana/dashboards)",
+    )
     benches = add_benches(commands)
     for command in (serve, doctor):
         command.add_argument(
@@ -82,7 +94,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     )
     add_settings(generate, [setting for setting in settings() if setting.path[0] in ("model", "engine")])
 
-    named = (serve, generate, show, doctor, key, *benches)
+    named = (serve, generate, show, doctor, key, build, *benches)
     return parser, {command.prog.removeprefix("noria "): command for command in named}
 
 
@@ -157,6 +169,14 @@ def _doctor(arguments: argparse.Namespace) -> int:
     findings = doctor.examine(config, supervisor.listen)
     print(doctor.report(findings))
     return 1 if any(finding.verdict == "fail" for finding in findings) else 0
+
+
+def _dashboards_build(arguments: argparse.Namespace) -> int:
+    """Write Grafana's dashboards as JSON files; refused where a panel asks for a metric that Noria does not export."""
+    from noria.dashboards.build import build
+
+    build(arguments.out, print)
+    return 0
 
 
 def _key(arguments: argparse.Namespace) -> int:

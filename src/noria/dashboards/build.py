@@ -1,0 +1,49 @@
+"""`noria dashboards build`: Grafana's files from the code, refused where a panel asks for what nobody exports."""
+
+import json
+import pathlib
+from collections.abc import Callable
+
+from noria.dashboards.container import CONTAINER
+from noria.dashboards.gpu import GPU
+from noria.dashboards.grafana import to_grafana
+from noria.dashboards.panels import Dashboard
+from noria.dashboards.promql import metrics_in
+from noria.dashboards.service import SERVICE
+from noria.errors import ConfigError, did_you_mean
+from noria.observe.metrics import DECLARATIONS
+
+DASHBOARDS = (SERVICE, CONTAINER, GPU)
+
+
+def build(folder: pathlib.Path, say: Callable[[str], None]) -> None:
+    """Write each dashboard into `folder`, which is made if it is not there.
+
+    Raises:
+        ConfigError: a panel asks for a metric that is not declared, or a file cannot be written.
+
+    """
+    for dashboard in DASHBOARDS:
+        check(dashboard)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for dashboard in DASHBOARDS:
+            file = folder / f"{dashboard.uid}.json"
+            file.write_text(json.dumps(to_grafana(dashboard), indent=1) + "\n", encoding="utf-8")
+            say(f"wrote {file}")
+    except OSError as error:
+        raise ConfigError(f"the dashboards cannot be written to {folder}: {error}. Name a folder that can be.") from error
+
+
+def check(dashboard: Dashboard) -> None:
+    """Raises ConfigError where a panel asks for a metric that is not declared."""
+    known = [name for declared in DECLARATIONS.values() for name in declared.series]
+    for row in dashboard.rows:
+        for panel in row.panels:
+            for query in panel.queries:
+                for name in metrics_in(query.expr):
+                    if name not in known:
+                        raise ConfigError(
+                            f"the panel {panel.title!r} of {dashboard.title!r} asks for {name!r}, which is not declared in "
+                            f"observe/metrics.py.{did_you_mean(name, known)}"
+                        )

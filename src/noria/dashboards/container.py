@@ -1,0 +1,74 @@
+"""API container: the server's processes, by Noria's own metrics, so that no cAdvisor is needed."""
+
+from noria.dashboards.panels import Dashboard, Query, Row, quantiles, stat, timeseries
+
+_IN = 'instance=~"$instance"'
+
+CONTAINER = Dashboard(
+    "noria-container",
+    "Noria: API container",
+    "CPU, memory and manners of the server's processes.",
+    (
+        Row(
+            "At a glance",
+            (
+                stat(
+                    "CPU",
+                    "Share of the cores that the server may use.",
+                    f"sum(rate(noria_process_cpu_seconds_total{{{_IN}}}[1m])) / sum(noria_machine_cores{{{_IN}}})",
+                    unit="percentunit",
+                ),
+                stat(
+                    "Memory",
+                    "Share of the memory that the server may use; what processes share counts for each.",
+                    f"sum(noria_process_resident_memory_bytes{{{_IN}}}) / sum(noria_machine_memory_bytes{{{_IN}}})",
+                    unit="percentunit",
+                    alarm=0.9,
+                ),
+                stat("Processes", "Supervisor, front ends, engines.", f"count(noria_process_start_time_seconds{{{_IN}}})"),
+                stat(
+                    "Youngest process",
+                    "Since when: a restart shows here.",
+                    f"1000 * max(noria_process_start_time_seconds{{{_IN}}})",
+                    unit="dateTimeFromNow",
+                ),
+            ),
+        ),
+        Row(
+            "Processes",
+            (
+                timeseries(
+                    "CPU by process",
+                    "Cores. A front end near 1 is full: add one (`frontend.processes`).",
+                    Query(f"rate(noria_process_cpu_seconds_total{{{_IN}}}[1m])", "{{process}}"),
+                    stacked=True,
+                ),
+                timeseries(
+                    "Memory by process",
+                    "Resident. It is flat under any load; what grows is a fault.",
+                    Query(f"noria_process_resident_memory_bytes{{{_IN}}}", "{{process}}"),
+                    unit="bytes",
+                    stacked=True,
+                ),
+            ),
+        ),
+        Row(
+            "HTTP",
+            (
+                timeseries(
+                    "Event-loop lag",
+                    "How late front ends wake; whoever blocks them makes all callers wait.",
+                    *quantiles("noria_event_loop_lag_seconds", _IN, shares=(0.5, 0.99)),
+                    unit="s",
+                ),
+                timeseries(
+                    "Requests by route",
+                    "Every route, by its template.",
+                    Query(f"sum by (path) (rate(noria_http_requests_total{{{_IN}}}[1m]))", "{{path}}"),
+                    unit="reqps",
+                    stacked=True,
+                ),
+            ),
+        ),
+    ),
+)

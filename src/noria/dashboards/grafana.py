@@ -1,0 +1,105 @@
+"""A dashboard as Grafana's JSON (schema version 41, Grafana 12)."""
+
+from typing import Any
+
+from noria.dashboards.panels import WIDTH, Dashboard, Panel, Query
+
+_SCHEMA_VERSION = 41
+_SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+_ROW_HEIGHT = 1
+
+
+def to_grafana(dashboard: Dashboard) -> dict[str, Any]:
+    """The document that Grafana imports and provisions."""
+    return {
+        "uid": dashboard.uid,
+        "title": dashboard.title,
+        "description": dashboard.text,
+        "tags": list(dashboard.tags),
+        "schemaVersion": _SCHEMA_VERSION,
+        "editable": False,
+        "graphTooltip": 1,  # one crosshair for all panels
+        "refresh": "15s",
+        "time": {"from": "now-30m", "to": "now"},
+        "links": [{"type": "dashboards", "tags": list(dashboard.tags), "title": "Noria", "asDropdown": False}],
+        "templating": {"list": [_datasource(), _instance()]},
+        "panels": _panels(dashboard),
+    }
+
+
+def _datasource() -> dict[str, Any]:
+    return {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
+
+
+def _instance() -> dict[str, Any]:
+    query = "label_values(noria_machine_cores, instance)"
+    return {
+        "name": "instance",
+        "label": "Server",
+        "type": "query",
+        "datasource": _SOURCE,
+        "query": {"query": query, "refId": "instance"},
+        "definition": query,
+        "includeAll": True,
+        "allValue": ".*",
+        "multi": True,
+        "current": {"text": "All", "value": "$__all"},
+        "refresh": 2,  # with the time range
+    }
+
+
+def _panels(dashboard: Dashboard) -> list[dict[str, Any]]:
+    """Rows from top to bottom, panels from left to right; a new line where one does not fit."""
+    found: list[dict[str, Any]] = []
+    y = 0
+    for row in dashboard.rows:
+        place = {"x": 0, "y": y, "w": WIDTH, "h": _ROW_HEIGHT}
+        found.append({"id": len(found) + 1, "type": "row", "title": row.title, "gridPos": place, "panels": []})
+        x, y, line_height = 0, y + _ROW_HEIGHT, 0
+        for panel in row.panels:
+            if x + panel.width > WIDTH:
+                x, y, line_height = 0, y + line_height, 0
+            place = {"x": x, "y": y, "w": panel.width, "h": panel.height}
+            found.append({"id": len(found) + 1, "gridPos": place, **_panel(panel)})
+            x, line_height = x + panel.width, max(line_height, panel.height)
+        y += line_height
+    return found
+
+
+def _panel(panel: Panel) -> dict[str, Any]:
+    custom: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    if panel.kind == "timeseries":
+        stacking = {"mode": "normal"} if panel.stacked else {"mode": "none"}
+        custom = {"stacking": stacking, "fillOpacity": 25 if panel.stacked else 8, "showPoints": "never"}
+        options = {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi", "sort": "desc"}}
+    elif panel.kind == "stat":
+        options = {"reduceOptions": {"calcs": ["lastNotNull"]}, "graphMode": "area", "colorMode": "value"}
+    else:
+        options = {"calculate": False, "yAxis": {"unit": "short"}}
+    steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
+    if panel.alarm is not None:
+        steps.append({"color": "red", "value": panel.alarm})
+    defaults = {"unit": panel.unit, "min": 0, "custom": custom, "thresholds": {"mode": "absolute", "steps": steps}}
+    return {
+        "type": panel.kind,
+        "title": panel.title,
+        "description": panel.text,
+        "datasource": _SOURCE,
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "options": options,
+        "targets": [_target(query, place, panel) for place, query in enumerate(panel.queries)],
+    }
+
+
+def _target(query: Query, place: int, panel: Panel) -> dict[str, Any]:
+    return {
+        "refId": chr(ord("A") + place),
+        "datasource": _SOURCE,
+        "expr": query.expr,
+        "legendFormat": query.legend,
+        "exemplar": query.exemplars,
+        "format": "heatmap" if panel.kind == "heatmap" else "time_series",
+        "instant": panel.kind == "stat",
+        "range": panel.kind != "stat",
+    }

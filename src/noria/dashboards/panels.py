@@ -1,0 +1,83 @@
+"""What a dashboard is made of, whoever draws it. Pure data."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Kind = Literal["timeseries", "stat", "heatmap"]
+Unit = Literal["short", "s", "percentunit", "percent", "bytes", "reqps", "ops", "decmbytes", "celsius", "watt", "rotmhz", "dateTimeFromNow"]
+"""Grafana's names of them."""
+
+WIDTH = 24  # columns of Grafana's grid
+
+
+@dataclass(frozen=True)
+class Query:
+    """PromQL, and what its series are called; `{{label}}` stands for a label's value."""
+
+    expr: str
+    legend: str = "__auto"
+    exemplars: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One picture. `text` says what it shows and what is good; `alarm` is the value from which on a stat is red."""
+
+    title: str
+    queries: tuple[Query, ...]
+    text: str
+    kind: Kind = "timeseries"
+    unit: Unit = "short"
+    width: int = 12
+    height: int = 8
+    stacked: bool = False
+    alarm: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """Panels under one heading."""
+
+    title: str
+    panels: tuple[Panel, ...]
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    """All of it; `uid` is part of its address and never changes."""
+
+    uid: str
+    title: str
+    text: str
+    rows: tuple[Row, ...]
+    tags: tuple[str, ...] = field(default=("noria",))
+
+    @property
+    def queries(self) -> tuple[Query, ...]:
+        """Every query of every panel."""
+        return tuple(query for row in self.rows for panel in row.panels for query in panel.queries)
+
+
+def timeseries(title: str, text: str, *queries: Query | str, **more: object) -> Panel:
+    """A panel of lines; a query may be just its PromQL."""
+    asked = tuple(query if isinstance(query, Query) else Query(query) for query in queries)
+    return Panel(title, asked, text, **more)  # type: ignore[arg-type]
+
+
+def stat(title: str, text: str, expr: str, **more: object) -> Panel:
+    """A panel of one number."""
+    return Panel(title, (Query(expr),), text, kind="stat", width=3, height=4, **more)  # type: ignore[arg-type]
+
+
+def quantiles(metric: str, selector: str, by: str = "", shares: tuple[float, ...] = (0.5, 0.95, 0.99)) -> tuple[Query, ...]:
+    """The quantiles of a histogram over five minutes, the highest with exemplars; `by` is a label to keep, if any."""
+    kept = f"le, {by}" if by else "le"
+    legend = " {{" + by + "}}" if by else ""
+    return tuple(
+        Query(
+            f"histogram_quantile({share}, sum by ({kept}) (rate({metric}_bucket{{{selector}}}[5m])))",
+            f"p{100 * share:g}{legend}",
+            exemplars=share == max(shares),
+        )
+        for share in shares
+    )

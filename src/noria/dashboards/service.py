@@ -1,0 +1,163 @@
+"""Service: what callers feel, and what the wheel does about it."""
+
+from noria.dashboards.panels import Dashboard, Panel, Query, Row, quantiles, stat, timeseries
+
+_IN = 'instance=~"$instance"'
+
+_GLANCE = Row(
+    "At a glance",
+    (
+        stat("Images/s", "Sent to clients, over one minute.", f"sum(rate(noria_images_total{{{_IN}}}[1m]))"),
+        stat("Requests/s", "Answered, refused ones too.", f"sum(rate(noria_requests_total{{{_IN}}}[1m]))", unit="reqps"),
+        stat(
+            "p95",
+            "95 % of the successful requests were quicker.",
+            f"histogram_quantile(0.95, sum by (le) (rate(noria_request_seconds_bucket{{{_IN}}}[5m])))",
+            unit="s",
+        ),
+        stat(
+            "Failures",
+            "Share of requests that failed by the server's fault. Refusals are not among them.",
+            f'sum(rate(noria_requests_total{{{_IN},outcome=~"engine_lost|engine_crashed|generation_failed|internal"}}[5m]) or vector(0))'
+            f" / sum(rate(noria_requests_total{{{_IN}}}[5m]))",
+            unit="percentunit",
+            alarm=0.01,
+        ),
+        stat(
+            "Refused",
+            "Share of requests refused because more was asked than can be drawn.",
+            f"(sum(rate(noria_rejected_total{{{_IN}}}[5m])) or vector(0)) / sum(rate(noria_requests_total{{{_IN}}}[5m]))",
+            unit="percentunit",
+            alarm=0.05,
+        ),
+        stat(
+            "Wait of a newcomer",
+            "Predicted time until all that was accepted is done.",
+            f"max(noria_queue_drain_seconds{{{_IN}}})",
+            unit="s",
+            alarm=60,
+        ),
+        stat("Engines ready", "None is a reason to wake somebody.", f"sum(noria_engine_up{{{_IN}}})"),
+        stat(
+            "Engines busy",
+            "Share of time in turns. Near 1 the device is full: more only makes everybody wait.",
+            f"sum(rate(noria_engine_busy_seconds_total{{{_IN}}}[1m])) / sum(noria_engine_up{{{_IN}}})",
+            unit="percentunit",
+        ),
+    ),
+)
+
+_LATENCY = Row(
+    "Latency",
+    (
+        timeseries(
+            "Requests",
+            "From admission to encoded files; diamonds are single requests, with their id.",
+            *quantiles("noria_request_seconds", _IN),
+            unit="s",
+        ),
+        timeseries(
+            "Where the time goes",
+            "Mean seconds of a request in each stage.",
+            Query(
+                f"sum by (stage) (rate(noria_stage_seconds_sum{{{_IN}}}[5m])) / sum by (stage) (rate(noria_stage_seconds_count{{{_IN}}}[5m]))",
+                "{{stage}}",
+            ),
+            unit="s",
+            stacked=True,
+        ),
+        timeseries(
+            "Waiting for a slot",
+            "Of successful requests. Grows first when more is asked than can be drawn.",
+            *quantiles("noria_queue_seconds", _IN),
+            unit="s",
+        ),
+        timeseries(
+            "A step",
+            "Median time of a turn, by size: how fast the device is with the batch that it has.",
+            *quantiles("noria_step_seconds", _IN, by="shape", shares=(0.5,)),
+            unit="s",
+        ),
+    ),
+)
+
+_TRAFFIC = Row(
+    "Traffic",
+    (
+        timeseries(
+            "Requests by outcome",
+            "`ok`, or the code of the error that callers got.",
+            Query(f"sum by (outcome) (rate(noria_requests_total{{{_IN}}}[1m]))", "{{outcome}}"),
+            unit="reqps",
+            stacked=True,
+        ),
+        timeseries(
+            "Images by model",
+            "Sent to clients.",
+            Query(f"sum by (model) (rate(noria_images_total{{{_IN}}}[1m]))", "{{model}}"),
+            stacked=True,
+        ),
+        timeseries(
+            "In flight",
+            "Requests being worked on, waiting ones too.",
+            Query(f"sum(noria_inflight{{{_IN}}})", "requests"),
+        ),
+        timeseries(
+            "HTTP by status",
+            "Every route. 499: the client left first.",
+            Query(f"sum by (status) (rate(noria_http_requests_total{{{_IN}}}[1m]))", "{{status}}"),
+            unit="reqps",
+            stacked=True,
+        ),
+    ),
+)
+
+_WHEEL = Row(
+    "The wheel",
+    (
+        timeseries(
+            "Slots",
+            "A full wheel draws most images a second; a queue beside free slots would be a fault.",
+            Query(f"sum(noria_slots_used{{{_IN}}})", "used"),
+            Query(f"sum(noria_slots{{{_IN}}})", "there are"),
+            Query(f"sum(noria_queue_depth{{{_IN}}})", "waiting"),
+        ),
+        Panel(
+            "Batch",
+            (Query(f"sum by (le) (increase(noria_batch_size_bucket{{{_IN}}}[1m]))", "{{le}}"),),
+            "How many images each turn had.",
+            kind="heatmap",
+        ),
+        timeseries(
+            "Boarding and leaving",
+            "Images a second. Nothing waits for company: both are smooth.",
+            Query(f"sum(rate(noria_joins_total{{{_IN}}}[1m]))", "board"),
+            Query(f"sum(rate(noria_leaves_total{{{_IN}}}[1m]))", "leave"),
+        ),
+        timeseries(
+            "Oldest in the queue",
+            "How long ago the oldest request that waits for a slot came.",
+            Query(f"max(noria_oldest_age_seconds{{{_IN}}})", "age"),
+            unit="s",
+        ),
+    ),
+)
+
+_JOBS = Row(
+    "Jobs",
+    (
+        timeseries(
+            "Jobs",
+            "Accepted, and ended by how.",
+            Query(f"sum(rate(noria_jobs_accepted_total{{{_IN}}}[5m]))", "accepted"),
+            Query(f"sum by (status) (rate(noria_jobs_total{{{_IN}}}[5m]))", "{{status}}"),
+        ),
+    ),
+)
+
+SERVICE = Dashboard(
+    "noria-service",
+    "Noria: service",
+    "What callers feel, and what the wheel does about it.",
+    (_GLANCE, _LATENCY, _TRAFFIC, _WHEEL, _JOBS),
+)

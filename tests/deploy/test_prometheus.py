@@ -1,0 +1,204 @@
+"""Every panel and rule, asked of a real Prometheus (Debian: prometheus) that scrapes the real server with the bundled model.
+
+GPU panels are asked of a page in dcgm-exporter's format, since the machines that test have no GPU.
+"""
+
+import concurrent.futures
+import http.server
+import pathlib
+import re
+import socket
+import subprocess
+import threading
+import time
+
+import httpx
+import pytest
+import yaml
+
+from noria.bench.server import running_server
+from noria.dashboards.build import DASHBOARDS
+
+pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(400)]
+
+RULES = pathlib.Path(__file__).parents[2] / "deploy" / "prometheus"
+DCGM_PAGE = pathlib.Path(__file__).parent / "dcgm_exporter_page.txt"
+SCRAPE_S = 2
+
+
+@pytest.fixture(scope="module")
+def dcgm():
+    """The address of an exporter that always tells the same."""
+
+    class Page(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            content = DCGM_PAGE.read_bytes()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def noria():
+    with running_server(["bundled", "--processes", "2"]) as server:
+        yield server
+
+
+class Prometheus:
+    def __init__(self, port):
+        self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30)
+
+    def ready(self):
+        try:
+            return self._client.get("/-/ready").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def ask(self, expr):
+        """The values of an instant query, by their labels."""
+        answer = self._client.get("/api/v1/query", params={"query": expr}).json()
+        assert answer["status"] == "success", (expr, answer)
+        return [(each["metric"], float(each["value"][1])) for each in answer["data"]["result"]]
+
+    def value(self, expr):
+        return next((value for _, value in self.ask(expr)), None)
+
+    def exemplars(self, expr):
+        params = {"query": expr, "start": time.time() - 600, "end": time.time()}
+        return self._client.get("/api/v1/query_exemplars", params=params).json()["data"]
+
+    def firing(self):
+        alerts = self._client.get("/api/v1/alerts").json()["data"]["alerts"]
+        return {alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"}
+
+
+def until(condition, seconds=60.0):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if result := condition():
+            return result
+        time.sleep(0.2)
+    raise AssertionError(f"not within {seconds} s")
+
+
+@pytest.fixture(scope="module")
+def prometheus(noria, dcgm, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("prometheus")
+    config = yaml.safe_load((RULES / "prometheus.yml").read_text())
+    config["global"] = {"scrape_interval": f"{SCRAPE_S}s", "evaluation_interval": f"{SCRAPE_S}s"}
+    config["rule_files"] = [str(RULES / name) for name in config["rule_files"]]
+    del config["alerting"]
+    config["scrape_configs"] = [
+        {"job_name": "noria", "static_configs": [{"targets": [f"127.0.0.1:{noria.port}"]}]},
+        {"job_name": "dcgm", "static_configs": [{"targets": [dcgm]}]},
+    ]
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = ["prometheus", "--config.file=prometheus.yml", "--storage.tsdb.path=data", f"--web.listen-address=127.0.0.1:{port}"]
+    log = (folder / "log").open("w")
+    with subprocess.Popen([*command, "--enable-feature=exemplar-storage"], cwd=folder, stdout=log, stderr=log) as process:
+        try:
+            found = Prometheus(port)
+            until(found.ready)
+            yield found
+        finally:
+            process.terminate()
+
+
+@pytest.fixture(scope="module")
+def loaded(noria, prometheus):
+    """Prometheus after half a minute of load, with what the load saw: its requests' seconds."""
+    url = f"http://127.0.0.1:{noria.port}"
+    seconds = []
+    with httpx.Client(base_url=url, timeout=120, limits=httpx.Limits(max_connections=None)) as client:
+
+        def draw(k):
+            started = time.monotonic()
+            answer = client.post("/t2i", json={"prompt": f"a red circle {k}", "inference_steps": 4 + k % 5})
+            assert answer.status_code == 200
+            seconds.append(time.monotonic() - started)
+
+        until(lambda: prometheus.value("noria_engine_up") == 1)
+        for round_ in range(3):  # rates need several scrapes
+            with concurrent.futures.ThreadPoolExecutor(6) as users:
+                list(users.map(draw, range(30 * round_, 30 * round_ + 30)))
+            time.sleep(SCRAPE_S)
+        assert client.post("/t2i", json={"prompt": "p", "n": 0}).status_code == 400
+        job = client.post("/v1/jobs", json={"prompt": "a job", "inference_steps": 2}).json()
+        until(lambda: client.get(f"/v1/jobs/{job['id']}").json()["status"] == "succeeded")
+    until(lambda: (prometheus.value("sum(noria_requests_total{outcome='ok'})") or 0) >= len(seconds) + 1)
+    time.sleep(2 * SCRAPE_S)
+    return prometheus, seconds
+
+
+def panels():
+    for dashboard in DASHBOARDS:
+        for row in dashboard.rows:
+            for panel in row.panels:
+                for place, query in enumerate(panel.queries):
+                    yield pytest.param(query.expr, id=f"{dashboard.uid} {panel.title} {place}")
+
+
+@pytest.mark.parametrize("expr", panels())
+def test_every_panel_has_data(loaded, expr):
+    prometheus, _ = loaded
+    assert prometheus.ask(expr.replace('"$instance"', '".*"')), expr
+
+
+def test_every_recording_rule_has_data(loaded):
+    prometheus, _ = loaded
+    groups = yaml.safe_load((RULES / "recording.yml").read_text())["groups"]
+    for rule in (rule for group in groups for rule in group["rules"]):
+        assert prometheus.ask(rule["record"]), rule["record"]
+
+
+def test_prometheus_counts_what_the_load_counted(loaded):
+    prometheus, seconds = loaded
+    counted = prometheus.value("sum(noria_request_seconds_count)") - 1  # the job
+    assert counted == pytest.approx(len(seconds), rel=0.01)
+    assert prometheus.value("sum(noria_images_total)") - 1 == pytest.approx(len(seconds), rel=0.01)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9])
+def test_prometheus_and_the_load_agree_on_percentiles_to_a_bucket(loaded, share):
+    prometheus, seconds = loaded
+    bounds = sorted(float(labels["le"]) for labels, _ in prometheus.ask("sum by (le) (noria_request_seconds_bucket)"))
+    told = prometheus.value(f"histogram_quantile({share}, sum by (le) (noria_request_seconds_bucket))")
+    seen = sorted(seconds)[int(share * len(seconds))]
+
+    def bucket(value):
+        return next(place for place, bound in enumerate(bounds) if value <= bound)
+
+    assert abs(bucket(told) - bucket(seen)) <= 1
+
+
+def test_a_slow_bucket_leads_to_a_request(loaded):
+    prometheus, _ = loaded
+    found = prometheus.exemplars("noria_request_seconds_bucket")
+    names = {exemplar["labels"]["request_id"] for series in found for exemplar in series["exemplars"]}
+    assert names
+    assert all(re.fullmatch(r"[0-9a-f]{32}|job_\w+|[\w.-]+", name) for name in names)
+
+
+def test_a_killed_engine_shows_and_its_alert_fires(loaded, noria):
+    prometheus, _ = loaded
+    before = prometheus.value("sum(noria_requests_total)")
+    (engine,) = noria.children("engine")
+    engine.kill()
+    until(lambda: "NoriaEngineRestarted" in prometheus.firing(), seconds=120)
+    until(lambda: prometheus.value("noria_engine_up") == 1, seconds=120)
+    assert prometheus.value('sum(noria_engine_starts_total{previous_end="killed"})') == 1
+    assert prometheus.value("sum(noria_requests_total)") >= before  # what the dead one counted still counts
