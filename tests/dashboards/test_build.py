@@ -24,7 +24,9 @@ def test_what_is_committed_is_what_is_built(tmp_path):
 
 def test_a_panel_that_asks_for_an_undeclared_metric_stops_the_build():
     wrong = Dashboard("x", "X", "", (Row("r", (timeseries("Slots", "", "sum(noria_slot_used)"),)),))
-    with pytest.raises(ConfigError, match=r"'Slots' of 'X' asks for 'noria_slot_used'.*Did you mean 'noria_slots_used'"):
+    with pytest.raises(
+        ConfigError, match=r"'Slots' of 'X' asks for 'noria_slot_used'.*Did you mean 'noria_slots_used'"
+    ):
         check(wrong)
 
 
@@ -46,7 +48,11 @@ def test_no_two_panels_overlap_and_none_leaves_the_grid(dashboard):
     for panel in to_grafana(dashboard)["panels"]:
         place = panel["gridPos"]
         assert place["x"] + place["w"] <= WIDTH
-        cells = {(x, y) for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"])}
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
         assert not cells & taken, panel["title"]
         taken |= cells
 

@@ -107,9 +107,16 @@ def prometheus(noria, dcgm, tmp_path_factory):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = ["prometheus", "--config.file=prometheus.yml", "--storage.tsdb.path=data", f"--web.listen-address=127.0.0.1:{port}"]
+    command = [
+        "prometheus",
+        "--config.file=prometheus.yml",
+        "--storage.tsdb.path=data",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
     log = (folder / "log").open("w")
-    with subprocess.Popen([*command, "--enable-feature=exemplar-storage"], cwd=folder, stdout=log, stderr=log) as process:
+    with subprocess.Popen(
+        [*command, "--enable-feature=exemplar-storage"], cwd=folder, stdout=log, stderr=log
+    ) as process:
         try:
             found = Prometheus(port)
             until(found.ready)

@@ -59,6 +59,7 @@ class Plan:
     def told_settings(self) -> dict[str, Any]:
         """The engine's, and the target's own beside them, with the peer's version."""
         found: dict[str, Any] = msgspec.to_builtins(self.config.engine)
+        del found["cache_dir"]  # the bench's own, for as long as it lasts
         if self.target.module is not None:
             found |= msgspec.to_builtins(self.settings or self.target.settings)
         if self.target.peer is not None:

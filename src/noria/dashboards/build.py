@@ -32,7 +32,9 @@ def build(folder: pathlib.Path, say: Callable[[str], None]) -> None:
             file.write_text(json.dumps(to_grafana(dashboard), indent=1) + "\n", encoding="utf-8")
             say(f"wrote {file}")
     except OSError as error:
-        raise ConfigError(f"the dashboards cannot be written to {folder}: {error}. Name a folder that can be.") from error
+        raise ConfigError(
+            f"the dashboards cannot be written to {folder}: {error}. Name a folder that can be."
+        ) from error
 
 
 def check(dashboard: Dashboard) -> None:

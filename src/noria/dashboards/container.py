@@ -25,7 +25,9 @@ CONTAINER = Dashboard(
                     unit="percentunit",
                     alarm=0.9,
                 ),
-                stat("Processes", "Supervisor, front ends, engines.", f"count(noria_process_start_time_seconds{{{_IN}}})"),
+                stat(
+                    "Processes", "Supervisor, front ends, engines.", f"count(noria_process_start_time_seconds{{{_IN}}})"
+                ),
                 stat(
                     "Youngest process",
                     "Since when: a restart shows here.",

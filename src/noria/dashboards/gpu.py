@@ -42,7 +42,12 @@ GPU = Dashboard(
                     f"sum(increase(noria_out_of_memory_total{{{_IN}}}[1h]))",
                     alarm=1,
                 ),
-                stat("Memory held", "By engines, on their devices.", f"sum(noria_device_memory_bytes{{{_IN}}})", unit="bytes"),
+                stat(
+                    "Memory held",
+                    "By engines, on their devices.",
+                    f"sum(noria_device_memory_bytes{{{_IN}}})",
+                    unit="bytes",
+                ),
             ),
         ),
         Row(
@@ -61,10 +66,10 @@ GPU = Dashboard(
                     unit="decmbytes",
                 ),
                 timeseries("Power", "Draw of the board.", Query("DCGM_FI_DEV_POWER_USAGE", "GPU {{gpu}}"), unit="watt"),
+                timeseries("Temperature", "Of the GPU.", Query("DCGM_FI_DEV_GPU_TEMP", "GPU {{gpu}}"), unit="celsius"),
                 timeseries(
-                    "Temperature", "Of the GPU.", Query("DCGM_FI_DEV_GPU_TEMP", "GPU {{gpu}}"), unit="celsius"
+                    "Clock", "Of the multiprocessors.", Query("DCGM_FI_DEV_SM_CLOCK", "GPU {{gpu}}"), unit="rotmhz"
                 ),
-                timeseries("Clock", "Of the multiprocessors.", Query("DCGM_FI_DEV_SM_CLOCK", "GPU {{gpu}}"), unit="rotmhz"),
                 timeseries(
                     "Energy an image",
                     "Joules: of all GPUs, over all images.",

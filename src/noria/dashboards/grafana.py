@@ -72,7 +72,10 @@ def _panel(panel: Panel) -> dict[str, Any]:
     if panel.kind == "timeseries":
         stacking = {"mode": "normal"} if panel.stacked else {"mode": "none"}
         custom = {"stacking": stacking, "fillOpacity": 25 if panel.stacked else 8, "showPoints": "never"}
-        options = {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi", "sort": "desc"}}
+        options = {
+            "legend": {"displayMode": "list", "placement": "bottom"},
+            "tooltip": {"mode": "multi", "sort": "desc"},
+        }
     elif panel.kind == "stat":
         options = {"reduceOptions": {"calcs": ["lastNotNull"]}, "graphMode": "area", "colorMode": "value"}
     else:

@@ -4,7 +4,20 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Kind = Literal["timeseries", "stat", "heatmap"]
-Unit = Literal["short", "s", "percentunit", "percent", "bytes", "reqps", "ops", "decmbytes", "celsius", "watt", "rotmhz", "dateTimeFromNow"]
+Unit = Literal[
+    "short",
+    "s",
+    "percentunit",
+    "percent",
+    "bytes",
+    "reqps",
+    "ops",
+    "decmbytes",
+    "celsius",
+    "watt",
+    "rotmhz",
+    "dateTimeFromNow",
+]
 """Grafana's names of them."""
 
 WIDTH = 24  # columns of Grafana's grid
@@ -69,7 +82,9 @@ def stat(title: str, text: str, expr: str, **more: object) -> Panel:
     return Panel(title, (Query(expr),), text, kind="stat", width=3, height=4, **more)  # type: ignore[arg-type]
 
 
-def quantiles(metric: str, selector: str, by: str = "", shares: tuple[float, ...] = (0.5, 0.95, 0.99)) -> tuple[Query, ...]:
+def quantiles(
+    metric: str, selector: str, by: str = "", shares: tuple[float, ...] = (0.5, 0.95, 0.99)
+) -> tuple[Query, ...]:
     """The quantiles of a histogram over five minutes, the highest with exemplars; `by` is a label to keep, if any."""
     kept = f"le, {by}" if by else "le"
     legend = " {{" + by + "}}" if by else ""

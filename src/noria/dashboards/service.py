@@ -8,7 +8,9 @@ _GLANCE = Row(
     "At a glance",
     (
         stat("Images/s", "Sent to clients, over one minute.", f"sum(rate(noria_images_total{{{_IN}}}[1m]))"),
-        stat("Requests/s", "Answered, refused ones too.", f"sum(rate(noria_requests_total{{{_IN}}}[1m]))", unit="reqps"),
+        stat(
+            "Requests/s", "Answered, refused ones too.", f"sum(rate(noria_requests_total{{{_IN}}}[1m]))", unit="reqps"
+        ),
         stat(
             "p95",
             "95 % of the successful requests were quicker.",
