@@ -159,7 +159,7 @@ def panels():
                     yield pytest.param(query.expr, id=f"{dashboard.uid} {panel.title} {place}")
 
 
-@pytest.mark.parametrize("expr", panels())
+@pytest.mark.parametrize("expr", list(panels()))
 def test_every_panel_has_data(loaded, expr):
     prometheus, _ = loaded
     assert prometheus.ask(expr.replace('"$instance"', '".*"')), expr
