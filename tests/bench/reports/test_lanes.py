@@ -27,6 +27,8 @@ def test_no_two_bars_of_a_lane_overlap_and_none_is_missing(times):
 def test_waiting_is_told_from_being_drawn():
     (bar,) = bars_of([record(0, 2.0, at=1.0, queue_s=0.5)], 0.0, 10.0)
     assert (bar.start_s, bar.drawn_s, bar.end_s, bar.told, bar.failed) == (1.0, 1.5, 3.0, True, False)
+    (unsure,) = bars_of([record(0, 2.0, at=1.0, queue_s=0.0)], 0.0, 10.0, tells_wait=False)
+    assert not unsure.told
     (silent,) = bars_of([record(0, 2.0, at=1.0, queue_s=None)], 0.0, 10.0)
     assert (silent.drawn_s, silent.told) == (1.0, False)
 

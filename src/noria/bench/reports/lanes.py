@@ -30,8 +30,8 @@ def window_of(run: BenchRun, window_s: float = _WINDOW_S) -> tuple[float, float]
     return begin, min(begin + window_s, seconds)
 
 
-def bars_of(records: Sequence[Record], begin_s: float, end_s: float) -> list[Bar]:
-    """Those that touch the window, each in the first lane that is free when it begins."""
+def bars_of(records: Sequence[Record], begin_s: float, end_s: float, *, tells_wait: bool = True) -> list[Bar]:
+    """Those that touch the window, each in the first lane that is free when it begins; `tells_wait` is the target's."""
     free_at: list[float] = []
     bars = []
     for record in sorted(records, key=lambda record: (record.sent_s, record.number)):
@@ -41,7 +41,7 @@ def bars_of(records: Sequence[Record], begin_s: float, end_s: float) -> list[Bar
         lane = next((k for k, free_s in enumerate(free_at) if free_s <= record.sent_s), len(free_at))
         free_at[lane : lane + 1] = [ended]
         failed = math.isinf(record.latency_s)
-        told = record.queue_s is not None and not failed
+        told = tells_wait and record.queue_s is not None and not failed
         drawn_s = min(record.sent_s + (record.queue_s or 0.0), ended) if told else record.sent_s
         bars.append(Bar(record.sent_s, drawn_s, ended, lane, record.num_images, failed, told))
     return bars

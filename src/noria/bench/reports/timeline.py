@@ -7,6 +7,7 @@ from noria.bench.reports.groups import Group
 from noria.bench.reports.lanes import Bar, bars_of, drawing, window_of
 from noria.bench.reports.styles import FAILED, WAITING, save, style_of
 from noria.bench.runs import BenchRun
+from noria.bench.targets.catalog import TARGETS
 
 _LANE_IN = 0.055  # inches that a lane is high, between the bounds below
 _LOWEST_IN, _HIGHEST_IN = 0.55, 1.6
@@ -18,7 +19,10 @@ def draw_timeline(group: Group, file: pathlib.Path) -> pathlib.Path:
     from matplotlib import lines, patches, pyplot
 
     windows = [window_of(run) for run in group.runs]
-    found = [bars_of(run.records, *window) for run, window in zip(group.runs, windows, strict=True)]
+    found = [
+        bars_of(run.records, *window, tells_wait=run.target not in TARGETS or TARGETS[run.target].tells_wait)
+        for run, window in zip(group.runs, windows, strict=True)
+    ]
     heights = []
     for bars in found:
         lanes = 1 + max((bar.lane for bar in bars), default=0)

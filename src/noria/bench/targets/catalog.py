@@ -24,6 +24,7 @@ class Target:
     path: str
     module: str | None = None  # that serves it, run as `python -m MODULE JOB`; None: `noria serve`
     peer: str | None = None  # whose virtual environment it runs in; None: Noria's own
+    tells_wait: bool = True  # False: what it tells of a request's wait is not all of it, since it cannot know
     settings: TargetSettings = TargetSettings()  # unless a bench turns them: the best that were found, or the seed's
 
 
@@ -31,19 +32,23 @@ TARGETS = {
     target.name: target
     for target in (
         Target("noria", "/t2i"),
-        Target("seed-stream-async", "/t2i/stream-async", "noria.bench.targets.seed"),
-        Target("seed-response-async", "/t2i/response-async", "noria.bench.targets.seed"),
+        Target("seed-stream-async", "/t2i/stream-async", "noria.bench.targets.seed", tells_wait=False),
+        Target("seed-response-async", "/t2i/response-async", "noria.bench.targets.seed", tells_wait=False),
         Target("seed-stream-sync", "/t2i/stream-sync", "noria.bench.targets.seed"),
         Target("seed-response-sync", "/t2i/response-sync", "noria.bench.targets.seed"),
         Target("seed-batched", "/t2i/batched", "noria.bench.targets.seed"),
         # `noria bench sweep peers` (benchmarks/peers-2026-11-21): between 5 and 200 ms nothing differs by more than runs do; 50 ms
         # brought the users together again (a mean batch of 6.8 instead of 5.3) with the shortest p99.
-        Target("litserve", "/t2i", "noria.bench.targets.litserve_app", "litserve", TargetSettings(timeout_s=0.05)),
+        Target(
+            "litserve", "/t2i", "noria.bench.targets.litserve_app", "litserve", settings=TargetSettings(timeout_s=0.05)
+        ),
         # Its `timeout_s` is when BentoML refuses, not how long it waits, which it learns: so, never.
-        Target("bentoml", "/t2i", "noria.bench.targets.bentoml_app", "bentoml", TargetSettings(timeout_s=3600.0)),
+        Target(
+            "bentoml", "/t2i", "noria.bench.targets.bentoml_app", "bentoml", settings=TargetSettings(timeout_s=3600.0)
+        ),
         # It makes a batch of whoever comes in this time while the one before is drawn, so that a short wait makes batches of one: 500 ms
         # had 1.9 times the requests a second of 50 ms, and the shortest p99; 1 and 2 s gained nothing.
-        Target("ray", "/t2i", "noria.bench.targets.ray_app", "ray", TargetSettings(timeout_s=0.5)),
+        Target("ray", "/t2i", "noria.bench.targets.ray_app", "ray", settings=TargetSettings(timeout_s=0.5)),
     )
 }
 
