@@ -39,7 +39,7 @@ from transformers.initialization import meta_device_safe_creation_ops
 with torch.device("meta"), meta_device_safe_creation_ops():
     torch.empty(1)
 from noria.bench.device.architectures import bundled, flops_of_row
-assert flops_of_row(bundled(), 128) > 1e9
+assert flops_of_row(bundled(), 128) > 1e8
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
