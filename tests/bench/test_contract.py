@@ -89,6 +89,7 @@ def started(planted, monkeypatch):
     monkeypatch.setattr(contract, "running_target", running)
     monkeypatch.setattr(contract, "_SATURATED_S", 0.4)
     monkeypatch.setattr(contract, "_WARM_UP_S", 0.2)
+    monkeypatch.setattr(contract, "_STEADY_S", 0.4)
     # A planted server is so quick that a true share of its capacity would be thousands of requests.
     monkeypatch.setattr(
         contract.calibration, "capacity", lambda *_: contract.calibration.Capacity(800.0, 20.0, 16.0, 0)
