@@ -56,8 +56,8 @@ def noria():
 
 
 class Prometheus:
-    def __init__(self, port):
-        self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30)
+    def __init__(self, client):
+        self._client = client
 
     def ready(self):
         try:
@@ -113,12 +113,15 @@ def prometheus(noria, dcgm, tmp_path_factory):
         "--storage.tsdb.path=data",
         f"--web.listen-address=127.0.0.1:{port}",
     ]
-    log = (folder / "log").open("w")
-    with subprocess.Popen(
-        [*command, "--enable-feature=exemplar-storage"], cwd=folder, stdout=log, stderr=log
-    ) as process:
+    with (
+        (folder / "log").open("w") as log,
+        subprocess.Popen(
+            [*command, "--enable-feature=exemplar-storage"], cwd=folder, stdout=log, stderr=log
+        ) as process,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
+    ):
         try:
-            found = Prometheus(port)
+            found = Prometheus(client)
             until(found.ready)
             yield found
         finally:
@@ -144,7 +147,7 @@ def loaded(noria, prometheus):
                 list(users.map(draw, range(30 * round_, 30 * round_ + 30)))
             time.sleep(SCRAPE_S)
         assert client.post("/t2i", json={"prompt": "p", "n": 0}).status_code == 400
-        job = client.post("/v1/jobs", json={"prompt": "a job", "inference_steps": 2}).json()
+        job = client.post("/v1/jobs", json={"input": {"prompt": "a job", "inference_steps": 2}}).json()
         until(lambda: client.get(f"/v1/jobs/{job['id']}").json()["status"] == "succeeded")
     until(lambda: (prometheus.value("sum(noria_requests_total{outcome='ok'})") or 0) >= len(seconds) + 1)
     time.sleep(2 * SCRAPE_S)
