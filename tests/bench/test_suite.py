@@ -207,6 +207,7 @@ def test_mixed_arrivals_wait_for_nobody_and_are_the_same_for_every_target(measur
 
 
 # diffusers' own schedulers in the bench's process, with the newest NumPy
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 @pytest.mark.parametrize("bench", ["scenario2", "mixed"])
 def test_real_servers_draw_what_the_pipeline_draws(bench, tiny_folder, tmp_path, capsys):
