@@ -12,6 +12,7 @@ from noria.bench.targets.catalog import PEERS
 
 _RPS_OVER_SEED = 2.0  # at least, on mixed traffic
 _P99_OF_SEED = 0.25  # at most, on mixed traffic
+_ROUNDING = 1e-9  # of sums of floats: equals are not ahead of each other
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ def _no_peer_quicker(ours: Figures, peers: Mapping[str, Figures]) -> Goal:
     name = max(peers, key=lambda peer: peers[peer].requests_per_s)
     best = peers[name].requests_per_s
     behind = 1 - ratio(ours.requests_per_s, best)
-    missed = f", {100 * behind:.1f} % behind" if behind > 0 else ""
-    met = ours.requests_per_s >= best
+    missed = f", {100 * behind:.1f} % behind" if behind > _ROUNDING else ""
+    met = ours.requests_per_s >= best * (1 - _ROUNDING)
     return _beside_all(f"{told}, best peer {name} {rate(best)}{missed}", met, peers)
 
 
@@ -63,8 +64,8 @@ def _no_peer_shorter(ours: Figures, peers: Mapping[str, Figures]) -> Goal:
     name = min(peers, key=lambda peer: peers[peer].p99_ms)
     best_ms = peers[name].p99_ms
     longer = ratio(ours.p99_ms, best_ms) - 1
-    missed = f", {100 * longer:.1f} % longer" if longer > 0 else ""
-    met = None if math.isinf(ours.p99_ms) and math.isinf(best_ms) else ours.p99_ms <= best_ms
+    missed = f", {100 * longer:.1f} % longer" if longer > _ROUNDING else ""
+    met = None if math.isinf(ours.p99_ms) and math.isinf(best_ms) else ours.p99_ms <= best_ms * (1 + _ROUNDING)
     return _beside_all(f"{told}, best peer {name} {_ms(best_ms)}{missed}", met, peers)
 
 
