@@ -33,7 +33,7 @@ def test_what_was_foreseen_holds_until_something_changes():
     seen.crowd.enter(ticket("a"), 0.0)
     assert seen.uncorrected(0.0) is seen.uncorrected(1.0)
     seen.crowd.seat(ImageId("a", 0), 1.0)
-    seen.crowd.stepped(ImageId("a", 0), 1)
+    seen.crowd.stepped(ImageId("a", 0), 1, 1)
     assert seen.requests(1.0)["a"].finish_in_s == 4.0
 
 
