@@ -10,6 +10,7 @@ ARGS ?=
 VENV := .venv
 RUN := $(VENV)/.noria-installed
 DEV := $(VENV)/.noria-dev-installed
+BROWSER := $(VENV)/.noria-browser-installed
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test test-slow test-browser test-prometheus chaos lint bench dashboards docs clean
@@ -50,8 +51,12 @@ test-slow: setup  ## the minutes-long tests; properties with examples that are d
 	$(VENV)/bin/pytest -m slow $(ARGS)
 	$(VENV)/bin/pytest --hypothesis-profile=searching tests/scheduling tests/sampling tests/jobs/test_store.py tests/frontend
 
-test-browser: setup  ## bench reports in headless Chromium, without a network
+test-browser: $(BROWSER)  ## the pages and the bench's reports in the system's Chromium
 	$(VENV)/bin/pytest -m browser $(ARGS)
+
+$(BROWSER): $(DEV)
+	$(VENV)/bin/python -m pip install --quiet --no-compile -c constraints.txt --group browser
+	touch $@
 
 test-prometheus: setup  ## every panel and rule, asked of a real Prometheus (Debian: prometheus)
 	$(VENV)/bin/pytest -m prometheus $(ARGS)
@@ -66,7 +71,7 @@ bench: $(RUN)  ## measure this machine for two minutes; ARGS="…"
 	$(VENV)/bin/noria bench quick $(ARGS)
 
 docs: $(RUN)  ## write the pages that come from the code
-	$(VENV)/bin/python -c 'from noria.config import settings_page; print(settings_page(), end="")' > docs/settings.md
+	$(VENV)/bin/python -c 'from noria.settings import settings_page; print(settings_page(), end="")' > docs/settings.md
 	$(VENV)/bin/python -c 'from noria.observe.page import metrics_page; print(metrics_page(), end="")' > docs/metrics.md
 
 clean:  ## remove .venv and every cache

@@ -19,11 +19,12 @@ from noria import __version__
 from noria.bench.options import ContractOptions
 from noria.bench.targets.catalog import TargetSettings
 from noria.cli import build_parser, main
-from noria.config import Config, settings
+from noria.config import Config
 from noria.errors import GenerationFailed, InvalidField, ModelError
 from noria.frontend.engine_link import DrawnImage
 from noria.keys import digest_of, read_keys
 from noria.request import ImageBody, ImageRequest
+from noria.settings import settings
 from noria.spec import ModelSpec
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"

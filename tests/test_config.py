@@ -6,8 +6,9 @@ import tomllib
 
 import pytest
 
-from noria.config import Config, allowed, data_folder, load, settings, settings_page, toml_value
+from noria.config import Config, data_folder
 from noria.errors import ConfigError
+from noria.settings import allowed, load, settings, settings_page, toml_value
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "settings.md"
 

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 import torch
 
-from noria.config import load
 from noria.doctor import Facts, Finding, Gpu, examine, image_seconds, judge, report
 from noria.engine.loading import cgroup_cpus
 from noria.models.catalog import open_model
 from noria.scheduling.costs import CostModel, Curve
 from noria.scheduling.plans import ShapeClass
+from noria.settings import load
 from noria.supervisor import listen
 
 SPEC = open_model("bundled")

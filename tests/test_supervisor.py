@@ -16,8 +16,8 @@ import pytest
 
 from noria import supervisor
 from noria.cli import main
-from noria.config import load
 from noria.errors import ConfigError
+from noria.settings import load
 from noria.supervisor import listen
 
 FAKE_ENGINE = """
@@ -86,7 +86,7 @@ while True:
 
 DRIVER = """
 import logging, sys
-from noria.config import load
+from noria.settings import load
 from noria.supervisor import serve
 logging.basicConfig(level="INFO")
 flags = {"frontend.port": "0", "engine.devices": sys.argv[2], "engine.hang_timeout_s": "2", "engine.start_timeout_s": "4"}

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
-from noria.config import Config, Setting, allowed, load, settings, toml_value
+from noria.config import Config
+from noria.settings import Setting, allowed, load, settings, toml_value
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from noria import __version__
 from noria.arguments import Parser, add_command, add_settings, config_of
 from noria.cli_bench import add_benches
-from noria.config import settings
 from noria.errors import InvalidField, NoriaError, RequestError, SetupError, did_you_mean, shown
+from noria.settings import settings
 
 if TYPE_CHECKING:
     from noria.request import ImageFormat

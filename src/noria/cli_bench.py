@@ -20,7 +20,7 @@ from noria.bench.suite_options import (
     read_rate,
 )
 from noria.bench.targets.catalog import PEERS, TARGETS, TargetSettings, read_targets
-from noria.config import settings
+from noria.settings import settings
 
 _STREAMS = ("bytesio", "chunks")
 

@@ -1,30 +1,19 @@
-"""The settings: one frozen tree, read once from file < environment < flags, and never again.
+"""The settings, each declared once, in a field below, with its unit, default and effect; one frozen tree.
 
-Each setting is declared once, in a field below, with its unit, default and effect; the TOML file, the environment variables
-(`NORIA_ENGINE_SLOTS`), the flags (`--slots`) and docs/settings.md all come from that declaration. Unknown keys are errors.
+The TOML file, the environment variables (`NORIA_ENGINE_SLOTS`), the flags (`--slots`) and docs/settings.md all come from these
+declarations: `settings.py` reads them.
 """
 
-import json
-import os
 import pathlib
-import re
-import tomllib
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from noria.errors import ConfigError, did_you_mean, shown
+from noria.errors import ConfigError
 
 Auto = Literal["auto"]
-
-_KUBERNETES = re.compile(r"NORIA(_\w+)?_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
-_KUBERNETES_URL = re.compile(r"(tcp|udp|sctp)://")
-"""What Kubernetes puts into every pod of a namespace that has a Service named `noria` or `noria-…`; none of it is a setting.
-
-Names that only Kubernetes gives, and `NORIA_PORT` or `NORIA_…_PORT` where the value is a URL.
-"""
 
 
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -161,6 +150,13 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "may ask for images"
         ),
     ] = ""
+    live: Annotated[
+        Literal["auto", "full", "no-previews", "off"],
+        Meta(
+            description="what /live shows of the running batch: `full` has pictures of everybody's images on their way, `auto` is full "
+            "without API keys and no-previews with them"
+        ),
+    ] = "auto"
 
 
 class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -218,6 +214,30 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="least severe event that is logged")
     ] = "info"
+    log_format: Annotated[
+        Literal["auto", "json", "text"],
+        Meta(
+            description="`json` is one object a line, `text` is for people; `auto` is text on a terminal and JSON elsewhere"
+        ),
+    ] = "auto"
+    log_prompts: Annotated[
+        Literal["off", "hash", "full"],
+        Meta(
+            description="what a request's line says of its prompts: nothing, a SHA-256 that tells equal ones, or the words"
+        ),
+    ] = "off"
+    traces_endpoint: Annotated[
+        str,
+        Meta(
+            description="URL of an OpenTelemetry collector, OTLP over HTTP (`http://HOST:4318/v1/traces`); empty is no traces. Needs `noria-serve[traces]`"
+        ),
+    ] = ""
+    traces_ratio: Annotated[
+        float,
+        Meta(
+            ge=0, le=1, description="share of the requests traced that did not come with a decision of their caller's"
+        ),
+    ] = 1.0
     data_dir: Annotated[
         str,
         Meta(
@@ -249,201 +269,3 @@ def data_folder(config: Config, environment: Mapping[str, str]) -> pathlib.Path:
         raise ConfigError(
             "setting data_dir is 'auto', and there is neither $XDG_DATA_HOME nor a home. Set --data-dir FOLDER."
         ) from error
-
-
-class Setting(Struct, frozen=True):
-    """One declared setting, as flags, environment and documentation see it."""
-
-    path: tuple[str, ...]  # where it stands in the tree: ("engine", "slots")
-    kind: Any  # its annotated type
-    default: Any
-    description: str
-
-    @property
-    def key(self) -> str:
-        """As the TOML file writes it: `engine.slots`."""
-        return ".".join(self.path)
-
-    @property
-    def variable(self) -> str:
-        """Its environment variable: `NORIA_ENGINE_SLOTS`."""
-        return "_".join(("NORIA", *self.path)).upper()
-
-    @property
-    def flag(self) -> str:
-        """Its command-line flag, `--slots`; names are unique across the tree."""
-        return "--" + self.path[-1].replace("_", "-")
-
-
-def settings(struct: type[Struct] = Config, prefix: tuple[str, ...] = ()) -> list[Setting]:
-    """Every setting of the tree, in the order of declaration."""
-    found: list[Setting] = []
-    for field in msgspec.structs.fields(struct):
-        path = (*prefix, field.name)
-        if isinstance(field.type, type) and issubclass(field.type, Struct):
-            found += settings(field.type, path)
-            continue
-        descriptions = [
-            meta.description for meta in get_args(field.type)[1:] if isinstance(meta, Meta) and meta.description
-        ]
-        assert len(descriptions) == 1, f"{path} needs one description"
-        found.append(Setting(path, field.type, field.default, descriptions[0]))
-    return found
-
-
-def load(file: str | os.PathLike[str] | None, environment: Mapping[str, str], flags: Mapping[str, Any]) -> Config:
-    """The configuration from a TOML `file` (or none), `environment`, and `flags` by setting key; later ones win.
-
-    Flags and environment give strings; they are read as TOML values where the setting is not a string.
-
-    Raises:
-        ConfigError: an unreadable file, an unknown key (with the nearest known one), or a value that is not allowed.
-
-    """
-    tree: dict[str, Any] = _read_file(pathlib.Path(file)) if file is not None else {}
-    known = {setting.variable: setting for setting in settings()}
-    for name, text in environment.items():
-        if not name.startswith("NORIA_") or _is_from_kubernetes(name, text):
-            continue
-        if name not in known:
-            raise ConfigError(
-                f"environment variable {name} is not a setting.{did_you_mean(name, known)} See docs/settings.md."
-            )
-        _put(tree, known[name], text, f"environment variable {name}")
-    by_key = {setting.key: setting for setting in settings()}
-    for key, value in flags.items():
-        _put(tree, by_key[key], value, f"flag {by_key[key].flag}")
-    return _convert(tree)
-
-
-def _is_from_kubernetes(name: str, text: str) -> bool:
-    """Whether the variable describes a Service; some of their names are also a setting's, none of their values is."""
-    if _KUBERNETES.fullmatch(name):
-        return True
-    return name.endswith("_PORT") and _KUBERNETES_URL.match(text) is not None
-
-
-def _read_file(file: pathlib.Path) -> dict[str, Any]:
-    try:
-        tree = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the configuration file {file} cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"the configuration file {file} is not TOML: {error}") from error
-    _refuse_unknown(tree, Config, str(file), "")
-    return tree
-
-
-def _refuse_unknown(tree: dict[str, Any], struct: type[Struct], where: str, prefix: str) -> None:
-    fields = {field.name: field.type for field in msgspec.structs.fields(struct)}
-    for key, value in tree.items():
-        if key not in fields:
-            raise ConfigError(
-                f"{where}: unknown key {prefix + key!r}.{did_you_mean(key, fields)} Known here: {', '.join(fields)}."
-            )
-        kind = fields[key]
-        if isinstance(kind, type) and issubclass(kind, Struct):
-            if not isinstance(value, dict):
-                raise ConfigError(
-                    f"{where}: {prefix}{key} is {shown(value)}; it is a table: write [{prefix}{key}] and its keys below."
-                )
-            _refuse_unknown(value, kind, where, f"{prefix}{key}.")
-
-
-def _put(tree: dict[str, Any], setting: Setting, value: Any, source: str) -> None:
-    *parents, name = setting.path
-    for parent in parents:
-        tree = tree.setdefault(parent, {})
-    tree[name] = _parsed(value, setting, source) if isinstance(value, str) else value
-
-
-def _parsed(text: str, setting: Setting, source: str) -> Any:
-    """`text` as the setting's type wants it; strings stay, `true`, numbers and comma-separated lists are read."""
-    value: Any = text
-    if get_origin(get_args(setting.kind)[0]) is tuple:
-        value = [part.strip() for part in text.strip("[]").split(",") if part.strip()]
-    try:
-        return msgspec.to_builtins(msgspec.convert(value, setting.kind, strict=False))
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{source} is {shown(text)}: {_in_words(error)}. {_about(setting)}") from error
-
-
-def _convert(tree: dict[str, Any]) -> Config:
-    try:
-        return msgspec.convert(tree, Config)
-    except msgspec.ValidationError as error:
-        place = str(error).rpartition(" - at `$.")[2].rstrip("`").partition("[")[0]
-        known = {setting.key: setting for setting in settings()}
-        got = _value_at(tree, place)
-        about = _about(known[place]) if place in known else ""
-        raise ConfigError(f"setting {place} is {shown(got)}: {_in_words(error)}. {about}") from error
-
-
-def _value_at(tree: Any, place: str) -> Any:
-    for part in place.split("."):
-        tree = tree.get(part) if isinstance(tree, dict) else tree
-    return tree
-
-
-def _in_words(error: msgspec.ValidationError) -> str:
-    text = str(error).partition(" - at `")[0]
-    return "not a value it can have" if text.startswith("Invalid enum") else text[:1].lower() + text[1:]
-
-
-def _about(setting: Setting) -> str:
-    words = allowed(setting)
-    return f"{setting.key} is: {setting.description}." + (f" Allowed: {words}." if words else "")
-
-
-def allowed(setting: Setting) -> str:
-    """The words and numbers that `setting` may be, comma-separated; empty where it is free."""
-    return ", ".join(_allowed(setting.kind))
-
-
-def _allowed(kind: Any) -> list[str]:
-    if kind is bool:
-        return ["true", "false"]
-    if get_origin(kind) is Literal:
-        return [str(value) for value in get_args(kind)]
-    if get_origin(kind) is Annotated and get_args(kind)[0] in (int, float):
-        return [bounds for meta in get_args(kind)[1:] if (bounds := _bounds(meta))]
-    if get_origin(kind) is Annotated:
-        return _allowed(get_args(kind)[0])
-    return [words for part in get_args(kind) if part is not Ellipsis for words in _allowed(part)]
-
-
-def _bounds(meta: Meta) -> str:
-    if meta.ge is None:
-        return f"> {meta.gt}, ≤ {meta.le}"
-    return f"≥ {meta.ge}" if meta.le is None else f"{meta.ge}–{meta.le}"
-
-
-def settings_page() -> str:
-    """docs/settings.md: every setting as it is declared above; `make docs` writes it."""
-    lines = [
-        "# Settings",
-        "",
-        "Read once at start-up from a TOML file (`noria serve --config FILE`), then environment variables, then flags; the later one",
-        "wins. A key or `NORIA_` variable that does not exist is an error. Lists are comma-separated in variables and flags; a flag",
-        "that is true or false is written `--flag` or `--no-flag`. This page is written by `make docs` from `src/noria/config.py`.",
-    ]
-    section: tuple[str, ...] | None = None
-    for setting in settings():
-        if setting.path[:-1] != section:
-            section = setting.path[:-1]
-            title = f"## `[{'.'.join(section)}]`" if section else "## At the top of the file"
-            columns = ["| key | variable | flag | default | allowed | what it is |", "|---|---|---|---|---|---|"]
-            lines += ["", title, "", *columns]
-        cells = (
-            f"`{setting.path[-1]}`",
-            f"`{setting.variable}`",
-            f"`{setting.flag}`",
-            f"`{toml_value(setting.default)}`",
-        )
-        lines.append(f"| {' | '.join(cells)} | {allowed(setting)} | {setting.description} |")
-    return "\n".join(lines) + "\n"
-
-
-def toml_value(value: object) -> str:
-    """A default as the TOML file writes it."""
-    return json.dumps(list(value) if isinstance(value, tuple) else value)

@@ -2,9 +2,9 @@
 
 Pixels travel beside a message as a raw frame of their own (`ImageDone`), so that they are never copied into MessagePack.
 
-    to an engine     Hello, Submit, Cancel, Ping, Heard (for every Load)
-    from an engine   EngineState (after Hello, and at every change), Load (now and then), Pong; for every Submit one Progress when it
-                     is accepted, (Progress | Preview | ImageDone)*, then one of Finished | Failed
+    to an engine     Hello, Submit, Cancel, Ping, Heard (for every Load), Follow
+    from an engine   EngineState (after Hello, and at every change), Load (now and then), Pong, WheelView (one for every Follow); for
+                     every Submit one Progress when it is accepted, (Progress | Preview | ImageDone)*, then one of Finished | Failed
 """
 
 from typing import Literal
@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from noria.request import ImageRequest
 from noria.spec import ModelSpec
+from noria.views import CellView, LeftView, RatesView, SeatView, TurnView, WaitingView
 
 
 class Hello(Struct, frozen=True, tag=True):
@@ -46,6 +47,33 @@ class Heard(Struct, frozen=True, tag=True):
 
     Who wants no loads, such as the supervisor, never says it, and gets one.
     """
+
+
+class Follow(Struct, frozen=True, tag=True):
+    """Show the wheel: answered by one `WheelView`, at once to who has seen none, else when there is something new to see.
+
+    Asked again after each answer, so who stops asking costs nothing, and who reads slowly gets fewer.
+    """
+
+    seen: int | None  # the number of the last turn in the last view of this incarnation; None: there was none
+    pictures: bool  # whether slots show what their images are going to be
+
+
+class WheelView(Struct, frozen=True, tag=True):
+    """A wheel as it stands; the frame beside it, if any, holds the pictures of `cells`."""
+
+    incarnation: str
+    at: float  # Unix time, s
+    number: int  # of the last turn
+    num_slots: int
+    seats: tuple[SeatView, ...]
+    waiting: tuple[WaitingView, ...]  # the first of them
+    num_waiting: int  # images, all of them
+    drain_s: float  # until all that was accepted is done
+    turns: tuple[TurnView, ...]  # since the turn that was seen: the last ones kept, oldest first
+    left: tuple[LeftView, ...]  # likewise
+    rates: RatesView
+    cells: tuple[CellView, ...] = ()
 
 
 class Pong(Struct, frozen=True, tag=True):
@@ -155,8 +183,8 @@ class Failed(Struct, frozen=True, tag=True):
     retry_after_s: float | None = None
 
 
-ToEngine = Hello | Submit | Cancel | Ping | Heard
-FromEngine = EngineState | Load | Pong | Progress | Preview | ImageDone | Finished | Failed
+ToEngine = Hello | Submit | Cancel | Ping | Heard | Follow
+FromEngine = EngineState | Load | Pong | WheelView | Progress | Preview | ImageDone | Finished | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -55,8 +55,19 @@ class ImageRequest(Struct, frozen=True):
     num_previews: int = 0  # pictures of each image on its way
     watched: bool = False  # somebody wants to hear of every step
     alone: bool = False  # shares the wheel with nobody: an engine has died of it, or beside it
+    traceparent: str = ""  # W3C trace context of the span that asked; empty: it is not traced
 
     @property
     def guided(self) -> bool:
         """Whether each step needs an unconditional row too; as in diffusers, guidance ≤ 1 is none (Ho and Salimans, 2022)."""
         return self.guidance_scale > 1.0
+
+
+def flight_id(request_id: str, token: str) -> str:
+    """The name under which one flight of a request is known to an engine; `token` has no dot."""
+    return f"{request_id}.{token}"
+
+
+def request_id_of(flight: str) -> str:
+    """The request's id in `flight_id`: what callers, logs and traces know it by."""
+    return flight.rpartition(".")[0] or flight

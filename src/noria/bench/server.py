@@ -19,7 +19,7 @@ import psutil
 from noria.bench import peers
 from noria.bench.targets.catalog import Target, TargetSettings
 from noria.config import Config
-from noria.config import settings as known_settings
+from noria.settings import settings as known_settings
 from noria.spec import ModelSpec
 
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy that the environment names is asked

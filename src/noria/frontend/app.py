@@ -20,6 +20,7 @@ from starlette.routing import Route
 from noria.config import Config
 from noria.errors import InternalError, MethodNotAllowed, NoriaError, RouteNotFound, Unauthorized, did_you_mean, shown
 from noria.frontend.a1111 import A1111, ROOT
+from noria.frontend.docs_page import docs_page, home_page
 from noria.frontend.engine_link import EngineLink
 from noria.frontend.images import Images
 from noria.frontend.jobs import Jobs
@@ -28,7 +29,6 @@ from noria.frontend.lag import watch_lag
 from noria.frontend.middleware import Gate, RequestLog
 from noria.frontend.openai import OpenAI
 from noria.frontend.openapi import openapi
-from noria.frontend.pages import docs_page, home_page
 from noria.frontend.refusals import error_answer
 from noria.frontend.studio import Studio
 from noria.jobs.service import JobService, lone_place, open_service

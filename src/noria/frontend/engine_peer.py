@@ -32,8 +32,9 @@ from noria.messages import (
     Preview,
     Submit,
     Timings,
+    WheelView,
 )
-from noria.request import ImageRequest
+from noria.request import ImageRequest, flight_id
 
 log = logging.getLogger("noria.frontend")
 
@@ -147,22 +148,22 @@ class EnginePeer:
     async def draw(self, request: ImageRequest, watch: Watch | None) -> Result:
         """Have it drawn here. A cancelled call takes it out of the engine. Raises EngineGone, or what the engine answered."""
         # Two clients may send the same X-Request-Id, and a second try may meet the first: the engine knows each flight apart.
-        flight_id = f"{request.request_id}.{secrets.token_hex(4)}"
+        name = flight_id(request.request_id, secrets.token_hex(4))
         flight = _Flight(request.num_images, asyncio.get_running_loop().create_future(), watch)
-        self._flights[flight_id] = flight
+        self._flights[name] = flight
         try:
-            await self.connection.send(Submit(msgspec.structs.replace(request, request_id=flight_id)))
+            await self.connection.send(Submit(msgspec.structs.replace(request, request_id=name)))
             return await flight.landed
         except zmq.Again as error:  # it ended, and `Lost` is still on its way to us
             flight.landed.cancel()
             self.lose()
-            raise EngineGone(flight_id, None) from error
+            raise EngineGone(name, None) from error
         except asyncio.CancelledError:
             with contextlib.suppress(zmq.ZMQError):
-                await self.connection.send(Cancel(flight_id))
+                await self.connection.send(Cancel(name))
             raise
         finally:
-            self._flights.pop(flight_id, None)
+            self._flights.pop(name, None)
 
     async def greet(self) -> None:
         """The connection stands."""
@@ -182,9 +183,9 @@ class EnginePeer:
             self._lost_incarnation = self._told.incarnation
         self._connected = False
         self._told = self.load = None
-        for flight_id, flight in self._flights.items():
+        for name, flight in self._flights.items():
             if not flight.landed.done():
-                flight.landed.set_exception(EngineGone(flight_id, self._obituary))
+                flight.landed.set_exception(EngineGone(name, self._obituary))
 
     def receive(self, message: FromEngine, payload: memoryview | None) -> None:
         """Take note of what it says."""
@@ -197,7 +198,7 @@ class EnginePeer:
             case Load():
                 self.load = message
                 return
-            case Pong():  # asked for by the supervisor only
+            case Pong() | WheelView():  # asked for by the supervisor only, and by nobody yet
                 return
         flight = self._flights.get(message.request_id)
         if flight is None or flight.landed.done():  # its caller has left

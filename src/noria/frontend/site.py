@@ -1,0 +1,63 @@
+"""The pages for people, as files: HTML, CSS and ES modules from `pages/`, served as they are. No build step, nothing from elsewhere.
+
+Read once at the start, so that no path from outside ever reaches the file system.
+"""
+
+import hashlib
+import pathlib
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+FOLDER = pathlib.Path(__file__).parent / "pages"
+ASSETS = "/pages"  # /pages/NAME is pages/NAME
+
+_TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
+
+# Pages draw pictures that they have made themselves (blob:, data:), and talk to this server only.
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+@dataclass(frozen=True)
+class PageFile:
+    """One file, ready to be sent."""
+
+    content: bytes
+    media_type: str
+    etag: str
+
+    @classmethod
+    def read(cls, path: pathlib.Path) -> "PageFile":
+        """As it is in the package."""
+        content = path.read_bytes()
+        return cls(content, _TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:16]}"')
+
+    async def __call__(self, http: Request) -> Response:
+        """The file, or 304 to who has it."""
+        headers = {
+            "ETag": self.etag,
+            "Cache-Control": "no-cache",  # ask each time: a new version is seen at once, and a 304 is small
+            "Content-Security-Policy": _POLICY,
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+        }
+        if http.headers.get("if-none-match") == self.etag:
+            return Response(status_code=304, headers=headers)
+        return Response(self.content, media_type=self.media_type, headers=headers)
+
+
+def site_routes(pages: dict[str, str]) -> list[Route]:
+    """A route for every file of `pages/`, and one for each of `pages`: the path of a page to the name of its file."""
+    files = {path.name: PageFile.read(path) for path in sorted(FOLDER.iterdir()) if path.suffix in _TYPES}
+    assets = [Route(f"{ASSETS}/{name}", file.__call__) for name, file in files.items()]
+    return [*(Route(path, files[name].__call__) for path, name in pages.items()), *assets]

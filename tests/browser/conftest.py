@@ -1,0 +1,76 @@
+"""Pages in Debian's Chromium, driven by Playwright: `make test-browser`. A page that logs an error fails its test.
+
+With NORIA_SCREENSHOTS set, `picture` writes the pictures of the documentation; else it only takes them.
+"""
+
+import os
+import pathlib
+import shutil
+
+import pytest
+
+CHROMIUM = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
+IMAGES = pathlib.Path(__file__).parents[2] / "docs" / "images"
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    """The system's browser, headless."""
+    from playwright.sync_api import sync_playwright
+
+    found = next((path for name in CHROMIUM if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.fail(f"none of {', '.join(CHROMIUM)} is installed; apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(chromium):
+    """Open a URL in a tab of its own; `open_page(url, color_scheme="dark", …)` takes Playwright's options of a context."""
+    contexts, errors = [], []
+
+    def open_it(url, **options):
+        context = chromium.new_context(
+            **{"viewport": {"width": 1280, "height": 800}, "reduced_motion": "reduce"} | options
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: errors.append(f"uncaught: {error}"))
+        page.on(
+            "console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None
+        )
+        page.set_default_timeout(30_000)
+        page.goto(url)
+        return page
+
+    open_it.errors = errors  # a test that provokes one takes it out
+    yield open_it
+    for context in contexts:
+        context.close()
+    assert errors == [], "the page's console has errors"
+
+
+@pytest.fixture
+def check_accessibility():
+    """Fail on what axe-core finds in a page, WCAG 2.2 A and AA and its best practices."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    def check(page):
+        found = Axe().run(page)
+        assert found.violations_count == 0, found.generate_report()
+
+    return check
+
+
+@pytest.fixture
+def picture():
+    """Take a picture of a page, and see that it is not blank."""
+
+    def take(page, name, **options):
+        path = IMAGES / name if os.environ.get("NORIA_SCREENSHOTS") else None
+        assert len(page.screenshot(path=path, **options)) > 5_000
+
+    return take
