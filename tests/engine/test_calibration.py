@@ -35,8 +35,8 @@ class TimedExecutor(FakeExecutor):
     def step_s(self, plan):
         return 2 * self.row_s * len(plan.steps)
 
-    def execute(self, plan):
-        outcome = super().execute(plan)
+    def execute(self, plan, **options):
+        outcome = super().execute(plan, **options)
         return dataclasses.replace(outcome, step_s=self.step_s(plan), decode_s=0.005 * len(plan.decodes))
 
 

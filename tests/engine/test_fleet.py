@@ -125,7 +125,8 @@ def test_a_turn_of_two_models_boards_all_then_steps_then_decodes(world):
         def accept(self, prepared):
             pass
 
-        def execute(self, plan):
+        def execute(self, plan, *, glimpse):
+            assert not glimpse
             order.append((self.name, len(plan.boards), len(plan.steps), len(plan.decodes)))
             return Outcome(overflowed="decodes" if plan.decodes else None, encode_s=1.0 if plan.boards else 0.0)
 

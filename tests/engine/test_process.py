@@ -19,6 +19,7 @@ from noria.messages import (
     EngineState,
     Failed,
     Finished,
+    Follow,
     Heard,
     Hello,
     ImageDone,
@@ -27,6 +28,7 @@ from noria.messages import (
     Pong,
     Progress,
     Submit,
+    WheelView,
     decode_from_engine,
     encode,
 )
@@ -293,3 +295,54 @@ def test_a_peer_that_does_not_read_gets_one_load_and_all_its_answers(world):
     assert silent.hear(unheard=()) == loads[-1:]  # the newest, and none of those between
     silent.send(Heard(), Ping())
     assert kinds(silent.hear(unheard=())) == [Pong]
+
+
+def test_a_follow_of_an_idle_wheel_is_answered_and_the_next_one_when_somebody_comes(world):
+    world.client.send(Hello("page"), Follow(None, pictures=True))
+    (loading,) = world.client.hear()
+    assert loading.state == "loading"
+    world.start()
+    view, ready = sorted(world.client.hear(2), key=lambda message: isinstance(message, EngineState))
+    assert (view.incarnation, view.number, view.num_slots) == (ready.incarnation, 0, 4)
+    world.client.send(Follow(0, pictures=True), Ping())
+    assert kinds(world.client.hear()) == [Pong]  # there is nothing new
+    world.executor.turn_s = lambda _plan: threading.Event().wait(0.01) or 1.0
+    world.other.send(Submit(request("one.f00d", steps=100, images=2)))
+    seats, calls, cells = set(), [], 0
+    while len(calls) < 4:
+        (view,) = world.client.hear()
+        seats |= {(seat.request_id, seat.index) for seat in view.seats}
+        calls += [view.seats[0].call] if view.seats else []
+        cells = max(cells, len(view.cells))
+        world.client.send(Follow(view.number, pictures=True))
+    assert seats == {("one", 0), ("one", 1)}
+    assert calls == sorted(set(calls))
+    assert cells == 2
+
+
+def test_the_pictures_of_a_view_are_the_frame_beside_it(world):
+    world.start()
+    world.executor.turn_s = lambda _plan: threading.Event().wait(0.01) or 1.0
+    world.other.send(Submit(request("one", steps=300, seed=9)))
+    view, seen = None, None
+    while view is None or not view.cells:
+        world.client.send(Follow(seen, pictures=True))
+        while not isinstance(
+            view := decode_from_engine((frames := world.client.socket.recv_multipart())[0]), WheelView
+        ):
+            pass
+        seen = view.number
+    (cell,) = view.cells
+    assert (cell.request_id, cell.width_px, cell.height_px, cell.offset, frames[1]) == ("one", 1, 1, 0, bytes([9] * 3))
+
+
+def test_a_front_end_that_greets_anew_is_shown_nothing_that_its_life_before_asked_for(world):
+    world.start()
+    world.client.send(Hello("front"), Follow(None, pictures=False))
+    assert WheelView in kinds(world.client.hear(2))
+    world.client.send(Follow(0, pictures=False), Ping())
+    assert kinds(world.client.hear()) == [Pong]  # so the desk has read what was before it
+    world.other.send(Hello("front"), Submit(request("quick", steps=1)))
+    assert Finished in kinds(world.other.hear(3))
+    world.client.send(Ping())
+    assert kinds(world.client.hear()) == [Pong]

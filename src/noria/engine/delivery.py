@@ -5,6 +5,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from noria.channel import EngineChannel, Peer
+from noria.engine.cells import Shown, packed
 from noria.engine.desk import Departure, Desk
 from noria.engine.loop import Ended, Happening, ImageReady, Moved, PreviewReady
 from noria.errors import DeadlineUnmeetable, NoriaError, QueueFull
@@ -30,7 +31,7 @@ class Delivery(threading.Thread):
     def __init__(self, channel: EngineChannel, desk: Desk) -> None:
         super().__init__(name="delivery", daemon=True)
         self._arrivals, self._busy = desk.arrivals, desk.watch.delivery
-        self.parcels: queue.SimpleQueue[tuple[Peer, Happening[PreparedImages]] | None] = queue.SimpleQueue()
+        self.parcels: queue.SimpleQueue[tuple[Peer, Happening[PreparedImages] | Shown] | None] = queue.SimpleQueue()
         self._channel = channel
         self._failed: set[str] = set()  # requests whose failure was told before their end
 
@@ -48,6 +49,8 @@ class Delivery(threading.Thread):
                         self._image(peer, event)
                     case Ended():
                         self._end(peer, event)
+                    case Shown():
+                        self._channel.send(peer, *packed(event))
 
     def _preview(self, peer: Peer, ready: "PreviewReady[PreparedImages]") -> None:
         shown = ready.preview

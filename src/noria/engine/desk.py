@@ -15,7 +15,7 @@ from noria.engine.executor import Executor
 from noria.engine.manifest import Manifest
 from noria.engine.watch import Watch
 from noria.errors import InvalidField, RequestError
-from noria.messages import Cancel, EngineState, Failed, Heard, Hello, Load, Ping, Pong, PreviousEnd, Submit
+from noria.messages import Cancel, EngineState, Failed, Follow, Heard, Hello, Load, Ping, Pong, PreviousEnd, Submit
 from noria.request import ImageRequest
 from noria.spec import ModelSpec
 
@@ -42,6 +42,14 @@ class Departure:
     request_id: str | None
 
 
+@dataclass(frozen=True)
+class Watching:
+    """Who wants to see the wheel."""
+
+    peer: Peer
+    message: Follow
+
+
 class Desk(threading.Thread):
     """Answers peers. Requests pass on to the wheel once prepared; what cannot be drawn never gets there.
 
@@ -60,10 +68,10 @@ class Desk(threading.Thread):
     ) -> None:
         super().__init__(name="desk", daemon=True)
         self.watch, self.manifest = watch, manifest
-        self.arrivals: queue.SimpleQueue[Arrival | Departure | None] = queue.SimpleQueue()
+        self.arrivals: queue.SimpleQueue[Arrival | Departure | Watching | None] = queue.SimpleQueue()
         self._channel, self._models, self._device = channel, tuple(models), device
         self._previous_end: PreviousEnd = previous_end
-        self._incarnation = uuid.uuid4().hex
+        self.incarnation = uuid.uuid4().hex
         self._executor: Executor[PreparedImages] | None = None
         self._most_images = 0
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="compiler")
@@ -102,8 +110,10 @@ class Desk(threading.Thread):
                     self._submit(peer, request)
                 case Cancel(request_id):
                     self._cancel(peer, request_id)
+                case Follow():
+                    self.arrivals.put(Watching(peer, message))
                 case Ping():
-                    self._channel.send(peer, Pong(self._incarnation, self.watch.stuck_s, self.watch.limit_s))
+                    self._channel.send(peer, Pong(self.incarnation, self.watch.stuck_s, self.watch.limit_s))
 
     def _greet(self, peer: Peer, name: str) -> None:
         """A peer's life begins, or its connection's: a life before it waits for nothing any more."""
@@ -130,7 +140,7 @@ class Desk(threading.Thread):
     def _state(self) -> EngineState:
         ready = self._executor is not None
         return EngineState(
-            self._incarnation,
+            self.incarnation,
             "ready" if ready else "loading",
             self._models if ready else (),
             self._device,

@@ -9,7 +9,7 @@ Shapes: S slots, B images of a turn, R UNet rows, K history entries, C × H × W
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,14 +17,14 @@ import psutil
 import torch
 
 from noria.config import EngineConfig
-from noria.engine.executor import PreviewPixels, preview_calls
+from noria.engine.executor import GLIMPSE_PX, PreviewPixels, preview_calls
 from noria.engine.latents import LatentStore
 from noria.errors import GenerationFailed
 from noria.models.stable_diffusion import DiffusionModel
 from noria.request import ImageRequest
 from noria.sampling.compile import compile_sampler
 from noria.sampling.noise import NoiseStream
-from noria.sampling.previews import clean_latents, preview_pixels
+from noria.sampling.previews import clean_latents, preview_pixels, smaller
 from noria.sampling.step import advance, board, guide, model_inputs, samples
 from noria.sampling.tables import SamplerTable
 from noria.scheduling.plans import ImageId, Outcome, Plan, Seat, ShapeClass, Step
@@ -156,6 +156,7 @@ class DiffusionExecutor:
         self._ahead: deque[torch.cuda.Event] = deque()
         self._burst = Burst()
         self._previews: list[PreviewPixels] = []
+        self._glimpses: list[PreviewPixels] = []
         self._grad_mode = torch.inference_mode if config.inference_mode else torch.no_grad
         self.waits = model.device.type == "cpu"  # for the device after each part of a turn, which can then be timed
 
@@ -191,6 +192,11 @@ class DiffusionExecutor:
         shown, self._previews = self._previews, []
         return shown
 
+    def glimpses(self) -> list[PreviewPixels]:
+        """Those that the last turn made for who watches the wheel."""
+        shown, self._glimpses = self._glimpses, []
+        return shown
+
     def memory_bytes(self) -> int:
         """What torch has of the device, used or kept for later; of a CPU, what this process holds."""
         if self.model.device.type == "cuda":
@@ -198,7 +204,7 @@ class DiffusionExecutor:
         resident: int = psutil.Process().memory_info().rss
         return resident
 
-    def execute(self, plan: Plan) -> Outcome:
+    def execute(self, plan: Plan, *, glimpse: bool = False) -> Outcome:
         """Board, step, decode. An exception in one of them fails the images that it was about, and no others.
 
         What does not fit the memory ends the turn, and changes nothing: it can be planned again, in smaller parts.
@@ -211,7 +217,7 @@ class DiffusionExecutor:
             if encode_s is None:
                 return Outcome(failed, "boards")
             steps = [step for step in plan.steps if step.image not in failed]
-            step_s = self._attempt(lambda: self._step(steps), [step.image for step in steps], failed)
+            step_s = self._attempt(lambda: self._step(steps, glimpse=glimpse), [step.image for step in steps], failed)
             if step_s is None:
                 return Outcome(failed, "steps", encode_s)
             decodes = [seat for seat in plan.decodes if seat.image not in failed]
@@ -261,7 +267,7 @@ class DiffusionExecutor:
             start = noise.initial().to(self.model.device, torch.float32) * prepared.table.init_noise_sigma
             board(self._history(prepared.shape), seat.slot, start)
 
-    def _step(self, steps: list[Step]) -> None:
+    def _step(self, steps: list[Step], *, glimpse: bool) -> None:
         prepared = [self._requests[step.image.request_id] for step in steps]
         history = self._history(prepared[0].shape)
         slots, calls = [step.slot for step in steps], [step.call for step in steps]
@@ -272,14 +278,17 @@ class DiffusionExecutor:
         inputs_BCHW = model_inputs(history, slots_B, calls_B, scales_B)
         timesteps = np.array([p.table.timesteps[c] for p, c in zip(prepared, calls, strict=True)], np.float32)
         outputs_BCHW = self._predict(inputs_BCHW, prepared, slots, timesteps)
-        previews = self._show(steps, inputs_BCHW, outputs_BCHW, timesteps)
+        shown = [b for b, step in enumerate(steps) if step.call in self._requests[step.image.request_id].shown_at]
+        previews = self._show(steps, shown, inputs_BCHW, outputs_BCHW, timesteps)
+        everyone = range(len(steps)) if glimpse else ()
+        glimpses = self._show(steps, everyone, inputs_BCHW, outputs_BCHW, timesteps, most_px=GLIMPSE_PX)
         coefficients_BK = self._on_device(
             np.stack([p.table.coefficients[c] for p, c in zip(prepared, calls, strict=True)])
         )
         advance(history, slots_B, calls_B, outputs_BCHW, self._draws(steps, prepared), coefficients_BK)
-        self._previews += (
-            previews  # last: a step that does not fit is tried again, and once it has advanced it must not be
-        )
+        # Last: a step that does not fit is tried again, and once it has advanced it must not be.
+        self._previews += previews
+        self._glimpses += glimpses
 
     def _predict(
         self, inputs_BCHW: torch.Tensor, prepared: list[PreparedImages], slots: list[int], timesteps: np.ndarray
@@ -302,12 +311,18 @@ class DiffusionExecutor:
         return guide(prompted, outputs_RCHW[negative_B], self._on_device(scales))
 
     def _show(
-        self, steps: list[Step], inputs_BCHW: torch.Tensor, outputs_BCHW: torch.Tensor, timesteps: np.ndarray
+        self,
+        steps: list[Step],
+        shown: Sequence[int],
+        inputs_BCHW: torch.Tensor,
+        outputs_BCHW: torch.Tensor,
+        timesteps: np.ndarray,
+        most_px: int | None = None,
     ) -> list[PreviewPixels]:
-        """Previews of those images whose call is one at which they show themselves."""
-        shown = [b for b, step in enumerate(steps) if step.call in self._requests[step.image.request_id].shown_at]
+        """Previews of the images `shown`, by their places in `steps`; with `most_px`, no side is longer."""
         if not shown:
             return []
+        shown = list(shown)
         shown_B = self._on_device(shown)
         clean_BCHW = clean_latents(
             inputs_BCHW[shown_B],
@@ -316,6 +331,8 @@ class DiffusionExecutor:
             self.model.alpha_bars,
             self.model.prediction_type,
         )
+        if most_px is not None:
+            clean_BCHW = smaller(clean_BCHW, most_px)
         pixels_BHWC, copied = self._to_host(preview_pixels(clean_BCHW, self.model.preview_colours))
         height, width = pixels_BHWC.shape[1:3]
         return [

@@ -63,8 +63,11 @@ class Executor(Protocol[P]):
         """The request has ended; plans will not name it again."""
         ...
 
-    def execute(self, plan: Plan) -> Outcome:
-        """Carry out one turn. May return while the device still works; never raises for one request's sake."""
+    def execute(self, plan: Plan, *, glimpse: bool = False) -> Outcome:
+        """Carry out one turn. May return while the device still works; never raises for one request's sake.
+
+        With `glimpse`, make a small picture of every image that steps: `glimpses` has them.
+        """
         ...
 
     def take(self, image: ImageId) -> Pixels:
@@ -75,9 +78,17 @@ class Executor(Protocol[P]):
         """Those that the last turn made; given out once."""
         ...
 
+    def glimpses(self) -> list[PreviewPixels]:
+        """The pictures of the last turn, for who watches the wheel, at most `GLIMPSE_PX` a side; given out once."""
+        ...
+
     def memory_bytes(self) -> int:
         """What it holds of its device's memory."""
         ...
+
+
+GLIMPSE_PX = 64
+"""The longest side of a picture on the wheel: 64 of them are less than a megabyte, five times a second."""
 
 
 def preview_calls(num_calls: int, num_previews: int) -> frozenset[int]:
@@ -136,6 +147,7 @@ class FakeExecutor:
         self.memory = memory or {}
         self.failing: dict[ImageId, str] = {}  # images to fail at their next turn
         self._previews: list[PreviewPixels] = []
+        self._glimpses: list[PreviewPixels] = []
         self._accepted: dict[str, FakePrepared] = {}
         self._slots: dict[int, tuple[ImageId, int]] = {}  # whose image a slot holds, and its next call
 
@@ -155,7 +167,7 @@ class FakeExecutor:
         """Forget it."""
         del self._accepted[request_id]
 
-    def execute(self, plan: Plan) -> Outcome:
+    def execute(self, plan: Plan, *, glimpse: bool = False) -> Outcome:
         """Let time pass; fail what `failing` names."""
         self.clock.now += self.turn_s(plan)
         if len(plan.boards) > self.memory.get("boards", len(plan.boards)):
@@ -169,7 +181,7 @@ class FakeExecutor:
                 f"{step} but the slot holds {self._slots[step.slot]}"
             )
             self._slots[step.slot] = (step.image, step.call + 1)
-            self._show(step)
+            self._show(step, glimpse=glimpse)
         if len(plan.decodes) > self.memory.get("decodes", len(plan.decodes)):
             return Outcome(overflowed="decodes")
         for seat in plan.decodes:
@@ -180,15 +192,23 @@ class FakeExecutor:
         named = {part.image for parts in (plan.boards, plan.steps, plan.decodes) for part in parts}
         return Outcome({image: self.failing.pop(image) for image in named & self.failing.keys()})
 
-    def _show(self, step: Step) -> None:
+    def _show(self, step: Step, *, glimpse: bool) -> None:
         prepared = self._accepted[step.image.request_id]
+        pixels = FakePixels(prepared.request.seed + step.image.index, 3)
+        shown = PreviewPixels(step.image, step.call, 1, 1, pixels)
         if step.call in preview_calls(prepared.num_calls, prepared.request.num_previews):
-            pixels = FakePixels(prepared.request.seed + step.image.index, 3)
-            self._previews.append(PreviewPixels(step.image, step.call, 1, 1, pixels))
+            self._previews.append(shown)
+        if glimpse:
+            self._glimpses.append(shown)
 
     def previews(self) -> list[PreviewPixels]:
         """One pixel each."""
         shown, self._previews = self._previews, []
+        return shown
+
+    def glimpses(self) -> list[PreviewPixels]:
+        """One pixel each."""
+        shown, self._glimpses = self._glimpses, []
         return shown
 
     def memory_bytes(self) -> int:

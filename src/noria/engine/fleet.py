@@ -47,11 +47,11 @@ class Fleet:
         """The request has ended."""
         self._of.pop(request_id).forget(request_id)
 
-    def execute(self, plan: Plan) -> Outcome:
+    def execute(self, plan: Plan, *, glimpse: bool = False) -> Outcome:
         """One turn: all who board, then the steps, then the decodes; the first part that does not fit the memory ends it."""
         whole = Outcome(step_s=0.0)
         for executor, part in self._parts(plan):
-            done = executor.execute(part)
+            done = executor.execute(part, glimpse=glimpse)
             whole = Outcome(
                 {**whole.failed, **done.failed},
                 done.overflowed,
@@ -71,6 +71,10 @@ class Fleet:
     def previews(self) -> list[PreviewPixels]:
         """Those that the last turn made."""
         return [preview for executor in self.executors.values() for preview in executor.previews()]
+
+    def glimpses(self) -> list[PreviewPixels]:
+        """Those that the last turn made for who watches the wheel."""
+        return [glimpse for executor in self.executors.values() for glimpse in executor.glimpses()]
 
     def memory_bytes(self) -> int:
         """What the device's memory holds of all models."""

@@ -5,7 +5,7 @@ where they stand. What happens to a request is told to `deliver`, on the same th
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
@@ -64,12 +64,13 @@ Happening = Moved[P] | PreviewReady[P] | ImageReady[P] | Ended[P]
 
 @dataclass(frozen=True)
 class Turn:
-    """What one turn was, for metrics."""
+    """What one turn was, for metrics and for who watches the wheel."""
 
     plan: Plan
     outcome: Outcome
     seconds: float
     stepped: ShapeClass | None = None  # of the images that did
+    glimpses: Sequence[PreviewPixels] = ()  # of all of them, where they were asked for
 
 
 class Wheel(Generic[P]):
@@ -81,9 +82,9 @@ class Wheel(Generic[P]):
         executor: Executor[P],
         deliver: Callable[[Happening[P]], None],
         clock: Callable[[], float],
-        about_to: Callable[[Plan], None] = lambda _plan: None,
+        about_to: Callable[[Plan], bool] = lambda _plan: False,
     ) -> None:
-        """`about_to` is called with each plan before anything of it is done."""
+        """`about_to` is called with each plan before anything of it is done, and says whether the turn has glimpses."""
         self.scheduler = scheduler
         self._executor = executor
         self._deliver = deliver
@@ -121,9 +122,9 @@ class Wheel(Generic[P]):
         plan = self.scheduler.plan(started)
         if plan is None:
             return None
-        self._about_to(plan)
+        glimpse = self._about_to(plan)
         stepped = _shape(self._requests[plan.steps[0].image.request_id].request) if plan.steps else None
-        outcome = self._executor.execute(plan)
+        outcome = self._executor.execute(plan, glimpse=glimpse)
         now = self._clock()
         for preview in self._executor.previews():
             if preview.image.request_id in self._requests:
@@ -132,7 +133,11 @@ class Wheel(Generic[P]):
         if self._watched and now - self._last_news >= _BETWEEN_NEWS_S:
             self._last_news = now
             self._tell_whereabouts(self._watched, now)
-        return Turn(plan, outcome, now - started, stepped)
+        return Turn(plan, outcome, now - started, stepped, self._executor.glimpses() if glimpse else [])
+
+    def request(self, request_id: str) -> ImageRequest:
+        """One that has not ended."""
+        return self._requests[request_id].request
 
     def _tell_whereabouts(self, request_ids: Iterable[str], now: float) -> None:
         for request_id, whereabouts in self.scheduler.whereabouts(request_ids, now).items():

@@ -21,12 +21,13 @@ import setproctitle
 from noria.channel import EngineChannel, Peer
 from noria.config import EngineConfig
 from noria.engine.delivery import Delivery
-from noria.engine.desk import Arrival, Departure, Desk
+from noria.engine.desk import Arrival, Departure, Desk, Watching
 from noria.engine.executor import Executor
 from noria.engine.gauges import Gauges
 from noria.engine.loading import load_fleet, measured_costs
 from noria.engine.loop import Ended, Happening, Wheel
 from noria.engine.manifest import Manifest
+from noria.engine.showing import Showing
 from noria.engine.watch import Watch
 from noria.errors import InvalidField, SetupError
 from noria.messages import Failed, Load, PreviousEnd, ShapeCosts
@@ -88,6 +89,7 @@ class Engine:
         self._wheel: Wheel[PreparedImages] = Wheel(scheduler, executor, self._deliver, time.monotonic, self._about_to)
         self._told_load: tuple[float, Load | None] = (-math.inf, None)
         self._gauges = Gauges(executor, scheduler.num_slots)
+        self._showing: Showing[Peer] = Showing(desk.incarnation, scheduler, self._wheel.request, time.monotonic())
 
     def run(self) -> None:
         """Turn until `stop`."""
@@ -97,8 +99,11 @@ class Engine:
                 turn = self._wheel.turn()
             if turn is not None:
                 self._gauges.turned(turn)
+                self._showing.turned(turn, time.monotonic(), time.time())
             self._gauges.stands(self._wheel.scheduler)
             self._tell_load()
+            for view in self._showing.views(time.monotonic(), time.time()):
+                self._delivery.parcels.put(view)
         self._delivery.parcels.put(None)
         self._delivery.join(timeout=5)
 
@@ -126,11 +131,15 @@ class Engine:
             self._desk.tell_load(load)
 
     def _take_arrivals(self) -> bool:
-        """Everything that has come in; waits for something when the wheel is empty. False once `stop` was called."""
+        """Everything that has come in; when the wheel is empty, waits for something, or until there is something to show.
+
+        False once `stop` was called.
+        """
         idle = self._wheel.scheduler.num_seated == 0 and self._wheel.scheduler.num_waiting == 0
+        patience_s = self._showing.wait_s(time.monotonic()) if idle else None
         while True:
             try:
-                arrival = self._desk.arrivals.get(block=idle)
+                arrival = self._desk.arrivals.get(idle, patience_s)
             except queue.Empty:
                 return True
             idle = False
@@ -141,6 +150,8 @@ class Engine:
                     self._submit(arrival)
                 case Departure(peer, request_id):
                     self._cancel(peer, request_id)
+                case Watching(peer, message):
+                    self._showing.follow(peer, message)
 
     def _submit(self, arrival: Arrival) -> None:
         request_id = arrival.prepared.request.request_id
@@ -152,18 +163,22 @@ class Engine:
         self._wheel.submit(arrival.prepared, arrival.arrived)
 
     def _cancel(self, peer: Peer, request_id: str | None) -> None:
-        """Forget a request of `peer`, or all of them."""
+        """Forget a request of `peer`, or all of them: then nothing is shown to it any more, either."""
+        if request_id is None:
+            self._showing.leave(peer)
         for leaving in [name for name, owner in self._peers.items() if owner == peer and request_id in (None, name)]:
             self._wheel.cancel(leaving)
 
-    def _about_to(self, plan: Plan) -> None:
+    def _about_to(self, plan: Plan) -> bool:
         images = [seat.image for seat in (*plan.boards, *plan.decodes)] + [step.image for step in plan.steps]
         self._desk.manifest.turn({image.request_id for image in images})
+        return self._showing.about_to(plan, time.monotonic())
 
     def _deliver(self, event: "Happening[PreparedImages]") -> None:
         request_id = event.prepared.request.request_id
         self._delivery.parcels.put((self._peers[request_id], event))
         self._gauges.happened(event)
+        self._showing.happened(event, time.monotonic())
         if isinstance(event, Ended):
             del self._peers[request_id]
 

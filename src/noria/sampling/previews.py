@@ -56,6 +56,15 @@ def preview_pixels(latents_BCHW: torch.Tensor, colours_K3: torch.Tensor) -> torc
     return ((colours_BHW3 * 0.5 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
 
 
+def smaller(latents_BCHW: torch.Tensor, most: int) -> torch.Tensor:
+    """Blocks of the latents averaged, so that neither side has more than `most`; as they are if they are small enough.
+
+    The colours of an average are the average of the colours: the map is linear.
+    """
+    block = -(-max(latents_BCHW.shape[-2:]) // most)
+    return latents_BCHW if block == 1 else functional.avg_pool2d(latents_BCHW, block, ceil_mode=True)
+
+
 def _with_one(latents_NCHW: torch.Tensor) -> torch.Tensor:
     rows = latents_NCHW.movedim(1, -1).reshape(-1, latents_NCHW.shape[1])
     return torch.cat([rows, torch.ones(len(rows), 1)], dim=1)

@@ -33,6 +33,7 @@ class _View:
     """What was foreseen as of one version of the crowd."""
 
     version: int
+    images: Mapping[ImageId, Forecast]
     forecasts: Mapping[str, Forecast]
     places: Mapping[ImageId, int]
 
@@ -49,7 +50,7 @@ class Outlook:
     _company: dict[ShapeClass, float] = field(init=False, default_factory=dict)
     _last_turn: tuple[float, float] = field(init=False, default=(0.0, 0.0))  # when it ended, how long it took
     _bias: float = field(init=False, default=1.0)
-    _view: _View = field(init=False, default=_View(-1, {}, {}))
+    _view: _View = field(init=False, default=_View(-1, {}, {}, {}))
 
     # Order.
 
@@ -107,10 +108,14 @@ class Outlook:
 
     def requests(self, now: float) -> dict[str, Forecast]:
         """Each request's first start and last finish, in seconds from now."""
-        return {
-            request_id: Forecast(self._bias * each.start_in_s, self._bias * each.finish_in_s)
-            for request_id, each in self.uncorrected(now).items()
-        }
+        return {request_id: self._corrected(each) for request_id, each in self.uncorrected(now).items()}
+
+    def images(self, now: float) -> dict[ImageId, Forecast]:
+        """The same of each image."""
+        return {image: self._corrected(each) for image, each in self._look(now).images.items()}
+
+    def _corrected(self, each: Forecast) -> Forecast:
+        return Forecast(self._bias * each.start_in_s, self._bias * each.finish_in_s)
 
     def uncorrected(self, now: float) -> Mapping[str, Forecast]:
         """The same as the cost model has it, without what was learned of its errors."""
@@ -136,7 +141,7 @@ class Outlook:
             else:
                 starts, finishes = (each.start_in_s, other.start_in_s), (each.finish_in_s, other.finish_in_s)
                 found[image.request_id] = Forecast(min(starts), max(finishes))
-        self._view = _View(self.crowd.version, found, {image: place for place, image in enumerate(waiting)})
+        self._view = _View(self.crowd.version, images, found, {image: place for place, image in enumerate(waiting)})
         return self._view
 
     def _alone_s(self, ticket: Ticket) -> float:

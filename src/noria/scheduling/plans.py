@@ -121,6 +121,36 @@ class Whereabouts:
 
 
 @dataclass(frozen=True, slots=True)
+class SeatedImage:
+    """An image with a slot, between two turns."""
+
+    image: ImageId
+    ticket: Ticket
+    slot: int
+    call: int
+    boarded: float  # monotonic seconds
+    finish_in_s: float  # predicted
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRequest:
+    """A request with images that wait, between two turns."""
+
+    ticket: Ticket
+    num_images: int  # that wait
+    arrived: float  # monotonic seconds
+    start_in_s: float  # predicted, of the first of them
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Who is where, between two turns."""
+
+    seated: tuple[SeatedImage, ...]  # by slot
+    waiting: tuple[WaitingRequest, ...]  # the first of them, in the order in which they will board
+
+
+@dataclass(frozen=True, slots=True)
 class ImageDecoded:
     """An image is done and has left its slot."""
 

@@ -15,7 +15,9 @@ Rules:
 Time is monotonic seconds and always an argument. What a slot holds, and how a step is computed, is not known here.
 """
 
+import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -33,10 +35,13 @@ from noria.scheduling.plans import (
     Plan,
     RequestEnded,
     Seat,
+    SeatedImage,
     ShapeClass,
+    Standing,
     Step,
     Ticket,
     Times,
+    WaitingRequest,
     Whereabouts,
 )
 from noria.scheduling.policies import Policy, least_slack
@@ -133,6 +138,24 @@ class StepScheduler:
             expected = forecasts[request_id]
             found[request_id] = Whereabouts(position, call, expected.start_in_s, expected.finish_in_s)
         return found
+
+    def standing(self, now: float, most_waiting: int) -> Standing:
+        """Everybody's place, and what is foreseen for him; of the requests that wait the first `most_waiting` to board."""
+        forecasts, numbers, first = self._outlook.images(now), Counter[str](), dict[str, ImageId]()
+        for image in self._outlook.places(now):
+            numbers[image.request_id] += 1
+            first.setdefault(image.request_id, image)
+        seated = [
+            SeatedImage(image, each.ticket, each.slot, each.call, each.boarded, forecasts[image].finish_in_s)
+            for image, each in self._crowd.seated.items()
+        ]
+        waiting = []
+        for request_id, image in itertools.islice(first.items(), most_waiting):
+            accepted = self._crowd.requests[request_id]
+            waiting.append(
+                WaitingRequest(accepted.ticket, numbers[request_id], accepted.submitted, forecasts[image].start_in_s)
+            )
+        return Standing(tuple(sorted(seated, key=lambda each: each.slot)), tuple(waiting))
 
     def plan(self, now: float) -> Plan | None:
         """The next turn, or None when there is nothing to do."""

@@ -1,9 +1,9 @@
 """The page in headless Chromium, without a network: `make test-browser`."""
 
-import browser
 import pytest
 from planted import realistic
 
+import browser
 from noria.bench.reports.writing import write
 
 pytestmark = pytest.mark.browser
