@@ -154,7 +154,7 @@ class QueueFull(ServingError):
 
 
 class RateLimited(ServingError):
-    """The API key's limit is reached: of images in flight, or of images a minute."""
+    """A limit is reached: the API key's, of images in flight or a minute; or of clients that watch /v1/live."""
 
     code = "rate_limited"
     http_status = 429

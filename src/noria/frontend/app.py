@@ -26,6 +26,7 @@ from noria.frontend.images import Images
 from noria.frontend.jobs import Jobs
 from noria.frontend.keys import OPEN_PATHS, Callers
 from noria.frontend.lag import watch_lag
+from noria.frontend.live import Live
 from noria.frontend.middleware import Gate, RequestLog
 from noria.frontend.openai import OpenAI
 from noria.frontend.openapi import openapi
@@ -51,6 +52,7 @@ def build_app(config: Config, link: EngineLink, open_jobs: Callable[[], JobServi
     jobs = Jobs(studio, config, open_jobs or functools.partial(open_service, config, lone_place()))
     images = Images(studio)
     openai = OpenAI(studio)
+    live = Live(link, config.frontend)
     own = OwnRoutes(config, link)
     routes = [
         Route("/t2i", images.t2i, methods=["POST"]),
@@ -58,6 +60,7 @@ def build_app(config: Config, link: EngineLink, open_jobs: Callable[[], JobServi
         Route("/v1/models", openai.models),
         Route("/v1/models/{model:path}", openai.model),
         *jobs.routes,
+        *live.routes,
         *A1111(studio).routes,
         Route("/healthz", own.healthz),
         Route("/readyz", own.readyz),
@@ -78,6 +81,10 @@ def build_app(config: Config, link: EngineLink, open_jobs: Callable[[], JobServi
         assert isinstance(error, HTTPException), "registered for nothing else"
         return _routing_response(http, error, known)
 
+    def drain() -> None:
+        jobs.drain()
+        live.drain()
+
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         async with link:
@@ -95,7 +102,7 @@ def build_app(config: Config, link: EngineLink, open_jobs: Callable[[], JobServi
         exception_handlers={NoriaError: refuse, HTTPException: refuse_route},
         lifespan=lifespan,
     )
-    app.state.drain = jobs.drain
+    app.state.drain = drain
     app.router.redirect_slashes = False  # "/t2i/" is not a path of ours, and a redirected POST is a riddle
     return app
 

@@ -10,7 +10,7 @@ request it is about. This module knows no HTTP and never looks into pixels.
 import asyncio
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -31,7 +31,7 @@ from noria.frontend.engine_peer import (
     Watch,
 )
 from noria.frontend.losses import MOST_EXCUSES_IN_COMPANY, Blame, Losses
-from noria.messages import EngineState, FromEngine, Load
+from noria.messages import EngineState, Follow, FromEngine, Load, WheelView
 from noria.request import ImageRequest
 from noria.spec import ModelSpec
 
@@ -80,6 +80,9 @@ class EngineLink:
         self._stopping = False
         self._timers: set[asyncio.Timeout] = set()  # of the calls of `submit` that run
         self._models: dict[str, ModelSpec] = {}
+        # For who shows the engines to others; called in the event loop, and must not wait.
+        self.on_change: Callable[[], None] = lambda: None
+        self.on_view: Callable[[int, WheelView, memoryview | None], None] = lambda *_: None
 
     async def __aenter__(self) -> Self:
         self._engines = [EnginePeer(EngineConnection(address), self._name) for address in self._addresses]
@@ -123,6 +126,15 @@ class EngineLink:
     def engines(self) -> list[EngineView]:
         """What is known of each engine, in the order of their addresses."""
         return [engine.view() for engine in self._engines]
+
+    @property
+    def num_engines(self) -> int:
+        """As many as there are addresses."""
+        return len(self._addresses)
+
+    async def follow(self, number: int, message: Follow) -> bool:
+        """Ask the engine `number` for a view of its wheel, which `on_view` will be told; False if it is not ready."""
+        return await self._engines[number].follow(message)
 
     def unavailable(self) -> EngineUnavailable:
         """The refusal of a request while no engine is ready."""
@@ -245,13 +257,17 @@ class EngineLink:
                 await engine.greet()
             case Lost():
                 engine.lose()
+                self.on_change()
             case (message, payload):
                 engine.receive(message, payload)
+                if isinstance(message, WheelView):
+                    self.on_view(self._engines.index(engine), message, payload)
                 if isinstance(message, Load):
                     await engine.thank()
                 if isinstance(message, EngineState):
                     if engine.ready:
                         self._models = {spec.name: spec for spec in message.models}
+                    self.on_change()
                     async with self._changed:
                         self._changed.notify_all()
 

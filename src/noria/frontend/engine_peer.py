@@ -23,6 +23,7 @@ from noria.messages import (
     EngineState,
     Failed,
     Finished,
+    Follow,
     FromEngine,
     Heard,
     Hello,
@@ -176,6 +177,16 @@ class EnginePeer:
         with contextlib.suppress(zmq.Again):  # it has ended
             await self.connection.send(Heard())
 
+    async def follow(self, message: Follow) -> bool:
+        """Ask for a view of its wheel; False if it is not ready."""
+        if not self.ready:
+            return False
+        try:
+            await self.connection.send(message)
+        except zmq.Again:  # it has ended
+            return False
+        return True
+
     def lose(self) -> None:
         """The connection is gone, and with it every flight."""
         if self._obituary is None and self._told is not None:
@@ -198,7 +209,7 @@ class EnginePeer:
             case Load():
                 self.load = message
                 return
-            case Pong() | WheelView():  # asked for by the supervisor only, and by nobody yet
+            case Pong() | WheelView():  # asked for by the supervisor only; the link hands on
                 return
         flight = self._flights.get(message.request_id)
         if flight is None or flight.landed.done():  # its caller has left

@@ -20,6 +20,7 @@ from noria.errors import (
     MethodNotAllowed,
     ModelNotFound,
     NoriaError,
+    RateLimited,
     RouteNotFound,
     SetupError,
     Unauthorized,
@@ -223,6 +224,16 @@ def _paths() -> dict[str, Any]:
             | {"parameters": [_parameter("model", "path")]}
         },
         **_job_paths(),
+        "/v1/live": {
+            "get": _operation(
+                "Watch the batch",
+                "Server-sent events: `engines`, the state of each, at every change; `wheel`, up to five times a second for each: who is in "
+                "which slot, who waits, the last turns, and what the images are going to be, unless `pictures` is false. Without an end.",
+                answers={"text/event-stream": {}},
+                errors=[InvalidField, RouteNotFound, RateLimited],
+            )
+            | {"parameters": [_parameter("pictures", "query")]}
+        },
         **_a1111_paths(),
         "/healthz": _plain("Tell that the process lives", "200 as long as it answers at all.", "application/json"),
         "/readyz": _plain(

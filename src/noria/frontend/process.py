@@ -88,7 +88,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain."""
-        self._on_drain()  # streams of jobs end, and their clients come again elsewhere
+        self._on_drain()  # streams of jobs and wheels end, and their clients come again elsewhere
         stop = asyncio.get_running_loop().call_later(self._drain_s, self._link.stop)
         await super().shutdown(sockets)
         stop.cancel()

@@ -128,6 +128,7 @@ DEADLINES_MISSED = _counter(
     "model",
 )
 INFLIGHT = _gauge(_PART, "noria_inflight", "Image requests being worked on.")
+LIVE_WATCHERS = _gauge(_PART, "noria_live_watchers", "Clients that watch the wheels turn, by `GET /v1/live`.")
 HTTP_REQUESTS = _counter(
     _PART,
     "noria_http_requests",
