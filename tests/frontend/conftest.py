@@ -26,6 +26,7 @@ from noria.messages import (
     EngineState,
     Failed,
     Finished,
+    Follow,
     Heard,
     Hello,
     ImageDone,
@@ -35,6 +36,7 @@ from noria.messages import (
     ShapeCosts,
     Submit,
     Timings,
+    WheelView,
 )
 from noria.request import ImageRequest
 from noria.spec import ModelSpec
@@ -76,6 +78,8 @@ class FakeEngine:
         self.submitted: list[ImageRequest] = []
         self.cancelled: list[str] = []
         self.num_heard = 0  # of its loads
+        self.follows: list[Follow] = []
+        self.views: Callable[[Follow, str], tuple[WheelView, bytes | None] | None] = lambda _follow, _life: None
         self.greeted: list[str] = []  # by these names
         self.holds = False  # answer nothing
         self.stalls = False  # answer with steps and previews, and no image
@@ -125,6 +129,10 @@ class FakeEngine:
                     channel.send(peer, LOAD)
                 case Heard():
                     self.num_heard += 1
+                case Follow():
+                    self.follows.append(message)
+                    if (answer := self.views(message, life[0])) is not None:
+                        channel.send(peer, *answer)
                 case Cancel(request_id=request_id):
                     self.cancelled.append(request_id)
                     channel.send(peer, Failed(request_id, "cancelled", "cancelled"))

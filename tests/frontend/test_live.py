@@ -1,0 +1,301 @@
+"""GET /v1/live over a real socket, before an engine that is fake but for its channel."""
+
+import contextlib
+import json
+import threading
+
+import httpx
+import msgspec
+import pytest
+
+from noria.config import Config, FrontendConfig
+from noria.frontend.audience import MOST_WATCHERS, Audience
+from noria.frontend.live import what_to_show
+from noria.keys import digest_of
+from noria.messages import WheelView
+from noria.views import CellView, LeftView, RatesView, SeatView, TurnView
+
+RATES = RatesView(60.0, 1.0, 2.0, 3.0, 0.5, 0.9, 0.99, 4.0, 0.5, 0.75)
+
+
+def seat(number):
+    return SeatView(number, f"r{number}", 0, "tiny", 64, 48, "ddim", 6.5, 12, 3, 12, "normal", 1000.0, None, 1002.0)
+
+
+class Wheel:
+    """Turns of a fake engine: one more for each follow, as if one had come since."""
+
+    def __init__(self, colours=((250, 0, 0), (0, 0, 250)), turns=None):
+        self.colours, self.left_turns = colours, turns
+        self.numbers = {}  # by incarnation
+
+    def __call__(self, follow, incarnation):
+        if self.left_turns == 0 and follow.seen is not None:
+            return None
+        if self.left_turns:
+            self.left_turns -= 1
+        number = self.numbers[incarnation] = self.numbers.get(incarnation, 0) + 1
+        seen = follow.seen or 0
+        turns = tuple(TurnView(n, 1000.0, 0.1, 0.0, 0.0, 0, 2, 0) for n in range(seen + 1, number + 1))
+        left = (LeftView(number, 0, f"gone-{number}", 0, "ok"),)
+        cells, pixels = (), None
+        if follow.pictures:
+            cells = tuple(CellView(n, f"r{n}", 0, 8, 6, 144 * n) for n in range(len(self.colours)))
+            pixels = b"".join(bytes(colour) * 48 for colour in self.colours)
+        seats = tuple(seat(n) for n in range(len(self.colours)))
+        return WheelView(incarnation, 1001.0, number, 4, seats, (), 0, 1.5, turns, left, RATES, cells), pixels
+
+
+class Stream:
+    """What one watcher reads, event by event."""
+
+    def __init__(self, response):
+        self.response, self._lines = response, response.iter_lines()
+
+    def next(self, name=None):
+        """The next event, (name, data); of that name, if one is given."""
+        while True:
+            lines = []
+            while line := next(self._lines):
+                lines.append(line)
+            if lines == [": still here"]:
+                return None, None
+            fields = dict(line.split(": ", 1) for line in lines)
+            if name in (None, fields["event"]):
+                return fields["event"], json.loads(fields["data"])
+
+    def rest(self):
+        """The lines until the end."""
+        return list(self._lines)
+
+    def wheel(self):
+        return self.next("wheel")[1]
+
+
+@contextlib.contextmanager
+def watching(url, query="", **options):
+    with httpx.stream("GET", f"{url}/v1/live{query}", timeout=20, verify=False, **options) as response:
+        assert response.status_code == 200, response.read()
+        yield Stream(response)
+
+
+@pytest.fixture
+def site(serve, new_engine, until):
+    """A front end of its own, and its engine: `site(live="full")`."""
+    with contextlib.ExitStack() as stack:
+
+        def start(**options):
+            engine = new_engine()
+            url, server = stack.enter_context(serve(Config(frontend=FrontendConfig(**options)), engine))
+            until(lambda: httpx.get(f"{url}/readyz", verify=False).status_code == 200)
+            return url, engine, server
+
+        yield start
+
+
+def test_the_engines_come_first_and_then_every_turn_of_the_wheel_once(site):
+    url, engine, _ = site()
+    engine.views = Wheel()
+    with watching(url) as stream:
+        assert stream.response.headers["content-type"].startswith("text/event-stream")
+        assert stream.response.headers["cache-control"] == "no-store"
+        name, data = stream.next()
+        assert name == "engines"
+        (told,) = data["engines"]
+        assert (told["name"], told["state"], told["device"]) == ("engine-0", "ready", "cpu")
+        assert data["server"]["models"] == ["tiny"]
+        views = [stream.wheel() for _ in range(5)]
+    assert {view["incarnation"] for view in views} == {told["incarnation"]}
+    assert {view["engine"] for view in views} == {"engine-0"}
+    numbers = [turn["number"] for view in views for turn in view["turns"]]
+    assert numbers == sorted(set(numbers))
+    assert set(msgspec.structs.asdict(seat(0))) == set(views[0]["seats"][0])
+    assert set(WheelView.__struct_fields__) | {"engine", "sheet"} == set(views[-1])
+    assert views[0]["rates"]["p95_s"] == 0.9
+
+
+def test_the_pictures_come_in_one_sheet(site):
+    url, engine, _ = site()
+    engine.views = Wheel()
+    with watching(url) as stream:
+        view = stream.wheel()
+    assert (view["sheet"]["format"], view["sheet"]["width"], view["sheet"]["height"]) == ("webp", 16, 6)
+    assert [(cell["slot"], cell["x"], cell["y"], cell["width_px"]) for cell in view["cells"]] == [
+        (0, 0, 0, 8),
+        (1, 8, 0, 8),
+    ]
+    assert "offset" not in view["cells"][0]
+
+
+@pytest.mark.parametrize(("options", "query"), [({}, "?pictures=false"), ({"live": "no-previews"}, "")])
+def test_without_pictures_none_is_asked_of_the_engine(site, options, query):
+    url, engine, _ = site(**options)
+    engine.views = Wheel()
+    with watching(url, query) as stream:
+        for _ in range(3):
+            view = stream.wheel()
+            assert (view["cells"], "sheet" in view) == ([], False)
+    assert {follow.pictures for follow in engine.follows} == {False}
+
+
+def test_who_wants_no_pictures_gets_none_beside_one_who_does(site):
+    url, engine, _ = site()
+    engine.views = Wheel()
+    with watching(url) as pictured, watching(url, "?pictures=false") as plain:
+        assert "sheet" in pictured.wheel()
+        for _ in range(3):
+            assert "sheet" not in plain.wheel()
+
+
+def test_while_nobody_watches_nothing_is_asked_of_the_engine(site, until):
+    url, engine, _ = site()
+    engine.views = Wheel(turns=3)
+    assert engine.follows == []
+    with watching(url) as stream:
+        stream.wheel()
+        until(lambda: len(engine.follows) == 4)  # the last one is not answered
+    with httpx.Client(base_url=url, verify=False) as client:
+        until(lambda: "noria_live_watchers 0.0" in client.get("/metrics").text)
+    engine.views = Wheel()
+    num_asked = len(engine.follows)
+    assert httpx.post(f"{url}/t2i", json={"prompt": "p"}, verify=False).status_code == 200
+    assert len(engine.follows) == num_asked
+    with watching(url) as stream:
+        stream.wheel()
+    assert engine.follows[num_asked].seen is None  # what was seen before is of no use
+
+
+def test_who_comes_later_is_shown_the_turns_before(site, until):
+    url, engine, _ = site()
+    engine.views = Wheel(turns=5)
+    with watching(url) as early:
+        while early.wheel()["number"] < 5:
+            pass
+        with watching(url) as late:
+            view = late.wheel()
+    assert [turn["number"] for turn in view["turns"]] == [1, 2, 3, 4, 5]
+    assert view["left"] == []
+    assert len(view["seats"]) == 2
+
+
+def test_an_engine_that_ends_is_told_and_its_next_life_followed_from_the_beginning(site, until):
+    url, engine, _ = site()
+    engine.views = Wheel()
+    with watching(url) as stream:
+        first = stream.wheel()
+        num_asked = len(engine.follows)
+        engine.become("dead")
+        states = []
+        while "unknown" not in states:
+            states.append(stream.next("engines")[1]["engines"][0]["state"])
+        engine.become("ready")
+        while states[-1] != "ready":
+            states.append(stream.next("engines")[1]["engines"][0]["state"])
+        while (view := stream.wheel())["incarnation"] == first["incarnation"]:
+            pass
+    assert view["turns"][0]["number"] == 1
+    assert any(follow.seen is None for follow in engine.follows[num_asked:])
+
+
+def test_nonsense_of_an_engine_costs_its_view(site):
+    url, engine, _ = site()
+    wheel = Wheel()
+
+    def views(follow, incarnation):
+        view, pixels = wheel(follow, incarnation)
+        return view, pixels[:10] if view.number == 2 else pixels
+
+    engine.views = views
+    with watching(url) as stream:
+        numbers = [stream.wheel()["number"] for _ in range(3)]
+    assert numbers == [1, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("query", "field", "says"),
+    [
+        ("?pictures=no", "pictures", "allowed are true, false"),
+        ("?picture=false", "picture", "Did you mean 'pictures'?"),
+    ],
+)
+def test_what_is_not_a_parameter_is_refused(client, query, field, says):
+    response = client.get(f"/v1/live{query}")
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == field
+    assert says in response.json()["error"]["message"]
+
+
+def test_switched_off_it_says_by_which_setting(site):
+    url, _, _ = site(live="off")
+    response = httpx.get(f"{url}/v1/live", verify=False)
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
+    assert "frontend.live" in response.json()["error"]["message"]
+
+
+def test_with_keys_it_needs_one_and_shows_no_pictures(site, tmp_path):
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f'[[key]]\nname = "a"\nsha256 = "{digest_of(b"secret")}"\n')
+    url, engine, _ = site(keys_file=str(keys))
+    engine.views = Wheel()
+    assert httpx.get(f"{url}/v1/live", verify=False).status_code == 401
+    with watching(url, headers={"X-Api-Key": "secret"}) as stream:
+        assert stream.wheel()["cells"] == []
+    assert {follow.pictures for follow in engine.follows} == {False}
+
+
+def test_auto_shows_pictures_only_where_there_are_no_keys():
+    assert what_to_show(FrontendConfig()) == "full"
+    assert what_to_show(FrontendConfig(keys_file="keys.toml")) == "no-previews"
+    assert what_to_show(FrontendConfig(keys_file="keys.toml", live="full")) == "full"
+
+
+def test_only_so_many_may_watch(site):
+    url, _, _ = site()
+    with contextlib.ExitStack() as stack:
+        streams = [stack.enter_context(watching(url)) for _ in range(MOST_WATCHERS)]
+        assert {stream.next()[0] for stream in streams} == {"engines"}
+        response = httpx.get(f"{url}/v1/live", verify=False)
+        assert (response.status_code, response.json()["error"]["code"]) == (429, "rate_limited")
+        assert int(response.headers["retry-after"]) > 0
+
+
+def test_the_streams_end_when_the_server_is_to_stop(site):
+    url, engine, server = site()
+    engine.views = Wheel(turns=1)
+    with watching(url) as stream:
+        stream.wheel()
+        server.should_exit = True
+        assert stream.rest() == []  # whole, and soon: a connection that broke would raise
+
+
+def test_who_does_not_read_loses_views_and_holds_nobody_up(site):
+    url, engine, _ = site()
+    engine.views = Wheel(colours=[(n, 2 * n, 3 * n) for n in range(64)])
+    silent, done = threading.Event(), threading.Event()
+
+    def stall():
+        with watching(url):
+            silent.set()
+            done.wait(30)
+
+    thread = threading.Thread(target=stall)
+    thread.start()
+    assert silent.wait(10)
+    try:
+        with watching(url) as stream:
+            numbers = [stream.wheel()["number"] for _ in range(300)]
+    finally:
+        done.set()
+        thread.join()
+    assert numbers[-1] >= 300
+
+
+def test_a_mailbox_keeps_the_newest_views_of_each_engine_and_the_newest_state():
+    watcher = Audience().join(pictures=True)
+    watcher.tell(b"old")
+    for number in range(10):
+        watcher.show("engine-0", b"%d" % number)
+    watcher.show("engine-1", b"x")
+    watcher.tell(b"new")
+    assert watcher.take() == [b"new", b"6", b"7", b"8", b"9", b"x"]
+    assert watcher.take() == []
