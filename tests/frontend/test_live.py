@@ -287,7 +287,7 @@ def test_who_does_not_read_loses_views_and_holds_nobody_up(site):
     finally:
         done.set()
         thread.join()
-    assert numbers[-1] >= 300
+    assert len(set(numbers)) >= 299  # the first may be the newest of those that the silent one has had
 
 
 def test_a_mailbox_keeps_the_newest_views_of_each_engine_and_the_newest_state():

@@ -132,9 +132,9 @@ class EngineLink:
         """As many as there are addresses."""
         return len(self._addresses)
 
-    async def follow(self, number: int, message: Follow) -> bool:
-        """Ask the engine `number` for a view of its wheel, which `on_view` will be told; False if it is not ready."""
-        return await self._engines[number].follow(message)
+    async def follow(self, number: int, message: Follow) -> None:
+        """Ask the engine `number` for a view of its wheel, if it is ready; `on_view` will be told the answer."""
+        await self._engines[number].follow(message)
 
     def unavailable(self) -> EngineUnavailable:
         """The refusal of a request while no engine is ready."""

@@ -177,15 +177,11 @@ class EnginePeer:
         with contextlib.suppress(zmq.Again):  # it has ended
             await self.connection.send(Heard())
 
-    async def follow(self, message: Follow) -> bool:
-        """Ask for a view of its wheel; False if it is not ready."""
-        if not self.ready:
-            return False
-        try:
-            await self.connection.send(message)
-        except zmq.Again:  # it has ended
-            return False
-        return True
+    async def follow(self, message: Follow) -> None:
+        """Ask for a view of its wheel, if it is ready."""
+        if self.ready:
+            with contextlib.suppress(zmq.Again):  # it has ended
+                await self.connection.send(message)
 
     def lose(self) -> None:
         """The connection is gone, and with it every flight."""

@@ -125,24 +125,22 @@ class Live:
 
     async def _follow(self, number: int, wheel: _Wheel) -> None:
         """Ask, show, ask again; an engine that is not ready is asked when it is, and its next life from the beginning."""
-        seen: int | None = None
         while True:
-            if not await self._link.follow(number, Follow(seen, pictures=self._audience.wants_pictures)):
-                await wheel.views.get()  # something has changed
-                continue
+            follow = Follow(self._seen(number, wheel), pictures=self._audience.wants_pictures)
+            await self._link.follow(number, follow)
             answer = await wheel.views.get()
-            if answer is None:
-                seen = wheel.last.number if wheel.last is not None and self._lives_on(number, wheel.last) else None
+            if answer is None:  # it is ready now, or is no more
                 continue
             view, pixels = answer
-            seen = view.number
             try:
                 await self._show(wheel, wheel.remember(view), pixels)
             except Exception:  # an engine's nonsense: it costs this view
                 log.exception("%s: its view makes no sense", wheel.name)
 
-    def _lives_on(self, number: int, last: WheelView) -> bool:
-        return self._link.engines[number].incarnation == last.incarnation
+    def _seen(self, number: int, wheel: _Wheel) -> int | None:
+        """The last turn seen of the engine's present life."""
+        lives_on = wheel.last is not None and wheel.last.incarnation == self._link.engines[number].incarnation
+        return wheel.last.number if wheel.last is not None and lives_on else None
 
     async def _show(self, wheel: _Wheel, view: WheelView, pixels: memoryview | None) -> None:
         plain = _event(wheel.name, view)
