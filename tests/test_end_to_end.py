@@ -176,6 +176,49 @@ def test_an_engine_that_ends_or_hangs_is_replaced_and_its_requests_are_answered(
     assert np.array_equal(pixels(answer.content), undisturbed)
 
 
+def live_events(response):
+    """(name, data) of each event."""
+    name = ""
+    for line in response.iter_lines():
+        if line.startswith("event: "):
+            name = line.removeprefix("event: ")
+        if line.startswith("data: "):
+            yield name, json.loads(line.removeprefix("data: "))
+
+
+def test_differently_shaped_requests_are_seen_on_the_wheel_at_once_and_so_is_the_engines_end(client, server):
+    long = {"prompt": PROMPT, "inference_steps": 200, "guidance_scale": 5}
+    wishes = [
+        long | {"width": 128, "height": 128, "scheduler": "euler"},
+        long | {"width": 192, "height": 64, "scheduler": "ddim", "inference_steps": 150},
+    ]
+    with (
+        concurrent.futures.ThreadPoolExecutor(2) as users,
+        client.stream("GET", "/v1/live") as response,
+    ):
+        events = live_events(response)
+        name, data = next(events)
+        assert (name, data["engines"][0]["state"]) == ("engines", "ready")
+        flying = [users.submit(client.post, "/t2i", json=wish) for wish in wishes]
+        while not (name == "wheel" and len(data["cells"]) == 2):
+            name, data = next(events)
+        seats = {(seat["width_px"], seat["height_px"], seat["scheduler"], seat["num_calls"]) for seat in data["seats"]}
+        assert seats == {(128, 128, "euler", 200), (192, 64, "ddim", 150)}
+        sheet = Image.open(io.BytesIO(base64.b64decode(data["sheet"]["b64"])))
+        assert sheet.size == (data["sheet"]["width"], data["sheet"]["height"])
+        assert {(cell["width_px"], cell["height_px"]) for cell in data["cells"]} == {(16, 16), (24, 8)}
+        before = data["incarnation"]
+        engine(server).kill()
+        states = []
+        while not (name == "wheel" and data["incarnation"] != before and len(data["seats"]) == 2):
+            name, data = next(events)
+            if name == "engines":
+                states.append(data["engines"][0]["state"])
+        assert states[0] == "unknown"
+        assert states[-1] == "ready"
+        assert all(each.result().status_code == 200 for each in flying)
+
+
 def test_sigterm_answers_what_is_in_flight_and_exits_0():
     with (
         running_server(["bundled"]) as other,

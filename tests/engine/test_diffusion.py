@@ -17,6 +17,7 @@ from noria.errors import ModelError
 from noria.models.catalog import open_model
 from noria.models.stable_diffusion import StableDiffusion
 from noria.request import ImageRequest
+from noria.sampling.previews import smaller
 from noria.scheduling.plans import End
 from noria.scheduling.steps import StepScheduler
 
@@ -364,6 +365,53 @@ def test_a_late_preview_is_the_image_to_come_whatever_the_sampler(bundled, sched
     # The last of three, at three quarters of the way. A linear map of this model's latents misses a block's mean colour by some 3 %.
     assert error < 0.06
     assert np.abs(np.full_like(blocks, blocks.mean()) - blocks).mean() / 255 > 2 * error  # it is no plain grey
+
+
+def test_a_glimpse_is_the_preview_of_the_same_call_and_changes_nothing(bundled):
+    spec, executor, _ = bundled
+    wishes = [wish(spec, number, num_previews=2, num_steps=6) for number in range(2)]
+    undisturbed = draw(executor, wishes)
+    previews, glimpses, images = {}, {}, {}
+
+    def take(event):
+        request_id = event.prepared.request.request_id
+        match event:
+            case PreviewReady(preview=shown):
+                previews[request_id, shown.call] = (shown.width_px, shown.height_px, bytes(shown.pixels.rgb()))
+            case ImageReady(pixels=pixels):
+                images[request_id] = np.frombuffer(pixels.rgb(), np.uint8)
+
+    wheel = Wheel(StepScheduler(8), executor, take, lambda: 0.0, lambda _plan: True)
+    for each in wishes:
+        wheel.submit(executor.prepare(each))
+    while (turn := wheel.turn()) is not None:
+        for shown in turn.glimpses:
+            key = shown.image.request_id, shown.call
+            glimpses[key] = (shown.width_px, shown.height_px, bytes(shown.pixels.rgb()))
+    assert set(glimpses) == {(each.request_id, call) for each in wishes for call in range(6)}
+    assert len(previews) == 4
+    assert previews == {key: glimpses[key] for key in previews}
+    for (request_id, _), pixels in undisturbed.items():
+        assert np.array_equal(pixels.reshape(-1), images[request_id])
+
+
+def test_a_glimpse_of_a_large_image_is_small(bundled):
+    spec, executor, _ = bundled
+    side_px = 72 * executor.model.latent_scale
+    wheel = Wheel(StepScheduler(8), executor, lambda _: None, lambda: 0.0, lambda _plan: True)
+    wheel.submit(executor.prepare(wish(spec, 0, num_steps=1, width_px=side_px, height_px=side_px // 9)))
+    (shown,) = wheel.turn().glimpses
+    assert (shown.width_px, shown.height_px) == (36, 4)
+    assert len(shown.pixels.rgb()) == 36 * 4 * 3
+
+
+def test_what_is_made_smaller_is_the_mean_of_its_blocks():
+    latents = torch.arange(2 * 130 * 64, dtype=torch.float32).reshape(1, 2, 130, 64)
+    small = smaller(latents, 64)
+    assert small.shape == (1, 2, 44, 22)
+    assert small[0, 1, 0, 0] == latents[0, 1, :3, :3].mean()
+    assert small[0, 0, 43, 21] == latents[0, 0, 129:, 63:].mean()  # what is left over
+    assert smaller(latents, 130) is latents
 
 
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")

@@ -1,5 +1,6 @@
 """A wheel on virtual time with a fake device, and those who follow it."""
 
+import itertools
 import math
 
 import pytest
@@ -198,6 +199,20 @@ def test_a_follower_gets_five_views_a_second_and_one_that_is_late_all_turns_betw
     views = [view for view, _ in world.watch([lambda: None] * 500)]
     assert 5.0 / BETWEEN_VIEWS_S - 2 <= len(views) <= 5.0 / BETWEEN_VIEWS_S + 2
     assert [turn.number for turn in views[5].turns] == list(range(views[4].number + 1, views[5].number + 1))
+
+
+def test_views_that_take_long_are_few():
+    world = World(turn_s=0.01)
+    world.submit(wish(steps=500))
+    world.follow()
+    ((_, view, _),) = world.turn()
+    shown = []
+    for _ in range(400):
+        world.follow(seen=view.number)
+        if world.turn():
+            shown.append(world.clock())
+            world.showing.took(0.01)
+    assert [later - earlier for earlier, later in itertools.pairwise(shown)] == pytest.approx([1.0] * 3)
 
 
 def test_what_is_kept_is_bounded():

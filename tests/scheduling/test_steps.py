@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
 from noria.scheduling.costs import CostModel, Curve
-from noria.scheduling.plans import End, ImageDecoded, ImageId, Outcome, RequestEnded, ShapeClass, Ticket
+from noria.scheduling.plans import End, ImageDecoded, ImageId, Outcome, RequestEnded, ShapeClass, Standing, Ticket
 from noria.scheduling.policies import POLICIES
 from noria.scheduling.steps import StepScheduler
 
@@ -379,6 +379,28 @@ def test_a_turn_in_which_somebody_was_cancelled_teaches_nothing():
     scheduler.cancel("b", 0)
     scheduler.commit(plan, Outcome(step_s=1.0), 1.0, 1.0)
     assert scheduler.costs.steps == {}
+
+
+def test_the_standing_is_who_sits_where_and_who_boards_next():
+    costs = CostModel()
+    costs.observe_step(SMALL, 1, 1.0)
+    costs.observe_step(SMALL, 2, 1.0)
+    scheduler = StepScheduler(2, costs=costs, policy=POLICIES["fcfs"])
+    assert scheduler.standing(0.0, 9) == Standing((), ())
+    scheduler.submit(ticket("a", calls=4), 1.0)
+    turn(scheduler, now=2.0)
+    scheduler.submit(ticket("b", calls=2, images=3), 3.0)
+    scheduler.submit(ticket("c", calls=2), 4.0)
+    turn(scheduler, now=5.0)
+    standing = scheduler.standing(6.0, 9)
+    first, second = standing.seated
+    assert (first.image, first.slot, first.call, first.boarded) == (ImageId("a", 0), 0, 2, 2.0)
+    assert (second.image, second.slot, second.call, second.boarded) == (ImageId("b", 0), 1, 1, 5.0)
+    assert (second.finish_in_s, first.finish_in_s) == (1.0, 2.0)
+    b, c = standing.waiting
+    assert (b.ticket.request_id, b.num_images, b.arrived, b.start_in_s) == ("b", 2, 3.0, 1.0)
+    assert (c.ticket.request_id, c.num_images, c.arrived, c.start_in_s) == ("c", 1, 4.0, 3.0)
+    assert scheduler.standing(6.0, 1).waiting == (b,)
 
 
 def test_whereabouts_are_of_those_who_are_here():

@@ -102,10 +102,17 @@ class Engine:
                 self._showing.turned(turn, time.monotonic(), time.time())
             self._gauges.stands(self._wheel.scheduler)
             self._tell_load()
-            for view in self._showing.views(time.monotonic(), time.time()):
-                self._delivery.parcels.put(view)
+            self._show()
         self._delivery.parcels.put(None)
         self._delivery.join(timeout=5)
+
+    def _show(self) -> None:
+        """Answer those who follow, as far as it is due."""
+        began = time.monotonic()
+        if views := self._showing.views(began, time.time()):
+            for view in views:
+                self._delivery.parcels.put(view)
+            self._showing.took(time.monotonic() - began)
 
     def stop(self) -> None:
         """Make `run` return after the turn in progress; safe in a signal handler."""
