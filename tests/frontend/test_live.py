@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import pathlib
 import threading
 
 import httpx
@@ -13,7 +14,7 @@ from noria.frontend.audience import MOST_WATCHERS, Audience
 from noria.frontend.live import what_to_show
 from noria.keys import digest_of
 from noria.messages import WheelView
-from noria.views import CellView, LeftView, RatesView, SeatView, TurnView
+from noria.views import CellView, LeftView, RatesView, SeatView, TurnView, WaitingView
 
 RATES = RatesView(60.0, 1.0, 2.0, 3.0, 0.5, 0.9, 0.99, 4.0, 0.5, 0.75)
 
@@ -125,6 +126,25 @@ def test_the_pictures_come_in_one_sheet(site):
         (1, 8, 0, 8),
     ]
     assert "offset" not in view["cells"][0]
+
+
+def test_the_recorded_stream_is_as_a_server_sends_it():
+    """tests/data/live-stream.txt, before which pages are tested: a few seconds of a real one."""
+    blocks = (pathlib.Path(__file__).parents[1] / "data" / "live-stream.txt").read_text(encoding="utf-8").split("\n\n")
+    events = [dict(line.split(": ", 1) for line in block.splitlines()) for block in blocks if block]
+    assert events[0]["event"] == "engines"
+    views = [json.loads(event["data"]) for event in events if event["event"] == "wheel"]
+    assert len(views) > 10
+    for view in views:
+        assert (
+            {*WheelView.__struct_fields__, "engine"} <= set(view) <= {*WheelView.__struct_fields__, "engine", "sheet"}
+        )
+        for name, kind in (("seats", SeatView), ("waiting", WaitingView), ("turns", TurnView), ("left", LeftView)):
+            msgspec.convert(view[name], list[kind])
+        msgspec.convert(view["rates"], RatesView)
+    assert any(len({(seat["width_px"], seat["height_px"]) for seat in view["seats"]}) > 1 for view in views)
+    assert any(view["waiting"] for view in views)
+    assert any(view["left"] for view in views)
 
 
 @pytest.mark.parametrize(("options", "query"), [({}, "?pictures=false"), ({"live": "no-previews"}, "")])

@@ -26,6 +26,7 @@ from noria.views import LeftView, RatesView, SeatView, TurnView, WaitingView
 MOST_KEPT = 256  # turns, and images that left: a view is behind by a few, and who begins to watch sees the last seconds
 MOST_WAITING = 64  # requests in a view: as many as anybody looks at
 BETWEEN_VIEWS_S = 0.2  # the eye sees steps at this pace, and a view takes the wheel's time (a forecast)
+MOST_BETWEEN_VIEWS_S = 1.0  # however long they take
 _SHARE = 0.01  # of the wheel's time that views may take: 64 seats take 1.4 ms, with 256 in the queue 6 ms
 _BETWEEN_RATES_S = 1.0
 _INSTANT_S = 1e-6  # what rounding may make of no wait at all
@@ -193,7 +194,7 @@ class Showing(Generic[F]):
 
     def took(self, seconds: float) -> None:
         """What the last views took of the wheel's time: the next ones come so much later that it stays a small share."""
-        self._next += max(seconds / _SHARE - BETWEEN_VIEWS_S, 0.0)
+        self._next += min(max(seconds / _SHARE, BETWEEN_VIEWS_S), MOST_BETWEEN_VIEWS_S) - BETWEEN_VIEWS_S
 
     def _view(self, now: float, at: float) -> WheelView:
         standing = self._scheduler.standing(now, MOST_WAITING)
