@@ -1,0 +1,74 @@
+"""What Noria's container is: the Dockerfile read, and the configuration that a container of it would run with."""
+
+import dataclasses
+import json
+import pathlib
+import re
+import shlex
+
+from noria.cli import build_parser
+from noria.config import Config
+from noria.frontend.app import build_app
+from noria.frontend.engine_link import EngineLink
+from noria.frontend.keys import OPEN_PATHS
+from noria.settings import load, settings
+from noria.supervisor import ENGINE_STOP_S, FRONTEND_STOP_S
+
+ROOT = pathlib.Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+DOCKERFILE = DEPLOY / "Dockerfile"
+STOP_S = FRONTEND_STOP_S + ENGINE_STOP_S  # what the supervisor gives its children after `drain_s`
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """From one FROM to the next: its instructions and their arguments, in order."""
+
+    instructions: tuple[tuple[str, str], ...]
+
+    def all(self, name):
+        return [arguments for instruction, arguments in self.instructions if instruction == name]
+
+    def one(self, name):
+        (found,) = self.all(name)
+        return found
+
+    @property
+    def environment(self):
+        return dict(pair.split("=", 1) for line in self.all("ENV") for pair in shlex.split(line))
+
+    @property
+    def command(self):
+        return json.loads(self.one("ENTRYPOINT")) + json.loads(self.one("CMD"))
+
+
+def stages(text):
+    lines = re.sub(r"\\\n", " ", re.sub(r"^\s*#.*\n", "", text, flags=re.MULTILINE)).splitlines()
+    found = [tuple(line.split(None, 1)) for line in lines if line.strip()]
+    starts = [place for place, (name, _) in enumerate(found) if name == "FROM"]
+    return [Stage(tuple(found[a:b])) for a, b in zip(starts, [*starts[1:], None], strict=True)]
+
+
+def image():
+    """The stage that is shipped."""
+    return stages(DOCKERFILE.read_text())[-1]
+
+
+def configuration(arguments, environment) -> Config:
+    """What `noria ARGUMENTS` is set to in the image, with `environment` over the image's; fails for what is no setting or flag."""
+    parsed = build_parser()[0].parse_args(arguments)
+    flags = {setting.key: getattr(parsed, setting.key, None) for setting in settings()}
+    given = {key: value for key, value in flags.items() if value is not None}
+    return load(None, image().environment | environment, given)
+
+
+def probed_paths():
+    """Paths that whoever has no key may ask for, with GET."""
+    routes = build_app(Config(), EngineLink([])).routes
+    return {route.path for route in routes if "GET" in route.methods and route.path in OPEN_PATHS}
+
+
+def is_pinned(name):
+    """Whether an image's name says which: a version, or a tag of our own that the Dockerfile's head builds."""
+    tag = re.fullmatch(r"[^\s:]+(?:/[^\s:]+)*:([\w.-]+)", name)
+    return tag is not None and (bool(re.match(r"v?\d", tag[1])) or f"-t {name} " in DOCKERFILE.read_text() + " ")

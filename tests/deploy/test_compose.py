@@ -1,0 +1,167 @@
+"""compose.yaml, against the compose specification and against what it names: files, settings, routes, services."""
+
+import copy
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+from container import DEPLOY, ROOT, STOP_S, configuration, image, is_pinned, stages
+
+from noria.errors import ConfigError
+
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+CHECK = [pathlib.Path(sys.executable).parent / "check-jsonschema", "--builtin-schema", "vendor.compose-spec"]
+
+
+def by_default(text):
+    """`text` where nobody has set the variables that it names."""
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+
+
+def mounts(service):
+    """(host's path or volume's name, container's path) of each."""
+    return [tuple(volume.split(":")[:2]) for volume in service.get("volumes", [])]
+
+
+def check_images(compose):
+    for name, service in compose["services"].items():
+        assert is_pinned(service["image"]), f"{name}: {service['image']}"
+        if build := service.get("build"):
+            file = DEPLOY / build["context"] / build["dockerfile"]
+            declared = {arg.partition("=")[0] for stage in stages(file.read_text()) for arg in stage.all("ARG")}
+            assert set(build.get("args", ())) <= declared, name
+
+
+def check_mounts(compose):
+    for name, service in compose["services"].items():
+        for source, _ in mounts(service):
+            if source.startswith("."):
+                assert (DEPLOY / source).exists(), f"{name}: {source}"
+            elif not source.startswith("/"):  # the host's own; else a volume
+                assert source in compose["volumes"], f"{name}: {source}"
+    used = {source for service in compose["services"].values() for source, _ in mounts(service)}
+    assert set(compose["volumes"]) <= used
+
+
+def check_paths(compose):
+    """What commands and variables name of a mounted folder is in it."""
+    for name, service in compose["services"].items():
+        texts = [*service.get("command", ()), *service.get("environment", {}).values()]
+        for text in texts:
+            for source, target in mounts(service):
+                if source.startswith("./") and (found := re.search(rf"{re.escape(target)}/(\S+)", text)):
+                    assert (DEPLOY / source / found[1]).exists(), f"{name}: {text}"
+
+
+def check_noria(compose):
+    for name in ("noria", "noria-gpu"):
+        service = compose["services"][name]
+        environment = {key: by_default(value) for key, value in service["environment"].items()}
+        config = configuration(service.get("command", image().command[1:]), environment)
+        assert service["ports"] == [f"127.0.0.1:8000:{config.frontend.port}"]
+        assert service["read_only"]
+        assert service["cap_drop"] == ["ALL"]
+        assert "user" not in service  # the image's, which is not root
+        assert config.data_dir in [target for _, target in mounts(service)]  # all else is read-only
+        assert int(service["stop_grace_period"].removesuffix("s")) >= config.frontend.drain_s + STOP_S
+
+
+def check_targets(compose):
+    """Prometheus scrapes, and warns by, services that there are."""
+    names = set(compose["services"])
+    for service in compose["services"].values():
+        names |= set(service.get("networks", {}).get("default", {}).get("aliases", ()))
+    config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    places = [*config["scrape_configs"], *config["alerting"]["alertmanagers"]]
+    targets = [target for place in places for each in place.get("static_configs", ()) for target in each["targets"]]
+    targets += [
+        f"{name}:{each['port']}"
+        for place in places
+        for each in place.get("dns_sd_configs", ())
+        for name in each["names"]
+    ]
+    assert len(targets) == 5
+    assert {target.partition(":")[0] for target in targets} <= names
+    assert f"noria:{configuration(['serve'], {}).frontend.port}" in targets
+    source = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yaml").read_text())
+    assert source["datasources"][0]["url"] == "http://prometheus:9090"
+    folder = yaml.safe_load((DEPLOY / "grafana/provisioning/dashboards/noria.yaml").read_text())
+    assert folder["providers"][0]["options"]["path"] in [target for _, target in mounts(compose["services"]["grafana"])]
+
+
+def check_who_comes_in(compose):
+    """Nothing is published beyond this machine, and each service belongs to a profile."""
+    for name, service in compose["services"].items():
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), name
+        assert set(service["profiles"]) <= {"cpu", "gpu"}, name
+        for other in service.get("depends_on", ()):
+            assert other in compose["services"], name
+
+
+CHECKS = (check_images, check_mounts, check_paths, check_noria, check_targets, check_who_comes_in)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_compose_agrees_with_what_it_names(check):
+    check(COMPOSE)
+
+
+def test_it_is_what_the_specification_allows():
+    done = subprocess.run([*CHECK, DEPLOY / "compose.yaml"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_specification_finds_what_is_planted(tmp_path):
+    file = tmp_path / "compose.yaml"
+    file.write_text((DEPLOY / "compose.yaml").read_text().replace("stop_grace_period", "stop_grace"))
+    done = subprocess.run([*CHECK, file], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "stop_grace" in done.stdout
+
+
+def _plant(path, value):
+    planted = copy.deepcopy(COMPOSE)
+    *parents, last = path
+    place = planted
+    for parent in parents:
+        place = place[parent]
+    place[last] = value
+    return planted
+
+
+@pytest.mark.parametrize(
+    ("check", "path", "value"),
+    [
+        (check_images, ("services", "grafana", "image"), "grafana/grafana:latest"),
+        (check_images, ("services", "grafana", "image"), "grafana/grafana"),
+        (check_images, ("services", "noria-gpu", "build", "args"), {"TORCH": "x"}),
+        (check_mounts, ("services", "prometheus", "volumes", 0), "./promotheus:/etc/prometheus"),
+        (check_mounts, ("services", "prometheus", "volumes", 1), "data:/prometheus"),
+        (check_paths, ("services", "prometheus", "command", 0), "--config.file=/etc/prometheus/prometheus.yaml"),
+        (check_noria, ("services", "noria", "ports"), ["127.0.0.1:8000:80"]),
+        (check_noria, ("services", "noria", "stop_grace_period"), "10s"),
+        (check_targets, ("services", "noria", "networks"), {}),
+        (check_who_comes_in, ("services", "grafana", "ports"), ["3000:3000"]),
+    ],
+)
+def test_a_planted_fault_is_found(check, path, value):
+    planted = _plant(path, value)
+    if check is check_targets:
+        planted["services"]["server"] = planted["services"].pop("noria")
+        planted["services"]["noria-gpu"]["networks"] = {}
+    with pytest.raises(AssertionError):
+        check(planted)
+
+
+@pytest.mark.parametrize(("key", "value"), [("NORIA_MODELS", "bundled"), ("NORIA_ENGINE_SLOTS", "0")])
+def test_a_variable_that_noria_does_not_know_is_found(key, value):
+    with pytest.raises(ConfigError, match=key):
+        check_noria(_plant(("services", "noria", "environment"), {key: value}))
+
+
+def test_the_profiles_of_the_docs_are_there():
+    for file in (DEPLOY / "compose.yaml", ROOT / "docs" / "operations.md"):
+        assert re.search(r"--profile (cpu|gpu)", file.read_text(encoding="utf-8"))

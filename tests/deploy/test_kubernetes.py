@@ -1,0 +1,171 @@
+"""The Kubernetes manifests, against Kubernetes' own schemas and against what they name."""
+
+import copy
+
+import kubernetes_validate
+import pytest
+import yaml
+from container import DEPLOY, STOP_S, configuration, image, is_pinned, probed_paths
+
+from noria.errors import ConfigError
+from noria.observe.metrics import DECLARATIONS
+
+FOLDER = DEPLOY / "kubernetes"
+FILES = sorted(FOLDER.glob("*.yaml"))
+NO_SCHEMA = {"Kustomization", "PodMonitor"}  # kustomize's and the Prometheus operator's
+MANIFESTS = {document["kind"]: document for file in FILES for document in yaml.safe_load_all(file.read_text())}
+
+
+def schema_of(manifest):
+    kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+
+
+def pod(manifests):
+    return manifests["Deployment"]["spec"]["template"]
+
+
+def container(manifests):
+    (found,) = pod(manifests)["spec"]["containers"]
+    return found
+
+
+def set_up(manifests):
+    environment = {each["name"]: each["value"] for each in container(manifests).get("env", ())}
+    return configuration(container(manifests)["args"], environment)
+
+
+def check_labels(manifests):
+    """Everybody means the Deployment's pods."""
+    labels = pod(manifests)["metadata"]["labels"].items()
+    for kind in ("Deployment", "PodDisruptionBudget", "PodMonitor"):
+        assert manifests[kind]["spec"]["selector"]["matchLabels"].items() <= labels, kind
+    assert manifests["Service"]["spec"]["selector"].items() <= labels
+    target = manifests["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]
+    deployment = manifests["Deployment"]
+    assert target == {key: deployment[key] for key in ("apiVersion", "kind")} | {"name": deployment["metadata"]["name"]}
+
+
+def check_ports(manifests):
+    ports = {port["name"]: port["containerPort"] for port in container(manifests)["ports"]}
+    assert ports["http"] == set_up(manifests).frontend.port
+    assert set_up(manifests).frontend.host == "0.0.0.0"
+    assert {port["targetPort"] for port in manifests["Service"]["spec"]["ports"]} <= set(ports)
+    assert {end["port"] for end in manifests["PodMonitor"]["spec"]["podMetricsEndpoints"]} <= set(ports)
+
+
+def check_probes(manifests):
+    probes = [container(manifests)[f"{name}Probe"]["httpGet"] for name in ("startup", "readiness", "liveness")]
+    assert {probe["port"] for probe in probes} == {"http"}
+    asked = [probe["path"] for probe in probes] + [
+        end["path"] for end in manifests["PodMonitor"]["spec"]["podMetricsEndpoints"]
+    ]
+    assert set(asked) <= probed_paths()
+    assert container(manifests)["livenessProbe"]["httpGet"]["path"] != "/readyz"  # a pod that loads is not dead
+
+
+def check_times(manifests):
+    """A pod has the time to load its model, and to end."""
+    config, startup = set_up(manifests), container(manifests)["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= config.engine.start_timeout_s
+    waits = float(container(manifests)["lifecycle"]["preStop"]["exec"]["command"][1])
+    needed = waits + config.frontend.drain_s + STOP_S
+    assert pod(manifests)["spec"]["terminationGracePeriodSeconds"] >= needed
+
+
+def check_image(manifests):
+    assert is_pinned(container(manifests)["image"])
+    security, own = pod(manifests)["spec"]["securityContext"], container(manifests)["securityContext"]
+    assert security["runAsNonRoot"]
+    assert f"{security['runAsUser']}:{security['runAsGroup']}" == image().one("USER")
+    assert own["readOnlyRootFilesystem"]
+    assert not own["allowPrivilegeEscalation"]
+    assert own["capabilities"] == {"drop": ["ALL"]}
+
+
+def check_volumes(manifests):
+    mounted = {each["mountPath"]: each["name"] for each in container(manifests)["volumeMounts"]}
+    assert set(mounted.values()) == {volume["name"] for volume in pod(manifests)["spec"]["volumes"]}
+    assert {set_up(manifests).data_dir, "/tmp"} <= set(mounted)  # all else is read-only
+
+
+def check_scaling(manifests):
+    for metric in manifests["HorizontalPodAutoscaler"]["spec"]["metrics"]:
+        assert DECLARATIONS[metric["pods"]["metric"]["name"]].kind == "gauge"
+
+
+CHECKS = (check_labels, check_ports, check_probes, check_times, check_image, check_volumes, check_scaling)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_each_manifest_is_what_kubernetes_takes(file):
+    for manifest in yaml.safe_load_all(file.read_text()):
+        if manifest["kind"] in NO_SCHEMA:
+            with pytest.raises(kubernetes_validate.SchemaNotFoundError):
+                schema_of(manifest)
+        else:
+            schema_of(manifest)
+
+
+def test_kubernetes_refuses_what_it_does_not_know():
+    planted = copy.deepcopy(MANIFESTS["Deployment"])
+    container({"Deployment": planted})["readynessProbe"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError, match="readynessProbe"):
+        schema_of(planted)
+
+
+def test_kustomization_names_every_file():
+    assert sorted(MANIFESTS["Kustomization"]["resources"]) == [
+        file.name for file in FILES if file.name != "kustomization.yaml"
+    ]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_the_manifests_agree(check):
+    check(MANIFESTS)
+
+
+_CONTAINER = ("Deployment", "spec", "template", "spec", "containers", 0)
+
+
+def _plant(path, value):
+    planted = copy.deepcopy(MANIFESTS)
+    *parents, last = path
+    place = planted
+    for parent in parents:
+        place = place[parent]
+    place[last] = value
+    return planted
+
+
+@pytest.mark.parametrize(
+    ("check", "path", "value"),
+    [
+        (check_labels, ("Service", "spec", "selector"), {"app": "noria"}),
+        (check_labels, ("HorizontalPodAutoscaler", "spec", "scaleTargetRef", "name"), "server"),
+        (check_ports, (*_CONTAINER, "ports", 0, "containerPort"), 80),
+        (check_ports, ("PodMonitor", "spec", "podMetricsEndpoints", 0, "port"), "web"),
+        (check_probes, (*_CONTAINER, "readinessProbe", "httpGet", "path"), "/ready"),
+        (check_probes, (*_CONTAINER, "livenessProbe", "httpGet", "path"), "/readyz"),
+        (check_probes, ("PodMonitor", "spec", "podMetricsEndpoints", 0, "path"), "/v1/models"),
+        (check_times, (*_CONTAINER, "args"), ["serve", "--drain-s", "60"]),
+        (check_image, (*_CONTAINER, "image"), "noria"),
+        (check_image, ("Deployment", "spec", "template", "spec", "securityContext", "runAsUser"), 1000),
+        (check_volumes, (*_CONTAINER, "volumeMounts", 0, "mountPath"), "/database"),
+    ],
+)
+def test_a_planted_fault_is_found(check, path, value):
+    with pytest.raises(AssertionError):
+        check(_plant(path, value))
+
+
+def test_a_metric_that_is_not_exported_cannot_scale():
+    name = ("HorizontalPodAutoscaler", "spec", "metrics", 0, "pods", "metric", "name")
+    with pytest.raises(KeyError, match="noria_queue_seconds_left"):
+        check_scaling(_plant(name, "noria_queue_seconds_left"))
+
+
+def test_a_flag_and_a_variable_that_noria_does_not_know_are_found():
+    with pytest.raises(SystemExit):
+        set_up(_plant((*_CONTAINER, "args"), ["serve", "--process", "2"]))
+    with pytest.raises(ConfigError, match="NORIA_MODLE"):
+        set_up(_plant((*_CONTAINER, "env"), [{"name": "NORIA_MODLE", "value": "bundled"}]))
