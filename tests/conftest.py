@@ -1,4 +1,4 @@
-"""What several suites share: a tiny random model in diffusers format, and the bundled one."""
+"""What several suites share: a tiny random model in diffusers format, the bundled one, and a browser."""
 
 import pathlib
 import shutil
@@ -11,6 +11,7 @@ settings.register_profile("repeatable", derandomize=True)
 settings.register_profile("searching", derandomize=False, print_blob=True)
 settings.load_profile("repeatable")
 
+CHROMIUM = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
 BUNDLED = pathlib.Path(__file__).parent.parent / "src" / "noria" / "models" / "bundled"
 
 
@@ -93,3 +94,17 @@ def tiny_folder(tmp_path_factory):
         '"vae": ["diffusers", "AutoencoderKL"], "safety_checker": [null, null], "feature_extractor": [null, null]}'
     )
     return folder
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    """The system's browser, headless."""
+    from playwright.sync_api import sync_playwright
+
+    found = next((path for name in CHROMIUM if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.fail(f"none of {', '.join(CHROMIUM)} is installed; apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield browser
+        browser.close()

@@ -5,26 +5,10 @@ With NORIA_SCREENSHOTS set, `picture` writes the pictures of the documentation; 
 
 import os
 import pathlib
-import shutil
 
 import pytest
 
-CHROMIUM = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
 IMAGES = pathlib.Path(__file__).parents[2] / "docs" / "images"
-
-
-@pytest.fixture(scope="session")
-def chromium():
-    """The system's browser, headless."""
-    from playwright.sync_api import sync_playwright
-
-    found = next((path for name in CHROMIUM if (path := shutil.which(name))), None)
-    if found is None:
-        pytest.fail(f"none of {', '.join(CHROMIUM)} is installed; apt-get install chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
