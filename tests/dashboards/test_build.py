@@ -6,6 +6,7 @@ import pathlib
 
 import pytest
 
+from noria.cli import main
 from noria.dashboards.build import DASHBOARDS, build, check
 from noria.dashboards.grafana import to_grafana
 from noria.dashboards.panels import WIDTH, Dashboard, Row, timeseries
@@ -28,6 +29,14 @@ def test_a_panel_that_asks_for_an_undeclared_metric_stops_the_build():
         ConfigError, match=r"'Slots' of 'X' asks for 'noria_slot_used'.*Did you mean 'noria_slots_used'"
     ):
         check(wrong)
+
+
+def test_the_command_then_fails_and_writes_nothing(tmp_path, monkeypatch, capsys):
+    wrong = Dashboard("x", "X", "", (Row("r", (timeseries("Slots", "", "sum(noria_slot_used)"),)),))
+    monkeypatch.setattr("noria.dashboards.build.DASHBOARDS", (*DASHBOARDS, wrong))
+    assert main(["dashboards", "build", "--out", str(tmp_path / "out")]) == 2
+    assert "noria_slot_used" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_histogram_is_asked_for_by_its_series_only():

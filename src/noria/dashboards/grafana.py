@@ -39,7 +39,6 @@ def _instance() -> dict[str, Any]:
         "type": "query",
         "datasource": _SOURCE,
         "query": {"query": query, "refId": "instance"},
-        "definition": query,
         "includeAll": True,
         "allValue": ".*",
         "multi": True,

@@ -28,7 +28,8 @@ _GLANCE = Row(
         stat(
             "Refused",
             "Share of requests refused because more was asked than can be drawn.",
-            f"(sum(rate(noria_rejected_total{{{_IN}}}[5m])) or vector(0)) / sum(rate(noria_requests_total{{{_IN}}}[5m]))",
+            f'(sum(rate(noria_rejected_total{{{_IN},reason=~"queue_full|deadline_unmeetable|engine_unavailable"}}[5m])) or vector(0))'
+            f" / sum(rate(noria_requests_total{{{_IN}}}[5m]))",
             unit="percentunit",
             alarm=0.05,
         ),
