@@ -1,0 +1,145 @@
+"""What has been counted stays counted, whoever is killed: real processes, two front ends and an engine, scraped all the while."""
+
+import concurrent.futures
+import contextlib
+import threading
+import time
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from noria.bench.server import running_server
+
+SLOTS = 4
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running_server(["bundled", "--processes", "2", "--slots", str(SLOTS)]) as running:
+        yield running
+
+
+def scrape(url):
+    """Each series' value, by name and labels, and the kind of its metric; over a connection of its own, so by any front end."""
+    text = httpx.get(f"{url}/metrics", timeout=30, verify=False).raise_for_status().text
+    return {
+        (sample.name, *sorted(sample.labels.items())): (family.type, sample.value)
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+class Scraper(threading.Thread):
+    """Scrapes again and again until `stop`, and notes what fell or vanished between two scrapes."""
+
+    def __init__(self, url):
+        super().__init__(name="scraper")
+        self._url, self._ended = url, threading.Event()
+        self.num_scrapes, self.faults = 0, []
+
+    def run(self):
+        before = {}
+        while not self._ended.wait(0.1):
+            with contextlib.suppress(httpx.TransportError):  # the front end that was asked was killed
+                now = scrape(self._url)
+                self.faults += backward(before, now)
+                before, self.num_scrapes = now, self.num_scrapes + 1
+
+    def stop(self):
+        self._ended.set()
+        self.join()
+
+
+def backward(before, now):
+    """Counters and histograms that fell or vanished; a process's own CPU time may, where its start is another."""
+    for series, (kind, value) in before.items():
+        name, *labels = series
+        if kind not in ("counter", "histogram"):
+            continue
+        if name == "noria_process_cpu_seconds_total":
+            start = ("noria_process_start_time_seconds", *labels)
+            if now.get(start) != before[start]:
+                continue
+        if series not in now:
+            yield f"{series} is gone; it was {value}"
+        elif now[series][1] < value:
+            yield f"{series} fell from {value} to {now[series][1]}"
+
+
+def total(url, name, **labels):
+    return sum(
+        value
+        for (found, *own), (_, value) in scrape(url).items()
+        if found == name and labels.items() <= dict(own).items()
+    )
+
+
+def until(condition, seconds=120):
+    deadline = time.monotonic() + seconds
+    while True:
+        with contextlib.suppress(httpx.TransportError, httpx.HTTPStatusError):
+            if condition():
+                return
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("kind", ["counter", "histogram"])
+def test_what_falls_or_vanishes_is_noticed(kind):
+    series = ("noria_x_total", ("model", "a"))
+    assert list(backward({series: (kind, 2.0)}, {series: (kind, 2.0)})) == []
+    assert len([*backward({series: (kind, 2.0)}, {series: (kind, 1.0)}), *backward({series: (kind, 2.0)}, {})]) == 2
+
+
+def test_no_counter_falls_when_a_front_end_and_an_engine_are_killed(server):
+    url = f"http://127.0.0.1:{server.port}"
+    done = threading.Event()
+
+    def draw(number):
+        num_drawn = 0
+        while not done.is_set():
+            body = {"prompt": "a red circle", "seed": number, "inference_steps": 3}
+            with contextlib.suppress(httpx.TransportError):
+                answer = httpx.post(f"{url}/t2i", json=body, timeout=120, verify=False)
+                assert answer.status_code in (200, 503)
+                num_drawn += answer.status_code == 200
+                if answer.status_code == 503:
+                    done.wait(0.5)
+        return num_drawn
+
+    def answered():
+        return total(url, "noria_requests_total", outcome="ok")
+
+    scraper = Scraper(url)
+    with concurrent.futures.ThreadPoolExecutor(3) as users:
+        drawing = [users.submit(draw, number) for number in range(3)]
+        try:
+            scraper.start()
+            until(lambda: answered() > 3)
+            for role in ("frontend", "engine"):
+                victim, before = server.children(role)[0], answered()
+                victim.kill()
+                until(lambda victim=victim: not victim.is_running())
+                until(
+                    lambda before=before: (
+                        httpx.get(f"{url}/readyz", verify=False).is_success and answered() > before + 3
+                    )
+                )
+        finally:
+            done.set()
+            scraper.stop()
+        num_drawn = sum(each.result() for each in drawing)
+
+    assert scraper.faults == []
+    assert scraper.num_scrapes > 10
+    assert total(url, "noria_engine_starts_total") == 2
+    assert total(url, "noria_engine_starts_total", previous_end="killed") == 1
+    # A front end that is killed while it answers has counted its image, or not: at most one for each user.
+    assert answered() == pytest.approx(num_drawn, abs=3)
+    # What the dead held is held no longer: of each only the living tell.
+    until(
+        lambda: total(url, "noria_inflight") == total(url, "noria_slots_used") == total(url, "noria_queue_depth") == 0
+    )
+    assert total(url, "noria_engine_up") == 1
+    assert total(url, "noria_slots") == SLOTS
