@@ -8,7 +8,8 @@ import msgspec
 import pytest
 import torch
 
-from noria.doctor import Facts, Finding, Gpu, examine, image_seconds, judge, report
+from noria.doctor import Finding, examine, image_seconds, judge, report
+from noria.doctor_facts import Facts, Gpu
 from noria.engine.loading import cgroup_cpus
 from noria.models.catalog import open_model
 from noria.scheduling.costs import CostModel, Curve

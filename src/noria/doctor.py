@@ -1,36 +1,23 @@
 """`noria doctor`: what is here, whether it works, and what would be slow and why.
 
-`examine` looks (`gather`) and judges (`judge`); judging is a function of what was seen, so that every verdict can be tested on any
-machine. Speeds are estimates from the project's own measurements, good to a factor of two; `noria bench quick` measures.
+`doctor_facts.py` looks; here is judged, by a function of what was seen, so that every verdict can be tested on any machine. Speeds are estimates from the project's own measurements, good to a factor of two; `noria bench quick` measures.
 """
 
-import importlib.metadata
-import os
-import pathlib
-import platform
-import socket
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from noria import __version__
 from noria.config import Config, EngineConfig
+from noria.doctor_facts import Facts, Listen, gather
 from noria.engine.calibration import BUDGET_S
-from noria.engine.loading import cgroup_cpus, cost_file, look_at_machine, most_rows
 from noria.engine.resources import FULL_SIZE_PARAMETERS, Machine, resolve, resolve_device, usable_cores
-from noria.errors import NoriaError
-from noria.keys import read_keys
-from noria.models.catalog import open_model
-from noria.models.weights import count_parameters
 from noria.scheduling.costs import CostModel
 from noria.scheduling.plans import ShapeClass
 from noria.spec import ModelSpec
 
-Listen = Callable[[str, int], socket.socket]
 Verdict = Literal["ok", "warn", "fail"]
 
-_PACKAGES = ("torch", "diffusers", "transformers", "xformers")
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _SLOW_IMAGE_S = 10.0
 _CALL_S = 0.007  # of launching a UNet's 230 modules, whatever their size (measured)
@@ -48,39 +35,6 @@ class Finding:
     text: str
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """One CUDA device, as torch sees it."""
-
-    name: str
-    memory_bytes: int
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What was seen; gathered at once, judged afterwards."""
-
-    python: tuple[int, int, int]
-    versions: Mapping[str, str | None]  # of `_PACKAGES`; None is not installed
-    torch_error: str | None  # why torch cannot be imported or asked
-    has_sdpa: bool
-    gpus: tuple[Gpu, ...]
-    has_nvidia_driver: bool
-    cpu_model: str
-    cpu_architecture: str  # as platform.machine() names it
-    cpu_flags: frozenset[str]  # as /proc/cpuinfo names them
-    num_cores: int  # that this process may be scheduled on
-    cgroup_cpus: float | None  # CPU time a second that the container may use; None is no limit
-    memory_bytes: int  # available to a new process
-    environment: Mapping[str, str]
-    model: ModelSpec | str  # or why it cannot be served
-    more_model_errors: tuple[str, ...]  # why the server would not start with its further models
-    num_parameters: int  # of all the model's parts
-    costs: CostModel | None  # as `noria serve` has measured and kept them; None is not yet
-    num_keys: int | str  # in the file of API keys, 0 without one; or why it cannot be used
-    port_error: str | None
-
-
 def examine(config: Config, listen: Listen) -> list[Finding]:
     """Look at this machine with the eyes of `noria serve` under `config`; `listen` is the supervisor's."""
     return list(judge(gather(config, listen), config))
@@ -92,9 +46,6 @@ def report(findings: list[Finding]) -> str:
     num_failed = sum(finding.verdict == "fail" for finding in findings)
     conclusion = f"{num_failed} to mend before `noria serve` works." if num_failed else "`noria serve` should work."
     return "\n".join([*lines, "", conclusion])
-
-
-# ── Judging ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def judge(facts: Facts, config: Config) -> Iterator[Finding]:
@@ -307,113 +258,3 @@ def image_seconds(spec: ModelSpec, dtype: str, num_cores: float, cpu_flags: froz
     num_latents = spec.default_width_px * spec.default_height_px / 64
     row_flop = _SD15_FLOP * spec.num_parameters / _SD15_PARAMETERS * num_latents / _SD15_LATENTS
     return spec.default_steps * (_CALL_S + 2 * row_flop / (_CORE_FLOP_S * share * num_cores))
-
-
-# ── Looking ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def gather(config: Config, listen: Listen) -> Facts:
-    """Look; imports torch, and for a hub id fetches the model. Raises nothing: what does not work is a fact too."""
-    torch_error, has_sdpa, gpus = _look_at_torch()
-    model, num_parameters = _look_at_model(config.model)
-    cpuinfo = _cpuinfo()
-    return Facts(
-        python=sys.version_info[:3],
-        versions={package: _version(package) for package in _PACKAGES},
-        torch_error=torch_error,
-        has_sdpa=has_sdpa,
-        gpus=gpus,
-        has_nvidia_driver=pathlib.Path("/proc/driver/nvidia/version").exists(),
-        cpu_model=cpuinfo.get("model name", platform.machine()),
-        cpu_architecture=platform.machine(),
-        cpu_flags=frozenset(cpuinfo.get("flags", "").split()),
-        num_cores=len(os.sched_getaffinity(0)),
-        cgroup_cpus=cgroup_cpus(pathlib.Path("/sys/fs/cgroup")),
-        memory_bytes=_available_bytes(),
-        environment={name: value for name, value in os.environ.items() if name.startswith("OMP_")},
-        model=model,
-        more_model_errors=_look_at_more_models(config, model),
-        num_parameters=num_parameters,
-        costs=None if torch_error is not None or isinstance(model, str) else _look_at_costs(config, model),
-        num_keys=_look_at_keys(config.frontend.keys_file),
-        port_error=_look_at_port(config.frontend.host, config.frontend.port, listen),
-    )
-
-
-def _available_bytes() -> int:
-    """MemAvailable: what a new process can have without swapping."""
-    lines = pathlib.Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-
-
-def _cpuinfo() -> dict[str, str]:
-    """The first processor of /proc/cpuinfo."""
-    first = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
-    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _look_at_torch() -> tuple[str | None, bool, tuple[Gpu, ...]]:
-    try:
-        import torch
-
-        properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    except Exception as error:  # a broken installation or driver may raise anything, and each is a finding
-        return f"{type(error).__name__}: {error}", False, ()
-    gpus = tuple(Gpu(device.name, device.total_memory) for device in properties)
-    return None, hasattr(torch.nn.functional, "scaled_dot_product_attention"), gpus
-
-
-def _look_at_model(name: str) -> tuple[ModelSpec | str, int]:
-    try:
-        spec = open_model(name)
-    except NoriaError as error:
-        return error.message, 0
-    return spec, count_parameters(spec.path)
-
-
-def _look_at_more_models(config: Config, first: ModelSpec | str) -> tuple[str, ...]:
-    errors, names = [], {first.name} if isinstance(first, ModelSpec) else set()
-    for name in config.more_models:
-        spec, _ = _look_at_model(name)
-        if isinstance(spec, str):
-            errors.append(spec)
-        elif spec.name in names:
-            errors.append(f"two models are called {spec.name!r}: give one another name in its noria.json")
-        else:
-            names.add(spec.name)
-    return tuple(errors)
-
-
-def _look_at_costs(config: Config, spec: ModelSpec) -> CostModel | None:
-    """What an earlier `noria serve` has kept of this model with these settings on this device."""
-    import torch
-
-    machine = look_at_machine()
-    device = resolve_device(config.engine.devices[0], machine)
-    if device != "cpu" and not machine.has_cuda:
-        return None
-    engine, costs = resolve(config.engine, spec, device, machine), CostModel()
-    costs.most_rows = most_rows(engine)
-    return costs if cost_file(spec, engine, torch.device(device)).load(costs) else None
-
-
-def _look_at_keys(setting: str) -> int | str:
-    try:
-        return len(read_keys(setting))
-    except NoriaError as error:
-        return error.message
-
-
-def _look_at_port(host: str, port: int, listen: Listen) -> str | None:
-    try:
-        listen(host, port).close()
-    except NoriaError as error:
-        return error.message
-    return None
