@@ -67,11 +67,12 @@ def test_errors_and_dropped_connections_are_counted_as_failures():
     assert {reply.status for reply in replies} == {0, 503}
 
 
-def test_ctrl_c_sends_every_user_home():
+@pytest.mark.parametrize("at", [0, 20])  # while they start, and afterwards
+def test_ctrl_c_sends_every_user_home(at):
     before = set(threading.enumerate())
 
     def body(number):
-        if number == 20:
+        if number == at:
             os.kill(os.getpid(), signal.SIGINT)
         return {}
 

@@ -57,12 +57,12 @@ def closed_loop(
         connection.close()
 
     users = [threading.Thread(target=use) for _ in range(num_users)]
-    for user in users:
-        user.start()
     try:
         for user in users:
+            user.start()
+        for user in users:
             user.join()
-    finally:  # Ctrl-C: nobody asks a server again that is about to end
+    finally:  # Ctrl-C, also while they start: nobody asks a server again that is about to end
         interrupted.set()
     return sorted(replies, key=lambda reply: reply.done)
 
