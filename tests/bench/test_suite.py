@@ -1,6 +1,7 @@
 """Runs from end to end with real Locust and the real open loop, against servers that draw rightly, wrongly or not at all."""
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -22,12 +23,16 @@ from noria.cli import main
 from noria.config import Config, EngineConfig
 from noria.errors import ConfigError
 
+SCENARIO_2 = functools.partial(plans.of_scenario, "scenario2")
 CONFIG = Config(engine=EngineConfig(devices=("cpu",)))
 
 
 @pytest.fixture
 def measured(monkeypatch, tmp_path):
-    """A function that measures scenario 2 on servers that behave as told, by target; gives the status and the runs."""
+    """A function that measures on servers that behave as told, by target; gives the status and the runs.
+
+    Scenario 2 where no `plan` is given. Locust starts a user every half second, so that 1 s is enough for requests, and 5 s for all users.
+    """
 
     class Solo:
         def __init__(self, spec, config):
@@ -41,19 +46,19 @@ def measured(monkeypatch, tmp_path):
     monkeypatch.setattr(suite, "running_target", running_target)
     monkeypatch.setattr(suite, "SoloRuns", Solo)
 
-    def measure(seconds=4.0, **behaviour):
+    def measure(seconds=1.0, plan=SCENARIO_2, options=None, **behaviour):
         how.update({name.replace("_", "-"): each for name, each in behaviour.items()})
-        options = SuiteOptions(read_targets(",".join(how)), seconds)
-        status = suite.main(
-            CONFIG, tmp_path / "out", lambda *given: plans.of_scenario("scenario2", options, *given), writing.write
-        )
+        chosen = SuiteOptions(read_targets(",".join(how)), seconds, **options or {})
+        status = suite.main(CONFIG, tmp_path / "out", lambda *given: plan(chosen, *given), writing.write)
         return status, {run.target: run for run in runs.read(tmp_path / "out")}
 
     return measure
 
 
-def test_a_server_that_draws_what_is_asked_has_requests_of_every_user_and_no_failure(measured, capsys):
-    status, found = measured(noria="fine")
+def test_a_server_that_draws_what_is_asked_has_requests_of_every_user_who_come_one_by_one_and_no_failure(
+    measured, capsys
+):
+    status, found = measured(seconds=6.0, noria="fine")
     run = found["noria"]
     assert status == 0
     assert run.complete
@@ -67,12 +72,8 @@ def test_a_server_that_draws_what_is_asked_has_requests_of_every_user_and_no_fai
     told = capsys.readouterr()
     assert "| noria" in told.out
     assert "warming up" in told.err
-
-
-def test_users_come_one_by_one(measured):
-    _, found = measured(seconds=9.0, noria="fine")
     first = {}
-    for record in found["noria"].records:
+    for record in run.records:
         user = record.number % 8
         first[user] = min(first.get(user, 99.0), record.sent_s)
     assert first[0] < 1.0
@@ -189,12 +190,11 @@ def test_a_folder_that_cannot_be_is_refused_before_anything_is_measured(tmp_path
         suite.main(CONFIG, tmp_path / "file" / "out", lambda *_: pytest.fail("measured"), writing.write)
 
 
-def test_mixed_arrivals_wait_for_nobody_and_are_the_same_for_every_target(measured, monkeypatch, tmp_path):
-    measured(noria="fine", seed_batched="another")
-    options = SuiteOptions(read_targets("noria,seed-batched"), 2.0, rate=400.0, arrivals="both")
-    out = tmp_path / "mixed"
-    assert suite.main(CONFIG, out, lambda *given: plans.of_mixed(options, *given), writing.write) == 0
-    found = {(run.target, run.variant): run for run in runs.read(out)}
+def test_mixed_arrivals_wait_for_nobody_and_are_the_same_for_every_target(measured, tmp_path):
+    options = {"rate": 400.0, "arrivals": "both"}
+    status, _ = measured(seconds=2.0, plan=plans.of_mixed, options=options, noria="fine", seed_batched="another")
+    assert status == 0
+    found = {(run.target, run.variant): run for run in runs.read(tmp_path / "out")}
     assert set(found) == {(name, kind) for name in ("noria", "seed-batched") for kind in ("poisson", "bursty")}
     for kind in ("poisson", "bursty"):
         ours, theirs = (
