@@ -2,15 +2,19 @@
 
 import pytest
 
+from noria.engine.executor import FakeExecutor, VirtualClock
 from noria.engine.gauges import Gauges
-from noria.engine.loop import Turn
+from noria.engine.loop import Turn, Wheel
 from noria.observe import metrics
 from noria.observe.metrics import REGISTRY
+from noria.request import ImageRequest
 from noria.scheduling.plans import ImageId, Outcome, Plan, ShapeClass, Step
 from noria.scheduling.steps import StepScheduler
 
 
 class Holder:
+    """As much of an executor as gauges ask."""
+
     def memory_bytes(self):
         return 12345
 
@@ -40,7 +44,7 @@ def turn(side_px=64, images=2, overflowed=None):
 def test_a_turn_is_counted_with_its_batch_and_its_time(moved):
     asked = [
         ("noria_turns_total", {}),
-        ("noria_denoise_steps_total", {}),
+        ("noria_denoise_steps_total", {"model": "m"}),
         ("noria_step_seconds_sum", {"shape": "64x64"}),
     ]
     for name, labels in asked:
@@ -54,6 +58,29 @@ def test_a_turn_that_did_not_fit_is_counted_by_what_did_not(moved):
     moved("noria_out_of_memory_total", part="steps")
     Gauges(Holder(), 4).turned(turn(overflowed="steps"))
     assert moved("noria_out_of_memory_total", part="steps") == 1
+
+
+def total(name):
+    return sum(sample.value for family in REGISTRY.collect() for sample in family.samples if sample.name == name)
+
+
+@pytest.mark.parametrize("memory", [{}, {"boards": 3}, {"steps": 2}, {"decodes": 1}, {"boards": 0}, {"steps": 0}])
+def test_who_boards_leaves_and_what_did_not_fit_is_no_step(memory):
+    names = ("noria_joins_total", "noria_leaves_total", "noria_denoise_steps_total", "noria_batch_size_sum")
+    before = [total(name) for name in names]
+    clock = VirtualClock()
+    executor = FakeExecutor(clock, memory=memory)
+    gauges = Gauges(Holder(), 4)
+    wheel = Wheel(StepScheduler(4), executor, gauges.happened, clock)
+    for name in "abc":
+        wish = ImageRequest(name, "a circle", "", 7, 8, 8, 3, 2.0, 2, "ddim", 1e6)
+        wheel.submit(executor.prepare(wish))
+    while (turned := wheel.turn()) is not None:
+        gauges.turned(turned)
+    joins, leaves, steps, sizes = (total(name) - was for name, was in zip(names, before, strict=True))
+    assert joins == leaves
+    assert steps == sizes == (0 if 0 in memory.values() else 3 * 2 * 3)
+    assert joins == 6 or 0 in memory.values()
 
 
 def test_however_many_sizes_callers_think_of_labels_are_bounded(moved):

@@ -13,6 +13,8 @@ from noria.bench.server import running_server
 
 SLOTS = 4
 
+pytestmark = pytest.mark.timeout(900)  # two starts of an engine, on a machine that may be busy
+
 
 @pytest.fixture(scope="module")
 def server():
@@ -75,7 +77,7 @@ def total(url, name, **labels):
     )
 
 
-def until(condition, seconds=120):
+def until(condition, seconds=240):
     deadline = time.monotonic() + seconds
     while True:
         with contextlib.suppress(httpx.TransportError, httpx.HTTPStatusError):

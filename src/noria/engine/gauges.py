@@ -30,11 +30,11 @@ class Gauges:
         """A turn was carried out."""
         metrics.TURNS.inc()
         metrics.ENGINE_BUSY_SECONDS.inc(turn.seconds)
-        metrics.JOINS.inc(len(turn.plan.boards))
-        metrics.DENOISE_STEPS.inc(len(turn.plan.steps))
+        metrics.JOINS.inc(turn.num_boarded)
         if turn.outcome.overflowed is not None:
             metrics.OUT_OF_MEMORY.labels(turn.outcome.overflowed).inc()
         if turn.stepped is not None:
+            metrics.DENOISE_STEPS.labels(turn.stepped.model).inc(len(turn.plan.steps))
             metrics.BATCH_SIZE.observe(len(turn.plan.steps))
             metrics.STEP_SECONDS.labels(self._label(turn.stepped)).observe(turn.seconds)
 

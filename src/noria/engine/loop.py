@@ -69,7 +69,8 @@ class Turn:
     plan: Plan
     outcome: Outcome
     seconds: float
-    stepped: ShapeClass | None = None  # of the images that did
+    stepped: ShapeClass | None = None  # of the images that did; None where no step was done
+    num_boarded: int = 0  # images that got a slot, also those that failed in this turn; not who had to give it back
     glimpses: Sequence[PreviewPixels] = ()  # of all of them, where they were asked for
 
 
@@ -123,7 +124,7 @@ class Wheel(Generic[P]):
         if plan is None:
             return None
         glimpse = self._about_to(plan)
-        stepped = _shape(self._requests[plan.steps[0].image.request_id].request) if plan.steps else None
+        shape = _shape(self._requests[plan.steps[0].image.request_id].request) if plan.steps else None
         outcome = self._executor.execute(plan, glimpse=glimpse)
         now = self._clock()
         for preview in self._executor.previews():
@@ -133,7 +134,14 @@ class Wheel(Generic[P]):
         if self._watched and now - self._last_news >= _BETWEEN_NEWS_S:
             self._last_news = now
             self._tell_whereabouts(self._watched, now)
-        return Turn(plan, outcome, now - started, stepped, self._executor.glimpses() if glimpse else [])
+        boarded = [
+            seat
+            for seat in plan.boards
+            if outcome.overflowed != "boards" or seat.image.request_id not in self._requests  # failed, even alone
+        ]
+        stepped = shape if outcome.overflowed not in ("boards", "steps") else None
+        glimpses = self._executor.glimpses() if glimpse else []
+        return Turn(plan, outcome, now - started, stepped, len(boarded), glimpses)
 
     def request(self, request_id: str) -> ImageRequest:
         """One that has not ended."""

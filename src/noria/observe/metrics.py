@@ -184,7 +184,7 @@ ENGINE_BUSY_SECONDS = _counter(
     _PART, "noria_engine_busy_seconds", "Time that engines spent in turns, encoding or decoding."
 )
 TURNS = _counter(_PART, "noria_turns", "Turns of the wheel: batched denoising steps.")
-DENOISE_STEPS = _counter(_PART, "noria_denoise_steps", "Denoising steps, one for each image in each turn.")
+DENOISE_STEPS = _counter(_PART, "noria_denoise_steps", "Denoising steps, one for each image in each turn.", "model")
 STEP_SECONDS = _histogram(
     _PART,
     "noria_step_seconds",
@@ -209,7 +209,12 @@ OLDEST_AGE_SECONDS = _gauge(
     mode="livemax",
 )
 JOINS = _counter(_PART, "noria_joins", "Images that boarded the batch.")
-LEAVES = _counter(_PART, "noria_leaves", "Images that left the batch: finished, cancelled or failed.", "outcome")
+LEAVES = _counter(
+    _PART,
+    "noria_leaves",
+    "Images that left the batch: finished, cancelled or failed. Those aboard an engine that was killed never left it.",
+    "outcome",
+)
 OUT_OF_MEMORY = _counter(
     _PART,
     "noria_out_of_memory",
