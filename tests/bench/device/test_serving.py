@@ -76,19 +76,29 @@ def test_alike_requests_are_drawn_eight_at_a_time_by_the_seeds_loop(served):
     assert set(log.batches) == {8} and len(log.batches) == len(log.answers) // 8 * SPEC.default_steps
 
 
+def answered(serve):
+    """The log of the shortest time in which a machine that may be busy answers something; one second on a quiet one."""
+    for seconds in (1.0, 10.0, 60.0):
+        log = serve(time.monotonic() + seconds)
+        if log.answers:
+            return log
+    raise AssertionError(f"no answer in {seconds} s")
+
+
 @pytest.mark.parametrize("traffic", ["alike", "mixed"])
 def test_the_wheel_answers_its_users_and_lets_them_go(served, traffic):
     asks = MIXES[traffic](SPEC).asks(1)
     for _ in range(2):  # the executor can be used again
-        log = on_the_wheel(served, asks, time.monotonic() + 1.5)
-        assert log.answers and max(log.batches) <= 16
+        log = answered(lambda end_s: on_the_wheel(served, asks, end_s))
+        assert max(log.batches) <= 16
         assert all(answer.done_s > answer.sent_s for answer in log.answers)
         assert not served.executor._requests
 
 
 def test_the_seeds_loop_answers_mixed_requests_in_groups_of_equal_settings(served):
-    log = microbatched(served.executor.model, SPEC, MIXES["mixed"](SPEC).asks(1), time.monotonic() + 1.5)
-    assert log.answers and sum(log.batches) / len(log.batches) < 8
+    asks = MIXES["mixed"](SPEC).asks(1)
+    log = answered(lambda end_s: microbatched(served.executor.model, SPEC, asks, end_s))
+    assert sum(log.batches) / len(log.batches) < 8
 
 
 @pytest.mark.parametrize("scheduler", ["dpm++2m", "euler-a", "ddim"])
