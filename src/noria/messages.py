@@ -52,7 +52,8 @@ class Heard(Struct, frozen=True, tag=True):
 class Follow(Struct, frozen=True, tag=True):
     """Show the wheel: answered by one `WheelView`, at once to who has seen none, else when there is something new to see.
 
-    Asked again after each answer, so who stops asking costs nothing, and who reads slowly gets fewer.
+    Asked again after each answer, so who stops asking costs nothing, and who reads slowly gets fewer. Asked again before the answer,
+    the newer one counts, and one view answers both.
     """
 
     seen: int | None  # the number of the last turn in the last view of this incarnation; None: there was none
@@ -71,7 +72,7 @@ class WheelView(Struct, frozen=True, tag=True):
     num_waiting: int  # images, all of them
     drain_s: float  # until all that was accepted is done
     turns: tuple[TurnView, ...]  # since the turn that was seen: the last ones kept, oldest first
-    left: tuple[LeftView, ...]  # likewise
+    left: tuple[LeftView, ...]  # since the last view for this peer; none in the first
     rates: RatesView
     cells: tuple[CellView, ...] = ()
 
