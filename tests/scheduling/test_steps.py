@@ -6,7 +6,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
 from noria.scheduling.costs import CostModel, Curve
-from noria.scheduling.plans import End, ImageDecoded, ImageId, Outcome, RequestEnded, ShapeClass, Standing, Ticket
+from noria.scheduling.plans import (
+    End,
+    ImageDecoded,
+    ImageId,
+    Outcome,
+    RequestEnded,
+    ShapeClass,
+    Standing,
+    Ticket,
+    Times,
+)
 from noria.scheduling.policies import POLICIES
 from noria.scheduling.steps import StepScheduler
 
@@ -65,6 +75,24 @@ def test_a_request_is_told_with_how_many_it_shared_its_steps():
     assert events[-1].times.mean_batch == 2.0  # b was never alone
     _, events = turn(scheduler)
     assert events[-1].times.mean_batch == (1 + 2 + 2 + 1) / 4
+
+
+def test_a_request_that_ends_unfinished_tells_where_its_time_went():
+    scheduler = StepScheduler(2)
+    scheduler.submit(ticket("a", calls=9, images=2), now=2.0, arrived=1.0)
+    scheduler.submit(ticket("b", calls=9), now=2.0)
+    turn(scheduler, now=3.0, encode_s=0.25)
+    (ended,) = scheduler.cancel("b", now=5.0)
+    assert (ended.at, ended.times) == (5.0, Times(queue_s=3.0))
+    turn(scheduler, now=5.0)
+    (ended,) = scheduler.cancel("a", now=7.0)
+    assert (ended.at, ended.times) == (7.0, Times(queue_s=2.0, encode_s=0.25, denoise_s=3.75, mean_batch=2.0))
+
+
+def test_a_refused_request_tells_how_long_it_was_here():
+    scheduler = StepScheduler(1, queue_limit=0)
+    (ended,) = scheduler.submit(ticket("a", images=2), now=3.0, arrived=1.0)
+    assert (ended.end, ended.at, ended.times) == (End.REFUSED, 3.0, Times(queue_s=2.0))
 
 
 def test_images_of_one_request_board_as_slots_free_up():

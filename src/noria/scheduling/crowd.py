@@ -116,6 +116,21 @@ class Crowd:
                 num_unseated += 1
         return accepted, num_unseated
 
+    def times_so_far(self, request_id: str, now: float) -> Times:
+        """Where the time of a request has gone, by its image that has come furthest of those not yet decoded."""
+        accepted = self.requests[request_id]
+        seats = [self.seated[image] for image in accepted.images if image in self.seated]
+        if not seats:
+            return Times(queue_s=now - accepted.submitted)
+        seat = max(seats, key=lambda each: each.call)
+        encode_s = min(seat.encode_s, now - seat.boarded)
+        return Times(
+            queue_s=seat.boarded - accepted.submitted,
+            encode_s=encode_s,
+            denoise_s=now - seat.boarded - encode_s,
+            mean_batch=seat.company / max(seat.call, 1),
+        )
+
     def ticket(self, image: ImageId) -> Ticket:
         """Of the image's request."""
         return self.requests[image.request_id].ticket

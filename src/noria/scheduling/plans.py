@@ -101,7 +101,10 @@ class End(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Where a request's time went, in seconds; of several images the one that ended last counts."""
+    """Where a request's time went, in seconds; of several images the one that ended last counts.
+
+    Of a request that did not finish: until its end, by its image that had come furthest of those not decoded.
+    """
 
     queue_s: float = 0.0
     encode_s: float = 0.0
@@ -167,6 +170,7 @@ class RequestEnded:
     times: Times = Times()
     num_unseated: int = 0  # of its images that left a slot undone
     retry_after_s: float | None = None  # of a refusal: when it would be accepted, if nobody else comes
+    at: float = 0.0  # monotonic seconds
 
 
 Event = ImageDecoded | RequestEnded

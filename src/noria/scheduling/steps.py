@@ -19,7 +19,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from noria.scheduling.batches import Device, together
 from noria.scheduling.costs import CostModel
@@ -92,22 +92,23 @@ class StepScheduler:
         assert ticket.request_id not in self._crowd.requests, ticket.request_id
         if not self._crowd.requests:
             self._outlook.stood_still(now)
+        arrived = now if arrived is None else arrived
         refusal = self._refuse_for_number(ticket) or self._outlook.refuse_for_length(ticket, self.queue_limit_s)
         if refusal is not None:
-            return [refusal]
-        accepted = self._crowd.enter(ticket, now if arrived is None else arrived)
+            return [replace(refusal, at=now, times=Times(queue_s=now - arrived))]
+        accepted = self._crowd.enter(ticket, arrived)
         late = self._outlook.made_late_by(accepted, now)
         if (refusal := self._outlook.refuse_for_deadline(ticket, late, now)) is not None:
             self._crowd.leave(ticket.request_id)
-            return [refusal]
+            return [replace(refusal, at=now, times=Times(queue_s=now - arrived))]
         if late:
             self._outlook.put_behind(accepted, late, now)  # it may wait; they may not
         accepted.promised = self._outlook.uncorrected(now)[ticket.request_id]
         return []
 
-    def cancel(self, request_id: str, now: float) -> list[Event]:  # noqa: ARG002 - the contract of every scheduler
+    def cancel(self, request_id: str, now: float) -> list[Event]:
         """End a request; one that is unknown, or has ended, is nobody's loss."""
-        return self._end(request_id, End.CANCELLED, "cancelled by the caller")
+        return self._end(request_id, End.CANCELLED, "cancelled by the caller", now)
 
     def expire(self, now: float) -> list[Event]:
         """End every request whose deadline has passed."""
@@ -117,7 +118,9 @@ class StepScheduler:
             if r.ticket.deadline is not None and r.ticket.deadline <= now
         }
         words = "it was not done within {:.2f} s: allow more time, or ask for fewer steps"
-        return [event for name, had_s in late.items() for event in self._end(name, End.EXPIRED, words.format(had_s))]
+        return [
+            event for name, had_s in late.items() for event in self._end(name, End.EXPIRED, words.format(had_s), now)
+        ]
 
     def next_deadline(self) -> float | None:
         """When `expire` will next have something to do, if nothing else happens."""
@@ -172,8 +175,8 @@ class StepScheduler:
         events: list[Event] = []
         for image, reason in outcome.failed.items():
             if image in self._crowd.seated:
-                events += self._end(image.request_id, End.FAILED, reason)
-        events += self._shrink(plan, outcome)
+                events += self._end(image.request_id, End.FAILED, reason, now)
+        events += self._shrink(plan, outcome, now)
         for seat in plan.boards:
             if seat.image in self._crowd.seated:
                 self._crowd.seated[seat.image].encode_s = outcome.encode_s
@@ -275,7 +278,7 @@ class StepScheduler:
             self.costs.observe_step(shape, rows, step_s)
             self._outlook.stepped(shape, rows, seconds, now)
 
-    def _shrink(self, plan: Plan, outcome: Outcome) -> list[Event]:
+    def _shrink(self, plan: Plan, outcome: Outcome, now: float) -> list[Event]:
         """Make room in the memory: smaller batches from now on; only an image that does not fit alone fails."""
         parts: dict[Part, tuple[Seat | Step, ...]] = {
             "boards": plan.boards,
@@ -290,7 +293,7 @@ class StepScheduler:
         if len(named) == 1 and (outcome.overflowed != "boards" or others == 0):
             words = f"{shape.width_px}x{shape.height_px} does not fit the memory of the device, even alone"
             self._outlook.most_seated = self.num_slots  # what made the others few is gone
-            return self._end(images[0].request_id, End.FAILED, words)
+            return self._end(images[0].request_id, End.FAILED, words, now)
         match outcome.overflowed:
             case "boards":
                 self._outlook.most_seated = max(others + len(named) // 2, 1)
@@ -320,13 +323,15 @@ class StepScheduler:
         if accepted.left:
             return events
         self._outlook.finished(accepted, now)
-        return events + self._end(image.request_id, End.FINISHED, "")
+        return events + self._end(image.request_id, End.FINISHED, "", now)
 
-    def _end(self, request_id: str, end: End, reason: str) -> list[Event]:
+    def _end(self, request_id: str, end: End, reason: str, now: float) -> list[Event]:
         if request_id not in self._crowd.requests:
             return []
+        unfinished = None if end is End.FINISHED else self._crowd.times_so_far(request_id, now)
         accepted, num_unseated = self._crowd.leave(request_id)
-        return [RequestEnded(request_id, end, reason, accepted.times, num_unseated)]
+        times = accepted.times if unfinished is None else unfinished
+        return [RequestEnded(request_id, end, reason, times, num_unseated, at=now)]
 
     def _refuse_for_number(self, ticket: Ticket) -> RequestEnded | None:
         waiting, seated = len(self._crowd.waiting), len(self._crowd.seated)
