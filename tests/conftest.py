@@ -2,6 +2,8 @@
 
 import pathlib
 import shutil
+import threading
+import time
 
 import pytest
 from hypothesis import settings
@@ -108,3 +110,85 @@ def chromium():
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+class Collector:
+    """An OpenTelemetry collector as far as a sender can tell: OTLP over HTTP on loopback; remembers every span it was brought."""
+
+    def __init__(self):
+        from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                collector.take(body)
+                self.send_response(200)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_):
+                pass
+
+        self.spans = []
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    @property
+    def endpoint(self):
+        return f"http://127.0.0.1:{self._server.server_address[1]}/v1/traces"
+
+    def take(self, body):
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+        for of_process in ExportTraceServiceRequest.FromString(body).resource_spans:
+            resource = plain(of_process.resource.attributes)
+            for of_scope in of_process.scope_spans:
+                self.spans += [CollectedSpan(span, resource) for span in of_scope.spans]
+
+    def of_trace(self, trace_id):
+        return [span for span in list(self.spans) if span.trace_id == trace_id]
+
+    def wait(self, condition, seconds=60):
+        """Until `condition(spans)` is true; returns what it is then."""
+        deadline = time.monotonic() + seconds
+        while not (found := condition(list(self.spans))):
+            assert time.monotonic() < deadline, f"came: {[span.name for span in self.spans]}"
+            time.sleep(0.05)
+        return found
+
+    def close(self):
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class CollectedSpan:
+    """One span, in plain words; times in seconds."""
+
+    def __init__(self, span, resource):
+        self.name, self.resource, self.attributes = span.name, resource, plain(span.attributes)
+        self.trace_id, self.span_id, self.parent_id = (
+            part.hex() for part in (span.trace_id, span.span_id, span.parent_span_id)
+        )
+        self.tracestate = span.trace_state
+        self.kind = {1: "internal", 2: "server", 3: "client", 4: "producer", 5: "consumer"}[span.kind]
+        self.began, self.ended = span.start_time_unix_nano / 1e9, span.end_time_unix_nano / 1e9
+        self.failed = span.status.code == 2
+
+    def __repr__(self):
+        return f"{self.name} of {self.resource.get('service.instance.id')}: {self.attributes}"
+
+
+def plain(attributes):
+    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in attributes}
+
+
+@pytest.fixture(scope="session")
+def collector():
+    """One for all tests, which know their spans by their traces."""
+    opened = Collector()
+    yield opened
+    opened.close()

@@ -55,7 +55,8 @@ class ImageRequest(Struct, frozen=True):
     num_previews: int = 0  # pictures of each image on its way
     watched: bool = False  # somebody wants to hear of every step
     alone: bool = False  # shares the wheel with nobody: an engine has died of it, or beside it
-    traceparent: str = ""  # W3C trace context of the span that asked; empty: it is not traced
+    traceparent: str = ""  # W3C trace context of the span that asked; empty: it is in no trace
+    tracestate: str = ""  # of the same: what tracing systems on its way have noted for themselves
 
     @property
     def guided(self) -> bool:

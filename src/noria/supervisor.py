@@ -35,6 +35,7 @@ from noria.keys import read_keys
 from noria.messages import EngineState, Hello, Ping, Pong
 from noria.models.catalog import open_model
 from noria.observe.cgroup import memory_events, num_oom_kills
+from noria.observe.traces import check_traces
 from noria.spec import ModelSpec
 from noria.supervision.pulse import Pulse
 from noria.supervision.restarts import GiveUp, Restarts, StartAgain
@@ -60,7 +61,8 @@ def serve(config: Config, command_of: CommandOf = command_of) -> int:
     """Serve until a signal says stop; returns the exit status: 0 when asked to stop, else that of the child given up.
 
     Raises:
-        ConfigError: the file of keys is not one, `jobs.results` holds a password, the address cannot be listened on, or TMPDIR is too long for sockets.
+        ConfigError: the file of keys is not one, `jobs.results` holds a password, traces are wanted that cannot be made, the address cannot be
+            listened on, or TMPDIR is too long for sockets.
         ModelError: the model cannot be served.
 
     """
@@ -68,6 +70,7 @@ def serve(config: Config, command_of: CommandOf = command_of) -> int:
     setproctitle.setproctitle("noria supervisor")
     read_keys(config.frontend.keys_file)  # front ends read it themselves, too late to say what is wrong with it
     refuse_password(config.jobs.results)  # before it stands in the arguments of a process
+    check_traces(config.traces_endpoint)
     models = open_models(config)
     with (
         listen(config.frontend.host, config.frontend.port) as listener,
@@ -157,6 +160,7 @@ class Supervisor:
             "manifest": f"{self._directory}/{name}.aboard",
             "parent_pid": os.getpid(),
             "log_level": self._config.log_level,
+            "traces_endpoint": self._config.traces_endpoint,
         }
         return EngineChild(
             kind="engine",

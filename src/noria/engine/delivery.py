@@ -8,6 +8,7 @@ from noria.channel import EngineChannel, Peer
 from noria.engine.cells import Shown, packed
 from noria.engine.desk import Departure, Desk
 from noria.engine.loop import Ended, Happening, ImageReady, Moved, PreviewReady
+from noria.engine.spans import StageSpans
 from noria.errors import DeadlineUnmeetable, NoriaError, QueueFull
 from noria.messages import Failed, Finished, ImageDone, Preview, Progress, Timings
 from noria.scheduling.plans import End
@@ -28,12 +29,13 @@ CODES = {
 class Delivery(threading.Thread):
     """Sends what the wheel hands over, in order, waiting for the device's copies where need be."""
 
-    def __init__(self, channel: EngineChannel, desk: Desk) -> None:
+    def __init__(self, channel: EngineChannel, desk: Desk, spans: StageSpans) -> None:
         super().__init__(name="delivery", daemon=True)
+        self._spans = spans
         self._arrivals, self._busy = desk.arrivals, desk.watch.delivery
         self.parcels: queue.SimpleQueue[tuple[Peer, Happening[PreparedImages] | Shown] | None] = queue.SimpleQueue()
         self._channel = channel
-        self._failed: set[str] = set()  # requests whose failure was told before their end
+        self._failed: dict[str, str] = {}  # requests whose failure was told before their end, and its code
 
     def run(self) -> None:
         """Deliver until a None comes."""
@@ -64,7 +66,7 @@ class Delivery(threading.Thread):
         try:
             rgb = ready.pixels.rgb()
         except NoriaError as error:
-            self._failed.add(request.request_id)
+            self._failed[request.request_id] = error.code
             self._channel.send(peer, Failed(request.request_id, error.code, error.message))
             self._arrivals.put(Departure(peer, request.request_id))  # its other images need not be drawn
             return
@@ -75,8 +77,10 @@ class Delivery(threading.Thread):
 
     def _end(self, peer: Peer, ended: "Ended[PreparedImages]") -> None:
         event = ended.event
-        if event.request_id in self._failed:
-            self._failed.discard(event.request_id)
+        told = self._failed.pop(event.request_id, None)
+        code = told or (None if event.end is End.FINISHED else CODES[event.end])
+        self._spans.ended(ended.prepared.request, event.times, event.at, code)
+        if told is not None:
             return
         if event.end is End.FINISHED:
             timings = Timings(event.times.queue_s, event.times.encode_s, event.times.denoise_s, event.times.decode_s)

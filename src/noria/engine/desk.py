@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING
 from noria.channel import EngineChannel, Peer
 from noria.engine.executor import Executor
 from noria.engine.manifest import Manifest
+from noria.engine.spans import StageSpans
 from noria.engine.watch import Watch
-from noria.errors import InvalidField, RequestError
+from noria.errors import EngineUnavailable, InvalidField, RequestCancelled, RequestError
 from noria.messages import Cancel, EngineState, Failed, Follow, Heard, Hello, Load, Ping, Pong, PreviousEnd, Submit
+from noria.observe.traces import NO_TRACER, Tracer
 from noria.request import ImageRequest
+from noria.scheduling.plans import Times
 from noria.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -65,8 +68,10 @@ class Desk(threading.Thread):
         watch: Watch,
         manifest: Manifest,
         previous_end: PreviousEnd = "none",
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         super().__init__(name="desk", daemon=True)
+        self._spans = StageSpans(tracer)
         self.watch, self.manifest = watch, manifest
         self.arrivals: queue.SimpleQueue[Arrival | Departure | Watching | None] = queue.SimpleQueue()
         self._channel, self._models, self._device = channel, tuple(models), device
@@ -151,13 +156,14 @@ class Desk(threading.Thread):
     def _submit(self, peer: Peer, request: ImageRequest) -> None:
         executor, arrived = self._executor, time.monotonic()
         if executor is None:
-            self._channel.send(
-                peer, Failed(request.request_id, "engine_unavailable", "the model is still loading", retry_after_s=2.0)
+            words = "the model is still loading"
+            self._refuse(
+                peer, request, arrived, Failed(request.request_id, EngineUnavailable.code, words, retry_after_s=2.0)
             )
             return
         if request.num_images > self._most_images:
             words = f"n is {request.num_images}; this server's slots and queue hold {self._most_images} images at most"
-            self._channel.send(peer, Failed(request.request_id, InvalidField.code, words, "n"))
+            self._refuse(peer, request, arrived, Failed(request.request_id, InvalidField.code, words, "n"))
             return
         with self._lock:
             self._preparing.add((peer, request.request_id))
@@ -177,13 +183,22 @@ class Desk(threading.Thread):
             _log.exception("request %s cannot be prepared", request.request_id)
             failed = Failed(request.request_id, "generation_failed", "the request could not be prepared")
         with self._lock:
-            if (peer, request.request_id) not in self._preparing:
-                return  # cancelled meanwhile, and told so
+            if (peer, request.request_id) not in self._preparing:  # cancelled meanwhile, and told so
+                self._trace(request, arrived, RequestCancelled.code)
+                return
             self._preparing.discard((peer, request.request_id))
             if prepared is not None:
                 self.arrivals.put(Arrival(peer, prepared, arrived))
         if failed is not None:
-            self._channel.send(peer, failed)
+            self._refuse(peer, request, arrived, failed)
+
+    def _refuse(self, peer: Peer, request: ImageRequest, arrived: float, failed: Failed) -> None:
+        self._channel.send(peer, failed)
+        self._trace(request, arrived, failed.code)
+
+    def _trace(self, request: ImageRequest, arrived: float, code: str) -> None:
+        now = time.monotonic()
+        self._spans.ended(request, Times(queue_s=now - arrived), now, code)
 
     def _cancel(self, peer: Peer, request_id: str) -> None:
         with self._lock:

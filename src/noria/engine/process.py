@@ -28,11 +28,13 @@ from noria.engine.loading import load_fleet, measured_costs
 from noria.engine.loop import Ended, Happening, Wheel
 from noria.engine.manifest import Manifest
 from noria.engine.showing import Showing
+from noria.engine.spans import StageSpans
 from noria.engine.watch import Watch
 from noria.errors import InvalidField, SetupError
 from noria.messages import Failed, Load, PreviousEnd, ShapeCosts
 from noria.observe import metrics
 from noria.observe.process import die_with_parent
+from noria.observe.traces import NO_TRACER, Tracer, open_tracer
 from noria.scheduling.costs import CostModel
 from noria.scheduling.plans import Plan
 from noria.scheduling.policies import POLICIES
@@ -56,6 +58,7 @@ class EngineTask(msgspec.Struct, frozen=True):
     name: str
     manifest: str  # a file that outlives the engine: who is aboard
     log_level: str = "info"
+    traces_endpoint: str = ""
     parent_pid: int | None = None  # the engine does not outlive it
     previous_end: PreviousEnd = "none"  # of the life before this one
 
@@ -82,9 +85,15 @@ class Engine:
     """The wheel on the calling thread, fed by a desk, emptied by a delivery."""
 
     def __init__(
-        self, channel: EngineChannel, desk: Desk, executor: "Executor[PreparedImages]", scheduler: StepScheduler
+        self,
+        channel: EngineChannel,
+        desk: Desk,
+        executor: "Executor[PreparedImages]",
+        scheduler: StepScheduler,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
-        self._channel, self._desk, self._delivery = channel, desk, Delivery(channel, desk)
+        spans = StageSpans(tracer, scheduler.num_slots)
+        self._channel, self._desk, self._delivery = channel, desk, Delivery(channel, desk, spans)
         self._peers: dict[str, Peer] = {}
         self._wheel: Wheel[PreparedImages] = Wheel(scheduler, executor, self._deliver, time.monotonic, self._about_to)
         self._told_load: tuple[float, Load | None] = (-math.inf, None)
@@ -199,7 +208,16 @@ def main(task: EngineTask) -> int:
     channel = EngineChannel(task.address)
     watch = Watch(task.config.hang_timeout_s, time.monotonic)
     manifest = Manifest(task.manifest)
-    desk = Desk(channel, task.models, task.device, watch=watch, manifest=manifest, previous_end=task.previous_end)
+    tracer = open_tracer(task.traces_endpoint, 1.0, task.name)  # who asks has decided which requests are traced
+    desk = Desk(
+        channel,
+        task.models,
+        task.device,
+        watch=watch,
+        manifest=manifest,
+        previous_end=task.previous_end,
+        tracer=tracer,
+    )
     desk.start()
     try:
         fleet, config = load_fleet(task.models, task.config, task.device)
@@ -217,7 +235,7 @@ def main(task: EngineTask) -> int:
         POLICIES[config.policy],
         costs,
     )
-    engine = Engine(channel, desk, fleet, scheduler)
+    engine = Engine(channel, desk, fleet, scheduler, tracer)
     signal.signal(signal.SIGTERM, lambda *_: engine.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when an engine stops
     desk.open(fleet, fleet.device, config.slots + config.queue_limit)
@@ -234,6 +252,7 @@ def main(task: EngineTask) -> int:
     for file in kept:
         file.save(costs)
     channel.close()
+    tracer.close()
     return 0
 
 

@@ -35,21 +35,28 @@ from noria.frontend.studio import Studio
 from noria.jobs.service import JobService, lone_place, open_service
 from noria.keys import read_keys
 from noria.observe.exposition import exposition
+from noria.observe.traces import NO_TRACER, Tracer
 from noria.spec import ModelSpec
 
 
-def build_app(config: Config, link: EngineLink, open_jobs: Callable[[], JobService] | None = None) -> Starlette:
+def build_app(
+    config: Config,
+    link: EngineLink,
+    open_jobs: Callable[[], JobService] | None = None,
+    tracer: Tracer = NO_TRACER,
+) -> Starlette:
     """The application that serves what `link` reaches; it enters and leaves the link and the jobs with its own life.
 
-    `open_jobs` opens them; by default as a front end that is alone. `state.drain` is to be called when the server stops accepting.
+    `open_jobs` opens them; by default as a front end that is alone. `tracer` is its caller's to close. `state.drain` is to be called when
+    the server stops accepting.
 
     Raises:
         ConfigError: the file of API keys is not one.
 
     """
     callers = Callers(read_keys(config.frontend.keys_file), config.frontend.processes)
-    studio = Studio(link, config.frontend)
-    jobs = Jobs(studio, config, open_jobs or functools.partial(open_service, config, lone_place()))
+    studio = Studio(link, config.frontend, tracer=tracer)
+    jobs = Jobs(studio, config, open_jobs or functools.partial(open_service, config, lone_place(), tracer))
     images = Images(studio)
     openai = OpenAI(studio)
     live = Live(link, config.frontend)
@@ -98,7 +105,7 @@ def build_app(config: Config, link: EngineLink, open_jobs: Callable[[], JobServi
 
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(RequestLog, crashed=_crash_response)],
+        middleware=[Middleware(RequestLog, crashed=_crash_response, tracer=tracer)],
         exception_handlers={NoriaError: refuse, HTTPException: refuse_route},
         lifespan=lifespan,
     )
@@ -152,6 +159,7 @@ class OwnRoutes:
 
 def error_response(error: NoriaError, http: Request, headers: dict[str, str] | None = None) -> Response:
     """`error` as its HTTP response; Retry-After, in whole seconds, where the error knows when."""
+    http.state.error_code = error.code
     headers = dict(headers or {})
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))

@@ -10,9 +10,11 @@ from msgspec import Struct
 
 from noria.errors import DeadlineExceeded, EngineUnavailable
 from noria.frontend.engine_link import Progress, Update
-from noria.frontend.studio import Studio, Wish
+from noria.frontend.spans import describe
+from noria.frontend.studio import Studio, Wish, on_behalf
 from noria.jobs.records import JobRecord
 from noria.jobs.runner import Drawn
+from noria.observe.traces import ACTIVE
 from noria.request import ImageFormat, ImageRequest
 
 _UNTOLD_SLOTS = 16  # until the engines have told
@@ -29,7 +31,7 @@ class KeptWish(Struct, frozen=True):
 
 def keep(wish: Wish) -> bytes:
     """`wish` as the database keeps it; its model is kept beside it."""
-    request = msgspec.structs.replace(wish.request, watched=True)
+    request = msgspec.structs.replace(on_behalf(wish.request), watched=True)
     return msgspec.json.encode(KeptWish(request, wish.file_format, wish.quality, wish.metadata))
 
 
@@ -62,6 +64,7 @@ class StudioPainter:
         spec = self._studio.link.models.get(record.model)
         if spec is None or spec.fingerprint != record.version:  # since it was claimed
             raise EngineUnavailable(f"model {record.model!r} of version {record.version} is no longer served.")
+        describe(ACTIVE.get(), kept.request)
         request = self._in_time(record, kept.request)
 
         def watch(update: Update) -> None:

@@ -14,8 +14,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from noria.errors import InternalError
+from noria.frontend import spans
 from noria.frontend.keys import Callers
 from noria.observe import metrics
+from noria.observe.traces import NO_TRACER, Tracer, working_for
 
 log = logging.getLogger("noria.access")
 
@@ -31,14 +34,15 @@ def request_id_of(headers: Headers) -> str:
 
 
 class RequestLog:
-    """Puts `request_id` on the request's state and X-Request-Id on its response; counts, times and logs it.
+    """Puts `request_id` on the request's state and X-Request-Id on its response; counts, times, traces and logs it.
 
     `crashed` makes the response to an exception that nobody mapped; its traceback goes to the log only.
     """
 
-    def __init__(self, app: ASGIApp, crashed: Callable[[str], Response]) -> None:
+    def __init__(self, app: ASGIApp, crashed: Callable[[str], Response], tracer: Tracer = NO_TRACER) -> None:
         self._app = app
         self._crashed = crashed
+        self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -46,7 +50,9 @@ class RequestLog:
             await self._app(scope, receive, send)
             return
         started = time.perf_counter()
-        request_id = scope.setdefault("state", {})["request_id"] = request_id_of(Headers(scope=scope))
+        headers = Headers(scope=scope)
+        request_id = scope.setdefault("state", {})["request_id"] = request_id_of(headers)
+        span = spans.begin(self._tracer, scope, headers, request_id)
         status: int | None = None
 
         async def send_named(message: Message) -> None:
@@ -54,18 +60,21 @@ class RequestLog:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message)["X-Request-Id"] = request_id
+                spans.tell(span, message)
             await send(message)
 
-        try:
-            await self._app(scope, receive, send_named)
-        except Exception:
-            log.exception("%s broke", request_id)
-            if status is None:
-                await self._crashed(request_id)(scope, receive, send_named)
-        finally:
-            _account(
-                scope, status or 499, time.perf_counter() - started
-            )  # no status: cancelled, the client or we are leaving
+        with working_for(request_id, span):
+            try:
+                await self._app(scope, receive, send_named)
+            except Exception:
+                log.exception("%s broke", request_id)
+                span.fail(InternalError.code)
+                if status is None:
+                    await self._crashed(request_id)(scope, receive, send_named)
+            finally:
+                status = status or 499  # none: cancelled, the client or we are leaving
+                _account(scope, status, time.perf_counter() - started)
+                spans.finish(span, scope, status)
 
 
 class Gate:

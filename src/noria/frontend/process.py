@@ -26,6 +26,7 @@ from noria.frontend.connection import Connection
 from noria.frontend.engine_link import EngineLink
 from noria.jobs.service import lone_place, open_service
 from noria.observe.process import die_with_parent
+from noria.observe.traces import open_tracer
 
 _LAST_WORDS_S = 2.0  # after a drain, to answer 503 to whom no image was drawn in time; the supervisor waits for 5
 _KEEP_ALIVE_S = 75  # longer than clients keep an idle connection (httpx 5 s, nginx 60 s): none sends into a closing one
@@ -44,7 +45,7 @@ class FrontendTask(msgspec.Struct, frozen=True):
 
 
 def run(config: Config, listen_fd: int, engine_addresses: list[str], place: str) -> None:
-    """Serve until SIGTERM. Raises ConfigError where the jobs cannot be opened."""
+    """Serve until SIGTERM. Raises ConfigError where the jobs cannot be opened, or traces not be made."""
     setproctitle.setproctitle(f"noria frontend {place.rpartition('/')[2]}")
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
@@ -53,9 +54,11 @@ def run(config: Config, listen_fd: int, engine_addresses: list[str], place: str)
     for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises again the signal that it has already obeyed
         signal.signal(number, _already_obeyed)
     link = EngineLink(engine_addresses, config.frontend.restart_wait_s, place)
-    jobs = open_service(config, place)
-    server = http_server(build_app(config, link, lambda: jobs), link, config.frontend.drain_s)
+    tracer = open_tracer(config.traces_endpoint, config.traces_ratio, place.rpartition("/")[2])
+    jobs = open_service(config, place, tracer)
+    server = http_server(build_app(config, link, lambda: jobs, tracer), link, config.frontend.drain_s)
     server.run(sockets=[socket.socket(fileno=listen_fd)])
+    tracer.close()
 
 
 def http_server(app: Starlette, link: EngineLink, drain_s: float) -> uvicorn.Server:

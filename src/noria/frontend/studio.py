@@ -32,8 +32,10 @@ from noria.frontend.admission import admit
 from noria.frontend.encoding import base64_texts, encode_images
 from noria.frontend.engine_link import DrawnImage, EngineLink, Watch
 from noria.frontend.keys import Caller
+from noria.frontend.spans import describe
 from noria.observe import metrics
 from noria.observe.exposition import observe
+from noria.observe.traces import ACTIVE, NO_TRACER, Tracer, record
 from noria.parameters import of_request
 from noria.request import ImageBody, ImageFormat, ImageRequest
 from noria.spec import ModelSpec
@@ -106,9 +108,16 @@ def _random_seed() -> int:
 class Studio:
     """Admits and draws, for every route and for jobs."""
 
-    def __init__(self, link: EngineLink, config: FrontendConfig, draw_seed: Callable[[], int] = _random_seed) -> None:
+    def __init__(
+        self,
+        link: EngineLink,
+        config: FrontendConfig,
+        draw_seed: Callable[[], int] = _random_seed,
+        tracer: Tracer = NO_TRACER,
+    ) -> None:
         self.link = link
         self.config = config
+        self.tracer = tracer
         self._draw_seed = draw_seed
         self._postprocess_s = 0.0  # smoothed: what a request's files take once its pixels are there
         # Few: encoding is all CPU, and the engine wants the cores too.
@@ -144,6 +153,7 @@ class Studio:
             metrics.REQUESTS.labels(spec.name, error.code).inc()
             metrics.REJECTED.labels(spec.name, error.code).inc()
             raise
+        describe(ACTIVE.get(), request)
         return Wish(request, spec, body.format, quality, body.metadata, caller)
 
     async def draw(self, wish: Wish, watch: Watch | None = None) -> Drawing:
@@ -160,6 +170,9 @@ class Studio:
             loop = asyncio.get_running_loop()
             files = await loop.run_in_executor(self._pool, _files, wish, result.images)
             done = time.perf_counter()
+            span, now = ACTIVE.get(), time.time()
+            record(self.tracer, "postprocess", span, now - (done - drawn), now)
+            span.note({"noria.mean_batch": result.mean_batch, "noria.outcome": "ok"})
             engine = msgspec.structs.asdict(result.timings)
             timings = AnswerTimings(
                 **engine, postprocess_s=done - drawn, total_s=done - started, predicted_s=result.predicted_s
@@ -181,7 +194,11 @@ class Studio:
             wish.caller.leave(wish.request.num_images)
 
     def _for_engine(self, request: ImageRequest) -> ImageRequest:
-        """`request` with the deadline that the engine has to keep for the caller's to be kept: files have to be made after it."""
+        """`request` on behalf of the span at work, with the deadline that the engine has to keep for the caller's to be kept.
+
+        Files have to be made after it.
+        """
+        request = on_behalf(request)
         if request.deadline_s is None:
             return request
         # Whatever the files took lately, it never takes more than a fifth of what the caller allows.
@@ -191,6 +208,14 @@ class Studio:
     async def in_base64(self, drawing: Drawing) -> list[str]:
         """The drawing's files as JSON carries them."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, base64_texts, drawing.files)
+
+
+def on_behalf(request: ImageRequest) -> ImageRequest:
+    """`request` as part of the trace of the span at work, if there is one."""
+    context = ACTIVE.get().context
+    if context is None:
+        return request
+    return msgspec.structs.replace(request, traceparent=context.traceparent, tracestate=context.tracestate)
 
 
 def _files(wish: Wish, images: Sequence[DrawnImage]) -> list[bytes]:
@@ -217,6 +242,9 @@ def _counted(wish: Wish) -> Iterator[None]:
         outcome = RequestCancelled.code
         raise
     finally:
+        if outcome != "ok":
+            ACTIVE.get().note({"noria.outcome": outcome})
+            ACTIVE.get().fail(outcome)
         metrics.REQUESTS.labels(model, outcome).inc()
 
 

@@ -5,10 +5,14 @@ A delivery that is taken becomes due again a minute later, whatever becomes of t
 
 from dataclasses import dataclass
 
+import msgspec
 import sqlalchemy as sa
+from msgspec import Struct
 from sqlalchemy import Engine
 
-from noria.jobs.schema import deliveries, writing
+from noria.jobs.schema import deliveries, jobs, writing
+from noria.jobs.tracing import trace_of
+from noria.observe.trace_context import TraceContext
 
 TAKEN_S = 60.0  # three times as long as a try can take
 
@@ -21,6 +25,13 @@ class WebhookDelivery:
     url: str
     body: str  # JSON
     num_tries: int  # this one counted, once it is taken
+    trace: TraceContext | None = None  # of the request that made the job
+
+
+class _Told(Struct, frozen=True):
+    """Of a body: whose job it tells of."""
+
+    id: str
 
 
 class Outbox:
@@ -43,8 +54,15 @@ class Outbox:
                     .values(num_tries=row.num_tries + 1, due_at=now + TAKEN_S)
                 )
             if mine.rowcount:
-                taken.append(WebhookDelivery(row.id, row.url, row.body, row.num_tries + 1))
+                taken.append(WebhookDelivery(row.id, row.url, row.body, row.num_tries + 1, self._trace(row.body)))
         return taken
+
+    def _trace(self, body: str) -> TraceContext | None:
+        """Kept with the job; one that is deleted meanwhile has none any more."""
+        job_id = msgspec.json.decode(body, type=_Told).id
+        with self._engine.connect() as connection:
+            request = connection.scalar(sa.select(jobs.c.request).where(jobs.c.id == job_id))
+        return None if request is None else trace_of(request)
 
     def put_off(self, delivery: WebhookDelivery, due_at: float) -> None:
         """Try again later."""

@@ -13,12 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from noria.errors import EngineLost, EngineUnavailable, InternalError, NoriaError, QueueFull
+from noria.errors import EngineLost, EngineUnavailable, InternalError, NoriaError, QueueFull, RequestCancelled
 from noria.jobs.blocking import NUM_RUNNERS_THREADS, Blocking
 from noria.jobs.loops import forever
 from noria.jobs.records import Claim, JobRecord
 from noria.jobs.results import Results
 from noria.jobs.store import Store
+from noria.jobs.tracing import drawing_span
+from noria.observe.traces import NO_TRACER, Span, Tracer, working_for
 
 TICK_S = 0.5  # so soon is a cancellation noticed, and so often at most a progress written down
 RENEW_S = 5.0  # of a lease; it lasts three times as long
@@ -78,6 +80,7 @@ class _Flight:
     record: JobRecord
     claim: Claim
     renewed_at: float  # by the loop's clock
+    span: Span  # from its claim until its end is written down
     written_at: float = 0.0  # its last progress
     progress: bytes | None = None  # the newest, not written down yet
     is_ours: bool = True
@@ -103,8 +106,9 @@ class Runner:
         blocking: Blocking,
         owner: str,
         clock: Callable[[], float] = time.time,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
-        self._store, self._results, self._painter = store, results, painter
+        self._store, self._results, self._painter, self._tracer = store, results, painter, tracer
         self._on_results, self._on_database = blocking, Blocking(NUM_RUNNERS_THREADS)
         self._owner, self._clock = owner, clock
         self._flights: set[_Flight] = set()
@@ -164,9 +168,11 @@ class Runner:
     def _take_off(self, records: list[JobRecord]) -> None:
         now = asyncio.get_running_loop().time()
         for record in records:
-            flight = _Flight(record, Claim(record.id, self._owner, record.attempt), renewed_at=now)
-            flight.drawing = asyncio.create_task(self._painter.draw(record, flight.tell), name=f"draw {record.id}")
-            flight.concluding = asyncio.create_task(self._conclude(flight), name=f"conclude {record.id}")
+            claim, span = Claim(record.id, self._owner, record.attempt), drawing_span(self._tracer, record)
+            flight = _Flight(record, claim, renewed_at=now, span=span)
+            with working_for(record.id, span):  # tasks keep what they were made in
+                flight.drawing = asyncio.create_task(self._painter.draw(record, flight.tell), name=f"draw {record.id}")
+                flight.concluding = asyncio.create_task(self._conclude(flight), name=f"conclude {record.id}")
             self._flights.add(flight)
 
     async def _beat(self) -> None:
@@ -198,6 +204,7 @@ class Runner:
         await asyncio.wait([flight.drawing])
         try:
             if flight.drawing.cancelled():
+                flight.span.fail(RequestCancelled.code)
                 if flight.is_ours:
                     await self._on_database(self._store.hand_back, flight.claim, self._clock())
             elif (error := flight.drawing.exception()) is None:
@@ -206,7 +213,9 @@ class Runner:
                 await self._fail(flight, error)
         except Exception:  # the lease runs out, and the job is drawn again
             log.exception("the end of %s could not be written down", flight.claim.job_id)
+            flight.span.fail(InternalError.code)
         finally:
+            flight.span.end()
             self._flights.discard(flight)
             self.wake()
 
@@ -244,6 +253,7 @@ class Runner:
         if not isinstance(error, NoriaError):
             log.error("%s broke", claim.job_id, exc_info=error)
             error = InternalError(f"the server failed on this job; its log has the details under {claim.job_id}.")
+        flight.span.fail(error.code)
         decision = verdict(error, flight.record.num_engine_losses)
         if decision is None:
             await self._on_database(self._store.fail, claim, error, self._clock())

@@ -22,6 +22,7 @@ from noria.jobs.schema import database_url, open_database
 from noria.jobs.store import Store
 from noria.jobs.webhooks import Sender, read_secret
 from noria.observe import metrics
+from noria.observe.traces import NO_TRACER, Tracer
 
 _CLEAN_EVERY_S = 30.0
 _CLEAN_AT_ONCE = 100  # jobs that one question to the database brings
@@ -40,13 +41,18 @@ class JobService:
     """
 
     def __init__(
-        self, config: JobsConfig, data_folder: pathlib.Path, place: str, clock: Callable[[], float] = time.time
+        self,
+        config: JobsConfig,
+        data_folder: pathlib.Path,
+        place: str,
+        clock: Callable[[], float] = time.time,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
-        self._config, self._clock = config, clock
+        self._config, self._clock, self._tracer = config, clock, tracer
         self._results = Results(config.results, data_folder)
         secret = read_secret(config.webhook_secret_file, data_folder)
         self._resolver = Resolver()
-        self._sender = Sender(secret, allow_private=config.webhook_allow_private, resolve=self._resolver)
+        self._sender = Sender(secret, allow_private=config.webhook_allow_private, resolve=self._resolver, tracer=tracer)
         engine = open_database(database_url(config.database, data_folder))
         self._store, self._outbox = Store(engine), Outbox(engine)
         self._owner = f"{place}/{uuid.uuid4().hex}"
@@ -57,7 +63,9 @@ class JobService:
 
     async def start(self, painter: Painter) -> None:
         """Begin to draw, to deliver and to tidy up."""
-        self._runner = Runner(self._store, self._results, painter, self._blocking, self._owner, self._clock)
+        self._runner = Runner(
+            self._store, self._results, painter, self._blocking, self._owner, self._clock, self._tracer
+        )
         postman = Postman(self._outbox, self._sender, self._blocking, self._clock)
         tidying = forever(self._tidy_up, lambda: asyncio.sleep(_CLEAN_EVERY_S))
         self._tasks = [asyncio.create_task(work) for work in (self._runner.run(), postman.run(), tidying)]
@@ -129,9 +137,9 @@ class JobService:
         await self._blocking(clean, self._store, self._results, self._config.ttl_s, self._clock())
 
 
-def open_service(config: Config, place: str) -> JobService:
+def open_service(config: Config, place: str, tracer: Tracer = NO_TRACER) -> JobService:
     """The jobs of this machine as `config` has them; raises ConfigError."""
-    return JobService(config.jobs, data_folder(config, os.environ), place)
+    return JobService(config.jobs, data_folder(config, os.environ), place, tracer=tracer)
 
 
 def lone_place() -> str:

@@ -3,6 +3,7 @@
     webhook-id: msg_…                  the same at each try: receivers drop what they have had
     webhook-timestamp: 1795230000      of this try, Unix time
     webhook-signature: v1,BASE64       HMAC-SHA256 of "{id}.{timestamp}.{body}" with the secret's bytes
+    traceparent: 00-…                  the trace of the request that made the job, if it is in one
 
 A delivery is kept in the database, in the transaction of the change that it tells of, until a receiver has answered 2xx: at least once.
 """
@@ -18,12 +19,15 @@ import os
 import pathlib
 import secrets
 import ssl
+from urllib.parse import urlsplit, urlunsplit
 
 import httpx2
 
 from noria.errors import ConfigError, InvalidField
 from noria.jobs.addresses import Resolve, Target, check
 from noria.jobs.outbox import WebhookDelivery
+from noria.observe.trace_context import TraceContext
+from noria.observe.traces import NO_TRACER, Attributes, Tracer
 
 MAX_TRIES = 12  # the last about 4 hours after the first
 
@@ -91,11 +95,26 @@ def _make_secret(file: pathlib.Path) -> None:
     aside.unlink()
 
 
+def _attributes(delivery: WebhookDelivery) -> Attributes:
+    """Of a try's span; the URL without what its receiver may have put there to know us by."""
+    url = urlsplit(delivery.url)
+    attributes: dict[str, str | int] = {
+        "http.request.method": "POST",
+        "url.full": urlunsplit((url.scheme, url.netloc.rpartition("@")[2], url.path, "", "")),
+        "server.address": url.hostname or "",
+        "server.port": url.port or (443 if url.scheme == "https" else 80),
+        "noria.webhook.id": delivery.id,
+    }
+    if delivery.num_tries > 1:
+        attributes["http.request.resend_count"] = delivery.num_tries - 1
+    return attributes
+
+
 class Sender:
     """Posts deliveries. To be closed at the end."""
 
-    def __init__(self, secret: bytes, *, allow_private: bool, resolve: Resolve) -> None:
-        self._secret, self._allow_private, self._resolve = secret, allow_private, resolve
+    def __init__(self, secret: bytes, *, allow_private: bool, resolve: Resolve, tracer: Tracer = NO_TRACER) -> None:
+        self._secret, self._allow_private, self._resolve, self._tracer = secret, allow_private, resolve, tracer
         self._client: httpx2.AsyncClient | None = None
         self._opening = asyncio.Lock()
 
@@ -105,23 +124,38 @@ class Sender:
 
     async def send(self, delivery: WebhookDelivery, now: float) -> str | None:
         """Try once. None: the receiver has it. Else why not, in words."""
+        span = self._tracer.span("POST", "client", delivery.trace, _attributes(delivery))
         try:
             async with asyncio.timeout(_TOTAL_S):
                 target = await self.check(delivery.url)
-                return await self._post(delivery, target, int(now))
+                status = await self._post(delivery, target, int(now), span.context)
         except InvalidField as error:
+            span.fail(error.code)
             return error.message
         except TimeoutError:
+            span.fail("timeout")
             return f"no answer within {_TOTAL_S:g} s"
         except httpx2.HTTPError as error:
+            span.fail(type(error).__name__)
             return f"{type(error).__name__}: {error}"
+        else:
+            span.note({"http.response.status_code": status})
+            if 200 <= status < 300:
+                return None
+            span.fail(str(status))
+            return f"it answered {status}"
+        finally:
+            span.end()
 
     async def close(self) -> None:
         """Close all connections."""
         if self._client is not None:
             await self._client.aclose()
 
-    async def _post(self, delivery: WebhookDelivery, target: Target, timestamp_s: int) -> str | None:
+    async def _post(
+        self, delivery: WebhookDelivery, target: Target, timestamp_s: int, trace: TraceContext | None
+    ) -> int:
+        """The status that was answered."""
         client = await self._opened()
         body = delivery.body.encode()
         headers = {
@@ -131,7 +165,7 @@ class Sender:
             "webhook-id": delivery.id,
             "webhook-timestamp": str(timestamp_s),
             "webhook-signature": sign(self._secret, delivery.id, timestamp_s, body),
-        }
+        } | (trace.headers if trace is not None else {})
         names_host = {"sni_hostname": target.host} if target.scheme == "https" else {}
         async with client.stream("POST", target.url, content=body, headers=headers, extensions=names_host) as answer:
             num_bytes = 0
@@ -139,7 +173,7 @@ class Sender:
                 num_bytes += len(chunk)
                 if num_bytes > _LONGEST_READ:
                     break
-            return None if answer.is_success else f"it answered {answer.status_code}"
+            return answer.status_code
 
     async def _opened(self) -> httpx2.AsyncClient:
         async with self._opening:

@@ -1,0 +1,90 @@
+"""What the spans of a front end say: HTTP's in OpenTelemetry's words for it, those about images in its words for generative models.
+
+https://opentelemetry.io/docs/specs/semconv/http/http-spans/ and https://opentelemetry.io/docs/specs/semconv/gen-ai/; what they have no word
+for begins with `noria.`. Prompts, negative prompts and queries of URLs, which may be secrets, are in none of them.
+"""
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import Message, Scope
+
+from noria.frontend.keys import OPEN_PATHS
+from noria.observe.trace_context import parse
+from noria.observe.traces import NO_SPAN, Span, Tracer, Value
+from noria.request import ImageRequest
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_UNTRACED = OPEN_PATHS | {"/live", "/v1/live"}  # probes, pages, and a stream that lasts as long as somebody looks
+_UNTRACED_FOLDER = "/pages/"
+# What nobody was to blame for but the load, us, or a client that left. Other 4xx are the caller's mistakes, and the conventions have
+# their spans be no errors of the server's.
+_FAILURES = frozenset({429, 499})
+
+
+def begin(tracer: Tracer, scope: Scope, headers: Headers, request_id: str) -> Span:
+    """The span of an HTTP request that has come in, on behalf of the caller's if it came with one."""
+    path: str = scope["path"]
+    if path in _UNTRACED or path.startswith(_UNTRACED_FOLDER):
+        return NO_SPAN
+    came_with = headers.getlist("traceparent")
+    parent = parse(came_with, headers.getlist("tracestate")) if came_with else None
+    method: str = scope["method"]
+    attributes: dict[str, Value] = {"url.path": path, "url.scheme": scope["scheme"], "noria.request_id": request_id}
+    if method in _METHODS:
+        attributes["http.request.method"] = method
+    else:
+        attributes |= {"http.request.method": "_OTHER", "http.request.method_original": method}
+    return tracer.span(method if method in _METHODS else "HTTP", "server", parent, attributes)
+
+
+def tell(span: Span, response: Message) -> None:
+    """Have the head of the response say which span it was, where there is one to be found: browsers' tools show Server-Timing."""
+    if span.is_recording and span.context is not None and span.context.is_sampled:
+        headers = MutableHeaders(scope=response)
+        said = headers.get("server-timing")
+        mine = f'traceparent;desc="{span.context.traceparent}"'
+        headers["Server-Timing"] = mine if said is None else f"{said}, {mine}"
+
+
+def finish(span: Span, scope: Scope, status: int) -> None:
+    """The request was answered with `status`; 499 where its client, or we, left before it was."""
+    if not span.is_recording:
+        return
+    attributes: dict[str, Value] = {"http.response.status_code": status}
+    if (route := scope.get("route")) is not None:
+        attributes["http.route"] = route.path
+        span.rename(f"{scope['method']} {route.path}")
+    state = scope["state"]
+    if "caller" in state and state["caller"].name is not None:
+        attributes["noria.key"] = state["caller"].name
+    code = state.get("error_code")
+    if code is not None:
+        attributes["noria.outcome"] = code
+    span.note(attributes)
+    if status in _FAILURES or status >= 500:
+        span.fail(code or str(status))
+    span.end()
+
+
+def describe(span: Span, request: ImageRequest) -> None:
+    """Say what was asked for."""
+    if not span.is_recording:
+        return
+    attributes: dict[str, Value] = {
+        "gen_ai.operation.name": "generate_content",
+        "gen_ai.output.type": "image",
+        "gen_ai.provider.name": "noria",
+        "gen_ai.request.model": request.model,
+        "gen_ai.request.seed": request.seed,
+        "noria.scheduler": request.scheduler,
+        "noria.steps": request.num_steps,
+        "noria.guidance_scale": request.guidance_scale,
+        "noria.width_px": request.width_px,
+        "noria.height_px": request.height_px,
+        "noria.images": request.num_images,
+        "noria.priority": request.priority,
+    }
+    if request.num_images > 1:
+        attributes["gen_ai.request.choice.count"] = request.num_images
+    if request.deadline_s is not None:
+        attributes["noria.deadline_s"] = request.deadline_s
+    span.note(attributes)

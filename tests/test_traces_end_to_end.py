@@ -1,0 +1,299 @@
+"""Traces of the whole server as a user starts it, in a collector that decodes what real processes bring it."""
+
+import http.server
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+
+import httpx
+import pytest
+
+from noria.bench.server import running_server
+
+BODY = {"prompt": "a red circle above a blue square", "seed": 3, "inference_steps": 6}
+SLACK_S = 0.01  # two processes look at two clocks
+STAGES = ["queue", "encode", "denoise", "decode"]
+
+
+@pytest.fixture(scope="module")
+def server(collector):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+        patch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
+        arguments = ["bundled", "--slots", "4", "--traces-endpoint", collector.endpoint, "--webhook-allow-private"]
+        with running_server(arguments) as running:
+            yield running
+
+
+@pytest.fixture
+def client(server):
+    with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=120) as opened:
+        yield opened
+
+
+@pytest.fixture
+def caller():
+    """The context of a caller whose trace is recorded: its trace, its span, and the header."""
+    trace_id, span_id = uuid.uuid4().hex, uuid.uuid4().hex[:16]
+    return trace_id, span_id, f"00-{trace_id}-{span_id}-01"
+
+
+def tree(collector, trace_id, *names):
+    """The spans of a trace by name, once all of these names have come."""
+    spans = collector.wait(lambda spans: of_trace(spans, trace_id, names))
+    return {span.name: span for span in spans}
+
+
+def of_trace(spans, trace_id, names):
+    found = [span for span in spans if span.trace_id == trace_id]
+    return found if {span.name for span in found} >= set(names) else None
+
+
+def test_a_request_is_one_tree_from_its_caller_through_both_processes(client, collector, caller):
+    trace_id, span_id, header = caller
+    answer = client.post(
+        "/t2i", json=BODY, headers={"traceparent": header, "tracestate": "vendor=x", "x-request-id": "an-id"}
+    )
+    assert answer.status_code == 200
+    spans = tree(collector, trace_id, "POST /t2i", *STAGES, "postprocess")
+    assert len(spans) == 6
+    request = spans["POST /t2i"]
+    assert (request.kind, request.parent_id, request.failed, request.tracestate) == (
+        "server",
+        span_id,
+        False,
+        "vendor=x",
+    )
+    assert {spans[name].parent_id for name in [*STAGES, "postprocess"]} == {request.span_id}
+    assert {spans[name].tracestate for name in STAGES} == {"vendor=x"}
+
+    assert (
+        request.resource["service.instance.id"] == spans["postprocess"].resource["service.instance.id"] == "frontend-0"
+    )
+    assert {spans[name].resource["service.instance.id"] for name in STAGES} == {"engine-0"}
+    assert len({span.resource["process.pid"] for span in spans.values()}) == 2
+    for span in spans.values():
+        assert span.resource["service.name"] == "noria"
+        assert span.resource["deployment.environment.name"] == "test"
+
+    in_order = [spans[name] for name in [*STAGES, "postprocess"]]
+    assert request.began - SLACK_S <= in_order[0].began
+    assert in_order[-1].ended <= request.ended + SLACK_S
+    for one, next_one in itertools.pairwise(in_order):
+        assert one.began <= one.ended <= next_one.began + SLACK_S
+    spent = {part.split(";")[0].strip(): part for part in answer.headers["server-timing"].split(",")}
+    for name in STAGES:
+        assert spans[name].ended - spans[name].began == pytest.approx(
+            float(spent[name].partition("dur=")[2]) / 1e3, abs=2e-4
+        )
+    assert spent["traceparent"] == f' traceparent;desc="00-{trace_id}-{request.span_id}-01"'
+
+    said = request.attributes
+    assert (
+        said
+        | {
+            "http.request.method": "POST",
+            "http.route": "/t2i",
+            "url.path": "/t2i",
+            "url.scheme": "http",
+            "http.response.status_code": 200,
+            "gen_ai.operation.name": "generate_content",
+            "gen_ai.output.type": "image",
+            "gen_ai.request.model": "noria-shapes",
+            "gen_ai.request.seed": 3,
+            "noria.steps": 6,
+            "noria.images": 1,
+            "noria.outcome": "ok",
+            "noria.mean_batch": 1.0,
+            "noria.request_id": "an-id",
+        }
+        == said
+    )
+    assert spans["denoise"].attributes["noria.slots"] == 4
+    assert spans["denoise"].attributes["noria.request_id"] == "an-id"
+    assert not any("red circle" in str(value) for span in spans.values() for value in span.attributes.values())
+
+
+def test_a_request_without_a_trace_begins_one_that_its_answer_names(client, collector):
+    timing = client.post("/t2i", json=BODY | {"stream": True}).headers["server-timing"]
+    trace_id, span_id = timing.removeprefix('traceparent;desc="00-').removesuffix('-01"').split("-")
+    spans = tree(collector, trace_id, "POST /t2i", *STAGES, "postprocess")
+    assert (spans["POST /t2i"].span_id, spans["POST /t2i"].parent_id) == (span_id, "")
+    assert spans["decode"].ended <= spans["POST /t2i"].ended + SLACK_S  # which lasts as long as the stream
+
+
+def test_a_caller_who_does_not_record_is_obeyed(client, collector, caller):
+    trace_id, span_id, header = caller
+    answer = client.post("/t2i", json=BODY, headers={"traceparent": header.removesuffix("1") + "0"})
+    assert "traceparent" not in answer.headers["server-timing"]
+    after = uuid.uuid4().hex
+    client.post("/t2i", json=BODY, headers={"traceparent": f"00-{after}-{span_id}-01"})
+    tree(collector, after, "POST /t2i", *STAGES)  # what was there before it has been brought by now
+    assert not collector.of_trace(trace_id)
+
+
+def test_probes_pages_and_metrics_are_not_traced(client, collector, caller):
+    trace_id, _, header = caller
+    for path in ("/healthz", "/readyz", "/metrics", "/docs", "/openapi.json", "/"):
+        assert client.get(path, headers={"traceparent": header}).status_code == 200
+    client.get("/v1/models", headers={"traceparent": header})
+    tree(collector, trace_id, "GET /v1/models")
+    assert len(collector.of_trace(trace_id)) == 1
+
+
+def test_a_callers_mistake_is_told_but_is_no_error_of_the_server(client, collector, caller):
+    trace_id, _, header = caller
+    assert client.post("/t2i", json=BODY | {"width": 3}, headers={"traceparent": header}).status_code == 400
+    span = tree(collector, trace_id, "POST /t2i")["POST /t2i"]
+    assert (span.failed, span.attributes["noria.outcome"]) == (False, "invalid_field")
+
+
+def test_a_request_that_is_late_shows_where_its_time_went(client, collector, caller):
+    trace_id, _, header = caller
+    with httpx.Client(base_url=client.base_url, timeout=1.5) as impatient, pytest.raises(httpx.ReadTimeout):
+        impatient.post("/t2i", json=BODY | {"inference_steps": 200, "n": 4}, headers={"traceparent": header})
+    spans = tree(collector, trace_id, "POST /t2i", "queue")
+    assert (spans["POST /t2i"].failed, spans["POST /t2i"].attributes["error.type"]) == (True, "cancelled")
+    assert spans["POST /t2i"].attributes["http.response.status_code"] == 499
+    last = spans["denoise"] if "denoise" in spans else spans["queue"]
+    assert (last.failed, last.attributes["error.type"]) == (True, "cancelled")
+    assert "decode" not in spans
+
+
+class Receiver:
+    """Takes webhooks, and keeps their headers."""
+
+    def __init__(self):
+        receiver = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                self.rfile.read(int(self.headers["Content-Length"]))
+                receiver.headers.append(dict(self.headers))
+                self.send_response(204)
+                self.end_headers()
+
+            def log_message(self, *_):
+                pass
+
+        self.headers = []
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/hook?token=secret"
+
+    def close(self):
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def receiver():
+    opened = Receiver()
+    yield opened
+    opened.close()
+
+
+def test_a_job_and_its_webhook_are_in_the_trace_of_who_made_it(client, collector, caller, receiver):
+    trace_id, span_id, header = caller
+    body = {"input": BODY, "webhook": receiver.url, "webhook_events_filter": ["completed"]}
+    answer = client.post("/v1/jobs", json=body, headers={"traceparent": header})
+    assert answer.status_code == 202
+    spans = tree(collector, trace_id, "POST /v1/jobs", "draw job", *STAGES, "postprocess", "POST")
+    request, job, webhook = spans["POST /v1/jobs"], spans["draw job"], spans["POST"]
+    assert request.parent_id == span_id
+    assert (job.kind, job.parent_id, job.attributes["noria.job.attempt"]) == ("consumer", request.span_id, 1)
+    assert job.attributes["noria.request_id"] == answer.json()["id"]
+    assert job.attributes["noria.outcome"] == "ok"
+    assert {spans[name].parent_id for name in [*STAGES, "postprocess"]} == {job.span_id}
+    assert (webhook.kind, webhook.parent_id, webhook.failed) == ("client", request.span_id, False)
+    assert webhook.attributes["http.response.status_code"] == 204
+    assert webhook.attributes["url.full"] == receiver.url.partition("?")[0]
+    (headers,) = receiver.headers
+    assert headers["traceparent"] == f"00-{trace_id}-{webhook.span_id}-01"
+
+
+@pytest.mark.slow
+def test_an_engine_that_is_killed_leaves_the_trace_of_the_drawing_that_succeeded(client, server, collector, caller):
+    trace_id, _, header = caller
+    with httpx.stream(
+        "POST",
+        f"{client.base_url}/t2i",
+        json=BODY | {"inference_steps": 150, "stream": True},
+        headers={"traceparent": header},
+        timeout=120,
+    ) as answer:
+        lines = answer.iter_lines()
+        next(line for line in lines if line.startswith("data: ") and json.loads(line[6:])["step"] > 0)
+        (engine,) = server.children("engine")
+        os.kill(engine.pid, signal.SIGKILL)
+        assert any(line == "event: finished" for line in lines)
+    spans = tree(collector, trace_id, "POST /t2i", *STAGES, "postprocess")
+    assert spans["denoise"].resource["process.pid"] != engine.pid
+    assert not spans["POST /t2i"].failed
+
+
+def serve(*arguments, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-m", "noria", "serve", "bundled", "--slots", "4", "--port", "0", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment,
+    )
+
+
+def test_a_collector_that_is_down_costs_nothing_and_one_line(tmp_path):
+    arguments = ["--data-dir", str(tmp_path), "--traces-endpoint", "http://127.0.0.1:9/v1/traces"]
+    with serve(*arguments, OTEL_BSP_SCHEDULE_DELAY="50") as process:
+        url = next(line for line in process.stdout if "ready" in line).partition(" on ")[2].split(" ")[0]
+        for _ in range(3):
+            assert httpx.post(f"{url}/t2i", json=BODY, timeout=120).status_code == 200
+        asked = time.monotonic()
+        process.terminate()
+        said = process.stderr.read()
+        assert process.wait(timeout=30) == 0
+    assert time.monotonic() - asked < 15  # not the half minute that the SDK would wait in each process
+    complaints = [line for line in said.splitlines() if "export" in line.lower()]
+    assert 1 <= len(complaints) <= 2, said  # one a process
+    assert "Traceback" not in said
+    assert "killed" not in said
+
+
+WITHOUT = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "opentelemetry":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Blocked())
+from noria.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_without_the_extra_the_server_says_how_to_install_it_before_it_starts_anything():
+    command = [
+        sys.executable,
+        "-c",
+        WITHOUT,
+        "serve",
+        "bundled",
+        "--traces-endpoint",
+        "http://127.0.0.1:4318/v1/traces",
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 2
+    assert "pip install 'noria-serve[traces]'" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_opentelemetry_is_imported_only_where_traces_are_wanted():
+    modules = "noria.frontend.process, noria.engine.process, noria.supervisor"
+    script = f"import sys, {modules}; sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", script], check=False, timeout=120).returncode == 0
