@@ -9,7 +9,7 @@ from starlette.types import Message, Scope
 
 from noria.frontend.keys import OPEN_PATHS
 from noria.observe.trace_context import parse
-from noria.observe.traces import NO_SPAN, Span, Tracer, Value
+from noria.observe.traces import NO_SPAN, NO_TRACER, NoSpan, Span, Tracer, Value
 from noria.request import ImageRequest
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -27,6 +27,8 @@ def begin(tracer: Tracer, scope: Scope, headers: Headers, request_id: str) -> Sp
         return NO_SPAN
     came_with = headers.getlist("traceparent")
     parent = parse(came_with, headers.getlist("tracestate")) if came_with else None
+    if tracer is NO_TRACER:  # most servers: not even the attributes are made
+        return NoSpan(parent) if parent is not None else NO_SPAN
     method: str = scope["method"]
     attributes: dict[str, Value] = {"url.path": path, "url.scheme": scope["scheme"], "noria.request_id": request_id}
     if method in _METHODS:
