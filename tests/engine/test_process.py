@@ -3,7 +3,9 @@
 import math
 import threading
 import time
+import uuid
 
+import msgspec
 import pytest
 import zmq
 
@@ -33,6 +35,9 @@ from noria.messages import (
     encode,
 )
 from noria.models.catalog import open_model
+from noria.observe.otlp import OtlpTracer
+from noria.observe.trace_context import TraceContext
+from noria.observe.traces import NO_TRACER
 from noria.request import ImageRequest
 from noria.scheduling.steps import StepScheduler
 
@@ -96,7 +101,18 @@ class Client:
 
 
 @pytest.fixture
-def world(tmp_path, bundled_folder):
+def tracer(request, collector):
+    """None, unless a test asks for one that brings its spans to the collector."""
+    opened = OtlpTracer(collector.endpoint, 1.0, "engine-0") if getattr(request, "param", None) else NO_TRACER
+    yield opened
+    opened.close()
+
+
+traced = pytest.mark.parametrize("tracer", [True], indirect=True)
+
+
+@pytest.fixture
+def world(tmp_path, bundled_folder, tracer):
     class World:
         pass
 
@@ -110,10 +126,11 @@ def world(tmp_path, bundled_folder):
         watch=Watch(60.0, time.monotonic),
         manifest=Manifest(tmp_path / "aboard"),
         previous_end="killed",
+        tracer=tracer,
     )
     world.desk.start()
     world.executor = SlowTailor()
-    engine = Engine(channel, world.desk, world.executor, StepScheduler(4, queue_limit=4))
+    engine = Engine(channel, world.desk, world.executor, StepScheduler(4, queue_limit=4), tracer)
     wheel = threading.Thread(target=engine.run)
 
     def start():
@@ -346,3 +363,107 @@ def test_a_front_end_that_greets_anew_is_shown_nothing_that_its_life_before_aske
     assert Finished in kinds(world.other.hear(3))
     world.client.send(Ping())
     assert kinds(world.client.hear()) == [Pong]
+
+
+def asked_by(submitted, *, is_sampled=True):
+    """The request as part of a trace, and that."""
+    caller = TraceContext(uuid.uuid4().hex, uuid.uuid4().hex[:16], is_sampled, "vendor=x")
+    return msgspec.structs.replace(submitted, traceparent=caller.traceparent, tracestate="vendor=x"), caller
+
+
+def stages(collector, tracer, caller):
+    """What came of the trace, in order: each stage's name and why it failed."""
+    tracer.close()
+    spans = sorted(collector.of_trace(caller.trace_id), key=lambda span: (span.began, span.ended))
+    assert {(span.parent_id, span.tracestate) for span in spans} <= {(caller.span_id, "vendor=x")}
+    assert all(span.failed == ("error.type" in span.attributes) for span in spans)
+    return [(span.name, span.attributes.get("error.type")) for span in spans]
+
+
+@traced
+def test_a_request_that_was_drawn_has_all_its_stages(world, collector, tracer):
+    world.start()
+    submitted, caller = asked_by(request("an-id.0a1b"))
+    world.client.send(Submit(submitted))
+    world.client.hear(2)
+    found = stages(collector, tracer, caller)
+    assert sorted(name for name, why in found if why is None) == ["decode", "denoise", "encode", "queue"]
+    (denoise,) = [span for span in collector.of_trace(caller.trace_id) if span.name == "denoise"]
+    assert denoise.attributes == {
+        "noria.request_id": "an-id",
+        "gen_ai.request.model": "",
+        "noria.steps": 3,
+        "noria.scheduler": "ddim",
+        "noria.mean_batch": 1.0,
+        "noria.slots": 4,
+    }
+
+
+@traced
+def test_a_request_that_nobody_records_has_none(world, collector, tracer):
+    world.start()
+    submitted, caller = asked_by(request(), is_sampled=False)
+    world.client.send(Submit(submitted), Submit(request("untraced")))
+    world.client.hear(4)
+    assert stages(collector, tracer, caller) == []
+
+
+@traced
+def test_a_request_refused_by_the_desk_waited_for_nothing(world, collector, tracer):
+    early, caller = asked_by(request("early"))
+    world.client.send(Hello("test"), Submit(early))
+    world.client.hear(2)
+    world.start()
+    large, another = asked_by(request("large", images=9))
+    world.client.send(Submit(large), Submit(request("after")))
+    ready, refused, *_ = world.client.hear(4)
+    assert (ready.state, refused.code) == ("ready", "invalid_field")
+    assert stages(collector, tracer, caller) == [("queue", "engine_unavailable")]
+    assert stages(collector, tracer, another) == [("queue", "invalid_field")]
+
+
+@traced
+def test_a_request_refused_by_the_wheel_or_cancelled_while_it_is_prepared_never_left_the_queue(
+    world, collector, tracer
+):
+    world.start()
+    (full, caller), (slow, another) = asked_by(request("full", images=8)), asked_by(request("slow", scheduler="lms"))
+    began, go_on = threading.Event(), threading.Event()
+    world.executor.turn_s = lambda _plan: began.set() or float(not go_on.wait(10))
+    world.client.send(Submit(request("first")), Submit(slow), Cancel("slow"))
+    assert began.wait(10)
+    world.client.send(Submit(full), Ping())
+    cancelled, pong = world.client.hear(2)
+    assert (cancelled.request_id, type(pong)) == ("slow", Pong)  # the desk has passed it on
+    go_on.set()
+    world.executor.compiled.set()
+    codes = {message.request_id: getattr(message, "code", None) for message in world.client.hear(3)}
+    assert codes == {"first": None, "full": "queue_full"}
+    world.client.send(Submit(request("last", scheduler="lms")))  # after the one before it has left the compiler
+    world.client.hear(2)
+    assert stages(collector, tracer, caller) == [("queue", "queue_full")]
+    assert stages(collector, tracer, another) == [("queue", "cancelled")]
+
+
+@traced
+def test_a_request_cancelled_on_the_wheel_shows_how_far_it_came(world, collector, tracer):
+    world.start()
+    submitted, caller = asked_by(request("a", steps=10_000))
+    stepped = threading.Event()
+    world.executor.turn_s = lambda plan: float(plan.steps[0].call >= 3 and bool(stepped.set()))
+    world.client.send(Submit(submitted))
+    assert stepped.wait(10)
+    world.client.send(Cancel("a"))
+    (failed,) = world.client.hear()
+    assert failed.code == "cancelled"
+    found = stages(collector, tracer, caller)
+    assert sorted(found) == [("denoise", "cancelled"), ("encode", None), ("queue", None)]
+
+
+@traced
+def test_a_request_whose_pixels_are_none_failed_in_its_decoding(world, collector, tracer):
+    world.start()
+    submitted, caller = asked_by(request("bad", seed=13))
+    world.client.send(Submit(submitted), Submit(request("good")))
+    world.client.hear(3)
+    assert ("decode", "generation_failed") in stages(collector, tracer, caller)

@@ -38,6 +38,7 @@ from noria.messages import (
     Timings,
     WheelView,
 )
+from noria.observe.traces import NO_TRACER, Tracer
 from noria.request import ImageRequest
 from noria.spec import ModelSpec
 
@@ -194,21 +195,21 @@ def eventually(condition: Callable[[], object], seconds: float = 5.0) -> None:
 
 
 @contextlib.contextmanager
-def serving(config: Config, engine: FakeEngine) -> Iterator[tuple[str, uvicorn.Server]]:
+def serving(config: Config, engine: FakeEngine, tracer: Tracer = NO_TRACER) -> Iterator[tuple[str, uvicorn.Server]]:
     """A front end's address and the server itself, which ends with the context or at `should_exit`.
 
     Unless the config names a folder for its data, it has one of its own: no front end of another test draws its jobs.
     """
     with tempfile.TemporaryDirectory(prefix="noria-data") as data_dir:
         own = config if config.data_dir != "auto" else msgspec.structs.replace(config, data_dir=data_dir)
-        with _serving(own, engine) as served:
+        with _serving(own, engine, tracer) as served:
             yield served
 
 
 @contextlib.contextmanager
-def _serving(config: Config, engine: FakeEngine) -> Iterator[tuple[str, uvicorn.Server]]:
+def _serving(config: Config, engine: FakeEngine, tracer: Tracer) -> Iterator[tuple[str, uvicorn.Server]]:
     link = EngineLink([engine.address], restart_wait_s=1.0)
-    server = http_server(build_app(config, link), link, config.frontend.drain_s)
+    server = http_server(build_app(config, link, tracer=tracer), link, config.frontend.drain_s)
     listener = socket.create_server(("127.0.0.1", 0))
     host, port = listener.getsockname()
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -221,7 +222,7 @@ def _serving(config: Config, engine: FakeEngine) -> Iterator[tuple[str, uvicorn.
 
 
 @pytest.fixture
-def serve() -> Callable[[Config, FakeEngine], contextlib.AbstractContextManager[tuple[str, uvicorn.Server]]]:
+def serve() -> Callable[..., contextlib.AbstractContextManager[tuple[str, uvicorn.Server]]]:
     return serving
 
 

@@ -78,11 +78,12 @@ class Delivery(threading.Thread):
     def _end(self, peer: Peer, ended: "Ended[PreparedImages]") -> None:
         event = ended.event
         told = self._failed.pop(event.request_id, None)
-        code = told or (None if event.end is End.FINISHED else CODES[event.end])
-        self._spans.ended(ended.prepared.request, event.times, event.at, code)
+        is_drawn = event.end is End.FINISHED
+        code = told or (None if is_drawn else CODES[event.end])
+        self._spans.ended(ended.prepared.request, event.times, event.at, code, is_drawn=is_drawn)
         if told is not None:
             return
-        if event.end is End.FINISHED:
+        if is_drawn:
             timings = Timings(event.times.queue_s, event.times.encode_s, event.times.denoise_s, event.times.decode_s)
             self._channel.send(
                 peer, Finished(event.request_id, timings, ended.prepared.num_calls, event.times.mean_batch)

@@ -19,14 +19,16 @@ class StageSpans:
         """`num_slots` are the wheel's."""
         self._tracer, self._num_slots = tracer, num_slots
 
-    def ended(self, request: ImageRequest, times: Times, at: float, code: str | None = None) -> None:
-        """The request has ended `at`, monotonic seconds; with `code`, unfinished, and its last stage so far is what failed."""
+    def ended(
+        self, request: ImageRequest, times: Times, at: float, code: str | None = None, *, is_drawn: bool = False
+    ) -> None:
+        """The request has ended `at`, monotonic seconds; with `code`, in vain, and the last stage that it reached is what failed."""
         if not request.traceparent:
             return
         parent = parse([request.traceparent], [request.tracestate])
         if parent is None or not parent.is_sampled:
             return
-        stages = _stages(times, finished=code is None)
+        stages = _stages(times, is_drawn=is_drawn)
         ended = time.time() - (time.monotonic() - at)
         began = ended - sum(seconds for _, seconds in stages)
         for number, (name, seconds) in enumerate(stages, 1):
@@ -51,11 +53,11 @@ class StageSpans:
         return attributes
 
 
-def _stages(times: Times, *, finished: bool) -> list[tuple[str, float]]:
+def _stages(times: Times, *, is_drawn: bool) -> list[tuple[str, float]]:
     """The stages that were reached, each with its seconds; they follow each other without gaps."""
     stages = [("queue", times.queue_s)]
-    if finished or times.encode_s + times.denoise_s > 0:
+    if is_drawn or times.encode_s + times.denoise_s > 0:
         stages += [("encode", times.encode_s), ("denoise", times.denoise_s)]
-    if finished:
+    if is_drawn:
         stages.append(("decode", times.decode_s))
     return stages

@@ -35,7 +35,7 @@ def begin(tracer: Tracer, scope: Scope, headers: Headers, request_id: str) -> Sp
         attributes["http.request.method"] = method
     else:
         attributes |= {"http.request.method": "_OTHER", "http.request.method_original": method}
-    return tracer.span(method if method in _METHODS else "HTTP", "server", parent, attributes)
+    return tracer.span(_name(scope), "server", parent, attributes)
 
 
 def tell(span: Span, response: Message) -> None:
@@ -54,7 +54,7 @@ def finish(span: Span, scope: Scope, status: int) -> None:
     attributes: dict[str, Value] = {"http.response.status_code": status}
     if (route := scope.get("route")) is not None:
         attributes["http.route"] = route.path
-        span.rename(f"{scope['method']} {route.path}")
+        span.rename(f"{_name(scope)} {route.path}")
     state = scope["state"]
     if "caller" in state and state["caller"].name is not None:
         attributes["noria.key"] = state["caller"].name
@@ -65,6 +65,12 @@ def finish(span: Span, scope: Scope, status: int) -> None:
     if status in _FAILURES or status >= 500:
         span.fail(code or str(status))
     span.end()
+
+
+def _name(scope: Scope) -> str:
+    """Until its route is known; names are few, so methods that HTTP has not are none."""
+    method: str = scope["method"]
+    return method if method in _METHODS else "HTTP"
 
 
 def describe(span: Span, request: ImageRequest) -> None:
