@@ -96,11 +96,11 @@ def _make_secret(file: pathlib.Path) -> None:
 
 
 def _attributes(delivery: WebhookDelivery) -> Attributes:
-    """Of a try's span; the URL without what its receiver may have put there to know us by."""
+    """Of a try's span; the URL without its query, which may be a secret."""
     url = urlsplit(delivery.url)
     attributes: dict[str, str | int] = {
         "http.request.method": "POST",
-        "url.full": urlunsplit((url.scheme, url.netloc.rpartition("@")[2], url.path, "", "")),
+        "url.full": urlunsplit((url.scheme, url.netloc, url.path, "", "")),
         "server.address": url.hostname or "",
         "server.port": url.port or (443 if url.scheme == "https" else 80),
         "noria.webhook.id": delivery.id,

@@ -1,0 +1,199 @@
+"""Jobs and webhooks in the trace of who made the job, with a tracer and without."""
+
+import asyncio
+import http.server
+import json
+import threading
+import time
+import uuid
+
+import pytest
+
+from noria.errors import EngineUnavailable, GenerationFailed
+from noria.jobs.blocking import Blocking
+from noria.jobs.outbox import Outbox, WebhookDelivery
+from noria.jobs.records import ENDED
+from noria.jobs.results import Results
+from noria.jobs.runner import Drawn, Runner
+from noria.jobs.tracing import trace_of
+from noria.jobs.webhooks import Sender
+from noria.observe.context import CURRENT
+from noria.observe.otlp import OtlpTracer
+from noria.observe.trace_context import TraceContext
+from noria.observe.traces import ACTIVE, NO_TRACER
+
+
+@pytest.fixture
+def caller():
+    return TraceContext(uuid.uuid4().hex, uuid.uuid4().hex[:16], True, "vendor=x")
+
+
+@pytest.fixture
+def tracer(collector):
+    opened = OtlpTracer(collector.endpoint, 1.0, "frontend-0")
+    yield opened
+    opened.close()
+
+
+def kept(caller):
+    request = {"seed": 7, "traceparent": caller.traceparent, "tracestate": caller.tracestate}
+    return json.dumps({"request": request, "metadata": True}).encode()
+
+
+def test_a_kept_request_tells_its_trace_and_one_from_before_there_were_any_tells_none(caller):
+    assert trace_of(kept(caller)) == caller
+    assert trace_of('{"request": {"seed": 7}}') is None
+    assert trace_of('{"request": {"seed": 7, "traceparent": "nonsense"}}') is None
+
+
+class Painter:
+    """Fails with one of `errors` after the other, then draws; notes on whose behalf."""
+
+    def __init__(self, *errors):
+        self.errors, self.seen = list(errors), []
+
+    def serves(self):
+        return {("shapes", "v1")}
+
+    def room(self):
+        return 4
+
+    async def draw(self, record, tell):
+        self.seen.append((CURRENT.get(), ACTIVE.get().context))
+        if self.errors:
+            raise self.errors.pop(0)
+        return Drawn([b"an image"], "png", {})
+
+
+def drawn(store, folder, new, painter, tracer):
+    """Has the job drawn to its end; returns its record."""
+    record, _ = store.accept(new, 9, time.time())
+
+    async def scenario():
+        blocking = Blocking()
+        runner = Runner(store, Results("auto", folder), painter, blocking, "s/frontend-0/1", time.time, tracer)
+        running = asyncio.create_task(runner.run())
+        async with asyncio.timeout(60):
+            while store.get(record.id).status not in ENDED:  # noqa: ASYNC110 - it happens in a database
+                await asyncio.sleep(0.02)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await runner.stop()
+        blocking.close()
+
+    asyncio.run(scenario())
+    return store.get(record.id)
+
+
+def test_a_job_is_drawn_on_behalf_of_its_maker_also_without_a_tracer(store, tmp_path, job, caller):
+    painter = Painter()
+    record = drawn(store, tmp_path, job(request=kept(caller)), painter, NO_TRACER)
+    ((who, context),) = painter.seen
+    assert (who.request_id, who.trace_id, who.span_id) == (record.id, caller.trace_id, caller.span_id)
+    assert context == caller
+
+
+def test_each_drawing_of_a_job_is_a_span_that_says_how_it_ended(store, tmp_path, job, caller, tracer, collector):
+    painter = Painter(EngineUnavailable("later", retry_after_s=0.1), GenerationFailed("no"))
+    assert drawn(store, tmp_path, job(request=kept(caller)), painter, tracer).status == "failed"
+    tracer.close()
+    spans = sorted(collector.of_trace(caller.trace_id), key=lambda span: span.began)
+    assert [(span.name, span.kind, span.parent_id) for span in spans] == [("draw job", "consumer", caller.span_id)] * 2
+    told = [(span.attributes["noria.job.attempt"], span.failed, span.attributes["error.type"]) for span in spans]
+    assert told == [(1, True, "engine_unavailable"), (2, True, "generation_failed")]
+    assert [context.span_id for _, context in painter.seen] == [span.span_id for span in spans]
+
+
+def test_an_outbox_knows_the_trace_of_its_deliveries(store, engine, job, caller):
+    of_trace, _ = store.accept(job(request=kept(caller), webhook="https://example.com/"), 9, 0.0)
+    store.accept(job(webhook="https://example.com/"), 9, 0.0)
+    store.claim("s/f/1", {("shapes", "v1")}, 2, 0.0)
+    traces = {json.loads(each.body)["id"]: each.trace for each in Outbox(engine).take(9, 1.0)}
+    assert traces.pop(of_trace.id) == caller
+    assert list(traces.values()) == [None]
+
+
+class Receiver:
+    """Answers each webhook with `status` and keeps its headers."""
+
+    def __init__(self, status):
+        receiver = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                self.rfile.read(int(self.headers["Content-Length"]))
+                receiver.headers.append({name.lower(): text for name, text in self.headers.items()})
+                self.send_response(status)
+                self.end_headers()
+
+            def log_message(self, *_):
+                pass
+
+        self.headers = []
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+async def to_loopback(host, port):
+    return ["127.0.0.1"]
+
+
+def send(delivery, tracer, *, allow_private=True):
+    async def once():
+        sender = Sender(bytes(32), allow_private=allow_private, resolve=to_loopback, tracer=tracer)
+        try:
+            return await sender.send(delivery, time.time())
+        finally:
+            await sender.close()
+
+    return asyncio.run(once())
+
+
+def test_without_a_tracer_a_webhook_hands_the_callers_context_on(caller):
+    with Receiver(204) as receiver:
+        url = f"http://hooks.example:{receiver.port}/in"
+        assert send(WebhookDelivery("msg_1", url, "{}", 1, caller), NO_TRACER) is None
+        assert send(WebhookDelivery("msg_2", url, "{}", 1), NO_TRACER) is None
+    with_trace, without = receiver.headers
+    assert (with_trace["traceparent"], with_trace["tracestate"]) == (caller.traceparent, "vendor=x")
+    assert not {"traceparent", "tracestate"} & without.keys()
+
+
+def test_each_try_of_a_webhook_is_a_span_that_shows_no_secrets(caller, tracer, collector):
+    with Receiver(503) as receiver:
+        url = f"http://hooks.example:{receiver.port}/in?token=secret"
+        assert send(WebhookDelivery("msg_1", url, "{}", 2, caller), tracer) == "it answered 503"
+    tracer.close()
+    (span,) = collector.of_trace(caller.trace_id)
+    assert (span.name, span.kind, span.parent_id, span.failed) == ("POST", "client", caller.span_id, True)
+    assert span.attributes == {
+        "http.request.method": "POST",
+        "http.request.resend_count": 1,
+        "http.response.status_code": 503,
+        "error.type": "503",
+        "url.full": f"http://hooks.example:{receiver.port}/in",
+        "server.address": "hooks.example",
+        "server.port": receiver.port,
+        "noria.webhook.id": "msg_1",
+    }
+    assert receiver.headers[0]["traceparent"] == f"00-{caller.trace_id}-{span.span_id}-01"
+
+
+@pytest.mark.parametrize(("allow_private", "code"), [(False, "invalid_field"), (True, "ConnectError")])
+def test_a_webhook_that_never_left_says_why(caller, tracer, collector, allow_private, code):
+    assert send(
+        WebhookDelivery("msg_1", "http://hooks.example:9/", "{}", 1, caller), tracer, allow_private=allow_private
+    )
+    tracer.close()
+    (span,) = collector.of_trace(caller.trace_id)
+    assert (span.failed, span.attributes["error.type"]) == (True, code)
