@@ -83,6 +83,34 @@ def test_what_the_engine_refuses_or_fails_has_its_code(traced, caller, code, sta
     assert span.attributes["http.response.status_code"] == status
 
 
+def test_what_the_engine_finds_wrong_with_a_request_is_its_callers_mistake(traced, caller):
+    client, engine, spans = traced
+    trace_id, _, header = caller
+    engine.fails = {"code": "invalid_field", "message": "no", "field": "scheduler"}
+    assert client.post("/t2i", json=BODY, headers={"traceparent": header}).status_code == 400
+    span = spans(trace_id)["POST /t2i"]
+    assert (span.failed, span.attributes["noria.outcome"]) == (False, "invalid_field")
+
+
+def test_what_breaks_in_our_own_code_is_internal(traced, caller, monkeypatch):
+    client, _, spans = traced
+    trace_id, _, header = caller
+
+    async def breaks(*_):
+        raise LookupError
+
+    monkeypatch.setattr("noria.frontend.studio.Studio.draw", breaks)
+    answer = client.post("/t2i", json=BODY, headers={"traceparent": header})
+    assert answer.status_code == 500
+    span = spans(trace_id)["POST /t2i"]
+    assert (span.failed, span.attributes["error.type"], span.attributes["noria.outcome"]) == (
+        True,
+        "internal",
+        "internal",
+    )
+    assert span.span_id in answer.headers["server-timing"]
+
+
 def test_a_stream_that_ends_with_an_error_failed_though_its_status_was_200(traced, caller):
     client, engine, spans = traced
     trace_id, _, header = caller

@@ -24,7 +24,6 @@ log = logging.getLogger("noria.access")
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _PROBES = frozenset({"/healthz", "/readyz", "/metrics"})  # asked every few seconds, for ever: not worth a line each
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 def request_id_of(headers: Headers) -> str:
@@ -68,7 +67,8 @@ class RequestLog:
                 await self._app(scope, receive, send_named)
             except Exception:
                 log.exception("%s broke", request_id)
-                span.fail(InternalError.code)
+                scope["state"]["error_code"] = InternalError.code
+                span.fail(InternalError.code)  # also where a status was sent that says otherwise
                 if status is None:
                     await self._crashed(request_id)(scope, receive, send_named)
             finally:
@@ -92,7 +92,7 @@ class Gate:
 def _account(scope: Scope, status: int, seconds: float) -> None:
     route = scope.get("route")
     path = "other" if route is None else route.path
-    method = scope["method"] if scope["method"] in _METHODS else "other"
+    method = scope["method"] if scope["method"] in spans.METHODS else "other"
     metrics.HTTP_REQUESTS.labels(method, path, str(status)).inc()
     metrics.HTTP_REQUEST_SECONDS.labels(method, path).observe(seconds)
     target = scope["raw_path"].decode("latin-1")  # still percent-encoded: no line of the log can be forged

@@ -12,7 +12,9 @@ from noria.observe.trace_context import parse
 from noria.observe.traces import NO_SPAN, NO_TRACER, NoSpan, Span, Tracer, Value
 from noria.request import ImageRequest
 
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+"""Those that have a name in metrics and spans: callers may make up others without end."""
+
 _UNTRACED = OPEN_PATHS | {"/live", "/v1/live"}  # probes, pages, and a stream that lasts as long as somebody looks
 _UNTRACED_FOLDER = "/pages/"
 # What nobody was to blame for but the load, us, or a client that left. Other 4xx are the caller's mistakes, and the conventions have
@@ -31,7 +33,7 @@ def begin(tracer: Tracer, scope: Scope, headers: Headers, request_id: str) -> Sp
         return NoSpan(parent) if parent is not None else NO_SPAN
     method: str = scope["method"]
     attributes: dict[str, Value] = {"url.path": path, "url.scheme": scope["scheme"], "noria.request_id": request_id}
-    if method in _METHODS:
+    if method in METHODS:
         attributes["http.request.method"] = method
     else:
         attributes |= {"http.request.method": "_OTHER", "http.request.method_original": method}
@@ -70,7 +72,7 @@ def finish(span: Span, scope: Scope, status: int) -> None:
 def _name(scope: Scope) -> str:
     """Until its route is known; names are few, so methods that HTTP has not are none."""
     method: str = scope["method"]
-    return method if method in _METHODS else "HTTP"
+    return method if method in METHODS else "HTTP"
 
 
 def describe(span: Span, request: ImageRequest) -> None:

@@ -26,6 +26,7 @@ from noria.errors import (
     QueueFull,
     RateLimited,
     RequestCancelled,
+    RequestError,
     shown,
 )
 from noria.frontend.admission import admit
@@ -172,7 +173,7 @@ class Studio:
             done = time.perf_counter()
             span, now = ACTIVE.get(), time.time()
             record(self.tracer, "postprocess", span, now - (done - drawn), now)
-            span.note({"noria.mean_batch": result.mean_batch, "noria.outcome": "ok"})
+            span.note({"noria.mean_batch": result.mean_batch})
             engine = msgspec.structs.asdict(result.timings)
             timings = AnswerTimings(
                 **engine, postprocess_s=done - drawn, total_s=done - started, predicted_s=result.predicted_s
@@ -226,13 +227,13 @@ def _files(wish: Wish, images: Sequence[DrawnImage]) -> list[bytes]:
 @contextlib.contextmanager
 def _counted(wish: Wish) -> Iterator[None]:
     """Count the request that runs inside, by its outcome."""
-    model, outcome = wish.spec.name, InternalError.code
+    model, outcome, is_mistake = wish.spec.name, InternalError.code, False
     try:
         with metrics.INFLIGHT.track_inprogress():
             yield
         outcome = "ok"
     except NoriaError as error:
-        outcome = error.code
+        outcome, is_mistake = error.code, isinstance(error, RequestError)
         if outcome in _REFUSALS:
             metrics.REJECTED.labels(model, outcome).inc()
         if outcome == DeadlineExceeded.code and wish.request.deadline_s is not None:
@@ -242,9 +243,10 @@ def _counted(wish: Wish) -> Iterator[None]:
         outcome = RequestCancelled.code
         raise
     finally:
-        if outcome != "ok":
-            ACTIVE.get().note({"noria.outcome": outcome})
-            ACTIVE.get().fail(outcome)
+        span = ACTIVE.get()
+        span.note({"noria.outcome": outcome})
+        if outcome != "ok" and not is_mistake:  # a stream's status tells nothing of it
+            span.fail(outcome)
         metrics.REQUESTS.labels(model, outcome).inc()
 
 

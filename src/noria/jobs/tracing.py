@@ -35,4 +35,6 @@ def drawing_span(tracer: Tracer, record: JobRecord) -> Span:
         "noria.job.attempt": record.attempt,
         "gen_ai.request.model": record.model,
     }
+    if record.made_by:
+        attributes["noria.key"] = record.made_by
     return tracer.span("draw job", "consumer", trace_of(record.request), attributes)
