@@ -27,6 +27,7 @@ def server(collector):
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
         patch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
         arguments = ["bundled", "--slots", "4", "--traces-endpoint", collector.endpoint, "--webhook-allow-private"]
+        arguments += ["--restart-wait-s", "280"]  # a busy machine takes more than the default minute to start an engine
         with running_server(arguments) as running:
             yield running
 
@@ -226,7 +227,7 @@ def test_an_engine_that_is_killed_leaves_the_trace_of_the_drawing_that_succeeded
         f"{client.base_url}/t2i",
         json=BODY | {"inference_steps": 150, "stream": True},
         headers={"traceparent": header},
-        timeout=120,
+        timeout=280,
     ) as answer:
         lines = answer.iter_lines()
         next(line for line in lines if line.startswith("data: ") and json.loads(line[6:])["step"] > 0)
