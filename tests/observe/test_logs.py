@@ -1,0 +1,239 @@
+"""Lines of the log: arbitrary text is one line and reads back, secrets are gone, and every process writes them in the same way."""
+
+import json
+import logging
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from noria.keys import draw_key
+from noria.observe.context import CURRENT, RequestContext
+from noria.observe.lines import (
+    INDENT,
+    LONGEST_LINE_BYTES,
+    Line,
+    as_json,
+    as_text,
+    fault_line,
+    fields,
+    line_of,
+    new_line,
+)
+from noria.observe.logs import LineHandler, logging_to, render_for
+
+KEY, _ = draw_key("alice")
+
+texts = st.text(st.characters(exclude_categories=[]), max_size=200)
+hostile = st.sampled_from(
+    [
+        "a\nb",
+        "a\r\nb",
+        "\x1b[2J",
+        "\x9b31m",
+        "\u2028x",
+        "\x85x",
+        '"}\n{"level": "error"}',
+        "\u202egnp.exe",
+        "\x00",
+        "\ud800",
+    ]
+)
+
+
+def record(
+    message: str = "m", extra: dict[str, object] | None = None, error: BaseException | None = None
+) -> logging.LogRecord:
+    info = (type(error), error, error.__traceback__) if error is not None else None
+    made = logging.LogRecord("noria.test", logging.INFO, __file__, 1, message.replace("%", "%%"), (), info)
+    if extra is not None:
+        made.noria_fields = extra
+    return made
+
+
+def raised(message: str) -> Exception:
+    try:
+        raise ValueError(message)
+    except ValueError as error:
+        return error
+
+
+# ── One record is one line ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(texts | hostile, texts | hostile)
+def test_a_record_is_one_line_of_json_that_reads_back(message: str, prompt: str) -> None:
+    line = as_json(line_of(record(message, {"prompt": prompt}), "frontend-0"))
+    assert len(line.decode().splitlines()) == 1
+    assert not re.search("[\x00-\x1f\x7f-\x9f\u2028-\u202e]", line.decode())
+    told = json.loads(line)
+    assert [*told][:5] == ["time", "level", "logger", "process", "message"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", told["time"])
+    if not any("\ud800" <= letter <= "\udfff" for letter in message + prompt) and "[redacted]" not in str(told):
+        assert (told["message"], told["prompt"]) == (message.replace("%", "%%"), prompt)
+
+
+@given(texts | hostile, texts | hostile, texts | hostile)
+def test_a_record_is_one_line_of_text_and_an_exceptions_lines_are_indented(
+    message: str, prompt: str, complaint: str
+) -> None:
+    line = as_text(line_of(record(message, {"prompt": prompt}, raised(complaint)), "frontend-0")).decode()
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e]", line)
+    first, *others = line.split("\n")
+    assert first.startswith("20")
+    assert others
+    assert all(other.startswith(INDENT) for other in others)
+
+
+def test_text_has_the_fields_that_have_a_value() -> None:
+    said = fields(
+        event="request", request_id="abc", n=2, prompt="a red circle", seed=None, total_s=0.25, ids=["a", "b"]
+    )
+    line = as_text(line_of(record("drawn", said["noria_fields"]), "frontend-0")).decode()
+    assert line.endswith(
+        r'noria.test: drawn  request_id=abc n=2 prompt="a red circle" total_s=0.25 ids="[\"a\",\"b\"]"'
+    )
+
+
+def test_a_field_cannot_take_the_place_of_a_lines_own() -> None:
+    with pytest.raises(AssertionError, match="level"):
+        fields(level="error")
+
+
+@pytest.mark.parametrize("value", [2**70, float("nan"), float("inf"), b"\xff", object(), {"a": 1}, [1, "a\nb", None]])
+def test_any_value_is_bearable(value: object) -> None:
+    assert "value" in json.loads(as_json(line_of(record(extra={"value": value}), "p")))
+
+
+def test_huge_fields_are_cut_and_say_so() -> None:
+    huge = {f"field_{number}": "\x00" * 100_000 for number in range(20)}
+    line = as_json(line_of(record("x" * 1_000_000, huge, raised("y" * 1_000_000)), "p"))
+    assert len(line) <= LONGEST_LINE_BYTES
+    told = json.loads(line)
+    assert told["message"].endswith("… [cut]")
+    assert told["exception"].startswith("Traceback (most recent call last)")
+
+
+# ── No secret is in it ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("render", [as_json, as_text])
+def test_no_secret_is_in_a_line_nor_in_its_traceback(render: Callable[[Line], bytes]) -> None:
+    error = raised(f"postgresql://noria:hunter2@db and {KEY}")
+    line = line_of(record(f"a {KEY}", {"path": "/hook?token=hunter2", "authorization": "hunter2"}, error), "p")
+    written = render(line).decode()
+    assert "Traceback" in written
+    assert KEY not in written
+    assert "hunter2" not in written
+
+
+def test_what_a_process_prints_is_cleaned_too() -> None:
+    text = f"Traceback (most recent call last):\n  File x\nValueError: {KEY}\n"
+    line = fault_line(0.0, "engine-0", text, is_fault=True)
+    assert (line["level"], line["process"], line["logger"]) == ("error", "engine-0", "stderr")
+    assert line["message"] == "ValueError: noria_[redacted]"
+    assert KEY not in as_json(line).decode()
+
+
+# ── Whose line it is ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def lines_of(do: Callable[[logging.Logger], object]) -> list[Line]:
+    lines: list[Line] = []
+    with logging_to(LineHandler("frontend-0", lines.append), "info"):
+        do(logging.getLogger("noria.test.logs"))
+    return lines
+
+
+def test_every_line_of_a_request_has_its_ids() -> None:
+    token = CURRENT.set(RequestContext("abc", "1" * 32, "2" * 16))
+    try:
+        (line,) = lines_of(lambda log: log.info("x", extra=fields(n=1)))
+    finally:
+        CURRENT.reset(token)
+    assert (line["request_id"], line["trace_id"], line["span_id"], line["n"]) == ("abc", "1" * 32, "2" * 16, 1)
+
+
+def test_a_lines_own_ids_win_and_what_is_not_traced_has_no_trace() -> None:
+    token = CURRENT.set(RequestContext("abc"))
+    try:
+        (line,) = lines_of(lambda log: log.info("x", extra=fields(request_id="def")))
+    finally:
+        CURRENT.reset(token)
+    assert line["request_id"] == "def"
+    assert "trace_id" not in line
+
+
+def test_a_thread_is_told_nothing_that_it_is_not_given() -> None:
+    token = CURRENT.set(RequestContext("abc"))
+
+    def aside(log: logging.Logger) -> None:
+        thread = threading.Thread(target=log.info, args=("x",))
+        thread.start()
+        thread.join()
+
+    try:
+        (line,) = lines_of(aside)
+    finally:
+        CURRENT.reset(token)
+    assert "request_id" not in line
+
+
+def test_what_is_below_the_level_is_not_logged_and_the_root_is_left_as_it_was() -> None:
+    before = logging.getLogger().level, list(logging.getLogger().handlers)
+    assert lines_of(lambda log: log.debug("x")) == []
+    assert (logging.getLogger().level, list(logging.getLogger().handlers)) == before
+
+
+# ── Where it goes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Terminal:
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("log_format", "terminal", "environment", "begins"),
+    [
+        ("auto", True, {}, b"\x1b[31m19"),
+        ("auto", True, {"NO_COLOR": "1"}, b"19"),
+        ("auto", False, {}, b"{"),
+        ("json", True, {}, b"{"),
+        ("text", False, {}, b"19"),
+    ],
+)
+def test_auto_is_text_on_a_terminal_and_json_elsewhere(
+    log_format: str, terminal: bool, environment: dict[str, str], begins: bytes, tmp_path: pathlib.Path
+) -> None:
+    with (tmp_path / "log").open("w") as file:
+        render = render_for(log_format, Terminal() if terminal else file, environment)  # type: ignore[arg-type]
+    assert render(new_line(0.0, "error", "l", "p", "m")).startswith(begins)
+
+
+ALONE = """
+import logging, warnings
+from noria.observe.logs import fields, logging_here
+with logging_here("generate", "info"):
+    logging.getLogger("noria.test").info("\\u00fcn\\u00ef\\n%s", "code", extra=fields(request_id="abc"))
+    warnings.warn("beware")
+"""
+
+
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_a_process_that_is_alone_writes_json_to_its_stderr(locale: str) -> None:
+    environment = os.environ | {"LC_ALL": locale, "PYTHONUTF8": "0"}
+    environment.pop("_NORIA_LOG_MARK", None)
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, env=environment, check=True)
+    said, warned = (msgspec.json.decode(line) for line in done.stderr.splitlines())
+    assert (said["message"], said["process"], said["request_id"]) == ("ünï\ncode", "generate", "abc")
+    assert (warned["logger"], warned["level"]) == ("py.warnings", "warning")
+    assert "beware" in warned["message"]
