@@ -1,6 +1,7 @@
 """A real front end on a loopback port, before an engine that is fake but for its channel."""
 
 import contextlib
+import logging
 import pathlib
 import queue
 import shutil
@@ -236,6 +237,20 @@ def folder() -> Iterator[pathlib.Path]:
 @pytest.fixture
 def until() -> Callable[..., None]:
     return eventually
+
+
+@pytest.fixture
+def said_in(
+    caplog: pytest.LogCaptureFixture,
+) -> Callable[..., contextlib.AbstractContextManager[Callable[[], list[dict]]]]:
+    """The fields of the lines that a logger writes meanwhile."""
+
+    @contextlib.contextmanager
+    def listen(logger: str, level: int = logging.INFO) -> Iterator[Callable[[], list[dict]]]:
+        with caplog.at_level(level, logger):
+            yield lambda: [dict(record.noria_fields) for record in list(caplog.records) if record.name == logger]
+
+    return listen
 
 
 @pytest.fixture(scope="session")

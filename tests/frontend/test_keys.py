@@ -3,7 +3,6 @@
 import base64
 import contextlib
 import itertools
-import logging
 import re
 import threading
 
@@ -143,14 +142,15 @@ def test_a1111s_clients_read_why(client_of):
     assert "password of Basic" in answer.json()["detail"]
 
 
-def test_the_log_tells_whose_request_it_was_and_no_key(client_of, caplog, until):
-    with caplog.at_level(logging.INFO, "noria.access"):
+def test_the_log_tells_whose_request_it_was_and_no_key(client_of, said_in, caplog, until):
+    with said_in("noria.access") as lines, said_in("noria.requests") as requests:
         client_of("alice").get("/v1/models", headers={"x-request-id": "abc"})
         client_of().get("/v1/models", headers={"x-request-id": "def"})
-        lines = lambda: [record.getMessage() for record in caplog.records if record.name == "noria.access"]  # noqa: E731
+        client_of("alice").post("/t2i", json={"prompt": "p"}, headers={"x-request-id": "ghi"})
         # A line is written after its answer is: the client may be quicker.
-        until(lambda: any(x.startswith("GET /v1/models 200") and x.endswith(" s abc of alice") for x in lines()))
-        until(lambda: any(x.startswith("GET /v1/models 401") and x.endswith(" s def") for x in lines()))
+        until(lambda: [x for x in lines() if (x["request_id"], x["status"], x.get("key")) == ("abc", 200, "alice")])
+        until(lambda: [x for x in lines() if (x["request_id"], x["status"], x.get("key")) == ("def", 401, None)])
+        until(lambda: [x for x in requests() if (x["request_id"], x["key"]) == ("ghi", "alice")])
     assert client_of.keys["alice"] not in caplog.text
 
 

@@ -55,7 +55,7 @@ def build_app(
 
     """
     callers = Callers(read_keys(config.frontend.keys_file), config.frontend.processes)
-    studio = Studio(link, config.frontend, tracer=tracer)
+    studio = Studio(link, config.frontend, tracer=tracer, log_prompts=config.log_prompts)
     jobs = Jobs(studio, config, open_jobs or functools.partial(open_service, config, lone_place(), tracer))
     images = Images(studio)
     openai = OpenAI(studio)

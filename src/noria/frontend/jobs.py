@@ -121,6 +121,7 @@ class Jobs:
             if not is_new:
                 caller.refund(num_images)
         job = as_job(record)
+        http.state.job_id = job.id  # for the log
         return _json(job, 202 if is_new else 200, {"Location": job.urls.get})
 
     async def _list(self, http: Request) -> Response:

@@ -1,5 +1,7 @@
 """Around every HTTP request: its id, its metrics, its line in the log, an answer when our own code breaks; and who asks.
 
+A request for images has the line of `observe/requests.py`, with status and seconds; every other the access log's.
+
 Pure ASGI: Starlette's `@app.middleware` would run the application in a task of its own, behind streams that hide the client's
 leaving.
 """
@@ -18,6 +20,8 @@ from noria.errors import InternalError
 from noria.frontend import spans
 from noria.frontend.keys import Callers
 from noria.observe import metrics
+from noria.observe.lines import fields
+from noria.observe.requests import Note, noting
 from noria.observe.traces import NO_TRACER, Tracer, working_for
 
 log = logging.getLogger("noria.access")
@@ -62,7 +66,7 @@ class RequestLog:
                 spans.tell(span, message)
             await send(message)
 
-        with working_for(request_id, span):
+        with working_for(request_id, span), noting() as note:
             try:
                 await self._app(scope, receive, send_named)
             except Exception:
@@ -73,7 +77,7 @@ class RequestLog:
                     await self._crashed(request_id)(scope, receive, send_named)
             finally:
                 status = status or 499  # none: cancelled, the client or we are leaving
-                _account(scope, status, time.perf_counter() - started)
+                _account(scope, status, time.perf_counter() - started, note)
                 spans.finish(span, scope, status)
 
 
@@ -89,15 +93,34 @@ class Gate:
         await self._app(scope, receive, send)
 
 
-def _account(scope: Scope, status: int, seconds: float) -> None:
+def _account(scope: Scope, status: int, seconds: float, note: Note) -> None:
     route = scope.get("route")
     path = "other" if route is None else route.path
     method = scope["method"] if scope["method"] in spans.METHODS else "other"
     metrics.HTTP_REQUESTS.labels(method, path, str(status)).inc()
     metrics.HTTP_REQUEST_SECONDS.labels(method, path).observe(seconds)
-    target = scope["raw_path"].decode("latin-1")  # still percent-encoded: no line of the log can be forged
-    level = logging.DEBUG if path in _PROBES else logging.INFO
+    target = scope["raw_path"].decode("latin-1")  # still percent-encoded, and without its query
     state = scope["state"]
-    name = state["caller"].name if "caller" in state else None
-    whose = "" if name is None else f" of {name}"
-    log.log(level, "%s %s %d %.3f s %s%s", scope["method"], target, status, seconds, state["request_id"], whose)
+    key = state["caller"].name if "caller" in state else None
+    if note.said:
+        note.write(
+            request_id=state["request_id"],
+            method=scope["method"],
+            path=target,
+            status=status,
+            seconds=seconds,
+            key=key,
+        )
+        return
+    level = logging.DEBUG if path in _PROBES else logging.INFO
+    said = fields(
+        event="access",
+        request_id=state["request_id"],
+        method=scope["method"],
+        path=target,
+        status=status,
+        seconds=seconds,
+        key=key,
+        job_id=state.get("job_id"),
+    )
+    log.log(level, "%s %s %d", scope["method"], target, status, extra=said)

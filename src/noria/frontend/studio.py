@@ -5,6 +5,7 @@ A wish's way: `admission.py` (bounds and defaults), `engine_link.py` (to pixels)
 
 import asyncio
 import contextlib
+import contextvars
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +37,7 @@ from noria.frontend.keys import Caller
 from noria.frontend.spans import describe
 from noria.observe import metrics
 from noria.observe.exposition import observe
+from noria.observe.requests import LogPrompts, current_note, said_of, said_of_prompt
 from noria.observe.traces import ACTIVE, NO_TRACER, Tracer, record
 from noria.parameters import of_request
 from noria.request import ImageBody, ImageFormat, ImageRequest
@@ -115,11 +117,12 @@ class Studio:
         config: FrontendConfig,
         draw_seed: Callable[[], int] = _random_seed,
         tracer: Tracer = NO_TRACER,
+        log_prompts: LogPrompts = "off",
     ) -> None:
         self.link = link
         self.config = config
         self.tracer = tracer
-        self._draw_seed = draw_seed
+        self._draw_seed, self._log_prompts = draw_seed, log_prompts
         self._postprocess_s = 0.0  # smoothed: what a request's files take once its pixels are there
         # Few: encoding is all CPU, and the engine wants the cores too.
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="encode")
@@ -147,15 +150,34 @@ class Studio:
 
     def admit(self, body: ImageBody, caller: Caller, request_id: str, quality: int | None = None) -> Wish:
         """`body` with its defaults filled in and its bounds checked; raises `errors.RequestError` or EngineUnavailable."""
-        spec = self.spec(body.model)
+        try:
+            spec = self.spec(body.model)
+        except NoriaError as error:
+            self._note_refusal(body, None, error)
+            raise
         try:
             request = admit(caller.permit(body), spec, self.config, request_id, self._draw_seed)
         except NoriaError as error:
             metrics.REQUESTS.labels(spec.name, error.code).inc()
             metrics.REJECTED.labels(spec.name, error.code).inc()
+            self._note_refusal(body, spec, error)
             raise
         describe(ACTIVE.get(), request)
         return Wish(request, spec, body.format, quality, body.metadata, caller)
+
+    def _note_refusal(self, body: ImageBody, spec: ModelSpec | None, error: NoriaError) -> None:
+        current_note().add(
+            **said_of_prompt("prompt", body.prompt, self._log_prompts),
+            model=body.model if spec is None else spec.name,
+            model_version=None if spec is None else spec.fingerprint,
+            n=body.n,
+            scheduler=body.scheduler,
+            steps=body.inference_steps,
+            guidance=body.guidance_scale,
+            seed=body.seed,
+            outcome=error.code,
+            error=error.message,
+        )
 
     async def draw(self, wish: Wish, watch: Watch | None = None) -> Drawing:
         """The wish's files; `watch` hears of their way. A cancelled call leaves the engine at its next step.
@@ -164,12 +186,14 @@ class Studio:
             NoriaError: any refusal or failure.
 
         """
+        current_note().add(**said_of(wish.request, wish.spec, self._log_prompts))
         with _counted(wish), self._aboard(wish):
             started = time.perf_counter()
             result = await self.link.submit(self._for_engine(wish.request), watch)
             drawn = time.perf_counter()
             loop = asyncio.get_running_loop()
-            files = await loop.run_in_executor(self._pool, _files, wish, result.images)
+            in_context = contextvars.copy_context().run  # no thread has it by itself
+            files = await loop.run_in_executor(self._pool, in_context, _files, wish, result.images)
             done = time.perf_counter()
             span, now = ACTIVE.get(), time.time()
             record(self.tracer, "postprocess", span, now - (done - drawn), now)
@@ -180,6 +204,9 @@ class Studio:
             )
             self._postprocess_s += _POSTPROCESS_WEIGHT * (timings.postprocess_s - self._postprocess_s)
             _record(wish, timings, len(files))
+            current_note().add(
+                **msgspec.structs.asdict(timings), mean_batch=result.mean_batch, steps_run=result.num_steps_run
+            )
             return Drawing(wish, files, timings, result.num_steps_run, result.mean_batch)
 
     @contextlib.contextmanager
@@ -228,12 +255,14 @@ def _files(wish: Wish, images: Sequence[DrawnImage]) -> list[bytes]:
 def _counted(wish: Wish) -> Iterator[None]:
     """Count the request that runs inside, by its outcome."""
     model, outcome, is_mistake = wish.spec.name, InternalError.code, False
+    started, note = time.perf_counter(), current_note()
     try:
         with metrics.INFLIGHT.track_inprogress():
             yield
         outcome = "ok"
     except NoriaError as error:
         outcome, is_mistake = error.code, isinstance(error, RequestError)
+        note.add(error=error.message)
         if outcome in _REFUSALS:
             metrics.REJECTED.labels(model, outcome).inc()
         if outcome == DeadlineExceeded.code and wish.request.deadline_s is not None:
@@ -248,6 +277,9 @@ def _counted(wish: Wish) -> Iterator[None]:
         if outcome != "ok" and not is_mistake:  # a stream's status tells nothing of it
             span.fail(outcome)
         metrics.REQUESTS.labels(model, outcome).inc()
+        note.add(outcome=outcome)
+        if outcome != "ok":  # else it is as the answer has it
+            note.add(total_s=time.perf_counter() - started)
 
 
 def _record(wish: Wish, timings: AnswerTimings, num_images: int) -> None:

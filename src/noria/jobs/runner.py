@@ -20,6 +20,8 @@ from noria.jobs.records import Claim, JobRecord
 from noria.jobs.results import Results
 from noria.jobs.store import Store
 from noria.jobs.tracing import drawing_span
+from noria.observe.lines import fields
+from noria.observe.requests import Note, noting
 from noria.observe.traces import NO_TRACER, Span, Tracer, working_for
 
 TICK_S = 0.5  # so soon is a cancellation noticed, and so often at most a progress written down
@@ -84,6 +86,7 @@ class _Flight:
     written_at: float = 0.0  # its last progress
     progress: bytes | None = None  # the newest, not written down yet
     is_ours: bool = True
+    note: Note = field(init=False)  # filled in by whoever draws
     drawing: asyncio.Task[Drawn] = field(init=False)
     concluding: asyncio.Task[None] = field(init=False)
 
@@ -170,10 +173,22 @@ class Runner:
         for record in records:
             claim, span = Claim(record.id, self._owner, record.attempt), drawing_span(self._tracer, record)
             flight = _Flight(record, claim, renewed_at=now, span=span)
-            with working_for(record.id, span):  # tasks keep what they were made in
-                flight.drawing = asyncio.create_task(self._painter.draw(record, flight.tell), name=f"draw {record.id}")
-                flight.concluding = asyncio.create_task(self._conclude(flight), name=f"conclude {record.id}")
+            self._begin(flight)
             self._flights.add(flight)
+
+    def _begin(self, flight: _Flight) -> None:
+        record = flight.record
+        with working_for(record.id, flight.span), noting() as flight.note:  # tasks keep what they were made in
+            log.debug("%s is drawn", record.id, extra=fields(event="job_claimed", attempt=record.attempt))
+            flight.drawing = asyncio.create_task(self._painter.draw(record, flight.tell), name=f"draw {record.id}")
+            flight.concluding = asyncio.create_task(self._conclude(flight), name=f"conclude {record.id}")
+
+    def _tell_end(self, flight: _Flight, **how: object) -> None:
+        """The job's line in the log: nobody will draw it again, or somebody else does."""
+        record = flight.record
+        flight.note.write(
+            **how, request_id=record.id, job_id=record.id, attempt=record.attempt, key=record.made_by or None
+        )
 
     async def _beat(self) -> None:
         """Renew leases and write down progress where it is time; drop what is no longer ours."""
@@ -207,6 +222,9 @@ class Runner:
                 flight.span.fail(RequestCancelled.code)
                 if flight.is_ours:
                     await self._on_database(self._store.hand_back, flight.claim, self._clock())
+                    self._tell_handed_back(flight, "the front end stops", 0.0)
+                else:  # by its maker; or its lease ran out, and it is drawn elsewhere
+                    self._tell_end(flight, outcome=RequestCancelled.code)
             elif (error := flight.drawing.exception()) is None:
                 await self._succeed(flight, flight.drawing.result())
             else:
@@ -229,6 +247,9 @@ class Runner:
         # When this raises, nobody knows whether the job has succeeded: its files stay, and go with it.
         if not await self._on_database(self._store.finish, claim, names, drawn.metrics, self._clock()):
             await self._on_results(self._results.discard, claim.job_id, claim.attempt)
+            self._tell_end(flight, outcome=RequestCancelled.code)
+            return
+        self._tell_end(flight, outcome="ok")
 
     async def _wait_for_results(self, claim: Claim, error: Exception) -> None:
         """Hand a job back whose files could not be written. That is not its own trouble: it is counted nowhere."""
@@ -257,8 +278,18 @@ class Runner:
         decision = verdict(error, flight.record.num_engine_losses)
         if decision is None:
             await self._on_database(self._store.fail, claim, error, self._clock())
+            self._tell_end(flight, outcome=error.code, error=error.message)
             return
         self._claim_none_for(decision.delay_s)
         await self._on_database(
             self._store.hand_back, claim, self._clock(), delay_s=decision.delay_s, engine_lost=decision.lost
+        )
+        self._tell_handed_back(flight, error.message, decision.delay_s)
+
+    def _tell_handed_back(self, flight: _Flight, reason: str, delay_s: float) -> None:
+        log.info(
+            "%s is handed back, to be drawn later: %s",
+            flight.claim.job_id,
+            reason,
+            extra=fields(event="job_handed_back", attempt=flight.claim.attempt, delay_s=delay_s),
         )

@@ -1,0 +1,130 @@
+"""The line of a request for images: one for each, written when it has ended, however it did.
+
+Who begins a request (the middleware for HTTP, the runner for a job) opens a `Note`, the studio fills it in while the request is drawn or
+refused, and who began it writes it down. A context variable brings the note to the studio, through every task in between.
+"""
+
+import contextlib
+import hashlib
+import logging
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Literal
+
+from noria.observe.lines import fields
+from noria.request import ImageRequest
+from noria.spec import ModelSpec
+
+log = logging.getLogger("noria.requests")
+
+LogPrompts = Literal["off", "hash", "full"]
+
+REQUEST_FIELDS: Mapping[str, str] = {
+    "event": "`request`",
+    "request_id": "X-Request-Id of the answer; of a job, its id",
+    "job_id": "of a job",
+    "attempt": "of a job: how many times it was begun",
+    "method": "of HTTP",
+    "path": "of HTTP, as it was sent, without its query",
+    "status": "the answer's; 499 if nobody was there to read it",
+    "seconds": "from the request's head to the end of its answer",
+    "key": "name of the API key",
+    "outcome": "`ok`, or a code of errors.md",
+    "error": "the refusal or failure in words",
+    "model": "who drew, or should have",
+    "model_version": "its fingerprint",
+    "n": "images asked for",
+    "size": "of each, in pixels",
+    "scheduler": "its short name",
+    "steps": "asked for",
+    "guidance": "guidance scale",
+    "seed": "of the first image",
+    "priority": "if it is not normal",
+    "deadline_s": "the caller's, from the arrival",
+    "queue_s": "from the arrival at the engine to its first slot",
+    "encode_s": "the prompt",
+    "denoise_s": "all steps",
+    "decode_s": "latents to pixels",
+    "postprocess_s": "pixels to files",
+    "total_s": "queue to files; of what failed, until it did",
+    "predicted_s": "what the engine said at its acceptance that queue to decode would take",
+    "mean_batch": "images that shared its steps, itself included",
+    "steps_run": "model calls of all its images",
+    "prompt": "with `log_prompts = full`",
+    "negative_prompt": "with `log_prompts = full`, if there is one",
+    "prompt_sha256": "with `log_prompts = hash`",
+    "negative_prompt_sha256": "with `log_prompts = hash`, if there is one",
+}
+"""Every field of such a line, and what it says; `docs/logs.md` has them."""
+
+
+@dataclass
+class Note:
+    """What is to be said of a request, as far as it is known."""
+
+    said: dict[str, object] = field(
+        default_factory=dict
+    )  # empty: it is no request for images, or it never got to the studio
+
+    def add(self, **named: object) -> None:
+        """More of it; what was said before under the same name is replaced."""
+        assert named.keys() <= REQUEST_FIELDS.keys(), named.keys() - REQUEST_FIELDS.keys()
+        self.said |= named
+
+    def write(self, **named: object) -> None:
+        """The line itself."""
+        self.add(event="request", **named)
+        said = self.said
+        seconds = said.get("total_s", said.get("seconds"))
+        took = f" after {seconds:.3f} s" if isinstance(seconds, float) else ""
+        log.info(
+            "request %s%s", said.get("outcome"), took, extra=fields(**{name: said.get(name) for name in REQUEST_FIELDS})
+        )
+
+
+_NOTE: ContextVar[Note | None] = ContextVar("noria_request_note", default=None)
+
+
+def current_note() -> Note:
+    """The note of the request that is being worked for; one that nobody reads, if there is none."""
+    return _NOTE.get() or Note()
+
+
+@contextlib.contextmanager
+def noting() -> Iterator[Note]:
+    """A new note, which everything that is done or begun inside fills in."""
+    note = Note()
+    token = _NOTE.set(note)
+    try:
+        yield note
+    finally:
+        _NOTE.reset(token)
+
+
+def said_of(request: ImageRequest, spec: ModelSpec, prompts: LogPrompts) -> dict[str, object]:
+    """The fields that tell what was asked for."""
+    return {
+        "model": spec.name,
+        "model_version": spec.fingerprint,
+        "n": request.num_images,
+        "size": f"{request.width_px}x{request.height_px}",
+        "scheduler": request.scheduler,
+        "steps": request.num_steps,
+        "guidance": request.guidance_scale,
+        "seed": request.seed,
+        "priority": request.priority if request.priority != "normal" else None,
+        "deadline_s": request.deadline_s,
+        **said_of_prompt("prompt", request.prompt, prompts),
+        **said_of_prompt("negative_prompt", request.negative_prompt, prompts),
+    }
+
+
+def said_of_prompt(name: str, text: str, prompts: LogPrompts) -> dict[str, object]:
+    """What may be said of a prompt."""
+    match prompts:
+        case "full" if text:
+            return {name: text}
+        case "hash" if text:
+            return {f"{name}_sha256": hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()}
+    return {}
