@@ -85,10 +85,9 @@ while True:
 """
 
 DRIVER = """
-import logging, sys
+import sys
 from noria.settings import load
 from noria.supervisor import serve
-logging.basicConfig(level="INFO")
 flags = {"frontend.port": "0", "engine.devices": sys.argv[2], "engine.hang_timeout_s": "2", "engine.start_timeout_s": "4"}
 flags |= {"frontend.drain_s": sys.argv[3]}
 config = load(None, {}, flags)

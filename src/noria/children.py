@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from noria.messages import EngineState, PreviousEnd
+from noria.observe.lines import fields
 from noria.supervision.endings import ending, worse
 from noria.supervision.pulse import Pulse
 from noria.supervision.restarts import GiveUp, Restarts, StartAgain
@@ -40,6 +41,10 @@ class Child:
         if self.process is not None and self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(number)
+
+    def log(self, level: int, event: str, words: str, **said: object) -> None:
+        """A line about it; `words` follow its name, and the event is that of its kind: `engine_ready`."""
+        log.log(level, "%s %s", self.name, words, extra=fields(event=f"{self.kind}_{event}", child=self.name, **said))
 
     def started(self, now: float) -> None:
         """It was started."""
@@ -88,7 +93,7 @@ class EngineChild(Child):
         """SIGKILL: nothing less ends a thread that waits for a device."""
         reason = self.pulse.hang(now)
         if reason is not None:
-            log.error("%s hangs: %s; killing it", self.name, reason)
+            self.log(logging.ERROR, "hangs", f"hangs: {reason}; killing it", reason=reason)
             self._was_killed_for_hanging = True
             self.pulse.ended()  # once is enough
             self.send(signal.SIGKILL)

@@ -4,7 +4,6 @@ Nothing heavy is imported before it is known what is asked for: `noria --help` m
 """
 
 import argparse
-import logging
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -113,7 +112,6 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 def _serve(arguments: argparse.Namespace) -> int:
     """Serve a model over HTTP until Ctrl-C or SIGTERM; what is in flight is finished first."""
     config = config_of(arguments)
-    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     from noria import supervisor
 
@@ -129,6 +127,7 @@ def _generate(arguments: argparse.Namespace) -> int:
     config = config_of(arguments)
 
     from noria import generate
+    from noria.observe.logs import logging_here
 
     if arguments.prompt is None and arguments.like is None:
         raise InvalidField("there is no prompt; give one, or --like FILE.")
@@ -150,7 +149,8 @@ def _generate(arguments: argparse.Namespace) -> int:
         format=_IMAGE_FORMATS[arguments.output.suffix.lower()],
         metadata=arguments.metadata,
     )
-    return generate.run(config=config, body=body, output=arguments.output, like=like)
+    with logging_here("generate", config.log_level, config.log_format):
+        return generate.run(config=config, body=body, output=arguments.output, like=like)
 
 
 def _show(arguments: argparse.Namespace) -> int:

@@ -36,6 +36,8 @@ from noria.messages import EngineState, Hello, Ping, Pong
 from noria.models.catalog import open_model
 from noria.observe.cgroup import memory_events, num_oom_kills
 from noria.observe.traces import check_traces
+from noria.observe.logs import environment_of_children, fields
+from noria.relay import Relay, relaying
 from noria.spec import ModelSpec
 from noria.supervision.pulse import Pulse
 from noria.supervision.restarts import GiveUp, Restarts, StartAgain
@@ -68,6 +70,11 @@ def serve(config: Config, command_of: CommandOf = command_of) -> int:
     """
     started_s = time.monotonic()
     setproctitle.setproctitle("noria supervisor")
+    with relaying(config) as relay:
+        return _serve(config, command_of, relay, started_s)
+
+
+def _serve(config: Config, command_of: CommandOf, relay: Relay, started_s: float) -> int:
     read_keys(config.frontend.keys_file)  # front ends read it themselves, too late to say what is wrong with it
     refuse_password(config.jobs.results)  # before it stands in the arguments of a process
     check_traces(config.traces_endpoint)
@@ -76,7 +83,7 @@ def serve(config: Config, command_of: CommandOf = command_of) -> int:
         listen(config.frontend.host, config.frontend.port) as listener,
         tempfile.TemporaryDirectory(prefix="noria-", ignore_cleanup_errors=True) as directory,  # mode 0700
     ):
-        supervisor = Supervisor(config, models, listener, directory, started_s=started_s, command_of=command_of)
+        supervisor = Supervisor(config, models, listener, directory, relay, started_s=started_s, command_of=command_of)
         return asyncio.run(supervisor.run())
 
 
@@ -129,12 +136,13 @@ class Supervisor:
         models: Sequence[ModelSpec],
         listener: socket.socket,
         directory: str,
+        relay: Relay,
         *,
         started_s: float,
         command_of: CommandOf,
     ) -> None:
         self._models, self._listener, self._directory, self._started_s = models, listener, directory, started_s
-        self._config, self._command_of = config, command_of
+        self._config, self._command_of, self._relay = config, command_of, relay
         self._num_oom_kills = functools.partial(num_oom_kills, memory_events())  # children share this process's group
         self._server = uuid.uuid4().hex
         self._host, self._port = listener.getsockname()[:2]
@@ -207,45 +215,53 @@ class Supervisor:
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watching
+        self._relay.close()
         for life in lives.values():
             life.result()  # an error of ours in one of them, now that all have ended
-        log.info("stopped")
+        log.info("stopped", extra=fields(event="stopped", status=self._exit_status))
         return self._exit_status
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._stopping.is_set():
-            log.warning("%s again: stopping at once", number.name)
+            log.warning("%s again: stopping at once", number.name, extra=fields(event="stopping_at_once"))
             self._exit_status = self._exit_status or 128 + number
             self._killing.set()
         else:
-            log.info("%s: finishing what is in flight; once more stops at once", number.name)
+            words = "%s: finishing what is in flight; once more stops at once"
+            log.info(words, number.name, extra=fields(event="stopping", signal=number.name))
             self._stopping.set()
 
     async def _keep(self, child: Child) -> None:
         """Live through every life of `child`, until the server stops."""
         while not self._stopping.is_set():
-            child.process = await asyncio.create_subprocess_exec(
-                *self._command_of(child.kind, _json(child.task)),
-                env=_environment(self._directory),
-                pass_fds=child.pass_fds,
-                process_group=0,  # a terminal's Ctrl-C reaches only the supervisor, which stops them in order
-            )
+            with self._relay.pipe(child.name) as output:
+                child.process = await asyncio.create_subprocess_exec(
+                    *self._command_of(child.kind, _json(child.task)),
+                    env=_environment(self._directory) | environment_of_children(self._relay.mark),
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=child.pass_fds,
+                    process_group=0,  # a terminal's Ctrl-C reaches only the supervisor, which stops them in order
+                )
             child.started(time.monotonic())
-            log.debug("%s started, process %d", child.name, child.process.pid)
+            child.log(logging.DEBUG, "started", f"started, process {child.process.pid}", pid=child.process.pid)
             if self._stopping.is_set():
                 child.send(signal.SIGTERM)
             status = await child.process.wait()
             decision = child.ended(status, time.monotonic())
             multiprocess.mark_process_dead(child.process.pid, self._directory)  # type: ignore[no-untyped-call]
             if self._stopping.is_set():
+                child.log(logging.DEBUG, "ended", f"ended {_in_words(status)}", status=status)
                 return
             match decision:
                 case StartAgain(delay_s):
-                    log.error("%s ended %s; starting it again in %.1f s", child.name, _in_words(status), delay_s)
+                    words = f"ended {_in_words(status)}; starting it again in {delay_s:.1f} s"
+                    child.log(logging.ERROR, "restarted", words, status=status, delay_s=delay_s)
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._stopping.wait(), delay_s)
                 case GiveUp(exit_status, reason):
-                    log.error("%s ended %s: %s; stopping", child.name, _in_words(status), reason)
+                    words = f"ended {_in_words(status)}: {reason}; stopping"
+                    child.log(logging.ERROR, "given_up", words, status=status)
                     self._exit_status = exit_status
                     self._stopping.set()
 
@@ -259,7 +275,7 @@ class Supervisor:
         killing.cancel()
         for child in children:
             if not lives[child.name].done():
-                log.warning("%s is killed: it has not ended yet", child.name)
+                child.log(logging.WARNING, "killed", "is killed: it has not ended yet")
                 child.send(signal.SIGKILL)
         await ended
 
@@ -301,12 +317,12 @@ class Supervisor:
                         await connection.send(Hello("supervisor"))
                 case (EngineState() as state, _):
                     if engine.told(state):
-                        log.info("%s is ready on %s", engine.name, state.device)
+                        engine.log(logging.INFO, "ready", f"is ready on {state.device}", device=state.device)
                         ready.set()
                 case (Pong(incarnation, stuck_s, limit_s), _) if incarnation == engine.incarnation:
                     engine.pulse.answered(stuck_s, limit_s)
                 case Lost():
-                    log.debug("%s: connection lost", engine.name)
+                    engine.log(logging.DEBUG, "connection_lost", "has lost its connection")
 
     async def _ping(self, engine: EngineChild, connection: EngineConnection) -> None:
         """Ask an engine whether it turns, again and again; kill it if it hangs."""

@@ -82,7 +82,11 @@ def test_serves_drains_and_exits_zero(start, until):
         assert statuses == [200]
     _, log = process.communicate(timeout=10)
     assert process.returncode == 0
-    assert "noria.access POST /t2i 200" in log
+    lines = [msgspec.json.decode(line) for line in log.splitlines()]
+    (of_request,) = [line for line in lines if line["logger"] == "noria.requests"]
+    assert (of_request["path"], of_request["status"], of_request["outcome"]) == ("/t2i", 200, "ok")
+    assert of_request["process"] == "frontend"
+    assert [line["event"] for line in lines if "drain" in line.get("event", "")] == ["drain_began", "drain_ended"]
     assert "Traceback" not in log
 
 

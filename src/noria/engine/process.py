@@ -5,6 +5,7 @@ are new, the *wheel* (the main thread) drives the device, the *delivery* waits f
 channel is open from the first moment; the model is loaded behind it.
 """
 
+import faulthandler
 import logging
 import math
 import os
@@ -33,8 +34,10 @@ from noria.engine.watch import Watch
 from noria.errors import InvalidField, SetupError
 from noria.messages import Failed, Load, PreviousEnd, ShapeCosts
 from noria.observe import metrics
+from noria.observe.logs import fields, logging_here
 from noria.observe.process import die_with_parent
 from noria.observe.traces import NO_TRACER, Tracer, open_tracer
+from noria.request import request_id_of
 from noria.scheduling.costs import CostModel
 from noria.scheduling.plans import Plan
 from noria.scheduling.policies import POLICIES
@@ -197,6 +200,12 @@ class Engine:
         self._showing.happened(event, time.monotonic())
         if isinstance(event, Ended):
             del self._peers[request_id]
+            _log.debug("%s has left the wheel", request_id, extra=_said_of_end(event))
+
+
+def _said_of_end(ended: "Ended[PreparedImages]") -> dict[str, dict[str, object]]:
+    flight, event = ended.prepared.request.request_id, ended.event
+    return fields(event="request_left", request_id=request_id_of(flight), flight=flight, end=event.end.value)
 
 
 def main(task: EngineTask) -> int:
@@ -247,6 +256,15 @@ def main(task: EngineTask) -> int:
         config.dtype,
         config.slots,
         config.threads,
+        extra=fields(
+            event="models_ready",
+            models=[spec.name for spec in task.models],
+            device=str(fleet.device),
+            dtype=config.dtype,
+            slots=config.slots,
+            threads=config.threads,
+            previous_end=task.previous_end,
+        ),
     )
     engine.run()
     for file in kept:
@@ -259,13 +277,12 @@ def main(task: EngineTask) -> int:
 def _end_process(fault: threading.ExceptHookArgs) -> None:
     """A thread that ends leaves requests unanswered for ever: the whole engine ends instead, and the supervisor starts another."""
     _log.critical("the %s thread failed; the engine ends", fault.thread and fault.thread.name, exc_info=fault.exc_value)
-    logging.shutdown()
     os._exit(1)
 
 
 if __name__ == "__main__":
     task = msgspec.json.decode(sys.argv[1], type=EngineTask)
-    logging.basicConfig(level=task.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    status = main(task)
-    logging.shutdown()
+    faulthandler.enable()  # a library's crash tells where it was
+    with logging_here(task.name, task.log_level):
+        status = main(task)
     os._exit(status)  # taking torch apart takes the interpreter two seconds, and there is nothing left to save

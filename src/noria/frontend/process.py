@@ -25,6 +25,7 @@ from noria.frontend.app import build_app
 from noria.frontend.connection import Connection
 from noria.frontend.engine_link import EngineLink
 from noria.jobs.service import lone_place, open_service
+from noria.observe.logs import fields, logging_here
 from noria.observe.process import die_with_parent
 from noria.observe.traces import open_tracer
 
@@ -47,9 +48,6 @@ class FrontendTask(msgspec.Struct, frozen=True):
 def run(config: Config, listen_fd: int, engine_addresses: list[str], place: str) -> None:
     """Serve until SIGTERM. Raises ConfigError where the jobs cannot be opened, or traces not be made."""
     setproctitle.setproctitle(f"noria frontend {place.rpartition('/')[2]}")
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
-    )
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
     for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises again the signal that it has already obeyed
         signal.signal(number, _already_obeyed)
@@ -91,10 +89,12 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain."""
+        log.info("draining for up to %g s", self._drain_s, extra=fields(event="drain_began", drain_s=self._drain_s))
         self._on_drain()  # streams of jobs and wheels end, and their clients come again elsewhere
         stop = asyncio.get_running_loop().call_later(self._drain_s, self._link.stop)
         await super().shutdown(sockets)
         stop.cancel()
+        log.info("drained", extra=fields(event="drain_ended"))
 
 
 def _already_obeyed(_number: int, _frame: FrameType | None) -> None:
@@ -105,11 +105,12 @@ def main() -> None:
     """Read the task from the command line and do it."""
     task = msgspec.json.decode(sys.argv[1], type=FrontendTask)
     die_with_parent(parent_pid=task.parent_pid)
-    try:
-        run(task.config, task.fd, task.engines, task.place)
-    except SetupError as error:
-        log.error("%s", error.message)
-        sys.exit(error.exit_status)
+    with logging_here(task.place.rpartition("/")[2], task.config.log_level, task.config.log_format):
+        try:
+            run(task.config, task.fd, task.engines, task.place)
+        except SetupError as error:
+            log.error("%s", error.message)
+            sys.exit(error.exit_status)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,249 @@
+"""The relay with real processes and pipes: nothing is lost that was written, and nobody who reads slowly holds anybody up."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from noria.observe.lines import as_json, new_line
+from noria.observe.logs import environment_of_children
+from noria.relay import Outlet, Relay
+
+LOGS = """
+import logging, sys
+from noria.observe.logs import fields, logging_here
+log = logging.getLogger("noria.test")
+"""
+
+
+class Reader:
+    """Reads lines of JSON from a pipe, in a thread, once it is told to."""
+
+    def __init__(self) -> None:
+        self._fd, self.writing = os.pipe()
+        self.lines: list[dict] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> "Reader":
+        self._thread.start()
+        return self
+
+    def _run(self) -> None:
+        with open(self._fd, "rb") as pipe:
+            for line in pipe:
+                self.lines.append(json.loads(line))
+
+    def end(self) -> list[dict]:
+        """All lines, once nobody can write any more."""
+        with contextlib.suppress(OSError):
+            os.close(self.writing)
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        return self.lines
+
+
+@pytest.fixture
+def reader() -> Iterator[Reader]:
+    made = Reader()
+    yield made
+    with contextlib.suppress(OSError):
+        os.close(made.writing)
+
+
+def relayed(
+    reader: Reader, *scripts: str, between: Callable[[asyncio.subprocess.Process], None] | None = None
+) -> list[dict]:
+    """What the log has of children with these `scripts`, named child-0, child-1, …"""
+    outlet = Outlet(as_json, reader.writing)
+    outlet.start()
+
+    async def run() -> None:
+        relay = Relay(outlet)
+        children = []
+        for number, script in enumerate(scripts):
+            with relay.pipe(f"child-{number}") as output:
+                children.append(
+                    await asyncio.create_subprocess_exec(
+                        sys.executable,
+                        "-c",
+                        script,
+                        stdout=output,
+                        stderr=output,
+                        env=os.environ | environment_of_children(relay.mark),
+                    )
+                )
+        if between is not None:
+            await asyncio.to_thread(between, children[0])
+        for child in children:
+            await child.wait()
+        relay.close()
+
+    asyncio.run(run())
+    outlet.close(30)
+    return reader.end()
+
+
+def test_lines_keep_their_process_fields_and_order(reader: Reader) -> None:
+    script = (
+        LOGS
+        + """
+with logging_here("liar", "info"):
+    for number in range(200):
+        log.info("line", extra=fields(number=number))
+"""
+    )
+    lines = relayed(reader.start(), script, script)
+    for name in ("child-0", "child-1"):
+        assert [line["number"] for line in lines if line["process"] == name] == list(range(200))
+    assert len(lines) == 400
+
+
+def test_what_is_printed_and_a_traceback_at_the_start_are_lines_of_their_process(reader: Reader) -> None:
+    script = (
+        LOGS
+        + """
+with logging_here("x", "info"):
+    print("hello", end="")
+    log.info("between")
+    print("{}")
+raise ValueError("two\\nlines")
+"""
+    )
+    hello, between, braces, fault = relayed(reader.start(), script)
+    assert (hello["message"], hello["level"], hello["logger"]) == ("hello", "warning", "stderr")
+    assert between["message"] == "between"
+    assert braces["message"] == "{}"
+    assert (fault["level"], fault["logger"], fault["process"]) == ("error", "stderr", "child-0")
+    assert fault["exception"].startswith("Traceback (most recent call last)")
+    assert fault["exception"].endswith("ValueError: two\nlines")
+
+
+def test_a_segmentation_fault_tells_where_it_was(reader: Reader) -> None:
+    script = "import ctypes, faulthandler; faulthandler.enable(); ctypes.string_at(0)"
+    (fault,) = relayed(reader.start(), script)
+    assert fault["exception"].startswith("Fatal Python error: Segmentation fault")
+    assert "string_at" in fault["exception"]
+
+
+def test_a_child_that_is_killed_loses_nothing_that_it_wrote(reader: Reader) -> None:
+    script = (
+        LOGS
+        + """
+import os, signal
+with logging_here("x", "info"):
+    for number in range(1000):
+        log.info("line", extra=fields(number=number))
+    sys.stderr.write("no end")
+    sys.stderr.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    )
+    *lines, last = relayed(reader.start(), script)
+    assert [line["number"] for line in lines] == list(range(1000))
+    assert last["message"] == "no end"
+
+
+def test_a_long_line_is_cut_and_costs_nothing_else(reader: Reader) -> None:
+    script = (
+        LOGS
+        + """
+with logging_here("x", "info"):
+    print("x" * 1_000_000)
+    log.info("y" * 1_000_000)
+    log.info("after")
+"""
+    )
+    printed, logged, after = relayed(reader.start(), script)
+    assert printed["message"].endswith("… [cut]")
+    assert logged["message"].endswith("… [cut]")
+    assert after["message"] == "after"
+
+
+def test_nobody_who_reads_nothing_stalls_a_child_and_lost_lines_are_counted(reader: Reader) -> None:
+    """The reader begins when the child has ended, having written more than pipe and queue hold."""
+    script = (
+        LOGS
+        + """
+with logging_here("x", "info"):
+    for number in range(3000):
+        log.info("z" * 8000, extra=fields(number=number))
+"""
+    )
+    child_ended = threading.Event()
+
+    def wait(child: asyncio.subprocess.Process) -> None:
+        until = time.monotonic() + 120
+        while child.returncode is None:
+            assert time.monotonic() < until, "the child is stalled"
+            time.sleep(0.02)
+        child_ended.set()
+        reader.start()
+
+    lines = relayed(reader, script, between=wait)
+    assert child_ended.is_set()
+    numbers = [line["number"] for line in lines if "number" in line]
+    assert numbers == sorted(numbers)
+    lost = sum(line.get("lost", 0) for line in lines)
+    assert lost > 0
+    assert len(numbers) + lost == 3000
+
+
+def test_a_terminal_that_is_gone_costs_the_lines_and_nothing_else() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    outlet = Outlet(as_json, writing)
+    outlet.start()
+    for number in range(10):
+        outlet.put(new_line(0.0, "info", "l", "p", str(number)))
+    outlet.close(30)
+    assert not outlet.is_alive()
+    outlet.put(new_line(0.0, "info", "l", "p", "after"))
+    os.close(writing)
+
+
+def test_a_terminal_that_another_program_made_non_blocking_gets_every_line(reader: Reader) -> None:
+    os.set_blocking(reader.writing, False)
+    outlet = Outlet(as_json, reader.writing)
+    outlet.start()
+    for number in range(500):
+        outlet.put(new_line(0.0, "info", "l", "p", "x" * 5000) | {"number": number})
+    time.sleep(0.1)  # the pipe is full meanwhile, or it is not: the lines are there in both cases
+    reader.start()
+    outlet.close(30)
+    assert [line["number"] for line in reader.end()] == list(range(500))
+
+
+def test_a_grandchild_that_holds_the_pipe_does_not_hold_the_end(reader: Reader) -> None:
+    script = "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid)"
+    (line,) = relayed(reader.start(), script)
+    os.kill(int(line["message"]), signal.SIGKILL)
+
+
+def test_a_child_cannot_forge_lines_of_another(reader: Reader) -> None:
+    forged = json.dumps(
+        {"time": "x", "level": "error", "logger": "noria", "process": "supervisor", "message": "forged"}
+    )
+    (line,) = relayed(reader.start(), f"print({forged!r})")
+    assert (line["process"], line["logger"], line["message"]) == ("child-0", "stderr", forged)
+
+
+def test_the_supervisor_itself_writes_through_the_outlet() -> None:
+    script = """
+import logging, sys
+from noria.config import Config
+from noria.relay import relaying
+with relaying(Config(log_format=sys.argv[1])):
+    logging.getLogger("noria.supervisor").info("here")
+"""
+    for log_format, begins in (("json", b'{"time":'), ("text", b"20")):
+        done = subprocess.run([sys.executable, "-c", script, log_format], capture_output=True, check=True)
+        assert done.stderr.startswith(begins)
+        assert done.stderr.count(b"\n") == 1
