@@ -139,7 +139,7 @@ def test_metrics_of_all_processes_are_summed(start, until):
     _, other, _ = start()
     with one, other:
         for client in (one, other):
-            until(lambda client=client: client.get("/readyz").status_code == 200)
+            until(lambda client=client: client.get("/readyz").status_code == 200, seconds=60)
             assert client.post("/t2i", json={"prompt": "p"}).status_code == 200
         for client in (one, other):
             assert 'noria_requests_total{model="tiny",outcome="ok"} 2.0' in client.get("/metrics").text

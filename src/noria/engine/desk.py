@@ -17,8 +17,9 @@ from noria.engine.spans import StageSpans
 from noria.engine.watch import Watch
 from noria.errors import EngineUnavailable, InvalidField, RequestCancelled, RequestError
 from noria.messages import Cancel, EngineState, Failed, Follow, Heard, Hello, Load, Ping, Pong, PreviousEnd, Submit
+from noria.observe.lines import fields
 from noria.observe.traces import NO_TRACER, Tracer
-from noria.request import ImageRequest
+from noria.request import ImageRequest, request_id_of
 from noria.scheduling.plans import Times
 from noria.spec import ModelSpec
 
@@ -180,7 +181,8 @@ class Desk(threading.Thread):
         except RequestError as error:
             failed = Failed(request.request_id, error.code, error.message, error.field)
         except Exception:
-            _log.exception("request %s cannot be prepared", request.request_id)
+            said = fields(event="request_broke", request_id=request_id_of(request.request_id))
+            _log.exception("request %s cannot be prepared", request.request_id, extra=said)
             failed = Failed(request.request_id, "generation_failed", "the request could not be prepared")
         with self._lock:
             if (peer, request.request_id) not in self._preparing:  # cancelled meanwhile, and told so

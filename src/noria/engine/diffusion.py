@@ -21,7 +21,8 @@ from noria.engine.executor import GLIMPSE_PX, PreviewPixels, preview_calls
 from noria.engine.latents import LatentStore
 from noria.errors import GenerationFailed
 from noria.models.stable_diffusion import DiffusionModel
-from noria.request import ImageRequest
+from noria.observe.lines import fields
+from noria.request import ImageRequest, request_id_of
 from noria.sampling.compile import compile_sampler
 from noria.sampling.noise import NoiseStream
 from noria.sampling.previews import clean_latents, preview_pixels, smaller
@@ -84,6 +85,11 @@ def _is_of_memory(error: Exception) -> bool:
 
 def _first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _request_ids(images: list[ImageId]) -> list[str]:
+    """Whose images they are, as callers know it."""
+    return sorted({request_id_of(image.request_id) for image in images})
 
 
 class EmbeddingCache:
@@ -239,10 +245,12 @@ class DiffusionExecutor:
             except Exception as error:  # torch, tokenizers and diffusers raise many kinds, and none is worth the engine
                 fits = not _is_of_memory(error)
                 if fits:
-                    _log.exception("a turn failed for %d images", len(images))
+                    said = fields(event="turn_failed", request_ids=_request_ids(images))
+                    _log.exception("a turn failed for %d images", len(images), extra=said)
                     failed |= dict.fromkeys(images, f"the model failed: {_first_line(error)}")
                 else:
-                    _log.warning("%d images do not fit the memory together: %s", len(images), _first_line(error))
+                    said = fields(event="out_of_memory", num_images=len(images), request_ids=_request_ids(images))
+                    _log.warning("%d images do not fit the memory: %s", len(images), _first_line(error), extra=said)
                 if self.model.device.type == "cuda":
                     torch.cuda.synchronize()  # raises if the device is lost to this process: then it ends, and is replaced
         if not fits and self.model.device.type == "cuda":

@@ -32,6 +32,7 @@ from noria.frontend.engine_peer import (
 )
 from noria.frontend.losses import MOST_EXCUSES_IN_COMPANY, Blame, Losses
 from noria.messages import EngineState, Follow, FromEngine, Load, WheelView
+from noria.observe.lines import fields
 from noria.request import ImageRequest
 from noria.spec import ModelSpec
 
@@ -189,7 +190,8 @@ class EngineLink:
             except EngineGone as gone:
                 blame = await self._blame(gone, losses.flies_alone)
             losses = losses.after(blame)
-            log.warning("%s: its engine ended; it is %s (%s)", request.request_id, blame, losses)
+            said = fields(event="engine_lost", request_id=request.request_id, blame=blame, alone=losses.flies_alone)
+            log.warning("%s: its engine ended; it is %s (%s)", request.request_id, blame, losses, extra=said)
             _give_up(losses)
             if watch is not None:
                 watch(Progress(0, 0, request.num_steps, None))

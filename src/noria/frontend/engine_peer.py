@@ -35,7 +35,8 @@ from noria.messages import (
     Timings,
     WheelView,
 )
-from noria.request import ImageRequest, flight_id
+from noria.observe.lines import fields
+from noria.request import ImageRequest, flight_id, request_id_of
 
 log = logging.getLogger("noria.frontend")
 
@@ -213,7 +214,8 @@ class EnginePeer:
         try:
             _take(flight, message, payload)
         except Exception:  # an engine's nonsense: it costs this request, not the link
-            log.exception("%s: its engine's answer makes no sense", message.request_id)
+            said = fields(event="nonsense", request_id=request_id_of(message.request_id))
+            log.exception("%s: its engine's answer makes no sense", message.request_id, extra=said)
             flight.landed.set_exception(
                 GenerationFailed("the engine's answer makes no sense; the log has the details.")
             )

@@ -5,6 +5,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from typing import Any
 
 from noria.errors import JobsUnavailable
 from noria.jobs.blocking import Blocking
@@ -12,11 +13,18 @@ from noria.jobs.loops import forever
 from noria.jobs.outbox import Outbox, WebhookDelivery
 from noria.jobs.webhooks import Sender, delay_s
 from noria.observe import metrics
+from noria.observe.lines import fields
 
 _TICK_S = 1.0
 _AT_ONCE = 8  # a receiver that does not answer holds up one of them, for 20 s
 
 log = logging.getLogger("noria.webhooks")
+
+
+def _said_of(delivery: WebhookDelivery, event: str, why_not: str | None = None, **said: object) -> dict[str, Any]:
+    return fields(
+        event=event, webhook_id=delivery.id, url=delivery.url, num_tries=delivery.num_tries, why_not=why_not, **said
+    )
 
 
 class Postman:
@@ -60,14 +68,18 @@ class Postman:
         metrics.WEBHOOKS.labels("delivered" if why_not is None else "failed").inc()
         try:
             if why_not is None:
+                said = _said_of(delivery, "webhook_delivered")
+                log.info("webhook %s is delivered", delivery.id, extra=said)
                 await self._blocking(self._outbox.drop, delivery)
                 return
             wait_s = delay_s(delivery.num_tries, self._uniform())
             if wait_s is None:
-                log.error("webhook %s is given up after %d tries: %s", delivery.id, delivery.num_tries, why_not)
+                said = _said_of(delivery, "webhook_given_up", why_not)
+                log.error("webhook %s is given up after %d tries", delivery.id, delivery.num_tries, extra=said)
                 await self._blocking(self._outbox.drop, delivery)
                 return
-            log.info("webhook %s: try %d failed, next in %.0f s: %s", delivery.id, delivery.num_tries, wait_s, why_not)
+            said = _said_of(delivery, "webhook_failed", why_not, delay_s=wait_s)
+            log.info("webhook %s: try %d failed, next in %.0f s", delivery.id, delivery.num_tries, wait_s, extra=said)
             await self._blocking(self._outbox.put_off, delivery, self._clock() + wait_s)
         except JobsUnavailable as error:  # due again in a minute
             log.warning("webhook %s: %s (%s)", delivery.id, error.message, error.__cause__)
