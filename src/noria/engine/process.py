@@ -276,7 +276,9 @@ def main(task: EngineTask) -> int:
 
 def _end_process(fault: threading.ExceptHookArgs) -> None:
     """A thread that ends leaves requests unanswered for ever: the whole engine ends instead, and the supervisor starts another."""
-    _log.critical("the %s thread failed; the engine ends", fault.thread and fault.thread.name, exc_info=fault.exc_value)
+    name = fault.thread and fault.thread.name
+    said = fields(event="thread_failed", thread=name)
+    _log.critical("the %s thread failed; the engine ends", name, exc_info=fault.exc_value, extra=said)
     os._exit(1)
 
 

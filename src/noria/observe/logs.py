@@ -3,7 +3,7 @@
 A child of the supervisor writes marked JSON lines into the pipe of which the supervisor makes the server's log (`noria.relay`); whoever is
 alone (`noria generate`, a process started by hand) writes its own.
 
-    log.info("engine-0 is ready", extra=fields(event="engine_ready", device="cuda:0"))
+    log.info("tiny is ready", extra=fields(event="models_ready", device="cuda:0"))
 
 Every line of a request has its `request_id`, and `trace_id` and `span_id` if it is traced: from the line's own fields, else from
 `observe.context.CURRENT`, which follows tasks, not threads.
