@@ -1,6 +1,7 @@
 """The supervisor with real, small child processes; its decisions are tested in tests/supervision, in virtual time."""
 
 import contextlib
+import json
 import os
 import pathlib
 import shutil
@@ -34,6 +35,7 @@ def note(word):
         opened.write(f"{task['name']} {word} {os.getpid()}\\n")
 previous_end = task.get("previous_end", "none")
 note("started")
+print(os.environ.get("FAKES_SAY", ""))
 note("after " + previous_end)
 if os.environ.get("ENGINE_EXITS"):
     sys.exit(int(os.environ["ENGINE_EXITS"]))
@@ -75,6 +77,7 @@ def stop(*_):
     os._exit(0)
 signal.signal(signal.SIGTERM, stop)
 note("place " + task["place"])
+print(os.environ.get("FAKES_SAY", ""))
 note("started")
 listener = socket.socket(fileno=task["fd"])
 while True:
@@ -104,6 +107,7 @@ class Server:
         devices: str = "cpu",
         driver: str = DRIVER,
         drain_s: float = 20.0,
+        stderr: int = subprocess.STDOUT,
         **environment: str,
     ) -> None:
         (folder / "engine.py").write_text(FAKE_ENGINE)
@@ -115,7 +119,7 @@ class Server:
                 [sys.executable, "-c", driver, str(folder), devices, str(drain_s)],
                 env=os.environ | {"DIARY": str(self.diary), "TMPDIR": str(folder)} | environment,
                 stdout=opened,
-                stderr=subprocess.STDOUT,
+                stderr=stderr,
             )
 
     def wait_for(self, words: str, times: int = 1, file: pathlib.Path | None = None) -> list[str]:
@@ -365,3 +369,60 @@ def test_two_models_of_one_name_are_refused(tmp_path, bundled_folder):
         supervisor.open_models(config)
     (tmp_path / "copy" / "noria.json").write_text('{"name": "other"}')
     assert [spec.name for spec in supervisor.open_models(config)] == ["noria-shapes", "other"]
+
+
+# ── The log ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def lines_of(server: Server) -> list[dict[str, object]]:
+    """The log's lines, which are JSON; the greeting is none."""
+    return [json.loads(line) for line in server.output.read_text().splitlines() if line.startswith("{")]
+
+
+def test_all_processes_lines_come_together_with_names_and_events(tmp_path: pathlib.Path, servers: list[Server]) -> None:
+    server = Server(tmp_path, FAKES_SAY="ünï\nTraceback (most recent call last):\n  File x\nValueError: why")
+    servers.append(server)
+    assert server.url
+    os.kill(pid(server.wait_for("engine-0 ready")[0]), signal.SIGKILL)
+    server.wait_for("engine-0 ready", 2)
+    server.wait_for("engine_ready", 2, file=server.output)
+    assert server.stop() == 0
+    lines = lines_of(server)
+    printed = [line for line in lines if line["logger"] == "stderr"]
+    assert {line["process"] for line in printed} == {"engine-0", "frontend-0"}
+    assert {line["message"] for line in printed} == {"ünï", "ValueError: why"}
+    events = [line["event"] for line in lines if line["process"] == "supervisor"]
+    assert events == ["engine_ready", "engine_restarted", "engine_ready", "stopping", "stopped"]
+    (restarted,) = [line for line in lines if line.get("event") == "engine_restarted"]
+    assert (restarted["child"], restarted["status"], restarted["level"]) == ("engine-0", -signal.SIGKILL, "error")
+
+
+def test_text_is_text_and_has_no_colours_in_a_file(tmp_path: pathlib.Path, servers: list[Server]) -> None:
+    driver = DRIVER.replace("flags |= {", 'flags |= {"log_format": "text", ')
+    server = Server(tmp_path, driver=driver)
+    servers.append(server)
+    server.wait_for(
+        "supervisor noria.supervisor: engine-0 is ready on cpu  child=engine-0 device=cpu", file=server.output
+    )
+    assert server.stop() == 0
+    assert "\x1b" not in server.output.read_text()
+
+
+def test_a_terminal_that_stands_still_does_not_keep_the_server_from_serving_and_stopping(
+    tmp_path: pathlib.Path, servers: list[Server]
+) -> None:
+    reading, writing = os.pipe()
+    with contextlib.suppress(BlockingIOError):  # full: the supervisor can write nothing at all
+        os.set_blocking(writing, False)
+        while True:
+            os.write(writing, b"x" * 65_536)
+    os.set_blocking(writing, True)
+    server = Server(tmp_path, stderr=writing)
+    servers.append(server)
+    with urllib.request.urlopen(server.url) as answer:
+        assert answer.status == 200
+    os.kill(pid(server.wait_for("engine-0 ready")[0]), signal.SIGKILL)
+    server.wait_for("engine-0 ready", 2)
+    assert server.stop() == 0
+    os.close(reading)
+    os.close(writing)
