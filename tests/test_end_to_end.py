@@ -233,6 +233,31 @@ def test_sigterm_answers_what_is_in_flight_and_exits_0():
         wait_for(lambda: not any(child.is_running() for child in children), seconds=30)
 
 
+def test_one_search_finds_a_request_in_every_process_and_no_secret_anywhere(capfd):
+    prompt = 'x\n{"level": "critical"}\x1b[2J'
+    with (
+        running_server(["bundled", "--log-level", "debug", "--log-prompts", "full"]) as other,
+        httpx.Client(base_url=f"http://127.0.0.1:{other.port}", timeout=120) as client,
+    ):
+        headers = {"x-request-id": "find-me", "authorization": "Bearer hunter2hunter2hunter2"}
+        body = {"prompt": prompt, "inference_steps": 2, "scheduler": "euler"}
+        assert client.post("/t2i", json=body, headers=headers).status_code == 200
+        client.get("/no/such/%0Apath?token=hunter2", headers={"x-api-key": "hunter2"})
+        job_id = client.post("/v1/jobs", json={"input": body}).json()["id"]
+        wait_for(lambda: client.get(f"/v1/jobs/{job_id}").json()["status"] == "succeeded")
+    written = capfd.readouterr().err
+    assert "hunter2" not in written
+    lines = [json.loads(line) for line in written.split("\n") if line]
+    assert not [line for line in lines if line["level"] in ("warning", "error", "critical")]
+    for request_id in ("find-me", job_id):
+        found = {(line["process"], line.get("event")) for line in lines if line.get("request_id") == request_id}
+        assert found >= {("frontend-0", "request"), ("engine-0", "request_left")}
+        (said,) = [line for line in lines if (line.get("request_id"), line.get("event")) == (request_id, "request")]
+        assert (said["outcome"], said["prompt"], said["steps"], said["mean_batch"]) == ("ok", prompt, 2, 1.0)
+        spent = sum(said[f"{stage}_s"] for stage in ("queue", "encode", "denoise", "decode", "postprocess"))
+        assert 0 < spent <= said["total_s"] * 1.01
+
+
 def test_generate_draws_without_a_server(tmp_path):
     file = tmp_path / "out.webp"
     command = [sys.executable, "-m", "noria", "generate", PROMPT, "-o", str(file), "--steps", "4", "--seed", "1"]
