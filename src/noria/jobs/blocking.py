@@ -1,6 +1,7 @@
 """Calls that wait for a disk, a database or a store of objects: in threads, so that the event loop never does."""
 
 import asyncio
+import contextvars
 import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +33,8 @@ class Blocking:
             JobsUnavailable: the database or the filesystem failed.
 
         """
-        work = functools.partial(call, *args, **kwargs)
+        context = contextvars.copy_context()  # whose work it is: no thread has it by itself
+        work = functools.partial(context.run, call, *args, **kwargs)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, work)
         except (SQLAlchemyError, OSError) as error:
