@@ -107,6 +107,7 @@ class Server:
         devices: str = "cpu",
         driver: str = DRIVER,
         drain_s: float = 20.0,
+        stdout: int | None = None,
         stderr: int = subprocess.STDOUT,
         **environment: str,
     ) -> None:
@@ -118,7 +119,7 @@ class Server:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", driver, str(folder), devices, str(drain_s)],
                 env=os.environ | {"DIARY": str(self.diary), "TMPDIR": str(folder)} | environment,
-                stdout=opened,
+                stdout=opened if stdout is None else stdout,
                 stderr=stderr,
             )
 
@@ -408,21 +409,41 @@ def test_text_is_text_and_has_no_colours_in_a_file(tmp_path: pathlib.Path, serve
     assert "\x1b" not in server.output.read_text()
 
 
-def test_a_terminal_that_stands_still_does_not_keep_the_server_from_serving_and_stopping(
-    tmp_path: pathlib.Path, servers: list[Server]
-) -> None:
+@pytest.fixture
+def full_pipe() -> Iterator[int]:
+    """The writing end of a pipe that takes nothing: who writes waits."""
     reading, writing = os.pipe()
-    with contextlib.suppress(BlockingIOError):  # full: the supervisor can write nothing at all
-        os.set_blocking(writing, False)
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
         while True:
             os.write(writing, b"x" * 65_536)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x")
     os.set_blocking(writing, True)
-    server = Server(tmp_path, stderr=writing)
+    yield writing
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_log_that_nobody_reads_keeps_no_server_from_serving_and_stopping(
+    tmp_path: pathlib.Path, servers: list[Server], full_pipe: int
+) -> None:
+    server = Server(tmp_path, stderr=full_pipe)
     servers.append(server)
     with urllib.request.urlopen(server.url) as answer:
         assert answer.status == 200
     os.kill(pid(server.wait_for("engine-0 ready")[0]), signal.SIGKILL)
     server.wait_for("engine-0 ready", 2)
     assert server.stop() == 0
-    os.close(reading)
-    os.close(writing)
+
+
+def test_a_terminal_that_stands_still_keeps_nothing_from_starting_again_and_stopping(
+    tmp_path: pathlib.Path, servers: list[Server], full_pipe: int
+) -> None:
+    server = Server(tmp_path, stdout=full_pipe)
+    servers.append(server)
+    for life in range(1, 4):  # after the first one the greeting waits for the terminal
+        ready = server.wait_for("engine-0 ready", life)
+        os.kill(pid(ready[-1]), signal.SIGKILL)
+    assert server.stop() == 0

@@ -28,7 +28,7 @@ _MOST_WAITING_BYTES = 8 * 1024 * 1024
 _READ_BYTES = 65_536
 _LAST_WORDS_S = 2.0  # at the end, for a reader that is slow
 _AT_ONCE = 64  # lines of one write
-_STDERR = 2
+_STDOUT, _STDERR = 1, 2
 
 
 class Outlet(threading.Thread):
@@ -64,7 +64,7 @@ class Outlet(threading.Thread):
         """Write until `close`, or until nobody can read any more."""
         while written := self._take():
             try:
-                self._write(written)
+                _write_all(self._fd, written)
             except OSError:  # the terminal or the pipe is gone: nobody is left to be told
                 with self._changed:
                     self._most_waiting_bytes = 0
@@ -88,13 +88,24 @@ class Outlet(threading.Thread):
             )
         return b"".join(taken)
 
-    def _write(self, data: bytes) -> None:
-        left = memoryview(data)
-        while left:
-            try:
-                left = left[os.write(self._fd, left) :]
-            except BlockingIOError:  # another program has made the terminal non-blocking
-                select.select([], [self._fd], [])
+
+def _write_all(fd: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        try:
+            left = left[os.write(fd, left) :]
+        except BlockingIOError:  # another program has made the terminal non-blocking
+            select.select([], [fd], [])
+
+
+def greet(text: str) -> None:
+    """Print `text` to stdout, from a thread of its own: whoever reads that may be as slow as a reader of the log, or gone."""
+
+    def write() -> None:
+        with contextlib.suppress(OSError):
+            _write_all(_STDOUT, text.encode())
+
+    threading.Thread(target=write, name="greeting", daemon=True).start()
 
 
 @dataclass(eq=False)

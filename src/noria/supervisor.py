@@ -37,7 +37,7 @@ from noria.models.catalog import open_model
 from noria.observe.cgroup import memory_events, num_oom_kills
 from noria.observe.logs import environment_of_children, fields
 from noria.observe.traces import check_traces
-from noria.relay import Relay, relaying
+from noria.relay import Relay, greet, relaying
 from noria.spec import ModelSpec
 from noria.supervision.pulse import Pulse
 from noria.supervision.restarts import GiveUp, Restarts, StartAgain
@@ -301,12 +301,11 @@ class Supervisor:
         for event in engines_ready:
             await event.wait()
         url = f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
-        sys.stdout.write(
+        greet(
             f"\nnoria: ready after {time.monotonic() - self._started_s:.1f} s, serving {', '.join(spec.name for spec in self._models)} on {url} (docs: {url}/docs)\n\n"
             f"  curl -s {url}/t2i -H 'content-type: application/json' "
             '-d \'{"prompt": "a red circle above a blue square"}\' -o image.png\n\n'
         )
-        sys.stdout.flush()
 
     async def _watch(self, engine: EngineChild, connection: EngineConnection, ready: asyncio.Event) -> None:
         """Follow what an engine says of itself."""
