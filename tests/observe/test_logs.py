@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from noria.keys import draw_key
@@ -69,6 +69,7 @@ def raised(message: str) -> Exception:
 # ── One record is one line ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(texts | hostile, texts | hostile)
 def test_a_record_is_one_line_of_json_that_reads_back(message: str, prompt: str) -> None:
     line = as_json(line_of(record(message, {"prompt": prompt}), "frontend-0"))
@@ -81,6 +82,7 @@ def test_a_record_is_one_line_of_json_that_reads_back(message: str, prompt: str)
         assert (told["message"], told["prompt"]) == (message.replace("%", "%%"), prompt)
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(texts | hostile, texts | hostile, texts | hostile)
 def test_a_record_is_one_line_of_text_and_an_exceptions_lines_are_indented(
     message: str, prompt: str, complaint: str

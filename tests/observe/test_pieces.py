@@ -2,7 +2,7 @@
 
 import json
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from noria.observe.lines import LONGEST_LINE_BYTES
@@ -21,6 +21,7 @@ def written(piece: Piece) -> bytes:
     return MARK + piece.encoded + b"\n" if isinstance(piece, OwnLine) else piece.text.encode() + b"\n"
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(st.lists(own | printed), st.data())
 def test_pieces_come_out_whole_and_in_order_wherever_the_bytes_are_cut(said: list[Piece], data: st.DataObject) -> None:
     stream = b"".join(written(piece) for piece in said)
@@ -32,6 +33,7 @@ def test_pieces_come_out_whole_and_in_order_wherever_the_bytes_are_cut(said: lis
     assert heard == said
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300)))
 def test_no_bytes_whatever_are_too_strange(noise: bytes, cuts: list[int]) -> None:
     pieces = Pieces(MARK)

@@ -83,13 +83,13 @@ def _is_of_memory(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in _FULL)
 
 
+def _said_of(event: str, images: list[ImageId]) -> dict[str, dict[str, object]]:
+    ids = sorted({request_id_of(image.request_id) for image in images})
+    return fields(event=event, num_images=len(images), request_ids=ids)
+
+
 def _first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
-
-
-def _request_ids(images: list[ImageId]) -> list[str]:
-    """Whose images they are, as callers know it."""
-    return sorted({request_id_of(image.request_id) for image in images})
 
 
 class EmbeddingCache:
@@ -245,11 +245,10 @@ class DiffusionExecutor:
             except Exception as error:  # torch, tokenizers and diffusers raise many kinds, and none is worth the engine
                 fits = not _is_of_memory(error)
                 if fits:
-                    said = fields(event="turn_failed", request_ids=_request_ids(images))
-                    _log.exception("a turn failed for %d images", len(images), extra=said)
+                    _log.exception("a turn failed for %d images", len(images), extra=_said_of("turn_failed", images))
                     failed |= dict.fromkeys(images, f"the model failed: {_first_line(error)}")
                 else:
-                    said = fields(event="out_of_memory", num_images=len(images), request_ids=_request_ids(images))
+                    said = _said_of("out_of_memory", images)
                     _log.warning("%d images do not fit the memory: %s", len(images), _first_line(error), extra=said)
                 if self.model.device.type == "cuda":
                     torch.cuda.synchronize()  # raises if the device is lost to this process: then it ends, and is replaced
