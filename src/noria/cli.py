@@ -1,4 +1,4 @@
-"""The command line: `noria serve | generate | show | doctor | key | dashboards | bench`. Reads arguments, calls one function, turns errors into an exit status.
+"""The command line: `noria serve | top | generate | show | doctor | key | dashboards | bench`. Reads arguments, calls one function, turns errors into an exit status.
 
 Nothing heavy is imported before it is known what is asked for: `noria --help` must answer at once.
 """
@@ -44,6 +44,10 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     parser.add_argument("--version", action="version", version=f"noria {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     serve = add_command(commands, "serve", _serve, "[MODEL]", "serve a model over HTTP")
+    top = add_command(
+        commands, "top", _top, "[URL] [--key-file FILE] [--once]", "watch a server's wheel in the terminal"
+    )
+    _add_top_options(top)
     generate = add_command(
         commands, "generate", _generate, "[PROMPT] [-o FILE] [-n N] [--like FILE]", "draw images here, without a server"
     )
@@ -93,8 +97,17 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     )
     add_settings(generate, [setting for setting in settings() if setting.path[0] in ("model", "engine")])
 
-    named = (serve, generate, show, doctor, key, build, *benches)
+    named = (serve, top, generate, show, doctor, key, build, *benches)
     return parser, {command.prog.removeprefix("noria "): command for command in named}
+
+
+def _add_top_options(parser: Parser) -> None:
+    parser.add_argument(
+        "url", metavar="URL", nargs="?", help="of the server (http://127.0.0.1:8000, or as the settings say)"
+    )
+    parser.add_argument("--key-file", metavar="FILE", type=pathlib.Path, help="the API key, alone in a file")
+    parser.add_argument("--once", action="store_true", help="print one frame, as long as it takes, and end")
+    add_settings(parser, [setting for setting in settings() if setting.key in ("frontend.host", "frontend.port")])
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -116,6 +129,15 @@ def _serve(arguments: argparse.Namespace) -> int:
     from noria import supervisor
 
     return supervisor.serve(config)
+
+
+def _top(arguments: argparse.Namespace) -> int:
+    """Watch a server: every slot of its running batch, who waits, its last turns and its figures. `q` leaves."""
+    from noria.top import command
+    from noria.top.stream import checked_url, local_url
+
+    url = arguments.url or local_url(config_of(arguments).frontend)
+    return command.run(checked_url(url), arguments.key_file, once=arguments.once)
 
 
 def _generate(arguments: argparse.Namespace) -> int:

@@ -29,7 +29,8 @@
         ├── ConfigError                  a setting, a file of settings, an environment variable, a port
         ├── ModelError                   a model folder: missing, damaged, or of a kind that is not served
         ├── ImageFileError               an image file that cannot be read, or does not say how it was made
-        └── RunsError                    a folder of a bench's runs: missing, empty, or with a file that is no run
+        ├── RunsError                    a folder of a bench's runs: missing, empty, or with a file that is no run
+        └── LiveError                    a server that was to show its wheel: nobody answers, it is none of ours, or it does not want to
 
 A message gives the value got, the values allowed and what to do. `frontend/app.py` alone turns these into responses.
 """
@@ -270,6 +271,12 @@ class RunsError(SetupError):
 
     code = "runs"
     exit_status = 2
+
+
+class LiveError(SetupError):
+    """A server whose wheel was to be shown: nobody answers there, it is no Noria, or it does not show it."""
+
+    code = "live"
 
 
 def all_codes() -> dict[str, type[NoriaError]]:

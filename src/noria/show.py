@@ -1,7 +1,6 @@
 """`noria show`: prints what image files say of how they were made."""
 
 import pathlib
-import re
 import sys
 from collections.abc import Sequence
 
@@ -10,9 +9,7 @@ import msgspec
 from noria.errors import ImageFileError
 from noria.image_files import read_parameters
 from noria.parameters import Parameters
-
-# A file may come from anywhere: nothing in it may move a terminal's cursor, colour it, or turn the reading direction round.
-_UNPRINTABLE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+from noria.printable import printable
 
 
 def run(files: Sequence[pathlib.Path], *, as_json: bool) -> int:
@@ -56,8 +53,3 @@ def report(file: pathlib.Path, parameters: Parameters) -> str:
 
 def _indented(value: str, by: int) -> str:
     return ("\n" + " " * by).join(printable(line) for line in value.split("\n"))
-
-
-def printable(text: str) -> str:
-    """`text` with everything that commands a terminal written out, as Python would."""
-    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)

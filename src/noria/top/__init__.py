@@ -1,0 +1,1 @@
+"""`noria top`: the wheel in a terminal."""

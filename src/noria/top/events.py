@@ -1,0 +1,83 @@
+"""What `GET /v1/live` says, read. Pure: lines in, events out.
+
+A server-sent event is lines of `field: value` and an empty line; a line that begins with a colon only says that the server is still there.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from noria.messages import WheelView
+
+
+class EngineSaid(Struct, frozen=True):
+    """An engine, as a front end sees it."""
+
+    name: str
+    state: Literal["unknown", "loading", "ready"]
+    device: str | None = None
+    incarnation: str | None = None
+
+
+class ServerSaid(Struct, frozen=True):
+    """What is the same for all engines."""
+
+    version: str
+    models: tuple[str, ...] = ()
+
+
+class Engines(Struct, frozen=True):
+    """Who there is: at the start, and at every change."""
+
+    engines: tuple[EngineSaid, ...]
+    server: ServerSaid
+
+
+class _Whose(Struct, frozen=True):
+    engine: str
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """One engine's wheel, as it stands."""
+
+    engine: str
+    view: WheelView
+
+
+Event = Engines | Wheel
+
+
+@dataclass
+class Reader:
+    """Takes lines, gives events."""
+
+    _name: str = ""
+    _data: list[str] = field(default_factory=list)
+
+    def line(self, text: str) -> Event | None:
+        """Take a line, without its end; returns the event that it completes, if any. Events of other names are passed over.
+
+        Raises:
+            msgspec.DecodeError: its data are not what this version of Noria sends.
+
+        """
+        if text:
+            name, _, value = text.partition(":")
+            value = value.removeprefix(" ")
+            if name == "event":
+                self._name = value
+            elif name == "data":
+                self._data.append(value)
+            return None
+        name, data = self._name, "\n".join(self._data)
+        self._name, self._data = "", []
+        match name:
+            case "engines":
+                return msgspec.json.decode(data, type=Engines)
+            case "wheel":
+                whose = msgspec.json.decode(data, type=_Whose)
+                return Wheel(whose.engine, msgspec.json.decode(data, type=WheelView))
+        return None

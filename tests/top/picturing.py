@@ -1,0 +1,16 @@
+"""The picture of a frame for the documentation: Rich's SVG, without the font that it would fetch from elsewhere."""
+
+import io
+import re
+
+from rich.console import Console
+from rich.terminal_theme import MONOKAI
+
+
+def svg_of(rows, width):
+    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True, color_system="standard")
+    for row in rows:
+        console.print(row)
+    text = console.export_svg(title="noria top", theme=MONOKAI, unique_id="noria-top")
+    text = re.sub(r"@font-face \{.*?\}\s*", "", text, flags=re.DOTALL)
+    return text.replace("Fira Code, monospace", "'Fira Code', 'DejaVu Sans Mono', Menlo, Consolas, monospace")

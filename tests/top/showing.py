@@ -1,0 +1,102 @@
+"""A wheel to look at, and a server on loopback that shows one."""
+
+import http.server
+import json
+import threading
+
+import msgspec
+
+from noria.messages import WheelView
+from noria.views import LeftView, RatesView, SeatView, TurnView, WaitingView
+
+AT = 1_000_000.0  # the server's clock
+
+
+def a_seat(slot, **changes):
+    seat = SeatView(
+        slot, f"req-{slot}", 0, "noria-shapes", 64, 48, "dpm++2m-karras", 7.5, 20, 5, 20, "normal", AT - 1, None, AT + 3
+    )
+    return msgspec.structs.replace(seat, **changes)
+
+
+def a_view(num_slots=8, seats=(), num_waiting=0, number=100, **changes):
+    """A wheel whose last turns are the 100 before `number`."""
+    waiting = tuple(
+        WaitingView(f"wait-{k}", 1, "noria-shapes", 64, 64, "euler", 3.0, 25, "normal", AT, AT + k, None)
+        for k in range(num_waiting)
+    )
+    turns = tuple(
+        TurnView(k, AT - 100 + k, 0.03, 0.01 if k % 7 == 0 else 0.0, 0.02 if k % 5 == 0 else 0.0, 0, k % 9, 0)
+        for k in range(number - 99, number + 1)
+    )
+    view = WheelView(
+        incarnation="life-1",
+        at=AT,
+        number=number,
+        num_slots=num_slots,
+        seats=tuple(seats),
+        waiting=waiting,
+        num_waiting=num_waiting,
+        drain_s=4.5,
+        turns=turns,
+        left=(LeftView(number, num_slots - 1, "gone", 0, "ok"),),
+        rates=RatesView(10.0, 2.5, 4.21, 88.4, 1.92, 3.1, 4.04, 7.3, 0.46, 0.99),
+    )
+    return msgspec.structs.replace(view, **changes)
+
+
+def engines_said(*names, state="ready", incarnation="life-1"):
+    engines = [{"name": name, "state": state, "device": "cpu", "incarnation": incarnation} for name in names]
+    return event("engines", {"engines": engines, "server": {"version": "9.9", "models": ["noria-shapes"]}})
+
+
+def wheel_said(name, view):
+    return event("wheel", msgspec.to_builtins(view) | {"engine": name})
+
+
+def event(name, data):
+    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
+
+
+class LiveServer(http.server.ThreadingHTTPServer):
+    """Answers each connection with the next of `answers` (the last one again and again): parts of a stream, or a status and a body.
+
+    After the last part it holds the connection until `go_on`.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, answers, port=0):
+        super().__init__(("127.0.0.1", port), Answering)
+        self.answers, self.asked, self.go_on = list(answers), [], threading.Event()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def handle_error(self, *_):  # a client that left
+        pass
+
+
+class Answering(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.server.asked.append((self.path, self.headers.get("Authorization")))
+        answer = self.server.answers.pop(0) if len(self.server.answers) > 1 else self.server.answers[0]
+        if isinstance(answer, tuple):
+            status, body = answer
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+            return
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
+        for part in answer:
+            if part is None:  # the connection is lost here
+                return
+            self.wfile.write(part)
+        self.server.go_on.wait(60)
+
+    def log_message(self, *_):
+        pass
