@@ -37,6 +37,14 @@ class Exemplars:
         bound: str = floatToGoString(buckets[place]) if place < len(buckets) else "+Inf"  # type: ignore[no-untyped-call]
         self._latest[f"{metric}_bucket", frozenset([*labels.items(), ("le", bound)])] = Exemplar(dict(who), value, now)
 
+    def words(self, name: str, labels: frozenset[tuple[str, str]]) -> str:
+        """What follows a bucket's value in OpenMetrics; nothing for one without an exemplar."""
+        found = self._latest.get((name, labels))
+        if found is None:
+            return ""
+        who = ",".join(f'{label}="{escaped(text)}"' for label, text in sorted(found.labels.items()))
+        return f" # {{{who}}} {floatToGoString(found.value)} {found.timestamp}"  # type: ignore[no-untyped-call]
+
     def pinned(self, metrics: Iterable[Metric]) -> Iterator[Metric]:
         """`metrics` with the exemplars of their buckets."""
         for metric in metrics:
@@ -46,3 +54,8 @@ class Exemplars:
                     for sample in metric.samples
                 ]
             yield metric
+
+
+def escaped(text: str) -> str:
+    """A label's value as both formats quote it."""
+    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

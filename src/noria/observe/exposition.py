@@ -8,16 +8,16 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import Histogram
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.metrics_core import Metric
-from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from noria.observe.exemplars import Exemplars
 from noria.observe.gpus import Gpus, open_nvml
 from noria.observe.machine import Processes
+from noria.observe.merged import Merged
 from noria.observe.metrics import DECLARATIONS, REGISTRY
 
 _exemplars = Exemplars()
@@ -32,9 +32,18 @@ def observe(histogram: Histogram, seconds: float, labels: Mapping[str, str], who
 
 def exposition(accept: str = "") -> tuple[bytes, str]:
     """All values, and their content type, in the format that the header `accept` asks for."""
-    if "application/openmetrics-text" in accept:
-        return generate_openmetrics(_Everything()), CONTENT_TYPE_LATEST  # type: ignore[no-untyped-call]
-    return generate_latest(_Everything()), CONTENT_TYPE_PLAIN_0_0_4
+    openmetrics = "application/openmetrics-text" in accept
+    folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    counted = "" if folder is None else _merged(folder).text(_exemplars if openmetrics else None)
+    rest = _Own() if folder is None else _Read()
+    if openmetrics:
+        return counted.encode() + generate_openmetrics(rest), CONTENT_TYPE_LATEST  # type: ignore[no-untyped-call]
+    return counted.encode() + generate_latest(rest), CONTENT_TYPE_PLAIN_0_0_4
+
+
+@functools.cache
+def _merged(folder: str) -> Merged:
+    return Merged(folder)
 
 
 @functools.cache
@@ -42,18 +51,17 @@ def _gpus() -> Gpus:
     return Gpus(open_nvml())
 
 
-class _Everything:
-    """What prometheus_client's writers take for a registry."""
+class _Read:
+    """What is read at the scrape, as prometheus_client's writers take it for a registry."""
 
     def collect(self) -> Iterator[Metric]:
-        yield from _exemplars.pinned(_counted())
         yield from Processes().collect()
         yield from _gpus().collect()
 
 
-def _counted() -> Iterator[Metric]:
-    """The values of every process; of this one where PROMETHEUS_MULTIPROC_DIR is not set."""
-    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
-        yield from REGISTRY.collect()
-        return
-    yield from MultiProcessCollector(CollectorRegistry()).collect()  # type: ignore[no-untyped-call]
+class _Own(_Read):
+    """And what this process has counted, where it is alone."""
+
+    def collect(self) -> Iterator[Metric]:
+        yield from _exemplars.pinned(REGISTRY.collect())
+        yield from super().collect()

@@ -1,0 +1,128 @@
+"""Several processes' values as one text: line by line what prometheus_client's own collector and writers give."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+
+from noria.observe.exemplars import Exemplars
+from noria.observe.merged import Merged
+
+COUNTING = """
+import sys
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+registry = CollectorRegistry()
+counter = Counter("noria_things", 'Things; "so" called\\nand \\\\.', ["name", "kind"], registry=registry)
+plain = Counter("noria_plain", "One.", registry=registry)
+slots = Gauge("noria_slots", "Slots.", multiprocess_mode="livesum", registry=registry)
+drain = Gauge("noria_drain", "Drain.", ["a"], multiprocess_mode="livemax", registry=registry)
+seconds = Histogram("noria_seconds", "Time.", ["path"], buckets=(0.1, 1, 1e7), registry=registry)
+alone = Histogram("noria_alone", "Alone.", buckets=(1, 2), registry=registry)
+for line in sys.stdin:
+    exec(line)
+    print("done", flush=True)
+"""
+
+
+class Counting:
+    """A process that counts what it is told."""
+
+    def __init__(self, folder):
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", COUNTING],
+            env=os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(folder)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def do(self, line):
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == "done\n"
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def counting(tmp_path):
+    processes = []
+
+    def start():
+        processes.append(Counting(tmp_path))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.end()
+
+
+def theirs(folder, write):
+    collector = MultiProcessCollector(CollectorRegistry(), str(folder))
+    return sorted(write(collector).decode().removesuffix("# EOF\n").splitlines())
+
+
+def check(merged, folder):
+    assert sorted(merged.text(None).splitlines()) == theirs(folder, generate_latest)
+    assert sorted(merged.text(Exemplars()).splitlines()) == theirs(folder, generate_openmetrics)
+
+
+def test_it_says_what_prometheus_client_says_whatever_happens_between_scrapes(counting, tmp_path):
+    merged, first, second = Merged(str(tmp_path)), counting(), counting()
+    check(merged, tmp_path)
+    first.do("plain.inc(); slots.set(8); seconds.labels('/a').observe(0.05)")
+    check(merged, tmp_path)
+    second.do("plain.inc(2.5); slots.set(16); drain.labels('x').set(3); seconds.labels('/a').observe(5)")
+    first.do("drain.labels('x').set(7); drain.labels('y').set(-1.5)")
+    check(merged, tmp_path)
+    second.do("counter.labels('é \\\"\\\\ \\n', 'k').inc(12345678); seconds.labels('/b').observe(1e9)")
+    first.do("counter.labels('b', 'k').inc(1e21); alone.observe(1.5); plain.inc(float('inf'))")
+    check(merged, tmp_path)
+
+
+def test_gauges_go_with_their_process_and_counters_stay(counting, tmp_path):
+    merged, first, second = Merged(str(tmp_path)), counting(), counting()
+    first.do("plain.inc(3); slots.set(8); drain.labels('x').set(9)")
+    second.do("plain.inc(4); slots.set(16); drain.labels('x').set(1)")
+    check(merged, tmp_path)
+    first.end()
+    mark_process_dead(first.process.pid, str(tmp_path))
+    check(merged, tmp_path)
+    text = merged.text(None)
+    assert "noria_plain_total 7.0\n" in text
+    assert "noria_slots 16.0\n" in text
+    assert 'noria_drain{a="x"} 1.0\n' in text
+
+
+def test_gauges_whose_processes_have_all_ended_are_not_there(counting, tmp_path):
+    merged, first = Merged(str(tmp_path)), counting()
+    first.do("drain.labels('x').set(9)")
+    assert "noria_drain" in merged.text(None)
+    first.end()
+    mark_process_dead(first.process.pid, str(tmp_path))
+    assert "noria_drain" not in merged.text(None)
+
+
+def test_a_file_that_grows_beyond_its_first_size_is_read_on(counting, tmp_path):
+    merged, first = Merged(str(tmp_path)), counting()
+    for start in range(0, 600, 200):
+        first.do(f"[seconds.labels('/' + str(k)).observe(k) for k in range({start}, {start + 200})]")
+        check(merged, tmp_path)
+
+
+def test_exemplars_stand_behind_their_buckets(counting, tmp_path):
+    first, exemplars = counting(), Exemplars()
+    first.do("seconds.labels('/a').observe(0.5)")
+    exemplars.note("noria_seconds", {"path": "/a"}, (0.1, 1, 1e7), 0.5, {"request_id": 'a"b'}, 123.25)
+    lines = Merged(str(tmp_path)).text(exemplars).splitlines()
+    assert 'noria_seconds_bucket{le="1.0",path="/a"} 1.0 # {request_id="a\\"b"} 0.5 123.25' in lines
+    assert sum(" # " in line for line in lines if not line.startswith("#")) == 1
