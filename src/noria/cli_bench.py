@@ -32,6 +32,9 @@ def add_benches(commands: Any) -> list[Parser]:
     contract = add_command(
         benches, "contract", _contract, "[MODEL] [-o FILE] [--plots FOLDER]", "who gets his image in time"
     )
+    cost = add_command(
+        benches, "cost", _cost, "[MODEL] [-o FILE] [--parts A,B]", "what metrics, logs and an open page /live cost"
+    )
     takes = "[MODEL] [--targets A,B|all] [--duration S] [--out FOLDER] [--full]"
     scenario1 = add_command(benches, "scenario1", _scenario1, takes, "the seed article's single user, target by target")
     scenario2 = add_command(benches, "scenario2", _scenario2, takes, "the seed article's eight users, target by target")
@@ -49,19 +52,20 @@ def add_benches(commands: Any) -> list[Parser]:
     )
     serve = add_command(benches, "serve", _serve, "TARGET [MODEL] [--port N]", "run one target, to be loaded by hand")
     serve.add_argument("target", metavar="TARGET", choices=tuple(TARGETS), help=", ".join(TARGETS))
-    for command in (quick, contract, scenario1, scenario2, mixed, sweep, serve):
+    for command in (quick, contract, cost, scenario1, scenario2, mixed, sweep, serve):
         command.add_argument(
             "model", nargs="?", help="a folder in diffusers format, a hub id, or bundled (the default)"
         )
         add_settings(command, [setting for setting in settings() if setting.key != "model"])
-    for command in (quick, contract):
+    for command in (quick, contract, cost):
         command.add_argument("-o", "--output", type=pathlib.Path, help="JSON file to write the results to")
     _add_contract_options(contract)
+    _add_cost_options(cost)
     for command in (scenario1, scenario2, mixed, sweep):
         _add_suite_options(command, with_targets=command is not sweep)
     _add_mixed_options(mixed)
     _add_target_options(serve)
-    return [quick, contract, scenario1, scenario2, mixed, sweep, serve, *_add_others(benches)]
+    return [quick, contract, cost, scenario1, scenario2, mixed, sweep, serve, *_add_others(benches)]
 
 
 def _add_others(benches: Any) -> list[Parser]:
@@ -179,6 +183,37 @@ def _add_contract_options(parser: Parser) -> None:
     parser.add_argument("--plots", type=pathlib.Path, metavar="FOLDER", help="folder to draw pictures into, as SVG")
 
 
+def _add_cost_options(parser: Parser) -> None:
+    """What `noria bench cost` takes besides settings."""
+    from noria.bench.cost_options import PARTS, CostOptions, read_pairs, read_parts, read_users
+    from noria.bench.options import read_seconds
+
+    default = CostOptions()
+    parser.add_argument(
+        "--pairs", type=checked(read_pairs), default=default.pairs, help=f"of runs, with and without ({default.pairs})"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=checked(read_seconds),
+        default=default.seconds,
+        help=f"that each run lasts ({default.seconds:.0f})",
+    )
+    parser.add_argument(
+        "--users",
+        type=checked(read_users),
+        default=default.users,
+        help=f"who each ask again when answered ({default.users})",
+    )
+    parser.add_argument(
+        "--parts",
+        metavar="A,B",
+        type=checked(read_parts),
+        default=default.parts,
+        help=f"what is measured, of {', '.join(PARTS)} (all); the others are off on both sides",
+    )
+    parser.add_argument("--trace-seed", type=int, default=default.seed, help=f"of the dice ({default.seed})")
+
+
 def _quick(arguments: argparse.Namespace) -> int:
     """Measure, in about two minutes, what the server costs over a bare loop on this machine."""
     config = config_of(arguments)
@@ -204,6 +239,23 @@ def _contract(arguments: argparse.Namespace) -> int:
         seed=arguments.trace_seed,
     )
     return contract.main(config, options, arguments.output, arguments.plots)
+
+
+def _cost(arguments: argparse.Namespace) -> int:
+    """Measure, in about a quarter of an hour, what metrics, logs and an open page /live take of the throughput, and how long /metrics takes."""
+    config = config_of(arguments)
+
+    from noria.bench import cost
+    from noria.bench.cost_options import CostOptions
+
+    options = CostOptions(
+        pairs=arguments.pairs,
+        seconds=arguments.seconds,
+        users=arguments.users,
+        parts=arguments.parts,
+        seed=arguments.trace_seed,
+    )
+    return cost.main(config, options, arguments.output)
 
 
 def _scenario1(arguments: argparse.Namespace) -> int:

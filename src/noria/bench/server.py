@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import os
+import pathlib
 import socket
 import subprocess
 import sys
@@ -37,6 +38,16 @@ class RunningServer:
     def children(self, role: str) -> list[psutil.Process]:
         """Its processes that call themselves "noria ROLE"."""
         return [child for child in self.process.children() if " ".join(child.cmdline()).startswith(f"noria {role}")]
+
+    def cpu_s(self) -> dict[int, float]:
+        """CPU seconds of each of its processes until now, by their ids."""
+        found = {}
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in (self.process, *self.process.children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    times = process.cpu_times()
+                    found[process.pid] = float(times.user + times.system)
+        return found
 
     def resident_bytes(self) -> int:
         """The memory that its processes hold together; what they share is counted for each."""
@@ -111,16 +122,27 @@ def running_target(
 
 
 @contextlib.contextmanager
-def running_process(command: Callable[[int], list[str]], port: int | None = None) -> Iterator[RunningServer]:
-    """Start the server that `command(port)` is, wait until its /readyz is green, and stop it at the end; raises as above.
+def running_process(
+    command: Callable[[int], list[str]],
+    port: int | None = None,
+    *,
+    log: pathlib.Path | None = None,
+    ready_path: str = "/readyz",
+) -> Iterator[RunningServer]:
+    """Start the server that `command(port)` is, wait until its `ready_path` is green, and stop it at the end; raises as above.
+
+    Its log goes into the file `log`, or where the bench's own does.
 
     Noria's settings in the environment are not for it: the bench has read them, and what it was told since wins over them.
     """
     port, started = port or _free_port(), time.monotonic()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("NORIA_")}
-    with subprocess.Popen(command(port), stdout=subprocess.DEVNULL, env=environment) as child:
+    with (
+        contextlib.nullcontext() if log is None else log.open("ab") as stderr,
+        subprocess.Popen(command(port), stdout=subprocess.DEVNULL, stderr=stderr, env=environment) as child,
+    ):
         try:
-            _wait_until_ready(child, port, started + _READY_WITHIN_S)
+            _wait_until_ready(child, f"http://127.0.0.1:{port}{ready_path}", started + _READY_WITHIN_S)
             yield RunningServer(port, time.monotonic() - started, psutil.Process(child.pid))
         finally:
             child.terminate()
@@ -136,12 +158,12 @@ def _free_port() -> int:
         return port
 
 
-def _wait_until_ready(child: "subprocess.Popen[bytes]", port: int, deadline: float) -> None:
+def _wait_until_ready(child: "subprocess.Popen[bytes]", url: str, deadline: float) -> None:
     while time.monotonic() < deadline:
         if child.poll() is not None:
             raise RuntimeError(f"the server ended with status {child.returncode}; its own words are above")
         with contextlib.suppress(OSError, http.client.HTTPException):  # refused, any status but 2xx, no answer yet
-            DIRECT.open(f"http://127.0.0.1:{port}/readyz", timeout=5).close()
+            DIRECT.open(url, timeout=5).close()
             return
         time.sleep(0.05)
     raise RuntimeError(f"the server was not ready within {_READY_WITHIN_S:.0f} s")

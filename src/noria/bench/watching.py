@@ -57,9 +57,9 @@ def watched(
     first = gpus.read() if gpus is not None else None
 
     def sample() -> None:
-        before, before_s = _cpu_s(server), started
+        before, before_s = server.cpu_s(), started
         while not ended.wait(every_s):
-            now, now_s = _cpu_s(server), time.monotonic()
+            now, now_s = server.cpu_s(), time.monotonic()
             found.memory.append((now_s - started, server.resident_bytes()))
             found.cpu_cores.append(cores(before, now, now_s - before_s))
             before, before_s = now, now_s
@@ -89,17 +89,6 @@ def energy_j(first: GpuReading, last: GpuReading) -> float | None:
     return None if first.energy_j is None or last.energy_j is None else last.energy_j - first.energy_j
 
 
-def _cpu_s(server: RunningServer) -> dict[int, float]:
-    """CPU seconds of each of the server's processes until now."""
-    found = {}
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for process in (server.process, *server.process.children(recursive=True)):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                times = process.cpu_times()
-                found[process.pid] = float(times.user + times.system)
-    return found
-
-
 def _machine_s() -> float:
     """CPU seconds that the machine has spent on anybody, or another machine has taken from it."""
     times = psutil.cpu_times()
@@ -109,4 +98,4 @@ def _machine_s() -> float:
 def _ours_s(server: RunningServer) -> float:
     """CPU seconds of the server's processes, this one, and its children that have ended."""
     own = os.times()
-    return own.user + own.system + own.children_user + own.children_system + sum(_cpu_s(server).values())
+    return own.user + own.system + own.children_user + own.children_system + sum(server.cpu_s().values())

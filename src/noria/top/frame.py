@@ -127,7 +127,8 @@ def _curves(wheel: WheelBoard, width: int, num: int) -> list[Text]:
     )
     rate = _curve("images/s", rates, most_rate, number(most_rate), "blue", columns)
     each = [
-        _curve(name, values, longest_s, seconds(longest_s), style, columns) for name, (values, style) in stages.items()
+        _curve(name, values, longest_s, seconds(longest_s or None), style, columns)
+        for name, (values, style) in stages.items()
     ]
     chosen = {0: [], 1: [batch], 2: [batch, rate]}.get(num, [batch, *each, rate])
     return [line(pieces, width) for pieces in chosen]

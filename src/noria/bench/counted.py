@@ -1,0 +1,115 @@
+"""A server's processes with `/metrics` as full as it gets, without a model: `python -m noria.bench.counted JSON`, for `noria bench cost`.
+
+The first process calls itself a supervisor and starts the others, each of which counts under 100 label sets into its own files, as
+prometheus_client keeps them for several processes. One front end answers on a port, with the product's own routes.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from typing import Literal
+
+import msgspec
+import setproctitle
+from msgspec import Struct
+
+from noria.observe.process import die_with_parent
+
+LABEL_SETS = 100
+
+
+class Counted(Struct, frozen=True):
+    """What is to be there."""
+
+    role: Literal["supervisor", "frontend", "engine"]
+    name: str
+    port: int
+    parent_pid: int
+    num_frontends: int = 1
+    num_engines: int = 1
+
+
+def main(task: Counted) -> int:
+    """Be it, until SIGTERM."""
+    die_with_parent(signal.SIGKILL if task.role != "supervisor" else signal.SIGTERM, task.parent_pid)
+    if task.role == "supervisor":
+        setproctitle.setproctitle("noria supervisor")
+        return _supervise(task)
+    setproctitle.setproctitle(f"noria {task.role} {task.name}")
+    count_everything()
+    print("counted", flush=True)
+    if task.port:
+        _serve(task.port)
+    else:
+        signal.pause()
+    return 0
+
+
+def count_everything() -> None:
+    """Count under `LABEL_SETS` label sets of HTTP requests and their times, and as many of image requests; and some of all else."""
+    from noria.observe import metrics
+    from noria.observe.exposition import observe
+
+    for k in range(LABEL_SETS):
+        method, path, who = ("GET", "POST")[k % 2], f"/v1/path-{k // 2}", {"request_id": f"{k:032x}"}
+        metrics.HTTP_REQUESTS.labels(method, path, "200").inc()
+        observe(metrics.HTTP_REQUEST_SECONDS, 0.037 * k, {"method": method, "path": path}, who)
+        metrics.REQUESTS.labels(f"model-{k % 5}", f"outcome-{k // 5}").inc()
+    for k in range(5):
+        observe(metrics.REQUEST_SECONDS, 0.3 * k, {"model": f"model-{k}"}, {"request_id": f"{k:032x}"})
+        observe(metrics.QUEUE_SECONDS, 0.1 * k, {"model": f"model-{k}"}, {"request_id": f"{k:032x}"})
+    for stage in ("queue", "encode", "denoise", "decode", "postprocess"):
+        metrics.STAGE_SECONDS.labels(stage).observe(0.1)
+    for k in range(metrics.MOST_SHAPES):
+        metrics.STEP_SECONDS.labels(f"{8 * k}x{8 * k}").observe(0.01 * k)
+    metrics.SLOTS.set(16)
+    metrics.QUEUE_DRAIN_SECONDS.set(3.3)
+
+
+def _supervise(task: Counted) -> int:
+    with tempfile.TemporaryDirectory(prefix="noria-") as directory:
+        environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": directory}
+        names = [("engine", f"engine-{k}") for k in range(task.num_engines)]
+        # The one that answers comes last, when all others have counted.
+        names += [("frontend", f"frontend-{k}") for k in reversed(range(task.num_frontends))]
+        children = []
+        for role, name in names:
+            child = msgspec.json.encode(
+                {
+                    "role": role,
+                    "name": name,
+                    "port": task.port if name == "frontend-0" else 0,
+                    "parent_pid": os.getpid(),
+                }
+            )
+            command = [sys.executable, "-m", "noria.bench.counted", child.decode()]
+            children.append(subprocess.Popen(command, stdout=subprocess.PIPE, env=environment))
+            assert children[-1].stdout is not None
+            children[-1].stdout.readline()
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        try:
+            children[-1].wait()
+        finally:
+            for started in children:
+                started.kill()
+                started.wait()
+    return 1
+
+
+def _serve(port: int) -> None:
+    from noria.config import Config
+    from noria.frontend.app import build_app
+    from noria.frontend.engine_link import EngineLink
+    from noria.frontend.process import http_server
+
+    with tempfile.TemporaryDirectory(prefix="noria-data-") as folder:
+        link = EngineLink([])
+        config = Config(data_dir=folder)
+        http_server(build_app(config, link), link, 0.1).run(sockets=[socket.create_server(("127.0.0.1", port))])
+
+
+if __name__ == "__main__":
+    sys.exit(main(msgspec.json.decode(sys.argv[1], type=Counted)))

@@ -1,0 +1,78 @@
+"""A server that counts nothing: `python -m noria.bench.silent SERVE_ARGUMENTS…`, what `noria bench cost` holds the real one against.
+
+The product has no switch for this, and needs none. Children are started through this module, which puts objects that do nothing in the
+places of the metrics and then runs the child's own main; so they do all else that the real ones do.
+"""
+
+import contextlib
+import functools
+import runpy
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from prometheus_client.metrics import MetricWrapperBase
+
+from noria.children import Kind
+from noria.observe import exposition, metrics
+
+_CHILDREN: tuple[Kind, ...] = ("engine", "frontend")
+
+
+class Silence:
+    """In a metric's place."""
+
+    def labels(self, *_: str, **__: str) -> "Silence":
+        """Itself, whatever the labels."""
+        return self
+
+    def inc(self, amount: float = 1) -> None:
+        """Nothing."""
+
+    def dec(self, amount: float = 1) -> None:
+        """Nothing."""
+
+    def set(self, value: float) -> None:
+        """Nothing."""
+
+    def observe(self, amount: float) -> None:
+        """Nothing."""
+
+    def track_inprogress(self) -> "contextlib.nullcontext[None]":
+        """Nothing."""
+        return contextlib.nullcontext()
+
+
+def silence() -> None:
+    """Count nothing in this process from now on; before the modules that count are imported."""
+    for name, value in list(vars(metrics).items()):
+        if isinstance(value, MetricWrapperBase):
+            setattr(metrics, name, Silence())
+    setattr(exposition, "observe", _observe_nothing)  # noqa: B010 - another signature, that takes anything
+
+
+def _observe_nothing(*_: object) -> None:
+    pass
+
+
+def command_of(kind: Kind, text: str) -> list[str]:
+    """How the supervisor starts silent children."""
+    return [sys.executable, "-m", "noria.bench.silent", kind, text]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve as `noria serve ARGUMENTS` does, or be one of that server's children."""
+    if arguments[0] in _CHILDREN:
+        silence()
+        sys.argv[1:] = arguments[1:]
+        runpy.run_module(f"noria.{arguments[0]}.process", run_name="__main__", alter_sys=True)
+        return 0
+    from noria import cli, supervisor
+
+    supervise: Any = supervisor
+    supervise.serve = functools.partial(supervisor.serve, command_of=command_of)
+    return cli.main(["serve", *arguments])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

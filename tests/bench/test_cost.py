@@ -1,0 +1,259 @@
+"""What metrics, logs and a live page cost: the arithmetic, the onlookers, silent children, and the whole bench against planted servers."""
+
+import contextlib
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from noria.bench import cost, cost_report, silent
+from noria.bench.cost_options import CostOptions, read_pairs, read_parts, read_users
+from noria.bench.cost_report import CostRun, Interval, Pair
+from noria.bench.onlookers import onlookers
+from noria.bench.server import RunningServer
+from noria.config import Config
+
+
+def a_run(rows_per_s=100.0, cpu_s=10.0, rows=1000.0, **changes):
+    told = {"images_per_s": rows_per_s / 40, "images": 25, "failures": 0, "others_share": 0.0}
+    return CostRun(rows_per_s=rows_per_s, cpu_s=cpu_s, rows=rows, **(told | changes))
+
+
+def pairs_of(*ratios):
+    return [Pair(bool(k % 2), a_run(100.0 * ratio), a_run(100.0)) for k, ratio in enumerate(ratios)]
+
+
+def test_a_ratio_is_with_over_without():
+    pair = Pair(False, a_run(97.0, cpu_s=11.0, rows=970.0), a_run(100.0, cpu_s=10.0, rows=1000.0))
+    assert cost_report.throughput_ratios([pair]) == [0.97]
+    assert cost_report.cpu_ratios([pair]) == [pytest.approx(97 / 110)]
+
+
+def test_the_interval_is_of_the_median_and_always_the_same():
+    values = [1.0, 0.99, 0.98, 1.01, 0.97, 1.0, 0.99, 1.0]
+    found = cost_report.interval(values)
+    assert found == cost_report.interval(values)
+    assert found.median == pytest.approx(0.995)
+    assert 0.97 <= found.low < found.median <= found.high <= 1.01
+    assert cost_report.interval([0.9]) == Interval(0.9, 0.9, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "verdict"),
+    [
+        ((0.995, 1.0, 0.99, 1.0, 0.985, 0.999), "met"),
+        ((0.9, 0.91, 0.92, 0.9, 0.93, 0.91), "missed"),
+        ((0.9, 1.1, 0.99, 1.0, 0.8, 1.05), "met, within the noise"),
+        ((0.9, 1.1, 0.97, 0.96, 0.8, 1.05), "missed, within the noise"),
+    ],
+)
+def test_the_verdict_says_whether_the_noise_leaves_a_doubt(ratios, verdict):
+    assert cost_report.summarise(pairs_of(*ratios))["verdict"] == verdict
+
+
+def test_without_a_pair_there_is_no_summary():
+    assert cost_report.summarise([]) == {}
+
+
+@pytest.mark.parametrize(
+    ("read", "text"), [(read_parts, "metrics,cost"), (read_pairs, "0"), (read_users, "many"), (read_users, "1000")]
+)
+def test_what_is_not_allowed_is_refused(read, text):
+    with pytest.raises(ValueError, match=r"parts are metrics, logs, live|from 1 to"):
+        read(text)
+
+
+def test_parts_have_one_order():
+    assert read_parts("live,metrics") == ("metrics", "live")
+
+
+class Planted(http.server.BaseHTTPRequestHandler):
+    """Draws nothing, after `server.delay_s`; shows a wheel, and metrics."""
+
+    protocol_version = "HTTP/1.1"
+    wbufsize = 65536
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        time.sleep(self.server.delay_s)
+        self.answer(b"image")
+
+    def do_GET(self):
+        if self.path == "/metrics":
+            self.answer(b"noria_turns_total 1\n")
+        elif not self.server.live:
+            self.answer(b"{}", 404)
+        else:
+            self.send_response(200)
+            self.send_header("content-type", "text/event-stream")
+            self.end_headers()
+            for piece in (b"event: whe", b'el\ndata: {"engine": "engine-0"}\n\n', b"event: wheel\ndata: {}\n\n"):
+                self.wfile.write(piece)
+                self.wfile.flush()
+            self.server.ended.wait(60)
+            self.close_connection = True
+
+    def answer(self, content, status=200):
+        self.send_response(status)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_):
+        pass
+
+
+class PlantedServer(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, delay_s, live=True):
+        super().__init__(("127.0.0.1", 0), Planted)
+        self.delay_s, self.live, self.ended = delay_s, live, threading.Event()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def handle_error(self, *_):
+        pass
+
+
+@contextlib.contextmanager
+def planted(delay_s, live=True):
+    server = PlantedServer(delay_s, live)
+    try:
+        yield server
+    finally:
+        server.ended.set()
+        server.shutdown()
+        server.server_close()
+
+
+def test_onlookers_see_the_wheel_and_scrape():
+    with planted(0.0) as server, onlookers(server.server_port, live=True, scrapes=True) as seen:
+        deadline = time.monotonic() + 30
+        while (seen.views < 2 or not seen.scrapes_s) and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert (seen.views, len(seen.scrapes_s), seen.fault) == (2, 1, "")
+
+
+def test_an_onlooker_that_is_refused_says_so():
+    with planted(0.0, live=False) as server, onlookers(server.server_port, live=True, scrapes=False) as seen:
+        deadline = time.monotonic() + 30
+        while not seen.fault and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert seen.fault == "GET /v1/live was answered 404"
+
+
+@pytest.fixture
+def measured(monkeypatch, tmp_path):
+    """The bench against planted servers; gives its status and document."""
+
+    def measure(options, watched_s, bare_s, *, live=True, interrupt=None):
+        commands = []
+
+        @contextlib.contextmanager
+        def running(command, **_):
+            commands.append(command(1))
+            if interrupt is not None and len(commands) == interrupt:
+                raise KeyboardInterrupt
+            bare = "error" in commands[-1] and "info" not in commands[-1]
+            with planted(bare_s if bare else watched_s, live) as server:
+                yield RunningServer(server.server_port, 0.0, psutil.Process())
+
+        monkeypatch.setattr(cost, "running_process", running)
+        monkeypatch.setattr(cost, "_WARM_UP_S", 0.1)
+        monkeypatch.setattr(
+            cost,
+            "measure_scrapes",
+            lambda *_: {"words": "1", "bytes": 1, "best_s": 0.001, "median_s": 0.03, "worst_s": 1},
+        )
+        output = tmp_path / "cost.json"
+        status = cost.main(Config(), options, output)
+        return status, json.loads(output.read_text()), commands
+
+    return measure
+
+
+SHORT = CostOptions(pairs=3, seconds=1.0, users=2)
+
+
+def test_servers_take_turns_and_are_started_anew(measured, capsys):
+    status, document, commands = measured(SHORT, 0.01, 0.01)
+    assert status == 0
+    assert document["complete"]
+    assert [pair["bare_first"] for pair in document["pairs"]] == [False, True, False]
+    assert len(commands) == 4
+    assert ["noria.bench.silent" in words for words in commands] == [False, True] * 2
+    assert all(pair["watched"]["views"] == 2 and pair["bare"]["views"] == 0 for pair in document["pairs"])
+    out = capsys.readouterr().out
+    assert "3 pairs; at least 0.98" in out
+    assert "| 1, 0 kB | 1.0 | 30.0 | 1000.0 | missed |" in out
+
+
+def test_a_server_that_its_onlookers_slow_is_caught(measured):
+    _, document, _ = measured(CostOptions(pairs=2, seconds=2.0, users=2), 0.06, 0.03)
+    assert document["summary"]["throughput_ratio"]["median"] < 0.8
+    assert document["summary"]["verdict"].startswith("missed")
+
+
+def test_a_part_alone_leaves_the_others_off(measured):
+    _, document, commands = measured(CostOptions(pairs=1, seconds=0.5, users=2, parts=("logs",)), 0.01, 0.01)
+    watched, bare = commands
+    assert "noria.bench.silent" in watched and watched[watched.index("json") - 1] == "--log-format"
+    assert "noria.bench.silent" in bare and "info" not in bare
+    assert document["pairs"][0]["watched"]["views"] == 0
+    assert document["pairs"][0]["watched"]["scrapes_s"] == []
+
+
+def test_a_live_page_that_shows_nothing_stops_the_bench(measured, capsys, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        measured(SHORT, 0.01, 0.01, live=False)
+    assert "GET /v1/live was answered 404" in capsys.readouterr().err
+
+
+def test_an_interrupted_bench_keeps_and_prints_what_it_has(measured, capsys):
+    status, document, _ = measured(SHORT, 0.01, 0.01, interrupt=3)
+    assert status == 130
+    assert not document["complete"]
+    assert len(document["pairs"]) == 2
+    assert "incomplete" in capsys.readouterr().out
+
+
+def test_the_metrics_of_processes_without_a_model_are_full():
+    found = cost.measure_scrapes(2, 1, num=2)
+    assert found["words"] == "2 front ends and 1 engine"
+    assert found["bytes"] > 100_000
+    assert found["best_s"] <= found["median_s"] <= found["worst_s"]
+
+
+def test_a_silent_process_counts_nothing():
+    script = (
+        "from noria.bench.silent import silence; silence()\n"
+        "from noria.observe import metrics\n"
+        "from noria.observe.exposition import exposition, observe\n"
+        "metrics.TURNS.inc(); metrics.REQUESTS.labels('m', 'ok').inc(); metrics.SLOTS.set(8)\n"
+        "metrics.STEP_SECONDS.labels('8x8').observe(1)\n"
+        "observe(metrics.REQUEST_SECONDS, 1.0, {'model': 'm'}, {})\n"
+        "with metrics.INFLIGHT.track_inprogress(): pass\n"
+        "print(exposition()[0].decode())"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PROMETHEUS_MULTIPROC_DIR"}
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
+    assert "noria_turns_total 0.0" in run.stdout
+    assert "noria_slots 0.0" in run.stdout
+    assert 'outcome="ok"' not in run.stdout
+    assert "8x8" not in run.stdout
+
+
+def test_silence_has_whatever_a_metric_is_asked_for():
+    from noria.observe.metrics import INFLIGHT, REQUEST_SECONDS, REQUESTS
+
+    used = {"labels", "inc", "dec", "set", "observe", "track_inprogress"}
+    assert used <= set(dir(silent.Silence()))
+    assert all(
+        hasattr(metric, name) for metric, name in ((INFLIGHT, "set"), (REQUESTS, "inc"), (REQUEST_SECONDS, "observe"))
+    )
