@@ -1,5 +1,7 @@
 """Lines in, events out."""
 
+import pathlib
+
 import msgspec
 import pytest
 from showing import a_seat, a_view, engines_said, event, wheel_said
@@ -35,5 +37,14 @@ def test_data_on_several_lines_are_one():
 
 
 def test_what_is_no_wheel_is_an_error():
-    with pytest.raises(msgspec.DecodeError):
+    with pytest.raises(msgspec.MsgspecError):
         read(event("wheel", {"engine": "engine-0", "number": "many"}))
+
+
+def test_a_recorded_stream_of_a_real_wheel_is_read_with_all_its_pictures():
+    recorded = pathlib.Path(__file__).parents[1] / "data" / "live-stream.txt"
+    events = read(recorded.read_bytes())
+    assert isinstance(events[0], Engines)
+    wheels = [event for event in events if isinstance(event, Wheel)]
+    assert len(wheels) > 10
+    assert any(wheel.view.seats for wheel in wheels)

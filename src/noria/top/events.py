@@ -4,7 +4,7 @@ A server-sent event is lines of `field: value` and an empty line; a line that be
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -35,10 +35,6 @@ class Engines(Struct, frozen=True):
     server: ServerSaid
 
 
-class _Whose(Struct, frozen=True):
-    engine: str
-
-
 @dataclass(frozen=True)
 class Wheel:
     """One engine's wheel, as it stands."""
@@ -61,7 +57,7 @@ class Reader:
         """Take a line, without its end; returns the event that it completes, if any. Events of other names are passed over.
 
         Raises:
-            msgspec.DecodeError: its data are not what this version of Noria sends.
+            msgspec.MsgspecError: its data are not what this version of Noria sends.
 
         """
         if text:
@@ -78,6 +74,7 @@ class Reader:
             case "engines":
                 return msgspec.json.decode(data, type=Engines)
             case "wheel":
-                whose = msgspec.json.decode(data, type=_Whose)
-                return Wheel(whose.engine, msgspec.json.decode(data, type=WheelView))
+                told = msgspec.json.decode(data, type=dict[str, Any])
+                told.pop("cells", None)  # of pictures: nothing that a terminal shows
+                return Wheel(msgspec.convert(told.pop("engine", None), str), msgspec.convert(told, WheelView))
         return None

@@ -80,7 +80,7 @@ async def events(url: str, key: str | None) -> AsyncGenerator[Event, None]:
         raise Away("it does not answer in time") from error
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         raise Away(printable(str(error)) or type(error).__name__) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         words = f"{url} says what this version of Noria does not understand: {printable(str(error))}. Is it of another version?"
         raise LiveError(words) from error
     raise Away("it has ended the connection")

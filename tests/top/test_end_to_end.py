@@ -1,0 +1,79 @@
+"""`noria top` before a real server that draws. With NORIA_SCREENSHOTS set it also writes the picture of the documentation."""
+
+import concurrent.futures
+import json
+import os
+import pathlib
+import random
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+from picturing import svg_of
+
+from noria import __version__
+from noria.bench.server import DIRECT, running_server
+from noria.top.board import Board
+from noria.top.events import Reader
+from noria.top.frame import frame
+
+pytestmark = pytest.mark.slow
+
+PICTURE = pathlib.Path(__file__).parents[2] / "docs" / "images" / "top.svg"
+
+
+def draw(port, dice):
+    body = {
+        "prompt": "a red circle above a blue square",
+        "scheduler": dice.choice(["dpm++2m", "dpm++2m", "euler-a", "ddim", "heun"]),
+        "inference_steps": dice.choice([20, 30, 40]),
+        "guidance_scale": dice.choice([1.0, 3.0, 7.5]),
+        "priority": dice.choice(["normal", "normal", "normal", "high"]),
+    } | ({"deadline_ms": 300_000} if dice.random() < 0.3 else {})
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/t2i", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    with DIRECT.open(request, timeout=280) as answer:
+        return answer.status
+
+
+def test_it_shows_what_a_real_server_draws():
+    dice = random.Random(2)
+    with running_server(["bundled", "--slots", "16"]) as server, concurrent.futures.ThreadPoolExecutor(24) as pool:
+        url = f"http://127.0.0.1:{server.port}"
+        drawn = [pool.submit(draw, server.port, dice) for _ in range(36)]
+        deadline = time.monotonic() + 120
+        while True:
+            text = subprocess.run(
+                [sys.executable, "-m", "noria", "top", url, "--once"],
+                capture_output=True,
+                text=True,
+                check=True,
+                env=os.environ | {"COLUMNS": "140"},
+            ).stdout
+            if re.search(r"^ ?\d+ █+", text, re.MULTILINE):
+                break
+            assert time.monotonic() < deadline, text
+        if os.environ.get("NORIA_SCREENSHOTS"):
+            PICTURE.write_text(svg_of(a_full_frame(url), 120), encoding="utf-8")
+        assert {future.result() for future in drawn} == {200}
+    assert text.startswith(f"noria {__version__} · {url} · noria-shapes\nengine-0 ready · cpu · ")
+    assert "of 16 slots" in text
+
+
+def a_full_frame(url):
+    """The wheel when it is full, somebody has left, and somebody waits."""
+    board, reader, until = Board(), Reader(), time.monotonic() + 200
+    with DIRECT.open(f"{url}/v1/live?pictures=false", timeout=60) as answer:
+        while time.monotonic() < until:
+            event = reader.line(answer.readline().decode().rstrip("\r\n"))
+            if event is None:
+                continue
+            board.take(event, time.monotonic())
+            wheel = board.wheels.get("engine-0")
+            if wheel and len(wheel.turns) > 60 and len(wheel.view.seats) > 12 and wheel.view.waiting:
+                break
+    return frame(board, "http://127.0.0.1:8000", ("q leaves", "dim"), 120, 32, time.monotonic())
