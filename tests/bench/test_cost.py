@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 
 import psutil
 import pytest
@@ -16,7 +17,7 @@ from noria.bench import cost, cost_report, silent
 from noria.bench.cost_options import CostOptions, read_pairs, read_parts, read_users
 from noria.bench.cost_report import CostRun, Interval, Pair
 from noria.bench.onlookers import onlookers
-from noria.bench.server import RunningServer
+from noria.bench.server import DIRECT, RunningServer, running_process
 from noria.config import Config
 
 
@@ -247,6 +248,29 @@ def test_a_silent_process_counts_nothing():
     assert "noria_slots 0.0" in run.stdout
     assert 'outcome="ok"' not in run.stdout
     assert "8x8" not in run.stdout
+
+
+@pytest.mark.slow
+def test_a_silent_server_serves_and_counts_nothing(tmp_path):
+    def command(port):
+        flags = ["bundled", "--slots", "2", "--data-dir", str(tmp_path), "--log-level", "error", "--port", str(port)]
+        return [sys.executable, "-m", "noria.bench.silent", *flags]
+
+    with running_process(command, log=tmp_path / "log") as server:
+        body = json.dumps({"prompt": "a red circle", "inference_steps": 2}).encode()
+        asked = urllib.request.Request(
+            f"http://127.0.0.1:{server.port}/t2i", body, {"content-type": "application/json"}
+        )
+        with DIRECT.open(asked, timeout=200) as answer:
+            assert answer.read().startswith(b"\x89PNG")
+        with DIRECT.open(f"http://127.0.0.1:{server.port}/metrics", timeout=60) as answer:
+            metrics = answer.read().decode()
+        assert len(server.children("engine")) == len(server.children("frontend")) == 1
+    assert 'process="engine-0"' in metrics  # read at the scrape, not counted
+    counted = [line for line in metrics.splitlines() if not line.startswith(("#", "noria_process", "noria_machine"))]
+    assert all(line.endswith(" 0.0") for line in counted if line.startswith("noria_")), counted
+    assert not any(line.startswith("noria_images_total") for line in counted)
+    assert (tmp_path / "log").read_text() == ""
 
 
 def test_silence_has_whatever_a_metric_is_asked_for():

@@ -5,7 +5,7 @@ info into a file, one client that reads /v1/live with pictures), and *bare*, wit
 same closed loop of mixed requests, in pairs whose order alternates (watched, bare, bare, watched); after two pairs both are started
 anew, so that no luck of one process is taken for a cost. Then `/metrics` is asked for at 100 label sets, of two servers without a model.
 
-Ctrl-C, or a server that fails, ends the bench with what was measured until then. Reading the answer: docs/benchmarks/cost.md.
+Ctrl-C, SIGTERM, or a server that fails, ends the bench with what was measured until then. Reading the answer: docs/benchmarks/cost.md.
 """
 
 import contextlib
@@ -34,6 +34,7 @@ from noria.bench.watching import watched
 from noria.bench.workload import Ask, mixed
 from noria.config import Config
 from noria.models.catalog import open_model
+from noria.observe.process import sigterm_interrupts
 from noria.spec import ModelSpec
 
 _WARM_UP_S = 6.0  # of each fresh server: samplers are compiled, memory is as large as load makes it
@@ -55,7 +56,8 @@ def main(config: Config, options: CostOptions, output: pathlib.Path | None = Non
 def _measured(bench: "CostBench") -> int:
     """Measure as far as it goes; returns the exit status."""
     try:
-        bench.measure()
+        with sigterm_interrupts():
+            bench.measure()
     except KeyboardInterrupt:
         _say("interrupted; what follows is what was measured until now")
         return 130
