@@ -58,6 +58,10 @@ def test_the_verdict_says_whether_the_noise_leaves_a_doubt(ratios, verdict):
     assert cost_report.summarise(pairs_of(*ratios))["verdict"] == verdict
 
 
+def test_few_pairs_decide_nothing():
+    assert cost_report.summarise(pairs_of(1.0))["verdict"] == "met, but of too few pairs"
+
+
 def test_without_a_pair_there_is_no_summary():
     assert cost_report.summarise([]) == {}
 

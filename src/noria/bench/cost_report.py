@@ -16,6 +16,7 @@ from noria.bench.statistics import percentile
 LEAST_RATIO = 0.98  # of the throughput without
 MOST_SCRAPE_S = 0.020  # of /metrics at 100 label sets
 _RESAMPLES = 10_000
+_FEWEST_PAIRS = 6  # of fewer, resamples can say little: the interval of one is a point
 
 
 class CostRun(Struct, frozen=True):
@@ -88,7 +89,9 @@ def summarise(pairs: Sequence[Pair]) -> dict[str, Any]:
             side: statistics.median(run.cpu_s / run.images for run in each) for side, each in runs.items()
         },
         "failures": sum(run.failures for each in runs.values() for run in each),
-        "verdict": verdict(throughput),
+        "verdict": verdict(throughput)
+        if len(pairs) >= _FEWEST_PAIRS
+        else f"{verdict(throughput)}, but of too few pairs",
     }
 
 
