@@ -5,8 +5,11 @@ With NORIA_SCREENSHOTS set, `picture` writes the pictures of the documentation; 
 
 import os
 import pathlib
+import sys
 
 import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))  # what the tests share stands beside them, not in a package
 
 IMAGES = pathlib.Path(__file__).parents[2] / "docs" / "images"
 

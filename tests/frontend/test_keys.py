@@ -17,6 +17,7 @@ from noria.errors import ConfigError, InvalidField, RateLimited
 from noria.frontend.app import build_app
 from noria.frontend.engine_link import EngineLink
 from noria.frontend.keys import OPEN_PATHS, Caller, Pace, presented_key
+from noria.frontend.site import ASSETS
 from noria.keys import Key, draw_key
 from noria.request import ImageBody
 
@@ -60,14 +61,18 @@ def basic(password, user="user"):
 # ── Who gets in ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def is_open(path):
+    return path in OPEN_PATHS or path.startswith(f"{ASSETS}/")
+
+
 def test_every_route_but_the_open_ones_needs_a_key(client_of):
     nobody = client_of()
     for route in build_app(Config(), EngineLink([])).routes:
         path = re.sub(r"{.*?}", "x", route.path)
         for method in route.methods - {"HEAD"}:
             answer = nobody.request(method, path)
-            assert (answer.status_code == 401) is (route.path not in OPEN_PATHS), (method, path, answer.status_code)
-    assert {"/healthz", "/readyz", "/metrics", "/openapi.json", "/docs", "/"} == OPEN_PATHS
+            assert (answer.status_code == 401) is (not is_open(route.path)), (method, path, answer.status_code)
+    assert {"/healthz", "/readyz", "/metrics", "/openapi.json", "/docs", "/live", "/"} == OPEN_PATHS
 
 
 def test_a_key_opens_every_route(client_of):

@@ -47,7 +47,7 @@ def test_text_and_graphics_stand_out_from_their_ground(scheme):
     pairs = [(name, ground, 4.5) for name in TEXTS for ground in GROUNDS]
     pairs += [(name, f"{tone}-soft", 4.5) for tone in ("good", "warn", "bad") for name in (tone, "ink", "link")]
     pairs += [(name, ground, 3.0) for name in graphics for ground in GROUNDS]
-    pairs += [("on-accent", "accent", 4.5)]
+    pairs += [("on-accent", "accent", 4.5)] + [("on-hue", name, 4.5) for name in graphics if name.startswith("hue-")]
     weak = {
         (a, b): round(contrast(colours[a], colours[b]), 2)
         for a, b, least in pairs

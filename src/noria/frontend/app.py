@@ -31,12 +31,17 @@ from noria.frontend.middleware import Gate, RequestLog
 from noria.frontend.openai import OpenAI
 from noria.frontend.openapi import openapi
 from noria.frontend.refusals import error_answer
+from noria.frontend.site import site_routes
 from noria.frontend.studio import Studio
 from noria.jobs.service import JobService, lone_place, open_service
 from noria.keys import read_keys
 from noria.observe.exposition import exposition
 from noria.observe.traces import NO_TRACER, Tracer
 from noria.spec import ModelSpec
+
+PAGES = {
+    "/live": "live.html",
+}
 
 
 def build_app(
@@ -77,6 +82,7 @@ def build_app(
         Route("/", own.home),
     ]
     routes = [route if route.path in OPEN_PATHS else _gated(route, callers) for route in routes]
+    routes += site_routes(PAGES)  # open: a page shows nothing but what its reader's own key lets it ask for
     known = [route.path for route in routes]
 
     def refuse(http: Request, error: Exception) -> Response:

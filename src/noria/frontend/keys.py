@@ -15,7 +15,7 @@ from noria.errors import InvalidField, RateLimited, Unauthorized, shown
 from noria.keys import Key, digest_of
 from noria.request import ImageBody, Priority
 
-OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/openapi.json", "/docs", "/"})
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/openapi.json", "/docs", "/live", "/"})
 """What needs no key: nothing there makes, lists or shows images."""
 
 

@@ -244,6 +244,7 @@ def _paths() -> dict[str, Any]:
         "/metrics": _plain("Measure", "Prometheus' text format, summed over all processes.", "text/plain"),
         "/openapi.json": _plain("Describe this interface", "OpenAPI 3.1.", "application/json"),
         "/docs": _plain("Describe it to people", "One page, nothing loaded from elsewhere.", "text/html"),
+        "/live": _plain("Watch the wheel", "A page of the running batch, its queue and its figures.", "text/html"),
         "/": _plain("Tell what is served here", "And a first command.", "text/html"),
     }
 
