@@ -1,0 +1,119 @@
+"""The page /live before the real server and the bundled model: requests of different shapes on one wheel."""
+
+import concurrent.futures
+import re
+
+import httpx
+import pytest
+from playwright.sync_api import expect
+
+from noria.bench.server import running_server
+
+pytestmark = pytest.mark.browser
+
+PROMPTS = [
+    "a red circle above a blue square",
+    "a green star left of a yellow triangle",
+    "a blue ring below a red cross",
+    "a purple square",
+]
+QUICK = {"prompt": PROMPTS[0], "scheduler": "euler", "inference_steps": 20, "guidance_scale": 1}
+LONG = {"prompt": "a green star", "scheduler": "heun", "inference_steps": 60, "width": 96, "deadline_ms": 200_000}
+ENOUGH_MS = 120_000  # on a machine that does other things besides
+
+
+@pytest.fixture(scope="module")
+def url():
+    with running_server(["bundled", "--slots", "8", "--queue-limit-s", "600"]) as running:
+        yield f"http://127.0.0.1:{running.port}"
+
+
+@pytest.fixture
+def draw(url):
+    """Send a request that is answered in its own time, one of twelve at most; those that were not sent at the end never are."""
+    with (
+        httpx.Client(base_url=url, timeout=ENOUGH_MS / 1000) as client,
+        concurrent.futures.ThreadPoolExecutor(12) as pool,
+    ):
+        yield lambda body: pool.submit(client.post, "/t2i", json=body)
+        pool.shutdown(cancel_futures=True)
+
+
+def test_two_requests_of_different_shapes_share_the_wheel_and_leave_it_one_by_one(url, draw, open_page):
+    page = open_page(f"{url}/live")
+    expect(page.locator(".mix")).to_contain_text("Nothing is being drawn.")
+    page.evaluate(NOTED)
+    long = draw(LONG)
+    heun = page.get_by_role("button", name=re.compile(r"Slot \d: heun, call \d+ of 119, 96 × 128 px"))
+    expect(heun).to_be_visible(timeout=ENOUGH_MS)
+    quick = draw(QUICK)
+    page.wait_for_function(PICTURED, arg=1, timeout=ENOUGH_MS)
+    # Who came second and asked for less has left first: the turns did not wait for the other.
+    left = page.locator(".gone li")
+    heun_left, euler_left = (re.compile(rf"{what} steps, from slot \d: ok") for what in ("heun, 60", "euler, 20"))
+    expect(left).to_have_text([heun_left, euler_left], timeout=ENOUGH_MS)
+    assert [long.result().status_code, quick.result().status_code] == [200, 200]
+    noted = page.evaluate("noted")
+    assert "Together now: 2 requests, 2 schedulers, 20–60 steps, 2 sizes." in noted
+    assert any(re.match(r"Slot \d: euler, call \d+ of 20, 128 × 128 px, guidance 1", text) for text in noted)
+    expect(page.get_by_role("button", name=re.compile(r"Slot \d: free"))).to_have_count(8)
+
+
+NOTED = """() => {
+  // What the page says at any moment: a quick machine is through before anybody asks.
+  window.noted = [];
+  const note = () => {
+    noted.push(document.querySelector(".mix").textContent);
+    for (const slot of document.querySelectorAll(".slot")) noted.push(slot.getAttribute("aria-label"));
+  };
+  new MutationObserver(note).observe(document.querySelector(".turning"), { subtree: true, childList: true, characterData: true });
+}"""
+
+
+PICTURED = """(least) => {
+  // Whether at least so many slots' circles have many colours, as a picture has and a disc has not.
+  const shown = document.querySelector(".wheel"), canvas = new OffscreenCanvas(shown.width, shown.height);
+  const context = canvas.getContext("2d", { willReadFrequently: true }), box = shown.getBoundingClientRect(), ratio = canvas.width / box.width;
+  context.drawImage(shown, 0, 0);
+  return [...document.querySelectorAll(".slot")].filter((slot) => {
+    const { left, top, width } = slot.getBoundingClientRect(), size = parseFloat(getComputedStyle(slot).getPropertyValue("--size"));
+    const at = [left + width / 2 - size / 4 - box.left, top + size / 4 - box.top, size / 2, size / 2].map((px) => Math.round(px * ratio));
+    const { data } = context.getImageData(...at);
+    return new Set(new Uint32Array(data.buffer)).size > 100;
+  }).length >= least;
+}"""
+
+
+def test_a_client_who_goes_away_is_seen_to_leave(url, open_page):
+    page = open_page(f"{url}/live")
+    with httpx.stream("POST", f"{url}/t2i", json=LONG | {"stream": True}, timeout=ENOUGH_MS / 1000):
+        expect(page.get_by_role("button", name=re.compile(r"Slot \d: heun"))).to_be_visible(timeout=ENOUGH_MS)
+    expect(page.locator(".gone li")).to_have_text(
+        re.compile(r"heun, 60 steps, from slot \d: cancelled"), timeout=ENOUGH_MS
+    )
+    expect(page.get_by_role("button", name=re.compile(r"Slot \d: free"))).to_have_count(8)
+
+
+def test_sample_traffic_fills_the_wheel(url, open_page):
+    page = open_page(f"{url}/live")
+    page.get_by_role("button", name="Send sample traffic").click()
+    expect(page.locator(".mix")).to_contain_text(re.compile(r"[3-5] requests, [3-5] schedulers"), timeout=ENOUGH_MS)
+    page.get_by_role("button", name="Stop sample traffic").click()
+    expect(page.get_by_role("button", name=re.compile(r"Slot \d: free"))).to_have_count(8, timeout=ENOUGH_MS)
+    # A machine that is busy with other things may refuse some, which Chromium logs.
+    open_page.errors[:] = [text for text in open_page.errors if "429 (Too Many Requests)" not in text]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_mixed_traffic_makes_a_wheel_to_look_at(url, draw, open_page, check_accessibility, picture, scheme):
+    page = open_page(f"{url}/live", color_scheme=scheme, viewport={"width": 1280, "height": 840})
+    schedulers = ["euler", "dpm++2m-karras", "ddim", "unipc", "euler-a", "dpm++2m", "pndm"]
+    steps = [9, 24, 6, 15, 30, 8, 20, 12, 5, 18]
+    for k in range(40):
+        body = {"prompt": PROMPTS[k % 4], "scheduler": schedulers[k % 7], "inference_steps": steps[k % 10], "seed": k}
+        draw(body | ({"deadline_ms": 100_000} if k % 5 == 3 else {}))
+    expect(page.locator(".gone li").nth(8)).to_be_visible(timeout=ENOUGH_MS)
+    page.wait_for_function(PICTURED, arg=7, timeout=ENOUGH_MS)
+    picture(page, f"live-{scheme}.png")
+    page.get_by_role("button", name="Pause").click()
+    check_accessibility(page)
