@@ -6,6 +6,7 @@
     │   ├── InvalidBody                  400  not JSON, or not the JSON asked for
     │   ├── Unauthorized                 401  no API key, or one that is not known here
     │   ├── UnsupportedMediaType         415
+    │   ├── UnreadableImage              422  a file that was to tell its parameters, and does not
     │   ├── BodyTooLarge                 413
     │   ├── RouteNotFound                404
     │   ├── MethodNotAllowed             405
@@ -98,6 +99,13 @@ class UnsupportedMediaType(RequestError):
 
     code = "unsupported_media_type"
     http_status = 415
+
+
+class UnreadableImage(RequestError):
+    """The body is no PNG, WebP or JPEG, is damaged, or does not say how it was made."""
+
+    code = "unreadable_image"
+    http_status = 422
 
 
 class BodyTooLarge(RequestError):

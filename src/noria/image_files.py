@@ -11,7 +11,7 @@ Pixels are never touched in writing and never decoded in reading, so that a file
 import pathlib
 import struct
 import warnings
-from typing import Any
+from typing import IO, Any
 
 from PIL import Image, UnidentifiedImageError
 from PIL.PngImagePlugin import PngInfo
@@ -55,15 +55,15 @@ def _exif(ours: bytes, a1111s: str | None) -> bytes:
     return exif.tobytes()
 
 
-def read_parameters(file: pathlib.Path) -> Parameters:
-    """What `file`, a PNG, WebP or JPEG of whatever origin, says of how it was made.
+def read_parameters(file: pathlib.Path | IO[bytes], name: str = "") -> Parameters:
+    """What `file`, a PNG, WebP or JPEG of whatever origin, says of how it was made; errors call it `name`, or by its path.
 
     Raises:
         ImageFileError: it cannot be read, is no such image, is damaged, or says nothing.
 
     """
-    name = shown(str(file))
-    if file.exists() and not file.is_file():
+    name = name or shown(str(file))
+    if isinstance(file, pathlib.Path) and file.exists() and not file.is_file():
         raise ImageFileError(f"{name} is not a file.")
     try:
         ours, a1111s = _texts(file)
@@ -85,7 +85,7 @@ def read_parameters(file: pathlib.Path) -> Parameters:
     return of_infotext(a1111s)
 
 
-def _texts(file: pathlib.Path) -> tuple[str | bytes | None, str | None]:
+def _texts(file: pathlib.Path | IO[bytes]) -> tuple[str | bytes | None, str | None]:
     """Our JSON and A1111's text, each None where there is none."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a bomb, which is not set off, and of EXIF that is then found broken

@@ -30,6 +30,7 @@ from noria.frontend.live import Live
 from noria.frontend.middleware import Gate, RequestLog
 from noria.frontend.openai import OpenAI
 from noria.frontend.openapi import openapi
+from noria.frontend.recall import Recall
 from noria.frontend.refusals import error_answer
 from noria.frontend.site import site_routes
 from noria.frontend.studio import Studio
@@ -69,6 +70,7 @@ def build_app(
     routes = [
         Route("/t2i", images.t2i, methods=["POST"]),
         Route("/v1/images/generations", openai.generations, methods=["POST"]),
+        Route("/v1/images/parameters", Recall(studio).parameters, methods=["POST"]),
         Route("/v1/models", openai.models),
         Route("/v1/models/{model:path}", openai.model),
         *jobs.routes,

@@ -46,10 +46,11 @@ async def read_body(http: Request, max_bytes: int) -> bytes:
     media_type = http.headers.get("content-type", "")
     if media_type.partition(";")[0].strip().lower() != "application/json":
         raise UnsupportedMediaType(f"Content-Type is {shown(media_type)}; send application/json.")
-    return await _read(http, max_bytes)
+    return await read_bytes(http, max_bytes)
 
 
-async def _read(http: Request, max_bytes: int) -> bytes:
+async def read_bytes(http: Request, max_bytes: int) -> bytes:
+    """The body of `http`, whatever it says that it is; raises as above, but for the Content-Type."""
     too_large = BodyTooLarge(f"the body is longer than {max_bytes} bytes.")
     if int(http.headers.get("content-length", 0)) > max_bytes:
         raise too_large

@@ -61,12 +61,15 @@ def _section(method: str, path: str, operation: dict[str, Any], schemas: dict[st
         f'<section id="{_anchor(method, path)}"><h2><code>{method.upper()} {escape(path)}</code></h2>',
         f"<p><strong>{escape(operation['summary'])}.</strong> {_prose(operation['description'])}</p>",
     ]
+    bodies = operation.get("requestBody", {}).get("content", {})
     example = None
-    if "requestBody" in operation:
-        schema = _resolved(operation["requestBody"]["content"]["application/json"]["schema"], schemas)
+    if "application/json" in bodies:
+        schema = _resolved(bodies["application/json"]["schema"], schemas)
         example = schema["example"]
         parts.append(_fields(schema))
-    parts.append(f"<pre>{escape(_curl(method, path, example))}</pre>")
+    elif bodies:
+        parts.append(f"<p>Body: {', '.join(f'<code>{media_type}</code>' for media_type in bodies)}</p>")
+    parts.append(f"<pre>{escape(_curl(method, path, example, sends_file=bool(bodies)))}</pre>")
     for media_type, content in operation["responses"]["200"]["content"].items():
         shape = _resolved(content["schema"], schemas) if "schema" in content else {}
         names = ", ".join(f"<code>{escape(name)}</code>" for name in shape.get("properties", {}))
@@ -134,9 +137,9 @@ def _errors() -> str:
     )
 
 
-def _curl(method: str, path: str, example: dict[str, Any] | None) -> str:
+def _curl(method: str, path: str, example: dict[str, Any] | None, *, sends_file: bool) -> str:
     if example is None:
-        return f"curl -s http://localhost:8000{path}"
+        return f"curl -s http://localhost:8000{path}" + (" --data-binary @image.png" if sends_file else "")
     return (
         f"curl -s -X {method.upper()} http://localhost:8000{path} -H 'content-type: application/json' \\\n"
         f"  -d '{json.dumps(example)}'" + (" -o image.png" if path == "/t2i" else "")

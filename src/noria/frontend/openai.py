@@ -22,9 +22,11 @@ from noria.frontend.encoding import base64_texts, encode_preview
 from noria.frontend.engine_link import EngineLoad, PreviewImage, Update
 from noria.frontend.keys import Caller
 from noria.frontend.leaving import unless_disconnected
+from noria.frontend.offers import Offer, offer_of
 from noria.frontend.studio import AnswerTimings, Drawing, Studio, Wish
 from noria.messages import ShapeCosts
 from noria.request import ImageBody, ImageFormat, ImageRequest, Priority
+from noria.spec import ModelSpec
 
 
 class GenerationsBody(Struct, frozen=True, forbid_unknown_fields=True):
@@ -118,10 +120,11 @@ NO_USAGE = {
 
 
 class ModelCard(Struct, frozen=True):
-    """A model as OpenAI describes one."""
+    """A model as OpenAI describes one; its clients pass over `noria`, which is what may be asked of the model."""
 
     id: str
     created: int
+    noria: Offer
     object: Literal["model"] = "model"
     owned_by: str = "noria"
 
@@ -140,6 +143,7 @@ class ModelDetail(Struct, frozen=True):
     schedulers: tuple[str, ...]
     load: EngineLoad
     costs: list[ShapeCosts]  # of each engine and size; in seconds
+    noria: Offer
     object: Literal["model"] = "model"
     owned_by: str = "noria"
 
@@ -169,10 +173,8 @@ class OpenAI:
 
     async def models(self, _: Request) -> Response:
         """The models served."""
-        default = self._studio.spec().name  # refuses while none is known
-        return _json(
-            ModelList([self._card(name) for name in {default: None} | dict.fromkeys(self._studio.link.models)])
-        )
+        self._studio.spec()  # refuses while none is known
+        return _json(ModelList([self._card(spec) for spec in self._studio.link.models.values()]))
 
     async def model(self, http: Request) -> Response:
         """One model by its name, or by the alias, with what its work costs here."""
@@ -189,11 +191,12 @@ class OpenAI:
             schedulers=spec.schedulers,
             load=self._studio.link.load,
             costs=self._studio.link.costs(spec.name),
+            noria=offer_of(spec, self._studio.config),
         )
         return _json(detail)
 
-    def _card(self, name: str) -> ModelCard:
-        return ModelCard(name, self._created)
+    def _card(self, spec: ModelSpec) -> ModelCard:
+        return ModelCard(spec.name, self._created, offer_of(spec, self._studio.config))
 
 
 def admit_generation(

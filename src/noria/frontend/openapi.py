@@ -13,7 +13,9 @@ from msgspec import Struct
 from noria import __version__
 from noria.config import FrontendConfig
 from noria.errors import (
+    BodyTooLarge,
     EngineUnavailable,
+    InvalidBody,
     InvalidField,
     JobNotFound,
     JobsUnavailable,
@@ -24,6 +26,7 @@ from noria.errors import (
     RouteNotFound,
     SetupError,
     Unauthorized,
+    UnreadableImage,
     all_codes,
 )
 from noria.frontend.a1111 import ROOT, Options, ProgressAnswer, Txt2ImgAnswer
@@ -34,6 +37,7 @@ from noria.frontend.images import ImagesAnswer
 from noria.frontend.jobs import JobBody, JobList
 from noria.frontend.keys import OPEN_PATHS
 from noria.frontend.openai import IGNORED, GenerationsAnswer, GenerationsBody, ModelCard, ModelDetail, ModelList
+from noria.frontend.recall import MOST_BYTES, Recalled
 from noria.frontend.refusals import ErrorAnswer
 from noria.jobs.records import Job
 from noria.request import ImageBody
@@ -82,6 +86,7 @@ _STRUCTS = (
     ModelList,
     ModelCard,
     ModelDetail,
+    Recalled,
     Txt2Img,
     Txt2ImgAnswer,
     Options,
@@ -209,9 +214,13 @@ def _paths() -> dict[str, Any]:
                 answers=_json(GenerationsAnswer),
             )
         },
+        "/v1/images/parameters": {"post": _recall()},
         "/v1/models": {
             "get": _operation(
-                "List the model served", "As OpenAI's API does.", answers=_json(ModelList), errors=[EngineUnavailable]
+                "List the models served",
+                "As OpenAI's API does; `noria` says what may be asked of each: bounds, defaults, schedulers.",
+                answers=_json(ModelList),
+                errors=[EngineUnavailable],
             )
         },
         "/v1/models/{model}": {
@@ -247,6 +256,18 @@ def _paths() -> dict[str, Any]:
         "/live": _plain("Watch the wheel", "A page of the running batch, its queue and its figures.", "text/html"),
         "/": _plain("Tell what is served here", "And a first command.", "text/html"),
     }
+
+
+def _recall() -> dict[str, Any]:
+    operation = _operation(
+        "Read an image file's settings",
+        f"The body is the file, at most {MOST_BYTES // 2**20} MiB of PNG, WebP or JPEG, of Noria or with A1111's text. "
+        "`settings` is a body of `POST /t2i`; `unusable` says what of the file cannot be had here, and why.",
+        answers=_json(Recalled),
+        errors=[InvalidBody, BodyTooLarge, UnreadableImage, EngineUnavailable],
+    )
+    image: dict[str, Any] = {f"image/{name}": {} for name in ("png", "webp", "jpeg")}
+    return operation | {"requestBody": {"required": True, "content": image}}
 
 
 def _job_paths() -> dict[str, Any]:

@@ -1,0 +1,134 @@
+"""POST /v1/images/parameters: what a file says comes back as settings that draw it again, and what cannot be had is told."""
+
+import base64
+import io
+import struct
+import zlib
+
+import msgspec
+import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from noria.frontend.recall import MOST_BYTES
+from noria.image_files import save_options
+from noria.parameters import Parameters
+
+PATH = "/v1/images/parameters"
+SAID = Parameters("a red circle", "blurry", 7, 32, 24, 20, 7.5, "euler", "tiny", "0123456789ab", "0.1.0")
+
+
+def file_of(parameters, file_format="png"):
+    file = io.BytesIO()
+    Image.new("RGB", (32, 24)).save(file, format=file_format, **save_options(parameters, file_format))
+    return file.getvalue()
+
+
+def a1111_file(text):
+    chunks = PngInfo()
+    chunks.add_text("parameters", text)
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(file, format="png", pnginfo=chunks)
+    return file.getvalue()
+
+
+def png(*chunks):
+    body = [(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 8, 2, 0, 0, 0)), *chunks]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in body
+    )
+
+
+@pytest.mark.parametrize("file_format", ["png", "webp", "jpeg"])
+def test_a_drawn_file_draws_itself_again(client, file_format):
+    asked = {"prompt": "two stars, 星", "negative_prompt": "grey", "seed": 2**62 + 1, "width": 32, "height": 16,
+             "inference_steps": 3, "guidance_scale": 2.5, "scheduler": "euler", "format": file_format}  # fmt: skip
+    drawn = client.post("/t2i", json=asked)
+    recalled = client.post(PATH, content=drawn.content, headers={"content-type": f"image/{file_format}"}).json()
+    assert recalled["source"] == "noria"
+    assert recalled["unusable"] == []
+    assert recalled["settings"] == {name: asked[name] for name in asked if name != "format"} | {"model": "tiny"}
+    again = client.post("/t2i", json=recalled["settings"] | {"format": file_format})
+    assert again.content == drawn.content
+
+
+def test_what_a_file_does_not_say_is_left_to_the_server(client):
+    recalled = client.post(PATH, content=file_of(Parameters("a cat", model="tiny"))).json()
+    assert recalled["settings"] == {"prompt": "a cat", "model": "tiny"}
+
+
+def test_a1111s_words_are_translated_and_the_rest_is_told(client):
+    text = "a cat\nNegative prompt: dog\nSteps: 20, Sampler: Euler, CFG scale: 7, Seed: 5, Size: 64x48, Clip skip: 2"
+    recalled = client.post(PATH, content=a1111_file(text)).json()
+    assert recalled["source"] == "a1111"
+    assert recalled["settings"] == {
+        "prompt": "a cat", "negative_prompt": "dog", "seed": 5, "width": 64, "height": 48,
+        "inference_steps": 20, "guidance_scale": 7.0, "scheduler": "euler", "model": "tiny",
+    }  # fmt: skip
+    assert recalled["other"] == {"Clip skip": "2"}
+
+
+def test_what_cannot_be_had_here_is_told_with_the_words_of_its_refusal(client):
+    text = "a cat\nSteps: 500, Sampler: DPM++ SDE, CFG scale: 7, Seed: 5, Size: 512x100, Model: dreams"
+    recalled = client.post(PATH, content=a1111_file(text)).json()
+    reasons = {each["field"]: each["reason"] for each in recalled["unusable"]}
+    assert set(reasons) == {"model", "inference_steps", "scheduler", "width", "height"}
+    assert "'tiny'" in reasons["model"]
+    assert "allowed are 1 to 100" in reasons["inference_steps"]
+    assert "Brownian" in reasons["scheduler"]
+    assert "multiple of 8" in reasons["height"]
+    assert recalled["settings"] == {"prompt": "a cat", "seed": 5, "guidance_scale": 7.0, "model": "tiny"}
+    assert client.post("/t2i", json=recalled["settings"]).status_code == 200
+
+
+def test_other_weights_of_the_same_name_are_told(client):
+    recalled = client.post(PATH, content=file_of(msgspec.structs.replace(SAID, model_version="ffffffffffff"))).json()
+    (told,) = recalled["unusable"]
+    assert (told["field"], told["value"]) == ("model_version", "ffffffffffff")
+    assert "'0123456789ab'" in told["reason"]
+
+
+def test_a_prompt_that_is_too_long_here_is_told(client):
+    recalled = client.post(PATH, content=file_of(msgspec.structs.replace(SAID, prompt="p" * 300))).json()
+    assert recalled["settings"]["prompt"] == ""
+    assert [each["field"] for each in recalled["unusable"]] == ["prompt"]
+
+
+BOMB = zlib.compress(b" " * 100_000_000)
+HOSTILE = {
+    "empty": b"",
+    "no image": b"MZ" + b"\0" * 100,
+    "json": b'{"prompt": "p"}',
+    "another kind of image": base64.b64decode("R0lGODlhAQABAAAAACH5BAEKAAEALAAAAAABAAEAAAICTAEAOw=="),
+    "cut short": file_of(SAID)[:60],
+    "no text": png((b"IDAT", zlib.compress(b"\0" * 4)), (b"IEND", b"")),
+    "a text that unpacks to 100 MB": png((b"zTXt", b"noria\0\0" + BOMB)),
+    "an international one": png((b"iTXt", b"noria\0\1\0\0\0" + BOMB)),
+    "a size that needs 16 GB": png((b"IHDR", struct.pack(">IIBBBBB", 65_000, 65_000, 8, 6, 0, 0, 0))),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_files_are_refused_in_the_usual_shape(client, case):
+    refusal = client.post(PATH, content=HOSTILE[case])
+    assert refusal.status_code == 422
+    error = refusal.json()["error"]
+    assert error["code"] == "unreadable_image"
+    assert error["message"].startswith("the file ")
+    assert error["request_id"] == refusal.headers["x-request-id"]
+
+
+def test_a_file_beyond_the_bound_is_not_read(client):
+    refusal = client.post(PATH, content=b"\0" * (MOST_BYTES + 1))
+    assert (refusal.status_code, refusal.json()["error"]["code"]) == (413, "body_too_large")
+
+
+def test_nothing_can_be_said_before_a_model_is_known(folder):
+    from starlette.testclient import TestClient
+
+    from noria.config import Config
+    from noria.frontend.app import build_app
+    from noria.frontend.engine_link import EngineLink
+
+    with TestClient(build_app(Config(), EngineLink([f"ipc://{folder}/nobody"]))) as client:
+        assert client.post(PATH, content=file_of(SAID)).status_code == 503
