@@ -101,7 +101,7 @@ class _Page(HTMLParser):
         self.text += data
 
 
-@pytest.mark.parametrize("path", ["/", "/docs"])
+@pytest.mark.parametrize("path", ["/docs"])
 def test_pages_load_nothing_from_elsewhere(client, path):
     response = client.get(path)
     assert response.headers["content-type"] == "text/html; charset=utf-8"

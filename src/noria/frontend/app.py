@@ -20,7 +20,7 @@ from starlette.routing import Route
 from noria.config import Config
 from noria.errors import InternalError, MethodNotAllowed, NoriaError, RouteNotFound, Unauthorized, did_you_mean, shown
 from noria.frontend.a1111 import A1111, ROOT
-from noria.frontend.docs_page import docs_page, home_page
+from noria.frontend.docs_page import docs_page
 from noria.frontend.engine_link import EngineLink
 from noria.frontend.images import Images
 from noria.frontend.jobs import Jobs
@@ -41,6 +41,7 @@ from noria.observe.traces import NO_TRACER, Tracer
 from noria.spec import ModelSpec
 
 PAGES = {
+    "/": "playground.html",
     "/live": "live.html",
 }
 
@@ -81,7 +82,6 @@ def build_app(
         Route("/metrics", own.metrics),
         Route("/openapi.json", own.openapi),
         Route("/docs", own.docs),
-        Route("/", own.home),
     ]
     routes = [route if route.path in OPEN_PATHS else _gated(route, callers) for route in routes]
     routes += site_routes(PAGES)  # open: a page shows nothing but what its reader's own key lets it ask for
@@ -155,10 +155,6 @@ class OwnRoutes:
     async def docs(self, _: Request) -> Response:
         """The same document, for people."""
         return HTMLResponse(docs_page(openapi(self._spec, self._config.frontend)))
-
-    async def home(self, http: Request) -> Response:
-        """What is served here, and a first command."""
-        return HTMLResponse(home_page(self._spec, str(http.base_url)))
 
     @property
     def _spec(self) -> ModelSpec | None:

@@ -1,4 +1,4 @@
-"""The pages that people read, made of the OpenAPI document: plain HTML from the server, nothing loaded from elsewhere.
+"""`/docs`, made of the OpenAPI document: plain HTML from the server, nothing loaded from elsewhere.
 
 Works without JavaScript, but for the form that tries `POST /t2i`. `docs.css` and `docs.js` beside this file are put into the page.
 """
@@ -9,27 +9,9 @@ from html import escape
 from typing import Any
 
 from noria import schedulers
-from noria.frontend.openapi import CURL_T2I, first_line, served_errors
-from noria.spec import ModelSpec
+from noria.frontend.openapi import first_line, served_errors
 
 _FILES = importlib.resources.files("noria.frontend")
-
-
-def home_page(spec: ModelSpec | None, url: str) -> str:
-    """What is served here, and a first command; `url` ends in a slash."""
-    model = escape(spec.name) if spec else "the model is still loading"
-    facts = (
-        f"<p>{spec.default_width_px} × {spec.default_height_px} pixels, {spec.default_steps} steps and the scheduler "
-        f"{escape(spec.default_scheduler)} unless you say otherwise.</p>"
-        if spec
-        else ""
-    )
-    return _page(
-        "Noria",
-        f"<h1>Noria</h1><p>Serving <strong>{model}</strong>.</p>{facts}<pre>{escape(CURL_T2I.format(url=url))}</pre>"
-        '<p><a href="/docs">Documentation</a> · <a href="/openapi.json">OpenAPI</a> · '
-        '<a href="/readyz">readiness</a> · <a href="/metrics">metrics</a></p>',
-    )
 
 
 def docs_page(document: dict[str, Any]) -> str:

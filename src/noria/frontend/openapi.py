@@ -97,9 +97,6 @@ _STRUCTS = (
     ErrorAnswer,
 )
 
-CURL_T2I = """curl -s {url}t2i -H 'content-type: application/json' \\
-  -d '{{"prompt": "a red circle above a blue square"}}' -o image.png"""
-
 _EXAMPLES: dict[str, dict[str, Any]] = {
     "ImageBody": {"prompt": "a red circle above a blue square", "seed": 7},
     "GenerationsBody": {"prompt": "a red circle above a blue square", "n": 2, "output_format": "webp"},
@@ -254,7 +251,7 @@ def _paths() -> dict[str, Any]:
         "/openapi.json": _plain("Describe this interface", "OpenAPI 3.1.", "application/json"),
         "/docs": _plain("Describe it to people", "One page, nothing loaded from elsewhere.", "text/html"),
         "/live": _plain("Watch the wheel", "A page of the running batch, its queue and its figures.", "text/html"),
-        "/": _plain("Tell what is served here", "And a first command.", "text/html"),
+        "/": _plain("Draw in a browser", "The playground.", "text/html"),
     }
 
 
