@@ -96,7 +96,7 @@ def check_who_comes_in(compose):
     """Nothing is published beyond this machine, and each service belongs to a profile."""
     for name, service in compose["services"].items():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), name
-        assert set(service["profiles"]) <= {"cpu", "gpu"}, name
+        assert set(service["profiles"]) <= {"cpu", "gpu", "traces"}, name
         for other in service.get("depends_on", ()):
             assert other in compose["services"], name
 
