@@ -5,7 +5,7 @@ import re
 
 import feed
 import pytest
-from playwright.sync_api import expect
+from expecting import expect
 
 pytestmark = pytest.mark.browser
 

@@ -5,7 +5,7 @@ import re
 
 import httpx
 import pytest
-from playwright.sync_api import expect
+from expecting import expect
 
 from noria.bench.server import running_server
 
