@@ -35,8 +35,8 @@ from noria.keys import read_keys
 from noria.messages import EngineState, Hello, Ping, Pong
 from noria.models.catalog import open_model
 from noria.observe.cgroup import memory_events, num_oom_kills
+from noria.observe.collector import check_traces
 from noria.observe.logs import environment_of_children, fields
-from noria.observe.traces import check_traces
 from noria.relay import Relay, greet, relaying
 from noria.spec import ModelSpec
 from noria.supervision.pulse import Pulse

@@ -11,10 +11,11 @@ from starlette.datastructures import Headers
 
 from noria.errors import ConfigError
 from noria.frontend import spans
+from noria.observe.collector import check_traces, open_tracer
 from noria.observe.context import CURRENT, RequestContext
 from noria.observe.otlp import OncePer, OtlpTracer
 from noria.observe.trace_context import TraceContext
-from noria.observe.traces import ACTIVE, NO_SPAN, NO_TRACER, NoSpan, check_traces, open_tracer, record, working_for
+from noria.observe.traces import ACTIVE, NO_SPAN, NO_TRACER, NoSpan, record, working_for
 
 
 def context(is_sampled=True):

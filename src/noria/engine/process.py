@@ -34,9 +34,10 @@ from noria.engine.watch import Watch
 from noria.errors import InvalidField, SetupError
 from noria.messages import Failed, Load, PreviousEnd, ShapeCosts
 from noria.observe import metrics
+from noria.observe.collector import open_tracer
 from noria.observe.logs import fields, logging_here
 from noria.observe.process import die_with_parent
-from noria.observe.traces import NO_TRACER, Tracer, open_tracer
+from noria.observe.traces import NO_TRACER, Tracer
 from noria.request import request_id_of
 from noria.scheduling.costs import CostModel
 from noria.scheduling.plans import Plan

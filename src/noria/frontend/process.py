@@ -25,9 +25,9 @@ from noria.frontend.app import build_app
 from noria.frontend.connection import Connection
 from noria.frontend.engine_link import EngineLink
 from noria.jobs.service import lone_place, open_service
+from noria.observe.collector import open_tracer
 from noria.observe.logs import fields, logging_here
 from noria.observe.process import die_with_parent
-from noria.observe.traces import open_tracer
 
 _LAST_WORDS_S = 2.0  # after a drain, to answer 503 to whom no image was drawn in time; the supervisor waits for 5
 _KEEP_ALIVE_S = 75  # longer than clients keep an idle connection (httpx 5 s, nginx 60 s): none sends into a closing one

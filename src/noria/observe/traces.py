@@ -1,26 +1,21 @@
 """Traces: what was done for a request, when, where, and as part of what; by default none are made.
 
-A `Tracer` makes spans. Without `traces_endpoint` that is `NoTracer`, whose spans only hand the caller's own context on; with it,
-`otlp.py`, the one module that imports OpenTelemetry, and only then. `ACTIVE` is the span on whose behalf something is done; like
+A `Tracer` makes spans; `collector.py` opens it. Without `traces_endpoint` that is `NoTracer`, whose spans only hand the caller's own context
+on; with it, that of `otlp.py`. `ACTIVE` is the span on whose behalf something is done; like
 `context.CURRENT`, it follows `await` and `asyncio.create_task`, not threads.
 """
 
 import contextlib
-import importlib
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import Literal, Protocol
-from urllib.parse import urlsplit
 
-from noria.errors import ConfigError, shown
 from noria.observe.context import CURRENT, RequestContext
 from noria.observe.trace_context import TraceContext
 
 Value = str | int | float | bool
 Attributes = Mapping[str, Value]
 Kind = Literal["server", "client", "consumer", "internal"]
-
-EXTRA = "noria-serve[traces]"
 
 
 class Span(Protocol):
@@ -136,40 +131,3 @@ def record(
         if error_code is not None:
             span.fail(error_code)
         span.end(ended)
-
-
-def check_traces(endpoint: str) -> None:
-    """Whether spans can be brought there, as far as this machine can tell; nothing to do where `endpoint` is empty.
-
-    Raises:
-        ConfigError: it is no URL of a collector, or what it takes is not installed.
-
-    """
-    if not endpoint:
-        return
-    try:
-        parts = urlsplit(endpoint)
-        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_url = False
-    if not is_url:
-        raise ConfigError(
-            f"setting traces_endpoint is {shown(endpoint)}; allowed is an http or https URL, such as http://127.0.0.1:4318/v1/traces."
-        )
-    try:
-        importlib.import_module("noria.observe.otlp")
-    except ImportError as error:
-        raise ConfigError(
-            f"setting traces_endpoint needs OpenTelemetry, which is not installed ({error}). "
-            f"Run: pip install '{EXTRA}' (or leave traces_endpoint empty: no traces)."
-        ) from error
-
-
-def open_tracer(endpoint: str, ratio: float, instance: str) -> Tracer:
-    """A tracer of the process called `instance`, which samples `ratio` of the traces that begin here. Raises ConfigError as `check_traces`."""
-    check_traces(endpoint)
-    if not endpoint:
-        return NO_TRACER
-    from noria.observe.otlp import OtlpTracer
-
-    return OtlpTracer(endpoint, ratio, instance)
