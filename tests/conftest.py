@@ -2,6 +2,7 @@
 
 import pathlib
 import shutil
+import signal
 import threading
 import time
 
@@ -14,6 +15,9 @@ settings.register_profile("searching", derandomize=False, print_blob=True)
 settings.load_profile("repeatable")
 
 CHROMIUM = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
+# A shell's background jobs ignore SIGINT, and so would all that is started here: tests that press Ctrl-C would wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 BUNDLED = pathlib.Path(__file__).parent.parent / "src" / "noria" / "models" / "bundled"
 
 
