@@ -268,3 +268,29 @@ def test_a_receiver_that_fails_twice_gets_the_same_message_until_it_has_accepted
     assert len({headers["webhook-id"] for _, headers, _ in receiver.got}) == 1
     assert len({headers["webhook-signature"] for _, headers, _ in receiver.got}) == 3
     assert [json.loads(content)["status"] for _, _, content in receiver.got] == ["canceled"] * 3
+
+
+@pytest.mark.parametrize("allow_private", [True, False])
+def test_no_line_of_the_log_has_the_query_of_a_webhooks_url(store: Store, engine, job, caplog, allow_private):
+    with Receiver([500]) as receiver, caplog.at_level("INFO", "noria.webhooks"):
+        url = f"http://hooks.example:{receiver.port}/in?auth=hunter2"
+        record, _ = store.accept(job(webhook=url, webhook_events=("completed",)), 9, 0.0)
+        store.cancel(record.id, 0.0)
+
+        async def try_once():
+            blocking = Blocking()
+            sender = Sender(SECRET, allow_private=allow_private, resolve=to_loopback)
+            running = asyncio.create_task(Postman(Outbox(engine), sender, blocking).run())
+            async with asyncio.timeout(60):
+                while not caplog.records:  # noqa: ASYNC110 - it happens in a database
+                    await asyncio.sleep(0.02)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await sender.close()
+            blocking.close()
+
+        asyncio.run(try_once())
+    said = caplog.records[0].noria_fields
+    assert said["url"] == f"http://hooks.example:{receiver.port}/in"
+    assert ("500" if allow_private else "/in'") in said["why_not"]
+    assert "hunter2" not in str(said)

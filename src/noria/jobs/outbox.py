@@ -4,6 +4,7 @@ A delivery that is taken becomes due again a minute later, whatever becomes of t
 """
 
 from dataclasses import dataclass
+from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 import sqlalchemy as sa
@@ -26,6 +27,12 @@ class WebhookDelivery:
     body: str  # JSON
     num_tries: int  # this one counted, once it is taken
     trace: TraceContext | None = None  # of the request that made the job
+
+    @property
+    def place(self) -> str:
+        """Its URL without the query, which may be a secret: what logs and traces may say."""
+        url = urlsplit(self.url)
+        return urlunsplit((url.scheme, url.netloc, url.path, "", ""))
 
 
 class _Told(Struct, frozen=True):

@@ -23,7 +23,7 @@ log = logging.getLogger("noria.webhooks")
 
 def _said_of(delivery: WebhookDelivery, event: str, why_not: str | None = None, **said: object) -> dict[str, Any]:
     return fields(
-        event=event, webhook_id=delivery.id, url=delivery.url, num_tries=delivery.num_tries, why_not=why_not, **said
+        event=event, webhook_id=delivery.id, url=delivery.place, num_tries=delivery.num_tries, why_not=why_not, **said
     )
 
 

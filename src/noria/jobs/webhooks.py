@@ -19,11 +19,11 @@ import os
 import pathlib
 import secrets
 import ssl
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import httpx2
 
-from noria.errors import ConfigError, InvalidField
+from noria.errors import ConfigError, InvalidField, shown
 from noria.jobs.addresses import Resolve, Target, check
 from noria.jobs.outbox import WebhookDelivery
 from noria.observe.trace_context import TraceContext
@@ -96,11 +96,11 @@ def _make_secret(file: pathlib.Path) -> None:
 
 
 def _attributes(delivery: WebhookDelivery) -> Attributes:
-    """Of a try's span; the URL without its query, which may be a secret."""
+    """Of a try's span."""
     url = urlsplit(delivery.url)
     attributes: dict[str, str | int] = {
         "http.request.method": "POST",
-        "url.full": urlunsplit((url.scheme, url.netloc, url.path, "", "")),
+        "url.full": delivery.place,
         "server.address": url.hostname or "",
         "server.port": url.port or (443 if url.scheme == "https" else 80),
         "noria.webhook.id": delivery.id,
@@ -131,7 +131,7 @@ class Sender:
                 status = await self._post(delivery, target, int(now), span.context)
         except InvalidField as error:
             span.fail(error.code)
-            return error.message
+            return error.message.replace(shown(delivery.url), shown(delivery.place))
         except TimeoutError:
             span.fail("timeout")
             return f"no answer within {_TOTAL_S:g} s"
