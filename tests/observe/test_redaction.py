@@ -34,6 +34,14 @@ KEY, _ = draw_key("alice")
         ("host=db password='hunter 2' dbname=noria", "hunter 2"),
         ('{"password": "hunter2"}', "hunter2"),
         ("AWS_SECRET_ACCESS_KEY=hunter2", "hunter2"),
+        ("Cookie: theme=dark; session=hunter2; b=2", "hunter2"),
+        ("{'Cookie': 'theme=dark; session=hunter2', 'accept': '*/*'}", "hunter2"),
+        ('Authorization: Digest username="x", response="hunter2"', "hunter2"),
+        ('Authorization: Token token="hunter2"', "hunter2"),
+        (r"{\"password\": \"hunter2\"}", "hunter2"),
+        (r'"{\"api_key\":\"hunter2\"}"', "hunter2"),
+        ("accessToken=hunter2", "hunter2"),
+        ('{"clientSecret": "hunter2"}', "hunter2"),
     ],
 )
 def test_what_looks_like_a_secret_is_taken_out(text: str, secret: str) -> None:
@@ -73,7 +81,16 @@ def test_fields_that_are_called_secret_have_no_value() -> None:
 
 
 def test_a_hostile_text_is_read_in_no_time() -> None:
-    for text in ("a://b:" * 11_000, "key" * 20_000, "password " * 7000, "a_" * 32_000 + "key", "authorization" * 5000):
+    for text in (
+        "a://b:" * 11_000,
+        "key" * 20_000,
+        "password " * 7000,
+        "a_" * 32_000 + "key",
+        "authorization" * 5000,
+        "cookie" * 10_000,
+        "authorization=a=," * 4000,
+        "a1" * 32_000 + "token",
+    ):
         began = time.perf_counter()
         redacted(text)
         assert time.perf_counter() - began < 5.0, text[:20]

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 
 HIDDEN = "[redacted]"
 
-_VALUE = r"""(?:'[^']*'|"[^"]*"|[^\s&"'#;,)\]}]+)"""
+_VALUE = r"""(?:'[^']*'|"[^"]*"|\\"[^"]*"|[^\s&"'#;,)\]}]+)"""  # the third is JSON that is a text in JSON
+_PARAMETER = r"""[a-z0-9_-]{1,32}=(?:\\?"[^"\n]{0,512}"|[^\s"',;\\]+)(?:,\s{0,4})?"""  # of Authorization: Digest
+_AFTER_NAME = r"""\\?["']?\s{0,4}[:=,]\s{0,4}(?:b(?=["']))?\\?["']?"""  # as Python, JSON and HTTP write a header
 
 # Nothing else is looked for in a text without one of these: most texts have none.
 _SUSPICIOUS = re.compile(
@@ -21,25 +23,26 @@ _SECRETS = (
     # Authorization: Bearer …, {"x-api-key": "…"}, (b'authorization', b'…')
     (
         re.compile(
-            r"\b((?:proxy-)?authorization|x-api-key|(?:set-)?cookie)(\\?[\"']?\s{0,4}[:=,]\s{0,4}(?:b(?=[\"']))?\\?[\"']?)"
-            r"(?:(?:bearer|basic|digest|token)\s+)?[^\s\"',;\\]+",
+            rf"\b((?:proxy-)?authorization|x-api-key)({_AFTER_NAME})"
+            rf"(?:(?:bearer|basic|digest|token|aws4-hmac-sha256)\s+)?(?:(?:{_PARAMETER})+|[^\s\"',;\\]+)",
             re.IGNORECASE,
         ),
         rf"\1\2{HIDDEN}",
     ),
+    # Cookie: a=1; b=2
+    (re.compile(rf"\b((?:set-)?cookie)({_AFTER_NAME})[^\"'\\\n]+", re.IGNORECASE), rf"\1\2{HIDDEN}"),
     (re.compile(r"\b(bearer\s+)[A-Za-z0-9._~+/=-]{16,}", re.IGNORECASE), rf"\1{HIDDEN}"),
     (re.compile(r"whsec_[A-Za-z0-9+/=_-]{8,}"), f"whsec_{HIDDEN}"),
     (re.compile(r"(?<![A-Za-z0-9])noria_[A-Za-z0-9_-]{43,}"), f"noria_{HIDDEN}"),  # `keys.draw_key`
     (
         re.compile(
-            r"(?<![a-z0-9])((?:[a-z0-9]{1,20}[_.-]){0,3}(?:password|passwd|pwd|secret|token|api_?key)\\?[\"']?\s{0,4}[:=]\s{0,4})"
-            + _VALUE,
+            r"((?:password|passwd|pwd|secret|token|api_?key)\\?[\"']?\s{0,4}[:=]\s{0,4})" + _VALUE,
             re.IGNORECASE,
         ),
         rf"\1{HIDDEN}",
     ),
     (
-        re.compile(r"(?<![a-z0-9])((?:[a-z0-9]{1,20}[_.-]){0,3}(?:key|sig|signature)=)" + _VALUE, re.IGNORECASE),
+        re.compile(r"(?<![a-z0-9])((?:key|sig|signature)=)" + _VALUE, re.IGNORECASE),
         rf"\1{HIDDEN}",
     ),
 )
