@@ -137,6 +137,13 @@ def test_no_secret_is_in_a_line_nor_in_its_traceback(render: Callable[[Line], by
     assert "hunter2" not in written
 
 
+@pytest.mark.parametrize("cut_off", [1, 20, len(KEY) - 7])
+def test_no_secret_is_in_a_line_that_was_too_long_to_be_read_to_its_end(cut_off: int) -> None:
+    first, last = "first line\n", KEY
+    told = first + "x" * (65_536 - len(first) - len(last) + cut_off) + last + "x"
+    assert KEY[:-cut_off] not in str(line_of(record(told), "p")["message"])
+
+
 def test_what_a_process_prints_is_cleaned_too() -> None:
     text = f"Traceback (most recent call last):\n  File x\nValueError: {KEY}\n"
     line = fault_line(0.0, "engine-0", text, is_fault=True)

@@ -23,6 +23,7 @@ RESERVED = ("time", "level", "logger", "process", "message", "exception")
 _LONGEST_TEXT = 8192  # characters of a field
 _LONGEST_EXCEPTION = 24_576
 _LONGEST_READ = 65_536  # so much of a text is looked through for secrets; the rest is cut off in any case
+_LONGEST_SECRET = 512  # half of one does not look like one, so so much before the rest goes with it
 
 # What ends a line somewhere, moves a terminal's cursor, colours it, or turns the reading direction round.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
@@ -131,7 +132,7 @@ def _plain(value: object) -> object:
 def _clean(text: str, longest: int = _LONGEST_TEXT) -> str:
     """Without secrets, of bounded length, and encodable."""
     clean = redacted(text[:_LONGEST_READ])
-    clean = _cut(clean, longest)
+    clean = _cut(clean if len(text) <= _LONGEST_READ else clean[:-_LONGEST_SECRET], longest)
     return _SURROGATES.sub(lambda found: ascii(found[0])[1:-1], clean)
 
 
