@@ -58,6 +58,12 @@ def test_an_endpoint_that_is_no_url_is_refused(endpoint):
         check_traces(endpoint)
 
 
+def test_an_endpoint_with_a_password_is_refused_and_not_shown():
+    with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_HEADERS") as refused:
+        check_traces("https://noria:hunter2@collector.example/v1/traces")
+    assert "hunter2" not in str(refused.value)
+
+
 def test_a_recorded_span_is_brought_with_its_times_and_its_failure(tracer, collector):
     caller = context()
     span = tracer.span("whole", "client", caller, {"a": 1})

@@ -16,7 +16,7 @@ def check_traces(endpoint: str) -> None:
     """Whether spans can be brought there, as far as this machine can tell; nothing to do where `endpoint` is empty.
 
     Raises:
-        ConfigError: it is no URL of a collector, or what it takes is not installed.
+        ConfigError: it is no URL of a collector, it holds a password, or what it takes is not installed.
 
     """
     if not endpoint:
@@ -29,6 +29,11 @@ def check_traces(endpoint: str) -> None:
     if not is_url:
         raise ConfigError(
             f"setting traces_endpoint is {shown(endpoint)}; allowed is an http or https URL, such as http://127.0.0.1:4318/v1/traces."
+        )
+    if "@" in parts.netloc:  # not shown
+        raise ConfigError(
+            "setting traces_endpoint holds a user or a password, and process listings would show it. Leave it out of the URL, and put it "
+            "into the environment: OTEL_EXPORTER_OTLP_HEADERS='authorization=Basic …'."
         )
     try:
         importlib.import_module("noria.observe.otlp")
