@@ -41,6 +41,7 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 _LONGEST_SHOWN = 80
+_LONGEST_MISSPELT = 200  # characters: what is longer is no slip of the pen, and comparing it takes time and memory
 
 
 def shown(value: object) -> str:
@@ -51,6 +52,8 @@ def shown(value: object) -> str:
 
 def did_you_mean(got: str, known: Iterable[str]) -> str:
     """A sentence naming the nearest of `known`, or an empty string when none is near."""
+    if len(got) > _LONGEST_MISSPELT:
+        return ""
     near = difflib.get_close_matches(got, list(known), n=1, cutoff=0.6)
     return f" Did you mean {near[0]!r}?" if near else ""
 
