@@ -50,7 +50,7 @@ class Heard(Struct, frozen=True, tag=True):
 
 
 class Follow(Struct, frozen=True, tag=True):
-    """Show the wheel: answered by one `WheelView`, at once to who has seen none, else when there is something new to see.
+    """Show the wheel: answered by one `WheelView`: to who has seen none as soon as one is due, else when there is something new to see.
 
     Asked again after each answer, so who stops asking costs nothing, and who reads slowly gets fewer. Asked again before the answer,
     the newer one counts, and one view answers both.

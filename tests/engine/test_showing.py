@@ -218,6 +218,25 @@ def test_views_that_take_long_are_few(took_s, between_s):
     assert between == pytest.approx([between_s] * len(between), abs=0.011)  # a turn
 
 
+def test_newcomers_hold_nobody_up_and_take_no_more_of_the_wheels_time():
+    world = World(turn_s=0.01)
+    world.submit(wish(steps=500))
+    took_s, answers, mine, seen = 0.005, 0, [], None
+    for _ in range(400):
+        world.follow("me", seen)
+        world.follow(f"newcomer {len(mine)}")  # who leaves, and comes again, before each turn
+        views = world.turn()
+        if views:
+            answers += 1
+            world.showing.took(took_s)
+        for who, view, _ in views:
+            if who == "me":
+                seen = view.number
+                mine.append(view)
+    assert answers <= 4.0 / 0.5 + 1  # a hundredth of the time
+    assert len(mine) == answers
+
+
 def test_what_is_kept_is_bounded():
     world = World(slots=4)
     for k in range(MOST_KEPT):

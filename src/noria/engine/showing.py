@@ -159,10 +159,8 @@ class Showing(Generic[F]):
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _wait_s(self, follower: _Follower, now: float) -> float | None:
-        if follower.asks is None or follower.asks.seen is None:
-            return 0.0
-        if follower.version != self._version:
-            return max(self._next - now, 0.0)
+        if follower.asks is None or follower.asks.seen is None or follower.version != self._version:
+            return max(self._next - now, 0.0)  # newcomers keep the pace too: they may come again and again
         fading = self._rates.any(self._rated[0])  # what was shown of the last minute holds no more a second later
         return max(self._rated[0] + _BETWEEN_RATES_S - now, 0.0) if fading else None
 
@@ -175,8 +173,7 @@ class Showing(Generic[F]):
         ]
         if not due:
             return []
-        if any(asks.seen is not None for _, _, asks in due):
-            self._looks, self._next = self._looks + 1, now + BETWEEN_VIEWS_S
+        self._looks, self._next = self._looks + 1, now + BETWEEN_VIEWS_S
         whole = self._view(now, at)
         places = sorted(self._places.values(), key=lambda place: place.slot)
         pictures = tuple((place.slot, place.picture) for place in places if place.picture is not None)
