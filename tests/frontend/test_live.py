@@ -14,6 +14,7 @@ from noria.frontend.audience import MOST_WATCHERS, Audience
 from noria.frontend.live import what_to_show
 from noria.keys import digest_of
 from noria.messages import WheelView
+from noria.observe.logs import LineHandler, logging_to
 from noria.views import CellView, LeftView, RatesView, SeatView, TurnView, WaitingView
 
 RATES = RatesView(60.0, 1.0, 2.0, 3.0, 0.5, 0.9, 0.99, 4.0, 0.5, 0.75)
@@ -226,9 +227,13 @@ def test_nonsense_of_an_engine_costs_its_view(site):
         return view, pixels[:10] if view.number == 2 else pixels
 
     engine.views = views
-    with watching(url) as stream:
+    lines = []
+    with logging_to(LineHandler("frontend-0", lines.append), "error"), watching(url) as stream:
         numbers = [stream.wheel()["number"] for _ in range(3)]
     assert numbers == [1, 3, 4]
+    (line,) = lines
+    assert line["message"] == "engine-0: its view makes no sense"
+    assert "request_id" not in line  # it is nobody's in particular
 
 
 @pytest.mark.parametrize(

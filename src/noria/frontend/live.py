@@ -5,6 +5,7 @@ does, nothing is asked. A view is made an event once for all watchers: once with
 """
 
 import asyncio
+import contextvars
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator
@@ -97,7 +98,9 @@ class Live:
                 watcher.show(wheel.name, _event(wheel.name, whole))
         if not self._tasks:
             self._tasks = [
-                asyncio.create_task(self._follow(number, wheel)) for number, wheel in enumerate(self._wheels)
+                # In a context of its own: it is done for all who watch, and not for the request of the first.
+                asyncio.create_task(self._follow(number, wheel), context=contextvars.Context())
+                for number, wheel in enumerate(self._wheels)
             ]
 
         async def end() -> None:
