@@ -274,6 +274,16 @@ def test_auto_shows_pictures_only_where_there_are_no_keys():
     assert what_to_show(FrontendConfig(keys_file="keys.toml", live="full")) == "full"
 
 
+def test_who_asks_for_the_head_alone_watches_nothing(site):
+    url, engine, _ = site()
+    engine.views = Wheel()
+    with httpx.Client(base_url=url, verify=False, timeout=20) as client:
+        response = client.head("/v1/live")
+        assert (response.status_code, response.content) == (200, b"")
+        assert response.headers["content-type"].startswith("text/event-stream")
+        assert "noria_live_watchers 0.0" in client.get("/metrics").text
+
+
 def test_only_so_many_may_watch(site):
     url, _, _ = site()
     with contextlib.ExitStack() as stack:

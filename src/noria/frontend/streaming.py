@@ -128,6 +128,9 @@ class EventStream(Response):
         """Write until the end of the frames or of the client."""
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            if scope["method"] == "HEAD":  # asks what the head of the answer would be, not for frames without end
+                await send({"type": "http.response.body", "body": b""})
+                return
             with contextlib.suppress(RequestCancelled):
                 await unless_disconnected(Request(scope, receive), self._write(send))
         finally:
