@@ -119,6 +119,22 @@ def test_a_file_that_grows_beyond_its_first_size_is_read_on(counting, tmp_path):
         check(merged, tmp_path)
 
 
+def test_a_file_that_is_just_being_made_says_nothing_yet(counting, tmp_path):
+    merged, first = Merged(str(tmp_path)), counting()
+    first.do("plain.inc(3)")
+    for name, content in (("counter_1.db", b""), ("gauge_livesum_1.db", b""), ("counter_2.db", b"\0" * 65_536)):
+        (tmp_path / name).write_bytes(content)
+    assert "noria_plain_total 3.0\n" in merged.text(None)
+
+
+def test_the_room_behind_the_entries_is_not_read(counting, tmp_path):
+    """Files of processes that have ended stay: each costs a scrape its few kB, not its 64."""
+    merged, first = Merged(str(tmp_path)), counting()
+    first.do("plain.inc(3)")
+    os.truncate(tmp_path / f"counter_{first.process.pid}.db", 2**40)  # of which nothing is on the disk
+    assert "noria_plain_total 3.0\n" in merged.text(None)
+
+
 def test_exemplars_stand_behind_their_buckets(counting, tmp_path):
     first, exemplars = counting(), Exemplars()
     first.do("seconds.labels('/a').observe(0.5)")

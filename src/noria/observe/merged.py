@@ -93,8 +93,10 @@ class Merged:
         for path in sorted(self._folder.glob("*.db")):
             kind, *mode = path.stem.split("_")[:-1]
             try:
-                content = path.read_bytes()
+                content = _written(path)
             except FileNotFoundError:  # its process has ended just now
+                continue
+            if not content:
                 continue
             known = self._files.setdefault(path.name, _File()) if kind != "gauge" else _File()
             self._note_new(kind, known, content)
@@ -167,6 +169,13 @@ def _lines(
             example = "" if exemplars is None else exemplars.words(name, labels)
             yield f"{line}{_number(total)}{example}\n"
         yield f"{group.count_line}{_number(total)}\n"
+
+
+def _written(path: pathlib.Path) -> bytes:
+    """A file's head and entries, without the room behind them; nothing of a file that is just being made."""
+    with path.open("rb") as file:
+        head = file.read(_FIRST)
+        return head + file.read(max(_length(head, 0)[0] - _FIRST, 0)) if len(head) == _FIRST else b""
 
 
 def _values(content: bytes, known: _File) -> tuple[float, ...]:
