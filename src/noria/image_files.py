@@ -25,6 +25,7 @@ _OURS, _A1111S = "noria", "parameters"  # PNG's keywords
 _SOFTWARE, _EXIF_IFD, _MAKER_NOTE, _USER_COMMENT = 0x0131, 0x8769, 0x927C, 0x9286  # tags of EXIF 2.32
 _MAGIC = b"noria\0"  # at the head of our MakerNote: cameras have theirs
 _ENCODED_AS = b"UNICODE\0"
+_LONGEST_TEXT = 2**20  # characters: ours have a few thousand, and a hostile one takes seconds for each million
 _LONGEST_JPEG_SEGMENT = 65_533 - len(b"Exif\0\0")
 _FORMATS = ("PNG", "WEBP", "JPEG")
 # What Pillow raises on files that are cut short, or made to hurt.
@@ -75,6 +76,8 @@ def read_parameters(file: pathlib.Path | IO[bytes], name: str = "") -> Parameter
         raise ImageFileError(f"{name} is not an image that carries parameters: {', '.join(_FORMATS)}.") from error
     except (*_BROKEN, Image.DecompressionBombError) as error:
         raise ImageFileError(f"{name} is damaged: {error}.") from error
+    if max(len(ours or ""), len(a1111s or "")) > _LONGEST_TEXT:
+        raise ImageFileError(f"{name} says too much of how it was made: at most {_LONGEST_TEXT} characters are read.")
     try:
         if ours is not None:
             return of_json(ours)

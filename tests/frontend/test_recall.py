@@ -3,13 +3,16 @@
 import base64
 import io
 import struct
+import threading
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from noria.frontend import recall
 from noria.frontend.recall import MOST_BYTES
 from noria.image_files import save_options
 from noria.parameters import Parameters
@@ -94,6 +97,7 @@ def test_a_prompt_that_is_too_long_here_is_told(client):
     assert [each["field"] for each in recalled["unusable"]] == ["prompt"]
 
 
+PIXELS = ((b"IDAT", zlib.compress(b"\0" * 4)), (b"IEND", b""))
 BOMB = zlib.compress(b" " * 100_000_000)
 HOSTILE = {
     "empty": b"",
@@ -101,9 +105,11 @@ HOSTILE = {
     "json": b'{"prompt": "p"}',
     "another kind of image": base64.b64decode("R0lGODlhAQABAAAAACH5BAEKAAEALAAAAAABAAEAAAICTAEAOw=="),
     "cut short": file_of(SAID)[:60],
-    "no text": png((b"IDAT", zlib.compress(b"\0" * 4)), (b"IEND", b"")),
+    "no text": png(*PIXELS),
     "a text that unpacks to 100 MB": png((b"zTXt", b"noria\0\0" + BOMB)),
     "an international one": png((b"iTXt", b"noria\0\1\0\0\0" + BOMB)),
+    "settings without end": png((b"tEXt", b"parameters\0" + b"a:," * 2**20), *PIXELS),
+    "JSON without end": png((b"iTXt", b"noria\0\0\0\0\0" + b'{"prompt": "' + b"a" * 2**20 + b'"}'), *PIXELS),
     "a size that needs 16 GB": png((b"IHDR", struct.pack(">IIBBBBB", 65_000, 65_000, 8, 6, 0, 0, 0))),
 }
 
@@ -116,6 +122,26 @@ def test_hostile_files_are_refused_in_the_usual_shape(client, case):
     assert error["code"] == "unreadable_image"
     assert error["message"].startswith("the file ")
     assert error["request_id"] == refusal.headers["x-request-id"]
+
+
+def test_few_files_are_read_at_once(client, monkeypatch, until):
+    reading, most, go = [], [], threading.Event()
+
+    def slowly(*_):
+        reading.append(1)
+        most.append(len(reading))
+        go.wait(20)
+        reading.pop()
+        return SAID
+
+    monkeypatch.setattr(recall, "read_parameters", slowly)
+    with ThreadPoolExecutor(6) as pool:
+        asked = [pool.submit(client.post, PATH, content=b"x") for _ in range(6)]
+        until(lambda: len(reading) == 2)
+        assert client.get("/healthz").status_code == 200
+        go.set()
+        assert [each.result().status_code for each in asked] == [200] * 6
+    assert max(most) == 2
 
 
 def test_a_file_beyond_the_bound_is_not_read(client):

@@ -24,6 +24,7 @@ from noria.request import ImageBody
 from noria.spec import ModelSpec
 
 MOST_BYTES = 16 * 2**20  # a PNG of 2048 × 2048 incompressible pixels has 12.6 MB
+_AT_ONCE = 2  # a file made to hurt takes seconds of a core, and front ends have other work for theirs
 _SETTINGS = (
     "prompt",
     "negative_prompt",
@@ -60,13 +61,18 @@ class Recall:
 
     def __init__(self, studio: Studio) -> None:
         self._studio = studio
+        self._places = asyncio.Semaphore(_AT_ONCE)
 
     async def parameters(self, http: Request) -> Response:
         """What the file in the body says, as `Recalled`."""
         self._studio.spec()  # refuses while no model is known: nobody could say what is usable
         file = await read_bytes(http, MOST_BYTES)
-        said = await asyncio.to_thread(_said, file)
-        return Response(msgspec.json.encode(self._recalled(said)), media_type="application/json")
+        async with self._places:
+            answer = await asyncio.to_thread(self._answer, file)
+        return Response(answer, media_type="application/json")
+
+    def _answer(self, file: bytes) -> bytes:
+        return msgspec.json.encode(self._recalled(_said(file)))
 
     def _recalled(self, said: Parameters) -> Recalled:
         unusable = []
