@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -86,6 +87,25 @@ def test_a_line_that_is_too_long_is_cut_and_the_next_one_is_whole() -> None:
     first, second = heard
     assert LONGEST_LINE_BYTES <= len(first.text) <= LONGEST_LINE_BYTES + 2000
     assert second == Printed("next")
+
+
+@pytest.mark.parametrize("num_printed", [1000, 66_000, 66_560, 200_000])
+@pytest.mark.parametrize("num_at_once", [1000, 65_536, 10**6])
+def test_a_line_of_ours_behind_an_endless_print_is_whole(num_printed: int, num_at_once: int) -> None:
+    line = b'{"message": "' + b"y" * 60_000 + b'"}'
+    stream = b"\rloading" + b"." * num_printed + MARK + line + b"\nafter\n"
+    pieces, heard = Pieces(MARK), []
+    for begin in range(0, len(stream), num_at_once):
+        heard += pieces.feed(stream[begin : begin + num_at_once])
+    printed, own, after = heard
+    assert printed.text.startswith("\rloading...")
+    assert (own, after) == (OwnLine(line), Printed("after"))
+
+
+def test_a_line_of_ours_behind_the_half_of_another_is_whole() -> None:
+    pieces = Pieces(MARK)
+    stream = MARK + b'{"message": "inter' + MARK + b"{}\n"
+    assert list(pieces.feed(stream)) == [OwnLine(b'{"message": "inter'), OwnLine(b"{}")]
 
 
 def test_what_has_no_mark_is_never_taken_for_a_line_of_ours() -> None:

@@ -49,20 +49,21 @@ class Pieces:
 
     @property
     def _tail_is_text(self) -> bool:
-        return bool(self._tail) and self._mark[:1] not in self._tail
+        return bool(self._tail) and not self._skips and self._mark[:1] not in self._tail
 
     def feed(self, data: bytes) -> Iterator[Piece]:
         """The pieces that `data` has brought to their end."""
         *lines, self._tail = (self._tail + data).split(b"\n")
         for line in lines:
-            if self._skips:
-                self._skips = False
-            else:
-                yield from self._line(line)
+            yield from self._end_line(line)
         if len(self._tail) > _LONGEST:
+            printed, mark, own = self._tail.partition(self._mark)
+            if len(own) > _LONGEST:  # none of ours
+                printed, mark, own = self._tail, b"", b""
             if not self._skips:
-                yield from self._line(self._tail[:_LONGEST])
-            self._tail, self._skips = b"", True
+                yield from self._line(printed)
+            # What is printed without an end may have a line of ours behind it, whose mark may have begun.
+            self._tail, self._skips = mark + own or printed[1 - len(self._mark) :], not mark
 
     def flush(self) -> Iterator[Piece]:
         """What was kept in the hope of more, but for a line of ours that has begun: its process has said nothing for a while."""
@@ -74,19 +75,30 @@ class Pieces:
     def end(self) -> Iterator[Piece]:
         """All that is left: nothing more will come."""
         tail, self._tail = self._tail, b""
-        if tail and not self._skips:
-            yield from self._line(tail)
+        if tail:
+            yield from self._end_line(tail)
         yield from self._end_fault()
 
+    def _end_line(self, line: bytes) -> Iterator[Piece]:
+        """The pieces of a line that has ended; of one that was too long, what has not been told of it."""
+        if self._skips:
+            self._skips = False
+            _, mark, own = line.partition(self._mark)
+            line = mark + own
+            if not mark:
+                return
+        yield from self._line(line)
+
     def _line(self, line: bytes) -> Iterator[Piece]:
-        before, mark, own = line[:_LONGEST].partition(self._mark)  # a print without an end may stand before it
-        if text := before.decode(errors="backslashreplace").rstrip():
+        # A print without an end may stand before a line of ours, or the half of another whose writing was interrupted.
+        before, *owns = line.split(self._mark)
+        if text := before[:_LONGEST].decode(errors="backslashreplace").rstrip():
             yield from self._text(text)
-        elif not mark and self._fault:
+        elif not owns and self._fault:
             self._fault.append("")
-        if mark:
+        for own in owns:
             yield from self._end_fault()
-            yield OwnLine(own)
+            yield OwnLine(own[:_LONGEST])
 
     def _text(self, text: str) -> Iterator[Piece]:
         if not self._fault and not text.startswith(_FAULTS):
