@@ -209,6 +209,32 @@ def test_a_terminal_that_is_gone_costs_the_lines_and_nothing_else() -> None:
     os.close(writing)
 
 
+def test_a_disk_that_was_full_gets_the_lines_that_come_later_and_how_many_were_lost(reader: Reader) -> None:
+    disk = os.open("/dev/full", os.O_WRONLY)
+    outlet = Outlet(as_json, disk)
+    outlet.start()
+    for number in range(3):
+        outlet.put(new_line(0.0, "info", "l", "p", str(number)))
+    time.sleep(1.5)  # several tries
+    os.dup2(reader.writing, disk)  # somebody has emptied it
+    outlet.put(new_line(0.0, "info", "l", "p", "after"))
+    reader.start()
+    outlet.close(30)
+    os.close(disk)
+    lines = reader.end()
+    assert sum(line.get("lost", 0) for line in lines) == 3
+    assert "after" in [line["message"] for line in lines]
+
+
+def test_a_disk_that_stays_full_does_not_hold_the_end() -> None:
+    with open("/dev/full", "wb") as disk:
+        outlet = Outlet(as_json, disk.fileno())
+        outlet.start()
+        outlet.put(new_line(0.0, "info", "l", "p", "lost"))
+        outlet.close(30)
+        assert not outlet.is_alive()
+
+
 def test_a_terminal_that_another_program_made_non_blocking_gets_every_line(reader: Reader) -> None:
     os.set_blocking(reader.writing, False)
     outlet = Outlet(as_json, reader.writing)

@@ -7,6 +7,7 @@ the log too slowly loses lines, and is told how many; no child and not the super
 
 import asyncio
 import contextlib
+import errno
 import os
 import select
 import sys
@@ -28,6 +29,8 @@ _MOST_WAITING_BYTES = 8 * 1024 * 1024
 _READ_BYTES = 65_536
 _LAST_WORDS_S = 2.0  # at the end, for a reader that is slow
 _AT_ONCE = 64  # lines of one write
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})  # a disk, which somebody will empty
+_BETWEEN_TRIES_S = 0.5
 _STDOUT, _STDERR = 1, 2
 
 
@@ -39,6 +42,7 @@ class Outlet(threading.Thread):
         self._render, self._fd, self._most_waiting_bytes = render, fd, most_waiting_bytes
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = self._num_lost = 0
+        self._num_at_stake = 0  # lines that are lost if what was taken last cannot be written
         self._closed = False
         self._changed = threading.Condition()
 
@@ -61,17 +65,23 @@ class Outlet(threading.Thread):
         self.join(patience_s)
 
     def run(self) -> None:
-        """Write until `close`, or until nobody can read any more."""
-        while written := self._take():
+        """Write until `close`, or until nobody can read any more; lines for a disk that is full are lost, and counted."""
+        while taken := self._take():
             try:
-                _write_all(self._fd, written)
-            except OSError:  # the terminal or the pipe is gone: nobody is left to be told
+                _write_all(self._fd, b"".join(taken))
+            except OSError as error:
+                if error.errno not in _FULL:  # the terminal or the pipe is gone: nobody is left to be told
+                    with self._changed:
+                        self._most_waiting_bytes = 0
+                        self._waiting.clear()
+                    return
                 with self._changed:
-                    self._most_waiting_bytes = 0
-                    self._waiting.clear()
-                return
+                    self._num_lost += self._num_at_stake
+                    if self._closed:
+                        return
+                time.sleep(_BETWEEN_TRIES_S)
 
-    def _take(self) -> bytes:
+    def _take(self) -> list[bytes]:
         """The next lines; none: it is closed, and all is written."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._num_lost or self._closed)
@@ -80,13 +90,14 @@ class Outlet(threading.Thread):
             lost = 0
             if not self._waiting:  # else they are missing further on
                 lost, self._num_lost = self._num_lost, 0
+        self._num_at_stake = len(taken) + lost
         if lost:
-            words = f"{lost} lines of the log were lost here: they are not read as fast as they are written"
+            words = f"{lost} lines of the log were lost here: they could not be written, or not as fast as they came"
             taken.append(
                 self._render(new_line(time.time(), "warning", "noria.relay", "supervisor", words) | {"lost": lost})
                 + b"\n"
             )
-        return b"".join(taken)
+        return taken
 
 
 def _write_all(fd: int, data: bytes) -> None:
