@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from noria.keys import draw_key
+from noria.observe import lines
 from noria.observe.context import CURRENT, RequestContext
 from noria.observe.lines import (
     INDENT,
@@ -142,6 +143,15 @@ def test_no_secret_is_in_a_line_that_was_too_long_to_be_read_to_its_end(cut_off:
     first, last = "first line\n", KEY
     told = first + "x" * (65_536 - len(first) - len(last) + cut_off) + last + "x"
     assert KEY[:-cut_off] not in str(line_of(record(told), "p")["message"])
+
+
+def test_what_of_a_hostile_text_is_not_shown_is_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path may have 64 kB, needs no key, and is cleaned in the event loop."""
+    lengths: list[int] = []
+    monkeypatch.setattr(lines, "redacted", lambda text: lengths.append(len(text)) or text)
+    line = line_of(record("x" * 65_536, {"path": "y" * 65_536}), "p")
+    assert str(line["path"]).endswith("… [cut]")
+    assert max(lengths) <= 16_384
 
 
 def test_what_a_process_prints_is_cleaned_too() -> None:

@@ -131,8 +131,9 @@ def _plain(value: object) -> object:
 
 def _clean(text: str, longest: int = _LONGEST_TEXT) -> str:
     """Without secrets, of bounded length, and encodable."""
-    clean = redacted(text[:_LONGEST_READ])
-    clean = _cut(clean if len(text) <= _LONGEST_READ else clean[:-_LONGEST_SECRET], longest)
+    most = _LONGEST_READ if "\n" in text else min(2 * longest, _LONGEST_READ)  # of one line the end is not shown
+    clean = redacted(text[:most])
+    clean = _cut(clean if len(text) <= most else clean[:-_LONGEST_SECRET], longest)
     return _SURROGATES.sub(lambda found: ascii(found[0])[1:-1], clean)
 
 
