@@ -65,16 +65,16 @@ class Painter:
         return Drawn([b"an image"], "png", {})
 
 
-def drawn(store, folder, new, painter, tracer):
-    """Has the job drawn to its end; returns its record."""
+def drawn(store, results, new, painter, tracer, until=lambda record: record.status in ENDED):
+    """Has the job drawn to its end, or so far; returns its record."""
     record, _ = store.accept(new, 9, time.time())
 
     async def scenario():
         blocking = Blocking()
-        runner = Runner(store, Results("auto", folder), painter, blocking, "s/frontend-0/1", time.time, tracer)
+        runner = Runner(store, results, painter, blocking, "s/frontend-0/1", time.time, tracer)
         running = asyncio.create_task(runner.run())
         async with asyncio.timeout(60):
-            while store.get(record.id).status not in ENDED:  # noqa: ASYNC110 - it happens in a database
+            while not until(store.get(record.id)):  # noqa: ASYNC110 - it happens in a database
                 await asyncio.sleep(0.02)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -87,7 +87,7 @@ def drawn(store, folder, new, painter, tracer):
 
 def test_a_job_is_drawn_on_behalf_of_its_maker_also_without_a_tracer(store, tmp_path, job, caller):
     painter = Painter()
-    record = drawn(store, tmp_path, job(request=kept(caller)), painter, NO_TRACER)
+    record = drawn(store, Results("auto", tmp_path), job(request=kept(caller)), painter, NO_TRACER)
     ((who, context),) = painter.seen
     assert (who.request_id, who.trace_id, who.span_id) == (record.id, caller.trace_id, caller.span_id)
     assert context == caller
@@ -95,13 +95,31 @@ def test_a_job_is_drawn_on_behalf_of_its_maker_also_without_a_tracer(store, tmp_
 
 def test_each_drawing_of_a_job_is_a_span_that_says_how_it_ended(store, tmp_path, job, caller, tracer, collector):
     painter = Painter(EngineUnavailable("later", retry_after_s=0.1), GenerationFailed("no"))
-    assert drawn(store, tmp_path, job(request=kept(caller)), painter, tracer).status == "failed"
+    assert drawn(store, Results("auto", tmp_path), job(request=kept(caller)), painter, tracer).status == "failed"
     tracer.close()
     spans = sorted(collector.of_trace(caller.trace_id), key=lambda span: span.began)
     assert [(span.name, span.kind, span.parent_id) for span in spans] == [("draw job", "consumer", caller.span_id)] * 2
     told = [(span.attributes["noria.job.attempt"], span.failed, span.attributes["error.type"]) for span in spans]
     assert told == [(1, True, "engine_unavailable"), (2, True, "generation_failed")]
     assert [context.span_id for _, context in painter.seen] == [span.span_id for span in spans]
+
+
+def test_a_drawing_whose_images_could_not_be_written_failed(store, tmp_path, job, caller, tracer, collector, caplog):
+    results = Results("auto", tmp_path)
+    (tmp_path / "results").rmdir()
+    (tmp_path / "results").touch()  # a file in the folder's place
+
+    def is_handed_back(record):
+        return record.attempt == 1 and record.status == "starting"
+
+    with caplog.at_level("INFO", "noria.jobs"):
+        record = drawn(store, results, job(request=kept(caller)), Painter(), tracer, until=is_handed_back)
+    tracer.close()
+    (span,) = collector.of_trace(caller.trace_id)
+    assert (span.failed, span.attributes["error.type"]) == (True, "jobs_unavailable")
+    said = [line.noria_fields for line in caplog.records if hasattr(line, "noria_fields")]
+    assert [each["event"] for each in said] == ["job_handed_back"]
+    assert record.id in caplog.text
 
 
 def test_an_outbox_knows_the_trace_of_its_deliveries(store, engine, job, caller):

@@ -13,7 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from noria.errors import EngineLost, EngineUnavailable, InternalError, NoriaError, QueueFull, RequestCancelled
+from noria.errors import (
+    EngineLost,
+    EngineUnavailable,
+    InternalError,
+    JobsUnavailable,
+    NoriaError,
+    QueueFull,
+    RequestCancelled,
+)
 from noria.jobs.blocking import NUM_RUNNERS_THREADS, Blocking
 from noria.jobs.loops import forever
 from noria.jobs.records import Claim, JobRecord
@@ -242,7 +250,7 @@ class Runner:
         try:
             names = await self._on_results(self._results.save, claim.job_id, claim.attempt, drawn.files, drawn.suffix)
         except Exception as error:  # stores of objects share no error of their own
-            await self._wait_for_results(claim, error)
+            await self._wait_for_results(flight, error)
             return
         # When this raises, nobody knows whether the job has succeeded: its files stay, and go with it.
         if not await self._on_database(self._store.finish, claim, names, drawn.metrics, self._clock()):
@@ -251,8 +259,10 @@ class Runner:
             return
         self._tell_end(flight, outcome="ok")
 
-    async def _wait_for_results(self, claim: Claim, error: Exception) -> None:
+    async def _wait_for_results(self, flight: _Flight, error: Exception) -> None:
         """Hand a job back whose files could not be written. That is not its own trouble: it is counted nowhere."""
+        claim = flight.claim
+        flight.span.fail(JobsUnavailable.code)
         log.warning(
             "the images of %s could not be written; no job is claimed for %g s (%s)",
             claim.job_id,
@@ -265,6 +275,7 @@ class Runner:
         except Exception as also:  # what is left goes with the job
             log.debug("the images of %s could not be deleted either: %s", claim.job_id, also.__cause__ or also)
         await self._on_database(self._store.hand_back, claim, self._clock(), delay_s=RESULTS_OUT_S)
+        self._tell_handed_back(flight, "its images could not be written", RESULTS_OUT_S)
 
     def _claim_none_for(self, delay_s: float) -> None:
         self._no_claims_before = max(self._no_claims_before, asyncio.get_running_loop().time() + delay_s)
