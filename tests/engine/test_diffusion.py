@@ -10,7 +10,8 @@ import torch
 from noria import schedulers
 from noria.config import EngineConfig
 from noria.engine import diffusion
-from noria.engine.diffusion import Burst, DiffusionExecutor, EmbeddingCache
+from noria.engine.diffusion import Burst, DiffusionExecutor
+from noria.engine.embeddings import EmbeddingCache
 from noria.engine.loading import warm_up
 from noria.engine.loop import Ended, ImageReady, PreviewReady, Wheel
 from noria.errors import ModelError
@@ -254,31 +255,6 @@ def test_every_kind_of_attention_draws_the_same_image(tiny, tiny_folder, attenti
     assert difference(draw(executor, [request])["r1", 0], draw(other, [request])["r1", 0]) <= NATURAL_TOLERANCE
 
 
-def test_prompts_are_encoded_together_once_and_the_oldest_is_forgotten():
-    batches = []
-
-    def encode(prompts):
-        batches.append(prompts)
-        return torch.tensor([[len(prompt)] for prompt in prompts])
-
-    cache = EmbeddingCache(encode, capacity=2, padded_batch=None)
-    assert {p: int(e) for p, e in cache.get(["a", "bb", "a"]).items()} == {"a": 1, "bb": 2}
-    cache.get(["bb", "ccc"])
-    cache.get(["a"])
-    assert batches == [["a", "bb"], ["ccc"], ["a"]]
-
-
-def test_at_a_padded_bucket_prompts_are_encoded_in_batches_of_one_size():
-    sizes = []
-
-    def encode(prompts):
-        sizes.append(len(prompts))
-        return torch.zeros(len(prompts), 1)
-
-    EmbeddingCache(encode, capacity=99, padded_batch=4).get([str(k) for k in range(6)])
-    assert sizes == [4, 4]
-
-
 def test_whatever_the_tokenizer_raises_fails_the_newcomer_alone(tiny, monkeypatch):
     spec, executor = tiny
     ends = {}
@@ -297,12 +273,6 @@ def test_whatever_the_tokenizer_raises_fails_the_newcomer_alone(tiny, monkeypatc
         pass
     assert (ends["r2"].event.end, "out of range" in ends["r2"].event.reason) == (End.FAILED, True)
     assert ends["r1"].event.end is End.FINISHED
-
-
-def test_an_embedding_does_not_keep_its_batch_in_memory():
-    cache = EmbeddingCache(lambda prompts: torch.zeros(len(prompts), 7, 5), capacity=9, padded_batch=8)
-    (held,) = cache.get(["a"]).values()
-    assert held.untyped_storage().nbytes() == 7 * 5 * 4
 
 
 def test_a_model_that_cannot_draw_is_refused_at_warm_up(tiny, monkeypatch):

@@ -8,7 +8,7 @@ Shapes: S slots, B images of a turn, R UNet rows, K history entries, C × H × W
 
 import logging
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -17,9 +17,10 @@ import psutil
 import torch
 
 from noria.config import EngineConfig
+from noria.engine.embeddings import EmbeddingCache
 from noria.engine.executor import GLIMPSE_PX, PreviewPixels, preview_calls
 from noria.engine.latents import LatentStore
-from noria.errors import GenerationFailed
+from noria.engine.pixels import HostPixels, to_host
 from noria.models.stable_diffusion import DiffusionModel
 from noria.observe.lines import fields
 from noria.request import ImageRequest, request_id_of
@@ -59,25 +60,6 @@ class PreparedImages:
         return ShapeClass(self.request.width_px, self.request.height_px, self.request.model)
 
 
-@dataclass(frozen=True)
-class HostPixels:
-    """Pixels that are, or are being copied to, the host's memory."""
-
-    pixels_HWC: torch.Tensor
-    finite: torch.Tensor  # bool, one element: whether the latents were
-    copied: "torch.cuda.Event | None"
-
-    def rgb(self) -> memoryview:
-        """Height × width × 3 bytes; waits for the copy. Raises `errors.GenerationFailed` if the model's numbers overflowed."""
-        if self.copied is not None:
-            self.copied.synchronize()
-        if not self.finite:
-            raise GenerationFailed(
-                "the model's latents are not finite: float16 overflows in some models; try another dtype or scheduler"
-            )
-        return self.pixels_HWC.numpy().data.cast("B")
-
-
 def _is_of_memory(error: Exception) -> bool:
     """Whether the device, or the host, had no memory left for a tensor or for a library's workspace."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in _FULL)
@@ -90,36 +72,6 @@ def _said_of(event: str, images: list[ImageId]) -> dict[str, dict[str, object]]:
 
 def _first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
-
-
-class EmbeddingCache:
-    """The embeddings [T, D] of the prompts used last, encoded together when they are missing.
-
-    `padded_batch` encodes in batches of exactly that many, because a kernel's result may differ in the last bit with its batch.
-    """
-
-    def __init__(self, encode: Callable[[list[str]], torch.Tensor], capacity: int, padded_batch: int | None) -> None:
-        self._encode, self._capacity, self._padded_batch = encode, capacity, padded_batch
-        self._held: OrderedDict[str, torch.Tensor] = OrderedDict()
-
-    def get(self, prompts: Iterable[str]) -> dict[str, torch.Tensor]:
-        """One embedding [T, D] per different prompt."""
-        wanted = dict.fromkeys(prompts)
-        missing = [prompt for prompt in wanted if prompt not in self._held]
-        found = {prompt: self._held[prompt] for prompt in wanted if prompt in self._held}
-        size = self._padded_batch or max(1, len(missing))
-        for start in range(0, len(missing), size):
-            chunk = missing[start : start + size]
-            padding = [""] * (size - len(chunk)) if self._padded_batch else []
-            encoded = self._encode(chunk + padding)
-            # A view would keep the whole batch in memory for as long as one of its prompts is held.
-            found |= {prompt: encoded[row].clone() for row, prompt in enumerate(chunk)}
-        for prompt in wanted:
-            self._held[prompt] = found[prompt]
-            self._held.move_to_end(prompt)
-        while len(self._held) > self._capacity:
-            self._held.popitem(last=False)
-        return found
 
 
 class Burst:
@@ -340,7 +292,7 @@ class DiffusionExecutor:
         )
         if most_px is not None:
             clean_BCHW = smaller(clean_BCHW, most_px)
-        pixels_BHWC, copied = self._to_host(preview_pixels(clean_BCHW, self.model.preview_colours))
+        pixels_BHWC, copied = to_host(preview_pixels(clean_BCHW, self.model.preview_colours))
         height, width = pixels_BHWC.shape[1:3]
         return [
             PreviewPixels(
@@ -370,20 +322,10 @@ class DiffusionExecutor:
         calls = [p.num_calls for p in prepared] + [prepared[0].num_calls] * padding
         latents_BCHW = samples(history, self._on_device(slots), self._on_device(calls))
         pixels_BHWC, finite_B = self.model.decode(latents_BCHW), latents_BCHW.isfinite().all(dim=(1, 2, 3))
-        finite_B, _ = self._to_host(finite_B)
-        pixels_BHWC, copied = self._to_host(pixels_BHWC)
+        finite_B, _ = to_host(finite_B)
+        pixels_BHWC, copied = to_host(pixels_BHWC)
         for b, seat in enumerate(seats):
             self._decoded[seat.image] = HostPixels(pixels_BHWC[b], finite_B[b], copied)
-
-    @staticmethod
-    def _to_host(tensor: torch.Tensor) -> tuple[torch.Tensor, "torch.cuda.Event | None"]:
-        """The tensor in the host's memory once the event has happened; the wheel turns on, whoever delivers it waits."""
-        if not tensor.is_cuda:
-            return tensor, None
-        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        copied.record()
-        return pinned, copied
 
     def _history(self, shape: ShapeClass) -> torch.Tensor:
         seated = {self._requests[image.request_id].shape for image in self._noise}

@@ -12,7 +12,8 @@ from noria.request import ImageRequest
 from noria.scheduling.plans import ImageId, Outcome, Plan, Seat, Step
 
 if TYPE_CHECKING:
-    from noria.engine.diffusion import DiffusionExecutor, HostPixels, PreparedImages
+    from noria.engine.diffusion import DiffusionExecutor, PreparedImages
+    from noria.engine.pixels import HostPixels
 
 Place = TypeVar("Place", Seat, Step)
 

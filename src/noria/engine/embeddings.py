@@ -1,0 +1,39 @@
+"""What the text encoder made of the prompts used last.
+
+Shapes: T tokens, D text width.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+import torch
+
+
+class EmbeddingCache:
+    """The embeddings [T, D] of the prompts used last, encoded together when they are missing.
+
+    `padded_batch` encodes in batches of exactly that many, because a kernel's result may differ in the last bit with its batch.
+    """
+
+    def __init__(self, encode: Callable[[list[str]], torch.Tensor], capacity: int, padded_batch: int | None) -> None:
+        self._encode, self._capacity, self._padded_batch = encode, capacity, padded_batch
+        self._held: OrderedDict[str, torch.Tensor] = OrderedDict()
+
+    def get(self, prompts: Iterable[str]) -> dict[str, torch.Tensor]:
+        """One embedding [T, D] per different prompt."""
+        wanted = dict.fromkeys(prompts)
+        missing = [prompt for prompt in wanted if prompt not in self._held]
+        found = {prompt: self._held[prompt] for prompt in wanted if prompt in self._held}
+        size = self._padded_batch or max(1, len(missing))
+        for start in range(0, len(missing), size):
+            chunk = missing[start : start + size]
+            padding = [""] * (size - len(chunk)) if self._padded_batch else []
+            encoded = self._encode(chunk + padding)
+            # A view would keep the whole batch in memory for as long as one of its prompts is held.
+            found |= {prompt: encoded[row].clone() for row, prompt in enumerate(chunk)}
+        for prompt in wanted:
+            self._held[prompt] = found[prompt]
+            self._held.move_to_end(prompt)
+        while len(self._held) > self._capacity:
+            self._held.popitem(last=False)
+        return found
