@@ -9,7 +9,8 @@ from noria.config import Config
 from noria.frontend.app import build_app
 from noria.frontend.engine_link import EngineLink
 from noria.frontend.openai import GenerationsBody
-from noria.frontend.openapi import DESCRIPTIONS, served_errors
+from noria.frontend.openapi import DESCRIPTIONS
+from noria.frontend.openapi_parts import served_errors
 from noria.frontend.site import ASSETS
 from noria.request import ImageBody
 

@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from noria import schedulers
-from noria.frontend.openapi import first_line, served_errors
+from noria.frontend.openapi_parts import first_line, served_errors
 
 _FILES = importlib.resources.files("noria.frontend")
 
