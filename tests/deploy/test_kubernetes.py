@@ -40,6 +40,7 @@ def check_labels(manifests):
     for kind in ("Deployment", "PodDisruptionBudget", "PodMonitor"):
         assert manifests[kind]["spec"]["selector"]["matchLabels"].items() <= labels, kind
     assert manifests["Service"]["spec"]["selector"].items() <= labels
+    assert (manifests["PodMonitor"]["spec"]["jobLabel"], "noria") in labels  # what alerts ask for: up{job="noria"}
     target = manifests["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]
     deployment = manifests["Deployment"]
     assert target == {key: deployment[key] for key in ("apiVersion", "kind")} | {"name": deployment["metadata"]["name"]}
@@ -141,6 +142,7 @@ def _plant(path, value):
     ("check", "path", "value"),
     [
         (check_labels, ("Service", "spec", "selector"), {"app": "noria"}),
+        (check_labels, ("PodMonitor", "spec", "jobLabel"), "app"),
         (check_labels, ("HorizontalPodAutoscaler", "spec", "scaleTargetRef", "name"), "server"),
         (check_ports, (*_CONTAINER, "ports", 0, "containerPort"), 80),
         (check_ports, ("PodMonitor", "spec", "podMetricsEndpoints", 0, "port"), "web"),
