@@ -18,6 +18,7 @@ import yaml
 
 from noria.bench.server import running_server
 from noria.dashboards.build import DASHBOARDS
+from noria.dashboards.gpu import GPU
 
 pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(400)]
 
@@ -28,7 +29,7 @@ SCRAPE_S = 2
 
 @pytest.fixture(scope="module")
 def dcgm():
-    """The address of an exporter that always tells the same."""
+    """The addresses of two exporters that always tell the same: dcgm-exporter, and Noria where it sees the GPU too."""
 
     class Page(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
@@ -44,7 +45,7 @@ def dcgm():
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"127.0.0.1:{server.server_port}"
+        yield [f"{host}:{server.server_port}" for host in ("127.0.0.1", "localhost")]
         server.shutdown()
         thread.join()
 
@@ -101,7 +102,7 @@ def prometheus(noria, dcgm, tmp_path_factory):
     del config["alerting"]
     config["scrape_configs"] = [
         {"job_name": "noria", "static_configs": [{"targets": [f"127.0.0.1:{noria.port}"]}]},
-        {"job_name": "dcgm", "static_configs": [{"targets": [dcgm]}]},
+        {"job_name": "dcgm", "static_configs": [{"targets": dcgm}]},
     ]
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     with socket.socket() as probe:
@@ -168,6 +169,14 @@ def test_every_panel_has_data(loaded, expr):
     assert prometheus.ask(expr.replace('"$instance"', '".*"')), expr
 
 
+def test_a_gpu_of_which_two_tell_is_shown_once(loaded):
+    prometheus, _ = loaded
+    (row,) = (row for row in GPU.rows if row.title == "GPU")
+    for panel in row.panels:
+        for query in panel.queries:
+            assert len(prometheus.ask(query.expr)) == 1, panel.title
+
+
 def test_every_recording_rule_has_data(loaded):
     prometheus, _ = loaded
     groups = yaml.safe_load((RULES / "recording.yml").read_text())["groups"]
@@ -205,6 +214,7 @@ def test_a_slow_bucket_leads_to_a_request(loaded):
 
 def test_a_killed_engine_shows_and_its_alert_fires(loaded, noria):
     prometheus, _ = loaded
+    assert prometheus.value("noria_engines_configured") == 1
     before = prometheus.value("sum(noria_requests_total)")
     (engine,) = noria.children("engine")
     engine.kill()

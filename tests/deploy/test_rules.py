@@ -7,6 +7,7 @@ import subprocess
 import pytest
 import yaml
 
+from noria.dashboards.build import DASHBOARDS
 from noria.dashboards.promql import metrics_in
 from noria.observe.metrics import DECLARATIONS
 
@@ -25,6 +26,12 @@ def test_rules_ask_only_for_metrics_that_are_declared_or_recorded():
     known |= {rule["record"] for rule in rules() if "record" in rule} | {"up"}
     for rule in rules():
         assert set(metrics_in(rule["expr"])) <= known, rule
+
+
+def test_every_metric_is_on_a_dashboard_or_in_a_rule():
+    asked = {query.expr for dashboard in DASHBOARDS for query in dashboard.queries} | {rule["expr"] for rule in rules()}
+    names = {name for expr in asked for name in metrics_in(expr)}
+    assert [declared.name for declared in DECLARATIONS.values() if not names & set(declared.series)] == []
 
 
 def test_every_alert_has_its_paragraph_in_the_docs():

@@ -142,7 +142,9 @@ def test_metrics_of_all_processes_are_summed(start, until):
             until(lambda client=client: client.get("/readyz").status_code == 200, seconds=60)
             assert client.post("/t2i", json={"prompt": "p"}).status_code == 200
         for client in (one, other):
-            assert 'noria_requests_total{model="tiny",outcome="ok"} 2.0' in client.get("/metrics").text
+            text = client.get("/metrics").text
+            assert 'noria_requests_total{model="tiny",outcome="ok"} 2.0' in text
+            assert "noria_engines_configured 1.0" in text  # as each was told: the same ones
 
 
 def test_front_end_never_loads_torch():

@@ -64,6 +64,12 @@ CONTAINER = Dashboard(
                     unit="s",
                 ),
                 timeseries(
+                    "Time by route",
+                    "95 % of a route's requests were quicker. What is watched lasts as long as it is watched.",
+                    *quantiles("noria_http_request_seconds", _IN, by="path", shares=(0.95,)),
+                    unit="s",
+                ),
+                timeseries(
                     "Requests by route",
                     "Every route, by its template.",
                     Query(f"sum by (path) (rate(noria_http_requests_total{{{_IN}}}[1m]))", "{{path}}"),

@@ -40,7 +40,12 @@ _GLANCE = Row(
             unit="s",
             alarm=60,
         ),
-        stat("Engines ready", "None is a reason to wake somebody.", f"sum(noria_engine_up{{{_IN}}})"),
+        stat(
+            "Engines missing",
+            "Of those that there should be: they ended and start again, or cannot. Ready ones go on.",
+            f"sum(noria_engines_configured{{{_IN}}}) - (sum(noria_engine_up{{{_IN}}}) or vector(0))",
+            alarm=1,
+        ),
         stat(
             "Engines busy",
             "Share of time in turns. Near 1 the device is full: more only makes everybody wait.",
@@ -102,8 +107,22 @@ _TRAFFIC = Row(
         ),
         timeseries(
             "In flight",
-            "Requests being worked on, waiting ones too.",
+            "Requests being worked on, waiting ones too; and open pages and terminals that show the wheels.",
             Query(f"sum(noria_inflight{{{_IN}}})", "requests"),
+            Query(f"sum(noria_live_watchers{{{_IN}}})", "who watch the wheels"),
+        ),
+        timeseries(
+            "Refused by reason",
+            "`queue_full` and `deadline_unmeetable`: more is asked than can be drawn; the rest is what callers did wrong, or no engine.",
+            Query(f"sum by (reason) (rate(noria_rejected_total{{{_IN}}}[1m]))", "{{reason}}"),
+            unit="reqps",
+            stacked=True,
+        ),
+        timeseries(
+            "Deadlines missed",
+            "Requests that were accepted with a deadline and not answered by it; none, while promises are kept.",
+            Query(f"sum(rate(noria_deadline_missed_total{{{_IN}}}[5m])) or vector(0)", "missed"),
+            unit="reqps",
         ),
         timeseries(
             "HTTP by status",
@@ -154,6 +173,11 @@ _JOBS = Row(
             "Accepted, and ended by how.",
             Query(f"sum(rate(noria_jobs_accepted_total{{{_IN}}}[5m]))", "accepted"),
             Query(f"sum by (status) (rate(noria_jobs_total{{{_IN}}}[5m]))", "{{status}}"),
+        ),
+        timeseries(
+            "Webhooks",
+            "Attempts to deliver them; what failed is tried again.",
+            Query(f"sum by (outcome) (rate(noria_webhooks_total{{{_IN}}}[5m]))", "{{outcome}}"),
         ),
     ),
 )

@@ -173,6 +173,12 @@ WEBHOOKS = _counter(
 _PART = "The wheel, counted by the engines"
 
 ENGINE_UP = _gauge(_PART, "noria_engine_up", "Engines that are ready.")
+ENGINES_CONFIGURED = _gauge(
+    _PART,
+    "noria_engines_configured",
+    "Engines that there should be, one for each device; told by the front ends.",
+    mode="livemax",
+)
 ENGINE_STARTS = _counter(
     _PART,
     "noria_engine_starts",

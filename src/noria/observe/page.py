@@ -24,6 +24,7 @@ QUERIES = {
     "Refused because full": 'sum(rate(noria_rejected_total{reason="queue_full"}[1m]))',
     "Deadlines missed, a request, refused ones and those without a deadline too": "sum(rate(noria_deadline_missed_total[5m])) / sum(rate(noria_requests_total[5m]))",
     "How long who comes now will wait": "max(noria_queue_drain_seconds)",
+    "Engines that are missing": "sum(noria_engines_configured) - (sum(noria_engine_up) or vector(0))",
     "Engines that crashed or were killed": 'sum(increase(noria_engine_starts_total{previous_end!="none"}[15m]))',
 }
 """Questions and what answers them."""
