@@ -2,14 +2,14 @@
 
 import { button, copy, make } from "./elements.js";
 import { call, events, refusal, Refused, savedKey } from "./events.js";
+import { Permits } from "./permits.js";
 import { SNIPPETS } from "./snippets.js";
 import { seconds, timingBar } from "./timing.js";
-import { Turns } from "./turns.js";
 import { bodyOf, seedOf } from "./wish.js";
 
 const TICK_MS = 200; // of the countdown
 const FADE_MS = 350; // as in playground.css
-const turns = new Turns(4);
+const permits = new Permits(4);
 
 export class Drawing {
   #abort = new AbortController();
@@ -51,9 +51,9 @@ export class Drawing {
 
   /** Have it drawn, to its end; raises the Refused that came before an engine accepted it. */
   async run() {
-    if (turns.full) this.where.textContent = "waits here: four are on their way, which is what a browser bears";
+    if (permits.full) this.where.textContent = "waits here: four are on their way, which is what a browser bears";
     try {
-      await turns.take(this.#abort.signal);
+      await permits.take(this.#abort.signal);
     } catch {
       return; // cancelled
     }
@@ -66,7 +66,7 @@ export class Drawing {
       if (!(error instanceof Refused) || this.state === "waiting") throw error;
       this.fail(error);
     } finally {
-      turns.give();
+      permits.give();
       clearInterval(this.#clock);
     }
   }

@@ -12,6 +12,11 @@ export function make(tag, { class: name, text, data, on, ...properties } = {}, .
   return element;
 }
 
+/** Set an element's text if it is another. */
+export function write(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
 /** A button that does `act`. */
 export const button = (text, act, properties = {}) => make("button", { type: "button", text, ...properties, on: { click: act } });
 

@@ -1,5 +1,6 @@
 // The form of settings: made of what the served models offer, read as a wish, filled from one; a refusal is shown at its field.
 
+import { make } from "./elements.js";
 import { sizesWithin } from "./sizes.js";
 
 const NUMBERS = ["width", "height", "inference_steps", "guidance_scale", "n", "deadline_ms"];
@@ -139,22 +140,17 @@ export class Form {
   }
 
   #preset({ name, width, height }) {
-    const button = document.createElement("button");
-    Object.assign(button, { type: "button", title: name });
-    const [shape, words] = [document.createElement("span"), document.createElement("span")];
-    shape.className = "shape";
+    const shape = make("span", { class: "shape" });
     shape.style.aspectRatio = `${width} / ${height}`;
-    words.textContent = `${width} × ${height}`;
-    button.append(shape, words);
-    button.dataset.size = `${width}x${height}`;
-    button.addEventListener("click", () => {
+    const click = () => {
       byId("width").value = width;
       byId("height").value = height;
       this.#clearError("width");
       this.#clearError("height");
       this.#sync();
-    });
-    return button;
+    };
+    const words = make("span", { text: `${width} × ${height}` });
+    return make("button", { type: "button", title: name, data: { size: `${width}x${height}` }, on: { click } }, shape, words);
   }
 
   #sync() {

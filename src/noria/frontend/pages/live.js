@@ -1,5 +1,6 @@
 // The page /live: one stream, one state, one panel for each engine, one loop of frames.
 
+import { copy, write } from "./elements.js";
 import { saveKey } from "./events.js";
 import { Panel } from "./panel.js";
 import { initial, reduce } from "./state.js";
@@ -7,7 +8,6 @@ import { Stream } from "./stream.js";
 import { calm } from "./theme.js";
 import { sendSamples } from "./traffic.js";
 import { summary } from "./words.js";
-import { write } from "./slots.js";
 
 const SUMMARY_EVERY_S = 20;
 const CALM_FRAME_S = 0.5; // who wants no movement gets a picture twice a second
@@ -141,10 +141,10 @@ const command = `curl -s ${location.origin}/t2i -H 'content-type: application/js
 write(find("#curl"), command);
 find("#copy").addEventListener("click", async () => {
   try {
-    await navigator.clipboard.writeText(command);
+    await copy(command);
     write(find("#copied"), "Copied.");
   } catch {
-    write(find("#copied"), "The browser does not let pages copy here; select the text."); // as without HTTPS
+    write(find("#copied"), "The browser does not let pages copy here; select the text.");
   }
 });
 

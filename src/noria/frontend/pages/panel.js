@@ -1,8 +1,9 @@
 // One engine on the page: its wheel, its queue, its figures, its time-lines. Text is written when a view comes, canvases at every frame.
 
+import { make, write } from "./elements.js";
 import { Pictures } from "./pictures.js";
 import { places } from "./places.js";
-import { Slots, write } from "./slots.js";
+import { Slots } from "./slots.js";
 import { keyOf } from "./state.js";
 import { calm } from "./theme.js";
 import { binned, drawBars, drawStages, span } from "./timeline.js";
@@ -132,13 +133,13 @@ export class Panel {
   #line(selector, things, fill) {
     const list = this.find(selector);
     while (list.children.length > things.length) list.lastElementChild.remove();
-    while (list.children.length < things.length) list.append(document.createElement("li"));
+    while (list.children.length < things.length) list.append(make("li"));
     things.forEach((thing, place) => fill(list.children[place], thing));
     list.parentElement.classList.toggle("empty", things.length === 0);
   }
 
   #waiting(item, { scheduler, num_steps, num_images, start_at, priority }, now) {
-    if (!item.firstChild) item.append(document.createElement("i"), document.createElement("span"));
+    if (!item.firstChild) item.append(make("i"), make("span"));
     item.className = "chip";
     item.firstChild.className = `swatch hue-${this.#hues[scheduler] ?? 0}`;
     const times = num_images > 1 ? ` × ${num_images}` : "";
@@ -149,9 +150,8 @@ export class Panel {
   #gone(item, { key, outcome, scheduler, num_steps, slot }) {
     if (item.dataset.key === key) return;
     item.dataset.key = key;
-    const picture = document.createElement("canvas");
+    const picture = make("canvas", { ariaHidden: "true" });
     const taken = this.pictures.of(key);
-    picture.setAttribute("aria-hidden", "true");
     if (taken) {
       picture.width = taken.width;
       picture.height = taken.height;
@@ -159,22 +159,16 @@ export class Panel {
     } else {
       picture.className = `swatch hue-${this.#hues[scheduler] ?? 0}`;
     }
-    const text = document.createElement("span");
-    text.className = "visually-hidden";
-    text.textContent = `${scheduler ?? "an image"}${num_steps ? `, ${num_steps} steps` : ""}, from slot ${slot}: ${outcome}`;
+    const text = `${scheduler ?? "an image"}${num_steps ? `, ${num_steps} steps` : ""}, from slot ${slot}: ${outcome}`;
     item.className = outcome === "ok" ? "ok" : "failed";
-    item.title = text.textContent;
-    item.replaceChildren(picture, text);
+    item.title = text;
+    item.replaceChildren(picture, make("span", { class: "visually-hidden", text }));
   }
 
   #figures(wheel) {
     const list = this.find(".figures");
     figures(wheel).forEach(([name, value, meaning], place) => {
-      if (!list.children[place]) {
-        const group = document.createElement("div");
-        group.append(document.createElement("dt"), document.createElement("dd"));
-        list.append(group);
-      }
+      if (!list.children[place]) list.append(make("div", {}, make("dt"), make("dd")));
       const [term, data] = list.children[place].children;
       write(term, name);
       write(data, value);
@@ -187,9 +181,7 @@ export class Panel {
     this.#line(".schedulers", names, (item, name) => {
       if (item.dataset.name === name) return;
       item.dataset.name = name;
-      const swatch = document.createElement("i");
-      swatch.className = `swatch hue-${this.#hues[name] ?? 0}`;
-      item.replaceChildren(swatch, name);
+      item.replaceChildren(make("i", { class: `swatch hue-${this.#hues[name] ?? 0}` }), name);
     });
   }
 
@@ -201,7 +193,6 @@ export class Panel {
     this.#tabled = at;
     const now = this.#now(wheel);
     const rows = wheel.seats.map((seat) => {
-      const row = document.createElement("tr");
       const due = seat.due_at === null ? "–" : seat.due_at < now ? "late" : seconds(seat.due_at - now);
       const texts = [
         `${seat.request_id.slice(0, 12)} image ${seat.index}`,
@@ -213,18 +204,10 @@ export class Panel {
         seat.finish_at === null ? "–" : seconds(Math.max(0, seat.finish_at - now)),
         due,
       ];
-      row.append(cell("th", String(seat.slot)), ...texts.map((text) => cell("td", text)));
-      row.firstChild.scope = "row";
-      return row;
+      return make("tr", {}, make("th", { text: String(seat.slot), scope: "row" }), ...texts.map((text) => make("td", { text })));
     });
     this.find("tbody").replaceChildren(...rows);
   }
-}
-
-function cell(kind, text) {
-  const element = document.createElement(kind);
-  element.textContent = text;
-  return element;
 }
 
 function label(element, text) {

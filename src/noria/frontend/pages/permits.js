@@ -1,7 +1,7 @@
 // Who may send. A browser has six connections to a server, and what is beyond them waits in the browser without a word: so no more than
 // some are used for drawings, the others are left for files, for the wheel in another tab, and for whatever else the page asks.
 
-export class Turns {
+export class Permits {
   #free;
   #waiting = [];
 
@@ -14,7 +14,7 @@ export class Turns {
     return this.#free === 0;
   }
 
-  /** Until there is a turn, which `give` has to end; rejects when `signal` is aborted, and then there is none. */
+  /** Until there is a permit, which `give` has to give back; rejects when `signal` is aborted, and then there is none. */
   async take(signal) {
     if (this.#free > 0) {
       this.#free -= 1;
@@ -24,14 +24,14 @@ export class Turns {
       this.#waiting.push(resolve);
       signal.addEventListener("abort", () => {
         const place = this.#waiting.indexOf(resolve);
-        if (place < 0) return; // it has its turn
+        if (place < 0) return; // it has one
         this.#waiting.splice(place, 1);
         reject(signal.reason);
       });
     });
   }
 
-  /** End a turn: the next in line has it. */
+  /** Give one back: the next in line has it. */
   give() {
     const next = this.#waiting.shift();
     if (next) next();

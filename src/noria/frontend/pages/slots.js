@@ -1,5 +1,6 @@
 // The slots as elements over the drawn wheel: labels that can be read, and buttons that a keyboard and a screen reader find.
 
+import { make, write } from "./elements.js";
 import { described, seconds, urgency } from "./words.js";
 
 export class Slots {
@@ -56,23 +57,10 @@ export class Slots {
 
   #add() {
     const slot = this.#slots.length;
-    const button = document.createElement("button");
-    button.type = "button";
-    button.className = "slot";
-    button.tabIndex = slot === 0 ? 0 : -1;
-    button.setAttribute("aria-pressed", "false");
-    const [due, what, step] = ["due", "what", "step"].map((name) => {
-      const element = document.createElement("span");
-      element.className = name;
-      return element;
-    });
-    step.classList.add("number");
-    button.append(due, what, step);
-    button.addEventListener("click", () => this.#choose(slot));
-    button.addEventListener("focus", () => this.#say(slot));
-    const item = document.createElement("li");
-    item.append(button);
-    this.#list.append(item);
+    const [due, what, step] = ["due", "what", "step number"].map((name) => make("span", { class: name }));
+    const on = { click: () => this.#choose(slot), focus: () => this.#say(slot) };
+    const button = make("button", { type: "button", class: "slot", tabIndex: slot === 0 ? 0 : -1, ariaPressed: "false", on }, due, what, step);
+    this.#list.append(make("li", {}, button));
     this.#slots.push({ button, due, what, step, said: null });
   }
 
@@ -98,9 +86,4 @@ export class Slots {
   #enter(slot) {
     this.#slots.forEach(({ button }, number) => (button.tabIndex = number === slot ? 0 : -1));
   }
-}
-
-/** Set an element's text if it is another. */
-export function write(element, text) {
-  if (element.textContent !== text) element.textContent = text;
 }
