@@ -7,20 +7,33 @@ ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_tree_names_every_module_and_no_other():
-    block = next(part for part in README.split("```") if part.strip().startswith("src/noria/"))
-    named, folders = set(), []
+def tree_of(document):
+    """What the block that begins with src/noria/ names, as paths."""
+    block = next(part for part in document.split("```") if part.strip().startswith("src/noria/"))
+    folders = []
     for line in block.splitlines():
         if match := re.match(r"^( *)([\w./]+)", line):
             depth, name = len(match[1]) // 2, match[2]
             folders = [*folders[:depth], name]
-            named.add("".join(folders))
+            yield "".join(folders)
+
+
+def test_the_list_of_modules_names_every_module_and_no_other():
+    named = set(tree_of((ROOT / "docs" / "modules.md").read_text(encoding="utf-8")))
     modules = {
         str(path.relative_to(ROOT))
-        for path in (ROOT / "src" / "noria").rglob("*.py")
-        if path.name not in ("__init__.py", "__main__.py")
+        for path in (ROOT / "src" / "noria").rglob("*.*")
+        if path.suffix in (".py", ".js") and path.name not in ("__init__.py", "__main__.py")
     }
-    assert {name for name in named if name.endswith(".py")} == modules
+    assert {name for name in named if name.endswith((".py", ".js"))} == modules
+    assert all((ROOT / name).exists() for name in named)
+
+
+def test_the_readme_names_every_folder_of_the_source():
+    named = set(tree_of(README))
+    source = ROOT / "src" / "noria"
+    folders = {f"{path.parent.relative_to(ROOT)}/" for path in source.glob("*/__init__.py")}
+    assert folders <= named
     assert all((ROOT / name).exists() for name in named)
 
 
