@@ -29,16 +29,6 @@ def slots(page):
     return page.get_by_role("list", name="Slots of engine-0").get_by_role("button")
 
 
-def forgive(open_page, *statuses):
-    """Chromium logs each answer with one of these as an error; the test has asked for it."""
-    kept = [
-        text
-        for text in open_page.errors
-        if not any(f"the server responded with a status of {status}" in text for status in statuses)
-    ]
-    open_page.errors[:] = kept
-
-
 def test_each_slot_is_a_button_that_says_whose_image_it_holds(serve, open_page):
     page = open_page(serve(num_slots=8).url)
     expect(slots(page)).to_have_count(8)
@@ -138,7 +128,7 @@ def test_a_stream_that_breaks_is_opened_again(serve, open_page):
     served.refusal = None
     expect(page.locator("#connection")).to_have_text("live")
     expect(page.locator("#trouble")).to_be_hidden()
-    forgive(open_page, 503)
+    open_page.forgive(503)
 
 
 def test_a_server_that_wants_a_key_is_given_one(serve, open_page):
@@ -154,14 +144,14 @@ def test_a_server_that_wants_a_key_is_given_one(serve, open_page):
     expect(field).to_be_hidden()
     page.reload()
     expect(slots(page)).to_have_count(4)
-    forgive(open_page, 401)
+    open_page.forgive(401)
 
 
 def test_a_key_form_is_accessible(serve, open_page, check_accessibility):
     page = open_page(serve(key="nk-right").url)
     expect(page.get_by_label("API key")).to_be_visible()
     check_accessibility(page)
-    forgive(open_page, 401)
+    open_page.forgive(401)
 
 
 def test_engines_have_a_wheel_each_and_say_when_they_are_gone(serve, open_page):

@@ -100,8 +100,7 @@ def test_sample_traffic_fills_the_wheel(url, open_page):
     expect(page.locator(".mix")).to_contain_text(re.compile(r"[3-5] requests, [3-5] schedulers"), timeout=ENOUGH_MS)
     page.get_by_role("button", name="Stop sample traffic").click()
     expect(page.get_by_role("button", name=re.compile(r"Slot \d: free"))).to_have_count(8, timeout=ENOUGH_MS)
-    # A machine that is busy with other things may refuse some, which Chromium logs.
-    open_page.errors[:] = [text for text in open_page.errors if "429 (Too Many Requests)" not in text]
+    open_page.forgive(429, perhaps=True)  # a machine that is busy with other things may refuse some
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

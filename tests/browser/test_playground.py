@@ -93,13 +93,6 @@ def file_of(page, image="img.final"):
     return base64.b64decode(text.partition(",")[2])
 
 
-def forgive(open_page, status):
-    """Take out what Chromium logs of answers with this status, which the test has provoked."""
-    told = [error for error in open_page.errors if f"status of {status}" in error]
-    assert told, "nothing was refused"
-    open_page.errors[:] = [error for error in open_page.errors if error not in told]
-
-
 # ── Drawing ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -203,7 +196,7 @@ def test_a_refusal_stands_at_its_field_in_the_servers_words(playground, client, 
     page.click("summary")
     draw(page, deadline_ms=0)
     page.locator("#deadline_ms-error").wait_for()
-    forgive(open_page, 400)
+    open_page.forgive(400)
 
 
 def test_the_form_is_made_of_the_models_own_bounds(playground, client):
@@ -328,7 +321,7 @@ def test_a_file_is_chosen_by_keyboard_and_what_cannot_be_had_is_told(playground,
     page.set_input_files("#recall-file", tmp_path / "words.txt")
     page.locator("#recalled", has_text="words.txt: the file is not an image").wait_for()
     assert page.locator("#prompt").input_value() == "a cat"
-    forgive(open_page, 422)
+    open_page.forgive(422)
 
 
 def test_a_drawing_is_recalled_and_its_seed_used_again(playground):
@@ -363,7 +356,7 @@ def test_the_page_waits_for_an_engine_and_goes_on_by_itself(playground, open_pag
     assert page.locator("#draw").is_disabled()
     page.wait_for_selector("#draw:enabled", timeout=PATIENCE_MS)
     assert not page.locator("#notice").is_visible()
-    forgive(open_page, 503)
+    open_page.forgive(503)
 
 
 def test_a_server_with_keys_asks_for_one_and_never_gives_it_away(playground, open_page, tmp_path):
@@ -387,7 +380,7 @@ def test_a_server_with_keys_asks_for_one_and_never_gives_it_away(playground, ope
             code = copied(page, name)
             assert key not in code
             run_snippet(name, code, tmp_path / name, os.environ | {"NORIA_API_KEY": key})
-    forgive(open_page, 401)
+    open_page.forgive(401)
 
 
 # ── For everybody ───────────────────────────────────────────────────────────────────────────────────────────────────────────
