@@ -4,14 +4,17 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+from starlette.testclient import TestClient
 
-from noria.config import Config
+from noria.config import Config, FrontendConfig
 from noria.frontend.app import build_app
 from noria.frontend.engine_link import EngineLink
 from noria.frontend.openai import GenerationsBody
 from noria.frontend.openapi import DESCRIPTIONS
 from noria.frontend.openapi_parts import served_errors
 from noria.frontend.site import ASSETS
+from noria.keys import draw_key
+from noria.observe.metrics import DECLARATIONS
 from noria.request import ImageBody
 
 
@@ -107,7 +110,9 @@ def test_pages_load_nothing_from_elsewhere(client, path):
     response = client.get(path)
     assert response.headers["content-type"] == "text/html; charset=utf-8"
     page = _Page(response.text)
-    assert all(address.startswith("data:") for address in page.loaded)
+    assert all(address.startswith(f"{ASSETS}/") for address in page.loaded)
+    assert {client.get(address).status_code for address in page.loaded} == {200}
+    assert "script-src 'self'" in response.headers["content-security-policy"]
     assert all(anchor[1:] in page.ids for anchor in page.anchors if anchor.startswith("#"))
     for anchor in page.anchors:
         if anchor.startswith("/"):
@@ -122,6 +127,41 @@ def test_docs_page_has_every_route_field_and_error(client, document):
         assert name in text
     for kind in served_errors():
         assert kind.code in text
+    for name in DECLARATIONS:
+        assert name in text
     assert "16 to 128, multiple of 8" in text
     assert "ddim, euler, pndm" in text
     assert "PNDM order 4, no Runge-Kutta warm-up" in text
+
+
+def test_docs_page_has_commands_that_ask_this_server_for_what_they_say(client):
+    text = _Page(client.get("/docs", headers={"host": "images.example:8123"}).text).text
+    for command in (
+        "curl -s http://images.example:8123/t2i -H 'content-type: application/json' \\\n  -d '{",
+        "curl -s http://images.example:8123/v1/models/MODEL",
+        "curl -s -X DELETE http://images.example:8123/v1/jobs/ID",
+        "curl -s -N http://images.example:8123/v1/live",
+        "curl -s -X POST http://images.example:8123/sdapi/v1/interrupt",
+        "curl -s http://images.example:8123/v1/images/parameters --data-binary @image.png",
+        "curl -s http://images.example:8123/v1/jobs/ID/images/INDEX -o image.png",
+    ):
+        assert command in text
+    assert "NORIA_API_KEY" not in text
+
+
+def test_docs_page_has_commands_with_a_key_where_one_is_needed(tmp_path):
+    (tmp_path / "keys.toml").write_text(draw_key("alice")[1])
+    config = Config(frontend=FrontendConfig(keys_file=str(tmp_path / "keys.toml")))
+    with TestClient(build_app(config, EngineLink([f"ipc://{tmp_path}/nobody"]))) as closed:
+        text = _Page(closed.get("/docs").text).text
+    assert 'curl -s http://testserver/v1/models -H "authorization: Bearer $NORIA_API_KEY"' in text
+    assert "curl -s http://testserver/readyz" in text and "/readyz -H" not in text
+
+
+def test_pages_have_one_header(client):
+    navigations = {}
+    for path in ("/", "/live", "/docs"):
+        (found,) = re.findall(r'<nav aria-label="Pages">.*?</nav>', client.get(path).text, re.DOTALL)
+        assert f'<a href="{path}" aria-current="page">' in found
+        navigations[path] = " ".join(found.replace(' aria-current="page"', "").split())
+    assert len(set(navigations.values())) == 1, navigations

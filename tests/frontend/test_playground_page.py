@@ -23,7 +23,7 @@ def test_the_page_and_all_that_it_loads_come_from_here(client):
 
 def test_it_leads_to_the_rest_of_the_server(client):
     links = set(re.findall(r'<a [^>]*href="(/[^"]*)"', client.get("/").text))
-    assert links == {"/", "/live", "/docs", "/openapi.json", "/readyz", "/metrics"}
+    assert links == {"/", "/live", "/docs", "/docs#metrics", "/openapi.json", "/readyz", "/metrics"}
     for path in links:
         assert client.get(path).status_code == 200
 

@@ -32,7 +32,7 @@ from noria.frontend.openai import OpenAI
 from noria.frontend.openapi import openapi
 from noria.frontend.recall import Recall
 from noria.frontend.refusals import error_answer
-from noria.frontend.site import site_routes
+from noria.frontend.site import PAGE_HEADERS, site_routes
 from noria.frontend.studio import Studio
 from noria.jobs.service import JobService, lone_place, open_service
 from noria.keys import read_keys
@@ -152,9 +152,10 @@ class OwnRoutes:
         """The HTTP interface as an OpenAPI 3.1 document."""
         return _json(openapi(self._spec, self._config.frontend))
 
-    async def docs(self, _: Request) -> Response:
+    async def docs(self, http: Request) -> Response:
         """The same document, for people."""
-        return HTMLResponse(docs_page(openapi(self._spec, self._config.frontend)))
+        document = openapi(self._spec, self._config.frontend)
+        return HTMLResponse(docs_page(document, str(http.base_url).rstrip("/")), headers=PAGE_HEADERS)
 
     @property
     def _spec(self) -> ModelSpec | None:

@@ -1,73 +1,127 @@
-"""`/docs`, made of the OpenAPI document: plain HTML from the server, nothing loaded from elsewhere.
+"""`/docs`, made of the OpenAPI document and the declarations of metrics: plain HTML from the server, in the other pages' style.
 
-Works without JavaScript, but for the form that tries `POST /t2i`. `docs.css` and `docs.js` beside this file are put into the page.
+Works without JavaScript, but for the form that tries `POST /t2i` (`pages/docs.js`).
 """
 
-import importlib.resources
+import itertools
 import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
 from noria import schedulers
 from noria.frontend.openapi_parts import first_line, served_errors
+from noria.observe.metrics import DECLARATIONS
+from noria.observe.page import QUERIES
 
-_FILES = importlib.resources.files("noria.frontend")
+_GROUPS = {  # what paths begin with; the first that fits has them
+    "Draw": ("/t2i", "/v1/images/"),
+    "Models": ("/v1/models",),
+    "Jobs": ("/v1/jobs",),
+    "The running batch": ("/v1/live",),
+    "A1111's API": ("/sdapi/",),
+    "The server itself": ("/",),
+}
 
 
-def docs_page(document: dict[str, Any]) -> str:
-    """The OpenAPI document as one page."""
+@dataclass(frozen=True)
+class _Operation:
+    """One method of one path."""
+
+    method: str
+    path: str
+    said: dict[str, Any]  # as OpenAPI has it
+
+    @property
+    def group(self) -> str:
+        return next(title for title, begins in _GROUPS.items() if self.path.startswith(begins))
+
+    @property
+    def anchor(self) -> str:
+        return f"{self.method}-" + (re.sub("[{}]", "", self.path).strip("/").replace("/", "-") or "home")
+
+
+def docs_page(document: dict[str, Any], origin: str) -> str:
+    """The OpenAPI document as one page; `origin` is where its reader has found the server: "http://localhost:8000"."""
     schemas = document["components"]["schemas"]
-    paths = document["paths"]
-    operations = [(method, path, operation) for path, item in paths.items() for method, operation in item.items()]
-    links = " · ".join(
-        f'<a href="#{_anchor(next(iter(item)), path)}">{escape(path)}</a>' for path, item in paths.items()
-    )
-    sections = "".join(_section(method, path, operation, schemas) for method, path, operation in operations)
+    operations = [_Operation(*each) for each in _operations(document["paths"])]
+    operations.sort(key=lambda operation: list(_GROUPS).index(operation.group))  # stable: within a group as they were
+    contents, sections = [], []
+    for title, members in itertools.groupby(operations, key=lambda operation: operation.group):
+        group = list(members)
+        contents.append(_contents(title, group))
+        sections.append(f"<h2>{escape(title)}</h2>" + "".join(_section(each, schemas, origin) for each in group))
     served = schemas["ImageBody"]["properties"]["scheduler"].get("examples", [])  # none while the model is loading
-    script = f'<script type="module">{(_FILES / "docs.js").read_text(encoding="utf-8")}</script>'
     return _page(
-        "Noria: documentation",
-        f"<h1>Noria</h1><p>{escape(document['info']['description'])} Version {escape(document['info']['version'])}.</p>"
-        f'<nav>{links} · <a href="#schedulers">schedulers</a> · <a href="#errors">errors</a></nav>'
-        f"{_TRY_IT}{sections}{_schedulers(served)}{_errors()}{script}",
+        document["info"]["version"],
+        f'<nav class="contents" aria-label="On this page">{"".join(contents)}{_LISTS}</nav>'
+        f"<div><h1>Interface</h1><p>{escape(document['info']['description'])} The same for programs: "
+        f'<a href="/openapi.json">OpenAPI</a>.</p>{_keys(document["components"])}'
+        f"{_TRY_IT}{''.join(sections)}{_schedulers(served)}{_errors()}{_metrics()}</div>",
     )
 
 
-_TRY_IT = """<section><h2>Try it</h2><form id="try"><label>JSON for POST /t2i
-<textarea name="body" rows="3">{"prompt": "a red circle above a blue square"}</textarea></label>
-<button>Draw</button> <output></output></form><img id="drawn" alt="" hidden></section>"""
+def _operations(paths: dict[str, Any]) -> Iterable[tuple[str, str, dict[str, Any]]]:
+    return ((method, path, said) for path, item in paths.items() for method, said in item.items())
 
 
-def _section(method: str, path: str, operation: dict[str, Any], schemas: dict[str, Any]) -> str:
+_LISTS = (
+    '<p>Lists</p><ul><li><a href="#schedulers">Schedulers</a></li><li><a href="#errors">Errors</a></li>'
+    '<li><a href="#metrics">Metrics</a></li></ul>'
+)
+
+_TRY_IT = """<section class="card" aria-labelledby="try-title"><h2 id="try-title">Try it</h2>
+<p>Or draw with comfort in the <a href="/">playground</a>.</p>
+<form id="try">
+<label for="body">JSON for POST /t2i</label>
+<textarea id="body" rows="3" spellcheck="false">{"prompt": "a red circle above a blue square"}</textarea>
+<div id="key-field" hidden><label for="key">API key, kept until you close this tab</label>
+<input id="key" type="password" autocomplete="off"></div>
+<button class="primary">Draw</button> <output id="said"></output>
+</form><img id="drawn" alt="What was drawn" hidden></section>"""
+
+
+def _contents(title: str, operations: Sequence[_Operation]) -> str:
+    links = "".join(
+        f'<li><a href="#{each.anchor}"><span class="method">{each.method.upper()}</span> {escape(each.path)}</a></li>'
+        for each in operations
+    )
+    return f"<p>{escape(title)}</p><ul>{links}</ul>"
+
+
+def _section(operation: _Operation, schemas: dict[str, Any], origin: str) -> str:
+    method, path, said = operation.method, operation.path, operation.said
     parts = [
-        f'<section id="{_anchor(method, path)}"><h2><code>{method.upper()} {escape(path)}</code></h2>',
-        f"<p><strong>{escape(operation['summary'])}.</strong> {_prose(operation['description'])}</p>",
+        f'<section id="{operation.anchor}"><h3><code>{method.upper()} {escape(path)}</code></h3>',
+        f"<p><strong>{escape(said['summary'])}.</strong> {_prose(said['description'])}</p>",
     ]
-    bodies = operation.get("requestBody", {}).get("content", {})
-    example = None
+    bodies = said.get("requestBody", {}).get("content", {})
     if "application/json" in bodies:
-        schema = _resolved(bodies["application/json"]["schema"], schemas)
-        example = schema["example"]
-        parts.append(_fields(schema))
+        parts.append(_fields(f"{method.upper()} {path}", _resolved(bodies["application/json"]["schema"], schemas)))
     elif bodies:
         parts.append(f"<p>Body: {', '.join(f'<code>{media_type}</code>' for media_type in bodies)}</p>")
-    parts.append(f"<pre>{escape(_curl(method, path, example, sends_file=bool(bodies)))}</pre>")
-    for media_type, content in operation["responses"]["200"]["content"].items():
+    parts.append(f"<pre>{escape(_curl(operation, schemas, origin))}</pre>")
+    for media_type, content in said["responses"]["200"]["content"].items():
         shape = _resolved(content["schema"], schemas) if "schema" in content else {}
         names = ", ".join(f"<code>{escape(name)}</code>" for name in shape.get("properties", {}))
         parts.append(f"<p>Answer: <code>{media_type}</code>{' with ' + names if names else ''}</p>")
     return "".join(parts) + "</section>"
 
 
-def _fields(schema: dict[str, Any]) -> str:
+def _fields(title: str, schema: dict[str, Any]) -> str:
     required = schema.get("required", [])
-    rows = "".join(
-        f"<tr><td><code>{escape(name)}</code></td><td>{escape(_allowed(field))}</td>"
-        f"<td>{'required' if name in required else escape(json.dumps(field.get('default')))}</td>"
-        f"<td>{_prose(field['description'])}</td></tr>"
+    rows = (
+        (
+            f"<code>{escape(name)}</code>",
+            escape(_allowed(field)),
+            "required" if name in required else escape(json.dumps(field.get("default"))),
+            _prose(field["description"]),
+        )
         for name, field in schema["properties"].items()
     )
-    return f"<table><thead><tr><th>Field<th>Allowed<th>Default<th>Meaning</thead><tbody>{rows}</tbody></table>"
+    return _table(f"Fields of {title}", ("Field", "Allowed", "Default", "Meaning"), rows)
 
 
 def _allowed(field: dict[str, Any]) -> str:
@@ -93,39 +147,95 @@ def _kind(schema: dict[str, Any]) -> str:
     return kind if isinstance(kind, str) else str(kind[0])
 
 
+def _keys(components: dict[str, Any]) -> str:
+    if "securitySchemes" not in components:
+        return ""
+    return (
+        '<p class="note">This server has API keys. The commands below take yours from <code>NORIA_API_KEY</code>; '
+        "<code>X-Api-Key: KEY</code> and Basic authentication with KEY as the password will do as well.</p>"
+    )
+
+
 def _schedulers(names: list[str]) -> str:
-    choices = [schedulers.find(name) for name in names]
-    rows = "".join(
-        f"<tr><td><code>{escape(choice.name)}</code></td><td>{escape(choice.description)}</td>"
-        f"<td><code>{escape(choice.diffusers_class)}</code></td></tr>"
-        for choice in choices
+    rows = (
+        (f"<code>{escape(each.name)}</code>", escape(each.description), f"<code>{escape(each.diffusers_class)}</code>")
+        for each in map(schedulers.find, names)
     )
     return (
         '<section id="schedulers"><h2>Schedulers</h2><p>Those that the model served can be sampled with.</p>'
-        f"<table><thead><tr><th>Name<th>Method<th>In diffusers</thead><tbody>{rows}</tbody></table></section>"
+        f"{_table('Schedulers', ('Name', 'Method', 'In diffusers'), rows)}</section>"
     )
 
 
 def _errors() -> str:
-    rows = "".join(
-        f"<tr><td>{kind.http_status}</td><td><code>{kind.code}</code></td><td>{'yes' if kind.retryable else 'no'}</td>"
-        f"<td>{escape(first_line(kind))}</td></tr>"
+    rows = (
+        (
+            str(kind.http_status),
+            f"<code>{kind.code}</code>",
+            "yes" if kind.retryable else "no",
+            escape(first_line(kind)),
+        )
         for kind in served_errors()
     )
     shape = '{"error": {"code": …, "message": …, "type": …, "param": …, "retryable": …, "request_id": …}}'
     return (
         f'<section id="errors"><h2>Errors</h2><p>One shape on every route:</p><pre>{escape(shape)}</pre>'
-        f"<table><thead><tr><th>Status<th>Code<th>Retry<th>Meaning</thead><tbody>{rows}</tbody></table></section>"
+        f"{_table('Errors', ('Status', 'Code', 'Retry', 'Meaning'), rows)}</section>"
     )
 
 
-def _curl(method: str, path: str, example: dict[str, Any] | None, *, sends_file: bool) -> str:
-    if example is None:
-        return f"curl -s http://localhost:8000{path}" + (" --data-binary @image.png" if sends_file else "")
+def _metrics() -> str:
+    parts = []
+    for part, declared in itertools.groupby(DECLARATIONS.values(), key=lambda each: each.part):
+        rows = (
+            (
+                f"<code>{each.name}</code>",
+                each.kind,
+                " ".join(f"<code>{label}</code>" for label in each.labels),
+                _prose(each.help),
+            )
+            for each in declared
+        )
+        parts.append(f"<h3>{escape(part)}</h3>" + _table(part, ("Metric", "Kind", "Labels", "Meaning"), rows))
+    queries = ((escape(question), f"<code>{escape(query)}</code>") for question, query in QUERIES.items())
     return (
-        f"curl -s -X {method.upper()} http://localhost:8000{path} -H 'content-type: application/json' \\\n"
-        f"  -d '{json.dumps(example)}'" + (" -o image.png" if path == "/t2i" else "")
+        '<section id="metrics"><h2>Metrics</h2><p><a href="/metrics">/metrics</a> has their values now, as Prometheus reads '
+        'them. <a href="/live">The wheel</a> shows the last minute without it.</p>'
+        f"{''.join(parts)}<h3>Questions and their queries</h3>{_table('Queries', ('Question', 'PromQL'), queries)}</section>"
     )
+
+
+def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Cells are HTML. What finds no room is scrolled to, with the keyboard, too."""
+    head = "".join(f'<th scope="col">{escape(each)}</th>' for each in heads)
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    return (
+        f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(title)}">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _curl(operation: _Operation, schemas: dict[str, Any], origin: str) -> str:
+    """The command that asks for it. In the path, a name in capitals stands for what the caller puts there."""
+    said, path = operation.said, operation.path
+    bodies = said.get("requestBody", {}).get("content", {})
+    answers = said["responses"]["200"]["content"]
+    parts = ["curl -s"]
+    if "text/event-stream" in answers:
+        parts.append("-N")
+    if operation.method != "get" and not bodies:
+        parts.append(f"-X {operation.method.upper()}")
+    parts.append(origin + re.sub(r"{(\w+)}", lambda name: name[1].upper(), path))
+    if "security" in said:
+        parts.append('-H "authorization: Bearer $NORIA_API_KEY"')
+    if "application/json" in bodies:
+        example = _resolved(bodies["application/json"]["schema"], schemas)["example"]
+        parts.append(f"-H 'content-type: application/json' \\\n  -d '{json.dumps(example)}'")
+    elif bodies:
+        parts.append("--data-binary @image.png")
+    if "image/png" in answers:
+        parts.append("-o image.png")
+    return " ".join(parts)
 
 
 def _prose(text: str) -> str:
@@ -135,19 +245,36 @@ def _prose(text: str) -> str:
     )
 
 
-def _anchor(method: str, path: str) -> str:
-    return f"{method}-" + (path.strip("/").replace("/", "-").replace("{", "").replace("}", "") or "home")
-
-
 def _resolved(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = schemas[schema["$ref"].rpartition("/")[2]]
     return found
 
 
-def _page(title: str, content: str) -> str:
-    style = (_FILES / "docs.css").read_text(encoding="utf-8")
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width"><link rel="icon" href="data:,">'
-        f"<style>{style}</style><main>{content}</main></html>"
-    )
+def _page(version: str, content: str) -> str:
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+  <meta charset="utf-8">
+  <title>Noria: interface</title>
+  <meta name="viewport" content="width=device-width, initial-scale=1">
+  <link rel="icon" href="/pages/noria.svg" type="image/svg+xml">
+  <link rel="stylesheet" href="/pages/style.css">
+  <link rel="stylesheet" href="/pages/docs.css">
+  <script type="module" src="/pages/docs.js"></script>
+</head>
+<body>
+<a class="skip" href="#main">Skip to the content</a>
+<header class="site">
+  <a class="brand" href="/"><img src="/pages/noria.svg" alt="" width="28" height="28">Noria</a>
+  <nav aria-label="Pages">
+    <a href="/">Draw</a>
+    <a href="/live">Live</a>
+    <a href="/docs" aria-current="page">API</a>
+    <a href="/docs#metrics">Metrics</a>
+  </nav>
+  <span class="status chip">{escape(version)}</span>
+</header>
+<main id="main" class="reference" tabindex="-1">{content}</main>
+</body>
+</html>
+"""

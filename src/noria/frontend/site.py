@@ -26,6 +26,13 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+PAGE_HEADERS = {
+    "Cache-Control": "no-cache",  # ask each time: a new version is seen at once, and a 304 is small
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+"""Of every page, whether it is a file or made when it is asked for."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +51,7 @@ class PageFile:
 
     async def __call__(self, http: Request) -> Response:
         """The file, or 304 to who has it."""
-        headers = {
-            "ETag": self.etag,
-            "Cache-Control": "no-cache",  # ask each time: a new version is seen at once, and a 304 is small
-            "Content-Security-Policy": _POLICY,
-            "X-Content-Type-Options": "nosniff",
-            "Referrer-Policy": "no-referrer",
-        }
+        headers = PAGE_HEADERS | {"ETag": self.etag}
         if http.headers.get("if-none-match") == self.etag:
             return Response(status_code=304, headers=headers)
         return Response(self.content, media_type=self.media_type, headers=headers)

@@ -1,0 +1,52 @@
+"""The page /docs before a real server: its form draws, and it can be read by everybody."""
+
+import pytest
+from expecting import expect
+
+from noria.bench.server import running_server
+from noria.keys import draw_key
+
+pytestmark = pytest.mark.browser
+
+ENOUGH_MS = 120_000  # on a machine that does other things besides
+
+
+@pytest.fixture(scope="module")
+def key_and_table():
+    return draw_key("alice")
+
+
+@pytest.fixture(scope="module")
+def url(key_and_table, tmp_path_factory):
+    keys_file = tmp_path_factory.mktemp("keys") / "keys.toml"
+    keys_file.write_text(key_and_table[1])
+    with running_server(["bundled", "--slots", "2", "--keys-file", str(keys_file)]) as running:
+        yield f"http://127.0.0.1:{running.port}"
+
+
+def test_its_form_asks_for_a_key_and_draws(url, key_and_table, open_page):
+    page = open_page(f"{url}/docs")
+    page.get_by_label("JSON for POST /t2i").fill('{"prompt": "a green star", "inference_steps": 2, "seed": 7}')
+    page.get_by_role("button", name="Draw").click()
+    expect(page.get_by_label("API key")).to_be_focused(timeout=ENOUGH_MS)
+    page.keyboard.type(key_and_table[0])
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("img", name="What was drawn")).to_be_visible(timeout=ENOUGH_MS)
+    expect(page.locator("#said")).to_contain_text("seed 7")
+    page.get_by_label("JSON for POST /t2i").fill('{"prompt": "a green star", "width": 1}')
+    page.get_by_role("button", name="Draw").click()
+    expect(page.locator("#said")).to_contain_text("width is 1")
+    expect(page.get_by_role("img", name="What was drawn")).to_be_hidden()
+    open_page.forgive(401)
+    open_page.forgive(400)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_is_accessible(url, open_page, check_accessibility, scheme):
+    page = open_page(f"{url}/docs", color_scheme=scheme)
+    check_accessibility(page)
+
+
+def test_it_fits_a_screen_320_px_wide(url, open_page):
+    page = open_page(f"{url}/docs", viewport={"width": 320, "height": 640})
+    assert page.evaluate("document.documentElement.scrollWidth") == 320
