@@ -126,6 +126,7 @@ def test_inflight_counts_what_is_being_drawn(client, engine, until):
 def test_access_log_has_one_line_with_status_and_id(client, said_in, until):
     with said_in("noria.access") as lines:
         client.get("/healthz")
+        assert client.get("/pages/style.css").status_code == 200
         client.get("/v1/models?a=%0Ab", headers={"x-request-id": "abc"})
         # A line is written after its answer is: the client may be quicker.
         until(lambda: [line for line in lines() if line["request_id"] == "abc"])
@@ -134,7 +135,15 @@ def test_access_log_has_one_line_with_status_and_id(client, said_in, until):
     assert line == {
         "event": "access", "request_id": "abc", "method": "GET", "path": "/v1/models", "status": 200
     }  # fmt: skip
-    assert not any(line["path"] == "/healthz" for line in lines())
+    assert not any(line["path"] in ("/healthz", "/pages/style.css") for line in lines())
+
+
+def test_the_files_of_the_pages_are_one_route_of_the_metrics(client):
+    for name in ("style.css", "events.js", "nobody.js", "../app.py"):
+        answer = client.get(f"/pages/{name}")
+        assert (answer.status_code == 200) is (name in ("style.css", "events.js"))
+    paths = {dict(labels).get("path") for name, *labels in values(client) if name == "noria_http_requests_total"}
+    assert "/pages/{name}" in paths and not any("style.css" in str(path) for path in paths)
 
 
 def test_a_bug_of_ours_is_a_500_that_tells_nothing(monkeypatch, client, caplog):

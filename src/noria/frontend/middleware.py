@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from noria.errors import InternalError
 from noria.frontend import spans
 from noria.frontend.keys import Callers
+from noria.frontend.site import ASSETS
 from noria.observe import metrics
 from noria.observe.lines import fields
 from noria.observe.requests import Note, noting
@@ -27,7 +28,8 @@ from noria.observe.traces import NO_TRACER, Tracer, working_for
 log = logging.getLogger("noria.access")
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-_PROBES = frozenset({"/healthz", "/readyz", "/metrics"})  # asked every few seconds, for ever: not worth a line each
+# Asked every few seconds, for ever, or by the dozen whenever a page is opened: not worth a line each.
+_QUIET = frozenset({"/healthz", "/readyz", "/metrics", f"{ASSETS}/{{name}}"})
 
 
 def request_id_of(headers: Headers) -> str:
@@ -112,7 +114,7 @@ def _account(scope: Scope, status: int, seconds: float, note: Note) -> None:
             key=key,
         )
         return
-    level = logging.DEBUG if path in _PROBES else logging.INFO
+    level = logging.DEBUG if path in _QUIET else logging.INFO
     said = fields(
         event="access",
         request_id=state["request_id"],
