@@ -115,8 +115,16 @@ def test_what_is_no_key_of_ours_is_401(client_of, headers):
     answer = client_of().post("/t2i", json={"prompt": "p"}, headers=headers)
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["type"]) == (401, "unauthorized", "authentication_error")
-    assert answer.headers["www-authenticate"].startswith('Bearer realm="noria", Basic')
+    assert answer.headers.get_list("www-authenticate") == [
+        'Bearer realm="noria"',
+        'Basic realm="noria", charset="UTF-8"',
+    ]
     assert client_of.engine.submitted == []
+
+
+def test_a_page_that_asks_by_script_has_no_browser_ask_for_a_password(client_of):
+    answer = client_of().get("/v1/models", headers={"X-Requested-With": "fetch"})
+    assert (answer.status_code, answer.headers.get_list("www-authenticate")) == (401, ['Bearer realm="noria"'])
 
 
 def test_a_digest_is_not_a_key(client_of, tmp_path):
