@@ -101,7 +101,7 @@ def test_an_empty_wheel_says_how_to_fill_it_and_the_button_does(serve, open_page
     served = serve(num_slots=4, arriving=False)
     page = open_page(served.url)
     expect(page.locator(".mix")).to_contain_text("Nothing is being drawn.")
-    expect(page.locator("#curl")).to_contain_text(f"curl -s http://127.0.0.1:{served.port}/t2i")
+    expect(page.locator("#curl")).to_contain_text(f"http://127.0.0.1:{served.port}/t2i")
     page.get_by_role("button", name="Send sample traffic").click()
     expect(page.locator("#sampling")).to_contain_text("20 of 20 requests sent, 20 drawn.", timeout=60_000)
     assert len({body["scheduler"] for body in served.drawn}) == 6
@@ -131,10 +131,24 @@ def test_a_stream_that_breaks_is_opened_again(serve, open_page):
     open_page.forgive(503)
 
 
+def test_a_stream_that_is_switched_off_is_not_asked_for_again(serve, open_page):
+    served = serve(num_slots=4)
+    served.refusal = (404, "not_found", "/v1/live is switched off on this server.")
+    page = open_page(served.url)
+    expect(page.locator("#connection")).to_have_text("switched off")
+    expect(page.locator("#trouble")).to_contain_text("/v1/live is switched off on this server.")
+    expect(page.locator("#trouble")).not_to_contain_text("Trying again")
+    page.wait_for_timeout(1500)  # it would have been asked again by now
+    assert served.num_opened == 1
+    open_page.forgive(404)
+
+
 def test_a_server_that_wants_a_key_is_given_one(serve, open_page):
     served = serve(num_slots=4, key="nk-right")
     page = open_page(served.url)
     field = page.get_by_label("API key")
+    expect(page.get_by_role("button", name="Send sample traffic")).to_be_disabled()
+    expect(page.locator("#key-error")).to_be_empty()
     field.fill("nk-wrong")
     page.get_by_role("button", name="Show the wheel").click()
     expect(page.locator("#key-error")).to_contain_text("this server needs an API key.")
@@ -142,6 +156,8 @@ def test_a_server_that_wants_a_key_is_given_one(serve, open_page):
     field.press("Enter")
     expect(slots(page)).to_have_count(4)
     expect(field).to_be_hidden()
+    expect(page.get_by_role("button", name="Send sample traffic")).to_be_enabled()
+    expect(page.locator("#curl")).to_contain_text('"authorization: Bearer $NORIA_API_KEY"')
     page.reload()
     expect(slots(page)).to_have_count(4)
     open_page.forgive(401)
@@ -163,6 +179,7 @@ def test_engines_have_a_wheel_each_and_say_when_they_are_gone(serve, open_page):
     expect(second.get_by_role("list", name="Slots of engine-1").get_by_role("button")).to_have_count(4)
     served.states = {"engine-1": "unknown"}
     expect(second).to_contain_text("engine-1 cannot be reached.")
+    expect(second.locator(".mix")).to_have_text("This is how it was when it was last heard of.")
     expect(page.get_by_role("region", name="engine-0").locator(".notice")).to_be_hidden()
 
 

@@ -22,7 +22,7 @@ def test_a_file_has_fewer_than_400_lines(path):
 def test_a_file_refers_to_nothing_outside_the_server(path):
     text = path.read_text(encoding="utf-8").replace("http://www.w3.org/", "")  # the names of XML's vocabularies
     referred = re.findall(
-        r"""(?:\bsrc|\bhref|\baction)="([^"]+)"|(?:from|import)\s*\(?"([^"]+)"|url\(["']?([^"')]+)""", text
+        r"""(?:\bsrc|\bhref|\baction)="([^"]+)"|(?:from|import)\s*\(?"([^"]+)"|\burl\(["']?([^"')]+)""", text
     )
     for target in ("".join(found) for found in referred):
         assert re.match(r"/(?!/)|\./|#|data:,|blob:", target), target

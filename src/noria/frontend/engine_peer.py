@@ -145,7 +145,9 @@ class EnginePeer:
         """As it is shown."""
         if self._told is None:
             return EngineView("unknown", None, None)
-        return EngineView(self._told.state, self._told.device, self._told.incarnation)
+        told = self._told
+        device = None if told.device == "auto" else told.device  # which one that is, it knows when it has loaded
+        return EngineView(told.state, device, told.incarnation)
 
     async def draw(self, request: ImageRequest, watch: Watch | None) -> Result:
         """Have it drawn here. A cancelled call takes it out of the engine. Raises EngineGone, or what the engine answered."""

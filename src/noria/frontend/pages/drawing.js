@@ -15,6 +15,7 @@ export class Drawing {
   #abort = new AbortController();
   #doneAt = null; // ms, as performance.now() counts
   #progress = null; // the latest event
+  #again = false;
   #toldHalf = false;
   #clock = 0;
 
@@ -127,6 +128,10 @@ export class Drawing {
     this.#doneAt = progress.finish_in_s === null ? null : performance.now() + progress.finish_in_s * 1000;
     this.bar.max = progress.num_steps;
     if (progress.queue_position === null) this.bar.value = progress.step;
+    else if (this.bar.position > 0) {
+      this.#again = true; // its engine has ended; another draws it from the beginning, to the same image
+      this.bar.value = 0;
+    }
     if (!this.#toldHalf && progress.step * 2 >= progress.num_steps) {
       this.#toldHalf = true;
       this.hear.said(`Drawing ${this.number} is half done.`);
@@ -137,9 +142,14 @@ export class Drawing {
   #tick() {
     if (this.#progress === null || !this.running) return;
     const { queue_position: ahead, step, num_steps: steps } = this.#progress;
-    const place = ahead === null ? `step ${step} of ${steps}` : ahead === 0 ? "boards next" : `${ahead} ${ahead === 1 ? "image boards" : "images board"} first`;
+    const place = ahead === null ? `step ${step} of ${steps}` : this.#ahead(ahead);
     const left = this.#doneAt === null ? null : Math.max(this.#doneAt - performance.now(), 0) / 1000;
     this.where.textContent = left === null ? place : left < 0.05 ? `${place} · any moment` : `${place} · ${left.toFixed(1)} s left`;
+  }
+
+  #ahead(number) {
+    if (this.#again) return "its engine was lost; drawn again by the next";
+    return number === 0 ? "boards next" : `${number} ${number === 1 ? "image boards" : "images board"} first`;
   }
 
   #preview({ index, format, b64_json: data, step }) {

@@ -1,8 +1,9 @@
 // The page /live: one stream, one state, one panel for each engine, one loop of frames.
 
 import { copy, write } from "./elements.js";
-import { saveKey } from "./events.js";
+import { savedKey, saveKey } from "./events.js";
 import { Panel } from "./panel.js";
+import { SNIPPETS } from "./snippets.js";
 import { initial, reduce } from "./state.js";
 import { Stream } from "./stream.js";
 import { calm } from "./theme.js";
@@ -18,6 +19,7 @@ const PHASES = {
   open: ["live", "good"],
   broken: ["reconnecting", "bad"],
   locked: ["needs a key", "warn"],
+  off: ["switched off", "warn"],
   paused: ["paused", "warn"],
 };
 
@@ -67,12 +69,17 @@ function showConnection() {
   write(find("#connection"), text);
   find("#connection").className = `chip status ${tone}`;
   find("#locked").hidden = phase !== "locked";
-  if (phase === "locked") write(find("#key-error"), message);
-  if (phase === "open") find("#trouble").hidden = true;
-  if (phase === "broken") {
-    find("#trouble").hidden = false;
-    write(find("#summary"), `The stream broke: ${message}`);
+  if (phase === "locked") write(find("#key-error"), savedKey() ? message : "");
+  find("#sample").disabled = phase === "locked";
+  if (phase === "open") {
+    find("#trouble").hidden = true;
+    write(find("#curl"), command());
   }
+  if (phase === "broken" || phase === "off") {
+    find("#trouble").hidden = false;
+    write(find("#summary"), phase === "off" ? message : `The stream broke: ${message}`);
+  }
+  if (phase === "off") write(find("#trouble-text"), message);
 }
 
 function showTrouble(at) {
@@ -136,12 +143,12 @@ find("#sample").addEventListener("click", async ({ currentTarget: button }) => {
   }
 });
 
-const body = '{"prompt": "a red circle above a blue square", "inference_steps": 40}';
-const command = `curl -s ${location.origin}/t2i -H 'content-type: application/json' \\\n  -d '${body}' -o image.png`;
-write(find("#curl"), command);
+const EXAMPLE = { prompt: "a red circle above a blue square", inference_steps: 40 };
+const command = () => SNIPPETS.curl(EXAMPLE, location.origin, savedKey() !== "");
+write(find("#curl"), command());
 find("#copy").addEventListener("click", async () => {
   try {
-    await copy(command);
+    await copy(command());
     write(find("#copied"), "Copied.");
   } catch {
     write(find("#copied"), "The browser does not let pages copy here; select the text.");

@@ -92,7 +92,7 @@ export class Panel {
     this.slots.update(wheel.seats, now);
     write(this.find(".seated"), `${wheel.seats.length} of ${wheel.num_slots}`);
     write(this.find(".turn"), `turn ${wheel.number.toLocaleString("en")}`);
-    write(this.find(".mix"), mix(wheel.seats));
+    write(this.find(".mix"), this.#live ? mix(wheel.seats) : "This is how it was when it was last heard of.");
     write(this.find(".count"), String(wheel.num_waiting));
     this.#choose();
     this.#line(".queue", wheel.waiting.slice(0, NUM_WAITING), (item, waiting) => this.#waiting(item, waiting, now));
@@ -198,6 +198,7 @@ export class Panel {
         `${seat.request_id.slice(0, 12)} image ${seat.index}`,
         seat.scheduler,
         `${seat.call} of ${seat.num_calls}`,
+        seat.model,
         `${seat.width_px} × ${seat.height_px}`,
         String(seat.guidance_scale),
         seat.priority,

@@ -1,7 +1,7 @@
 // The playground: waits for a server that can draw, then turns the form's wishes into drawings, as many at once as one likes.
 
 import { Drawing } from "./drawing.js";
-import { call, refusal, saveKey } from "./events.js";
+import { call, refusal, savedKey, saveKey } from "./events.js";
 import { Form } from "./form.js";
 import { Gallery } from "./gallery.js";
 import { listenForFiles } from "./recall.js";
@@ -25,6 +25,12 @@ function notice(text) {
   if (byId("notice").textContent !== text) byId("notice").textContent = text;
 }
 
+/** The state of the server, in the header. */
+function chip(text, tone) {
+  byId("served").textContent = text;
+  byId("served").className = `status chip ${tone}`;
+}
+
 /** Learn what may be asked for; asks again until somebody is there who draws. */
 async function prepare() {
   if (waiting) return;
@@ -44,7 +50,7 @@ async function offered() {
     if (!state.ready) {
       const engines = state.engines.map((engine, index) => `engine ${index} is ${engine.state}`).join(", ");
       notice(`No engine is ready yet: ${engines || "none is known"}. This page goes on by itself.`);
-      byId("served").textContent = "loading";
+      chip("loading", "warn");
       return false;
     }
     const response = await call("/v1/models");
@@ -56,6 +62,7 @@ async function offered() {
     serve((await response.json()).data);
     return true;
   } catch {
+    chip("not reached", "bad");
     notice("The server cannot be reached. This page goes on by itself when it is back.");
     return false;
   }
@@ -67,8 +74,8 @@ function serve(models) {
   form.offer(models);
   form.ready = true;
   const { id, noria } = models[0];
-  byId("served").textContent = models.length > 1 ? `${id} and ${models.length - 1} more` : id;
-  byId("served").classList.add("good");
+  chip(models.length > 1 ? `${id} and ${models.length - 1} more` : id, "good");
+  byId("first-command").textContent = firstCommand();
   const { width, height, inference_steps: steps, guidance_scale: guidance } = noria.settings;
   byId("facts").textContent =
     `Serving ${models.map((model) => model.id).join(", ")}. ${id} is a ${noria.pipeline}, version ${noria.version}: ${width.default} × ${height.default} pixels, ` +
@@ -76,9 +83,9 @@ function serve(models) {
 }
 
 function askForKey(why) {
-  notice(why);
+  notice(savedKey() ? why : "");
   form.ready = false;
-  byId("served").textContent = "needs a key";
+  chip("needs a key", "warn");
   byId("key").hidden = false;
   byId("key-value").focus();
 }
@@ -88,6 +95,8 @@ function useKey() {
   byId("key-value").value = "";
   prepare();
 }
+
+const firstCommand = () => SNIPPETS.curl({ prompt: byId("prompt").defaultValue }, location.origin, savedKey() !== "");
 
 async function draw(wish) {
   const { settings } = form.model.noria;
@@ -144,6 +153,5 @@ listenForFiles(
   (settings) => form.fill(settings),
   (error) => error.status === 401 && askForKey(error.message),
 );
-const { curl: firstCommand } = SNIPPETS;
-byId("first-command").textContent = firstCommand({ prompt: byId("prompt").defaultValue }, location.origin, false);
+byId("first-command").textContent = firstCommand();
 prepare();

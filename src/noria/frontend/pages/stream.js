@@ -32,6 +32,7 @@ export class Stream {
     } catch (error) {
       if (this.#controller !== controller) return; // closed by us
       if (error.status === 401) this.#say({ phase: "locked", message: error.message });
+      else if (error.status === 404) this.#say({ phase: "off", message: error.message }); // by a setting: it will not come by itself
       else this.#broken(error.status === undefined ? "the server cannot be reached." : error.message);
     }
   }

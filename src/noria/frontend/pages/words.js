@@ -53,6 +53,7 @@ export function mix(seats) {
     range(({ num_steps }) => num_steps, "steps"),
     count(distinct(({ width_px, height_px }) => `${width_px} ${height_px}`), "size"),
   ];
+  if (distinct(({ model }) => model) > 1) parts.push(`${distinct(({ model }) => model)} models`);
   return `Together now: ${parts.join(", ")}.`;
 }
 
@@ -89,5 +90,5 @@ export function describedSlot(slot, seats, now) {
   if (slot === null) return "Choose a slot to see whose image it holds.";
   const seat = seats.find((one) => one.slot === slot);
   if (!seat) return `Slot ${slot} is free: the next in line boards at the next turn.`;
-  return `Slot ${slot}: ${described(seat, now)}. Request ${seat.request_id}, image ${seat.index}, boarded ${seconds(Math.max(0, now - seat.boarded_at))} ago.`;
+  return `Slot ${slot}: ${described(seat, now)}. Request ${seat.request_id}, image ${seat.index}, by ${seat.model}, boarded ${seconds(Math.max(0, now - seat.boarded_at))} ago.`;
 }
