@@ -19,7 +19,7 @@ from noria import supervisor
 from noria.cli import main
 from noria.errors import ConfigError
 from noria.settings import load
-from noria.supervisor import listen
+from noria.supervisor import greeting, listen
 
 FAKE_ENGINE = """
 import os, pathlib, signal, sys, time
@@ -236,6 +236,13 @@ def test_an_ipv6_address_can_be_listened_on() -> None:
         pass
 
 
+def test_the_greeting_of_a_server_with_keys_has_a_command_with_one():
+    assert (
+        "curl -s http://h/t2i -H 'content-type: application/json' -H \"authorization: Bearer $NORIA_API_KEY\" -d"
+        in greeting(1.0, "tiny", "http://h", keyed=True)
+    )
+
+
 # ── With child processes ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -244,7 +251,8 @@ def test_it_announces_restarts_what_is_killed_and_stops_in_order(tmp_path: pathl
     servers.append(server)
     with urllib.request.urlopen(server.url) as answer:
         first_pid = int(answer.headers["X-Pid"])
-    assert "curl -s" in server.output.read_text()
+    greeted = server.output.read_text()
+    assert f"  {server.url.rstrip('/')}/live " in greeted and "curl -s" in greeted and "NORIA_API_KEY" not in greeted
     assert len(server.wait_for("environment 10000 True", 2)) == 2
 
     os.kill(first_pid, signal.SIGKILL)  # a front end: the port stays open, and another one answers

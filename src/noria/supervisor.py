@@ -127,6 +127,19 @@ def listen(host: str, port: int) -> socket.socket:
         raise ConfigError(f"host is {shown(host)}, no address or name of a machine: {error}.") from error
 
 
+def greeting(took_s: float, models: str, url: str, *, keyed: bool) -> str:
+    """What a server says on its stdout when it is ready at `url`: where to go, and a first command; `keyed`: it has API keys."""
+    key = '-H "authorization: Bearer $NORIA_API_KEY" ' if keyed else ""
+    return (
+        f"\nnoria: ready after {took_s:.1f} s, serving {models} on {url}\n\n"
+        f"  {url}/       draw in a browser\n"
+        f"  {url}/live   watch the batch\n"
+        f"  {url}/docs   the interface\n\n"
+        f"  curl -s {url}/t2i -H 'content-type: application/json' {key}"
+        '-d \'{"prompt": "a red circle above a blue square"}\' -o image.png\n\n'
+    )
+
+
 class Supervisor:
     """One run of the server, from the first child's start to the last one's end."""
 
@@ -301,11 +314,8 @@ class Supervisor:
         for event in engines_ready:
             await event.wait()
         url = f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
-        greet(
-            f"\nnoria: ready after {time.monotonic() - self._started_s:.1f} s, serving {', '.join(spec.name for spec in self._models)} on {url} (docs: {url}/docs)\n\n"
-            f"  curl -s {url}/t2i -H 'content-type: application/json' "
-            '-d \'{"prompt": "a red circle above a blue square"}\' -o image.png\n\n'
-        )
+        names = ", ".join(spec.name for spec in self._models)
+        greet(greeting(time.monotonic() - self._started_s, names, url, keyed=bool(self._config.frontend.keys_file)))
 
     async def _watch(self, engine: EngineChild, connection: EngineConnection, ready: asyncio.Event) -> None:
         """Follow what an engine says of itself."""
