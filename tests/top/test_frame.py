@@ -86,8 +86,8 @@ def test_a_slot_that_was_left_says_how_for_a_moment():
 def test_the_queue_is_in_its_order_and_says_how_many_more_there_are():
     lines = shown(board_of(a_view(num_waiting=20)))
     waiting = [line for line in lines if line.startswith("waits")]
-    assert waiting[0].split() == ["waits", "64×64", "boards", "now", "25", "euler", "wait-0"]
-    assert waiting[1].split() == ["waits", "64×64", "boards", "in", "1.0", "s", "25", "euler", "wait-1"]
+    assert waiting[0].split() == ["waits", "64×64", "boards", "now", "25", "steps", "euler", "wait-0"]
+    assert waiting[1].split() == ["waits", "64×64", "boards", "in", "1.0", "s", "25", "steps", "euler", "wait-1"]
     assert lines[lines.index(waiting[-1]) + 1] == f"… and {20 - len(waiting)} images more"
 
 

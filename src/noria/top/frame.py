@@ -165,7 +165,7 @@ def _waiting(request: WaitingView, server_s: float) -> list[Piece]:
     if request.due_at is not None:
         left_s = request.due_at - server_s
         pieces.append((" late" if left_s < 0 else f" due {_in(left_s)}", "red" if left_s < 0 else ""))
-    pieces.append((f" {request.num_steps} {request.scheduler}", "green"))
+    pieces.append((f" {request.num_steps} steps {request.scheduler}", "green"))
     if request.priority != "normal":
         pieces.append((f" {request.priority}", "bold"))
     return [*pieces, (f" {request.request_id}", "dim")]

@@ -76,6 +76,7 @@ function showConnection() {
     write(find("#curl"), command());
   }
   if (phase === "broken" || phase === "off") {
+    find("#trouble").className = phase === "off" ? "note warn" : "note bad";
     find("#trouble").hidden = false;
     write(find("#summary"), phase === "off" ? message : `The stream broke: ${message}`);
   }

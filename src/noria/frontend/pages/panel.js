@@ -8,7 +8,7 @@ import { keyOf } from "./state.js";
 import { calm } from "./theme.js";
 import { binned, drawBars, drawStages, span } from "./timeline.js";
 import { Wheel } from "./wheel.js";
-import { describedSlot, figures, mix, notice, seconds, start as begins } from "./words.js";
+import { count, describedSlot, figures, mix, notice, seconds, start as begins } from "./words.js";
 
 const DELAY_S = 0.25; // what is shown is that old, so that it is known before it is drawn
 const STALL_S = 0.5; // after so long without a frame, as in a tab that was hidden, nobody saw who came and went
@@ -144,7 +144,7 @@ export class Panel {
     item.firstChild.className = `swatch hue-${this.#hues[scheduler] ?? 0}`;
     const times = num_images > 1 ? ` × ${num_images}` : "";
     const begin = start_at === null ? "" : ` · ${begins(start_at - now)}`;
-    write(item.lastChild, `${scheduler} ${num_steps}${times}${priority === "normal" ? "" : ` · ${priority}`}${begin}`);
+    write(item.lastChild, `${scheduler}, ${count(num_steps, "step")}${times}${priority === "normal" ? "" : ` · ${priority}`}${begin}`);
   }
 
   #gone(item, { key, outcome, scheduler, num_steps, slot }) {

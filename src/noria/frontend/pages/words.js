@@ -15,7 +15,8 @@ export const figure = (value) => value.toFixed(value < 1 && value > 0 ? 2 : valu
 
 export const percent = (share) => `${Math.round(share * 100)} %`;
 
-const count = (number, one, many = `${one}s`) => `${number} ${number === 1 ? one : many}`;
+/** "1 step", "20 steps". */
+export const count = (number, one, many = `${one}s`) => `${number} ${number === 1 ? one : many}`;
 
 /** How pressing a seat's deadline is at `now`: null without one, "kept", "close" (a quarter of the time left, or less) or "late". */
 export function urgency({ due_at, boarded_at, finish_at }, now) {
