@@ -47,7 +47,8 @@ def test_it_shows_what_a_real_server_draws():
         concurrent.futures.ThreadPoolExecutor(24) as pool,
     ):
         url = f"http://127.0.0.1:{server.port}"
-        drawn = [pool.submit(draw, server.port, dice) for _ in range(22)]
+        num_requests = 60 if os.environ.get("NORIA_SCREENSHOTS") else 22
+        drawn = [pool.submit(draw, server.port, dice) for _ in range(num_requests)]
         deadline = time.monotonic() + 120
         while True:
             text = subprocess.run(
@@ -67,8 +68,12 @@ def test_it_shows_what_a_real_server_draws():
     assert "of 16 slots" in text
 
 
+def is_mixed(wheel):
+    return len({seat.call for seat in wheel.view.seats}) > 7 and wheel.view.rates.p50_s is not None
+
+
 def a_full_frame(url):
-    """The wheel when it is nearly full, and somebody waits."""
+    """The wheel when it is nearly full, somebody waits, and so many have come and gone that no two are equally far."""
     board, reader, until = Board(), Reader(), time.monotonic() + 200
     with DIRECT.open(f"{url}/v1/live?pictures=false", timeout=60) as answer:
         while time.monotonic() < until:
@@ -77,6 +82,12 @@ def a_full_frame(url):
                 continue
             board.take(event, time.monotonic())
             wheel = board.wheels.get("engine-0")
-            if wheel and len(wheel.turns) > 12 and len(wheel.view.seats) > 12 and wheel.view.waiting:
+            if (
+                wheel
+                and len(wheel.turns) > 60
+                and len(wheel.view.seats) > 12
+                and wheel.view.waiting
+                and is_mixed(wheel)
+            ):
                 return frame(board, "http://127.0.0.1:8000", ("q leaves", "dim"), 120, 32, time.monotonic())
     raise AssertionError("the wheel was never full")
