@@ -104,25 +104,17 @@ def _account(scope: Scope, status: int, seconds: float, note: Note) -> None:
     target = scope["raw_path"].decode("latin-1")  # still percent-encoded, and without its query
     state = scope["state"]
     key = state["caller"].name if "caller" in state else None
+    said = {
+        "request_id": state["request_id"],
+        "method": scope["method"],
+        "path": target,
+        "status": status,
+        "seconds": seconds,
+        "key": key,
+    }
     if note.said:
-        note.write(
-            request_id=state["request_id"],
-            method=scope["method"],
-            path=target,
-            status=status,
-            seconds=seconds,
-            key=key,
-        )
+        note.write(**said)
         return
     level = logging.DEBUG if path in _QUIET else logging.INFO
-    said = fields(
-        event="access",
-        request_id=state["request_id"],
-        method=scope["method"],
-        path=target,
-        status=status,
-        seconds=seconds,
-        key=key,
-        job_id=state.get("job_id"),
-    )
-    log.log(level, "%s %s %d", scope["method"], target, status, extra=said)
+    line = fields(event="access", **said, job_id=state.get("job_id"))
+    log.log(level, "%s %s %d", scope["method"], target, status, extra=line)

@@ -1,4 +1,4 @@
-"""The values of several processes as one text: what prometheus_client's multiprocess collector and its writers give, some ten times as fast.
+"""The values of several processes as one text: what prometheus_client's multiprocess collector and its writers give, sooner.
 
 Each process keeps its values in files of its own (`prometheus_client.mmap_dict`): a used length, then entries of a key (JSON: metric,
 series, labels, help) and two doubles, value and time. Entries only ever come after those before, so what was read of a key is kept: a
