@@ -1,5 +1,6 @@
 """Traces of the whole server as a user starts it, in a collector that decodes what real processes bring it."""
 
+import contextlib
 import http.server
 import itertools
 import json
@@ -239,20 +240,26 @@ def test_an_engine_that_is_killed_leaves_the_trace_of_the_drawing_that_succeeded
     assert not spans["POST /t2i"].failed
 
 
+@contextlib.contextmanager
 def serve(*arguments, **environment):
-    return subprocess.Popen(
+    """A server, until what is done with it is done or has failed."""
+    with subprocess.Popen(
         [sys.executable, "-m", "noria", "serve", "bundled", "--slots", "4", "--port", "0", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | environment,
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
 
 
 def test_a_collector_that_is_down_costs_nothing_and_one_line(tmp_path):
     arguments = ["--data-dir", str(tmp_path), "--traces-endpoint", "http://127.0.0.1:9/v1/traces"]
     with serve(*arguments, OTEL_BSP_SCHEDULE_DELAY="50") as process:
-        url = next(line for line in process.stdout if "ready" in line).partition(" on ")[2].split(" ")[0]
+        url = next(line for line in process.stdout if "ready" in line).partition(" on ")[2].strip()
         for _ in range(3):
             assert httpx.post(f"{url}/t2i", json=BODY, timeout=120).status_code == 200
         asked = time.monotonic()
