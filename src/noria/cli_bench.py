@@ -185,18 +185,14 @@ def _add_contract_options(parser: Parser) -> None:
 
 def _add_cost_options(parser: Parser) -> None:
     """What `noria bench cost` takes besides settings."""
-    from noria.bench.cost_options import PARTS, CostOptions, read_pairs, read_parts, read_users
-    from noria.bench.options import read_seconds
+    from noria.bench.cost_options import PARTS, CostOptions, read_pairs, read_parts, read_requests, read_users
 
     default = CostOptions()
     parser.add_argument(
         "--pairs", type=checked(read_pairs), default=default.pairs, help=f"of runs, with and without ({default.pairs})"
     )
     parser.add_argument(
-        "--seconds",
-        type=checked(read_seconds),
-        default=default.seconds,
-        help=f"that each run lasts ({default.seconds:.0f})",
+        "--requests", type=checked(read_requests), default=default.requests, help=f"of each run ({default.requests})"
     )
     parser.add_argument(
         "--users",
@@ -209,7 +205,7 @@ def _add_cost_options(parser: Parser) -> None:
         metavar="A,B",
         type=checked(read_parts),
         default=default.parts,
-        help=f"what is measured, of {', '.join(PARTS)} (all); the others are off on both sides",
+        help=f"what is measured, of {', '.join(PARTS)} (all); the others are off on both sides; none: two equal servers",
     )
     parser.add_argument("--trace-seed", type=int, default=default.seed, help=f"of the dice ({default.seed})")
 
@@ -242,7 +238,7 @@ def _contract(arguments: argparse.Namespace) -> int:
 
 
 def _cost(arguments: argparse.Namespace) -> int:
-    """Measure, in about a quarter of an hour, what metrics, logs and an open page /live take of the throughput, and how long /metrics takes."""
+    """Measure, in about half an hour, what metrics, logs and an open page /live take of the throughput, and how long /metrics takes."""
     config = config_of(arguments)
 
     from noria.bench import cost
@@ -250,7 +246,7 @@ def _cost(arguments: argparse.Namespace) -> int:
 
     options = CostOptions(
         pairs=arguments.pairs,
-        seconds=arguments.seconds,
+        requests=arguments.requests,
         users=arguments.users,
         parts=arguments.parts,
         seed=arguments.trace_seed,

@@ -14,35 +14,47 @@ import psutil
 import pytest
 
 from noria.bench import cost, cost_report, silent
-from noria.bench.cost_options import CostOptions, read_pairs, read_parts, read_users
-from noria.bench.cost_report import CostRun, Interval, Pair
+from noria.bench.cost_options import CostOptions, read_pairs, read_parts, read_requests, read_users
+from noria.bench.cost_report import CostRun, Pair
 from noria.bench.onlookers import onlookers
 from noria.bench.server import DIRECT, RunningServer, running_process
 from noria.config import Config
 
 
-def a_run(rows_per_s=100.0, cpu_s=10.0, rows=1000.0, **changes):
-    told = {"images_per_s": rows_per_s / 40, "images": 25, "failures": 0, "others_share": 0.0}
-    return CostRun(rows_per_s=rows_per_s, cpu_s=cpu_s, rows=rows, **(told | changes))
+def a_run(seconds=10.0, cpu_s=10.0, rows=1000.0, **changes):
+    return CostRun(**({"seconds": seconds, "cpu_s": cpu_s, "rows": rows, "images": 25, "others_share": 0.0} | changes))
 
 
-def pairs_of(*ratios):
-    return [Pair(bool(k % 2), a_run(100.0 * ratio), a_run(100.0)) for k, ratio in enumerate(ratios)]
+def pairs_of(*lives):
+    """Pairs whose ratios are these, life by life."""
+    return [
+        Pair(life, bool(k % 2), a_run(rows=1000.0 * ratio), a_run())
+        for life, ratios in enumerate(lives)
+        for k, ratio in enumerate(ratios)
+    ]
 
 
 def test_a_ratio_is_with_over_without():
-    pair = Pair(False, a_run(97.0, cpu_s=11.0, rows=970.0), a_run(100.0, cpu_s=10.0, rows=1000.0))
-    assert cost_report.throughput_ratios([pair]) == [0.97]
-    assert cost_report.cpu_ratios([pair]) == [pytest.approx(97 / 110)]
+    pair = Pair(0, False, a_run(20.0, cpu_s=11.0, rows=970.0), a_run(10.0, cpu_s=10.0, rows=1000.0))
+    assert cost_report.throughput_ratio(pair) == 0.485
+    assert cost_report.cpu_ratio(pair) == pytest.approx(97 / 110)
 
 
-def test_the_interval_is_of_the_median_and_always_the_same():
-    values = [1.0, 0.99, 0.98, 1.01, 0.97, 1.0, 0.99, 1.0]
-    found = cost_report.interval(values)
-    assert found == cost_report.interval(values)
-    assert found.median == pytest.approx(0.995)
-    assert 0.97 <= found.low < found.median <= found.high <= 1.01
-    assert cost_report.interval([0.9]) == Interval(0.9, 0.9, 0.9)
+def test_the_middle_mean_is_of_ratios_and_leaves_out_both_quarters_that_are_far_off():
+    assert cost_report.middle_mean([0.5, 2.0]) == pytest.approx(1.0)
+    assert cost_report.middle_mean([0.01, 0.99, 1.0, 50.0]) == pytest.approx(0.99499, abs=1e-5)
+    assert cost_report.middle_mean([0.9]) == pytest.approx(0.9)
+
+
+def test_the_interval_is_always_the_same_and_as_wide_as_the_lives_differ():
+    one_noise = [0.9, 1.1, 0.95, 1.05]
+    alike = cost_report.interval(pairs_of(*[one_noise] * 8), cost_report.throughput_ratio)
+    assert alike == cost_report.interval(pairs_of(*[one_noise] * 8), cost_report.throughput_ratio)
+    assert alike.low == pytest.approx(alike.mean) and alike.high == pytest.approx(alike.mean)
+    apart = cost_report.interval(
+        pairs_of(*[[0.9, 0.91, 0.89, 0.9]] * 4, *[[1.1, 1.11, 1.09, 1.1]] * 4), cost_report.throughput_ratio
+    )
+    assert apart.low < 0.93 < apart.mean < 1.07 < apart.high
 
 
 @pytest.mark.parametrize(
@@ -55,11 +67,11 @@ def test_the_interval_is_of_the_median_and_always_the_same():
     ],
 )
 def test_the_verdict_says_whether_the_noise_leaves_a_doubt(ratios, verdict):
-    assert cost_report.summarise(pairs_of(*ratios))["verdict"] == verdict
+    assert cost_report.summarise(pairs_of(*([ratio] for ratio in ratios)))["verdict"] == verdict
 
 
-def test_few_pairs_decide_nothing():
-    assert cost_report.summarise(pairs_of(1.0))["verdict"] == "met, but of too few pairs"
+def test_few_lives_decide_nothing():
+    assert cost_report.summarise(pairs_of([1.0] * 8))["verdict"] == "met, but of too few lives of the servers"
 
 
 def test_without_a_pair_there_is_no_summary():
@@ -67,7 +79,15 @@ def test_without_a_pair_there_is_no_summary():
 
 
 @pytest.mark.parametrize(
-    ("read", "text"), [(read_parts, "metrics,cost"), (read_pairs, "0"), (read_users, "many"), (read_users, "1000")]
+    ("read", "text"),
+    [
+        (read_parts, "metrics,cost"),
+        (read_parts, "none,logs"),
+        (read_pairs, "0"),
+        (read_requests, "-1"),
+        (read_users, "many"),
+        (read_users, "1000"),
+    ],
 )
 def test_what_is_not_allowed_is_refused(read, text):
     with pytest.raises(ValueError, match=r"parts are metrics, logs, live|from 1 to"):
@@ -76,6 +96,7 @@ def test_what_is_not_allowed_is_refused(read, text):
 
 def test_parts_have_one_order():
     assert read_parts("live,metrics") == ("metrics", "live")
+    assert read_parts("none") == ()
 
 
 class Planted(http.server.BaseHTTPRequestHandler):
@@ -171,6 +192,7 @@ def measured(monkeypatch, tmp_path):
 
         monkeypatch.setattr(cost, "running_process", running)
         monkeypatch.setattr(cost, "_WARM_UP_S", 0.1)
+        monkeypatch.setattr(cost, "_PAIRS_A_LIFE", 2)
         monkeypatch.setattr(
             cost,
             "measure_scrapes",
@@ -183,7 +205,7 @@ def measured(monkeypatch, tmp_path):
     return measure
 
 
-SHORT = CostOptions(pairs=3, seconds=1.0, users=2)
+SHORT = CostOptions(pairs=3, requests=6, users=2)
 
 
 def test_servers_take_turns_and_are_started_anew(measured, capsys):
@@ -193,20 +215,28 @@ def test_servers_take_turns_and_are_started_anew(measured, capsys):
     assert [pair["bare_first"] for pair in document["pairs"]] == [False, True, False]
     assert len(commands) == 4
     assert ["noria.bench.silent" in words for words in commands] == [False, True] * 2
-    assert all(pair["watched"]["views"] == 2 and pair["bare"]["views"] == 0 for pair in document["pairs"])
+    assert [pair["life"] for pair in document["pairs"]] == [0, 0, 1]
+    assert all(pair["watched"]["views"] >= 1 and pair["bare"]["views"] == 0 for pair in document["pairs"])
+    assert all(
+        pair[side]["images"] == pair["bare"]["images"] >= 6
+        for pair in document["pairs"]
+        for side in pair
+        if side in ("watched", "bare")
+    )
+    assert [len(pair["watched"]["scrapes_s"]) for pair in document["pairs"]] == [1, 0, 0]  # 15 s have not passed
     out = capsys.readouterr().out
-    assert "3 pairs; at least 0.98" in out
+    assert "Pairs: 3; lives of the servers: 2. At least 0.98" in out
     assert "| 1, 0 kB | 1.0 | 30.0 | 1000.0 | missed |" in out
 
 
 def test_a_server_that_its_onlookers_slow_is_caught(measured):
-    _, document, _ = measured(CostOptions(pairs=2, seconds=2.0, users=2), 0.06, 0.03)
-    assert document["summary"]["throughput_ratio"]["median"] < 0.8
+    _, document, _ = measured(CostOptions(pairs=2, requests=40, users=2), 0.06, 0.03)
+    assert document["summary"]["throughput_ratio"]["mean"] < 0.8
     assert document["summary"]["verdict"].startswith("missed")
 
 
 def test_a_part_alone_leaves_the_others_off(measured):
-    _, document, commands = measured(CostOptions(pairs=1, seconds=0.5, users=2, parts=("logs",)), 0.01, 0.01)
+    _, document, commands = measured(CostOptions(pairs=1, requests=6, users=2, parts=("logs",)), 0.01, 0.01)
     watched, bare = commands
     assert "noria.bench.silent" in watched and watched[watched.index("json") - 1] == "--log-format"
     assert "noria.bench.silent" in bare and "info" not in bare

@@ -1,9 +1,10 @@
 """`noria bench cost`: what metrics, logs and an open page /live take of a server's throughput, and how long /metrics takes to answer.
 
 Two servers run side by side, one idle while the other works: *watched*, as its users run it (metrics scraped every 15 s, JSON logs at level
-info into a file, one client that reads /v1/live with pictures), and *bare*, with none of it (`silent.py`, log level error). Both get the
-same closed loop of mixed requests, in pairs whose order alternates (watched, bare, bare, watched); after two pairs both are started
-anew, so that no luck of one process is taken for a cost. Then `/metrics` is asked for at 100 label sets, of two servers without a model.
+info into a file, one client that reads /v1/live with pictures), and *bare*, with none of it (`silent.py`, log level error). Both draw the
+same mixed requests in runs of a few seconds, in pairs whose order alternates (watched, bare, bare, watched), so that a machine which is
+now faster, now slower is so for both. After some pairs both are started anew: no luck of one process is taken for a cost. Then `/metrics`
+is asked for at 100 label sets, of servers without a model.
 
 Ctrl-C, SIGTERM, or a server that fails, ends the bench with what was measured until then. Reading the answer: docs/benchmarks/cost.md.
 """
@@ -11,6 +12,7 @@ Ctrl-C, SIGTERM, or a server that fails, ends the bench with what was measured u
 import contextlib
 import itertools
 import json
+import math
 import os
 import pathlib
 import statistics
@@ -28,18 +30,16 @@ from noria.bench.cost_options import CostOptions
 from noria.bench.cost_report import CostRun, Pair
 from noria.bench.counted import Counted
 from noria.bench.machine import provenance
-from noria.bench.onlookers import onlookers, scrape
+from noria.bench.onlookers import SCRAPE_EVERY_S, onlookers, scrape
 from noria.bench.server import RunningServer, apart, flags_of, running_process
 from noria.bench.watching import watched
 from noria.bench.workload import Ask, mixed
 from noria.config import Config
 from noria.models.catalog import open_model
 from noria.observe.process import sigterm_interrupts
-from noria.spec import ModelSpec
 
 _WARM_UP_S = 6.0  # of each fresh server: samplers are compiled, memory is as large as load makes it
-_WARM_UP_SHARE = 0.2  # of each run, until the users are out of step
-_PAIRS_A_SERVER = 2
+_PAIRS_A_LIFE = 8  # before both servers are started anew
 _NUM_SCRAPES = 40
 _SERVERS = ((1, 1), (4, 2))  # front ends and engines of those whose /metrics is asked for
 
@@ -78,6 +78,7 @@ class CostBench:
     pairs: list[Pair] = field(default_factory=list)
     scrapes: list[dict[str, Any]] = field(default_factory=list)
     complete: bool = False
+    _unscraped_s: float = math.inf  # that the watched server has worked since it was scraped
 
     def __post_init__(self) -> None:
         self._spec = open_model(self.config.model)
@@ -86,9 +87,9 @@ class CostBench:
 
     def measure(self) -> None:
         """Everything, in order; what is found is kept as it comes."""
-        for first in range(0, self.options.pairs, _PAIRS_A_SERVER):
+        for first in range(0, self.options.pairs, _PAIRS_A_LIFE):
             with self._server(bare=False) as watched_server, self._server(bare=True) as bare_server:
-                for number in range(first, min(first + _PAIRS_A_SERVER, self.options.pairs)):
+                for number in range(first, min(first + _PAIRS_A_LIFE, self.options.pairs)):
                     self.pairs.append(self._pair(number, watched_server, bare_server))
                     _say(f"{number + 1} of {self.options.pairs}: {cost_report.line(self.pairs[-1])}")
                     self._save()
@@ -127,43 +128,41 @@ class CostBench:
             return [sys.executable, "-m", *module, *arguments, "--port", str(port)]
 
         with running_process(command, log=log) as server:
-            self._load(server, _WARM_UP_S)
+            self._load(server, _WARM_UP_S, 0)
             yield server
 
     def _pair(self, number: int, watched_server: RunningServer, bare_server: RunningServer) -> Pair:
-        bare_first = number % 2 == 1
+        life, bare_first = number // _PAIRS_A_LIFE, number % 2 == 1
         if bare_first:
-            bare = self._run(bare_server, bare=True)
-            return Pair(bare_first, self._run(watched_server, bare=False), bare)
-        return Pair(bare_first, self._run(watched_server, bare=False), self._run(bare_server, bare=True))
+            bare = self._run(number, bare_server, bare=True)
+            return Pair(life, bare_first, self._run(number, watched_server, bare=False), bare)
+        watched_run = self._run(number, watched_server, bare=False)
+        return Pair(life, bare_first, watched_run, self._run(number, bare_server, bare=True))
 
-    def _run(self, server: RunningServer, *, bare: bool) -> CostRun:
-        """The load on one server, with or without its onlookers. Raises RuntimeError where they saw nothing, or nothing was drawn."""
-        parts = () if bare else self.options.parts
-        lines_before, cpu_before, seconds = self._log_lines(), sum(server.cpu_s().values()), self.options.seconds
-        started = time.monotonic()
-        with (
-            onlookers(server.port, live="live" in parts, scrapes="metrics" in parts) as seen,
-            watched(server, every_s=1.0) as use,
-        ):
-            replies = self._load(server, seconds)
+    def _run(self, number: int, server: RunningServer, *, bare: bool) -> CostRun:
+        """The requests of pair `number`, by one server, with or without its onlookers. Raises RuntimeError where they saw nothing, or not all was drawn."""
+        parts, first = () if bare else self.options.parts, number * self.options.requests
+        scrapes = "metrics" in parts and self._unscraped_s >= SCRAPE_EVERY_S
+        lines_before, cpu_before = self._log_lines(), sum(server.cpu_s().values())
+        with onlookers(server.port, live="live" in parts, scrapes=scrapes) as seen, watched(server, every_s=1.0) as use:
+            started = time.monotonic()
+            replies = self._load(server, math.inf, first, self.options.requests)
+            seconds = time.monotonic() - started
             cpu_s = sum(server.cpu_s().values()) - cpu_before
         if seen.fault or ("live" in parts and not seen.views):
             raise RuntimeError(seen.fault or "GET /v1/live showed no wheel")
-        drawn = [self._ask(reply.number) for reply in replies if reply.status == 200]
-        from_s, to_s = started + _WARM_UP_SHARE * seconds, started + seconds
-        counted = [self._ask(reply.number) for reply in replies if reply.status == 200 and from_s <= reply.done < to_s]
-        if not counted:
+        if failed := [reply.status for reply in replies if reply.status != 200]:
             raise RuntimeError(
-                f"nothing was drawn within {seconds:.0f} s: answers were {sorted({r.status for r in replies})}"
+                f"{len(failed)} of {len(replies)} requests were not drawn: answers were {sorted(set(failed))}"
             )
+        if not bare:
+            self._unscraped_s = seconds if scrapes else self._unscraped_s + seconds
+        drawn = [self._ask(first + reply.number) for reply in replies]
         return CostRun(
-            rows_per_s=_rows(counted, self._spec) / (to_s - from_s),
-            images_per_s=sum(ask.n for ask in counted) / (to_s - from_s),
-            cpu_s=cpu_s,
-            rows=_rows(drawn, self._spec),
+            seconds=seconds,
+            rows=sum(ask.rows(self._spec) for ask in drawn),
             images=sum(ask.n for ask in drawn),
-            failures=sum(reply.status != 200 for reply in replies),
+            cpu_s=cpu_s,
             others_share=use.others_share,
             views=seen.views,
             live_bytes=seen.live_bytes,
@@ -171,10 +170,12 @@ class CostBench:
             log_lines=0 if bare else self._log_lines() - lines_before,
         )
 
-    def _load(self, server: RunningServer, seconds: float) -> list[load.Reply]:
-        return load.closed_loop(
-            server.port, self.options.users, seconds, lambda k: msgspec.to_builtins(self._ask(k)) | {"metadata": False}
-        )
+    def _load(self, server: RunningServer, seconds: float, first: int, most: int | None = None) -> list[load.Reply]:
+        def body(number: int) -> dict[str, Any]:
+            fields: dict[str, Any] = msgspec.to_builtins(self._ask(first + number))
+            return fields | {"metadata": False}
+
+        return load.closed_loop(server.port, self.options.users, seconds, body, most=most)
 
     def _ask(self, number: int) -> Ask:
         return self._asks[number % len(self._asks)]
@@ -216,10 +217,6 @@ def measure_scrapes(num_frontends: int, num_engines: int, num: int = _NUM_SCRAPE
         "worst_s": max(took_s),
         "scrapes_s": took_s,
     }
-
-
-def _rows(asks: list[Ask], spec: ModelSpec) -> float:
-    return sum(ask.rows(spec) for ask in asks)
 
 
 def _say(text: str) -> None:

@@ -13,18 +13,18 @@ PARTS: tuple[Part, ...] = get_args(Part)
 class CostOptions:
     """Of one bench."""
 
-    pairs: int = 12
-    seconds: float = 30.0  # of each run
+    pairs: int = 80
+    requests: int = 32  # of each run
     users: int = 16
     parts: tuple[Part, ...] = PARTS
     seed: int = 1
 
 
 def read_parts(text: str) -> tuple[Part, ...]:
-    """`metrics,live` as parts; raises ValueError naming all of them."""
-    asked = text.split(",")
+    """`metrics,live` as parts, `none` as no part; raises ValueError naming all of them."""
+    asked = [] if text == "none" else text.split(",")
     if unknown := [name for name in asked if name not in PARTS]:
-        raise ValueError(f"{unknown[0]!r}; parts are {', '.join(PARTS)}")
+        raise ValueError(f"{unknown[0]!r}; parts are {', '.join(PARTS)}, or none")
     return tuple(part for part in PARTS if part in asked)
 
 
@@ -32,6 +32,13 @@ def read_pairs(text: str) -> int:
     """How many pairs; raises ValueError where it is no number of them."""
     if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 1000:
         raise ValueError(f"{text!r}; it is a whole number of pairs from 1 to 1000")
+    return int(text)
+
+
+def read_requests(text: str) -> int:
+    """How many requests a run has; raises ValueError where it is no number of them."""
+    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 4096:
+        raise ValueError(f"{text!r}; it is a whole number of requests from 1 to 4096")
     return int(text)
 
 

@@ -34,16 +34,21 @@ class Reply:
 
 
 def closed_loop(
-    port: int, num_users: int, seconds: float, body: Callable[[int], Mapping[str, Any]], path: str = "/t2i"
+    port: int,
+    num_users: int,
+    seconds: float,
+    body: Callable[[int], Mapping[str, Any]],
+    path: str = "/t2i",
+    most: int | None = None,
 ) -> list[Reply]:
-    """Load `POST path` on loopback `port` for `seconds`; request k of the run carries `body(k)`. Replies in order of their end."""
-    numbers, replies, interrupted = itertools.count(), list[Reply](), threading.Event()
+    """Load `POST path` on loopback `port` for `seconds`, or with `most` requests; number k carries `body(k)`. Replies in order of their end."""
+    numbers = itertools.count() if most is None else iter(range(most))
+    replies, interrupted = list[Reply](), threading.Event()
     stop = time.monotonic() + seconds
 
     def use() -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
-        while time.monotonic() < stop and not interrupted.is_set():
-            number = next(numbers)
+        while time.monotonic() < stop and not interrupted.is_set() and (number := next(numbers, None)) is not None:
             text, sent = json.dumps(body(number)), time.monotonic()
             try:
                 connection.request("POST", path, text, {"content-type": "application/json"})

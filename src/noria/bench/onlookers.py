@@ -12,6 +12,7 @@ SCRAPE_EVERY_S = 15.0  # as deploy/prometheus.yml has it
 _ACCEPT = "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"  # Prometheus' own wish, shortened
 _AT_ONCE = 65536  # bytes
 _VIEW = b"event: wheel"
+_SHOWN_WITHIN_S = 60.0
 
 
 @dataclass
@@ -22,11 +23,12 @@ class Seen:
     live_bytes: int = 0
     scrapes_s: list[float] = field(default_factory=list)  # how long each scrape took
     fault: str = ""  # why somebody saw nothing
+    shown: threading.Event = field(default_factory=threading.Event)  # the page has shown a wheel, or it will show none
 
 
 @contextlib.contextmanager
 def onlookers(port: int, *, live: bool, scrapes: bool) -> Iterator[Seen]:
-    """Look at the server on loopback `port` meanwhile."""
+    """Look at the server on loopback `port` meanwhile; a page is open, and has shown a wheel or a fault, before the work begins."""
     seen, ended = Seen(), threading.Event()
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
         connection.connect()
@@ -39,6 +41,8 @@ def onlookers(port: int, *, live: bool, scrapes: bool) -> Iterator[Seen]:
         for thread in threads:
             thread.start()
         try:
+            if live:
+                seen.shown.wait(_SHOWN_WITHIN_S)
             yield seen
         finally:
             ended.set()
@@ -62,11 +66,15 @@ def _watch(connection: http.client.HTTPConnection, seen: Seen, ended: threading.
             # An event's name may be cut in two by the reads.
             seen.views += (last + part).count(_VIEW)
             last = part[1 - len(_VIEW) :]
+            if seen.views:
+                seen.shown.set()
         if not ended.is_set():
             seen.fault = "GET /v1/live ended"
     except (OSError, http.client.HTTPException) as error:
         if not ended.is_set():
             seen.fault = f"GET /v1/live broke off: {error}"
+    finally:
+        seen.shown.set()
 
 
 def _scrape(port: int, seen: Seen, ended: threading.Event) -> None:
