@@ -229,6 +229,14 @@ def test_a_file_of_keys_that_is_none_is_refused_before_anything_starts(
     assert "sha256 is missing" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("proxy", ["10.0.0.1/8", "proxy.example", "*"])
+def test_a_trusted_proxy_that_is_no_address_is_refused_before_anything_starts(
+    proxy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "--port", "0", "--trusted-proxies", f"::1,{proxy}"]) == 2
+    assert f"setting frontend.trusted_proxies has '{proxy}'" in capsys.readouterr().err
+
+
 def test_an_ipv6_address_can_be_listened_on() -> None:
     if not socket.has_dualstack_ipv6():
         pytest.skip("no IPv6 here")

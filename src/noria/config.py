@@ -111,6 +111,13 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0 takes a free one and prints it")] = 8000
+    trusted_proxies: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="addresses and networks (`10.0.0.0/8`) of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed; of anybody "
+            "else they are not"
+        ),
+    ] = ("127.0.0.1", "::1")
     processes: Annotated[int, Meta(ge=1, le=64, description="front-end processes sharing the port")] = 1
     max_body_bytes: Annotated[int, Meta(ge=1024, description="longest request body read")] = 1_048_576
     max_images: Annotated[int, Meta(ge=1, le=1024, description="most images that one request may ask for")] = 16

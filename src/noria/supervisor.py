@@ -37,6 +37,7 @@ from noria.models.catalog import open_model
 from noria.observe.cgroup import memory_events, num_oom_kills
 from noria.observe.collector import check_traces
 from noria.observe.logs import environment_of_children, fields
+from noria.proxies import check_proxies
 from noria.relay import Relay, greet, relaying
 from noria.spec import ModelSpec
 from noria.supervision.pulse import Pulse
@@ -63,8 +64,8 @@ def serve(config: Config, command_of: CommandOf = command_of) -> int:
     """Serve until a signal says stop; returns the exit status: 0 when asked to stop, else that of the child given up.
 
     Raises:
-        ConfigError: the file of keys is not one, `jobs.results` holds a password, traces are wanted that cannot be made, the address cannot be
-            listened on, or TMPDIR is too long for sockets.
+        ConfigError: the file of keys is not one, `jobs.results` holds a password, traces are wanted that cannot be made, a trusted proxy is no address,
+            the address cannot be listened on, or TMPDIR is too long for sockets.
         ModelError: the model cannot be served.
 
     """
@@ -78,6 +79,7 @@ def _serve(config: Config, command_of: CommandOf, relay: Relay, started_s: float
     read_keys(config.frontend.keys_file)  # front ends read it themselves, too late to say what is wrong with it
     refuse_password(config.jobs.results)  # before it stands in the arguments of a process
     check_traces(config.traces_endpoint)
+    check_proxies(config.frontend.trusted_proxies)
     models = open_models(config)
     with (
         listen(config.frontend.host, config.frontend.port) as listener,

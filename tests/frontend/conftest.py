@@ -210,7 +210,7 @@ def serving(config: Config, engine: FakeEngine, tracer: Tracer = NO_TRACER) -> I
 @contextlib.contextmanager
 def _serving(config: Config, engine: FakeEngine, tracer: Tracer) -> Iterator[tuple[str, uvicorn.Server]]:
     link = EngineLink([engine.address], restart_wait_s=1.0)
-    server = http_server(build_app(config, link, tracer=tracer), link, config.frontend.drain_s)
+    server = http_server(build_app(config, link, tracer=tracer), link, config.frontend)
     listener = socket.create_server(("127.0.0.1", 0))
     host, port = listener.getsockname()
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

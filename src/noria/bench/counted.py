@@ -100,15 +100,17 @@ def _supervise(task: Counted) -> int:
 
 
 def _serve(port: int) -> None:
-    from noria.config import Config
+    from noria.config import Config, FrontendConfig
     from noria.frontend.app import build_app
     from noria.frontend.engine_link import EngineLink
     from noria.frontend.process import http_server
 
     with tempfile.TemporaryDirectory(prefix="noria-data-") as folder:
         link = EngineLink([])
-        config = Config(data_dir=folder)
-        http_server(build_app(config, link), link, 0.1).run(sockets=[socket.create_server(("127.0.0.1", port))])
+        config = Config(data_dir=folder, frontend=FrontendConfig(drain_s=0.1))
+        http_server(build_app(config, link), link, config.frontend).run(
+            sockets=[socket.create_server(("127.0.0.1", port))]
+        )
 
 
 if __name__ == "__main__":

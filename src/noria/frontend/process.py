@@ -19,7 +19,7 @@ import setproctitle
 import uvicorn
 from starlette.applications import Starlette
 
-from noria.config import Config
+from noria.config import Config, FrontendConfig
 from noria.errors import SetupError
 from noria.frontend.app import build_app
 from noria.frontend.connection import Connection
@@ -56,17 +56,17 @@ def run(config: Config, listen_fd: int, engine_addresses: list[str], place: str)
     link = EngineLink(engine_addresses, config.frontend.restart_wait_s, place)
     tracer = open_tracer(config.traces_endpoint, config.traces_ratio, place.rpartition("/")[2])
     jobs = open_service(config, place, tracer)
-    server = http_server(build_app(config, link, lambda: jobs, tracer), link, config.frontend.drain_s)
+    server = http_server(build_app(config, link, lambda: jobs, tracer), link, config.frontend)
     server.run(sockets=[socket.socket(fileno=listen_fd)])
     tracer.close()
 
 
-def http_server(app: Starlette, link: EngineLink, drain_s: float) -> uvicorn.Server:
+def http_server(app: Starlette, link: EngineLink, config: FrontendConfig) -> uvicorn.Server:
     """`app` behind uvicorn, as this process runs it: uvloop, httptools, limits to its patience, and no log lines but our own."""
     return _Server(
         link,
         app.state.drain,
-        drain_s,
+        config.drain_s,
         uvicorn.Config(
             app,
             loop="uvloop",
@@ -76,8 +76,9 @@ def http_server(app: Starlette, link: EngineLink, drain_s: float) -> uvicorn.Ser
             log_config=None,
             access_log=False,
             server_header=False,
+            forwarded_allow_ips=list(config.trusted_proxies),
             timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=math.ceil(drain_s + _LAST_WORDS_S),
+            timeout_graceful_shutdown=math.ceil(config.drain_s + _LAST_WORDS_S),
         ),
     )
 

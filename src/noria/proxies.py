@@ -1,0 +1,18 @@
+"""Which proxies are believed about who asks (`frontend.trusted_proxies`)."""
+
+import ipaddress
+from collections.abc import Sequence
+
+from noria.errors import ConfigError, shown
+
+
+def check_proxies(trusted: Sequence[str]) -> None:
+    """Raise ConfigError if one is neither an address nor a network: uvicorn, which looks for them, would overlook it."""
+    for each in trusted:
+        try:
+            ipaddress.ip_network(each)
+        except ValueError as error:
+            raise ConfigError(
+                f"setting frontend.trusted_proxies has {shown(each)}: {error}. Allowed are addresses, such as 192.0.2.1, and networks, such "
+                "as 192.0.2.0/24 or 2001:db8::/32."
+            ) from error
