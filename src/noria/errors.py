@@ -15,7 +15,7 @@
     │   └── IdempotencyConflict          422  the key was used for another body
     ├── ServingError                     ours, or the load's: the request itself was fine
     │   ├── QueueFull                    429  retry after a while
-    │   ├── RateLimited                  429  the API key allows no more now; retry after a while
+    │   ├── RateLimited                  429  the API key, or one client's share, allows no more now; retry after a while
     │   ├── DeadlineUnmeetable           429  refused at once, since it would be late; retry after a while, or allow more time
     │   ├── EngineUnavailable            503  no engine is ready; retry
     │   ├── EngineLost                   503  the engine ended with the request in flight, and none came back; retry
@@ -166,7 +166,7 @@ class QueueFull(ServingError):
 
 
 class RateLimited(ServingError):
-    """A limit is reached: the API key's, of images in flight or a minute; or of clients that watch /v1/live."""
+    """A limit is reached: the API key's, of images in flight or a minute; or of what clients may hold at once."""
 
     code = "rate_limited"
     http_status = 429

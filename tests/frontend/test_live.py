@@ -1,8 +1,11 @@
 """GET /v1/live over a real socket, before an engine that is fake but for its channel."""
 
 import contextlib
+import ctypes
 import json
 import pathlib
+import socket
+import struct
 import threading
 
 import httpx
@@ -10,12 +13,15 @@ import msgspec
 import pytest
 
 from noria.config import Config, FrontendConfig
-from noria.frontend.audience import MOST_WATCHERS, Audience
+from noria.frontend import connection, live
+from noria.frontend.audience import MOST_OF_A_CLIENT, MOST_WATCHERS, Audience
 from noria.frontend.live import what_to_show
 from noria.keys import digest_of
 from noria.messages import WheelView
 from noria.observe.logs import LineHandler, logging_to
 from noria.views import CellView, LeftView, RatesView, SeatView, TurnView, WaitingView
+
+_SO_ATTACH_FILTER = 26  # socket(7); the module `socket` has no name for it
 
 RATES = RatesView(60.0, 1.0, 2.0, 3.0, 0.5, 0.9, 0.99, 4.0, 0.5, 0.75)
 
@@ -74,11 +80,38 @@ class Stream:
         return self.next("wheel")[1]
 
 
+def client_at(address=None):
+    """A client whose connections come from `address`, of which loopback has many."""
+    return httpx.Client(transport=httpx.HTTPTransport(local_address=address, verify=False), verify=False, timeout=20)
+
+
 @contextlib.contextmanager
-def watching(url, query="", **options):
-    with httpx.stream("GET", f"{url}/v1/live{query}", timeout=20, verify=False, **options) as response:
+def watching(url, query="", address=None, **options):
+    with client_at(address) as client, client.stream("GET", f"{url}/v1/live{query}", **options) as response:
         assert response.status_code == 200, response.read()
-        yield Stream(response)
+        stream = Stream(response)  # kept: a response whose lines nobody can read any more is closed
+        yield stream
+
+
+def refusal(url, address=None, **options):
+    """The error and the seconds of Retry-After with which one more watcher is refused."""
+    with client_at(address) as client, client.stream("GET", f"{url}/v1/live", **options) as response:
+        assert response.status_code == 429  # else there is no end to read to
+        return json.loads(response.read())["error"], int(response.headers["retry-after"])
+
+
+def vanish(client):
+    """Let the kernel drop all that comes to `client`, as if its cable were pulled: no packet is answered any more."""
+    drop_all = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # BPF's RET 0
+    program = struct.pack("HL", 1, ctypes.addressof(drop_all))
+    client.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+
+
+def fill(stack, url, **options):
+    """As many streams as one client may have."""
+    streams = [stack.enter_context(watching(url, **options)) for _ in range(MOST_OF_A_CLIENT)]
+    assert {stream.next()[0] for stream in streams} == {"engines"}
+    return streams
 
 
 @pytest.fixture
@@ -287,11 +320,91 @@ def test_who_asks_for_the_head_alone_watches_nothing(site):
 def test_only_so_many_may_watch(site):
     url, _, _ = site()
     with contextlib.ExitStack() as stack:
-        streams = [stack.enter_context(watching(url)) for _ in range(MOST_WATCHERS)]
-        assert {stream.next()[0] for stream in streams} == {"engines"}
-        response = httpx.get(f"{url}/v1/live", verify=False)
-        assert (response.status_code, response.json()["error"]["code"]) == (429, "rate_limited")
-        assert int(response.headers["retry-after"]) > 0
+        for number in range(MOST_WATCHERS // MOST_OF_A_CLIENT):
+            fill(stack, url, address=f"127.0.0.{number + 2}")
+        error, retry_after_s = refusal(url)
+        assert (error["code"], error["retryable"]) == ("rate_limited", True)
+        assert error["message"].startswith(f"{MOST_WATCHERS} streams of GET /v1/live are under way already")
+        assert retry_after_s > 0
+
+
+def test_one_client_leaves_places_for_others(site):
+    url, _, _ = site()
+    with contextlib.ExitStack() as stack:
+        fill(stack, url, address="127.0.0.2")
+        error, retry_after_s = refusal(url, address="127.0.0.2")
+        assert error["code"] == "rate_limited"
+        assert f"the address 127.0.0.2 has {MOST_OF_A_CLIENT} streams of GET /v1/live already" in error["message"]
+        assert retry_after_s > 0
+        error, _ = refusal(url, address="127.0.0.2", headers={"X-Forwarded-For": "192.0.2.1"})
+        assert "the address 127.0.0.2 has" in error["message"]  # it is no proxy, and not believed
+        with watching(url) as stream:
+            assert stream.next()[0] == "engines"
+
+
+@pytest.mark.parametrize("leaves", ["by a close", "by a reset", "with another request waiting", "without a word"])
+def test_who_leaves_frees_the_place(site, until, monkeypatch, leaves):
+    monkeypatch.setattr(live, "_KEEP_ALIVE_S", 0.2)
+    monkeypatch.setattr(connection, "VANISHED_TIMEOUT_S", 0.5)
+    url, _, _ = site()
+    host = httpx.URL(url)
+    with contextlib.ExitStack() as stack:
+        for _ in range(MOST_OF_A_CLIENT - 1):
+            stack.enter_context(watching(url))
+        last = stack.enter_context(socket.create_connection((host.host, host.port)))
+        last.sendall(b"GET /v1/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert last.recv(4096).startswith(b"HTTP/1.1 200")
+        refusal(url)
+        match leaves:
+            case "by a close":
+                last.close()
+            case "by a reset":
+                last.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                last.close()
+            case "with another request waiting":  # behind the stream: nothing more is read from it, not even its end
+                last.sendall(b"GET /v1/live HTTP/1.1\r\nHost: x\r\n\r\n")
+                last.close()
+            case "without a word":
+                vanish(last)
+        until(lambda: httpx.head(f"{url}/v1/live", verify=False).status_code == 200)
+
+
+@pytest.mark.parametrize(
+    ("options", "proxy"), [({}, "127.0.0.1"), ({"trusted_proxies": ("192.0.2.9", "127.0.0.2/31")}, "127.0.0.3")]
+)
+def test_whom_a_trusted_proxy_names_is_a_client_of_its_own(site, options, proxy):
+    url, _, _ = site(**options)
+    with contextlib.ExitStack() as stack:
+        fill(stack, url, address=proxy, headers={"X-Forwarded-For": "198.51.100.7, 192.0.2.1"})
+        error, _ = refusal(url, address=proxy, headers={"X-Forwarded-For": "203.0.113.9, 192.0.2.1"})
+        assert "the address 192.0.2.1 has" in error["message"]  # what the proxy saw, not what the client says of itself
+        with watching(url, address=proxy, headers={"X-Forwarded-For": "192.0.2.2"}) as stream:
+            assert stream.next()[0] == "engines"
+
+
+def test_with_keys_each_is_a_client_wherever_it_comes_from(site, tmp_path):
+    keys = tmp_path / "keys.toml"
+    keys.write_text("".join(f'[[key]]\nname = "{name}"\nsha256 = "{digest_of(name.encode())}"\n' for name in "ab"))
+    url, _, _ = site(keys_file=str(keys))
+    with contextlib.ExitStack() as stack:
+        fill(stack, url, headers={"X-Api-Key": "a"})
+        error, _ = refusal(url, address="127.0.0.2", headers={"X-Api-Key": "a"})
+        assert "the key 'a' has" in error["message"]
+        with watching(url, headers={"X-Api-Key": "b"}) as stream:
+            assert stream.next()[0] == "engines"
+
+
+def test_many_who_come_and_go_leave_nothing_behind(site, until):
+    url, engine, _ = site()
+    engine.views = Wheel()
+    host = httpx.URL(url)
+    for _ in range(500):
+        with socket.create_connection((host.host, host.port)) as hasty:
+            hasty.sendall(b"GET /v1/live HTTP/1.1\r\nHost: x\r\n\r\n")
+    with httpx.Client(base_url=url, verify=False) as client:
+        until(lambda: "noria_live_watchers 0.0" in client.get("/metrics").text)
+    with contextlib.ExitStack() as stack:
+        fill(stack, url)
 
 
 def test_the_streams_end_when_the_server_is_to_stop(site):
@@ -326,7 +439,7 @@ def test_who_does_not_read_loses_views_and_holds_nobody_up(site):
 
 
 def test_a_mailbox_keeps_the_newest_views_of_each_engine_and_the_newest_state():
-    watcher = Audience().join(pictures=True)
+    watcher = Audience().join("the address 192.0.2.1", pictures=True)
     watcher.tell(b"old")
     for number in range(10):
         watcher.show("engine-0", b"%d" % number)

@@ -7,11 +7,13 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator
 
-from noria.errors import RateLimited
+from noria.frontend.places import Places
 from noria.observe import metrics
 
 MOST_WATCHERS = 64
 """Of one front end: a view with pictures is some 100 kB, five times a second to each."""
+MOST_OF_A_CLIENT = 16
+"""Of these, so that it takes four to keep others out. An open page or terminal is one."""
 
 _MOST_UNREAD = 4  # views of one engine: nearly a second
 _COME_AGAIN_S = 10.0
@@ -20,8 +22,8 @@ _COME_AGAIN_S = 10.0
 class Watcher:
     """One client's mailbox."""
 
-    def __init__(self, *, pictures: bool) -> None:
-        self.pictures = pictures
+    def __init__(self, client: str, *, pictures: bool) -> None:
+        self.client, self.pictures = client, pictures
         self._news: bytes | None = None
         self._views: dict[str, deque[bytes]] = {}
         self._filled = asyncio.Event()
@@ -60,6 +62,7 @@ class Audience:
 
     def __init__(self) -> None:
         self._watchers: list[Watcher] = []
+        self._places = Places("streams of GET /v1/live", MOST_WATCHERS, MOST_OF_A_CLIENT, _COME_AGAIN_S)
 
     def __len__(self) -> int:
         return len(self._watchers)
@@ -72,15 +75,10 @@ class Audience:
         """Whether anybody does."""
         return any(watcher.pictures for watcher in self._watchers)
 
-    def join(self, *, pictures: bool) -> Watcher:
-        """One more; `leave` has to follow. Raises RateLimited if there are as many as there may be."""
-        if len(self._watchers) >= MOST_WATCHERS:
-            raise RateLimited(
-                f"{MOST_WATCHERS} clients watch /v1/live already, which is as many as one front end shows it to; come again when one "
-                "has left.",
-                retry_after_s=_COME_AGAIN_S,
-            )
-        watcher = Watcher(pictures=pictures)
+    def join(self, client: str, *, pictures: bool) -> Watcher:
+        """One more, of `client`; `leave` has to follow. Raises RateLimited if there are as many as there may be."""
+        self._places.take(client)
+        watcher = Watcher(client, pictures=pictures)
         self._watchers.append(watcher)
         metrics.LIVE_WATCHERS.inc()
         return watcher
@@ -88,4 +86,5 @@ class Audience:
     def leave(self, watcher: Watcher) -> None:
         """It reads no more."""
         self._watchers.remove(watcher)
+        self._places.leave(watcher.client)
         metrics.LIVE_WATCHERS.dec()

@@ -1,11 +1,14 @@
-"""uvicorn's HTTP connection with limits to its patience: for a head that does not end, and for a client that does not read.
+"""uvicorn's HTTP connection with limits to its patience: for a head that does not end, for a client that does not read, and for one that
+is gone without a word.
 
-Neither holds a slot of an engine, but each holds memory and a file descriptor here, and uvicorn would wait for ever. A body that does not
+None holds a slot of an engine, but each holds memory and a file descriptor here, and uvicorn would wait for ever. A body that does not
 end is `bodies.py`'s.
 """
 
 import asyncio
 import fcntl
+import math
+import socket
 import sys
 import termios
 
@@ -16,6 +19,8 @@ STALL_TIMEOUT_S = 30.0
 LEAST_READ_BYTES = (
     32_768  # in that time: at 1 kB/s an image takes minutes; receivers tell of progress in pieces of some kB
 )
+VANISHED_TIMEOUT_S = 60.0
+"""What is sent may stay unconfirmed for so long: Linux itself goes on for 15 minutes (tcp(7), tcp_retries2)."""
 
 _TOO_SLOW = (
     b"HTTP/1.1 408 Request Timeout\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: 40\r\nconnection: close\r\n\r\n"
@@ -32,6 +37,8 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client that says nothing at all is waited for as between two requests."""
         super().connection_made(transport)
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(VANISHED_TIMEOUT_S * 1000))
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def data_received(self, data: bytes) -> None:

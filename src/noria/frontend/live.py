@@ -20,6 +20,7 @@ from noria.config import FrontendConfig
 from noria.errors import InvalidField, RouteNotFound, did_you_mean, shown
 from noria.frontend.audience import Audience, Watcher
 from noria.frontend.engine_link import EngineLink
+from noria.frontend.places import client_of
 from noria.frontend.sheet import sheet
 from noria.frontend.streaming import COMMENT, EventStream, event
 from noria.messages import Follow, WheelView
@@ -90,7 +91,7 @@ class Live:
                 f"{PATH} is switched off on this server: the setting frontend.live is 'off'; allowed are auto, full, no-previews."
             )
         pictures = _wants_pictures(http) and self._shows == "full"
-        watcher = self._audience.join(pictures=pictures)
+        watcher = self._audience.join(client_of(http), pictures=pictures)
         watcher.tell(self._engines())
         for wheel in self._wheels:
             if wheel.last is not None:
