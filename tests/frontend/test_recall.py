@@ -1,7 +1,9 @@
 """POST /v1/images/parameters: what a file says comes back as settings that draw it again, and what cannot be had is told."""
 
 import base64
+import contextlib
 import io
+import socket
 import struct
 import threading
 import zlib
@@ -12,8 +14,8 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from noria.frontend import recall
-from noria.frontend.recall import MOST_BYTES
+from noria.frontend import bodies, recall
+from noria.frontend.recall import MOST_BYTES, MOST_OF_A_CLIENT, MOST_UPLOADS
 from noria.image_files import save_options
 from noria.parameters import Parameters
 
@@ -135,13 +137,85 @@ def test_few_files_are_read_at_once(client, monkeypatch, until):
         return SAID
 
     monkeypatch.setattr(recall, "read_parameters", slowly)
-    with ThreadPoolExecutor(6) as pool:
-        asked = [pool.submit(client.post, PATH, content=b"x") for _ in range(6)]
+    with ThreadPoolExecutor(MOST_OF_A_CLIENT) as pool:
+        asked = [pool.submit(client.post, PATH, content=b"x") for _ in range(MOST_OF_A_CLIENT)]
         until(lambda: len(reading) == 2)
         assert client.get("/healthz").status_code == 200
         go.set()
-        assert [each.result().status_code for each in asked] == [200] * 6
+        assert [each.result().status_code for each in asked] == [200] * MOST_OF_A_CLIENT
     assert max(most) == 2
+
+
+GO_ON = "HTTP/1.1 100 Continue\r\n\r\n"
+
+
+@pytest.fixture
+def upload(client, until):
+    """Announces a file from an address, as curl does, and returns the connection and what the server says to it first."""
+    host = client.base_url
+    with contextlib.ExitStack() as stack:
+
+        def begin(address):
+            begun = stack.enter_context(socket.create_connection((host.host, host.port), 20, (address, 0)))
+            begun.sendall(
+                f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\nExpect: 100-continue\r\n\r\n".encode()
+            )
+            said = begun.recv(4096)
+            while not (said == GO_ON.encode() or said.endswith(b"}}")):
+                said += begun.recv(4096)
+            return begun, said.decode()
+
+        yield begin
+    until(lambda: client.post(PATH, content=b"x").status_code == 422)  # no place is left taken
+
+
+def test_one_client_has_its_share_of_uploads_and_leaves_the_others(client, upload, until):
+    begun = [upload("127.0.0.2") for _ in range(MOST_OF_A_CLIENT)]
+    assert {said for _, said in begun} == {GO_ON}
+    _, refused = upload("127.0.0.2")
+    assert refused.startswith("HTTP/1.1 429 ")
+    assert "\r\nretry-after: 5\r\n" in refused.lower()
+    assert f"the address 127.0.0.2 has {MOST_OF_A_CLIENT} uploads to {PATH} already" in refused
+    assert client.post(PATH, content=file_of(SAID)).status_code == 200
+    begun[0][0].close()
+    until(lambda: upload("127.0.0.2")[1] == GO_ON)
+
+
+def test_only_so_many_uploads_are_held_by_all_together(upload):
+    for number in range(MOST_UPLOADS):
+        assert upload(f"127.0.0.{number // MOST_OF_A_CLIENT + 2}")[1] == GO_ON
+    _, refused = upload("127.0.0.100")
+    assert refused.startswith("HTTP/1.1 429 ")
+    assert f"{MOST_UPLOADS} uploads to {PATH} are under way already" in refused
+
+
+def test_an_upload_that_does_not_go_on_gives_its_place_back(upload, until, monkeypatch):
+    monkeypatch.setattr(bodies, "_TIMEOUT_S", 0.3)
+    begun = [upload("127.0.0.2") for _ in range(MOST_OF_A_CLIENT)]
+    for each, _ in begun:
+        each.sendall(b"\x89PNG")
+        assert each.recv(4096).startswith(b"HTTP/1.1 400 ")
+    assert upload("127.0.0.2")[1] == GO_ON
+
+
+def test_who_is_refused_and_sends_the_file_all_the_same_is_told_and_may_ask_again(upload, client):
+    for _ in range(MOST_OF_A_CLIENT):
+        assert upload("127.0.0.1")[1] == GO_ON
+    for _ in range(3):
+        refused = client.post(PATH, content=b"\0" * MOST_BYTES)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limited")
+
+
+def test_a_file_that_is_being_read_holds_its_place(client, upload, monkeypatch, until):
+    reading, go = [], threading.Event()
+    monkeypatch.setattr(recall, "read_parameters", lambda *_: (reading.append(1), go.wait(20), SAID)[-1])
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(client.post, PATH, content=b"x") for _ in range(2)]
+        until(lambda: len(reading) == 2)
+        said = [upload("127.0.0.1")[1] for _ in range(MOST_OF_A_CLIENT - 1)]
+        assert [words.startswith("HTTP/1.1 429") for words in said] == [False] * (MOST_OF_A_CLIENT - 2) + [True]
+        go.set()
+        assert [each.result().status_code for each in asked] == [200, 200]
 
 
 def test_a_file_beyond_the_bound_is_not_read(client):

@@ -256,7 +256,7 @@ def _recall() -> dict[str, Any]:
         f"The body is the file, at most {MOST_BYTES // 2**20} MiB of PNG, WebP or JPEG, of Noria or with A1111's text. "
         "`settings` is a body of `POST /t2i`; `unusable` says what of the file cannot be had here, and why.",
         answers=json_of(Recalled),
-        errors=[InvalidBody, BodyTooLarge, UnreadableImage, EngineUnavailable],
+        errors=[InvalidBody, BodyTooLarge, UnreadableImage, RateLimited, EngineUnavailable],
     )
     image: dict[str, Any] = {f"image/{name}": {} for name in ("png", "webp", "jpeg")}
     return described | {"requestBody": {"required": True, "content": image}}

@@ -17,6 +17,7 @@ from noria.config import FrontendConfig
 from noria.errors import ImageFileError, InvalidField, ModelNotFound, UnreadableImage, shown
 from noria.frontend.admission import admit
 from noria.frontend.bodies import read_bytes
+from noria.frontend.places import Places, client_of
 from noria.frontend.studio import Studio
 from noria.image_files import read_parameters
 from noria.parameters import Parameters
@@ -24,6 +25,9 @@ from noria.request import ImageBody
 from noria.spec import ModelSpec
 
 MOST_BYTES = 16 * 2**20  # a PNG of 2048 × 2048 incompressible pixels has 12.6 MB
+MOST_UPLOADS = 16  # held at once, also those still being received: 256 MiB of a front end
+MOST_OF_A_CLIENT = 4
+_COME_AGAIN_S = 5.0  # a body takes up to 30 s, most take less than one
 _AT_ONCE = 2  # a file made to hurt takes seconds of a core, and front ends have other work for theirs
 _SETTINGS = (
     "prompt",
@@ -61,14 +65,16 @@ class Recall:
 
     def __init__(self, studio: Studio) -> None:
         self._studio = studio
-        self._places = asyncio.Semaphore(_AT_ONCE)
+        self._uploads = Places("uploads to /v1/images/parameters", MOST_UPLOADS, MOST_OF_A_CLIENT, _COME_AGAIN_S)
+        self._readers = asyncio.Semaphore(_AT_ONCE)
 
     async def parameters(self, http: Request) -> Response:
-        """What the file in the body says, as `Recalled`."""
+        """What the file in the body says, as `Recalled`. Raises RateLimited before anything of the body is asked for."""
         self._studio.spec()  # refuses while no model is known: nobody could say what is usable
-        file = await read_bytes(http, MOST_BYTES)
-        async with self._places:
-            answer = await asyncio.to_thread(self._answer, file)
+        with self._uploads.one(client_of(http)):
+            file = await read_bytes(http, MOST_BYTES)
+            async with self._readers:
+                answer = await asyncio.to_thread(self._answer, file)
         return Response(answer, media_type="application/json")
 
     def _answer(self, file: bytes) -> bytes:
