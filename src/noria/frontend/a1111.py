@@ -28,7 +28,7 @@ from noria.frontend.a1111_bodies import (
 )
 from noria.frontend.a1111_tasks import Tasks
 from noria.frontend.admission import heed
-from noria.frontend.bodies import decode, read_body
+from noria.frontend.bodies import Bodies, decode
 from noria.frontend.encoding import base64_texts, encode_preview
 from noria.frontend.leaving import unless_disconnected
 from noria.frontend.studio import Drawing, Studio, Wish
@@ -88,8 +88,8 @@ class Options(Struct, frozen=True):
 class A1111:
     """The routes under /sdapi/v1, and the two settings that their users share."""
 
-    def __init__(self, studio: Studio) -> None:
-        self._studio = studio
+    def __init__(self, studio: Studio, bodies: Bodies) -> None:
+        self._studio, self._bodies = studio, bodies
         self._tasks = Tasks(studio)
         self._settings: dict[str, Any] = {}
 
@@ -110,7 +110,7 @@ class A1111:
 
     async def txt2img(self, http: Request) -> Response:
         """Images for a prompt, in base64."""
-        raw = await read_body(http, self._studio.config.max_body_bytes)
+        raw = await self._bodies.read(http)
         body = decode(raw, Txt2Img, strict=False)  # as A1111 has it, "20" is a number
         check_body(msgspec.json.decode(raw))
         try:
@@ -136,7 +136,7 @@ class A1111:
     async def options(self, http: Request) -> Response:
         """GET tells the settings; POST changes the model and the files' format of all later requests by this route."""
         if http.method == "POST":
-            raw = await read_body(http, self._studio.config.max_body_bytes)
+            raw = await self._bodies.read(http)
             decode(raw, Options)
             sent: dict[str, Any] = msgspec.json.decode(raw)
             check_settings(sent)

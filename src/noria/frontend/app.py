@@ -20,6 +20,7 @@ from starlette.routing import Route
 from noria.config import Config
 from noria.errors import InternalError, MethodNotAllowed, NoriaError, RouteNotFound, Unauthorized, did_you_mean, shown
 from noria.frontend.a1111 import A1111, ROOT
+from noria.frontend.bodies import Bodies
 from noria.frontend.docs_page import docs_page
 from noria.frontend.engine_link import EngineLink
 from noria.frontend.images import Images
@@ -63,9 +64,10 @@ def build_app(
     """
     callers = Callers(read_keys(config.frontend.keys_file), config.frontend.processes)
     studio = Studio(link, config.frontend, tracer=tracer, log_prompts=config.log_prompts)
-    jobs = Jobs(studio, config, open_jobs or functools.partial(open_service, config, lone_place(), tracer))
-    images = Images(studio)
-    openai = OpenAI(studio)
+    bodies = Bodies(config.frontend.max_body_bytes)
+    jobs = Jobs(studio, bodies, config, open_jobs or functools.partial(open_service, config, lone_place(), tracer))
+    images = Images(studio, bodies)
+    openai = OpenAI(studio, bodies)
     live = Live(link, config.frontend)
     own = OwnRoutes(config, link)
     routes = [
@@ -76,7 +78,7 @@ def build_app(
         Route("/v1/models/{model:path}", openai.model),
         *jobs.routes,
         *live.routes,
-        *A1111(studio).routes,
+        *A1111(studio, bodies).routes,
         Route("/healthz", own.healthz),
         Route("/readyz", own.readyz),
         Route("/metrics", own.metrics),

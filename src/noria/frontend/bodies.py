@@ -1,10 +1,13 @@
-"""Request bodies: JSON of a known shape, or a refusal that names the field, the value got and the values allowed.
+"""Request bodies, bounded in length, time and number: JSON of a known shape, or a refusal that names the field, the value got and the
+values allowed.
 
 msgspec checks shape and types; this module only turns its messages into ours. Bounds are `admission.py`'s.
 """
 
 import asyncio
+import contextlib
 import re
+from collections.abc import Callable
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -20,40 +23,77 @@ from noria.errors import (
     did_you_mean,
     shown,
 )
+from noria.frontend.places import Places, client_of
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 # The default max_body_bytes at 35 kB/s. A body that stops half-way would hold its connection for ever.
 _TIMEOUT_S = 30.0
 
+MOST_LONG = 64  # 64 MiB with the default max_body_bytes
+MOST_LONG_OF_A_CLIENT = 16
+_SHORT_BYTES = 65_536  # as much of a body as uvicorn has by itself; no request that is drawn comes near
+_COME_AGAIN_S = 5.0  # a body takes up to 30 s, most take less than one
+
 _JSON_NAMES = {"int": "an integer", "float": "a number", "str": "a string", "bool": "true or false", "array": "a list"}
 
 
-async def read_json(http: Request, kind: type[T], max_bytes: int) -> T:
-    """The body of `http` as a `kind`; raises as `read_body` and `decode` do."""
-    return decode(await read_body(http, max_bytes), kind)
+class Bodies:
+    """Reads JSON for every route of a front end.
+
+    A short body costs no more than its connection does. Of long ones so many are received at once that all of them together fit into memory.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._long = Places(
+            f"bodies of more than {_SHORT_BYTES} bytes", MOST_LONG, MOST_LONG_OF_A_CLIENT, _COME_AGAIN_S
+        )
+
+    async def read_json(self, http: Request, kind: type[T]) -> T:
+        """The body of `http` as a `kind`; raises as `read` and `decode` do."""
+        return decode(await self.read(http), kind)
+
+    async def read(self, http: Request) -> bytes:
+        """The body of `http`, which says that it is JSON.
+
+        Raises:
+            UnsupportedMediaType: the Content-Type is not application/json.
+            RateLimited: too many long ones are being received; where the length is announced, nothing of this one has been asked for.
+            BodyTooLarge, InvalidBody, RequestCancelled: as `read_bytes` does.
+
+        """
+        media_type = http.headers.get("content-type", "")
+        if media_type.partition(";")[0].strip().lower() != "application/json":
+            raise UnsupportedMediaType(f"Content-Type is {shown(media_type)}; send application/json.")
+        long = False
+        with contextlib.ExitStack() as place:
+
+            def grow(num_bytes: int) -> None:
+                nonlocal long
+                if num_bytes > _SHORT_BYTES and not long:
+                    place.enter_context(self._long.one(client_of(http)))
+                    long = True
+
+            return await read_bytes(http, self._max_bytes, grow)
 
 
-async def read_body(http: Request, max_bytes: int) -> bytes:
-    """The body of `http`, which says that it is JSON.
+async def read_bytes(http: Request, max_bytes: int, grow: Callable[[int], None] = lambda _: None) -> bytes:
+    """The body of `http`, whatever it says that it is.
+
+    `grow` is told how long the body is going to be, or is by now, and may raise.
 
     Raises:
-        UnsupportedMediaType: the Content-Type is not application/json.
         BodyTooLarge: without having kept more than `max_bytes`.
         InvalidBody: too slow; then `http.state.must_close` is set.
+        RequestCancelled: the client left.
 
     """
-    media_type = http.headers.get("content-type", "")
-    if media_type.partition(";")[0].strip().lower() != "application/json":
-        raise UnsupportedMediaType(f"Content-Type is {shown(media_type)}; send application/json.")
-    return await read_bytes(http, max_bytes)
-
-
-async def read_bytes(http: Request, max_bytes: int) -> bytes:
-    """The body of `http`, whatever it says that it is; raises as above, but for the Content-Type."""
     too_large = BodyTooLarge(f"the body is longer than {max_bytes} bytes.")
-    if int(http.headers.get("content-length", 0)) > max_bytes:
+    announced = int(http.headers.get("content-length", 0))
+    if announced > max_bytes:
         raise too_large
+    grow(announced)
     body = bytearray()
     try:
         async with asyncio.timeout(_TIMEOUT_S):
@@ -61,6 +101,7 @@ async def read_bytes(http: Request, max_bytes: int) -> bytes:
                 body += chunk
                 if len(body) > max_bytes:
                     raise too_large
+                grow(len(body))
     except TimeoutError as error:
         http.state.must_close = True
         raise InvalidBody(f"the body did not arrive within {_TIMEOUT_S:g} s; {len(body)} bytes of it did.") from error

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from noria.frontend import streaming
 from noria.frontend.admission import heed
-from noria.frontend.bodies import read_json
+from noria.frontend.bodies import Bodies
 from noria.frontend.encoding import base64_texts, encode_preview
 from noria.frontend.engine_link import PreviewImage, Progress, Update
 from noria.frontend.leaving import unless_disconnected
@@ -61,12 +61,12 @@ class AnsweredPreview(Struct, frozen=True):
 class Images:
     """The route `POST /t2i`."""
 
-    def __init__(self, studio: Studio) -> None:
-        self._studio = studio
+    def __init__(self, studio: Studio, bodies: Bodies) -> None:
+        self._studio, self._bodies = studio, bodies
 
     async def t2i(self, http: Request) -> Response:
         """One image as a file; several, or one for a client that takes no image, as `ImagesAnswer`."""
-        body = await read_json(http, ImageBody, self._studio.config.max_body_bytes)
+        body = await self._bodies.read_json(http, ImageBody)
         wish = self._studio.admit(heed(body, http.headers), http.state.caller, http.state.request_id)
         if body.stream:
             return await streaming.watch(http, self._studio, wish, lambda happening: self._frames(happening, wish))

@@ -19,7 +19,7 @@ from noria.config import Config
 from noria.errors import InvalidField, JobNotFound, NoriaError, shown
 from noria.frontend import streaming
 from noria.frontend.admission import heed
-from noria.frontend.bodies import decode, read_json
+from noria.frontend.bodies import Bodies, decode
 from noria.frontend.job_painter import StudioPainter, keep
 from noria.frontend.keys import Caller
 from noria.frontend.openai import GenerationsBody, admit_generation
@@ -55,8 +55,8 @@ class JobList(Struct, frozen=True):
 class Jobs:
     """The routes under /v1/jobs. They answer between `start` and `stop`."""
 
-    def __init__(self, studio: Studio, config: Config, open_service: Callable[[], JobService]) -> None:
-        self._studio, self._config, self._open_service = studio, config, open_service
+    def __init__(self, studio: Studio, bodies: Bodies, config: Config, open_service: Callable[[], JobService]) -> None:
+        self._studio, self._bodies, self._config, self._open_service = studio, bodies, config, open_service
         self._opened: JobService | None = None
 
     @property
@@ -94,7 +94,7 @@ class Jobs:
         return await (self._accept(http) if http.method == "POST" else self._list(http))
 
     async def _accept(self, http: Request) -> Response:
-        body = await read_json(http, JobBody, self._studio.config.max_body_bytes)
+        body = await self._bodies.read_json(http, JobBody)
         caller: Caller = http.state.caller
         job_id = new_job_id()
         wish = admit_input(self._studio, body.input, caller, job_id, http.headers)

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from noria.errors import InvalidField, shown
 from noria.frontend import streaming
 from noria.frontend.admission import heed
-from noria.frontend.bodies import read_json
+from noria.frontend.bodies import Bodies
 from noria.frontend.encoding import base64_texts, encode_preview
 from noria.frontend.engine_link import EngineLoad, PreviewImage, Update
 from noria.frontend.keys import Caller
@@ -158,13 +158,13 @@ class ModelList(Struct, frozen=True):
 class OpenAI:
     """The routes under /v1."""
 
-    def __init__(self, studio: Studio) -> None:
-        self._studio = studio
+    def __init__(self, studio: Studio, bodies: Bodies) -> None:
+        self._studio, self._bodies = studio, bodies
         self._created = int(time.time())
 
     async def generations(self, http: Request) -> Response:
         """Images for a prompt, in base64."""
-        body = await read_json(http, GenerationsBody, self._studio.config.max_body_bytes)
+        body = await self._bodies.read_json(http, GenerationsBody)
         wish = admit_generation(self._studio, body, http.state.caller, http.state.request_id, http.headers)
         if body.stream:
             return await streaming.watch(http, self._studio, wish, _Frames(self._studio, wish))
