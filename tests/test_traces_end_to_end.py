@@ -206,12 +206,14 @@ def test_a_job_and_its_webhook_are_in_the_trace_of_who_made_it(client, collector
     body = {"input": BODY, "webhook": receiver.url, "webhook_events_filter": ["completed"]}
     answer = client.post("/v1/jobs", json=body, headers={"traceparent": header})
     assert answer.status_code == 202
-    spans = tree(collector, trace_id, "POST /v1/jobs", "draw job", *STAGES, "postprocess", "POST")
-    request, job, webhook = spans["POST /v1/jobs"], spans["draw job"], spans["POST"]
+    spans = tree(collector, trace_id, "POST /v1/jobs", "job", "draw job", *STAGES, "postprocess", "POST")
+    request, life, job, webhook = (spans[name] for name in ("POST /v1/jobs", "job", "draw job", "POST"))
     assert request.parent_id == span_id
     assert (job.kind, job.parent_id, job.attributes["noria.job.attempt"]) == ("consumer", request.span_id, 1)
-    assert job.attributes["noria.request_id"] == answer.json()["id"]
-    assert job.attributes["noria.outcome"] == "ok"
+    assert job.attributes["noria.request_id"] == life.attributes["noria.request_id"] == answer.json()["id"]
+    assert job.attributes["noria.outcome"] == life.attributes["noria.outcome"] == "ok"
+    assert (life.kind, life.parent_id, life.failed) == ("internal", request.span_id, False)
+    assert request.began - SLACK_S <= life.began <= job.began <= life.ended <= job.ended + SLACK_S
     assert {spans[name].parent_id for name in [*STAGES, "postprocess"]} == {job.span_id}
     assert (webhook.kind, webhook.parent_id, webhook.failed) == ("client", request.span_id, False)
     assert webhook.attributes["http.response.status_code"] == 204

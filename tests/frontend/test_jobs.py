@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from noria.config import Config, FrontendConfig, JobsConfig
+from noria.observe import metrics
 
 
 @pytest.fixture
@@ -339,10 +340,13 @@ def test_a_deadline_counts_from_the_jobs_acceptance(served, until):
     client, engine = served
     engine.become("dead")
     until(lambda: client.get("/readyz").status_code == 503)
+    missed = metrics.DEADLINES_MISSED.labels("tiny")._value
+    before = missed.get()
     job_id = post(client, input={"prompt": "p", "deadline_ms": 1}).json()["id"]
     engine.become("ready")
     job = ended(client, job_id)
     assert (job["status"], job["error_code"]) == ("failed", "deadline_exceeded")
+    assert missed.get() - before == 1
 
 
 # ── Webhooks ────────────────────────────────────────────────────────────────────────────────────────────────────────────────

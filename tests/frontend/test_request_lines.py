@@ -157,6 +157,25 @@ def test_a_job_that_is_cancelled_while_it_is_drawn_has_one_line_too(client, engi
     assert line["outcome"] == "cancelled"
 
 
+def test_a_job_that_is_cancelled_before_it_is_drawn_has_one_line_beside_those_of_its_post_and_delete(
+    client, engine, said_in, until
+):
+    engine.become("dead")
+    until(lambda: client.get("/readyz").status_code == 503)
+    with said_in("noria.requests") as lines, said_in("noria.access") as accesses:
+        job_id = client.post("/v1/jobs", json={"input": BODY}, headers={"x-request-id": "made"}).json()["id"]
+        for _ in range(2):
+            client.delete(f"/v1/jobs/{job_id}", headers={"x-request-id": "unmade"})
+        until(lambda: [line["request_id"] for line in accesses()].count("unmade") == 2)
+    (line,) = [line for line in lines() if line["request_id"] in {job_id, "made", "unmade"}]
+    told = {"job_id": job_id, "outcome": "cancelled", "job_status": "canceled", "attempt": 0, "n": 2, "steps": 3}
+    assert line.items() >= (told | {"model": "tiny", "model_version": "0123456789ab"}).items()
+    assert 0 <= line["waited_s"] == line["seconds"]
+    assert "secret" not in str(line)
+    (made,) = [line for line in accesses() if line["request_id"] == "made"]
+    assert made["job_id"] == job_id
+
+
 @pytest.mark.parametrize(
     ("log_prompts", "told"),
     [

@@ -180,8 +180,8 @@ def send(delivery, tracer, *, allow_private=True):
 def test_without_a_tracer_a_webhook_hands_the_callers_context_on(caller):
     with Receiver(204) as receiver:
         url = f"http://hooks.example:{receiver.port}/in"
-        assert send(WebhookDelivery("msg_1", url, "{}", 1, caller), NO_TRACER) is None
-        assert send(WebhookDelivery("msg_2", url, "{}", 1), NO_TRACER) is None
+        assert send(WebhookDelivery("msg_1", url, "{}", 1, "job_1", caller), NO_TRACER) is None
+        assert send(WebhookDelivery("msg_2", url, "{}", 1, "job_1"), NO_TRACER) is None
     with_trace, without = receiver.headers
     assert (with_trace["traceparent"], with_trace["tracestate"]) == (caller.traceparent, "vendor=x")
     assert not {"traceparent", "tracestate"} & without.keys()
@@ -190,7 +190,7 @@ def test_without_a_tracer_a_webhook_hands_the_callers_context_on(caller):
 def test_each_try_of_a_webhook_is_a_span_that_shows_no_secrets(caller, tracer, collector):
     with Receiver(503) as receiver:
         url = f"http://hooks.example:{receiver.port}/in?token=secret"
-        assert send(WebhookDelivery("msg_1", url, "{}", 2, caller), tracer) == "it answered 503"
+        assert send(WebhookDelivery("msg_1", url, "{}", 2, "job_1", caller), tracer) == "it answered 503"
     tracer.close()
     (span,) = collector.of_trace(caller.trace_id)
     assert (span.name, span.kind, span.parent_id, span.failed) == ("POST", "client", caller.span_id, True)
@@ -210,7 +210,9 @@ def test_each_try_of_a_webhook_is_a_span_that_shows_no_secrets(caller, tracer, c
 @pytest.mark.parametrize(("allow_private", "code"), [(False, "invalid_field"), (True, "ConnectError")])
 def test_a_webhook_that_never_left_says_why(caller, tracer, collector, allow_private, code):
     assert send(
-        WebhookDelivery("msg_1", "http://hooks.example:9/", "{}", 1, caller), tracer, allow_private=allow_private
+        WebhookDelivery("msg_1", "http://hooks.example:9/", "{}", 1, "job_1", caller),
+        tracer,
+        allow_private=allow_private,
     )
     tracer.close()
     (span,) = collector.of_trace(caller.trace_id)

@@ -23,9 +23,10 @@ from noria.jobs.resolver import Resolver
 from noria.jobs.schema import deliveries
 from noria.jobs.store import Store
 from noria.jobs.webhooks import MAX_TRIES, Sender, delay_s, read_secret, sign
+from noria.observe.logs import LineHandler, logging_to
 
 SECRET = bytes(range(32))
-DELIVERY = WebhookDelivery("msg_1", "http://hooks.example/in", '{"id": "job_1", "status": "succeeded"}', 1)
+DELIVERY = WebhookDelivery("msg_1", "http://hooks.example/in", '{"id": "job_1", "status": "succeeded"}', 1, "job_1")
 
 
 class Receiver:
@@ -80,7 +81,7 @@ def send(url, *, resolve=to_loopback, allow_private=True, now=1_795_230_000.9):
     async def once():
         sender = Sender(SECRET, allow_private=allow_private, resolve=resolve)
         try:
-            return await sender.send(WebhookDelivery("msg_1", url, DELIVERY.body, 1), now)
+            return await sender.send(WebhookDelivery("msg_1", url, DELIVERY.body, 1, "job_1"), now)
         finally:
             await sender.close()
 
@@ -158,7 +159,7 @@ def test_a_name_that_moves_to_our_network_after_its_check_is_refused():
     async def accept_then_send(url):
         sender = Sender(SECRET, allow_private=False, resolve=rebinding)
         await sender.check(url)
-        return await sender.send(WebhookDelivery("msg_1", url, "{}", 1), 0.0)
+        return await sender.send(WebhookDelivery("msg_1", url, "{}", 1, "job_1"), 0.0)
 
     with Receiver() as receiver:
         why_not = asyncio.run(accept_then_send(f"http://hooks.example:{receiver.port}/"))
@@ -270,9 +271,14 @@ def test_a_receiver_that_fails_twice_gets_the_same_message_until_it_has_accepted
     assert [json.loads(content)["status"] for _, _, content in receiver.got] == ["canceled"] * 3
 
 
+def of_webhooks(lines):
+    return [line for line in lines if line["logger"] == "noria.webhooks"]
+
+
 @pytest.mark.parametrize("allow_private", [True, False])
-def test_no_line_of_the_log_has_the_query_of_a_webhooks_url(store: Store, engine, job, caplog, allow_private):
-    with Receiver([500]) as receiver, caplog.at_level("INFO", "noria.webhooks"):
+def test_a_line_about_a_webhook_names_its_job_and_not_the_query_of_its_url(store: Store, engine, job, allow_private):
+    lines = []
+    with Receiver([500]) as receiver, logging_to(LineHandler("frontend-0", lines.append), "info"):
         url = f"http://hooks.example:{receiver.port}/in?auth=hunter2"
         record, _ = store.accept(job(webhook=url, webhook_events=("completed",)), 9, 0.0)
         store.cancel(record.id, 0.0)
@@ -282,7 +288,7 @@ def test_no_line_of_the_log_has_the_query_of_a_webhooks_url(store: Store, engine
             sender = Sender(SECRET, allow_private=allow_private, resolve=to_loopback)
             running = asyncio.create_task(Postman(Outbox(engine), sender, blocking).run())
             async with asyncio.timeout(60):
-                while not caplog.records:  # noqa: ASYNC110 - it happens in a database
+                while not of_webhooks(lines):  # noqa: ASYNC110 - it happens in a database
                     await asyncio.sleep(0.02)
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
@@ -290,7 +296,8 @@ def test_no_line_of_the_log_has_the_query_of_a_webhooks_url(store: Store, engine
             blocking.close()
 
         asyncio.run(try_once())
-    said = caplog.records[0].noria_fields
+    said = of_webhooks(lines)[0]
+    assert (said["event"], said["request_id"]) == ("webhook_failed", record.id)
     assert said["url"] == f"http://hooks.example:{receiver.port}/in"
     assert ("500" if allow_private else "/in'") in said["why_not"]
     assert "hunter2" not in str(said)

@@ -14,6 +14,7 @@ from noria.frontend.spans import describe
 from noria.frontend.studio import Studio, Wish, on_behalf
 from noria.jobs.records import JobRecord
 from noria.jobs.runner import Drawn
+from noria.observe import metrics
 from noria.observe.traces import ACTIVE
 from noria.request import ImageFormat, ImageRequest
 
@@ -72,8 +73,8 @@ class StudioPainter:
                 tell(msgspec.json.encode(update))
 
         drawing = await self._studio.draw(Wish(request, spec, kept.file_format, kept.quality, kept.metadata), watch)
-        metrics = {**msgspec.structs.asdict(drawing.timings), "num_steps_run": drawing.num_steps_run}
-        return Drawn(drawing.files, kept.file_format, metrics)
+        timings = {**msgspec.structs.asdict(drawing.timings), "num_steps_run": drawing.num_steps_run}
+        return Drawn(drawing.files, kept.file_format, timings)
 
     def _in_time(self, record: JobRecord, request: ImageRequest) -> ImageRequest:
         """Its deadline counts from its acceptance, however often it is drawn; without one a job waits as long as it takes."""
@@ -81,5 +82,6 @@ class StudioPainter:
             return msgspec.structs.replace(request, timeout_s=math.inf)
         left_s = record.created_at + request.deadline_s - self._clock()
         if left_s <= 0:
+            metrics.DEADLINES_MISSED.labels(record.model).inc()
             raise DeadlineExceeded(f"not done {request.deadline_s:g} s after it was accepted.")
         return msgspec.structs.replace(request, deadline_s=left_s)

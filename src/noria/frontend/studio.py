@@ -186,7 +186,7 @@ class Studio:
             NoriaError: any refusal or failure.
 
         """
-        current_note().add(**said_of(wish.request, wish.spec, self._log_prompts))
+        current_note().add(**said_of(wish.request, wish.spec.fingerprint, self._log_prompts))
         with _counted(wish), self._aboard(wish):
             started = time.perf_counter()
             result = await self.link.submit(self._for_engine(wish.request), watch)

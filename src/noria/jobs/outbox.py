@@ -26,6 +26,7 @@ class WebhookDelivery:
     url: str
     body: str  # JSON
     num_tries: int  # this one counted, once it is taken
+    job_id: str
     trace: TraceContext | None = None  # of the request that made the job
 
     @property
@@ -61,12 +62,12 @@ class Outbox:
                     .values(num_tries=row.num_tries + 1, due_at=now + TAKEN_S)
                 )
             if mine.rowcount:
-                taken.append(WebhookDelivery(row.id, row.url, row.body, row.num_tries + 1, self._trace(row.body)))
+                job_id = msgspec.json.decode(row.body, type=_Told).id
+                taken.append(WebhookDelivery(row.id, row.url, row.body, row.num_tries + 1, job_id, self._trace(job_id)))
         return taken
 
-    def _trace(self, body: str) -> TraceContext | None:
+    def _trace(self, job_id: str) -> TraceContext | None:
         """Kept with the job; one that is deleted meanwhile has none any more."""
-        job_id = msgspec.json.decode(body, type=_Told).id
         with self._engine.connect() as connection:
             request = connection.scalar(sa.select(jobs.c.request).where(jobs.c.id == job_id))
         return None if request is None else trace_of(request)

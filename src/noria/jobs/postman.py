@@ -14,6 +14,7 @@ from noria.jobs.outbox import Outbox, WebhookDelivery
 from noria.jobs.webhooks import Sender, delay_s
 from noria.observe import metrics
 from noria.observe.lines import fields
+from noria.observe.traces import NoSpan, working_for
 
 _TICK_S = 1.0
 _AT_ONCE = 8  # a receiver that does not answer holds up one of them, for 20 s
@@ -59,7 +60,8 @@ class Postman:
     async def _take(self) -> None:
         free = _AT_ONCE - len(self._on_their_way)
         for delivery in await self._blocking(self._outbox.take, free, self._clock()):
-            task = asyncio.create_task(self._deliver(delivery))
+            with working_for(delivery.job_id, NoSpan(delivery.trace)):  # tasks keep what they were made in
+                task = asyncio.create_task(self._deliver(delivery))
             self._on_their_way.add(task)
             task.add_done_callback(self._on_their_way.discard)
 

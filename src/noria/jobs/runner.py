@@ -24,9 +24,9 @@ from noria.errors import (
 )
 from noria.jobs.blocking import NUM_RUNNERS_THREADS, Blocking
 from noria.jobs.loops import forever
-from noria.jobs.records import Claim, JobRecord
+from noria.jobs.records import ENDED, Claim, JobRecord
 from noria.jobs.results import Results
-from noria.jobs.store import Store
+from noria.jobs.store import LEASE_S, Store
 from noria.jobs.tracing import drawing_span
 from noria.observe.lines import fields
 from noria.observe.requests import Note, noting
@@ -158,8 +158,13 @@ class Runner:
 
     async def _tick(self) -> None:
         if not self._has_taken_back:
-            await self._on_database(self._store.take_back, self._owner, self._clock())
+            num_freed = await self._on_database(self._store.take_back, self._owner, self._clock())
             self._has_taken_back = True
+            if num_freed:
+                said = fields(event="jobs_taken_back", num_jobs=num_freed)
+                log.warning(
+                    "%d jobs wait again: the process that drew them ended before they did", num_freed, extra=said
+                )
         await self._beat()
         room = self._painter.room() - len(self._flights)
         if room < 1 or not self._claiming or asyncio.get_running_loop().time() < self._no_claims_before:
@@ -190,13 +195,6 @@ class Runner:
             log.debug("%s is drawn", record.id, extra=fields(event="job_claimed", attempt=record.attempt))
             flight.drawing = asyncio.create_task(self._painter.draw(record, flight.tell), name=f"draw {record.id}")
             flight.concluding = asyncio.create_task(self._conclude(flight), name=f"conclude {record.id}")
-
-    def _tell_end(self, flight: _Flight, **how: object) -> None:
-        """The job's line in the log: nobody will draw it again, or somebody else does."""
-        record = flight.record
-        flight.note.write(
-            **how, request_id=record.id, job_id=record.id, attempt=record.attempt, key=record.made_by or None
-        )
 
     async def _beat(self) -> None:
         """Renew leases and write down progress where it is time; drop what is no longer ours."""
@@ -229,10 +227,9 @@ class Runner:
             if flight.drawing.cancelled():
                 flight.span.fail(RequestCancelled.code)
                 if flight.is_ours:
-                    await self._on_database(self._store.hand_back, flight.claim, self._clock())
-                    self._tell_handed_back(flight, "the front end stops", 0.0)
-                else:  # by its maker; or its lease ran out, and it is drawn elsewhere
-                    self._tell_end(flight, outcome=RequestCancelled.code)
+                    await self._hand_back(flight, "the front end stops", 0.0)
+                else:
+                    await self._let_go(flight)
             elif (error := flight.drawing.exception()) is None:
                 await self._succeed(flight, flight.drawing.result())
             else:
@@ -253,11 +250,10 @@ class Runner:
             await self._wait_for_results(flight, error)
             return
         # When this raises, nobody knows whether the job has succeeded: its files stay, and go with it.
-        if not await self._on_database(self._store.finish, claim, names, drawn.metrics, self._clock()):
+        if not await self._on_database(self._store.finish, claim, names, drawn.metrics, self._clock(), flight.note):
             await self._on_results(self._results.discard, claim.job_id, claim.attempt)
-            self._tell_end(flight, outcome=RequestCancelled.code)
-            return
-        self._tell_end(flight, outcome="ok")
+            flight.span.fail(RequestCancelled.code)
+            await self._let_go(flight)
 
     async def _wait_for_results(self, flight: _Flight, error: Exception) -> None:
         """Hand a job back whose files could not be written. That is not its own trouble: it is counted nowhere."""
@@ -274,8 +270,7 @@ class Runner:
             await self._on_results(self._results.discard, claim.job_id, claim.attempt)
         except Exception as also:  # what is left goes with the job
             log.debug("the images of %s could not be deleted either: %s", claim.job_id, also.__cause__ or also)
-        await self._on_database(self._store.hand_back, claim, self._clock(), delay_s=RESULTS_OUT_S)
-        self._tell_handed_back(flight, "its images could not be written", RESULTS_OUT_S)
+        await self._hand_back(flight, "its images could not be written", RESULTS_OUT_S)
 
     def _claim_none_for(self, delay_s: float) -> None:
         self._no_claims_before = max(self._no_claims_before, asyncio.get_running_loop().time() + delay_s)
@@ -288,19 +283,34 @@ class Runner:
         flight.span.fail(error.code)
         decision = verdict(error, flight.record.num_engine_losses)
         if decision is None:
-            await self._on_database(self._store.fail, claim, error, self._clock())
-            self._tell_end(flight, outcome=error.code, error=error.message)
+            if not await self._on_database(self._store.fail, claim, error, self._clock(), flight.note):
+                await self._let_go(flight)
             return
         self._claim_none_for(decision.delay_s)
-        await self._on_database(
-            self._store.hand_back, claim, self._clock(), delay_s=decision.delay_s, engine_lost=decision.lost
-        )
-        self._tell_handed_back(flight, error.message, decision.delay_s)
+        await self._hand_back(flight, error.message, decision.delay_s, engine_lost=decision.lost)
 
-    def _tell_handed_back(self, flight: _Flight, reason: str, delay_s: float) -> None:
+    async def _hand_back(self, flight: _Flight, reason: str, delay_s: float, *, engine_lost: bool = False) -> None:
+        """Let others draw the job, after `delay_s`, unless it has ended or is drawn elsewhere by now."""
+        if not await self._on_database(
+            self._store.hand_back, flight.claim, self._clock(), delay_s=delay_s, engine_lost=engine_lost
+        ):
+            await self._let_go(flight)
+            return
         log.info(
             "%s is handed back, to be drawn later: %s",
             flight.claim.job_id,
             reason,
             extra=fields(event="job_handed_back", attempt=flight.claim.attempt, delay_s=delay_s),
+        )
+
+    async def _let_go(self, flight: _Flight) -> None:
+        """Say why nothing comes of a drawing: whoever ended the job has told of its end; if nobody has, somebody else draws it."""
+        record = await self._on_database(self._store.get, flight.claim.job_id)
+        has_ended = record.status in ENDED
+        log.log(
+            logging.DEBUG if has_ended else logging.WARNING,
+            "%s is let go: %s",
+            record.id,
+            f"it is {record.status}" if has_ended else f"its lease of {LEASE_S:g} s ran out, and others have it",
+            extra=fields(event="job_let_go", attempt=flight.claim.attempt),
         )

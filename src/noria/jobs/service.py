@@ -11,6 +11,7 @@ from collections.abc import Callable
 from noria.config import Config, JobsConfig, data_folder
 from noria.errors import JobNotFound
 from noria.jobs.blocking import Blocking
+from noria.jobs.ends import Ends
 from noria.jobs.loops import forever
 from noria.jobs.outbox import Outbox
 from noria.jobs.postman import Postman
@@ -22,6 +23,7 @@ from noria.jobs.schema import database_url, open_database
 from noria.jobs.store import Store
 from noria.jobs.webhooks import Sender, read_secret
 from noria.observe import metrics
+from noria.observe.requests import LogPrompts
 from noria.observe.traces import NO_TRACER, Tracer
 
 _CLEAN_EVERY_S = 30.0
@@ -47,6 +49,7 @@ class JobService:
         place: str,
         clock: Callable[[], float] = time.time,
         tracer: Tracer = NO_TRACER,
+        log_prompts: LogPrompts = "off",
     ) -> None:
         self._config, self._clock, self._tracer = config, clock, tracer
         self._results = Results(config.results, data_folder)
@@ -54,7 +57,7 @@ class JobService:
         self._resolver = Resolver()
         self._sender = Sender(secret, allow_private=config.webhook_allow_private, resolve=self._resolver, tracer=tracer)
         engine = open_database(database_url(config.database, data_folder))
-        self._store, self._outbox = Store(engine), Outbox(engine)
+        self._store, self._outbox = Store(engine, Ends(tracer, log_prompts)), Outbox(engine)
         self._owner = f"{place}/{uuid.uuid4().hex}"
         self._blocking = Blocking()
         self._runner: Runner | None = None
@@ -139,7 +142,9 @@ class JobService:
 
 def open_service(config: Config, place: str, tracer: Tracer = NO_TRACER) -> JobService:
     """The jobs of this machine as `config` has them; raises ConfigError."""
-    return JobService(config.jobs, data_folder(config, os.environ), place, tracer=tracer)
+    return JobService(
+        config.jobs, data_folder(config, os.environ), place, tracer=tracer, log_prompts=config.log_prompts
+    )
 
 
 def lone_place() -> str:

@@ -17,6 +17,7 @@ from sqlalchemy import ColumnElement, Connection, Engine
 from sqlalchemy.exc import IntegrityError
 
 from noria.errors import EngineLost, IdempotencyConflict, JobExpired, JobNotFound, NoriaError, QueueFull, shown
+from noria.jobs.ends import Ends
 from noria.jobs.records import (
     ENDED,
     Claim,
@@ -33,7 +34,7 @@ from noria.jobs.records import (
     webhook_event,
 )
 from noria.jobs.schema import deliveries, events, jobs, writing
-from noria.observe import metrics
+from noria.observe.requests import Note
 
 LEASE_S = 15.0
 # Of a job that ends whatever draws it, each loss costs a restart; of an innocent one, 20 in a row happen in no storm of kills.
@@ -41,10 +42,10 @@ MAX_LOSSES = 20
 
 
 class Store:
-    """The jobs of one database, as `schema.open_database` has opened it."""
+    """The jobs of one database, as `schema.open_database` has opened it. What ends here is told by `ends`."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, ends: Ends | None = None) -> None:
+        self._engine, self._ends = engine, ends or Ends()
 
     def close(self) -> None:
         """Close all connections."""
@@ -201,14 +202,19 @@ class Store:
         held = {Claim(row.id, row.owner, row.attempt) for row in rows if row.status == "processing"}
         return held & set(claims)
 
-    def finish(self, claim: Claim, output: Collection[str], metrics: Mapping[str, float], now: float) -> bool:
-        """End the job as succeeded, with its files' names. False, and nothing done, if it is no longer the claim's."""
-        values = {"output": ",".join(output), "metrics": msgspec.json.encode(metrics).decode()}
-        return self._end(claim, "succeeded", now, **values)
+    def finish(
+        self, claim: Claim, output: Collection[str], metrics: Mapping[str, float], now: float, note: Note | None = None
+    ) -> bool:
+        """End the job as succeeded, with its files' names. False, and nothing done, if it is no longer the claim's.
 
-    def fail(self, claim: Claim, error: NoriaError, now: float) -> bool:
+        `note`, here and below, is what the log is to say of its drawing.
+        """
+        values: dict[str, Any] = {"output": ",".join(output), "metrics": msgspec.json.encode(metrics).decode()}
+        return self._end(claim, "succeeded", now, note, **values)
+
+    def fail(self, claim: Claim, error: NoriaError, now: float, note: Note | None = None) -> bool:
         """End the job as failed. False, and nothing done, if it is no longer the claim's."""
-        return self._end(claim, "failed", now, **_error(error))
+        return self._end(claim, "failed", now, note, **_error(error))
 
     def hand_back(
         self, claim: Claim, now: float, *, delay_s: float = 0.0, lost: bool = False, engine_lost: bool = False
@@ -217,7 +223,7 @@ class Store:
 
         `lost` counts the end of the process that drew it, `engine_lost` that of its engines.
         """
-        values = {
+        values: dict[str, Any] = {
             "not_before": now + delay_s,
             "num_losses": jobs.c.num_losses + int(lost),
             "num_engine_losses": jobs.c.num_engine_losses + int(engine_lost),
@@ -234,15 +240,17 @@ class Store:
             freed += self.hand_back(Claim(record.id, record.owner, record.attempt), now, lost=True)
         return freed
 
-    def _end(self, claim: Claim, status: Status, now: float, **values: Any) -> bool:
-        return self._change(_held(claim), status, now, **values) is not None
+    def _end(self, claim: Claim, status: Status, now: float, note: Note | None = None, **values: Any) -> bool:
+        return self._change(_held(claim), status, now, note, **values) is not None
 
-    def _change(self, condition: ColumnElement[bool], status: Status, now: float, **values: Any) -> JobRecord | None:
-        """`_move` as a transaction of its own; what ended is counted once that is safe."""
+    def _change(
+        self, condition: ColumnElement[bool], status: Status, now: float, note: Note | None = None, **values: Any
+    ) -> JobRecord | None:
+        """`_move` as a transaction of its own; what ended is told of once that is safe."""
         with writing(self._engine) as connection:
             record = _move(connection, condition, status, now, **values)
         if record is not None and record.status in ENDED:
-            metrics.JOBS.labels(record.status).inc()
+            self._ends.tell(record, note)
         return record
 
     # ── Housekeeping ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,7 +1,7 @@
 """The traces of jobs: a job is part of the trace of the request that made it, however much later it is drawn.
 
-Its drawings and its webhooks are children of that request's span, and not traces of their own linked to it: one request makes one
-job, so the trace stays a tree, and whoever has the id from the answer to the POST finds all of it. The context is kept in the job's
+Its life, its drawings and its webhooks are children of that request's span, and not traces of their own linked to it: one request makes
+one job, so the trace stays a tree, and whoever has the id from the answer to the POST finds all of it. The context is kept in the job's
 request, beside what else it takes to draw it.
 """
 
@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from noria.jobs.records import JobRecord
 from noria.observe.trace_context import TraceContext, parse
-from noria.observe.traces import Span, Tracer
+from noria.observe.traces import NO_SPAN, Span, Tracer
 
 
 class _Request(Struct, frozen=True):
@@ -23,13 +23,37 @@ class _Kept(Struct, frozen=True):
 
 
 def trace_of(request: str | bytes) -> TraceContext | None:
-    """The trace of whoever asked for a job, from the JSON that is kept of its request."""
-    kept = msgspec.json.decode(request, type=_Kept).request
+    """The trace of whoever asked for a job, from the JSON that is kept of its request; None if it is in none, or cannot be read.
+
+    What another version of Noria has kept costs the job its trace, not every job that is claimed or told of with it.
+    """
+    try:
+        kept = msgspec.json.decode(request, type=_Kept).request
+    except msgspec.DecodeError:
+        return None
     return parse([kept.traceparent], [kept.tracestate])
 
 
 def drawing_span(tracer: Tracer, record: JobRecord) -> Span:
     """The span of one drawing of a job, begun now; a job whose drawing was lost has several."""
+    return tracer.span("draw job", "consumer", trace_of(record.request), _attributes(record))
+
+
+def life_span(tracer: Tracer, record: JobRecord, outcome: str) -> Span:
+    """The span of a job that has ended, from its acceptance, drawn or not; to be ended when it did.
+
+    One that is in nobody's trace has none: it would be a trace of its own, beside that of each drawing.
+    """
+    trace = trace_of(record.request)
+    if trace is None:
+        return NO_SPAN
+    span = tracer.span("job", "internal", trace, _attributes(record) | {"noria.outcome": outcome}, record.created_at)
+    if outcome != "ok":
+        span.fail(outcome)
+    return span
+
+
+def _attributes(record: JobRecord) -> dict[str, str | int]:
     attributes: dict[str, str | int] = {
         "noria.request_id": record.id,
         "noria.job.attempt": record.attempt,
@@ -37,4 +61,4 @@ def drawing_span(tracer: Tracer, record: JobRecord) -> Span:
     }
     if record.made_by:
         attributes["noria.key"] = record.made_by
-    return tracer.span("draw job", "consumer", trace_of(record.request), attributes)
+    return attributes

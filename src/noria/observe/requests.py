@@ -1,7 +1,8 @@
 """The line of a request for images: one for each, written when it has ended, however it did.
 
-Who begins a request (the middleware for HTTP, the runner for a job) opens a `Note`, the studio fills it in while the request is drawn or
-refused, and who began it writes it down. A context variable brings the note to the studio, through every task in between.
+Who begins a request (the middleware for HTTP, the runner for a job) opens a `Note`, and the studio fills it in while the request is drawn or
+refused. A context variable brings the note to the studio, through every task in between. The middleware writes it down; a job's is
+written by whoever ends the job (`jobs/ends.py`), drawn or not.
 """
 
 import contextlib
@@ -14,7 +15,6 @@ from typing import Literal
 
 from noria.observe.lines import fields
 from noria.request import ImageRequest
-from noria.spec import ModelSpec
 
 log = logging.getLogger("noria.requests")
 
@@ -24,11 +24,13 @@ REQUEST_FIELDS: Mapping[str, str] = {
     "event": "`request`",
     "request_id": "X-Request-Id of the answer; of a job, its id",
     "job_id": "of a job",
-    "attempt": "of a job: how many times it was begun",
+    "attempt": "of a job: how many times it was begun; 0 of one that never was",
+    "job_status": "of a job: `succeeded`, `failed` or `canceled`, as the API has it",
+    "waited_s": "of a job: from its acceptance until it was begun for the last time, or ended without",
     "method": "of HTTP",
     "path": "of HTTP, as it was sent, without its query",
     "status": "the answer's; 499 if nobody was there to read it",
-    "seconds": "from the request's head to the end of its answer",
+    "seconds": "from the request's head to the end of its answer; of a job, from its acceptance to its end",
     "key": "name of the API key",
     "outcome": "`ok`, or a code of errors.md",
     "error": "the refusal or failure in words",
@@ -102,11 +104,11 @@ def noting() -> Iterator[Note]:
         _NOTE.reset(token)
 
 
-def said_of(request: ImageRequest, spec: ModelSpec, prompts: LogPrompts) -> dict[str, object]:
-    """The fields that tell what was asked for."""
+def said_of(request: ImageRequest, model_version: str, prompts: LogPrompts) -> dict[str, object]:
+    """The fields that tell what was asked for; `model_version` is the fingerprint of its model."""
     return {
-        "model": spec.name,
-        "model_version": spec.fingerprint,
+        "model": request.model,
+        "model_version": model_version,
         "n": request.num_images,
         "size": f"{request.width_px}x{request.height_px}",
         "scheduler": request.scheduler,
