@@ -118,13 +118,14 @@ def test_what_is_late_has_one_too(client, engine, line_of):
 def test_what_never_was_a_request_for_images_has_the_line_of_the_access_log(client, line_of):
     post = lambda headers: client.post("/t2i", content=b"{", headers=headers | {"content-type": "application/json"})  # noqa: E731
     name, said = line_of(post)
-    assert (name, said["event"], said["status"]) == ("noria.access", "access", 400)
+    assert (name, said["event"], said["status"], said["outcome"]) == ("noria.access", "access", 400, "invalid_body")
 
 
 def test_an_accepted_jobs_answer_tells_the_log_which_job_it_is(client, line_of):
     answers = []
     name, said = line_of(lambda headers: answers.append(client.post("/v1/jobs", json={"input": BODY}, headers=headers)))
     assert (name, said["status"], said["job_id"]) == ("noria.access", 202, answers[0].json()["id"])
+    assert "outcome" not in said
 
 
 def test_a_job_has_a_line_when_it_has_ended(client, said_in, until):

@@ -27,6 +27,7 @@ from noria.observe.logs import LineHandler, logging_to
 from noria.observe.otlp import OtlpTracer
 from noria.observe.requests import REQUEST_FIELDS, current_note
 from noria.observe.trace_context import TraceContext
+from noria.observe.traces import NO_TRACER, Tracer
 from noria.request import ImageRequest
 
 SHAPES = {("shapes", "v1")}
@@ -75,7 +76,7 @@ class Scene:
 
     store: Store
     results: Results
-    tracer: OtlpTracer
+    tracer: Tracer
     job_id: str
 
     @property
@@ -218,10 +219,10 @@ def tracer(collector):
 
 @pytest.fixture
 def lines():
-    """The request lines so far, as a front end writes them."""
+    """What a logger has written so far, as a front end writes it; request lines by default."""
     written = []
     with logging_to(LineHandler("frontend-0", written.append), "info"):
-        yield lambda: [line for line in written if line["logger"] == "noria.requests"]
+        yield lambda logger="noria.requests": [line for line in written if line["logger"] == logger]
 
 
 def kept(**fields):
@@ -273,6 +274,49 @@ def test_a_jobs_end_is_told_once(
 
 OURS = {"drawn_at_the_second_try", "drawn_after_the_server_stopped", "drawn_after_the_server_was_killed"}
 """Those whose end is told by the runner that drew them: it knows where the time went."""
+
+
+@pytest.mark.parametrize(
+    ("ending", "reason"),
+    [
+        (drawn_at_the_second_try, "loading"),
+        (drawn_after_the_server_stopped, "the front end stops"),
+        (drawn_after_the_server_was_killed, "the process that drew it ended"),
+    ],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_a_job_that_waits_again_has_a_line_that_says_why(store, tmp_path, job, caller, lines, ending, reason):
+    job_id = store.accept(job(request=kept(traceparent=caller.traceparent)), 9, time.time())[0].id
+    asyncio.run(ending(Scene(store, Results("auto", tmp_path), NO_TRACER, job_id)))
+    (line,) = lines("noria.jobs")
+    told = {"event": "job_handed_back", "request_id": job_id, "trace_id": caller.trace_id, "attempt": 1}
+    assert line.items() >= told.items()
+    assert line["message"].endswith(f": {reason}")
+
+
+def test_a_drawing_whose_job_others_have_ended_says_nothing(store, tmp_path, job, lines):
+    for ending in (drawn_elsewhere_after_its_lease_ran_out, cancelled_while_it_is_drawn):
+        job_id = store.accept(job(request=kept()), 9, time.time())[0].id
+        asyncio.run(ending(Scene(store, Results("auto", tmp_path), NO_TRACER, job_id)))
+    assert not lines("noria.jobs")
+
+
+def test_a_drawing_whose_lease_ran_out_says_so(store, tmp_path, job, lines):
+    job_id = store.accept(job(request=kept()), 9, time.time())[0].id
+    scene = Scene(store, Results("auto", tmp_path), NO_TRACER, job_id)
+
+    async def outrun():
+        async with scene.running(Painter(holds=True)) as runner:
+            await scene.until(lambda record: record.status == "processing")
+            assert store.claim("t/f/1", SHAPES, 9, time.time() + LEASE_S + 60)
+            runner.wake()
+            await scene.until(lambda _: lines("noria.jobs"))
+
+    asyncio.run(outrun())
+    (line,) = lines("noria.jobs")
+    told = {"level": "warning", "event": "job_let_go", "request_id": job_id, "attempt": 1}
+    assert line.items() >= told.items()
+    assert not lines()
 
 
 def test_an_end_that_many_want_at_once_is_told_by_the_one_who_got_it(database, tmp_path, job, lines):

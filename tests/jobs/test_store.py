@@ -161,10 +161,10 @@ def test_a_lease_that_ran_out_is_claimed_by_another_and_its_first_holder_has_no_
 def test_a_restarted_front_end_takes_back_at_once_what_its_predecessor_held(store, job):
     for _ in range(3):
         accept(store, job())
-    store.claim("s/f1/old", SHAPES, 1, 0.0)
+    (its,) = store.claim("s/f1/old", SHAPES, 1, 0.0)
     store.claim("s/f10/old", SHAPES, 1, 0.0)
     store.claim("s/f1/new", SHAPES, 1, 0.0)
-    assert store.take_back("s/f1/new", 1.0) == 1
+    assert [record.id for record in store.take_back("s/f1/new", 1.0)] == [its.id]
     (mine,) = store.claim("s/f1/new", SHAPES, 9, 1.0)
     assert (mine.attempt, mine.num_losses) == (2, 1)
 
@@ -357,7 +357,7 @@ class TwoRunners(RuleBasedStateMachine):
         old = self.owners[who]
         self.owners[who] = f"s/{who}/{next(self.incarnations)}"
         held = [name for name in self.status if self.status[name] == "processing" and self.holder[name].owner == old]
-        assert self.store.take_back(self.owners[who], -1e6) == len(held)
+        assert len(self.store.take_back(self.owners[who], -1e6)) == len(held)
         for name in held:
             self.status[name] = "starting"
 

@@ -191,7 +191,7 @@ class EngineLink:
                 blame = await self._blame(gone, losses.flies_alone)
             losses = losses.after(blame)
             said = fields(event="engine_lost", request_id=request.request_id, blame=blame, alone=losses.flies_alone)
-            log.warning("%s: its engine ended; it is %s (%s)", request.request_id, blame, losses, extra=said)
+            log.warning("%s: its engine ended; it is %s", request.request_id, blame, extra=said)
             _give_up(losses)
             if watch is not None:
                 watch(Progress(0, 0, request.num_steps, None))

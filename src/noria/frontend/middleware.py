@@ -116,5 +116,5 @@ def _account(scope: Scope, status: int, seconds: float, note: Note) -> None:
         note.write(**said)
         return
     level = logging.DEBUG if path in _QUIET else logging.INFO
-    line = fields(event="access", **said, job_id=state.get("job_id"))
+    line = fields(event="access", **said, outcome=state.get("error_code"), job_id=state.get("job_id"))
     log.log(level, "%s %s %d", scope["method"], target, status, extra=line)

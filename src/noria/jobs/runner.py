@@ -27,10 +27,10 @@ from noria.jobs.loops import forever
 from noria.jobs.records import ENDED, Claim, JobRecord
 from noria.jobs.results import Results
 from noria.jobs.store import LEASE_S, Store
-from noria.jobs.tracing import drawing_span
+from noria.jobs.tracing import drawing_span, trace_of
 from noria.observe.lines import fields
 from noria.observe.requests import Note, noting
-from noria.observe.traces import NO_TRACER, Span, Tracer, working_for
+from noria.observe.traces import NO_TRACER, NoSpan, Span, Tracer, working_for
 
 TICK_S = 0.5  # so soon is a cancellation noticed, and so often at most a progress written down
 RENEW_S = 5.0  # of a lease; it lasts three times as long
@@ -158,13 +158,11 @@ class Runner:
 
     async def _tick(self) -> None:
         if not self._has_taken_back:
-            num_freed = await self._on_database(self._store.take_back, self._owner, self._clock())
+            freed = await self._on_database(self._store.take_back, self._owner, self._clock())
             self._has_taken_back = True
-            if num_freed:
-                said = fields(event="jobs_taken_back", num_jobs=num_freed)
-                log.warning(
-                    "%d jobs wait again: the process that drew them ended before they did", num_freed, extra=said
-                )
+            for record in freed:
+                with working_for(record.id, NoSpan(trace_of(record.request))):
+                    _tell_handed_back(record, "the process that drew it ended", 0.0)
         await self._beat()
         room = self._painter.room() - len(self._flights)
         if room < 1 or not self._claiming or asyncio.get_running_loop().time() < self._no_claims_before:
@@ -296,12 +294,7 @@ class Runner:
         ):
             await self._let_go(flight)
             return
-        log.info(
-            "%s is handed back, to be drawn later: %s",
-            flight.claim.job_id,
-            reason,
-            extra=fields(event="job_handed_back", attempt=flight.claim.attempt, delay_s=delay_s),
-        )
+        _tell_handed_back(flight.record, reason, delay_s)
 
     async def _let_go(self, flight: _Flight) -> None:
         """Say why nothing comes of a drawing: whoever ended the job has told of its end; if nobody has, somebody else draws it."""
@@ -314,3 +307,12 @@ class Runner:
             f"it is {record.status}" if has_ended else f"its lease of {LEASE_S:g} s ran out, and others have it",
             extra=fields(event="job_let_go", attempt=flight.claim.attempt),
         )
+
+
+def _tell_handed_back(record: JobRecord, reason: str, delay_s: float) -> None:
+    log.info(
+        "%s is handed back, to be drawn later: %s",
+        record.id,
+        reason,
+        extra=fields(event="job_handed_back", attempt=record.attempt, delay_s=delay_s),
+    )

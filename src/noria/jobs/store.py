@@ -230,14 +230,18 @@ class Store:
         }
         return self._end(claim, "starting", now, **values)
 
-    def take_back(self, owner: str, now: float) -> int:
-        """Free what `owner`'s dead predecessors of the same server and name held, without waiting for their leases."""
+    def take_back(self, owner: str, now: float) -> list[JobRecord]:
+        """Free what `owner`'s dead predecessors of the same server and name held, without waiting for their leases.
+
+        Returns the jobs that wait again, as they were before.
+        """
         place, _, _ = owner.rpartition("/")
         held = sa.and_(jobs.c.owner.startswith(f"{place}/", autoescape=True), jobs.c.owner != owner)
-        freed = 0
+        freed = []
         for record in self._all(sa.select(jobs).where(held, jobs.c.status == "processing")):
             assert record.owner is not None
-            freed += self.hand_back(Claim(record.id, record.owner, record.attempt), now, lost=True)
+            if self.hand_back(Claim(record.id, record.owner, record.attempt), now, lost=True):
+                freed.append(record)
         return freed
 
     def _end(self, claim: Claim, status: Status, now: float, note: Note | None = None, **values: Any) -> bool:

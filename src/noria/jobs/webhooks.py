@@ -178,6 +178,8 @@ class Sender:
     async def _opened(self) -> httpx2.AsyncClient:
         async with self._opening:
             if self._client is None:
+                # Its line for each request has the URL's query, which may be a secret; ours (`postman.py`) has not.
+                logging.getLogger(httpx2.__name__).setLevel(logging.WARNING)
                 certificates = await asyncio.to_thread(ssl.create_default_context)  # the system's: 0.1 s
                 self._client = httpx2.AsyncClient(
                     verify=certificates,
