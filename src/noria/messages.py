@@ -17,6 +17,11 @@ from noria.spec import ModelSpec
 from noria.views import CellView, LeftView, RatesView, SeatView, TurnView, WaitingView
 
 
+def engine_name(number: int) -> str:
+    """What a server's engine of its device `number` is called in all its lives: in logs, metrics, traces and `GET /v1/live`."""
+    return f"engine-{number}"
+
+
 class Hello(Struct, frozen=True, tag=True):
     """A peer introduces itself, once after each connection; it will be told the engine's state.
 

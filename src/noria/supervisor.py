@@ -32,7 +32,7 @@ from noria.config import Config
 from noria.errors import ConfigError, shown
 from noria.jobs.results import refuse_password
 from noria.keys import read_keys
-from noria.messages import EngineState, Hello, Ping, Pong
+from noria.messages import EngineState, Hello, Ping, Pong, engine_name
 from noria.models.catalog import open_model
 from noria.observe.cgroup import memory_events, num_oom_kills
 from noria.observe.collector import check_traces
@@ -161,10 +161,10 @@ class Supervisor:
         self._num_oom_kills = functools.partial(num_oom_kills, memory_events())  # children share this process's group
         self._server = uuid.uuid4().hex
         self._host, self._port = listener.getsockname()[:2]
-        addresses = [f"ipc://{directory}/engine-{index}" for index in range(len(config.engine.devices))]
+        addresses = [f"ipc://{directory}/{engine_name(index)}" for index in range(len(config.engine.devices))]
         _check_lengths(addresses)
         self._engines = [
-            self._engine(f"engine-{index}", device, address)
+            self._engine(engine_name(index), device, address)
             for index, (device, address) in enumerate(zip(config.engine.devices, addresses, strict=True))
         ]
         self._frontends = [self._frontend(f"frontend-{index}", addresses) for index in range(config.frontend.processes)]

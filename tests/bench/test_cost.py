@@ -270,7 +270,7 @@ def test_a_silent_process_counts_nothing():
         "from noria.bench.silent import silence; silence()\n"
         "from noria.observe import metrics\n"
         "from noria.observe.exposition import exposition, observe\n"
-        "metrics.TURNS.inc(); metrics.REQUESTS.labels('m', 'ok').inc(); metrics.SLOTS.set(8)\n"
+        "metrics.TURNS.labels('engine-0').inc(); metrics.REQUESTS.labels('m', 'ok').inc(); metrics.INFLIGHT.set(8)\n"
         "metrics.STEP_SECONDS.labels('8x8').observe(1)\n"
         "observe(metrics.REQUEST_SECONDS, 1.0, {'model': 'm'}, {})\n"
         "with metrics.INFLIGHT.track_inprogress(): pass\n"
@@ -278,8 +278,8 @@ def test_a_silent_process_counts_nothing():
     )
     environment = {name: value for name, value in os.environ.items() if name != "PROMETHEUS_MULTIPROC_DIR"}
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
-    assert "noria_turns_total 0.0" in run.stdout
-    assert "noria_slots 0.0" in run.stdout
+    assert "noria_turns_total{" not in run.stdout
+    assert "noria_inflight 0.0" in run.stdout
     assert 'outcome="ok"' not in run.stdout
     assert "8x8" not in run.stdout
 

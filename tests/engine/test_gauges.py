@@ -43,21 +43,22 @@ def turn(side_px=64, images=2, overflowed=None):
 
 def test_a_turn_is_counted_with_its_batch_and_its_time(moved):
     asked = [
-        ("noria_turns_total", {}),
-        ("noria_denoise_steps_total", {"model": "m"}),
+        ("noria_turns_total", {"engine": "engine-0"}),
+        ("noria_engine_busy_seconds_total", {"engine": "engine-0"}),
+        ("noria_denoise_steps_total", {"engine": "engine-0", "model": "m"}),
         ("noria_step_seconds_sum", {"shape": "64x64"}),
     ]
     for name, labels in asked:
         moved(name, **labels)
-    Gauges(Holder(), 4).turned(turn())
-    assert [round(moved(name, **labels), 6) for name, labels in asked] == [1, 2, 0.03]
-    assert value("noria_slots") == 4
+    Gauges("engine-0", Holder(), 4).turned(turn())
+    assert [round(moved(name, **labels), 6) for name, labels in asked] == [1, 0.03, 2, 0.03]
+    assert value("noria_slots", engine="engine-0") == 4
 
 
 def test_a_turn_that_did_not_fit_is_counted_by_what_did_not(moved):
-    moved("noria_out_of_memory_total", part="steps")
-    Gauges(Holder(), 4).turned(turn(overflowed="steps"))
-    assert moved("noria_out_of_memory_total", part="steps") == 1
+    moved("noria_out_of_memory_total", engine="engine-0", part="steps")
+    Gauges("engine-0", Holder(), 4).turned(turn(overflowed="steps"))
+    assert moved("noria_out_of_memory_total", engine="engine-0", part="steps") == 1
 
 
 def total(name):
@@ -70,7 +71,7 @@ def test_who_boards_leaves_and_what_did_not_fit_is_no_step(memory):
     before = [total(name) for name in names]
     clock = VirtualClock()
     executor = FakeExecutor(clock, memory=memory)
-    gauges = Gauges(Holder(), 4)
+    gauges = Gauges("engine-0", Holder(), 4)
     wheel = Wheel(StepScheduler(4), executor, gauges.happened, clock)
     for name in "abc":
         wish = ImageRequest(name, "a circle", "", 7, 8, 8, 3, 2.0, 2, "ddim", 1e6)
@@ -85,7 +86,7 @@ def test_who_boards_leaves_and_what_did_not_fit_is_no_step(memory):
 
 def test_however_many_sizes_callers_think_of_labels_are_bounded(moved):
     moved("noria_step_seconds_count", shape="other")
-    gauges = Gauges(Holder(), 4)
+    gauges = Gauges("engine-0", Holder(), 4)
     for side_px in range(1000, 1000 + metrics.MOST_SHAPES + 3):
         gauges.turned(turn(side_px))
     gauges.turned(turn(1000))
@@ -95,8 +96,16 @@ def test_however_many_sizes_callers_think_of_labels_are_bounded(moved):
 
 def test_an_idle_engine_has_no_queue_and_still_holds_its_memory():
     for gauge in (metrics.SLOTS_USED, metrics.QUEUE_DEPTH, metrics.QUEUE_DRAIN_SECONDS, metrics.OLDEST_AGE_SECONDS):
-        gauge.set(7)
-    Gauges(Holder(), 4).stands(StepScheduler(4))
+        gauge.labels("engine-0").set(7)
+    Gauges("engine-0", Holder(), 4).stands(StepScheduler(4))
     for name in ("noria_slots_used", "noria_queue_depth", "noria_queue_drain_seconds", "noria_oldest_age_seconds"):
-        assert value(name) == 0
-    assert value("noria_device_memory_bytes") == 12345
+        assert value(name, engine="engine-0") == 0
+    assert value("noria_device_memory_bytes", engine="engine-0") == 12345
+
+
+def test_each_engine_counts_under_its_own_name(moved):
+    for engine in ("engine-0", "engine-1"):
+        moved("noria_turns_total", engine=engine)
+    Gauges("engine-1", Holder(), 8).turned(turn())
+    assert [moved("noria_turns_total", engine=f"engine-{k}") for k in range(2)] == [0, 1]
+    assert value("noria_slots", engine="engine-1") == 8

@@ -130,7 +130,7 @@ def world(tmp_path, bundled_folder, tracer):
     )
     world.desk.start()
     world.executor = SlowTailor()
-    engine = Engine(channel, world.desk, world.executor, StepScheduler(4, queue_limit=4), tracer)
+    engine = Engine("engine-0", channel, world.desk, world.executor, StepScheduler(4, queue_limit=4), tracer)
     wheel = threading.Thread(target=engine.run)
 
     def start():

@@ -145,6 +145,7 @@ def test_metrics_of_all_processes_are_summed(start, until):
             text = client.get("/metrics").text
             assert 'noria_requests_total{model="tiny",outcome="ok"} 2.0' in text
             assert "noria_engines_configured 1.0" in text  # as each was told: the same ones
+            assert 'noria_engine_up{engine="engine-0"} 0.0' in text  # this one counts nothing; the front ends expect it
 
 
 def test_front_end_never_loads_torch():

@@ -143,5 +143,9 @@ def test_no_counter_falls_when_a_front_end_and_an_engine_are_killed(server):
     until(
         lambda: total(url, "noria_inflight") == total(url, "noria_slots_used") == total(url, "noria_queue_depth") == 0
     )
-    assert total(url, "noria_engine_up") == 1
-    assert total(url, "noria_slots") == SLOTS
+    # The engine's next life went on under its name.
+    assert total(url, "noria_engine_up") == total(url, "noria_engine_up", engine="engine-0") == 1
+    assert total(url, "noria_slots") == total(url, "noria_slots", engine="engine-0") == SLOTS
+    assert (
+        total(url, "noria_leaves_total", engine="engine-0", outcome="ok") >= num_drawn - 1
+    )  # killed before it had counted the last

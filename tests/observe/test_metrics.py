@@ -44,20 +44,24 @@ def test_queries_in_the_docs_name_metrics_that_exist():
 
 def test_what_can_be_counted_counts_from_0_on():
     # The first increase of a series that begins with 1 is seen by no query.
-    script = "from noria.observe.exposition import exposition; print(exposition()[0].decode())"
+    script = (
+        "from noria.observe.exposition import exposition; from noria.observe.metrics import expect_engines\n"
+        "expect_engines(['engine-0', 'engine-1']); print(exposition()[0].decode())"
+    )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     found = {
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(run.stdout)
         for sample in family.samples
     }
-    for name, values in (
-        ("noria_engine_starts_total", get_args(PreviousEnd)),
-        ("noria_out_of_memory_total", get_args(Part)),
-        ("noria_jobs_total", ENDED),
-        ("noria_webhooks_total", ("delivered", "failed")),
-    ):
+    for name, values in (("noria_jobs_total", ENDED), ("noria_webhooks_total", ("delivered", "failed"))):
         assert [found[name, value] for value in values] == [0.0] * len(values)
+    for engine in ("engine-0", "engine-1"):
+        assert found["noria_engine_up", engine] == 0.0
+        assert [found["noria_engine_starts_total", engine, end] for end in get_args(PreviousEnd)] == [0.0] * 3
+        assert [found["noria_out_of_memory_total", engine, part] for part in get_args(Part)] == [0.0] * 3
+        assert [found[f"noria_{name}_total", engine] for name in ("turns", "joins", "engine_busy_seconds")] == [0.0] * 3
+    assert found["noria_engines_configured",] == 2.0
 
 
 def test_exposition_is_what_prometheus_reads():
@@ -86,7 +90,7 @@ def test_who_asks_for_openmetrics_gets_it_with_the_latest_request_of_each_bucket
 
 
 def test_values_of_several_processes_are_summed(tmp_path):
-    count = "from noria.observe import metrics; from noria.observe.exposition import exposition; metrics.TURNS.inc(3); metrics.SLOTS.set(8); metrics.BATCH_SIZE.observe(2);"
+    count = "from noria.observe import metrics; from noria.observe.exposition import exposition; metrics.JOBS_ACCEPTED.inc(3); metrics.INFLIGHT.set(8); metrics.EVENT_LOOP_LAG_SECONDS.observe(2);"
     environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
     # The last to count also tells: it lives, so its gauge counts, and the dead one's does until the supervisor has forgotten it.
     for script in (count, count + "print(exposition()[0].decode())"):
@@ -99,4 +103,6 @@ def test_values_of_several_processes_are_summed(tmp_path):
         for sample in family.samples
         if not sample.labels
     }
-    assert (values["noria_turns_total"], values["noria_slots"], values["noria_batch_size_count"]) == (6, 16, 2)
+    assert [
+        values[f"noria_{name}"] for name in ("jobs_accepted_total", "inflight", "event_loop_lag_seconds_count")
+    ] == [6, 16, 2]

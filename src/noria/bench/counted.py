@@ -16,6 +16,7 @@ import msgspec
 import setproctitle
 from msgspec import Struct
 
+from noria.messages import engine_name
 from noria.observe.process import die_with_parent
 
 LABEL_SETS = 100
@@ -39,7 +40,7 @@ def main(task: Counted) -> int:
         setproctitle.setproctitle("noria supervisor")
         return _supervise(task)
     setproctitle.setproctitle(f"noria {task.role} {task.name}")
-    count_everything()
+    count_everything(task.name, [engine_name(k) for k in range(task.num_engines)])
     print("counted", flush=True)
     if task.port:
         _serve(task.port)
@@ -48,8 +49,11 @@ def main(task: Counted) -> int:
     return 0
 
 
-def count_everything() -> None:
-    """Count under `LABEL_SETS` label sets of HTTP requests and their times, and as many of image requests; and some of all else."""
+def count_everything(name: str, engines: list[str]) -> None:
+    """Count under `LABEL_SETS` label sets of HTTP requests and their times, and as many of image requests; and some of all else.
+
+    All processes count all of it, but that only one of `engines` has a wheel, under its `name`.
+    """
     from noria.observe import metrics
     from noria.observe.exposition import observe
 
@@ -65,14 +69,30 @@ def count_everything() -> None:
         metrics.STAGE_SECONDS.labels(stage).observe(0.1)
     for k in range(metrics.MOST_SHAPES):
         metrics.STEP_SECONDS.labels(f"{8 * k}x{8 * k}").observe(0.01 * k)
-    metrics.SLOTS.set(16)
-    metrics.QUEUE_DRAIN_SECONDS.set(3.3)
+    metrics.expect_engines(engines)
+    if name in engines:
+        _count_wheel(name)
+
+
+def _count_wheel(engine: str) -> None:
+    """All that an engine counts under its name, with two models and as many outcomes as there may be."""
+    from noria.observe import metrics
+
+    for gauge in (metrics.ENGINE_UP, metrics.SLOTS, metrics.SLOTS_USED, metrics.QUEUE_DEPTH):
+        gauge.labels(engine).set(1)
+    for told in (metrics.QUEUE_DRAIN_SECONDS, metrics.OLDEST_AGE_SECONDS, metrics.DEVICE_MEMORY_BYTES):
+        told.labels(engine).set(3.3)
+    metrics.BATCH_SIZE.labels(engine).observe(12)
+    for k in range(2):
+        metrics.DENOISE_STEPS.labels(engine, f"model-{k}").inc(12)
+    for k in range(20):
+        metrics.LEAVES.labels(engine, f"outcome-{k}").inc()
 
 
 def _supervise(task: Counted) -> int:
     with tempfile.TemporaryDirectory(prefix="noria-") as directory:
         environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": directory}
-        names = [("engine", f"engine-{k}") for k in range(task.num_engines)]
+        names = [("engine", engine_name(k)) for k in range(task.num_engines)]
         # The one that answers comes last, when all others have counted.
         names += [("frontend", f"frontend-{k}") for k in reversed(range(task.num_frontends))]
         children = []
@@ -83,6 +103,7 @@ def _supervise(task: Counted) -> int:
                     "name": name,
                     "port": task.port if name == "frontend-0" else 0,
                     "parent_pid": os.getpid(),
+                    "num_engines": task.num_engines,
                 }
             )
             command = [sys.executable, "-m", "noria.bench.counted", child.decode()]

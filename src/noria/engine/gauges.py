@@ -17,44 +17,44 @@ _BETWEEN_LOOKS_S = 0.5  # at what takes longer to find out than to count
 
 
 class Gauges:
-    """The metrics of one engine."""
+    """The metrics of one engine; `name` is what it is called in all its lives."""
 
-    def __init__(self, executor: "Executor[PreparedImages]", num_slots: int) -> None:
-        self._executor = executor
+    def __init__(self, name: str, executor: "Executor[PreparedImages]", num_slots: int) -> None:
+        self._name, self._executor = name, executor
         self._shapes: set[str] = set()
         self._looked_s = 0.0
-        metrics.ENGINE_UP.set(1)
-        metrics.SLOTS.set(num_slots)
+        metrics.ENGINE_UP.labels(self._name).set(1)
+        metrics.SLOTS.labels(self._name).set(num_slots)
 
     def turned(self, turn: Turn) -> None:
         """A turn was carried out."""
-        metrics.TURNS.inc()
-        metrics.ENGINE_BUSY_SECONDS.inc(turn.seconds)
-        metrics.JOINS.inc(turn.num_boarded)
+        metrics.TURNS.labels(self._name).inc()
+        metrics.ENGINE_BUSY_SECONDS.labels(self._name).inc(turn.seconds)
+        metrics.JOINS.labels(self._name).inc(turn.num_boarded)
         if turn.outcome.overflowed is not None:
-            metrics.OUT_OF_MEMORY.labels(turn.outcome.overflowed).inc()
+            metrics.OUT_OF_MEMORY.labels(self._name, turn.outcome.overflowed).inc()
         if turn.stepped is not None:
-            metrics.DENOISE_STEPS.labels(turn.stepped.model).inc(len(turn.plan.steps))
-            metrics.BATCH_SIZE.observe(len(turn.plan.steps))
+            metrics.DENOISE_STEPS.labels(self._name, turn.stepped.model).inc(len(turn.plan.steps))
+            metrics.BATCH_SIZE.labels(self._name).observe(len(turn.plan.steps))
             metrics.STEP_SECONDS.labels(self._label(turn.stepped)).observe(turn.seconds)
 
     def stands(self, scheduler: StepScheduler) -> None:
         """How full it is between two turns."""
-        metrics.SLOTS_USED.set(scheduler.num_seated)
-        metrics.QUEUE_DEPTH.set(scheduler.num_waiting)
+        metrics.SLOTS_USED.labels(self._name).set(scheduler.num_seated)
+        metrics.QUEUE_DEPTH.labels(self._name).set(scheduler.num_waiting)
         now, idle = time.monotonic(), scheduler.num_seated == scheduler.num_waiting == 0
         if idle or now - self._looked_s >= _BETWEEN_LOOKS_S:
             self._looked_s = now
-            metrics.QUEUE_DRAIN_SECONDS.set(scheduler.drain_s)
-            metrics.OLDEST_AGE_SECONDS.set(scheduler.oldest_age_s(now))
-            metrics.DEVICE_MEMORY_BYTES.set(self._executor.memory_bytes())
+            metrics.QUEUE_DRAIN_SECONDS.labels(self._name).set(scheduler.drain_s)
+            metrics.OLDEST_AGE_SECONDS.labels(self._name).set(scheduler.oldest_age_s(now))
+            metrics.DEVICE_MEMORY_BYTES.labels(self._name).set(self._executor.memory_bytes())
 
     def happened(self, event: "Happening[PreparedImages]") -> None:
         """Images leave the batch."""
         if isinstance(event, ImageReady):
-            metrics.LEAVES.labels("ok").inc()
+            metrics.LEAVES.labels(self._name, "ok").inc()
         if isinstance(event, Ended) and event.event.num_unseated:
-            metrics.LEAVES.labels(CODES[event.event.end]).inc(event.event.num_unseated)
+            metrics.LEAVES.labels(self._name, CODES[event.event.end]).inc(event.event.num_unseated)
 
     def _label(self, shape: ShapeClass) -> str:
         """Sizes are the callers' choice, so only the first ones have a label of their own."""

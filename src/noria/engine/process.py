@@ -90,6 +90,7 @@ class Engine:
 
     def __init__(
         self,
+        name: str,
         channel: EngineChannel,
         desk: Desk,
         executor: "Executor[PreparedImages]",
@@ -101,7 +102,7 @@ class Engine:
         self._peers: dict[str, Peer] = {}
         self._wheel: Wheel[PreparedImages] = Wheel(scheduler, executor, self._deliver, time.monotonic, self._about_to)
         self._told_load: tuple[float, Load | None] = (-math.inf, None)
-        self._gauges = Gauges(executor, scheduler.num_slots)
+        self._gauges = Gauges(name, executor, scheduler.num_slots)
         self._showing: Showing[Peer] = Showing(desk.incarnation, scheduler, self._wheel.request, time.monotonic())
 
     def run(self) -> None:
@@ -214,7 +215,7 @@ def main(task: EngineTask) -> int:
     die_with_parent(signal.SIGKILL, task.parent_pid)
     setproctitle.setproctitle(f"noria engine {task.name}")
     threading.excepthook = _end_process
-    metrics.ENGINE_STARTS.labels(task.previous_end).inc()
+    metrics.ENGINE_STARTS.labels(task.name, task.previous_end).inc()
     channel = EngineChannel(task.address)
     watch = Watch(task.config.hang_timeout_s, time.monotonic)
     manifest = Manifest(task.manifest)
@@ -245,7 +246,7 @@ def main(task: EngineTask) -> int:
         POLICIES[config.policy],
         costs,
     )
-    engine = Engine(channel, desk, fleet, scheduler, tracer)
+    engine = Engine(task.name, channel, desk, fleet, scheduler, tracer)
     signal.signal(signal.SIGTERM, lambda *_: engine.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when an engine stops
     desk.open(fleet, fleet.device, config.slots + config.queue_limit)

@@ -23,7 +23,7 @@ from noria.frontend.engine_link import EngineLink
 from noria.frontend.places import client_of
 from noria.frontend.sheet import sheet
 from noria.frontend.streaming import COMMENT, EventStream, event
-from noria.messages import Follow, WheelView
+from noria.messages import Follow, WheelView, engine_name
 from noria.views import TurnView
 
 log = logging.getLogger("noria.frontend")
@@ -68,7 +68,7 @@ class Live:
     def __init__(self, link: EngineLink, config: FrontendConfig) -> None:
         self._link, self._shows = link, what_to_show(config)
         self._audience = Audience()
-        self._wheels = [_Wheel(f"engine-{number}") for number in range(link.num_engines)]
+        self._wheels = [_Wheel(engine_name(number)) for number in range(link.num_engines)]
         self._tasks: list[asyncio.Task[None]] = []
         self._draining = False
         link.on_change, link.on_view = self._changed, self._viewed

@@ -25,6 +25,7 @@ from noria.frontend.app import build_app
 from noria.frontend.connection import Connection
 from noria.frontend.engine_link import EngineLink
 from noria.jobs.service import lone_place, open_service
+from noria.messages import engine_name
 from noria.observe import metrics
 from noria.observe.collector import open_tracer
 from noria.observe.logs import fields, logging_here
@@ -52,7 +53,7 @@ def run(config: Config, listen_fd: int, engine_addresses: list[str], place: str)
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
     for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises again the signal that it has already obeyed
         signal.signal(number, _already_obeyed)
-    metrics.ENGINES_CONFIGURED.set(len(engine_addresses))
+    metrics.expect_engines([engine_name(number) for number in range(len(engine_addresses))])
     link = EngineLink(engine_addresses, config.frontend.restart_wait_s, place)
     tracer = open_tracer(config.traces_endpoint, config.traces_ratio, place.rpartition("/")[2])
     jobs = open_service(config, place, tracer)

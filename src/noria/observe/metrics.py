@@ -6,7 +6,9 @@ asked. What a process that has ended counted still counts, so its files stay: tw
 until the folder goes with the server. Without the variable (tests, one process) the values live in memory.
 
 Labels are bounded: a path is a route's template or "other", a model is one that is served, an outcome or reason is "ok" or one of the
-codes of `noria.errors`, a shape is one of the first `MOST_SHAPES` sizes drawn or "other".
+codes of `noria.errors`, a shape is one of the first `MOST_SHAPES` sizes drawn or "other", an engine is one for each device. What an engine
+counts says which engine it was, so that one that is idle, slow or ill is seen among others; its next life goes on with its counts. A turn's
+time alone does not: by shape and by engine it would be 600 series for each of them, and an engine's busy time over its turns says as much.
 """
 
 from collections.abc import Sequence
@@ -172,7 +174,12 @@ WEBHOOKS = _counter(
 
 _PART = "The wheel, counted by the engines"
 
-ENGINE_UP = _gauge(_PART, "noria_engine_up", "Engines that are ready.")
+ENGINE_UP = _gauge(
+    _PART,
+    "noria_engine_up",
+    "1 of an engine that is ready; 0 of one that loads, has ended or never came: front ends tell of each that there should be.",
+    "engine",
+)
 ENGINES_CONFIGURED = _gauge(
     _PART,
     "noria_engines_configured",
@@ -183,14 +190,16 @@ ENGINE_STARTS = _counter(
     _PART,
     "noria_engine_starts",
     "Engine processes started, by how the life before ended: `none` (there was none), `crashed`, `killed`.",
+    "engine",
     "previous_end",
-    values=get_args(PreviousEnd),
 )
 ENGINE_BUSY_SECONDS = _counter(
-    _PART, "noria_engine_busy_seconds", "Time that engines spent in turns, encoding or decoding."
+    _PART, "noria_engine_busy_seconds", "Time that an engine spent in turns, encoding or decoding.", "engine"
 )
-TURNS = _counter(_PART, "noria_turns", "Turns of the wheel: batched denoising steps.")
-DENOISE_STEPS = _counter(_PART, "noria_denoise_steps", "Denoising steps, one for each image in each turn.", "model")
+TURNS = _counter(_PART, "noria_turns", "Turns of the wheel: batched denoising steps.", "engine")
+DENOISE_STEPS = _counter(
+    _PART, "noria_denoise_steps", "Denoising steps, one for each image in each turn.", "engine", "model"
+)
 STEP_SECONDS = _histogram(
     _PART,
     "noria_step_seconds",
@@ -198,41 +207,58 @@ STEP_SECONDS = _histogram(
     "shape",
     buckets=_STEP_SECONDS,
 )
-BATCH_SIZE = _histogram(_PART, "noria_batch_size", "Images in a turn.", buckets=_IMAGES)
-SLOTS = _gauge(_PART, "noria_slots", "Images that can be in the batch.")
-SLOTS_USED = _gauge(_PART, "noria_slots_used", "Images that are in the batch.")
-QUEUE_DEPTH = _gauge(_PART, "noria_queue_depth", "Images waiting for a slot.")
+BATCH_SIZE = _histogram(_PART, "noria_batch_size", "Images in a turn.", "engine", buckets=_IMAGES)
+SLOTS = _gauge(_PART, "noria_slots", "Images that can be in the batch.", "engine")
+SLOTS_USED = _gauge(_PART, "noria_slots_used", "Images that are in the batch.", "engine")
+QUEUE_DEPTH = _gauge(_PART, "noria_queue_depth", "Images waiting for a slot.", "engine")
 QUEUE_DRAIN_SECONDS = _gauge(
     _PART,
     "noria_queue_drain_seconds",
     "Predicted time until all that was accepted is done, if nobody else comes.",
-    mode="livemax",
+    "engine",
 )
 OLDEST_AGE_SECONDS = _gauge(
     _PART,
     "noria_oldest_age_seconds",
     "How long ago the oldest request that still waits for a slot came; 0 if none does.",
-    mode="livemax",
+    "engine",
 )
-JOINS = _counter(_PART, "noria_joins", "Images that boarded the batch.")
+JOINS = _counter(_PART, "noria_joins", "Images that boarded the batch.", "engine")
 LEAVES = _counter(
     _PART,
     "noria_leaves",
     "Images that left the batch: finished, cancelled or failed. Those aboard an engine that was killed never left it.",
+    "engine",
     "outcome",
 )
+_MEMORY_PARTS = ("boards", "steps", "decodes")
 OUT_OF_MEMORY = _counter(
     _PART,
     "noria_out_of_memory",
     "Turns that did not fit the device's memory, by what did not: `boards`, `steps` or `decodes`. They are run again, smaller.",
+    "engine",
     "part",
-    values=("boards", "steps", "decodes"),
 )
 DEVICE_MEMORY_BYTES = _gauge(
     _PART,
     "noria_device_memory_bytes",
-    "Memory that engines hold on their devices; of a CPU, the engines' resident memory.",
+    "Memory that an engine holds on its device; of a CPU, the engine's resident memory.",
+    "engine",
 )
+
+
+def expect_engines(names: Sequence[str]) -> None:
+    """Tell of the engines that there should be, as front ends do: none is up until it says so itself, and what it counts begins with 0."""
+    ENGINES_CONFIGURED.set(len(names))
+    for name in names:
+        ENGINE_UP.labels(name).set(0)
+        for counter in (ENGINE_BUSY_SECONDS, TURNS, JOINS):
+            counter.labels(name)
+        for end in get_args(PreviousEnd):
+            ENGINE_STARTS.labels(name, end)
+        for part in _MEMORY_PARTS:
+            OUT_OF_MEMORY.labels(name, part)
+
 
 _PART = "Processes and devices, read by the front end that is asked"
 

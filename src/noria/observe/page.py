@@ -13,19 +13,29 @@ asks for it, as Prometheus does, and Prometheus' text format to others. What a p
 Written by `make docs` from `src/noria/observe/metrics.py`, where each is declared once.
 
 Labels are bounded: `model` is a model served, `outcome` is `ok` or a code of [errors.md](errors.md) and `reason` one of them, `path` is a
-route's template or `other`, `method` is one of HTTP's or `other`, `shape` is one of the first 32 sizes drawn or `other`.
+route's template or `other`, `method` is one of HTTP's or `other`, `shape` is one of the first 32 sizes drawn or `other`,
+`engine` is one for each device: `engine-0`, `engine-1` …, as in the log, in `GET /v1/live` and in traces.
+
+An engine's counters go on in its next life. Its gauges are of the living: while it loads, and after it has ended, `noria_engine_up` of it is 0
+and its other gauges are not there. How long its turns take is `noria_engine_busy_seconds_total` over `noria_turns_total`; by size it is told of
+all engines together (`noria_step_seconds`).
 """
 
 QUERIES = {
     "Images per second": "sum(rate(noria_images_total[1m]))",
     "95th percentile of a request's time": "histogram_quantile(0.95, sum by (le) (rate(noria_request_seconds_bucket[5m])))",
-    "Mean batch": "rate(noria_batch_size_sum[1m]) / rate(noria_batch_size_count[1m])",
-    "Share of time that engines work": "rate(noria_engine_busy_seconds_total[1m]) / noria_engine_up",
+    "Mean batch": "sum(rate(noria_batch_size_sum[1m])) / sum(rate(noria_batch_size_count[1m]))",
+    "Mean batch of each engine": "rate(noria_batch_size_sum[1m]) / rate(noria_batch_size_count[1m])",
+    "Share of time that engines work": "sum(rate(noria_engine_busy_seconds_total[1m])) / (sum(noria_engine_up) > 0)",
+    "Share of time that each engine works": "rate(noria_engine_busy_seconds_total[1m])",
+    "How long each engine's turns take": "rate(noria_engine_busy_seconds_total[5m]) / rate(noria_turns_total[5m])",
     "Refused because full": 'sum(rate(noria_rejected_total{reason="queue_full"}[1m]))',
     "Deadlines missed, a request, refused ones and those without a deadline too": "sum(rate(noria_deadline_missed_total[5m])) / sum(rate(noria_requests_total[5m]))",
     "How long who comes now will wait": "max(noria_queue_drain_seconds)",
-    "Engines that are missing": "sum(noria_engines_configured) - (sum(noria_engine_up) or vector(0))",
-    "Engines that crashed or were killed": 'sum(increase(noria_engine_starts_total{previous_end!="none"}[15m]))',
+    "How many engines are missing": "sum(noria_engines_configured) - sum(noria_engine_up)",
+    "Which": "noria_engine_up == 0",
+    "Which engines crashed or were killed": 'sum by (instance, engine) (increase(noria_engine_starts_total{previous_end!="none"}[15m])) > 0',
+    "Which engines' memory was too small": "sum by (instance, engine) (increase(noria_out_of_memory_total[15m])) > 0",
 }
 """Questions and what answers them."""
 
