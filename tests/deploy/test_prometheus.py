@@ -52,7 +52,7 @@ def dcgm():
 
 @pytest.fixture(scope="module")
 def noria():
-    with running_server(["bundled", "--processes", "2"]) as server:
+    with running_server(["bundled", "--processes", "2", "--devices", "cpu,cpu", "--slots", "4"]) as server:
         yield server
 
 
@@ -79,9 +79,10 @@ class Prometheus:
         params = {"query": expr, "start": time.time() - 600, "end": time.time()}
         return self._client.get("/api/v1/query_exemplars", params=params).json()["data"]
 
-    def firing(self):
+    def alerts(self, name):
+        """Those of a name that wait or fire, by their engines."""
         alerts = self._client.get("/api/v1/alerts").json()["data"]["alerts"]
-        return {alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"}
+        return {alert["labels"]["engine"]: alert for alert in alerts if alert["labels"]["alertname"] == name}
 
 
 def until(condition, seconds=60.0):
@@ -142,7 +143,7 @@ def loaded(noria, prometheus):
             assert answer.status_code == 200
             seconds.append(time.monotonic() - started)
 
-        until(lambda: prometheus.value("noria_engine_up") == 1)
+        until(lambda: prometheus.value("sum(noria_engine_up)") == 2)
         for round_ in range(3):  # rates need several scrapes
             with concurrent.futures.ThreadPoolExecutor(6) as users:
                 list(users.map(draw, range(30 * round_, 30 * round_ + 30)))
@@ -212,13 +213,31 @@ def test_a_slow_bucket_leads_to_a_request(loaded):
     assert all(re.fullmatch(r"[0-9a-f]{32}|job_\w+|[\w.-]+", name) for name in names)
 
 
-def test_a_killed_engine_shows_and_its_alert_fires(loaded, noria):
+def test_each_engine_has_series_of_its_own(loaded):
     prometheus, _ = loaded
-    assert prometheus.value("noria_engines_configured") == 1
+    for name in ("engine_up", "slots", "turns_total", "denoise_steps_total", "joins_total", "device_memory_bytes"):
+        found = {labels["engine"]: value for labels, value in prometheus.ask(f"sum by (engine) (noria_{name})")}
+        assert set(found) == {"engine-0", "engine-1"}, name
+        assert all(value > 0 for value in found.values()), (name, found)
+    assert prometheus.value("sum(noria_slots)") == 8
+
+
+def test_an_engine_that_is_killed_shows_and_its_alerts_name_it(loaded, noria):
+    prometheus, _ = loaded
+    assert prometheus.value("noria_engines_configured") == 2
     before = prometheus.value("sum(noria_requests_total)")
-    (engine,) = noria.children("engine")
+    (engine,) = (child for child in noria.children("engine") if "engine-1" in " ".join(child.cmdline()))
     engine.kill()
-    until(lambda: "NoriaEngineRestarted" in prometheus.firing(), seconds=120)
-    until(lambda: prometheus.value("noria_engine_up") == 1, seconds=120)
+    killed = time.monotonic()
+    firing = until(lambda: prometheus.alerts("NoriaEngineRestarted"), seconds=120)
+    assert set(firing) == {"engine-1"}
+    assert re.match(r"engine-1 of \S+ was started again .* was killed\.", firing["engine-1"]["annotations"]["summary"])
+    until(lambda: prometheus.value("sum(noria_engine_up)") == 2, seconds=120)
+    since = f"{time.monotonic() - killed:.0f}s"
+    # In between it was not ready, while the other was; for less than the five minutes after which that is an alert, too.
+    for engine, least in (("engine-0", 1), ("engine-1", 0)):
+        assert prometheus.value(f'min_over_time(noria_engine_up{{engine="{engine}"}}[{since}])') == least, engine
+    waited = prometheus.ask(f'count_over_time(ALERTS{{alertname="NoriaEngineMissing",alertstate="pending"}}[{since}])')
+    assert {labels["engine"] for labels, _ in waited} == {"engine-1"}
     assert prometheus.value('sum(noria_engine_starts_total{previous_end="killed"})') == 1
     assert prometheus.value("sum(noria_requests_total)") >= before  # what the dead one counted still counts

@@ -4,15 +4,97 @@ GPUs are read under dcgm-exporter's names, whether from dcgm-exporter or from No
 dcgm-exporter's label for the machine was renamed once, so that panels ask by `gpu` and `UUID` alone.
 """
 
-from noria.dashboards.panels import Dashboard, Query, Row, stat, timeseries
+from noria.dashboards.panels import Dashboard, Query, Row, stat, states, timeseries
 
 _IN = 'instance=~"$instance"'
+_ENGINE = "{{instance}} {{engine}}"
+
+
+def _summed(metric: str, rate: str = "") -> str:
+    """A figure of each engine of each server; of a counter, its increase a second over `rate`."""
+    asked = f"{metric}{{{_IN}}}"
+    return f"sum by (instance, engine) ({f'rate({asked}[{rate}])' if rate else asked})"
+
+
+def _of_engines(metric: str, rate: str = "", legend: str = _ENGINE) -> Query:
+    return Query(_summed(metric, rate), legend)
 
 
 def _of_gpus(metric: str, legend: str = "GPU {{gpu}}") -> Query:
     """A figure of each GPU, once, whoever tells it."""
     return Query(f"max by (gpu, UUID) ({metric})", legend)
 
+
+_EACH_ENGINE = Row(
+    "Each engine",
+    (
+        states(
+            "Ready",
+            "1 is ready; 0 loads its model, or has ended.",
+            _of_engines("noria_engine_up"),
+        ),
+        timeseries(
+            "Busy",
+            "Share of time in turns. One far below the others gets less to do, or has just come.",
+            _of_engines("noria_engine_busy_seconds_total", rate="1m"),
+            unit="percentunit",
+        ),
+        timeseries(
+            "Slots used",
+            "Images in the batch, and how many can be.",
+            _of_engines("noria_slots_used"),
+            _of_engines("noria_slots", legend=f"of {_ENGINE}"),
+        ),
+        timeseries("Waiting", "Images that wait for one of its slots.", _of_engines("noria_queue_depth")),
+        timeseries(
+            "Batch",
+            "Images a turn, on average. None where there was no turn.",
+            Query(
+                f"{_summed('noria_batch_size_sum', '1m')} / {_summed('noria_batch_size_count', '1m')}",
+                _ENGINE,
+            ),
+        ),
+        timeseries(
+            "A turn",
+            "Mean time of a turn. One far above the others, with the same batch, has a slower or sicker device.",
+            Query(
+                f"{_summed('noria_engine_busy_seconds_total', '1m')} / {_summed('noria_turns_total', '1m')}",
+                _ENGINE,
+            ),
+            unit="s",
+        ),
+        timeseries(
+            "Image steps/s",
+            "Steps of single images: what each engine has done of the work.",
+            _of_engines("noria_denoise_steps_total", rate="1m"),
+            stacked=True,
+        ),
+        timeseries(
+            "Memory held",
+            "On its device; of a CPU, its resident memory.",
+            _of_engines("noria_device_memory_bytes"),
+            unit="bytes",
+        ),
+        timeseries(
+            "Out of memory",
+            "Turns in five minutes that did not fit, by what did not.",
+            Query(
+                f"sum by (instance, engine, part) (increase(noria_out_of_memory_total{{{_IN}}}[5m]))",
+                f"{_ENGINE} {{{{part}}}}",
+            ),
+            stacked=True,
+        ),
+        timeseries(
+            "Ended and started again",
+            "In five minutes, by how: `crashed` is their own doing or a request's, `killed` somebody else's.",
+            Query(
+                f'sum by (instance, engine, previous_end) (increase(noria_engine_starts_total{{{_IN},previous_end!="none"}}[5m]))',
+                f"{_ENGINE} {{{{previous_end}}}}",
+            ),
+            stacked=True,
+        ),
+    ),
+)
 
 GPU = Dashboard(
     "noria-gpu",
@@ -27,8 +109,8 @@ GPU = Dashboard(
                 ),
                 stat(
                     "Busy",
-                    "Share of time in turns.",
-                    f"sum(rate(noria_engine_busy_seconds_total{{{_IN}}}[1m])) / sum(noria_engine_up{{{_IN}}})",
+                    "Share of time in turns, of the engines that are ready.",
+                    f"sum(rate(noria_engine_busy_seconds_total{{{_IN}}}[1m])) / (sum(noria_engine_up{{{_IN}}}) > 0)",
                     unit="percentunit",
                 ),
                 stat("Turns/s", "Steps of the whole batch.", f"sum(rate(noria_turns_total{{{_IN}}}[1m]))"),
@@ -58,26 +140,7 @@ GPU = Dashboard(
                 ),
             ),
         ),
-        Row(
-            "Comings and goings",
-            (
-                timeseries(
-                    "Engines",
-                    "Ready, and as many as there should be. A gap is a model that loads.",
-                    Query(f"sum(noria_engine_up{{{_IN}}}) or vector(0)", "ready"),
-                    Query(f"sum(noria_engines_configured{{{_IN}}})", "there should be"),
-                ),
-                timeseries(
-                    "Engines that ended",
-                    "In five minutes, by how: `crashed` is their own doing or a request's, `killed` somebody else's.",
-                    Query(
-                        f'sum by (previous_end) (increase(noria_engine_starts_total{{{_IN},previous_end!="none"}}[5m]))',
-                        "{{previous_end}}",
-                    ),
-                    stacked=True,
-                ),
-            ),
-        ),
+        _EACH_ENGINE,
         Row(
             "GPU",
             (

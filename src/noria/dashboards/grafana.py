@@ -77,10 +77,15 @@ def _panel(panel: Panel) -> dict[str, Any]:
         }
     elif panel.kind == "stat":
         options = {"reduceOptions": {"calcs": ["lastNotNull"]}, "graphMode": "area", "colorMode": "value"}
+    elif panel.kind == "state-timeline":
+        custom = {"lineWidth": 0, "fillOpacity": 80}
+        options = {"showValue": "never", "mergeValues": True, "legend": {"showLegend": False}}
     else:
         options = {"calculate": False, "yAxis": {"unit": "short"}}
     steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
-    if panel.alarm is not None:
+    if panel.kind == "state-timeline":
+        steps = [{"color": "red", "value": None}, {"color": "green", "value": 1}]
+    elif panel.alarm is not None:
         steps.append({"color": "red", "value": panel.alarm})
     defaults = {"unit": panel.unit, "min": 0, "custom": custom, "thresholds": {"mode": "absolute", "steps": steps}}
     return {

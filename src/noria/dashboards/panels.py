@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-Kind = Literal["timeseries", "stat", "heatmap"]
+Kind = Literal["timeseries", "stat", "heatmap", "state-timeline"]
 Unit = Literal[
     "short",
     "s",
@@ -80,6 +80,11 @@ def timeseries(title: str, text: str, *queries: Query | str, **more: object) -> 
 def stat(title: str, text: str, expr: str, **more: object) -> Panel:
     """A panel of one number."""
     return Panel(title, (Query(expr),), text, kind="stat", width=3, height=4, **more)  # type: ignore[arg-type]
+
+
+def states(title: str, text: str, query: Query) -> Panel:
+    """A panel of bars over time, one for each series: green at 1, red at 0, none where it was not there."""
+    return Panel(title, (query,), text, kind="state-timeline")
 
 
 def quantiles(

@@ -43,13 +43,13 @@ _GLANCE = Row(
         stat(
             "Engines missing",
             "Of those that there should be: they ended and start again, or cannot. Ready ones go on.",
-            f"sum(noria_engines_configured{{{_IN}}}) - (sum(noria_engine_up{{{_IN}}}) or vector(0))",
+            f"sum(noria_engines_configured{{{_IN}}}) - sum(noria_engine_up{{{_IN}}})",
             alarm=1,
         ),
         stat(
             "Engines busy",
             "Share of time in turns. Near 1 the device is full: more only makes everybody wait.",
-            f"sum(rate(noria_engine_busy_seconds_total{{{_IN}}}[1m])) / sum(noria_engine_up{{{_IN}}})",
+            f"sum(rate(noria_engine_busy_seconds_total{{{_IN}}}[1m])) / (sum(noria_engine_up{{{_IN}}}) > 0)",
             unit="percentunit",
         ),
     ),
