@@ -33,12 +33,12 @@ def scrape(url):
 
 
 class Scraper(threading.Thread):
-    """Scrapes again and again until `stop`, and notes what fell or vanished between two scrapes."""
+    """Scrapes again and again until `stop`, and notes what fell or vanished between two scrapes, and what the engine's state was."""
 
     def __init__(self, url):
         super().__init__(name="scraper")
         self._url, self._ended = url, threading.Event()
-        self.num_scrapes, self.faults = 0, []
+        self.num_scrapes, self.faults, self.states = 0, [], set()
 
     def run(self):
         before = {}
@@ -46,6 +46,7 @@ class Scraper(threading.Thread):
             with contextlib.suppress(httpx.TransportError):  # the front end that was asked was killed
                 now = scrape(self._url)
                 self.faults += backward(before, now)
+                self.states.add(now.get(("noria_engine_up", ("engine", "engine-0"))))
                 before, self.num_scrapes = now, self.num_scrapes + 1
 
     def stop(self):
@@ -135,6 +136,7 @@ def test_no_counter_falls_when_a_front_end_and_an_engine_are_killed(server):
 
     assert scraper.faults == []
     assert scraper.num_scrapes > 10
+    assert scraper.states == {("gauge", 1.0), ("gauge", 0.0)}  # and never untold
     assert total(url, "noria_engine_starts_total") == 2
     assert total(url, "noria_engine_starts_total", previous_end="killed") == 1
     # A front end that is killed while it answers has counted its image, or not: at most one for each user.
