@@ -6,6 +6,7 @@ import os
 import pathlib
 import random
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from picturing import svg_of
 
 from noria import __version__
 from noria.bench.server import DIRECT, running_server
+from noria.models.catalog import BUNDLED
 from noria.top.board import Board
 from noria.top.events import Reader
 from noria.top.frame import frame
@@ -23,11 +25,13 @@ from noria.top.frame import frame
 pytestmark = pytest.mark.slow
 
 PICTURE = pathlib.Path(__file__).parents[2] / "docs" / "images" / "top.svg"
+MODELS = ("noria-shapes", "more-shapes")
 
 
 def draw(port, dice):
     body = {
         "prompt": "a red circle above a blue square",
+        "model": dice.choice(MODELS),
         "scheduler": dice.choice(["dpm++2m", "dpm++2m", "euler-a", "ddim", "heun"]),
         "inference_steps": dice.choice([20, 30, 40]),
         "guidance_scale": dice.choice([1.0, 3.0, 7.5]),
@@ -40,10 +44,20 @@ def draw(port, dice):
         return answer.status
 
 
-def test_it_shows_what_a_real_server_draws():
+@pytest.fixture
+def second_model(tmp_path):
+    """The bundled model under another name."""
+    folder = shutil.copytree(BUNDLED, tmp_path / MODELS[1])
+    described = json.loads((BUNDLED / "noria.json").read_text())
+    (folder / "noria.json").write_text(json.dumps(described | {"name": MODELS[1]}))
+    return folder
+
+
+def test_it_shows_what_a_real_server_draws(second_model):
     dice = random.Random(2)
+    command = ["bundled", "--more-models", str(second_model), "--slots", "16", "--queue-limit-s", "3600"]
     with (
-        running_server(["bundled", "--slots", "16", "--queue-limit-s", "3600"]) as server,
+        running_server(command) as server,
         concurrent.futures.ThreadPoolExecutor(24) as pool,
     ):
         url = f"http://127.0.0.1:{server.port}"
@@ -64,8 +78,10 @@ def test_it_shows_what_a_real_server_draws():
         if os.environ.get("NORIA_SCREENSHOTS"):
             PICTURE.write_text(svg_of(a_full_frame(url), 120), encoding="utf-8")
         assert {future.result() for future in drawn} == {200}
-    assert text.startswith(f"noria {__version__} · {url} · noria-shapes\nengine-0 ready · cpu · ")
+    assert text.startswith(f"noria {__version__} · {url} · {', '.join(MODELS)}\nengine-0 ready · cpu · ")
     assert "of 16 slots" in text
+    drawing = re.findall(r"^ ?\d+ .*?█.* (\S*shapes) ", text, re.MULTILINE)
+    assert drawing and set(drawing) <= {"noria-shapes", "more-shapes"}
 
 
 def is_mixed(wheel):

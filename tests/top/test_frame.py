@@ -14,10 +14,10 @@ NOTE = ("q leaves", "dim")
 URL = "http://127.0.0.1:8000"
 
 
-def board_of(*views, more_engines=()):
+def board_of(*views, more_engines=(), models=("noria-shapes",)):
     board = Board()
     said = [EngineSaid(f"engine-{k}", "ready", "cpu", "life-1") for k in range(len(views))]
-    board.take(Engines((*said, *more_engines), ServerSaid("9.9", ("noria-shapes",))), 0.0)
+    board.take(Engines((*said, *more_engines), ServerSaid("9.9", models)), 0.0)
     for engine, view in zip(said, views, strict=True):
         board.take(Wheel(engine.name, view), 0.0)
     return board
@@ -70,6 +70,31 @@ def test_a_slot_says_everything_of_its_image():
     )
 
 
+TWO = ("noria-shapes", "stable-diffusion-xl-base-1.0")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_each_slot_says_its_model_where_there_are_several(width):
+    seats = [a_seat(slot, model=TWO[slot % 2]) for slot in range(4)]
+    lines = shown(board_of(a_view(4, seats), models=TWO), width)
+    heading = next(line for line in lines if line.startswith("# "))
+    column = heading.index("model")
+    assert [slot_line(lines, slot)[column : column + 14].rstrip() for slot in range(4)] == [
+        "noria-shapes",
+        "stable-…se-1.0",
+    ] * 2
+    assert "scheduler" in heading or width < 80
+
+
+def test_who_waits_says_a_model_where_there_are_several():
+    said = [board_of(a_view(num_waiting=1), models=models) for models in (TWO, TWO[:1])]
+    waiting = [next(line for line in shown(board) if line.startswith("waits")) for board in said]
+    assert waiting == [
+        "waits 64×64 boards now 25 steps euler noria-shapes wait-0",
+        "waits 64×64 boards now 25 steps euler wait-0",
+    ]
+
+
 def test_time_goes_on_between_two_views():
     line = slot_line(shown(board_of(a_view(seats=[a_seat(0, due_at=AT + 5)])), now=2.0), 0)
     assert "1.0 s" in line and "3.0 s" in line
@@ -109,7 +134,7 @@ def test_turns_are_shown_by_stage():
 @pytest.mark.parametrize("num_engines", [1, 3])
 def test_a_frame_is_as_large_as_asked(width, height, num_slots, num_engines):
     views = [a_view(num_slots, [a_seat(slot) for slot in range(num_slots)], num_waiting=9)] * num_engines
-    rows = frame(board_of(*views), URL, NOTE, width, height, 0.0)
+    rows = frame(board_of(*views, models=TWO[:num_engines]), URL, NOTE, width, height, 0.0)
     assert len(rows) == height
     assert {row.cell_len for row in rows} == {width}
     assert rows[-1].plain.startswith("q leaves")
@@ -117,9 +142,10 @@ def test_a_frame_is_as_large_as_asked(width, height, num_slots, num_engines):
 
 @pytest.mark.parametrize(("width", "height"), [(60, 15), (80, 24), (100, 30), (200, 50)])
 @pytest.mark.parametrize("num_slots", [1, 8, 16, 64])
-def test_every_slot_is_seen_at_every_size(width, height, num_slots):
+@pytest.mark.parametrize("models", [TWO[:1], TWO])
+def test_every_slot_is_seen_at_every_size(width, height, num_slots, models):
     seats = [a_seat(slot, call=20) for slot in range(num_slots)]
-    text = "\n".join(shown(board_of(a_view(num_slots, seats, num_waiting=9)), width, height))
+    text = "\n".join(shown(board_of(a_view(num_slots, seats, num_waiting=9), models=models), width, height))
     for slot in range(num_slots):
         assert f" {slot} ██" in text.replace("\n", "\n "), slot
     assert "waits" in text

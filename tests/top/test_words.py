@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noria.top.words import bar, flow, level, line, number, seconds, sparkline
+from noria.top.words import bar, flow, level, line, number, seconds, sparkline, squeezed
 
 
 @given(st.lists(st.text()), st.integers(1, 80))
@@ -67,3 +67,14 @@ def test_numbers_have_three_digits():
 def test_items_that_do_not_fit_any_more_are_left_out():
     items = [[(word, "")] for word in ("one", "two", "three", "four")]
     assert [row.plain.rstrip() for row in flow(items, 10, 2)] == ["one · two", "three"]
+
+
+@given(st.text(), st.integers(1, 40))
+def test_what_is_squeezed_fits_and_keeps_both_ends(text, width):
+    made = squeezed(text, width)
+    assert len(made) <= width
+    assert made == text or (text.startswith(made.partition("…")[0]) and text.endswith(made.rpartition("…")[2]))
+
+
+def test_names_that_differ_at_an_end_differ_squeezed():
+    assert [squeezed(f"diffusion-{end}", 10) for end in ("v1-5", "xl-base")] == ["diffu…v1-5", "diffu…base"]

@@ -66,20 +66,26 @@ def _section(board: Board, engine: EngineSaid, width: int, height: int | None, n
         title += [SEPARATOR, (engine.device, "")]
     if wheel is None:
         return [line(title, width)]
-    view = wheel.view
+    view, models = wheel.view, _models(board)
     title += [SEPARATOR, (f"{len(view.seats)} of {view.num_slots} slots", "")]
     title += [SEPARATOR, (f"{view.num_waiting} waiting", "yellow" if view.num_waiting else "")]
     head = [line(title, width), *flow(_figures(wheel), width, 2)]
     if height is None:
-        return [*head, *_curves(wheel, width, 5), *seat_rows(wheel, now, width, None), *_queue(wheel, now, width, None)]
+        seats = seat_rows(wheel, now, width, None, models)
+        return [*head, *_curves(wheel, width, 5), *seats, *_queue(wheel, now, width, None, models)]
     if height <= len(head):
         return head[: max(1, height)]
     room = height - len(head)
     num_waiting = min(len(view.waiting), 1)
     num_curves = _num_curves(room - num_waiting, view.num_slots + 1)
     room -= num_curves
-    seats = seat_rows(wheel, now, width, room - num_waiting)
-    return [*head, *_curves(wheel, width, num_curves), *seats, *_queue(wheel, now, width, room - len(seats))]
+    seats = seat_rows(wheel, now, width, room - num_waiting, models)
+    return [*head, *_curves(wheel, width, num_curves), *seats, *_queue(wheel, now, width, room - len(seats), models)]
+
+
+def _models(board: Board) -> tuple[str, ...]:
+    """The names of the server's models."""
+    return () if board.server is None else board.server.models
 
 
 def _num_curves(room: int, wanted: int) -> int:
@@ -138,14 +144,14 @@ def _curve(name: str, values: Sequence[float], most: float, scale: str, style: s
     return [(name.ljust(_LABEL), "dim"), (sparkline(values, most, columns), style), (scale.rjust(_SCALE), "dim")]
 
 
-def _queue(wheel: WheelBoard, now: float, width: int, most: int | None) -> list[Text]:
+def _queue(wheel: WheelBoard, now: float, width: int, most: int | None, models: Sequence[str]) -> list[Text]:
     """Who waits, in the order of boarding, and how many more there are."""
     view, server_s = wheel.view, wheel.server_s(now)
     most = _MOST_WAITING if most is None else min(most, _MOST_WAITING)
     if not view.waiting or most < 1:
         return []
     shown = view.waiting[:most]
-    rows = [line(_waiting(request, server_s), width) for request in shown]
+    rows = [line(_waiting(request, server_s, tell_model=len(models) > 1), width) for request in shown]
     num_more = view.num_waiting - sum(request.num_images for request in shown)
     if num_more > 0 and most > 1:
         shown = view.waiting[: most - 1]
@@ -154,7 +160,7 @@ def _queue(wheel: WheelBoard, now: float, width: int, most: int | None) -> list[
     return rows
 
 
-def _waiting(request: WaitingView, server_s: float) -> list[Piece]:
+def _waiting(request: WaitingView, server_s: float, *, tell_model: bool) -> list[Piece]:
     num = f"{request.num_images} × " if request.num_images > 1 else ""
     starts = None if request.start_at is None else max(0.0, request.start_at - server_s)
     pieces: list[Piece] = [
@@ -166,6 +172,8 @@ def _waiting(request: WaitingView, server_s: float) -> list[Piece]:
         left_s = request.due_at - server_s
         pieces.append((" late" if left_s < 0 else f" due {_in(left_s)}", "red" if left_s < 0 else ""))
     pieces.append((f" {request.num_steps} steps {request.scheduler}", "green"))
+    if tell_model:
+        pieces.append((f" {request.model}", ""))
     if request.priority != "normal":
         pieces.append((f" {request.priority}", "bold"))
     return [*pieces, (f" {request.request_id}", "dim")]

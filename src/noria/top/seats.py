@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from noria.top.board import WheelBoard
-from noria.top.words import Piece, bar, level, line, number, seconds
+from noria.top.words import Piece, bar, level, line, number, seconds, squeezed
 from noria.views import LeftView, SeatView
 
 _BAR = 10  # cells, wherever something else has to yield
@@ -28,25 +28,31 @@ class _Field:
 _FIELDS = (
     (1, _Field("step", "   step")),
     (2, _Field("end", "done in")),
-    (4, _Field("deadline", "deadline")),
-    (3, _Field("size", "     size")),
+    (5, _Field("deadline", "deadline")),
+    (3, _Field("model", "model")),
+    (4, _Field("size", "     size")),
     (6, _Field("scheduler", "scheduler     ")),
-    (7, _Field("steps", "steps")),
-    (8, _Field("guidance", "guidance")),
-    (9, _Field("priority", "priority")),
-    (5, _Field("request", "request   ")),
+    (8, _Field("steps", "steps")),
+    (9, _Field("guidance", "guidance")),
+    (10, _Field("priority", "priority")),
+    (7, _Field("request", "request   ")),
 )
 _WIDEST_REQUEST = 40
+_WIDEST_MODEL = 14
 
 
-def seat_rows(wheel: WheelBoard, now: float, width: int, most: int | None) -> list[Text]:
-    """Every slot of the wheel in at most `most` lines (None: as many as it takes), in more columns where it needs them."""
+def seat_rows(wheel: WheelBoard, now: float, width: int, most: int | None, models: Sequence[str] = ()) -> list[Text]:
+    """Every slot of the wheel in at most `most` lines (None: as many as it takes), in more columns where it needs them.
+
+    Each says its model where there are several `models`.
+    """
+    offered = _offered(models)
     num_slots = wheel.view.num_slots
     if most is not None and most < 1:
         return []
     digits = len(str(num_slots - 1))
     if most is None or num_slots + 1 <= most:
-        fields = _fitting(width - digits)
+        fields = _fitting(offered, width - digits)
         return [_heading(fields, width, digits), *_rows(wheel, now, fields, width, digits)]
     num_columns = -(-num_slots // most)
     each = (width + _GAP) // num_columns - _GAP
@@ -55,22 +61,31 @@ def seat_rows(wheel: WheelBoard, now: float, width: int, most: int | None) -> li
         gap, each = 1, (width + 1) // num_columns - 1
     if each < digits + 1 + _NARROWEST_BAR:
         return _map(wheel, width, most)
-    rows = _rows(wheel, now, _fitting(each - digits), each, digits)
+    rows = _rows(wheel, now, _fitting(offered, each - digits), each, digits)
     per_column = -(-num_slots // num_columns)
     return [
         _beside([rows[place] for place in range(top, num_slots, per_column)], gap, width) for top in range(per_column)
     ]
 
 
-def _fitting(width: int) -> list[_Field]:
-    """The fields that find room beside a bar."""
+def _offered(models: Sequence[str]) -> list[tuple[int, _Field]]:
+    """`_FIELDS`, with a model's as wide as the longest name there is, and without it where all slots have the same."""
+    wide = min(_WIDEST_MODEL, max(len("model"), *map(len, models))) if len(models) > 1 else 0
+    sized = [
+        (rank, _Field("model", "model".ljust(wide)) if field.name == "model" else field) for rank, field in _FIELDS
+    ]
+    return [(rank, field) for rank, field in sized if wide or field.name != "model"]
+
+
+def _fitting(offered: Sequence[tuple[int, _Field]], width: int) -> list[_Field]:
+    """Those of the `offered` fields that find room beside a bar."""
     left, chosen = width - 1 - _BAR, set[str]()
-    for _, field in sorted(_FIELDS, key=lambda pair: pair[0]):
+    for _, field in sorted(offered, key=lambda pair: pair[0]):
         if left < len(field.heading) + 1:
             break
         left -= len(field.heading) + 1
         chosen.add(field.name)
-    return [field for _, field in _FIELDS if field.name in chosen]
+    return [field for _, field in offered if field.name in chosen]
 
 
 def _widths(fields: Sequence[_Field], width: int, digits: int) -> tuple[int, int]:
@@ -112,6 +127,8 @@ def _seat(seat: SeatView, server_s: float, fields: Sequence[_Field], bar_width: 
         said, style = _told(field.name, seat, server_s)
         if field.name == "request":
             said = said if len(said) <= request_width else said[: request_width - 1] + "…"
+        elif field.name == "model":
+            said = squeezed(said, len(field.heading)).ljust(len(field.heading))
         elif field.name == "scheduler":
             said = said[: len(field.heading)].ljust(len(field.heading))
         else:
@@ -132,6 +149,8 @@ def _told(name: str, seat: SeatView, server_s: float) -> Piece:
                 return "–", "dim"
             left_s = seat.due_at - server_s
             return ("late", "red") if left_s < 0 else (seconds(left_s), "red" if _will_be_late(seat) else "")
+        case "model":
+            return seat.model, ""
         case "size":
             return f"{seat.width_px}×{seat.height_px}", ""
         case "scheduler":

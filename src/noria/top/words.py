@@ -46,6 +46,14 @@ def flow(items: Sequence[Sequence[Piece]], width: int, most: int) -> list[Text]:
     return [line(row, width) for row in rows]
 
 
+def squeezed(text: str, width: int) -> str:
+    """`text` in at most `width` cells: without its middle, as names that are alike mostly differ at their ends."""
+    if len(text) <= width:
+        return text
+    head = width // 2
+    return f"{text[:head]}…{text[len(text) - (width - head - 1) :]}"
+
+
 def bar(share: float, width: int) -> str:
     """`width` cells, filled from the left by `share` (0 to 1) to an eighth of a cell; the rest is dotted."""
     eighths = round(min(max(share, 0.0), 1.0) * width * 8)
