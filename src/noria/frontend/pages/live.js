@@ -93,12 +93,14 @@ let drawn = 0;
 function frame(milliseconds) {
   const at = milliseconds / 1000;
   const paused = state.connection.phase === "paused";
-  if (!paused && (!calm() || at - drawn >= CALM_FRAME_S)) {
-    drawn = at;
-    for (const panel of panels.values()) panel.frame(at);
-    showTrouble(at);
-  }
+  if (!paused && (!calm() || at - drawn >= CALM_FRAME_S)) draw(at);
   requestAnimationFrame(frame);
+}
+
+function draw(at) {
+  drawn = at;
+  for (const panel of panels.values()) panel.frame(at);
+  showTrouble(at);
 }
 
 find("#retry").addEventListener("click", () => stream.open());
@@ -112,6 +114,7 @@ find("#locked").addEventListener("submit", (event) => {
 function pause() {
   stream.close();
   take({ name: "connection", connection: { phase: "paused" } });
+  draw(performance.now() / 1000); // what was said last
 }
 
 find("#pause").addEventListener("click", ({ currentTarget: button }) => {

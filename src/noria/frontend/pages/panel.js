@@ -1,4 +1,5 @@
-// One engine on the page: its wheel, its queue, its figures, its time-lines. Text is written when a view comes, canvases at every frame.
+// One engine on the page: its wheel, its queue, its figures, its time-lines. Canvases are drawn at every frame; text is written with the
+// first frame after a view, so that a slot's label and its circle always say the same.
 
 import { make, write } from "./elements.js";
 import { Pictures } from "./pictures.js";
@@ -21,6 +22,7 @@ export class Panel {
   #engine = null;
   #hues = {};
   #live = true;
+  #written = true; // whether the text says what the last view said
   #places = null;
   #widths = {};
   #bins = new Map();
@@ -58,8 +60,8 @@ export class Panel {
     write(this.find(".notice"), said ?? "");
     this.find(".board").hidden = this.find("details").hidden = wheel === null;
     if (wheel === null) return;
+    this.#written = false;
     this.#arrange();
-    this.#write(wheel);
   }
 
   /** Draw one frame, when the page's clock is at `at` seconds. */
@@ -67,6 +69,7 @@ export class Panel {
     const wheel = this.#engine?.wheel;
     const { place, figure } = this.#widths;
     if (!wheel || !this.#places || !place || !figure) return;
+    if (!this.#written) this.#write(wheel);
     const shown = this.#now(wheel, at) - DELAY_S;
     const passed = at - this.#last;
     const still = calm() || passed > STALL_S;
@@ -88,6 +91,7 @@ export class Panel {
   }
 
   #write(wheel) {
+    this.#written = true;
     const now = this.#now(wheel);
     this.slots.update(wheel.seats, now);
     write(this.find(".seated"), `${wheel.seats.length} of ${wheel.num_slots}`);

@@ -15,8 +15,8 @@ const outOf = (value) => Math.min(1, Math.max(0, value));
 
 export class Wheel {
   #canvas;
-  #buckets = []; // by slot: {key, share, at} of whom it shows
-  #leaving = []; // {key, slot, at, hue, ok}
+  #buckets = []; // by slot: {key, share, said, at, hue} of whom it shows
+  #leaving = []; // {key, share, said, slot, at, hue, ok}
   #angle = 0;
 
   constructor(canvas) {
@@ -47,7 +47,8 @@ export class Wheel {
     if (before?.key !== key) {
       if (before?.key && !calm) {
         const gone = wheel.gone.find((image) => image.key === before.key);
-        this.#leaving.push({ ...before, slot, at: now, ok: gone?.outcome === "ok" });
+        const ok = gone?.outcome === "ok";
+        this.#leaving.push({ ...before, said: ok ? "✓" : "×", slot, at: now, ok });
       }
       const at = before && !calm ? now : -Infinity; // who was there when the page opened does not board
       this.#buckets[slot] = { key, at, share: 0, hue: hues[seat?.scheduler] ?? 0 };
@@ -55,26 +56,32 @@ export class Wheel {
     const bucket = this.#buckets[slot];
     if (seat) {
       const share = seat.call / seat.num_calls;
+      bucket.said = String(seat.call);
       bucket.share = calm || bucket.at === -Infinity ? share : bucket.share + (share - bucket.share) * (1 - Math.exp(-passed / CATCH_UP_S));
     }
     return bucket;
   }
 
+  /** A free slot is hollow and dashed; one that is taken is filled and has a solid ring in its hue, from its first moment on. */
   #bucket(context, { x, y }, bucket, { places, pictures }, now) {
     const theme = colours();
     const radius = places.size / 2;
-    disc(context, x, y, radius, theme.sunken);
     if (bucket.key === null) {
+      disc(context, x, y, radius, theme.surface);
       context.setLineDash([3, 5]);
       arc(context, x, y, radius - 2, 0, 1, theme.control, 1.25);
       context.setLineDash([]);
+      word(context, x, y, "free", theme.muted, `11px ${theme.font}`);
       return;
     }
+    const hue = theme.hues[bucket.hue];
     const grown = eased(outOf((now - bucket.at) / BOARDING_S));
+    disc(context, x, y, radius, theme.sunken);
     portrait(context, x, y, (radius - 6) * (0.3 + 0.7 * grown), bucket, pictures);
-    arc(context, x, y, radius - 2.5, 0, 1, theme.line, 4);
-    arc(context, x, y, radius - 2.5, 0, bucket.share, theme.hues[bucket.hue], 5);
-    if (grown < 1) arc(context, x, y, radius + 8 * grown, 0, 1, theme.hues[bucket.hue], 3 * (1 - grown));
+    arc(context, x, y, radius - 2.5, 0, 1, theme.line, 5);
+    arc(context, x, y, radius - 0.75, 0, 1, hue, 1.5);
+    arc(context, x, y, radius - 2.5, 0, bucket.share, hue, 5);
+    if (grown < 1) arc(context, x, y, radius + 8 * grown, 0, 1, hue, 3 * (1 - grown));
   }
 
   /** Those who have left fly off: outwards from a ring, upwards from rows. */
@@ -89,6 +96,7 @@ export class Wheel {
       const [to_x, to_y] = [x + far * Math.cos(angle), y + far * Math.sin(angle)];
       const radius = (places.size / 2 - 4) * (1 - 0.55 * eased(gone));
       context.globalAlpha = 1 - gone ** 2;
+      disc(context, to_x, to_y, radius, theme.sunken);
       portrait(context, to_x, to_y, radius, bucket, pictures);
       arc(context, to_x, to_y, radius + 1.5, 0, 1, bucket.ok ? theme.good : theme.bad, 3);
       context.globalAlpha = 1;
@@ -117,7 +125,8 @@ function spokes(context, { middle, radius, size }, angle) {
   context.fill();
 }
 
-function portrait(context, x, y, radius, { key, share, hue }, pictures) {
+/** The image as it looks by now; before its first picture, water as high as the image is far, and the number of its calls, or how it left. */
+function portrait(context, x, y, radius, { key, share, said, hue }, pictures) {
   const picture = pictures.of(key);
   context.save();
   context.beginPath();
@@ -129,11 +138,24 @@ function portrait(context, x, y, radius, { key, share, hue }, pictures) {
     const [width, height] = [picture.width * scale, picture.height * scale];
     context.drawImage(picture, x - width / 2, y - height / 2, width, height);
   } else {
-    context.globalAlpha *= 0.35; // water, as high as the image is far
-    context.fillStyle = colours().hues[hue];
+    const { hues, ink, font } = colours();
+    const alpha = context.globalAlpha;
+    context.fillStyle = hues[hue];
+    context.globalAlpha = alpha * 0.3;
+    context.fillRect(x - radius, y - radius, 2 * radius, 2 * radius);
     context.fillRect(x - radius, y + radius - 2 * radius * share, 2 * radius, 2 * radius);
+    context.globalAlpha = alpha;
+    word(context, x, y, said, ink, `650 ${Math.round(0.6 * radius)}px ${font}`);
   }
   context.restore();
+}
+
+function word(context, x, y, text, colour, font) {
+  context.font = font;
+  context.textAlign = "center";
+  context.textBaseline = "middle";
+  context.fillStyle = colour;
+  context.fillText(text, x, y + 1);
 }
 
 function disc(context, x, y, radius, colour) {
