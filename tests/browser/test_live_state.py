@@ -147,17 +147,19 @@ def test_a_turn_is_spread_over_the_quarters_of_a_second_in_which_it_was(run):
 
 
 @pytest.mark.parametrize("width", [280, 500, 1200])
-def test_no_slot_overlaps_another(run, width):
+def test_no_slot_overlaps_another_or_the_hub(run, width):
     crowded = run(
         """async (width) => {
             const { places } = await import("/pages/places.js");
             const crowded = [];
             for (let num = 1; num <= 96; num++) {
-                const { spots, size, height } = places(num, width);
+                const { kind, spots, size, height, middle, hub } = places(num, width);
                 const apart = ([a, b]) => Math.hypot(a.x - b.x, a.y - b.y) >= size;
                 const inside = ({ x, y }) => x >= size / 2 && x <= width - size / 2 && y >= size / 2 && y <= height - size / 2;
+                const above = ({ x, y }) => kind === "ring" && Math.abs(x - middle.x) < 1 && y < middle.y;
+                const below = (spot) => !above(spot) || spot.y + size / 2 + 32 <= middle.y - hub; // its label ends before the hub
                 const pairs = spots.flatMap((a, k) => spots.slice(k + 1).map((b) => [a, b]));
-                if (spots.length !== num || !pairs.every(apart) || !spots.every(inside)) crowded.push(num);
+                if (spots.length !== num || !pairs.every(apart) || !spots.every(inside) || !spots.every(below)) crowded.push(num);
             }
             return crowded;
         }""",

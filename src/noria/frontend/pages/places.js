@@ -3,15 +3,19 @@
 export const RING_MOST = 12;
 const LABEL_PX = 32; // two lines below each picture
 const MARGIN_PX = 10;
+const HUB_MOST_PX = 62; // radii of the hub, which holds three lines of text
+const HUB_LEAST_PX = 42;
+const RIM_PX = 4;
 
-/** The places of `num` slots in `width` px: {kind, height, size, radius?, spots: [{x, y}]}; spots are centres of pictures `size` across. */
+/** The places of `num` slots in `width` px: {kind, height, size, radius?, hub?, spots: [{x, y}]}; spots are centres of pictures `size` across. */
 export function places(num, width) {
   return num <= RING_MOST ? ring(num, width) : rows(num, width);
 }
 
 function ring(num, width) {
   const across = Math.min(width, 430);
-  const fits = (size) => num === 1 || 2 * radiusFor(size, across) * Math.sin(Math.PI / num) >= size + LABEL_PX;
+  const apart = (size) => num === 1 || 2 * radiusFor(size, across) * Math.sin(Math.PI / num) >= size + LABEL_PX;
+  const fits = (size) => apart(size) && hubFor(size, across) >= HUB_LEAST_PX;
   let size = 104;
   while (size > 32 && !fits(size)) size -= 2;
   const radius = radiusFor(size, across);
@@ -20,10 +24,13 @@ function ring(num, width) {
     const angle = (2 * Math.PI * slot) / num - Math.PI / 2;
     return { x: middle.x + radius * Math.cos(angle), y: middle.y + radius * Math.sin(angle) };
   });
-  return { kind: "ring", height: 2 * radius + size + LABEL_PX + 2 * MARGIN_PX, size, label: size + 36, radius, middle, spots };
+  const lowest = Math.max(...spots.map(({ y }) => y + size / 2 + LABEL_PX), middle.y + radius + RIM_PX);
+  const hub = Math.min(HUB_MOST_PX, hubFor(size, across));
+  return { kind: "ring", height: lowest + MARGIN_PX, size, label: size + 36, radius, hub, middle, spots };
 }
 
 const radiusFor = (size, across) => (across - size) / 2 - MARGIN_PX - 10;
+const hubFor = (size, across) => radiusFor(size, across) - size / 2 - LABEL_PX - 4; // below the labels of the highest slot
 
 function rows(num, width) {
   const least = width < 500 ? 64 : num > 32 ? 72 : 92;

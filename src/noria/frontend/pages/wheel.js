@@ -104,11 +104,10 @@ export class Wheel {
   }
 }
 
-function spokes(context, { middle, radius, size }, angle) {
+function spokes(context, { middle, radius, hub }, angle) {
   const { line, control, accent } = colours();
   arc(context, middle.x, middle.y, radius, 0, 1, line, 8);
   arc(context, middle.x, middle.y, radius, 0, 1, control, 1);
-  const hub = Math.min(62, radius - size / 2 - 6);
   context.strokeStyle = line;
   context.lineWidth = 3;
   context.beginPath();
@@ -145,7 +144,7 @@ function portrait(context, x, y, radius, { key, share, said, hue }, pictures) {
     context.fillRect(x - radius, y - radius, 2 * radius, 2 * radius);
     context.fillRect(x - radius, y + radius - 2 * radius * share, 2 * radius, 2 * radius);
     context.globalAlpha = alpha;
-    word(context, x, y, said, ink, `650 ${Math.round(0.6 * radius)}px ${font}`);
+    word(context, x, y, said, ink, `650 ${Math.max(10, Math.round(0.6 * radius))}px ${font}`);
   }
   context.restore();
 }
