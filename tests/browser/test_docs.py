@@ -47,6 +47,10 @@ def test_it_is_accessible(url, open_page, check_accessibility, scheme):
     check_accessibility(page)
 
 
-def test_it_fits_a_screen_320_px_wide(url, open_page):
+def test_it_fits_a_screen_320_px_wide_with_all_its_tables(url, open_page, check_accessibility):
     page = open_page(f"{url}/docs", viewport={"width": 320, "height": 640})
     assert page.evaluate("document.documentElement.scrollWidth") == 320
+    beyond = "[...document.querySelectorAll('td')].filter((cell) => cell.getBoundingClientRect().right > 320).length"
+    assert page.evaluate(beyond) == 0
+    expect(page.get_by_role("row").filter(has_text="inference_steps").first).to_contain_text("denoising steps")
+    check_accessibility(page)

@@ -208,11 +208,16 @@ def _metrics() -> str:
 def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Cells are HTML. What finds no room is scrolled to, with the keyboard, too."""
     head = "".join(f'<th scope="col">{escape(each)}</th>' for each in heads)
-    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    body = "".join(f"<tr>{''.join(map(_cell, heads, row))}</tr>" for row in rows)
     return (
         f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(title)}">'
         f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
+
+
+def _cell(head: str, said: str) -> str:
+    """A narrow screen shows no row of heads: each cell brings its own."""
+    return f'<td data-head="{escape(head)}">{said}</td>'
 
 
 def _curl(operation: _Operation, schemas: dict[str, Any], origin: str) -> str:
