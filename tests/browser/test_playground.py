@@ -12,6 +12,7 @@ import time
 import httpx
 import numpy as np
 import pytest
+from expecting import expect
 from PIL import Image
 
 from noria.bench.server import running_server
@@ -220,6 +221,61 @@ def test_the_form_is_made_of_the_models_own_bounds(playground, client):
     assert "/t2i" in page.locator("#first-command").inner_text()
 
 
+@pytest.fixture
+def two_models(tiny_folder):
+    """A server of the bundled model and of one that draws 32 × 32 pixels of noise, by its folder's name."""
+    with running_server(["bundled", "--more-models", str(tiny_folder), "--slots", "4"]) as running:
+        yield running
+
+
+def test_the_model_that_is_chosen_gives_the_bounds_and_draws_beside_the_other(
+    two_models, playground, open_page, check_accessibility, tiny_folder
+):
+    url = f"http://127.0.0.1:{two_models.port}"
+    page, wheel = playground(two_models.port), open_page(f"{url}/live")
+    with httpx.Client(base_url=url, timeout=PATIENCE_MS / 1000) as client:
+        offers = {each["id"]: each["noria"] for each in client.get("/v1/models").json()["data"]}
+    chooser = page.get_by_label("Model", exact=True)
+    assert chooser.locator("option").all_inner_texts() == list(offers) == ["noria-shapes", tiny_folder.name]
+    for name in (tiny_folder.name, "noria-shapes", tiny_folder.name):
+        chooser.select_option(name)
+        assert shown_bounds(page) == bounds(offers[name])
+    assert bounds(offers["noria-shapes"]) != bounds(offers[tiny_folder.name])
+    check_accessibility(page)
+    draw(page, inference_steps=100, n=2, seed=7)
+    draw(page, model="noria-shapes", inference_steps=100)
+    wheel.get_by_text("The slots as a table").click()
+    expect(wheel.locator(".mix")).to_contain_text(", 2 models.", timeout=PATIENCE_MS)
+    models = wheel.get_by_role("region", name="engine-0", exact=True).locator("td:nth-child(5)")
+    expect(models.filter(has_text="noria-shapes")).to_have_count(1)
+    expect(models.filter(has_text=tiny_folder.name)).to_have_count(2)
+    assert wheel.locator(".engine").count() == 1
+    check_accessibility(wheel)
+    card(page, "finished", 1).wait_for()
+    newest, first = page.locator(".drawing").all()
+    assert newest.locator(".facts li").all_inner_texts()[:2] == ["noria-shapes", "128 × 128"]
+    assert first.locator(".facts li").all_inner_texts()[:2] == [tiny_folder.name, "32 × 32"]
+    with httpx.Client(base_url=url, timeout=PATIENCE_MS / 1000) as client:
+        wish = {"model": tiny_folder.name, "prompt": page.input_value("#prompt"), "inference_steps": 100, "seed": 7}
+        drawn = client.post("/t2i", json=wish)
+    assert np.abs(pixels(file_of(page, "img.final[width='32']")) - pixels(drawn.content)).max() <= 1
+
+
+def bounds(offer):
+    numbers = {name: offer["settings"][name] for name in ("width", "height", "inference_steps", "guidance_scale")}
+    return {name: (each["min"], each["max"], each["default"]) for name, each in numbers.items()} | {
+        "scheduler": offer["default_scheduler"]
+    }
+
+
+def shown_bounds(page):
+    numbers = {name: page.locator(f"#{name}") for name in ("width", "height", "inference_steps", "guidance_scale")}
+    return {
+        name: tuple(float(told) for told in (each.get_attribute("min"), each.get_attribute("max"), each.input_value()))
+        for name, each in numbers.items()
+    } | {"scheduler": page.input_value("#scheduler")}
+
+
 # ── Taking it elsewhere, and back ───────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -421,6 +477,7 @@ def test_it_is_accessible_empty_running_and_finished(playground, check_accessibi
 def test_it_fits_a_telephone(playground, width):
     page = playground(viewport={"width": width, "height": 800})
     draw(page, prompt="a" * 300, n=2, inference_steps=2, scheduler="euler-karras")
+    expect(page.locator(".drawing")).to_be_in_viewport()
     card(page, "finished").wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") == width
     for control in page.locator(

@@ -19,9 +19,9 @@ export class Drawing {
   #toldHalf = false;
   #clock = 0;
 
-  /** `size` of its images and `previews` of each; `hear` has `said(text)`, `open(image)`, `recall(wish)`, `useSeed(seed)`, `retry(wish)`, `removed(drawing)`. */
-  constructor(number, wish, { size, previews, steps }, hear) {
-    Object.assign(this, { number, wish, hear, state: "waiting", images: [] });
+  /** `size` of its images and `previews` of each, and whether `tellsModel`, as there are several; `hear` has `said(text)`, `open(image)`, `recall(wish)`, `useSeed(seed)`, `retry(wish)`, `removed(drawing)`. */
+  constructor(number, wish, { size, previews, steps, tellsModel }, hear) {
+    Object.assign(this, { number, wish, hear, tellsModel, state: "waiting", images: [] });
     this.previews = Math.min(previews, wish.inference_steps ?? steps);
     this.#build(size);
   }
@@ -194,10 +194,10 @@ export class Drawing {
     frame.append(opener);
   }
 
-  #tell({ width, height, inference_steps: steps, guidance_scale: guidance, scheduler, seed }) {
+  #tell({ model, width, height, inference_steps: steps, guidance_scale: guidance, scheduler, seed }) {
     const last = this.images.length > 1 ? ` to ${seedOf(seed, this.images.length - 1)}` : "";
     const size = width && height && `${width} × ${height}`;
-    const facts = [size, steps && `${steps} steps`, scheduler, guidance !== null && `guidance ${guidance}`, seed && `seed ${seed}${last}`];
+    const facts = [this.tellsModel && model, size, steps && `${steps} steps`, scheduler, guidance !== null && `guidance ${guidance}`, seed && `seed ${seed}${last}`];
     this.facts.replaceChildren(...facts.filter(Boolean).map((text) => make("li", { class: "chip number", text })));
   }
 

@@ -45,6 +45,11 @@ export class Form {
     return this.#models.find(({ id }) => id === byId("model").value);
   }
 
+  /** Whether there are several models. */
+  get hasChoice() {
+    return this.#models.length > 1;
+  }
+
   /** Take over `models`, the entries of GET /v1/models; what was written stays, if the model is still there. */
   offer(models) {
     const [before, version] = [this.model?.id, this.model?.noria.version];

@@ -101,9 +101,10 @@ const firstCommand = () => SNIPPETS.curl({ prompt: byId("prompt").defaultValue }
 async function draw(wish) {
   const { settings } = form.model.noria;
   const size = { width: wish.width || settings.width.default, height: wish.height || settings.height.default };
-  const expected = { size, previews: settings.partial_images.max, steps: settings.inference_steps.default };
+  const expected = { size, previews: settings.partial_images.max, steps: settings.inference_steps.default, tellsModel: form.hasChoice };
   const drawing = new Drawing(++number, wish, expected, hear);
   gallery.add(drawing);
+  drawing.element.scrollIntoView({ block: "nearest" }); // below the form, where there is no room beside it
   say(`Drawing ${drawing.number} is asked for.`);
   try {
     await drawing.run();
