@@ -72,7 +72,7 @@ NOTED = """() => {
 
 
 PICTURED = """(least) => {
-  // Whether at least so many slots' circles have many colours, as a picture has and a disc has not.
+  // Whether at least so many slots' circles have many colours, as a picture has; a disc with its number has about a hundred.
   const shown = document.querySelector(".wheel"), canvas = new OffscreenCanvas(shown.width, shown.height);
   const context = canvas.getContext("2d", { willReadFrequently: true }), box = shown.getBoundingClientRect(), ratio = canvas.width / box.width;
   context.drawImage(shown, 0, 0);
@@ -80,7 +80,7 @@ PICTURED = """(least) => {
     const { left, top, width } = slot.getBoundingClientRect(), size = parseFloat(getComputedStyle(slot).getPropertyValue("--size"));
     const at = [left + width / 2 - size / 4 - box.left, top + size / 4 - box.top, size / 2, size / 2].map((px) => Math.round(px * ratio));
     const { data } = context.getImageData(...at);
-    return new Set(new Uint32Array(data.buffer)).size > 100;
+    return new Set(new Uint32Array(data.buffer)).size > 200;
   }).length >= least;
 }"""
 
