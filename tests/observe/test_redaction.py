@@ -5,7 +5,9 @@ import pytest
 from noria.keys import draw_key
 from noria.observe.redaction import redacted, redacted_fields
 
-KEY, _ = draw_key("alice")
+KEY = (
+    "noria_jlOGsXNwSd87VIDAfMTiaPk7RKGK-wyYW0Lpjj0ZE9A"  # shaped as they are drawn; workers must collect the same tests
+)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +52,11 @@ def test_what_looks_like_a_secret_is_taken_out(text: str, secret: str) -> None:
     assert "[redacted]" in clean
 
 
+def test_any_key_that_is_drawn_is_taken_out() -> None:
+    key, _ = draw_key("alice")
+    assert key not in redacted(f"the key {key} is not known")
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -91,6 +98,6 @@ def test_a_hostile_text_is_read_in_no_time() -> None:
         "authorization=a=," * 4000,
         "a1" * 32_000 + "token",
     ):
-        began = time.perf_counter()
+        began = time.process_time()
         redacted(text)
-        assert time.perf_counter() - began < 5.0, text[:20]
+        assert time.process_time() - began < 5.0, text[:20]

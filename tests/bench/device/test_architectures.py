@@ -11,13 +11,15 @@ from noria.models.catalog import open_model
 
 
 @pytest.mark.parametrize(
-    ("architecture", "parameters"), [(SD15, 859_520_964), (SDXL, 2_567_463_684)], ids=lambda value: str(value)[:30]
+    ("architecture", "parameters"), [(SD15, 859_520_964), (SDXL, 2_567_463_684)], ids=["sd15", "sdxl"]
 )
 def test_the_true_sizes_have_the_published_numbers_of_parameters(architecture, parameters):
     assert sum(weights.numel() for weights in build(architecture, "meta", torch.float32).parameters()) == parameters
 
 
-@pytest.mark.parametrize(("architecture", "side_px", "tflops"), [(SD15, 512, 0.803), (SDXL, 1024, 6.76)])
+@pytest.mark.parametrize(
+    ("architecture", "side_px", "tflops"), [(SD15, 512, 0.803), (SDXL, 1024, 6.76)], ids=["sd15", "sdxl"]
+)
 def test_a_row_of_the_true_sizes_is_the_published_work(architecture, side_px, tflops):
     assert flops_of_row(architecture, side_px) == pytest.approx(tflops * 1e12, rel=0.02)
 
