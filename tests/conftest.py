@@ -4,10 +4,11 @@ import pathlib
 import shutil
 import signal
 import threading
-import time
 
 import pytest
 from hypothesis import settings
+
+from waiting import until
 
 # The same examples at every run, so that a change is judged by what it does. `make test-slow` looks at others.
 settings.register_profile("repeatable", derandomize=True)
@@ -157,11 +158,7 @@ class Collector:
 
     def wait(self, condition, seconds=60):
         """Until `condition(spans)` is true; returns what it is then."""
-        deadline = time.monotonic() + seconds
-        while not (found := condition(list(self.spans))):
-            assert time.monotonic() < deadline, f"came: {[span.name for span in self.spans]}"
-            time.sleep(0.05)
-        return found
+        return until(lambda: condition(list(self.spans)), seconds)
 
     def close(self):
         self._server.shutdown()

@@ -21,6 +21,7 @@ from PIL import Image
 
 from noria.bench.server import running_server
 from noria.cli import main
+from waiting import until
 
 PROMPT = "a red circle above a blue square"
 
@@ -44,13 +45,6 @@ def pixels(data):
 def engine(server):
     (found,) = server.children("engine")
     return found
-
-
-def wait_for(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
 
 
 def metric(client, name):
@@ -131,7 +125,7 @@ def test_a_client_that_leaves_frees_its_slots(client, server):
         pytest.raises(httpx.ReadTimeout),
     ):
         impatient.post("/t2i", json={"prompt": PROMPT, "inference_steps": 200, "n": 4})
-    wait_for(lambda: metric(client, "noria_slots_used") == 0, seconds=10)
+    until(lambda: metric(client, "noria_slots_used") == 0)
     assert metric(client, "noria_leaves_total") >= 4
 
 
@@ -149,7 +143,7 @@ def test_clients_that_read_nothing_hold_no_slot_and_little_memory(client, server
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             sock.connect(("127.0.0.1", server.port))
             sock.sendall(head + wish)
-        wait_for(lambda: metric(client, "noria_images_total") - drawn_before == 8 * 16)
+        until(lambda: metric(client, "noria_images_total") - drawn_before == 8 * 16)
         assert metric(client, "noria_slots_used") == 0
         assert client.post("/t2i", json={"prompt": PROMPT, "inference_steps": 2}).status_code == 200
         assert frontend.memory_info().rss - before < 100e6
@@ -167,9 +161,9 @@ def test_an_engine_that_ends_or_hangs_is_replaced_and_its_requests_are_answered(
     undisturbed = pixels(client.post("/t2i", json=body).content)
     with concurrent.futures.ThreadPoolExecutor(1) as users:
         flying = users.submit(client.post, "/t2i", json=body)
-        wait_for(lambda: metric(client, "noria_slots_used") == 1)
+        until(lambda: metric(client, "noria_slots_used") == 1)
         os.kill(engine(server).pid, number)
-        wait_for(lambda: client.get("/readyz").status_code == 503)
+        until(lambda: client.get("/readyz").status_code == 503)
         answer = flying.result()
     assert client.get("/readyz").status_code == 200
     assert answer.status_code == 200, answer.text
@@ -230,11 +224,11 @@ def test_sigterm_answers_what_is_in_flight_and_exits_0():
     ):
         with concurrent.futures.ThreadPoolExecutor(1) as users:
             flying = users.submit(client.post, "/t2i", json={"prompt": PROMPT, "inference_steps": 60})
-            wait_for(lambda: metric(client, "noria_slots_used") == 1)
+            until(lambda: metric(client, "noria_slots_used") == 1)
             other.process.terminate()
             assert flying.result().status_code == 200
         children = other.process.children()
-        wait_for(lambda: not any(child.is_running() for child in children), seconds=30)
+        until(lambda: not any(child.is_running() for child in children))
 
 
 def test_one_search_finds_a_request_in_every_process_and_no_secret_anywhere(capfd):
@@ -248,7 +242,7 @@ def test_one_search_finds_a_request_in_every_process_and_no_secret_anywhere(capf
         assert client.post("/t2i", json=body, headers=headers).status_code == 200
         client.get("/no/such/%0Apath?token=hunter2", headers={"x-api-key": "hunter2"})
         job_id = client.post("/v1/jobs", json={"input": body}).json()["id"]
-        wait_for(lambda: client.get(f"/v1/jobs/{job_id}").json()["status"] == "succeeded")
+        until(lambda: client.get(f"/v1/jobs/{job_id}").json()["status"] == "succeeded")
     written = capfd.readouterr().err
     assert "hunter2" not in written
     lines = [json.loads(line) for line in written.split("\n") if line]
@@ -378,7 +372,7 @@ def test_a_thousand_clients_that_leave_leave_nothing_behind(client, server):
             wish |= {"stream": True, "partial_images": 2} if chance.random() < 0.3 else {}
             callers.submit(come_and_leave, wish, chance.choice([0.0, 0.02, 0.1, 0.4]) * chance.random())
     gauges = ("noria_slots_used", "noria_queue_depth", "noria_inflight")
-    wait_for(lambda: [metric(client, name) for name in gauges] == [0, 0, 0])
+    until(lambda: [metric(client, name) for name in gauges] == [0, 0, 0])
     assert num_aboard(client) == aboard_before
     num_left = sum(
         float(line.rpartition(" ")[2])
@@ -386,7 +380,7 @@ def test_a_thousand_clients_that_leave_leave_nothing_behind(client, server):
         if line.startswith("noria_requests_total") and 'outcome="cancelled"' in line
     )
     assert num_left > 300  # the others were refused, finished, or gone before their request was read
-    wait_for(lambda: frontend.num_fds() <= files_before + 2)  # and no connection is kept
+    until(lambda: frontend.num_fds() <= files_before + 2)  # and no connection is kept
     started = time.monotonic()
     assert client.post("/t2i", json={"prompt": PROMPT, "inference_steps": 1}).status_code == 200
     assert time.monotonic() - started < 20

@@ -3,13 +3,13 @@
 import contextlib
 import os
 import signal
-import time
 
 import httpx
 import psutil
 import pytest
 
 from noria.bench.server import running_server
+from waiting import until
 
 # Some seconds on two cores: time enough to be killed in.
 BODY = {"prompt": "a red circle above a blue square", "seed": 21, "inference_steps": 150}
@@ -23,14 +23,6 @@ def started(data_dir):
         httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=120) as client,
     ):
         yield server, client
-
-
-def wait_for(condition, seconds=90):
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
-    return found
 
 
 def job(client, job_id):
@@ -61,7 +53,7 @@ def test_a_job_whose_front_end_and_engine_are_killed_succeeds_once_with_the_same
         steps_of(client, job_id)
         for child in [*server.children("frontend"), *server.children("engine")]:
             os.kill(child.pid, signal.SIGKILL)
-        done = wait_for(lambda: (now := job(client, job_id)) and now["completed_at"] and now)
+        done = until(lambda: (now := job(client, job_id)) and now["completed_at"] and now, 240)
         assert (done["status"], done["error"]) == ("succeeded", None)
         told = statuses(client, job_id)
         assert told[:2] == ["starting", "processing"]
@@ -82,7 +74,7 @@ def test_a_job_outlives_the_server_that_accepted_it(tmp_path):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
     with started(tmp_path) as (_, client):
-        done = wait_for(lambda: (now := job(client, job_id)) and now["completed_at"] and now)
+        done = until(lambda: (now := job(client, job_id)) and now["completed_at"] and now, 240)
         assert done["status"] == "succeeded"
         image = client.get(f"/v1/jobs/{job_id}/images/0").content
         assert image == client.post("/t2i", json=BODY).content
@@ -94,7 +86,7 @@ def test_a_server_that_is_stopped_hands_its_jobs_to_the_next_at_once(tmp_path):
         job_id = client.post("/v1/jobs", json={"input": BODY}).json()["id"]
         steps_of(client, job_id)
     with started(tmp_path) as (server, client):  # leases of the first would run for 15 s
-        done = wait_for(lambda: (now := job(client, job_id)) and now["completed_at"] and now)
+        done = until(lambda: (now := job(client, job_id)) and now["completed_at"] and now, 240)
         assert done["status"] == "succeeded"
         assert "processing" in statuses(client, job_id)
         assert server.process.is_running()

@@ -16,6 +16,7 @@ import pytest
 from noria.observe.lines import as_json, new_line
 from noria.observe.logs import environment_of_children
 from noria.relay import Outlet, Relay
+from waiting import until
 
 LOGS = """
 import logging, sys
@@ -180,10 +181,7 @@ with logging_here("x", "info"):
     child_ended = threading.Event()
 
     def wait(child: asyncio.subprocess.Process) -> None:
-        until = time.monotonic() + 120
-        while child.returncode is None:
-            assert time.monotonic() < until, "the child is stalled"
-            time.sleep(0.02)
+        until(lambda: child.returncode is not None, 120)
         child_ended.set()
         reader.start()
 

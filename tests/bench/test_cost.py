@@ -19,6 +19,7 @@ from noria.bench.cost_report import CostRun, Pair
 from noria.bench.onlookers import onlookers
 from noria.bench.server import DIRECT, RunningServer, running_process
 from noria.config import Config
+from waiting import until
 
 
 def a_run(seconds=10.0, cpu_s=10.0, rows=1000.0, **changes):
@@ -160,17 +161,13 @@ def planted(delay_s, live=True):
 
 def test_onlookers_see_the_wheel_and_scrape():
     with planted(0.0) as server, onlookers(server.server_port, live=True, scrapes=True) as seen:
-        deadline = time.monotonic() + 30
-        while (seen.views < 2 or not seen.scrapes_s) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: seen.views >= 2 and seen.scrapes_s)
     assert (seen.views, len(seen.scrapes_s), seen.fault) == (2, 1, "")
 
 
 def test_an_onlooker_that_is_refused_says_so():
     with planted(0.0, live=False) as server, onlookers(server.server_port, live=True, scrapes=False) as seen:
-        deadline = time.monotonic() + 30
-        while not seen.fault and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: seen.fault)
     assert seen.fault == "GET /v1/live was answered 404"
 
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 
 import drawing_server
 import msgspec
@@ -22,6 +21,7 @@ from noria.bench.targets.catalog import read_targets
 from noria.cli import main
 from noria.config import Config, EngineConfig
 from noria.errors import ConfigError
+from waiting import until
 
 SCENARIO_2 = functools.partial(plans.of_scenario, "scenario2")
 CONFIG = Config(engine=EngineConfig(devices=("cpu",)))
@@ -135,12 +135,9 @@ def test_ctrl_c_keeps_what_the_run_has_recorded_and_leaves_nothing_else(measured
     before = set(psutil.Process().children())
 
     def interrupt():
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline:
-            if any(file.stat().st_size > 2000 for file in tmp_path.glob("noria-bench-*/records.jsonl")):
-                os.kill(os.getpid(), sent)
-                return
-            time.sleep(0.05)
+        records = "noria-bench-*/records.jsonl"
+        until(lambda: any(file.stat().st_size > 2000 for file in tmp_path.glob(records)), 120)
+        os.kill(os.getpid(), sent)
 
     threading.Thread(target=interrupt, daemon=True).start()
     status, found = measured(seconds=120.0, noria="fine", seed_batched="fine")
@@ -172,16 +169,11 @@ def test_a_client_ends_with_a_bench_that_is_killed(kind, tmp_path):
     with drawing_server.running("fine") as server:
         url, pid = f"http://127.0.0.1:{server.port}", str(server.process.pid)
         with subprocess.Popen([sys.executable, "-c", BENCH, kind, url, str(tmp_path), pid]) as bench:
-            deadline = time.monotonic() + 120
-            while not ((tmp_path / "records.jsonl").exists() and (tmp_path / "records.jsonl").stat().st_size):
-                assert time.monotonic() < deadline
-                assert bench.poll() is None
-                time.sleep(0.05)
+            records = tmp_path / "records.jsonl"
+            until(lambda: bench.poll() is not None or (records.exists() and records.stat().st_size), 120)
             (client,) = psutil.Process(bench.pid).children()
             bench.kill()
-        while not clients.ended(client):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: clients.ended(client))
 
 
 def test_a_folder_that_cannot_be_is_refused_before_anything_is_measured(tmp_path):

@@ -9,6 +9,7 @@ import psutil
 from noria.bench.meters import GpuReading
 from noria.bench.server import RunningServer
 from noria.bench.watching import cores, energy_j, watched
+from waiting import until
 
 GROWING = "held = []\nfor _ in range(40):\n    held.append(bytearray(b'x' * 5_000_000))\n    import time; time.sleep(0.02)\ninput()"
 SPINNING = "import time\nend = time.monotonic() + 60\nwhile time.monotonic() < end: pass"
@@ -17,10 +18,7 @@ SPINNING = "import time\nend = time.monotonic() + 60\nwhile time.monotonic() < e
 def test_a_server_whose_memory_grows_is_seen_to():
     with subprocess.Popen([sys.executable, "-c", GROWING], stdin=subprocess.PIPE) as child:
         with watched(RunningServer(0, 0.0, psutil.Process(child.pid))) as seen:
-            deadline = time.monotonic() + 30
-            while not (seen.memory and seen.memory[-1][1] > 150_000_000):
-                assert time.monotonic() < deadline, seen.memory
-                time.sleep(0.05)
+            until(lambda: seen.memory and seen.memory[-1][1] > 150_000_000)
         child.stdin.close()
     assert [at for at, _ in seen.memory] == sorted(at for at, _ in seen.memory)
 
@@ -54,10 +52,7 @@ def test_a_spinning_server_uses_about_what_it_is_given():
         try:
             before = spinner.cpu_times().user
             with watched(RunningServer(0, 0.0, spinner), every_s=0.5) as seen:
-                deadline = time.monotonic() + 60
-                while len(seen.cpu_cores) < 4:
-                    assert time.monotonic() < deadline
-                    time.sleep(0.05)
+                until(lambda: len(seen.cpu_cores) >= 4)
             spent_s = spinner.cpu_times().user - before
         finally:
             busy.kill()

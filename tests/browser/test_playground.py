@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import httpx
 import numpy as np
@@ -17,6 +16,7 @@ from PIL import Image
 
 from noria.bench.server import running_server
 from noria.keys import draw_key
+from waiting import until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 
@@ -68,13 +68,6 @@ def card(page, state, number=0):
 def metric(client, name):
     lines = client.get("/metrics").text.splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.split("{")[0].split(" ")[0] == name)
-
-
-def eventually(condition, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.1)
 
 
 def pixels(data):
@@ -166,17 +159,17 @@ def test_the_page_keeps_connections_for_other_things_than_drawings(playground, c
 @pytest.mark.parametrize("way", ["button", "escape"])
 def test_what_is_cancelled_leaves_the_batch(playground, client, way):
     page = playground()
-    eventually(lambda: metric(client, "noria_slots_used") == 0)
+    until(lambda: metric(client, "noria_slots_used") == 0)
     before = metric(client, "noria_leaves_total")
     draw(page, n=2, inference_steps=200)
     card(page, "running").locator(".preview").first.wait_for(state="attached")
-    eventually(lambda: metric(client, "noria_slots_used") == 2)
+    until(lambda: metric(client, "noria_slots_used") == 2)
     if way == "button":
         page.get_by_role("button", name="Cancel drawing 1").click()
     else:
         page.keyboard.press("Escape")
     page.locator(".drawing").wait_for(state="detached")
-    eventually(lambda: metric(client, "noria_slots_used") == 0, seconds=30)
+    until(lambda: metric(client, "noria_slots_used") == 0, seconds=30)
     assert metric(client, "noria_leaves_total") - before == 2
     assert page.locator("#empty").is_visible()
     assert page.locator("#news").inner_text() == "Drawing 1 is cancelled."
@@ -406,7 +399,7 @@ def test_a_drawing_is_recalled_and_its_seed_used_again(playground):
 def test_the_page_waits_for_an_engine_and_goes_on_by_itself(playground, open_page, server, client):
     (engine,) = server.children("engine")
     os.kill(engine.pid, signal.SIGKILL)
-    eventually(lambda: client.get("/readyz").status_code == 503)
+    until(lambda: client.get("/readyz").status_code == 503)
     page = open_page(f"http://127.0.0.1:{server.port}/")
     page.locator("#notice", has_text="No engine is ready yet").wait_for()
     assert page.locator("#draw").is_disabled()
@@ -461,9 +454,7 @@ def test_it_is_accessible_empty_running_and_finished(playground, check_accessibi
     )
     draw(page, prompt="a white star on a blue background", n=4, seed=40, inference_steps=60, scheduler="euler")
     halfway = "[...document.querySelectorAll('progress')].filter((bar) => bar.position > 0.3).length === 2"
-    eventually(
-        lambda: page.evaluate(halfway)
-    )  # Playwright's own waiting for a function needs eval, which the pages forbid
+    until(lambda: page.evaluate(halfway))  # Playwright's own waiting for a function needs eval, which the pages forbid
     page.evaluate("window.scrollTo(0, 0)")
     picture(page, f"playground-{scheme}.png")
     check_accessibility(page)

@@ -22,6 +22,7 @@ from killer import Killer, Watchman
 from users import Poster, User, all_jobs, undisturbed
 
 from noria.bench.machine import provenance
+from waiting import until
 
 NUM_USERS, NUM_POSTERS, NUM_OPEN_JOBS = 3, 2, 4
 
@@ -60,13 +61,6 @@ def is_ready(url):
     with contextlib.suppress(httpx.TransportError):
         return httpx.get(f"{url}/readyz", timeout=5, verify=False).status_code == 200
     return False
-
-
-def until(condition, seconds):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.1)
 
 
 def weather_chaos(folder, num_kills, seconds, seed=1):

@@ -19,6 +19,7 @@ import yaml
 from noria.bench.server import running_server
 from noria.dashboards.build import DASHBOARDS
 from noria.dashboards.gpu import GPU
+from waiting import until
 
 pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(400)]
 
@@ -83,15 +84,6 @@ class Prometheus:
         """Those of a name that wait or fire, by their engines."""
         alerts = self._client.get("/api/v1/alerts").json()["data"]["alerts"]
         return {alert["labels"]["engine"]: alert for alert in alerts if alert["labels"]["alertname"] == name}
-
-
-def until(condition, seconds=60.0):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if result := condition():
-            return result
-        time.sleep(0.2)
-    raise AssertionError(f"not within {seconds} s")
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ import msgspec
 import pytest
 import uvicorn
 
+import waiting
 from noria.channel import EngineChannel
 from noria.config import Config, FrontendConfig
 from noria.frontend.app import build_app
@@ -188,13 +189,6 @@ def _state(state: str, life: tuple[str, str, tuple[str, ...]]) -> EngineState:
     return EngineState(incarnation, state, (SPEC,) if state == "ready" else (), "cpu", previous_end, aboard)
 
 
-def eventually(condition: Callable[[], object], seconds: float = 5.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.01)
-
-
 @contextlib.contextmanager
 def serving(config: Config, engine: FakeEngine, tracer: Tracer = NO_TRACER) -> Iterator[tuple[str, uvicorn.Server]]:
     """A front end's address and the server itself, which ends with the context or at `should_exit`.
@@ -227,16 +221,16 @@ def serve() -> Callable[..., contextlib.AbstractContextManager[tuple[str, uvicor
     return serving
 
 
+@pytest.fixture
+def until() -> Callable[..., object]:
+    return waiting.until
+
+
 @pytest.fixture(scope="session")
 def folder() -> Iterator[pathlib.Path]:
     path = tempfile.mkdtemp(prefix="noria")  # pytest's own are too long for a socket's name
     yield pathlib.Path(path)
     shutil.rmtree(path)
-
-
-@pytest.fixture
-def until() -> Callable[..., None]:
-    return eventually
 
 
 @pytest.fixture
@@ -300,7 +294,7 @@ def engine(shared_engine: FakeEngine, web: httpx.Client) -> Iterator[FakeEngine]
     """The session's engine, ready, well-behaved and without memories."""
     shared_engine.reset()
     shared_engine.become("ready")
-    eventually(lambda: web.get("/readyz").status_code == 200)
+    waiting.until(lambda: web.get("/readyz").status_code == 200)
     yield shared_engine
     shared_engine.reset()
 

@@ -10,6 +10,7 @@ import time
 import httpx
 import pytest
 
+import waiting
 from noria.config import Config, FrontendConfig, JobsConfig
 from noria.observe import metrics
 
@@ -52,11 +53,11 @@ def post(client, headers=None, **body):
 
 
 def ended(client, job_id):
-    deadline = time.monotonic() + 30
-    while (job := client.get(f"/v1/jobs/{job_id}").json())["completed_at"] is None:
-        assert time.monotonic() < deadline, job
-        time.sleep(0.02)
-    return job
+    def has_ended():
+        job = client.get(f"/v1/jobs/{job_id}").json()
+        return job if job["completed_at"] else None
+
+    return waiting.until(has_ended)
 
 
 def stream(client, job_id, last=None):

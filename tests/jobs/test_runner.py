@@ -21,6 +21,7 @@ from noria.jobs.results import Results
 from noria.jobs.runner import MAX_ENGINE_LOSSES, RESULTS_OUT_S, TICK_S, Drawn, PutBack, Runner, verdict
 from noria.jobs.schema import database_url, open_database
 from noria.jobs.store import LEASE_S, Store
+from waiting import until_async
 
 
 class FakePainter:
@@ -64,12 +65,6 @@ async def running(store, results, painter, owner="server/frontend-0/1", clock=ti
         blocking.close()
 
 
-async def until(condition, seconds=30.0):
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - what is waited for happens in a database
-            await asyncio.sleep(0.02)
-
-
 def accept(store, new):
     return store.accept(new, 1000, time.time())[0].id
 
@@ -102,7 +97,7 @@ def test_jobs_are_drawn_as_many_at_once_as_there_is_room(store, results, job, tm
         painter = FakePainter(slowly, room=3)
         names = [accept(store, job()) for _ in range(7)]
         async with running(store, results, painter):
-            await until(lambda: all(status_of(store, name) == "succeeded" for name in names))
+            await until_async(lambda: all(status_of(store, name) == "succeeded" for name in names))
         assert painter.most_at_once == 3
         return names
 
@@ -122,7 +117,7 @@ def test_progress_is_written_down_twice_a_second_at_most(store, results, job):
     async def scenario():
         name = accept(store, job())
         async with running(store, results, FakePainter(chatter)):
-            await until(lambda: status_of(store, name) == "succeeded")
+            await until_async(lambda: status_of(store, name) == "succeeded")
         return store.events(name, 0)
 
     told = asyncio.run(scenario())
@@ -138,10 +133,10 @@ def test_a_cancelled_job_is_let_go_within_a_second_though_another_process_cancel
         painter = FakePainter(hold)
         name = accept(store, job())
         async with running(store, results, painter):
-            await until(lambda: painter.drawing == 1)
+            await until_async(lambda: painter.drawing == 1)
             store.cancel(name, time.time())  # behind the runner's back
             cancelled_at = time.monotonic()
-            await until(lambda: painter.drawing == 0)
+            await until_async(lambda: painter.drawing == 0)
             assert time.monotonic() - cancelled_at < 5.0  # 0.5 s; a loaded machine gets more
             assert painter.cancelled == [name]
         assert status_of(store, name) == "canceled"
@@ -158,8 +153,8 @@ def test_a_drawing_that_ends_too_late_leaves_no_file(store, results, job, tmp_pa
             store.cancel(name, time.time())
 
         async with running(store, results, FakePainter(cancelled_meanwhile)) as runner:
-            await until(lambda: status_of(store, name) == "canceled")
-            await until(lambda: not runner._flights)
+            await until_async(lambda: status_of(store, name) == "canceled")
+            await until_async(lambda: not runner._flights)
 
     asyncio.run(scenario())
     assert files_in(tmp_path) == []
@@ -170,12 +165,12 @@ def test_who_stops_hands_back_at_once(store, results, job):
         painter = FakePainter(hold)
         names = [accept(store, job()) for _ in range(3)]
         async with running(store, results, painter):
-            await until(lambda: painter.drawing == 3)
+            await until_async(lambda: painter.drawing == 3)
         for name in names:
             record = store.get(name)
             assert (record.status, record.owner, record.lease_until, record.num_losses) == ("starting", None, None, 0)
         async with running(store, results, FakePainter(), owner="other/frontend-0/1"):
-            await until(lambda: all(status_of(store, name) == "succeeded" for name in names))
+            await until_async(lambda: all(status_of(store, name) == "succeeded" for name in names))
 
     asyncio.run(scenario())
 
@@ -209,7 +204,7 @@ def test_two_runners_draw_each_job_once(database, tmp_path, job):
                 painter.behaviour = note
                 owner = f"server/frontend-{number}/1"
                 await stack.enter_async_context(running(store, Results("auto", tmp_path), painter, owner))
-            await until(lambda: all(status_of(stores[0], name) == "succeeded" for name in names))
+            await until_async(lambda: all(status_of(stores[0], name) == "succeeded" for name in names))
         assert sorted(drawn) == sorted(names)
         for store in stores:
             store.close()
@@ -254,7 +249,7 @@ def test_a_job_waits_for_an_engine_and_is_drawn_then(store, results, job):
     async def scenario():
         name = accept(store, job())
         async with running(store, results, FakePainter(unavailable_at_first)):
-            await until(lambda: status_of(store, name) == "succeeded")
+            await until_async(lambda: status_of(store, name) == "succeeded")
         assert store.get(name).num_engine_losses == 1
 
     asyncio.run(scenario())
@@ -271,7 +266,7 @@ def test_a_job_that_cannot_be_drawn_fails_with_the_reason(store, results, job):
     async def scenario(behaviour):
         name = accept(store, job())
         async with running(store, results, FakePainter(behaviour)):
-            await until(lambda: status_of(store, name) in ENDED)
+            await until_async(lambda: status_of(store, name) in ENDED)
         return store.get(name)
 
     failed = asyncio.run(scenario(refuse))
@@ -295,7 +290,7 @@ def test_a_results_folder_that_fails_costs_no_job_a_try(store, results, job, tmp
         (tmp_path / "results").touch()  # a file in the folder's place
         painter = FakePainter()
         async with running(store, results, painter) as runner:
-            await until(lambda: store.get(name).attempt == 1 and status_of(store, name) == "starting")
+            await until_async(lambda: store.get(name).attempt == 1 and status_of(store, name) == "starting")
             waiting = store.get(name)
             assert (waiting.owner, waiting.num_losses, waiting.num_engine_losses) == (None, 0, 0)
             assert waiting.not_before > time.time() + RESULTS_OUT_S / 2
@@ -306,7 +301,7 @@ def test_a_results_folder_that_fails_costs_no_job_a_try(store, results, job, tmp
         (tmp_path / "results").unlink()
         ahead = RESULTS_OUT_S
         async with running(store, results, FakePainter(), clock=lambda: time.time() + ahead):
-            await until(lambda: status_of(store, name) == status_of(store, other) == "succeeded")
+            await until_async(lambda: status_of(store, name) == status_of(store, other) == "succeeded")
 
     asyncio.run(scenario())
 
@@ -321,10 +316,10 @@ def test_leases_are_renewed_though_every_thread_of_the_callers_waits(store, resu
         slow = [asyncio.ensure_future(blocking(released.wait, 120)) for _ in range(100)]  # readers of images, say
         task = asyncio.create_task(runner.run())
         name = accept(store, job())
-        await until(lambda: status_of(store, name) == "processing")
+        await until_async(lambda: status_of(store, name) == "processing")
         leased_until = store.get(name).lease_until
         now += LEASE_S / 2
-        await until(lambda: store.get(name).lease_until > leased_until)
+        await until_async(lambda: store.get(name).lease_until > leased_until)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await runner.stop()
@@ -352,8 +347,8 @@ def test_the_files_of_a_job_stay_when_nobody_knows_whether_it_has_succeeded(engi
     async def scenario():
         name = accept(store, job())
         async with running(store, results, FakePainter()) as runner:
-            await until(lambda: status_of(store, name) == "succeeded")
-            await until(lambda: not runner._flights)
+            await until_async(lambda: status_of(store, name) == "succeeded")
+            await until_async(lambda: not runner._flights)
         return name
 
     name = asyncio.run(scenario())
@@ -402,7 +397,7 @@ def test_a_runner_that_is_killed_is_resumed_by_another_with_the_same_request(dat
         ahead = 0.0 if heir.startswith("server/frontend-0/") else 60.0
         runner = Runner(store, results, FakePainter(), blocking, heir, clock=lambda: time.time() + ahead)
         task = asyncio.create_task(runner.run())
-        await until(lambda: status_of(store, name) == "succeeded")
+        await until_async(lambda: status_of(store, name) == "succeeded")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await runner.stop()

@@ -21,6 +21,7 @@ from noria.observe.context import CURRENT
 from noria.observe.otlp import OtlpTracer
 from noria.observe.trace_context import TraceContext
 from noria.observe.traces import ACTIVE, NO_TRACER
+from waiting import until_async
 
 
 @pytest.fixture
@@ -73,9 +74,7 @@ def drawn(store, results, new, painter, tracer, until=lambda record: record.stat
         blocking = Blocking()
         runner = Runner(store, results, painter, blocking, "s/frontend-0/1", time.time, tracer)
         running = asyncio.create_task(runner.run())
-        async with asyncio.timeout(60):
-            while not until(store.get(record.id)):  # noqa: ASYNC110 - it happens in a database
-                await asyncio.sleep(0.02)
+        await until_async(lambda: until(store.get(record.id)))
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await runner.stop()

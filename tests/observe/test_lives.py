@@ -3,13 +3,13 @@
 import concurrent.futures
 import contextlib
 import threading
-import time
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from noria.bench.server import running_server
+from waiting import until
 
 SLOTS = 4
 
@@ -78,14 +78,9 @@ def total(url, name, **labels):
     )
 
 
-def until(condition, seconds=240):
-    deadline = time.monotonic() + seconds
-    while True:
-        with contextlib.suppress(httpx.TransportError, httpx.HTTPStatusError):
-            if condition():
-                return
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.05)
+def in_the_end(condition):
+    """Waits until it is so, whoever is dead meanwhile."""
+    until(condition, 240, despite=(httpx.TransportError, httpx.HTTPStatusError))
 
 
 @pytest.mark.parametrize("kind", ["counter", "histogram"])
@@ -119,12 +114,12 @@ def test_no_counter_falls_when_a_front_end_and_an_engine_are_killed(server):
         drawing = [users.submit(draw, number) for number in range(3)]
         try:
             scraper.start()
-            until(lambda: answered() > 3)
+            in_the_end(lambda: answered() > 3)
             for role in ("frontend", "engine"):
                 victim, before = server.children(role)[0], answered()
                 victim.kill()
-                until(lambda victim=victim: not victim.is_running())
-                until(
+                in_the_end(lambda victim=victim: not victim.is_running())
+                in_the_end(
                     lambda before=before: (
                         httpx.get(f"{url}/readyz", verify=False).is_success and answered() > before + 3
                     )
@@ -142,7 +137,7 @@ def test_no_counter_falls_when_a_front_end_and_an_engine_are_killed(server):
     # A front end that is killed while it answers has counted its image, or not: at most one for each user.
     assert answered() == pytest.approx(num_drawn, abs=3)
     # What the dead held is held no longer: of each only the living tell.
-    until(
+    in_the_end(
         lambda: total(url, "noria_inflight") == total(url, "noria_slots_used") == total(url, "noria_queue_depth") == 0
     )
     # The engine's next life went on under its name.

@@ -3,7 +3,8 @@
 import signal
 import subprocess
 import sys
-import time
+
+from waiting import until
 
 
 def test_child_ends_with_its_parent():
@@ -16,10 +17,7 @@ def test_child_ends_with_its_parent():
         child_pid = int(process.stdout.readline())
         assert _lives(child_pid)
         process.kill()
-    deadline = time.monotonic() + 5
-    while _lives(child_pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not _lives(child_pid))
 
 
 def test_child_ends_when_its_parent_was_gone_before():
