@@ -7,6 +7,8 @@ PYTHON ?= python3
 PORT ?= 8000
 TORCH ?=
 ARGS ?=
+# Of `make test`: as many as there are cores, at most 4, since each may have servers of its own. 0 is one process, as plain pytest is.
+WORKERS ?= logical
 VENV := .venv
 RUN := $(VENV)/.noria-installed
 DEV := $(VENV)/.noria-dev-installed
@@ -44,8 +46,8 @@ lint: setup  ## ruff, mypy, import-linter
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
-test: lint  ## lint, then the fast tests
-	$(VENV)/bin/pytest $(ARGS)
+test: lint  ## lint, then the fast tests, spread over the cores file by file; WORKERS=0: in one process
+	$(VENV)/bin/pytest -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: setup  ## the minutes-long tests; properties with examples that are drawn anew
 	$(VENV)/bin/pytest -m slow $(ARGS)

@@ -1,5 +1,6 @@
 """What several suites share: a tiny random model in diffusers format, the bundled one, and a browser."""
 
+import os
 import pathlib
 import shutil
 import signal
@@ -19,7 +20,31 @@ CHROMIUM = ("chromium", "chromium-headless-shell", "chromium-browser", "google-c
 # A shell's background jobs ignore SIGINT, and so would all that is started here: tests that press Ctrl-C would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# These start whole servers, for a minute or more. Where files are spread over workers, none of them may be the last that runs.
+LONGEST = (
+    "test_end_to_end.py",
+    "bench/test_suite.py",
+    "test_traces_end_to_end.py",
+    "observe/test_lives.py",
+    "test_jobs_end_to_end.py",
+    "bench/test_cost.py",
+)
+TESTS = pathlib.Path(__file__).parent
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers share the cores: an idle OpenMP thread spins for some 10 µs, as the servers' do (ADR 5), and not for milliseconds.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
 BUNDLED = pathlib.Path(__file__).parent.parent / "src" / "noria" / "models" / "bundled"
+
+
+def pytest_collection_modifyitems(config, items):
+    """Let workers begin with the files that take longest; in one process, all keep their order."""
+    if missing := [name for name in LONGEST if not (TESTS / name).exists()]:
+        raise pytest.UsageError(f"LONGEST in tests/conftest.py names files that are not there: {', '.join(missing)}")
+    if hasattr(config, "workerinput"):
+        places = {TESTS / name: place for place, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -28,13 +28,15 @@ PROMPT = "a red circle above a blue square"
 
 @pytest.fixture(scope="module")
 def server():
-    with running_server(["bundled", "--slots", "4", "--hang-timeout-s", "10"]) as running:
+    arguments = ["bundled", "--slots", "4", "--hang-timeout-s", "10"]
+    arguments += ["--restart-wait-s", "280"]  # a busy machine takes more than the default minute to start an engine
+    with running_server(arguments) as running:
         yield running
 
 
 @pytest.fixture
 def client(server):
-    with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=120) as opened:
+    with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=280) as opened:
         yield opened
 
 
@@ -143,7 +145,7 @@ def test_clients_that_read_nothing_hold_no_slot_and_little_memory(client, server
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             sock.connect(("127.0.0.1", server.port))
             sock.sendall(head + wish)
-        until(lambda: metric(client, "noria_images_total") - drawn_before == 8 * 16)
+        until(lambda: metric(client, "noria_images_total") - drawn_before == 8 * 16, 240)
         assert metric(client, "noria_slots_used") == 0
         assert client.post("/t2i", json={"prompt": PROMPT, "inference_steps": 2}).status_code == 200
         assert frontend.memory_info().rss - before < 100e6
@@ -307,14 +309,14 @@ def test_two_models_are_served_by_one_engine(tiny_folder, server):
 
 def test_a_deadline_is_kept_or_refused_at_once(client):
     body = {"prompt": PROMPT, "inference_steps": 20}
-    kept = client.post("/t2i", json=body | {"deadline_ms": 60_000})
+    kept = client.post("/t2i", json=body | {"deadline_ms": 240_000})
     assert kept.status_code == 200
-    started = time.monotonic()
+    boarded = metric(client, "noria_joins_total")
     refused = client.post("/t2i", json=body | {"inference_steps": 200, "deadline_ms": 100})
     assert refused.status_code == 429
     assert refused.json()["error"]["code"] == "deadline_unmeetable"
     assert "even with nobody else here" in refused.json()["error"]["message"]
-    assert time.monotonic() - started < 2.0  # 200 steps take longer than that
+    assert metric(client, "noria_joins_total") == boarded  # at once: it never had a slot
 
 
 def test_a_queue_is_full_in_seconds_of_work():
@@ -381,6 +383,4 @@ def test_a_thousand_clients_that_leave_leave_nothing_behind(client, server):
     )
     assert num_left > 300  # the others were refused, finished, or gone before their request was read
     until(lambda: frontend.num_fds() <= files_before + 2)  # and no connection is kept
-    started = time.monotonic()
-    assert client.post("/t2i", json={"prompt": PROMPT, "inference_steps": 1}).status_code == 200
-    assert time.monotonic() - started < 20
+    assert client.post("/t2i", json={"prompt": PROMPT, "inference_steps": 1}, timeout=60).status_code == 200
