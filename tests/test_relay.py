@@ -46,7 +46,7 @@ class Reader:
         """All lines, once nobody can write any more."""
         with contextlib.suppress(OSError):
             os.close(self.writing)
-        self._thread.join(30)
+        self._thread.join(60)
         assert not self._thread.is_alive()
         return self.lines
 

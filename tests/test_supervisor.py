@@ -20,6 +20,7 @@ from noria.cli import main
 from noria.errors import ConfigError
 from noria.settings import load
 from noria.supervisor import greeting, listen
+from waiting import WITHIN_S
 
 FAKE_ENGINE = """
 import os, pathlib, signal, sys, time
@@ -126,7 +127,7 @@ class Server:
     def wait_for(self, words: str, times: int = 1, file: pathlib.Path | None = None) -> list[str]:
         """The diary's lines with `words`, once there are as many."""
         file = file or self.diary
-        until = time.monotonic() + 20
+        until = time.monotonic() + WITHIN_S
         while time.monotonic() < until:
             lines = [line for line in file.read_text().splitlines() if words in line]
             if len(lines) >= times:
@@ -141,7 +142,7 @@ class Server:
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(20)
+        return self.process.wait(60)
 
 
 @pytest.fixture
@@ -323,7 +324,7 @@ def test_a_second_signal_stops_at_once(tmp_path: pathlib.Path, servers: list[Ser
     server.process.send_signal(signal.SIGINT)
     server.wait_for("frontend draining")
     server.process.send_signal(signal.SIGINT)
-    assert server.process.wait(10) == 130
+    assert server.process.wait(60) == 130
     with pytest.raises(ProcessLookupError):
         os.kill(pid(server.wait_for("frontend started")[0]), 0)
 
@@ -343,7 +344,7 @@ def test_a_front_end_that_drains_for_longer_than_it_may_is_killed(
 def test_a_model_that_the_engine_refuses_stops_everything(tmp_path: pathlib.Path, servers: list[Server]) -> None:
     server = Server(tmp_path, ENGINE_EXITS="3")
     servers.append(server)
-    assert server.process.wait(20) == 3
+    assert server.process.wait(60) == 3
     assert "engine-0 ended with status 3: it refused its model" in server.output.read_text()
     assert len(server.wait_for("engine-0 started")) == 1
 
@@ -351,7 +352,7 @@ def test_a_model_that_the_engine_refuses_stops_everything(tmp_path: pathlib.Path
 def test_an_engine_that_never_gets_ready_is_given_up(tmp_path: pathlib.Path, servers: list[Server]) -> None:
     server = Server(tmp_path, ENGINE_EXITS="9")
     servers.append(server)
-    assert server.process.wait(20) == 9
+    assert server.process.wait(60) == 9
     assert len(server.wait_for("engine-0 started")) == 3
     assert "noria: ready" not in server.output.read_text()
 
@@ -361,7 +362,7 @@ def test_a_hangup_stops_in_order_like_any_signal(tmp_path: pathlib.Path, servers
     servers.append(server)
     assert server.url
     server.process.send_signal(signal.SIGHUP)
-    assert server.process.wait(20) == 0
+    assert server.process.wait(60) == 0
     server.wait_for("engine-0 stopped")
 
 
@@ -371,7 +372,7 @@ def test_a_child_that_cannot_be_started_keeps_no_other_from_being_stopped(
     driver = DRIVER.replace("[sys.executable,", '["/no/such/program" if kind == "frontend" else sys.executable,')
     server = Server(tmp_path, driver=driver)
     servers.append(server)
-    assert server.process.wait(20) == 1
+    assert server.process.wait(60) == 1
     assert "FileNotFoundError" in server.output.read_text()
     for line in server.diary.read_text().splitlines():
         if " started " in line:

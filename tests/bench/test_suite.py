@@ -184,7 +184,7 @@ def test_a_folder_that_cannot_be_is_refused_before_anything_is_measured(tmp_path
 
 def test_mixed_arrivals_wait_for_nobody_and_are_the_same_for_every_target(measured, tmp_path):
     options = {"rate": 400.0, "arrivals": "both"}
-    status, _ = measured(seconds=2.0, plan=plans.of_mixed, options=options, noria="fine", seed_batched="another")
+    status, _ = measured(seconds=1.0, plan=plans.of_mixed, options=options, noria="fine", seed_batched="another")
     assert status == 0
     found = {(run.target, run.variant): run for run in runs.read(tmp_path / "out")}
     assert set(found) == {(name, kind) for name in ("noria", "seed-batched") for kind in ("poisson", "bursty")}

@@ -40,6 +40,7 @@ from noria.observe.trace_context import TraceContext
 from noria.observe.traces import NO_TRACER
 from noria.request import ImageRequest
 from noria.scheduling.steps import StepScheduler
+from waiting import WITHIN_S
 
 
 def request(request_id="a", steps=3, images=1, seed=7, scheduler="ddim"):
@@ -58,7 +59,7 @@ class SlowTailor(FakeExecutor):
 
     def prepare(self, request):
         if request.scheduler == "lms":
-            assert self.compiled.wait(10)
+            assert self.compiled.wait(WITHIN_S)
         return super().prepare(request)
 
     def take(self, image):
@@ -142,7 +143,7 @@ def world(tmp_path, bundled_folder, tracer):
     world.executor.compiled.set()
     engine.stop()
     if wheel.ident:
-        wheel.join(10)
+        wheel.join(WITHIN_S)
     world.client.close()
     world.other.close()
     channel.close()
@@ -172,9 +173,9 @@ def test_a_ping_is_answered_while_it_loads_while_it_is_idle_and_while_a_turn_las
     world.client.send(Ping())
     assert world.client.hear() == [Pong(ready.incarnation, 0.0, 60.0)]
     began, go_on = threading.Event(), threading.Event()
-    world.executor.turn_s = lambda _plan: began.set() or float(not go_on.wait(10))
+    world.executor.turn_s = lambda _plan: began.set() or float(not go_on.wait(WITHIN_S))
     world.client.send(Submit(request(steps=1)))
-    assert began.wait(10)
+    assert began.wait(WITHIN_S)
     world.client.send(Ping())
     (pong,) = world.client.hear()
     assert isinstance(pong, Pong)
@@ -185,9 +186,9 @@ def test_a_ping_is_answered_while_it_loads_while_it_is_idle_and_while_a_turn_las
 def test_who_is_aboard_is_written_before_the_turn_and_told_by_the_next_life(world, tmp_path):
     world.start()
     began, go_on = threading.Event(), threading.Event()
-    world.executor.turn_s = lambda _plan: began.set() or float(not go_on.wait(10))
+    world.executor.turn_s = lambda _plan: began.set() or float(not go_on.wait(WITHIN_S))
     world.client.send(Submit(request("aboard")))
-    assert began.wait(10)
+    assert began.wait(WITHIN_S)
     assert Manifest(tmp_path / "aboard").before == ("aboard",)
     go_on.set()
     world.client.send(Hello("test"))
@@ -429,9 +430,9 @@ def test_a_request_refused_by_the_wheel_or_cancelled_while_it_is_prepared_never_
     world.start()
     (full, caller), (slow, another) = asked_by(request("full", images=8)), asked_by(request("slow", scheduler="lms"))
     began, go_on = threading.Event(), threading.Event()
-    world.executor.turn_s = lambda _plan: began.set() or float(not go_on.wait(10))
+    world.executor.turn_s = lambda _plan: began.set() or float(not go_on.wait(WITHIN_S))
     world.client.send(Submit(request("first")), Submit(slow), Cancel("slow"))
-    assert began.wait(10)
+    assert began.wait(WITHIN_S)
     world.client.send(Submit(full), Ping())
     cancelled, pong = world.client.hear(2)
     assert (cancelled.request_id, type(pong)) == ("slow", Pong)  # the desk has passed it on
@@ -452,7 +453,7 @@ def test_a_request_cancelled_on_the_wheel_shows_how_far_it_came(world, collector
     stepped = threading.Event()
     world.executor.turn_s = lambda plan: float(plan.steps[0].call >= 3 and bool(stepped.set()))
     world.client.send(Submit(submitted))
-    assert stepped.wait(10)
+    assert stepped.wait(WITHIN_S)
     world.client.send(Cancel("a"))
     (failed,) = world.client.hear()
     assert failed.code == "cancelled"

@@ -284,7 +284,7 @@ def url(shared_engine: FakeEngine) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def web(url: str) -> Iterator[httpx.Client]:
     with httpx.Client(
-        base_url=url, timeout=20, verify=False
+        base_url=url, timeout=60, verify=False
     ) as client:  # to load certificates takes longer than a test
         yield client
 

@@ -164,7 +164,7 @@ def test_many_clients_at_once(url, engine):
     statuses = []
 
     def several():
-        with httpx.Client(base_url=url, verify=False, timeout=20) as client:
+        with httpx.Client(base_url=url, verify=False, timeout=60) as client:
             statuses.extend(client.post("/t2i", json={"prompt": "p", "seed": seed}).status_code for seed in range(5))
 
     threads = [threading.Thread(target=several) for _ in range(8)]

@@ -50,7 +50,7 @@ class Server:
     def connect(self):
         client = socket.socket()
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
-        client.settimeout(20)
+        client.settimeout(60)
         client.connect(self.listener.getsockname())
         return client
 

@@ -207,7 +207,7 @@ def test_body_too_large(client, engine, chunked):
 
 def test_too_large_is_said_before_the_body_is_sent(client, url):
     host, port = url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=5) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(
             b"POST /t2i HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99999999999\r\n\r\n"
         )
@@ -217,7 +217,7 @@ def test_too_large_is_said_before_the_body_is_sent(client, url):
 def test_body_that_does_not_arrive_is_not_waited_for(client, url, monkeypatch):
     monkeypatch.setattr(bodies, "_TIMEOUT_S", 0.2)
     host, port = url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=5) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(
             b"POST /t2i HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 15\r\n\r\n{"
         )

@@ -20,16 +20,16 @@ def serve_jobs(serve, new_engine, tmp_path, until):
     """Starts front ends with jobs in this test's own folder; gives a client, the engine and the server."""
 
     @contextlib.contextmanager
-    def start(**jobs):
+    def start(drain_s=20.0, **jobs):
         engine = new_engine()
         config = Config(
             data_dir=str(tmp_path),
-            frontend=FrontendConfig(max_images=4, max_steps=100, max_prompt_chars=200),
+            frontend=FrontendConfig(max_images=4, max_steps=100, max_prompt_chars=200, drain_s=drain_s),
             jobs=JobsConfig(**jobs),
         )
         with (
             serve(config, engine) as (address, server),
-            httpx.Client(base_url=address, timeout=30, verify=False) as client,
+            httpx.Client(base_url=address, timeout=60, verify=False) as client,
         ):
             until(lambda: client.get("/readyz").status_code == 200)
             yield client, engine, server
@@ -140,7 +140,7 @@ def test_a_watcher_sees_a_job_end_that_is_cancelled_meanwhile(served, until):
     watcher.start()
     until(lambda: engine.submitted)
     client.delete(f"/v1/jobs/{job_id}")
-    watcher.join(20)
+    watcher.join(60)
     assert told[-1][2]["status"] == "canceled"
 
 
@@ -194,7 +194,7 @@ def test_a_job_outlives_its_front_end(serve_jobs, until):
 
 
 def test_a_stopping_front_end_ends_its_streams_so_that_clients_come_again(serve_jobs, until):
-    with serve_jobs() as (client, engine, server):
+    with serve_jobs(drain_s=280.0) as (client, engine, server):
         engine.holds = True
         job_id = post(client).json()["id"]
         until(lambda: engine.submitted)
@@ -202,7 +202,7 @@ def test_a_stopping_front_end_ends_its_streams_so_that_clients_come_again(serve_
             server.should_exit = True
             started = time.monotonic()
             text = "".join(answer.iter_text())
-        assert time.monotonic() - started < 15  # of the 24 that others have to finish
+        assert time.monotonic() - started < 60  # of the 280 that others have to finish
         assert '"processing"' in text
         assert '"succeeded"' not in text
 
@@ -373,7 +373,7 @@ def test_a_webhook_is_told_of_the_end_and_signed(serve_jobs, tmp_path, until):
             url = f"http://127.0.0.1:{receiver.server_port}/hook"
             job = post(client, webhook=url, webhook_events_filter=["completed"]).json()
             done = ended(client, job["id"])
-            until(lambda: got, seconds=30)
+            until(lambda: got)
     finally:
         receiver.shutdown()
         receiver.server_close()

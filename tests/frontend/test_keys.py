@@ -419,7 +419,7 @@ def test_a_job_that_is_posted_again_is_not_counted_again(serve_keys):
 @pytest.fixture
 def ended(until):
     def wait(client, job_id):
-        until(lambda: client.get(f"/v1/jobs/{job_id}").json()["completed_at"], seconds=30)
+        until(lambda: client.get(f"/v1/jobs/{job_id}").json()["completed_at"])
         return client.get(f"/v1/jobs/{job_id}").json()
 
     return wait

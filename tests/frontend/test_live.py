@@ -82,7 +82,7 @@ class Stream:
 
 def client_at(address=None):
     """A client whose connections come from `address`, of which loopback has many."""
-    return httpx.Client(transport=httpx.HTTPTransport(local_address=address, verify=False), verify=False, timeout=20)
+    return httpx.Client(transport=httpx.HTTPTransport(local_address=address, verify=False), verify=False, timeout=60)
 
 
 @contextlib.contextmanager
@@ -310,7 +310,7 @@ def test_auto_shows_pictures_only_where_there_are_no_keys():
 def test_who_asks_for_the_head_alone_watches_nothing(site):
     url, engine, _ = site()
     engine.views = Wheel()
-    with httpx.Client(base_url=url, verify=False, timeout=20) as client:
+    with httpx.Client(base_url=url, verify=False, timeout=60) as client:
         response = client.head("/v1/live")
         assert (response.status_code, response.content) == (200, b"")
         assert response.headers["content-type"].startswith("text/event-stream")
@@ -428,7 +428,7 @@ def test_who_does_not_read_loses_views_and_holds_nobody_up(site):
 
     thread = threading.Thread(target=stall)
     thread.start()
-    assert silent.wait(10)
+    assert silent.wait(60)
     try:
         with watching(url) as stream:
             numbers = [stream.wheel()["number"] for _ in range(300)]

@@ -132,7 +132,7 @@ def test_few_files_are_read_at_once(client, monkeypatch, until):
     def slowly(*_):
         reading.append(1)
         most.append(len(reading))
-        go.wait(20)
+        go.wait(60)
         reading.pop()
         return SAID
 

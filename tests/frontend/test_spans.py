@@ -29,8 +29,8 @@ def traced(serve, new_engine, collector, until, monkeypatch):
         return {span.name: span for span in collector.of_trace(trace_id)}
 
     config = Config(frontend=FrontendConfig(max_images=4, max_steps=100))
-    with serve(config, engine, tracer) as (url, _), httpx.Client(base_url=url, timeout=20, verify=False) as client:
-        until(lambda: client.get("/readyz").status_code == 200, 30)
+    with serve(config, engine, tracer) as (url, _), httpx.Client(base_url=url, timeout=60, verify=False) as client:
+        until(lambda: client.get("/readyz").status_code == 200)
         yield client, engine, spans
     tracer.close()
 

@@ -37,7 +37,7 @@ async def serving(config, folder, clock=time.time):
 
 
 async def ended(service, job_id):
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while (record := await service.get(job_id)).completed_at is None:  # noqa: ASYNC110 - it happens in a database
             await asyncio.sleep(0.02)
     return record
@@ -82,7 +82,7 @@ def test_jobs_and_their_files_go_when_their_time_is_over(tmp_path, job):
             await ended(service, record.id)
         ahead = 61.0
         async with serving(JobsConfig(ttl_s=60), tmp_path, lambda: time.time() + ahead) as service:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while await service.page(1, None):  # noqa: ASYNC110 - it happens in a thread
                     await asyncio.sleep(0.02)
             with pytest.raises(JobNotFound):

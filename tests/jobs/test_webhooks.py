@@ -24,6 +24,7 @@ from noria.jobs.schema import deliveries
 from noria.jobs.store import Store
 from noria.jobs.webhooks import MAX_TRIES, Sender, delay_s, read_secret, sign
 from noria.observe.logs import LineHandler, logging_to
+from waiting import until_async
 
 SECRET = bytes(range(32))
 DELIVERY = WebhookDelivery("msg_1", "http://hooks.example/in", '{"id": "job_1", "status": "succeeded"}', 1, "job_1")
@@ -287,9 +288,7 @@ def test_a_line_about_a_webhook_names_its_job_and_not_the_query_of_its_url(store
             blocking = Blocking()
             sender = Sender(SECRET, allow_private=allow_private, resolve=to_loopback)
             running = asyncio.create_task(Postman(Outbox(engine), sender, blocking).run())
-            async with asyncio.timeout(60):
-                while not of_webhooks(lines):  # noqa: ASYNC110 - it happens in a database
-                    await asyncio.sleep(0.02)
+            await until_async(lambda: of_webhooks(lines))
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
             await sender.close()
