@@ -80,7 +80,7 @@ def total(url, name, **labels):
 
 def in_the_end(condition):
     """Waits until it is so, whoever is dead meanwhile."""
-    until(condition, 240, despite=(httpx.TransportError, httpx.HTTPStatusError))
+    until(condition, 400, despite=(httpx.TransportError, httpx.HTTPStatusError))
 
 
 @pytest.mark.parametrize("kind", ["counter", "histogram"])
