@@ -1,6 +1,8 @@
 """Several processes' values as one text: line by line what prometheus_client's own collector and writers give."""
 
+import json
 import os
+import struct
 import subprocess
 import sys
 
@@ -142,3 +144,65 @@ def test_exemplars_stand_behind_their_buckets(counting, tmp_path):
     lines = Merged(str(tmp_path)).text(exemplars).splitlines()
     assert 'noria_seconds_bucket{le="1.0",path="/a"} 1.0 # {request_id="a\\"b"} 0.5 123.25' in lines
     assert sum(" # " in line for line in lines if not line.startswith("#")) == 1
+
+
+def entry(*key, value=1.0):
+    """As prometheus_client writes one: the key's length, the key and what it is padded with, value and time."""
+    encoded = json.dumps(key).encode()
+    return padded(encoded) + struct.pack("dd", value, 0.0)
+
+
+def padded(encoded):
+    return struct.pack("i", len(encoded)) + encoded + b" " * (8 - (len(encoded) + 4) % 8)
+
+
+def write(path, *entries, used=None):
+    content = struct.pack("i4x", 8 + sum(map(len, entries)) if used is None else used) + b"".join(entries)
+    path.write_bytes(content.ljust(65_536, b"\0"))
+
+
+A, B, C = (entry(f"noria_{name}", f"noria_{name}_total", {}, "Help.", value=1.0) for name in "abc")
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        bytes(len(B)),  # counted in `used` before it is there
+        padded(b'["noria_b"]'.ljust(60)) + bytes(16),
+        padded(b"\xff" * 60) + bytes(16),
+        struct.pack("i", -5) + bytes(60),
+        struct.pack("i", 2**30) + bytes(60),
+    ],
+    ids=["zeros", "another-key", "no-text", "negative", "endless"],
+)
+@pytest.mark.parametrize("kind", ["counter", "gauge_livesum"])
+def test_an_entry_that_cannot_be_is_read_when_it_can(tmp_path, kind, broken):
+    merged, path = Merged(str(tmp_path)), tmp_path / f"{kind}_1.db"
+    write(path, A, broken, C)
+    for _ in range(3):
+        assert counts(merged) == {"noria_a_total": 1.0}
+    write(path, A, B, C)
+    for _ in range(3):
+        assert counts(merged) == {"noria_a_total": 1.0, "noria_b_total": 1.0, "noria_c_total": 1.0}
+
+
+@pytest.mark.parametrize(("used", "found"), [(2**31 - 1, {"noria_a_total": 1.0}), (-1, {})])
+def test_a_length_that_cannot_be_is_not_believed(tmp_path, used, found):
+    merged, path = Merged(str(tmp_path)), tmp_path / "counter_1.db"
+    write(path, A, used=used)
+    assert counts(merged) == found
+    write(path, A, B)
+    assert counts(merged) == {"noria_a_total": 1.0, "noria_b_total": 1.0}
+
+
+def test_a_file_that_is_shorter_than_it_was_is_another(tmp_path):
+    merged, path = Merged(str(tmp_path)), tmp_path / "counter_1.db"
+    write(path, A, B, C)
+    assert len(counts(merged)) == 3
+    write(path, B, A)
+    assert counts(merged) == {"noria_a_total": 1.0, "noria_b_total": 1.0, "noria_c_total": 0.0}
+
+
+def counts(merged):
+    lines = [line.split(" ") for line in merged.text(None).splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in lines}

@@ -1,9 +1,8 @@
 """The values of several processes as one text: what prometheus_client's multiprocess collector and its writers give, sooner.
 
-Each process keeps its values in files of its own (`prometheus_client.mmap_dict`): a used length, then entries of a key (JSON: metric,
-series, labels, help) and two doubles, value and time. Entries only ever come after those before, so what was read of a key is kept: a
-scrape reads numbers, and parses only keys that are new. Gauges' files go with their processes, and a process id may come again, so
-those are read whole; they are short.
+Each process keeps its values in files of its own (`entries.py`). Entries only ever come after those before, so what was read of a key is
+kept: a scrape reads numbers, and parses only keys that are new. Gauges' files go with their processes, and a process id may come again,
+so those are read whole; they are short.
 
 Of prometheus_client's gauges only the modes are known that `metrics.py` declares.
 """
@@ -17,13 +16,10 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import NamedTuple
 
-import msgspec
 from prometheus_client.utils import floatToGoString
 
+from noria.observe.entries import FIRST, decoded, entries, written
 from noria.observe.exemplars import Exemplars, escaped
-
-_FIRST = 8  # bytes before the first entry
-_length = struct.Struct("i").unpack_from
 
 
 class _Series(NamedTuple):
@@ -40,7 +36,7 @@ class _Series(NamedTuple):
 class _File:
     """What was read of a file."""
 
-    used: int = _FIRST  # bytes of it
+    used: int = FIRST  # bytes of it
     cells: list[int] = field(default_factory=list)  # of its entries
     places: list[int] = field(default_factory=list)  # of their values, in doubles from the file's start
 
@@ -93,13 +89,12 @@ class Merged:
         for path in sorted(self._folder.glob("*.db")):
             kind, *mode = path.stem.split("_")[:-1]
             try:
-                content = _written(path)
+                content = written(path)
             except FileNotFoundError:  # its process has ended just now
                 continue
             if not content:
                 continue
-            known = self._files.setdefault(path.name, _File()) if kind != "gauge" else _File()
-            self._note_new(kind, known, content)
+            known = self._known(path.name, kind, content)
             values = _values(content, known)
             if kind != "gauge":
                 parts.append((known.cells, values))
@@ -116,22 +111,29 @@ class Merged:
                 counted[cell] += value
         return counted, gauges
 
+    def _known(self, name: str, kind: str, content: bytes) -> _File:
+        """What is known of a file, now that this is in it. One that cannot be read to its end is read from its beginning next time."""
+        known = self._files.pop(name, None)
+        if known is None or known.used > len(content):
+            known = _File()
+        self._note_new(kind, known, content)
+        if kind != "gauge" and known.used == len(content):
+            self._files[name] = known
+        return known
+
     def _note_new(self, kind: str, known: _File, content: bytes) -> None:
-        """Parse the entries that have come since the file was last read."""
-        (used,) = _length(content, 0)
-        place = known.used
-        while place < used:
-            (length,) = _length(content, place)
-            key = content[place + 4 : place + 4 + length]
-            place += 4 + length + (8 - (length + 4) % 8)
+        """Parse the entries that have come since the file was last read, up to one that is none."""
+        for key, place in entries(content, known.used):
             cell = self._cells.get(key)
             if cell is None:
+                found = decoded(key)
+                if found is None:
+                    return
                 cell = self._cells[key] = len(self._cells)
-                self._add(_Series(kind, *msgspec.json.decode(key, type=tuple[str, str, dict[str, str], str])), cell)
+                self._add(_Series(kind, *found), cell)
             known.cells.append(cell)
             known.places.append(place // 8)
-            place += 16
-        known.used = place
+            known.used = place + 16
 
     def _add(self, series: _Series, cell: int) -> None:
         """Find the line of a new series its place."""
@@ -169,13 +171,6 @@ def _lines(
             example = "" if exemplars is None else exemplars.words(name, labels)
             yield f"{line}{_number(total)}{example}\n"
         yield f"{group.count_line}{_number(total)}\n"
-
-
-def _written(path: pathlib.Path) -> bytes:
-    """A file's head and entries, without the room behind them; nothing of a file that is just being made."""
-    with path.open("rb") as file:
-        head = file.read(_FIRST)
-        return head + file.read(max(_length(head, 0)[0] - _FIRST, 0)) if len(head) == _FIRST else b""
 
 
 def _values(content: bytes, known: _File) -> tuple[float, ...]:
