@@ -7,6 +7,7 @@ import pathlib
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -318,6 +319,26 @@ def test_an_engines_next_life_is_told_how_the_last_one_ended(tmp_path: pathlib.P
         lives = server.wait_for(f"engine-0 after {after}", 2 if number == signal.SIGTERM else 1)
         server.wait_for(f"engine-0 ready {pid(lives[-1])}")
     assert server.output.read_text().count("starting it again in 0.0 s") == 3
+
+
+def test_what_the_dead_had_counted_is_folded_at_the_latest_at_the_next_end(
+    tmp_path: pathlib.Path, servers: list[Server]
+) -> None:
+    server = Server(tmp_path)
+    servers.append(server)
+    (first,) = server.wait_for("engine-0 ready")
+    (folder,) = tmp_path.glob("noria-*/")
+    (folder / f"counter_{pid(first)}.db").write_bytes(struct.pack("i4x", 8))
+    (folder / "counter.draft").mkdir()  # where the fold is to be written
+    os.kill(pid(first), signal.SIGKILL)
+    server.wait_for("cannot fold what the dead counted: ", file=server.output)
+    (folder / "counter.draft").rmdir()
+    second = server.wait_for("engine-0 ready", 2)[-1]  # the server goes on
+    assert [path.name for path in folder.glob("*.db")] == [f"counter_{pid(first)}.db"]
+    os.kill(pid(second), signal.SIGKILL)
+    server.wait_for("engine-0 ready", 3)
+    assert [path.name for path in folder.glob("*.db")] == ["counter_ended-1.db"]
+    assert server.stop() == 0
 
 
 def test_a_second_signal_stops_at_once(tmp_path: pathlib.Path, servers: list[Server]) -> None:

@@ -36,6 +36,7 @@ from noria.messages import EngineState, Hello, Ping, Pong, engine_name
 from noria.models.catalog import open_model
 from noria.observe.cgroup import memory_events, num_oom_kills
 from noria.observe.collector import check_traces
+from noria.observe.ended import fold_ended
 from noria.observe.logs import environment_of_children, fields
 from noria.proxies import check_proxies
 from noria.relay import Relay, greet, relaying
@@ -268,6 +269,10 @@ class Supervisor:
             if self._stopping.is_set():
                 child.log(logging.DEBUG, "ended", f"ended {_in_words(status)}", status=status)
                 return
+            try:
+                fold_ended(self._directory)
+            except OSError as error:
+                log.warning("cannot fold what the dead counted: %s", error, extra=fields(event="counts_not_folded"))
             match decision:
                 case StartAgain(delay_s):
                     words = f"ended {_in_words(status)}; starting it again in {delay_s:.1f} s"

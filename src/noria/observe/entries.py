@@ -10,7 +10,7 @@ This is no public interface of prometheus_client; whatever here cannot be is tak
 import os
 import pathlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -49,6 +49,15 @@ def decoded(key: bytes) -> Key | None:
     except msgspec.DecodeError:
         return None
     return found
+
+
+def file_of(values: Mapping[bytes, float]) -> bytes:
+    """A whole file, of values by key."""
+    parts = [
+        struct.pack("i", len(key)) + key.ljust(_head_bytes(len(key)) - 4) + struct.pack("dd", value, 0.0)
+        for key, value in values.items()
+    ]
+    return struct.pack("i4x", FIRST + sum(map(len, parts))) + b"".join(parts)
 
 
 def _head_bytes(length: int) -> int:

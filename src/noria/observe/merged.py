@@ -1,13 +1,16 @@
 """The values of several processes as one text: what prometheus_client's multiprocess collector and its writers give, sooner.
 
 Each process keeps its values in files of its own (`entries.py`). Entries only ever come after those before, so what was read of a key is
-kept: a scrape reads numbers, and parses only keys that are new. Gauges' files go with their processes, and a process id may come again,
-so those are read whole; they are short.
+kept: a scrape reads numbers, and parses only keys that are new. What processes that have ended had counted is in one file of each kind
+(`ended.py`), so time goes with the processes that live. Gauges' files go with their processes, and a process id may come again, so
+those are read whole; they are short.
 
 Of prometheus_client's gauges only the modes are known that `metrics.py` declares.
 """
 
+import contextlib
 import math
+import os
 import pathlib
 import struct
 import threading
@@ -18,6 +21,7 @@ from typing import NamedTuple
 
 from prometheus_client.utils import floatToGoString
 
+from noria.observe.ended import is_folded, reading
 from noria.observe.entries import FIRST, decoded, entries, written
 from noria.observe.exemplars import Exemplars, escaped
 
@@ -69,6 +73,7 @@ class Merged:
         self._cells: dict[bytes, int] = {}  # by key
         self._families: dict[str, _Family] = {}
         self._files: dict[str, _File] = {}
+        self._folded: list[str] = []  # names of the files that were so when last read
 
     def text(self, exemplars: Exemplars | None) -> str:
         """All values: in OpenMetrics, but for its end, with `exemplars`; in Prometheus' text format without."""
@@ -86,15 +91,9 @@ class Merged:
         """Sums of what is counted, by cell; and what gauges show."""
         parts: list[tuple[list[int], tuple[float, ...]]] = []
         gauges: dict[int, float] = {}
-        for path in sorted(self._folder.glob("*.db")):
-            kind, *mode = path.stem.split("_")[:-1]
-            try:
-                content = written(path)
-            except FileNotFoundError:  # its process has ended just now
-                continue
-            if not content:
-                continue
-            known = self._known(path.name, kind, content)
+        for name, content in self._contents():
+            kind, *mode = name.split("_")[:-1]
+            known = self._known(name, kind, content)
             values = _values(content, known)
             if kind != "gauge":
                 parts.append((known.cells, values))
@@ -105,11 +104,25 @@ class Merged:
                     gauges[cell] = value
                 else:
                     gauges[cell] = max(before, value) if mode == ["livemax"] else before + value
-        counted = [0.0] * len(self._cells)
+        counted: list[list[float]] = [[] for _ in self._cells]
         for cells, values in parts:
             for cell, value in zip(cells, values, strict=True):
-                counted[cell] += value
-        return counted, gauges
+                counted[cell].append(value)
+        return list(map(math.fsum, counted)), gauges  # exact: no order of them shows less than another
+
+    def _contents(self) -> list[tuple[str, bytes]]:
+        """All files that say something, by name."""
+        found = []
+        with reading(self._folder):
+            names = sorted(name for name in os.listdir(self._folder) if name.endswith(".db"))
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):  # a gauge, whose process has ended just now
+                    found.append((name, written(self._folder / name)))
+        folded = [name for name in names if is_folded(name)]
+        if folded != self._folded:  # then files have gone, and others may have come under their names
+            self._folded = folded
+            self._files.clear()
+        return [(name, content) for name, content in found if content]
 
     def _known(self, name: str, kind: str, content: bytes) -> _File:
         """What is known of a file, now that this is in it. One that cannot be read to its end is read from its beginning next time."""

@@ -2,8 +2,8 @@
 
 Front ends and engines are processes of their own, so the supervisor sets PROMETHEUS_MULTIPROC_DIR to an empty folder before it
 starts them: prometheus_client then keeps each process's values in a file there, and `exposition.py` sums them, whichever front end is
-asked. What a process that has ended counted still counts, so its files stay: two of 64 kB, a few kB of it written, for each restart,
-until the folder goes with the server. Without the variable (tests, one process) the values live in memory.
+asked. What a process that has ended counted still counts: the supervisor folds it into one file of each kind (`ended.py`), so that
+neither the folder nor a scrape grows with restarts. Without the variable (tests, one process) the values live in memory.
 
 Labels are bounded: a path is a route's template or "other", a model is one that is served, an outcome or reason is "ok" or one of the
 codes of `noria.errors`, a shape is one of the first `MOST_SHAPES` sizes drawn or "other", an engine is one for each device. What an engine
