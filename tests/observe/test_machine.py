@@ -1,11 +1,15 @@
 """The processes of a server, found by their names: real ones."""
 
+import contextlib
+import pathlib
 import subprocess
 import sys
+import threading
 
 import psutil
+import pytest
 
-from noria.observe.machine import Processes, name_of
+from noria.observe.machine import Processes, children_of, name_of
 
 SUPERVISOR = """
 import setproctitle, subprocess, sys
@@ -33,6 +37,44 @@ def test_a_process_that_ended_between_two_looks_has_no_name():
         process = psutil.Process(child.pid)
         child.kill()
     assert name_of(process) is None
+
+
+@pytest.mark.parametrize("kernel_lists", [True, False])
+def test_children_are_those_of_all_threads_that_live(kernel_lists, monkeypatch):
+    if not kernel_lists:
+        monkeypatch.setattr(pathlib.Path, "glob", lambda self, pattern: iter(()))
+    with contextlib.ExitStack() as stack:
+        started, let_go = [], threading.Event()
+
+        def start():
+            started.append(stack.enter_context(subprocess.Popen(["sleep", "60"])))
+            stack.callback(started[-1].kill)
+
+        def start_and_stay():
+            start()
+            ready.set()
+            let_go.wait()
+
+        before, ready = children_of(psutil.Process()), threading.Event()
+        start()
+        threading.Thread(target=start_and_stay).start()
+        stack.callback(let_go.set)
+        ready.wait()
+        with subprocess.Popen(["true"]):
+            pass
+        found = set(children_of(psutil.Process())) - set(before)
+        assert {child.pid for child in found} == {child.pid for child in started}
+
+
+@pytest.mark.parametrize("kernel_lists", [True, False])
+def test_a_process_that_has_ended_has_no_children(kernel_lists, monkeypatch):
+    with subprocess.Popen(["sleep", "60"]) as child:
+        process = psutil.Process(child.pid)
+        child.kill()
+    if not kernel_lists:
+        monkeypatch.setattr(pathlib.Path, "glob", lambda self, pattern: iter(()))
+    with pytest.raises(psutil.NoSuchProcess):
+        children_of(process)
 
 
 def test_a_process_that_nobody_supervises_tells_of_itself():

@@ -50,11 +50,30 @@ def _of_this_server() -> Iterator[tuple[str, psutil.Process]]:
         parent = own.parent()
         if parent is not None and name_of(parent) == "supervisor":
             yield "supervisor", parent
-            for child in parent.children():
+            for child in children_of(parent):
                 if name := name_of(child):
                     yield name, child
             return
     yield name_of(own) or "frontend", own
+
+
+def children_of(process: psutil.Process) -> list[psutil.Process]:
+    """Its children, as the kernel lists them; psutil looks at every process of the machine. Raises psutil.Error: it has ended.
+
+    While one ends, another may be missing from the kernel's list (proc(5)): until the next scrape.
+    """
+    try:
+        lists = [path.read_text() for path in pathlib.Path(f"/proc/{process.pid}/task").glob("*/children")]
+    except OSError:  # a thread that ended meanwhile
+        lists = []
+    if not lists:  # a kernel without CONFIG_PROC_CHILDREN
+        found: list[psutil.Process] = process.children()
+        return found
+    children = []
+    for pid in " ".join(lists).split():
+        with contextlib.suppress(psutil.Error):  # it has ended
+            children.append(psutil.Process(int(pid)))
+    return children
 
 
 def name_of(process: psutil.Process) -> str | None:
