@@ -262,6 +262,12 @@ def test_the_metrics_of_processes_without_a_model_are_full():
     assert found["best_s"] <= found["median_s"] <= found["worst_s"]
 
 
+def test_a_server_tells_what_the_dead_had_counted():
+    alone, after = (cost.measure_scrapes(1, 1, num_restarts=num, num=1) for num in (0, 3))
+    assert after["words"] == "1 front end and 1 engine, after 3 restarts"
+    assert after["bytes"] > alone["bytes"]  # the same lines, with larger numbers
+
+
 def test_a_silent_process_counts_nothing():
     script = (
         "from noria.bench.silent import silence; silence()\n"

@@ -41,7 +41,7 @@ from noria.observe.process import sigterm_interrupts
 _WARM_UP_S = 6.0  # of each fresh server: samplers are compiled, memory is as large as load makes it
 _PAIRS_A_LIFE = 8  # before both servers are started anew
 _NUM_SCRAPES = 40
-_SERVERS = ((1, 1), (4, 2))  # front ends and engines of those whose /metrics is asked for
+_SERVERS = ((1, 1, 0), (4, 2, 0), (1, 1, 200))  # front ends, engines and restarts of those whose /metrics is asked for
 
 
 def main(config: Config, options: CostOptions, output: pathlib.Path | None = None) -> int:
@@ -93,8 +93,8 @@ class CostBench:
                     self.pairs.append(self._pair(number, watched_server, bare_server))
                     _say(f"{number + 1} of {self.options.pairs}: {cost_report.line(self.pairs[-1])}")
                     self._save()
-        for num_frontends, num_engines in _SERVERS:
-            self.scrapes.append(measure_scrapes(num_frontends, num_engines))
+        for counts in _SERVERS:
+            self.scrapes.append(measure_scrapes(*counts))
             self._save()
         self.complete = True
         self._save()
@@ -193,11 +193,13 @@ class CostBench:
         new.replace(self.output)
 
 
-def measure_scrapes(num_frontends: int, num_engines: int, num: int = _NUM_SCRAPES) -> dict[str, Any]:
+def measure_scrapes(
+    num_frontends: int, num_engines: int, num_restarts: int = 0, num: int = _NUM_SCRAPES
+) -> dict[str, Any]:
     """How long /metrics takes at 100 label sets, of a server of so many processes that do nothing else; seconds."""
 
     def command(port: int) -> list[str]:
-        task = Counted("supervisor", "supervisor", port, os.getpid(), num_frontends, num_engines)
+        task = Counted("supervisor", "supervisor", port, os.getpid(), num_frontends, num_engines, num_restarts)
         return [sys.executable, "-m", "noria.bench.counted", msgspec.json.encode(task).decode()]
 
     with running_process(command, ready_path="/metrics") as server:
@@ -207,6 +209,7 @@ def measure_scrapes(num_frontends: int, num_engines: int, num: int = _NUM_SCRAPE
             took_s.append(seconds)
     processes = (
         f"{num_frontends} front end{'s' * (num_frontends > 1)} and {num_engines} engine{'s' * (num_engines > 1)}"
+        + f", after {num_restarts} restarts" * (num_restarts > 0)
     )
     _say(f"/metrics of {processes}: median {1000 * statistics.median(took_s):.1f} ms")
     return {
