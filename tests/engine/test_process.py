@@ -10,6 +10,7 @@ import pytest
 import zmq
 
 from noria.channel import EngineChannel
+from noria.engine import showing
 from noria.engine.desk import Desk
 from noria.engine.executor import FakeExecutor, VirtualClock
 from noria.engine.manifest import Manifest
@@ -336,6 +337,30 @@ def test_a_follow_of_an_idle_wheel_is_answered_and_the_next_one_when_somebody_co
     assert seats == {("one", 0), ("one", 1)}
     assert calls == sorted(set(calls))
     assert cells == 2
+
+
+def test_after_every_slow_turn_who_follows_sees_it_with_its_pictures(world, monkeypatch):
+    monkeypatch.setattr(showing, "MOST_BETWEEN_VIEWS_S", showing.BETWEEN_VIEWS_S)  # however busy this machine is
+
+    def slow(_plan):
+        """As any turn that lasts: the next view is asked for meanwhile, unless nobody was shown the last."""
+        pause, ends = threading.Event(), time.monotonic() + 2
+        pause.wait(showing.BETWEEN_VIEWS_S + 0.05)
+        while world.desk.arrivals.empty() and time.monotonic() < ends:
+            pause.wait(0.01)
+        return 1.0
+
+    world.executor.turn_s = slow
+    world.start()
+    world.client.send(Submit(request(steps=6)), Follow(None, pictures=True))
+    views = []
+    while not views or views[-1].number < 5:
+        views += world.client.hear()
+        world.client.send(Follow(views[-1].number, pictures=True))
+    turned = [view for view in views if view.number]
+    assert [view.number for view in turned] == [1, 2, 3, 4, 5]
+    assert [view.seats[0].call for view in turned] == [1, 2, 3, 4, 5]
+    assert [len(view.cells) for view in turned[1:]] == [1, 1, 1, 1]  # the first may have begun before anybody followed
 
 
 def test_the_pictures_of_a_view_are_the_frame_beside_it(world):

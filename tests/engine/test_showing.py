@@ -273,6 +273,19 @@ def test_every_seated_image_has_a_cell_once_it_was_seen_and_few_turns_are():
     assert world.num_glimpsed <= len(views) + 1
 
 
+@pytest.mark.parametrize("turn_s", [0.01, 2 * MOST_BETWEEN_VIEWS_S])
+def test_for_who_was_shown_pictures_and_asks_no_more_one_turn_has_glimpses(turn_s):
+    world = World(turn_s=turn_s)
+    world.submit(wish(steps=100))
+    world.watch([lambda: None] * 30, pictures=True)
+    while not world.turn():  # the last answer
+        pass
+    before = world.num_glimpsed
+    for _ in range(60):
+        assert world.turn() == []
+    assert world.num_glimpsed - before <= 1
+
+
 def test_two_shapes_that_take_turns_are_both_seen():
     world = World(slots=4, turn_s=BETWEEN_VIEWS_S / 2)
     world.submit(wish("a", steps=60), wish("b", steps=60, side_px=16))

@@ -109,6 +109,7 @@ class Engine:
         """Turn until `stop`."""
         self._delivery.start()
         while self._take_arrivals():
+            self._show()  # after the turn: who was shown the last one has asked for the next while this one lasted
             with self._desk.watch.wheel:
                 turn = self._wheel.turn()
             if turn is not None:
@@ -116,7 +117,6 @@ class Engine:
                 self._showing.turned(turn, time.monotonic(), time.time())
             self._gauges.stands(self._wheel.scheduler)
             self._tell_load()
-            self._show()
         self._delivery.parcels.put(None)
         self._delivery.join(timeout=5)
 

@@ -47,6 +47,8 @@ class _Place:
 @dataclass(slots=True)
 class _Follower:
     asks: Follow | None  # what is not answered yet
+    pictures: bool = False  # whether the last answer had some
+    number: int = -1  # of the turn that was the last one then
     version: int = -1  # of what it was shown
     num_left: int = 0  # images that it was told have left
 
@@ -92,17 +94,24 @@ class Showing(Generic[F]):
         """A turn begins; whether it is to have glimpses.
 
         That is when it will probably end with a view, and when somebody steps who was not seen in the last one: two shape classes
-        that take turns must not be seen always the one and never the other.
+        that take turns must not be seen always the one and never the other. Who was shown the turn before asks for this one while it
+        lasts.
         """
         self._turning = True
         for seat in plan.boards:
             self._places[seat.image] = _Place(seat.slot, self._looks)
         self._num_seated = len(self._places)
-        if not any(follower.asks is not None and follower.asks.pictures for follower in self._followers.values()):
+        if not any(self._wants_pictures(follower) for follower in self._followers.values()):
             return False
         if now + self._last_turn_s >= self._next:
             return True
         return any(self._places[step.image].look < self._looks for step in plan.steps)
+
+    def _wants_pictures(self, follower: _Follower) -> bool:
+        """Whether it does, or will have asked for them when the turn that begins is over."""
+        if follower.asks is None:
+            return follower.pictures and follower.number == self._number
+        return follower.asks.pictures
 
     def happened(self, event: Happening[P], now: float) -> None:
         """Something became of a request."""
@@ -186,7 +195,8 @@ class Showing(Generic[F]):
                 left=_last(self._left, self._num_left - follower.num_left),
             )
             shown.append((who, Shown(view, pictures if asks.pictures else ())))
-            follower.asks, follower.version, follower.num_left = None, self._version, self._num_left
+            follower.asks, follower.pictures, follower.number = None, asks.pictures, self._number
+            follower.version, follower.num_left = self._version, self._num_left
         return shown
 
     def took(self, seconds: float) -> None:
