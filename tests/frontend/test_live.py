@@ -416,6 +416,22 @@ def test_the_streams_end_when_the_server_is_to_stop(site):
         assert stream.rest() == []  # whole, and soon: a connection that broke would raise
 
 
+def test_who_does_not_read_holds_up_no_stop(serve, new_engine, until, caplog):
+    engine = new_engine()
+    engine.views = Wheel(colours=[(n, 2 * n, 3 * n) for n in range(64)])
+    with serve(Config(), engine) as (url, server), socket.socket() as silent:
+        until(lambda: httpx.get(f"{url}/readyz", verify=False).status_code == 200)
+        silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        address = httpx.URL(url)
+        silent.connect((address.host, address.port))
+        silent.sendall(b"GET /v1/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        connections = server.server_state.connections
+        until(lambda: any(each.flow is not None and each.flow.write_paused for each in list(connections)), 30)
+        server.should_exit = True
+        until(lambda: not connections, 15)  # of the 20 that others have to read
+    assert [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
+
+
 def test_who_does_not_read_loses_views_and_holds_nobody_up(site):
     url, engine, _ = site()
     engine.views = Wheel(colours=[(n, 2 * n, 3 * n) for n in range(64)])

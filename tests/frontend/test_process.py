@@ -11,8 +11,12 @@ import threading
 import httpx
 import msgspec
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Route
 
 from noria.config import Config, FrontendConfig, JobsConfig
+from noria.frontend.engine_link import EngineLink
+from noria.frontend.process import http_server
 
 NO_JOBS_SET = JobsConfig()
 
@@ -106,6 +110,29 @@ def test_who_is_not_answered_at_the_end_of_a_drain_gets_503(serve, new_engine, u
     (answer,) = answers
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_unavailable")
     assert int(answer.headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize("pieces", [1, 8])
+def test_who_does_not_read_his_answer_is_left_at_the_end_of_a_drain_without_noise(pieces, until, caplog):
+    async def answer(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for number in range(pieces):
+            body = bytes(8_000_000 // pieces)  # in all, more than the kernel takes
+            await send({"type": "http.response.body", "body": body, "more_body": number + 1 < pieces})
+
+    app = Starlette(routes=[Route("/", lambda _: answer)])
+    app.state.drain = lambda: None
+    server = http_server(app, EngineLink([]), FrontendConfig(drain_s=0.2))
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as silent:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        silent.connect(listener.getsockname())
+        silent.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        until(lambda: any(each.flow.write_paused for each in server.server_state.connections))
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+    assert [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
 
 
 def test_a_jobs_database_that_cannot_be_used_ends_it_with_the_reason(start):

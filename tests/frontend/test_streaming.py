@@ -5,10 +5,12 @@ import base64
 import io
 import json
 
+import httpx
 import openai
 import pytest
 from PIL import Image
 
+from noria.config import Config
 from noria.frontend.engine_link import PreviewImage, Progress
 from noria.frontend.streaming import Mailbox
 
@@ -136,3 +138,18 @@ def test_a_full_mailbox_keeps_every_preview_and_the_newest_progress():
         assert mailbox.take() == []
 
     asyncio.run(scenario())
+
+
+def test_a_stream_of_images_is_answered_while_the_server_drains(serve, new_engine, until):
+    engine = new_engine()
+    engine.holds = True
+    with serve(Config(), engine) as (url, server), httpx.Client(base_url=url, timeout=20, verify=False) as client:
+        until(lambda: client.get("/readyz").status_code == 200)
+        with client.stream("POST", "/t2i", json={"prompt": "p", "stream": True}) as response:
+            server.should_exit = True
+            until(lambda: not server.servers or not any(each.is_serving() for each in server.servers))
+            engine.holds = False
+            engine.become("dead")  # and draws what it had in its next life
+            engine.become("ready")
+            names = [name for name, _ in events_of(response)]
+    assert names[-1] == "finished"

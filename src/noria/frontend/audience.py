@@ -38,12 +38,8 @@ class Watcher:
         self._views.setdefault(engine, deque(maxlen=_MOST_UNREAD)).append(view)
         self._filled.set()
 
-    def wake(self) -> None:
-        """Have `wait` return."""
-        self._filled.set()
-
     async def wait(self) -> None:
-        """Until there is something to take, or `wake`."""
+        """Until there is something to take."""
         await self._filled.wait()
 
     def take(self) -> list[bytes]:

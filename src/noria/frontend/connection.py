@@ -49,7 +49,11 @@ class Connection(HttpToolsProtocol):
             self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
 
     def on_headers_complete(self) -> None:
-        """A request begins. Who asks again has read, unless so much is left that its answer could not be written."""
+        """A request begins. Who asks again has read, unless so much is left that its answer could not be written.
+
+        `abort` on the request's state ends its connection at once, with what is unread.
+        """
+        self.scope["state"]["abort"] = self.transport.abort
         self._stop_head_timer()
         if not self.flow.write_paused:
             self._stop_stall_timer()

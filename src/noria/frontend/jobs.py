@@ -58,6 +58,7 @@ class Jobs:
     def __init__(self, studio: Studio, bodies: Bodies, config: Config, open_service: Callable[[], JobService]) -> None:
         self._studio, self._bodies, self._config, self._open_service = studio, bodies, config, open_service
         self._opened: JobService | None = None
+        self._draining = asyncio.Event()
 
     @property
     def routes(self) -> list[Route]:
@@ -77,6 +78,7 @@ class Jobs:
 
     def drain(self) -> None:
         """Claim no more jobs, and end the streams of events: the process is about to stop."""
+        self._draining.set()
         if self._opened is not None:
             self._opened.drain()
 
@@ -154,12 +156,13 @@ class Jobs:
             return Response(
                 status_code=204
             )  # nothing more will come: the one answer after which an EventSource stays away
-        return streaming.EventStream(self._frames(job_id, after, http.state.request_id), _nothing)
+        frames = self._frames(job_id, after, http.state.request_id)
+        return streaming.EventStream(frames, _nothing, self._draining)  # clients come again, with their Last-Event-ID
 
     async def _frames(self, job_id: str, after: int, request_id: str) -> AsyncGenerator[bytes, None]:
         silent_s = 0.0
         try:
-            while not self._service.is_draining:  # the client comes again, to another front end, with its Last-Event-ID
+            while True:
                 record = await self._service.get(job_id)  # before its events: what ends it is then among them
                 for happening in await self._service.events(job_id, after):
                     yield streaming.event(happening.type, msgspec.Raw(happening.data), str(happening.seq))

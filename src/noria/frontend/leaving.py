@@ -11,6 +11,18 @@ from noria.errors import RequestCancelled
 T = TypeVar("T")
 
 
+async def until(end: Coroutine[Any, Any, object], work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Do `work`, and cancel it at `end`: a task that is done, or was cancelled."""
+    working, ending = asyncio.create_task(work), asyncio.create_task(end)
+    try:
+        await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        working.cancel()
+        ending.cancel()
+        await asyncio.gather(working, ending, return_exceptions=True)
+    return working
+
+
 async def unless_disconnected(http: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, which is cancelled when the client leaves; the body of `http` must have been read."""
 
@@ -18,13 +30,7 @@ async def unless_disconnected(http: Request, work: Coroutine[Any, Any, T]) -> T:
         while (await http.receive())["type"] != "http.disconnect":
             pass
 
-    working, leaving = asyncio.create_task(work), asyncio.create_task(client_left())
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
+    working = await until(client_left(), work)
+    if working.cancelled():
         raise RequestCancelled("the client closed the connection.")
-    finally:
-        working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+    return working.result()

@@ -70,7 +70,7 @@ class Live:
         self._audience = Audience()
         self._wheels = [_Wheel(engine_name(number)) for number in range(link.num_engines)]
         self._tasks: list[asyncio.Task[None]] = []
-        self._draining = False
+        self._draining = asyncio.Event()
         link.on_change, link.on_view = self._changed, self._viewed
 
     @property
@@ -80,9 +80,7 @@ class Live:
 
     def drain(self) -> None:
         """End the streams: the process is about to stop, and clients come again elsewhere."""
-        self._draining = True
-        for watcher in self._audience:
-            watcher.wake()
+        self._draining.set()
 
     async def stream(self, http: Request) -> EventStream:
         """Events `engines` and `wheel`, until the client leaves."""
@@ -107,7 +105,7 @@ class Live:
         async def end() -> None:
             self._leave(watcher)
 
-        return EventStream(self._frames(watcher), end)
+        return EventStream(self._frames(watcher), end, self._draining)
 
     def _leave(self, watcher: Watcher) -> None:
         self._audience.leave(watcher)
@@ -118,7 +116,7 @@ class Live:
             self._wheels = [_Wheel(wheel.name) for wheel in self._wheels]  # what was seen is of no use any more
 
     async def _frames(self, watcher: Watcher) -> AsyncGenerator[bytes, None]:
-        while not self._draining:
+        while True:
             try:
                 async with asyncio.timeout(_KEEP_ALIVE_S):
                     await watcher.wait()

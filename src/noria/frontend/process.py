@@ -32,6 +32,7 @@ from noria.observe.logs import fields, logging_here
 from noria.observe.process import die_with_parent
 
 _LAST_WORDS_S = 2.0  # after a drain, to answer 503 to whom no image was drawn in time; the supervisor waits for 5
+_CLOSING_S = 1.0  # after that, for what is done for clients to end with their connections; uvicorn would break it off
 _KEEP_ALIVE_S = 75  # longer than clients keep an idle connection (httpx 5 s, nginx 60 s): none sends into a closing one
 
 log = logging.getLogger("noria.frontend")
@@ -79,7 +80,7 @@ def http_server(app: Starlette, link: EngineLink, config: FrontendConfig) -> uvi
             server_header=False,
             forwarded_allow_ips=list(config.trusted_proxies),
             timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=math.ceil(config.drain_s + _LAST_WORDS_S),
+            timeout_graceful_shutdown=math.ceil(config.drain_s + _LAST_WORDS_S + _CLOSING_S),
         ),
     )
 
@@ -95,10 +96,18 @@ class _Server(uvicorn.Server):
         """Drain."""
         log.info("draining for up to %g s", self._drain_s, extra=fields(event="drain_began", drain_s=self._drain_s))
         self._on_drain()  # streams of jobs and wheels end, and their clients come again elsewhere
-        stop = asyncio.get_running_loop().call_later(self._drain_s, self._link.stop)
+        loop = asyncio.get_running_loop()
+        stop = loop.call_later(self._drain_s, self._link.stop)
+        cut = loop.call_later(self._drain_s + _LAST_WORDS_S, self._cut)
         await super().shutdown(sockets)
         stop.cancel()
+        cut.cancel()
         log.info("drained", extra=fields(event="drain_ended"))
+
+    def _cut(self) -> None:
+        """Leave those who have not read their answers yet: what is done for them ends as if they had left."""
+        for connection in self.server_state.connections:
+            connection.transport.abort()  # it is taken out of the set later, by the event loop
 
 
 def _already_obeyed(_number: int, _frame: FrameType | None) -> None:

@@ -17,11 +17,12 @@ from starlette.types import Receive, Scope, Send
 
 from noria.errors import NoriaError, RequestCancelled
 from noria.frontend.engine_link import PreviewImage, Progress, Update
-from noria.frontend.leaving import unless_disconnected
+from noria.frontend.leaving import unless_disconnected, until
 from noria.frontend.refusals import error_answer
 from noria.frontend.studio import Drawing, Studio, Wish
 
 _KEEP_ALIVE_S = 15.0  # proxies close a connection that is silent for longer than 30 to 60 s
+_LAST_FRAME_S = 1.0  # to read what was sent before a drain; who needs longer misses nothing that lasts
 
 
 class Mailbox:
@@ -118,11 +119,20 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, frames: AsyncGenerator[bytes, None], end: Callable[[], Awaitable[None]]) -> None:
-        """`end` is called once, also when the client has left before the first frame."""
+    def __init__(
+        self,
+        frames: AsyncGenerator[bytes, None],
+        end: Callable[[], Awaitable[None]],
+        draining: asyncio.Event | None = None,
+    ) -> None:
+        """`end` is called once, also when the client has left before the first frame.
+
+        `draining`, once set, ends frames that have no end of their own, and soon their connection, whether its client has read them or not:
+        it comes again, elsewhere. None: a server that is to stop waits for the frames as for any answer.
+        """
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
-        self._frames, self._end = frames, end
+        self._frames, self._end, self._draining = frames, end, draining
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write until the end of the frames or of the client."""
@@ -132,12 +142,24 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": b""})
                 return
             with contextlib.suppress(RequestCancelled):
-                await unless_disconnected(Request(scope, receive), self._write(send))
+                await unless_disconnected(Request(scope, receive), self._write(scope, send))
         finally:
             await self._frames.aclose()
             await self._end()
 
-    async def _write(self, send: Send) -> None:
+    async def _write(self, scope: Scope, send: Send) -> None:
+        if self._draining is None:
+            await self._write_all(send)
+            return
+        writing = await until(self._draining.wait(), self._write_all(send))
+        if not writing.cancelled():
+            writing.result()
+            return
+        # Not taken back when all is sent: that is not read yet, and a connection closes when it is.
+        asyncio.get_running_loop().call_later(_LAST_FRAME_S, scope["state"]["abort"])
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _write_all(self, send: Send) -> None:
         async for frame in self._frames:
             await send({"type": "http.response.body", "body": frame, "more_body": True})
         await send({"type": "http.response.body", "body": b""})

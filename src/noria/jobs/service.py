@@ -62,7 +62,6 @@ class JobService:
         self._blocking = Blocking()
         self._runner: Runner | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self.is_draining = False
 
     async def start(self, painter: Painter) -> None:
         """Begin to draw, to deliver and to tidy up."""
@@ -75,13 +74,11 @@ class JobService:
 
     def drain(self) -> None:
         """Claim no more jobs: the process is about to stop. Those being drawn go on until `stop`."""
-        self.is_draining = True
         if self._runner is not None:
             self._runner.rest()
 
     async def stop(self) -> None:
         """Hand back what is being drawn, and close everything."""
-        self.is_draining = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
