@@ -5,12 +5,15 @@ import asyncio
 import msgspec
 import pytest
 
+from noria.channel import Lost
 from noria.config import FrontendConfig
 from noria.errors import DeadlineExceeded, EngineCrashed, EngineLost, EngineUnavailable, GenerationFailed
 from noria.frontend import engine_link
 from noria.frontend.admission import admit
 from noria.frontend.engine_link import EngineLink
+from noria.messages import WheelView
 from noria.request import ImageBody
+from noria.views import RatesView
 from waiting import until_async
 
 
@@ -356,5 +359,23 @@ def test_every_load_is_acknowledged(new_engine):
         async with EngineLink([engine.address]) as link:
             await until_async(lambda: link.load.num_slots == 4)  # as the engine tells after its state
             await until_async(lambda: engine.num_heard == 1)
+
+    asyncio.run(scenario())
+
+
+def test_a_view_that_the_news_of_its_engines_death_has_overtaken_is_not_handed_on(new_engine):
+    engine = new_engine()
+    view = WheelView("life", 0.0, 1, 4, (), (), 0, 0.0, (), (), RatesView(60.0, 0, 0, 0, None, None, None, 0, 0, 0))
+
+    async def scenario():
+        async with EngineLink([engine.address]) as link:
+            await until_async(lambda: link.ready)
+            heard = []
+            link.on_view = lambda *told: heard.append(told)
+            (peer,) = link._engines
+            await link._heard(peer, (view, None))
+            await link._heard(peer, Lost())
+            await link._heard(peer, (view, None))
+            assert heard == [(0, view, None)]
 
     asyncio.run(scenario())

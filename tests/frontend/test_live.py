@@ -251,6 +251,20 @@ def test_an_engine_that_ends_is_told_and_its_next_life_followed_from_the_beginni
     assert any(follow.seen is None for follow in engine.follows[num_asked:])
 
 
+def test_who_comes_while_an_engine_is_dead_is_not_shown_its_wheel(site):
+    url, engine, _ = site()
+    engine.views = Wheel()
+    with watching(url) as early:
+        first = early.wheel()
+        engine.become("dead")
+        while early.next("engines")[1]["engines"][0]["state"] != "unknown":
+            pass
+        with watching(url) as late:
+            assert late.next()[1]["engines"][0]["state"] == "unknown"
+            engine.become("ready")
+            assert late.wheel()["incarnation"] != first["incarnation"]
+
+
 def test_nonsense_of_an_engine_costs_its_view(site):
     url, engine, _ = site()
     wheel = Wheel()

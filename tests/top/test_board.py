@@ -38,6 +38,18 @@ def test_an_engine_that_is_not_ready_any_more_shows_no_wheel():
     assert board.wheels == {}
 
 
+def test_a_dead_engines_last_view_that_comes_after_the_news_is_not_shown():
+    board = Board()
+    board.take(engines("life-1"), 0.0)
+    board.take(Wheel("engine-0", a_view()), 0.0)
+    for news in (engines(None, state="unknown"), engines("life-2", state="loading"), engines("life-2")):
+        board.take(news, 0.0)
+        board.take(Wheel("engine-0", a_view(number=200)), 0.0)
+        assert board.wheels == {}
+    board.take(Wheel("engine-0", a_view(incarnation="life-2")), 0.0)
+    assert list(board.wheels) == ["engine-0"]
+
+
 def test_a_board_is_whole_when_every_ready_engine_has_shown_its_wheel():
     board = Board()
     assert not board.is_whole

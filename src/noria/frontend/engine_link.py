@@ -261,7 +261,8 @@ class EngineLink:
                 engine.lose()
                 self.on_change()
             case (message, payload):
-                engine.receive(message, payload)
+                if not engine.receive(message, payload):
+                    return
                 if isinstance(message, WheelView):
                     self.on_view(self._engines.index(engine), message, payload)
                 if isinstance(message, Load):

@@ -197,19 +197,26 @@ class EnginePeer:
             if not flight.landed.done():
                 flight.landed.set_exception(EngineGone(name, self._obituary))
 
-    def receive(self, message: FromEngine, payload: memoryview | None) -> None:
-        """Take note of what it says."""
-        if not self._connected:  # a dead engine's last words, overtaken by the news of its death
-            return
+    def receive(self, message: FromEngine, payload: memoryview | None) -> bool:
+        """Take note of what it says; False of a dead engine's last words, overtaken by the news of its death: they are not heard."""
+        if not self._connected:
+            return False
         match message:
             case EngineState():
                 self._tell(message)
-                return
             case Load():
                 self.load = message
-                return
             case Pong() | WheelView():  # asked for by the supervisor only; the link hands on
-                return
+                pass
+            case _:
+                self._land(message, payload)
+        return True
+
+    def _land(
+        self,
+        message: messages.Progress | Preview | ImageDone | Finished | Failed,
+        payload: memoryview | None,
+    ) -> None:
         flight = self._flights.get(message.request_id)
         if flight is None or flight.landed.done():  # its caller has left
             return

@@ -91,9 +91,9 @@ class Live:
         pictures = _wants_pictures(http) and self._shows == "full"
         watcher = self._audience.join(client_of(http), pictures=pictures)
         watcher.tell(self._engines())
-        for wheel in self._wheels:
-            if wheel.last is not None:
-                whole = msgspec.structs.replace(wheel.last, turns=tuple(wheel.turns), left=())
+        for number, wheel in enumerate(self._wheels):
+            if (last := self._last(number, wheel)) is not None:
+                whole = msgspec.structs.replace(last, turns=tuple(wheel.turns), left=())
                 watcher.show(wheel.name, _event(wheel.name, whole))
         if not self._tasks:
             self._tasks = [
@@ -128,8 +128,9 @@ class Live:
     async def _follow(self, number: int, wheel: _Wheel) -> None:
         """Ask, show, ask again; an engine that is not ready is asked when it is, and its next life from the beginning."""
         while True:
-            follow = Follow(self._seen(number, wheel), pictures=self._audience.wants_pictures)
-            await self._link.follow(number, follow)
+            last = self._last(number, wheel)
+            seen = None if last is None else last.number
+            await self._link.follow(number, Follow(seen, pictures=self._audience.wants_pictures))
             answer = await wheel.views.get()
             if answer is None:  # it is ready now, or is no more
                 continue
@@ -139,10 +140,10 @@ class Live:
             except Exception:  # an engine's nonsense: it costs this view
                 log.exception("%s: its view makes no sense", wheel.name)
 
-    def _seen(self, number: int, wheel: _Wheel) -> int | None:
-        """The last turn seen of the engine's present life."""
+    def _last(self, number: int, wheel: _Wheel) -> WheelView | None:
+        """The last view of the engine's present life."""
         lives_on = wheel.last is not None and wheel.last.incarnation == self._link.engines[number].incarnation
-        return wheel.last.number if wheel.last is not None and lives_on else None
+        return wheel.last if lives_on else None
 
     async def _show(self, wheel: _Wheel, view: WheelView, pixels: memoryview | None) -> None:
         plain = _event(wheel.name, view)

@@ -48,7 +48,11 @@ class Board:
                     name: wheel for name, wheel in self.wheels.items() if lives.get(name) == wheel.view.incarnation
                 }
             case Wheel(name, view):
-                self._turned(name, view, now)
+                lives = {engine.name: engine.incarnation for engine in self.engines}
+                if (
+                    lives.get(name, view.incarnation) == view.incarnation
+                ):  # else it is older than the news of its engine
+                    self._turned(name, view, now)
 
     @property
     def is_whole(self) -> bool:
