@@ -37,8 +37,8 @@ class Wheel:
         self.colours, self.left_turns = colours, turns
         self.numbers = {}  # by incarnation
 
-    def __call__(self, follow, incarnation):
-        if self.left_turns == 0 and follow.seen is not None:
+    def __call__(self, follow, incarnation, *, late=False):
+        if self.left_turns == 0 and follow.seen is not None and not late:
             return None
         if self.left_turns:
             self.left_turns -= 1
@@ -263,6 +263,30 @@ def test_who_comes_while_an_engine_is_dead_is_not_shown_its_wheel(site):
             assert late.next()[1]["engines"][0]["state"] == "unknown"
             engine.become("ready")
             assert late.wheel()["incarnation"] != first["incarnation"]
+
+
+def test_an_answer_to_those_before_keeps_no_turns_from_who_comes_after_them(site, until):
+    url, engine, _ = site()
+    whole, num_late = Wheel(turns=5), 0
+
+    def views(follow, incarnation):
+        """As of an engine whose answer to those before is under way when the next one comes: a turn, and no more."""
+        nonlocal num_late
+        if follow.seen is None and whole.left_turns == 0 and num_late == 0:
+            num_late += 1
+            return whole(msgspec.structs.replace(follow, seen=5), incarnation, late=True)
+        return whole(follow, incarnation)
+
+    engine.views = views
+    with watching(url) as early:
+        while early.wheel()["number"] < 5:
+            pass
+    with httpx.Client(base_url=url, verify=False) as client:
+        until(lambda: "noria_live_watchers 0.0" in client.get("/metrics").text)
+    with watching(url) as stream:
+        view = stream.wheel()
+    assert num_late == 1
+    assert [turn["number"] for turn in view["turns"]] == list(range(1, view["number"] + 1))
 
 
 def test_nonsense_of_an_engine_costs_its_view(site):

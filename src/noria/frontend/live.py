@@ -135,6 +135,10 @@ class Live:
             if answer is None:  # it is ready now, or is no more
                 continue
             view, pixels = answer
+            if seen is None and not _is_whole(
+                view
+            ):  # to who watched before: the answer to this question is still to come
+                continue
             try:
                 await self._show(wheel, wheel.remember(view), pixels)
             except Exception:  # an engine's nonsense: it costs this view
@@ -190,6 +194,11 @@ class Live:
         return event(
             "engines", {"engines": engines, "server": {"version": __version__, "models": list(self._link.models)}}
         )
+
+
+def _is_whole(view: WheelView) -> bool:
+    """Whether it has all turns that an engine keeps, as the first answer to who has seen none."""
+    return len(view.turns) >= min(view.number, _MOST_TURNS)
 
 
 def _event(engine: str, view: WheelView, **more: Any) -> bytes:
