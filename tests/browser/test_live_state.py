@@ -86,6 +86,13 @@ def test_an_engines_next_life_ends_the_bars_of_the_last(wheel_after):
     assert wheel["turns"] == []
 
 
+def test_the_first_view_after_a_lost_connection_is_whole_and_its_turns_are_counted_once(wheel_after):
+    first = [turn(number, 100 + number / 10) for number in range(1, 4)]
+    whole = [*first, *(turn(number, 100 + number / 10) for number in range(4, 7))]
+    wheel = wheel_after(view(100.4, turns=first), view(100.7, turns=whole))
+    assert [one["number"] for one in wheel["turns"]] == [1, 2, 3, 4, 5, 6]
+
+
 def test_what_is_older_than_half_a_minute_is_forgotten(wheel_after):
     wheel = wheel_after(
         view(100.2, [SEAT], turns=[turn(1, 100.1)]), view(100.6, left=[left(1)]), view(140.0, turns=[turn(2, 139.0)])

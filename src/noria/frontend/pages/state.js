@@ -49,7 +49,9 @@ function coloured(hues, images) {
 export function turned(wheel, view, at) {
   const before = wheel ?? { incarnation: view.incarnation, at: view.at, turns: [], bars: [], gone: [], lag_s: Infinity };
   const restarted = before.incarnation !== view.incarnation;
-  const turns = [...(restarted ? [] : before.turns), ...view.turns];
+  const kept = restarted ? [] : before.turns;
+  const last = kept.at(-1)?.number ?? 0; // the first view after a lost connection has turns that are known
+  const turns = [...kept, ...view.turns.filter(({ number }) => number > last)];
   const bars = restarted ? before.bars.map((bar) => (bar.to === null ? closed(bar, before.at, "engine_lost") : bar)) : before.bars;
   const ends = new Map(view.turns.map(({ number, began_at, seconds }) => [number, began_at + seconds]));
   const left = view.left.map((image) => ({ ...image, key: keyOf(image), at: ends.get(image.number) ?? view.at }));
