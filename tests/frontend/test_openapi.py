@@ -3,14 +3,17 @@
 import re
 from html.parser import HTMLParser
 
+import httpx
 import pytest
 from starlette.testclient import TestClient
 
 from noria.config import Config, FrontendConfig
+from noria.frontend import app
 from noria.frontend.app import build_app
+from noria.frontend.docs_page import docs_page
 from noria.frontend.engine_link import EngineLink
 from noria.frontend.openai import GenerationsBody
-from noria.frontend.openapi import DESCRIPTIONS
+from noria.frontend.openapi import DESCRIPTIONS, openapi
 from noria.frontend.openapi_parts import served_errors
 from noria.frontend.site import ASSETS
 from noria.keys import draw_key
@@ -156,6 +159,32 @@ def test_docs_page_has_commands_with_a_key_where_one_is_needed(tmp_path):
         text = _Page(closed.get("/docs").text).text
     assert 'curl -s http://testserver/v1/models -H "authorization: Bearer $NORIA_API_KEY"' in text
     assert "curl -s http://testserver/readyz" in text and "/readyz -H" not in text
+
+
+def test_what_is_said_of_the_routes_is_made_once_for_all_who_ask(serve, new_engine, until, monkeypatch):
+    made = []
+    monkeypatch.setattr(app, "openapi", lambda spec, config: made.append(spec) or openapi(spec, config))
+    engine = new_engine()
+    engine.become("loading")
+    with serve(Config(), engine) as (url, _), httpx.Client(base_url=url, timeout=20, verify=False) as client:
+
+        def ask(says):
+            for number in range(3):
+                assert says in client.get("/openapi.json").json()["info"]["description"]
+                page = client.get("/docs", headers={"host": f"a{number}.example"}).text
+                assert says in page and f"http://a{number}.example/t2i" in page
+
+        ask("The model is still loading.")
+        engine.become("ready")
+        until(lambda: client.get("/readyz").status_code == 200)
+        ask("Serving tiny.")
+    assert [spec and spec.name for spec in made] == [None, "tiny"]
+
+
+def test_an_address_that_is_html_is_shown_as_text():
+    page = docs_page(openapi(None, FrontendConfig())).at("http://a<b>&c")
+    assert "a<b>" not in page
+    assert "http://a&lt;b&gt;&amp;c/t2i" in page
 
 
 def test_pages_have_one_header(client):

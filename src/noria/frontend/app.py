@@ -8,6 +8,8 @@ import contextlib
 import functools
 import math
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Self
 
 import msgspec
 from starlette.applications import Starlette
@@ -17,11 +19,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from noria.config import Config
+from noria.config import Config, FrontendConfig
 from noria.errors import InternalError, MethodNotAllowed, NoriaError, RouteNotFound, Unauthorized, did_you_mean, shown
 from noria.frontend.a1111 import A1111, ROOT
 from noria.frontend.bodies import Bodies
-from noria.frontend.docs_page import docs_page
+from noria.frontend.docs_page import DocsPage, docs_page
 from noria.frontend.engine_link import EngineLink
 from noria.frontend.images import Images
 from noria.frontend.jobs import Jobs
@@ -132,8 +134,9 @@ class OwnRoutes:
     """The routes about the server itself."""
 
     def __init__(self, config: Config, link: EngineLink) -> None:
-        self._config = config
         self._link = link
+        # Open to all, and some milliseconds of work: done once for each model that was the first one last.
+        self._interface = functools.lru_cache(maxsize=1)(functools.partial(_Interface.of, config.frontend))
 
     async def healthz(self, _: Request) -> Response:
         """200 as long as this process answers at all."""
@@ -152,16 +155,30 @@ class OwnRoutes:
 
     async def openapi(self, _: Request) -> Response:
         """The HTTP interface as an OpenAPI 3.1 document."""
-        return _json(openapi(self._spec, self._config.frontend))
+        return Response(self._interface(self._spec).document, media_type="application/json")
 
     async def docs(self, http: Request) -> Response:
         """The same document, for people."""
-        document = openapi(self._spec, self._config.frontend)
-        return HTMLResponse(docs_page(document, str(http.base_url).rstrip("/")), headers=PAGE_HEADERS)
+        page = self._interface(self._spec).page
+        return HTMLResponse(page.at(str(http.base_url).rstrip("/")), headers=PAGE_HEADERS)
 
     @property
     def _spec(self) -> ModelSpec | None:
         return next(iter(self._link.models.values()), None)
+
+
+@dataclass(frozen=True)
+class _Interface:
+    """What is said of the routes."""
+
+    document: bytes
+    page: DocsPage
+
+    @classmethod
+    def of(cls, config: FrontendConfig, spec: ModelSpec | None) -> Self:
+        """`spec` is that of the first model; None: no engine was ready yet."""
+        document = openapi(spec, config)
+        return cls(msgspec.json.encode(document), docs_page(document))
 
 
 def error_response(error: NoriaError, http: Request, headers: dict[str, str] | None = None) -> Response:

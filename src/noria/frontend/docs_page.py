@@ -16,6 +16,7 @@ from noria.frontend.openapi_parts import first_line, served_errors
 from noria.observe.metrics import DECLARATIONS
 from noria.observe.page import QUERIES
 
+_ORIGIN = "\ue000"  # a character that nobody else uses: where the address of the server will be
 _GROUPS = {  # what paths begin with; the first that fits has them
     "Draw": ("/t2i", "/v1/images/"),
     "Models": ("/v1/models",),
@@ -43,8 +44,19 @@ class _Operation:
         return f"{self.method}-" + (re.sub("[{}]", "", self.path).strip("/").replace("/", "-") or "home")
 
 
-def docs_page(document: dict[str, Any], origin: str) -> str:
-    """The OpenAPI document as one page; `origin` is where its reader has found the server: "http://localhost:8000"."""
+@dataclass(frozen=True)
+class DocsPage:
+    """The page but for where its reader has found the server, which stands between `parts`."""
+
+    parts: tuple[str, ...]
+
+    def at(self, origin: str) -> str:
+        """The page for who has found the server at `origin`: "http://localhost:8000"."""
+        return escape(origin).join(self.parts)
+
+
+def docs_page(document: dict[str, Any]) -> DocsPage:
+    """The OpenAPI document as one page."""
     schemas = document["components"]["schemas"]
     operations = [_Operation(*each) for each in _operations(document["paths"])]
     operations.sort(key=lambda operation: list(_GROUPS).index(operation.group))  # stable: within a group as they were
@@ -52,15 +64,16 @@ def docs_page(document: dict[str, Any], origin: str) -> str:
     for title, members in itertools.groupby(operations, key=lambda operation: operation.group):
         group = list(members)
         contents.append(_contents(title, group))
-        sections.append(f"<h2>{escape(title)}</h2>" + "".join(_section(each, schemas, origin) for each in group))
+        sections.append(f"<h2>{escape(title)}</h2>" + "".join(_section(each, schemas) for each in group))
     served = schemas["ImageBody"]["properties"]["scheduler"].get("examples", [])  # none while the model is loading
-    return _page(
+    page = _page(
         document["info"]["version"],
         f'<nav class="contents" aria-label="On this page">{"".join(contents)}{_LISTS}</nav>'
         f"<div><h1>Interface</h1><p>{escape(document['info']['description'])} The same for programs: "
         f'<a href="/openapi.json">OpenAPI</a>.</p>{_keys(document["components"])}'
         f"{_TRY_IT}{''.join(sections)}{_schedulers(served)}{_errors()}{_metrics()}</div>",
     )
+    return DocsPage(tuple(page.split(_ORIGIN)))
 
 
 def _operations(paths: dict[str, Any]) -> Iterable[tuple[str, str, dict[str, Any]]]:
@@ -91,7 +104,7 @@ def _contents(title: str, operations: Sequence[_Operation]) -> str:
     return f"<p>{escape(title)}</p><ul>{links}</ul>"
 
 
-def _section(operation: _Operation, schemas: dict[str, Any], origin: str) -> str:
+def _section(operation: _Operation, schemas: dict[str, Any]) -> str:
     method, path, said = operation.method, operation.path, operation.said
     parts = [
         f'<section id="{operation.anchor}"><h3><code>{method.upper()} {escape(path)}</code></h3>',
@@ -102,7 +115,7 @@ def _section(operation: _Operation, schemas: dict[str, Any], origin: str) -> str
         parts.append(_fields(f"{method.upper()} {path}", _resolved(bodies["application/json"]["schema"], schemas)))
     elif bodies:
         parts.append(f"<p>Body: {', '.join(f'<code>{media_type}</code>' for media_type in bodies)}</p>")
-    parts.append(f"<pre>{escape(_curl(operation, schemas, origin))}</pre>")
+    parts.append(f"<pre>{escape(_curl(operation, schemas))}</pre>")
     for media_type, content in said["responses"]["200"]["content"].items():
         shape = _resolved(content["schema"], schemas) if "schema" in content else {}
         names = ", ".join(f"<code>{escape(name)}</code>" for name in shape.get("properties", {}))
@@ -220,7 +233,7 @@ def _cell(head: str, said: str) -> str:
     return f'<td data-head="{escape(head)}">{said}</td>'
 
 
-def _curl(operation: _Operation, schemas: dict[str, Any], origin: str) -> str:
+def _curl(operation: _Operation, schemas: dict[str, Any]) -> str:
     """The command that asks for it. In the path, a name in capitals stands for what the caller puts there."""
     said, path = operation.said, operation.path
     bodies = said.get("requestBody", {}).get("content", {})
@@ -230,7 +243,7 @@ def _curl(operation: _Operation, schemas: dict[str, Any], origin: str) -> str:
         parts.append("-N")
     if operation.method != "get" and not bodies:
         parts.append(f"-X {operation.method.upper()}")
-    parts.append(origin + re.sub(r"{(\w+)}", lambda name: name[1].upper(), path))
+    parts.append(_ORIGIN + re.sub(r"{(\w+)}", lambda name: name[1].upper(), path))
     if "security" in said:
         parts.append('-H "authorization: Bearer $NORIA_API_KEY"')
     if "application/json" in bodies:
