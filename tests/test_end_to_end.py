@@ -69,6 +69,18 @@ def test_one_image_comes_back_as_its_bytes(client):
     assert pixels(answer.content).shape == (128, 128, 3)
 
 
+def test_a_supervisor_that_stands_still_holds_up_nobody(server, client):
+    """More lines of the log than any pipe holds."""
+    server.process.suspend()
+    try:
+        for _ in range(300):
+            assert client.get(f"/{'x' * 8000}").status_code == 404
+        assert client.get("/healthz").status_code == 200
+        assert client.post("/t2i", json={"prompt": PROMPT, "inference_steps": 4}).status_code == 200
+    finally:
+        server.process.resume()
+
+
 def test_the_same_seed_gives_the_same_image_under_load(client):
     body = {"prompt": PROMPT, "seed": 11, "inference_steps": 10}
     alone = pixels(client.post("/t2i", json=body).content)

@@ -15,7 +15,8 @@ import pytest
 
 from noria.observe.lines import as_json, new_line
 from noria.observe.logs import environment_of_children
-from noria.relay import Outlet, Relay
+from noria.observe.outlet import Outlet, Stream
+from noria.relay import Relay
 from waiting import until
 
 LOGS = """
@@ -63,7 +64,7 @@ def relayed(
     reader: Reader, *scripts: str, between: Callable[[asyncio.subprocess.Process], None] | None = None
 ) -> list[dict]:
     """What the log has of children with these `scripts`, named child-0, child-1, …"""
-    outlet = Outlet(as_json, reader.writing)
+    outlet = Outlet(as_json, Stream(reader.writing), "supervisor")
     outlet.start()
 
     async def run() -> None:
@@ -197,7 +198,7 @@ with logging_here("x", "info"):
 def test_a_terminal_that_is_gone_costs_the_lines_and_nothing_else() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    outlet = Outlet(as_json, writing)
+    outlet = Outlet(as_json, Stream(writing), "supervisor")
     outlet.start()
     for number in range(10):
         outlet.put(new_line(0.0, "info", "l", "p", str(number)))
@@ -209,7 +210,7 @@ def test_a_terminal_that_is_gone_costs_the_lines_and_nothing_else() -> None:
 
 def test_a_disk_that_was_full_gets_the_lines_that_come_later_and_how_many_were_lost(reader: Reader) -> None:
     disk = os.open("/dev/full", os.O_WRONLY)
-    outlet = Outlet(as_json, disk)
+    outlet = Outlet(as_json, Stream(disk), "supervisor")
     outlet.start()
     for number in range(3):
         outlet.put(new_line(0.0, "info", "l", "p", str(number)))
@@ -226,7 +227,7 @@ def test_a_disk_that_was_full_gets_the_lines_that_come_later_and_how_many_were_l
 
 def test_a_disk_that_stays_full_does_not_hold_the_end() -> None:
     with open("/dev/full", "wb") as disk:
-        outlet = Outlet(as_json, disk.fileno())
+        outlet = Outlet(as_json, Stream(disk.fileno()), "supervisor")
         outlet.start()
         outlet.put(new_line(0.0, "info", "l", "p", "lost"))
         outlet.close(30)
@@ -235,7 +236,7 @@ def test_a_disk_that_stays_full_does_not_hold_the_end() -> None:
 
 def test_a_terminal_that_another_program_made_non_blocking_gets_every_line(reader: Reader) -> None:
     os.set_blocking(reader.writing, False)
-    outlet = Outlet(as_json, reader.writing)
+    outlet = Outlet(as_json, Stream(reader.writing), "supervisor")
     outlet.start()
     for number in range(500):
         outlet.put(new_line(0.0, "info", "l", "p", "x" * 5000) | {"number": number})

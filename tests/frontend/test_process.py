@@ -17,6 +17,7 @@ from starlette.routing import Route
 from noria.config import Config, FrontendConfig, JobsConfig
 from noria.frontend.engine_link import EngineLink
 from noria.frontend.process import http_server
+from noria.observe.logs import environment_of_children, new_mark
 
 NO_JOBS_SET = JobsConfig()
 
@@ -26,7 +27,7 @@ def start(new_engine, tmp_path):
     engine = new_engine()
     started = []
 
-    def begin(command=(sys.executable,), jobs=NO_JOBS_SET):
+    def begin(command=(sys.executable,), jobs=NO_JOBS_SET, more_environment=None):
         with socket.create_server(("127.0.0.1", 0)) as listener:
             task = msgspec.json.encode(
                 {
@@ -40,7 +41,7 @@ def start(new_engine, tmp_path):
                 pass_fds=[listener.fileno()],
                 stderr=subprocess.PIPE,
                 text=True,
-                env=os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)},
+                env=os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)} | (more_environment or {}),
             )
             started.append(process)
             host, port = listener.getsockname()
@@ -133,6 +134,21 @@ def test_who_does_not_read_his_answer_is_left_at_the_end_of_a_drain_without_nois
         thread.join(20)
         assert not thread.is_alive()
     assert [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
+
+
+def test_who_does_not_read_the_log_holds_up_no_request_and_loses_no_line(start):
+    """More lines than any pipe holds; nobody reads until all requests are answered."""
+    mark = new_mark()
+    process, client, _ = start(more_environment=environment_of_children(mark))
+    with client:
+        for number in range(300):
+            assert client.get(f"/{number}/{'x' * 8000}").status_code == 404
+    process.send_signal(signal.SIGTERM)
+    _, log = process.communicate(timeout=60)
+    assert process.returncode == 0
+    lines = [msgspec.json.decode(line.removeprefix(mark.decode())) for line in log.rstrip("\n").split("\n")]
+    paths = [line["path"] for line in lines if line.get("event") == "access"]
+    assert [int(path.split("/")[1]) for path in paths] == list(range(300))
 
 
 def test_a_jobs_database_that_cannot_be_used_ends_it_with_the_reason(start):

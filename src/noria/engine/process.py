@@ -281,6 +281,7 @@ def _end_process(fault: threading.ExceptHookArgs) -> None:
     name = fault.thread and fault.thread.name
     said = fields(event="thread_failed", thread=name)
     _log.critical("the %s thread failed; the engine ends", name, exc_info=fault.exc_value, extra=said)
+    logging.shutdown()  # has that line written, though the supervisor may be slow to read
     os._exit(1)
 
 

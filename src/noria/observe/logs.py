@@ -20,6 +20,7 @@ from typing import Literal, TextIO
 
 from noria.observe.context import CURRENT
 from noria.observe.lines import Line, Render, as_json, as_text, fields, line_of
+from noria.observe.outlet import Outlet, SharedPipe
 
 __all__ = ["LineHandler", "environment_of_children", "fields", "logging_here", "logging_to", "new_mark", "render_for"]
 
@@ -44,9 +45,9 @@ def environment_of_children(mark: bytes) -> dict[str, str]:
 class LineHandler(logging.Handler):
     """Makes a line of each record and gives it to `put`."""
 
-    def __init__(self, process: str, put: Callable[[Line], None]) -> None:
+    def __init__(self, process: str, put: Callable[[Line], None], flush: Callable[[], None] = lambda: None) -> None:
         super().__init__()
-        self._process, self._put = process, put
+        self._process, self._put, self._flush = process, put, flush
         self.addFilter(_add_context)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -55,6 +56,10 @@ class LineHandler(logging.Handler):
             self._put(line_of(record, self._process))
         except Exception:  # as every handler of the standard library: a line is not worth the work that it tells of
             self.handleError(record)
+
+    def flush(self) -> None:
+        """Wait for what is on its way, in bounded time; `logging.shutdown` does it for who ends without unwinding."""
+        self._flush()
 
 
 def _add_context(record: logging.LogRecord) -> bool:
@@ -97,11 +102,29 @@ def logging_here(process: str, level: str, log_format: LogFormat = "auto") -> It
     if isinstance(sys.stderr, io.TextIOWrapper):
         sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")
     mark = os.environ.get(_MARK)
-    render: Render = as_json if mark else render_for(log_format, sys.stderr, os.environ)
+    to = _to_supervisor(process, mark.encode()) if mark else _to_stderr(process, log_format)
+    with to as handler, logging_to(handler, level):
+        yield
+
+
+@contextlib.contextmanager
+def _to_supervisor(process: str, mark: bytes) -> Iterator[LineHandler]:
+    """A handler that nobody waits for; at the end what it holds is written, for two seconds at most."""
+    outlet = Outlet(lambda line: mark + as_json(line), SharedPipe(sys.stderr.fileno()), process)
+    outlet.start()
+    try:
+        yield LineHandler(process, outlet.put, outlet.flush)
+    finally:
+        outlet.close()
+
+
+@contextlib.contextmanager
+def _to_stderr(process: str, log_format: LogFormat) -> Iterator[LineHandler]:
+    """A handler of who is alone, and has nobody to hold up."""
+    render = render_for(log_format, sys.stderr, os.environ)
 
     def put(line: Line) -> None:
-        sys.stderr.write(f"{mark or ''}{render(line).decode()}\n")  # one write: two threads' lines do not mix
+        sys.stderr.write(f"{render(line).decode()}\n")  # one write: two threads' lines do not mix
         sys.stderr.flush()
 
-    with logging_to(LineHandler(process, put), level):
-        yield
+    yield LineHandler(process, put)

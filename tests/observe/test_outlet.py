@@ -1,0 +1,166 @@
+"""The end of a pipe on which lines leave a process: they wait for nobody, keep their order, and leave room for what is no line."""
+
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from noria.observe.lines import as_json, new_line
+from noria.observe.logs import environment_of_children, new_mark
+from noria.observe.outlet import Outlet, SharedPipe
+
+PIPE_BYTES = 65_536
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    yield reading, writing
+    for fd in (reading, writing):
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+@pytest.fixture
+def outlet(pipe: tuple[int, int]) -> Iterator[Outlet]:
+    made = Outlet(as_json, SharedPipe(pipe[1]), "child", most_waiting_bytes=200_000)
+    made.start()
+    yield made
+    with contextlib.suppress(OSError):
+        os.close(pipe[0])  # nobody reads: it ends
+    made.close(60)
+    assert not made.is_alive()
+
+
+def put(outlet: Outlet, numbers: range, num_chars: int = 1000) -> None:
+    for number in numbers:
+        outlet.put(new_line(0.0, "info", "l", "p", "x" * num_chars) | {"number": number})
+
+
+def reader(fd: int) -> Callable[[], list[dict]]:
+    """What is read from `fd` from now on; its call waits for the end."""
+    lines: list[dict] = []
+
+    def read() -> None:
+        with open(fd, "rb", closefd=False) as file:
+            lines.extend(map(json.loads, file))
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+
+    def end() -> list[dict]:
+        thread.join(60)
+        assert not thread.is_alive()
+        return lines
+
+    return end
+
+
+def test_a_line_is_in_the_pipe_when_it_is_put(pipe: tuple[int, int]) -> None:
+    outlet = Outlet(as_json, SharedPipe(pipe[1]), "child")  # its thread has not even begun
+    put(outlet, range(10))
+    assert [json.loads(line)["number"] for line in os.read(pipe[0], PIPE_BYTES).splitlines()] == list(range(10))
+
+
+@pytest.mark.parametrize("num_chars", [10, 1950, 2100, 8000])  # 2100: none fits into the rest of another's page
+def test_a_pipe_that_nobody_reads_has_room_left_for_what_is_no_line(
+    pipe: tuple[int, int], outlet: Outlet, num_chars: int
+) -> None:
+    put(outlet, range(100), num_chars)
+    time.sleep(0.1)  # the thread does what it can
+    os.set_blocking(pipe[1], False)
+    assert os.write(pipe[1], b"\n" * (PIPE_BYTES // 2)) == PIPE_BYTES // 2
+
+
+def test_lines_that_waited_come_in_order_and_lost_ones_are_told(pipe: tuple[int, int], outlet: Outlet) -> None:
+    put(outlet, range(300))  # 16 kB in the pipe, 200 kB behind it
+    lines = reader(pipe[0])
+    outlet.flush(60)
+    put(outlet, range(300, 310))
+    outlet.close(60)
+    os.close(pipe[1])
+    found = lines()
+    numbers = [line["number"] for line in found if "number" in line]
+    (told,) = [line for line in found if "lost" in line]
+    assert numbers == sorted(numbers)
+    assert numbers[-10:] == list(range(300, 310))
+    assert (told["process"], told["logger"]) == ("child", "noria.relay")
+    assert 0 < told["lost"] == 310 - len(numbers)
+
+
+def test_a_line_that_is_longer_than_the_share_comes_whole(pipe: tuple[int, int], outlet: Outlet) -> None:
+    lines = reader(pipe[0])
+    outlet.put(new_line(0.0, "info", "l", "p", "m") | {f"field_{number}": "x" * 8000 for number in range(7)})
+    outlet.close(60)
+    os.close(pipe[1])
+    (line,) = lines()
+    assert line["field_6"] == "x" * 8000
+
+
+def test_who_waits_for_a_reader_that_is_gone_does_not_wait(pipe: tuple[int, int], outlet: Outlet) -> None:
+    put(outlet, range(30))
+    os.close(pipe[0])
+    put(outlet, range(30))
+    began = time.monotonic()
+    outlet.flush(60)
+    outlet.close(60)
+    assert time.monotonic() - began < 30
+    assert not outlet.is_alive()
+
+
+# ── Processes that end ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+HEAD = """
+import logging, os, signal, sys, threading
+from noria.observe.logs import fields, logging_here
+log = logging.getLogger("noria.test")
+with logging_here("child", "info"):
+    for number in range(100):
+        log.info("x" * 2000, extra=fields(number=number))
+    print("logged")
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("", 0),
+        ("    sys.exit(3)", 3),
+        ("    raise ValueError", 1),
+        ("    logging.shutdown(); os._exit(4)", 4),
+        ("os._exit(5)", 5),
+    ],
+)
+def test_lines_that_waited_are_written_before_the_process_ends(pipe: tuple[int, int], end: str, status: int) -> None:
+    mark = new_mark()
+    environment = os.environ | environment_of_children(mark)
+    with subprocess.Popen(
+        [sys.executable, "-c", HEAD + end], stdout=subprocess.PIPE, stderr=pipe[1], env=environment
+    ) as process:
+        os.close(pipe[1])
+        assert process.stdout is not None
+        process.stdout.readline()  # it has said all, and holds most of it: the pipe's share is 16 kB
+        with open(pipe[0], "rb", closefd=False) as file:
+            written = file.read()
+    assert process.returncode == status
+    lines = [line.removeprefix(mark) for line in written.split(b"\n") if line.startswith(mark)]
+    assert [json.loads(line)["number"] for line in lines] == list(range(100))
+
+
+def test_a_crash_dump_does_not_wait_for_who_reads_nothing(pipe: tuple[int, int]) -> None:
+    script = HEAD + "    import faulthandler; faulthandler.enable(); os.kill(os.getpid(), signal.SIGSEGV)"
+    environment = os.environ | environment_of_children(new_mark())
+    with subprocess.Popen([sys.executable, "-c", script], stderr=pipe[1], env=environment) as process:
+        assert process.wait(60) == -signal.SIGSEGV
+    os.close(pipe[1])
+    assert b"Fatal Python error: Segmentation fault" in pathlib.Path(f"/dev/fd/{pipe[0]}").read_bytes()
