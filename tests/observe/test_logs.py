@@ -19,6 +19,7 @@ from noria.keys import draw_key
 from noria.observe import lines
 from noria.observe.context import CURRENT, RequestContext
 from noria.observe.lines import (
+    CUT,
     INDENT,
     LONGEST_LINE_BYTES,
     Line,
@@ -114,6 +115,39 @@ def test_a_field_cannot_take_the_place_of_a_lines_own() -> None:
 @pytest.mark.parametrize("value", [2**70, float("nan"), float("inf"), b"\xff", object(), {"a": 1}, [1, "a\nb", None]])
 def test_any_value_is_bearable(value: object) -> None:
     assert "value" in json.loads(as_json(line_of(record(extra={"value": value}), "p")))
+
+
+CYCLE: list[object] = []
+CYCLE.append(CYCLE)
+
+
+@pytest.mark.parametrize("render", [as_json, as_text])
+@pytest.mark.parametrize(
+    "value",
+    [
+        ["\x00" * 100_000] * 1000,
+        ["\U0001f600" * 8192] * 64,
+        [["x" * 8192] * 64] * 64,
+        [CYCLE] * 65,
+        [2**62] * 100_000,
+        ("a", ["b", ("\x1b" * 100_000,)]),
+        {"key": ["x" * 100_000] * 64},
+        "\x9b" * 1_000_000,
+        list(range(60)),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_no_value_makes_a_line_too_long(render: Callable[[Line], bytes], value: object) -> None:
+    written = render(line_of(record("m", {"one": value, "other": value, "short": "kept"}), "p"))
+    assert len(written) <= LONGEST_LINE_BYTES
+    assert b"kept" in written
+    assert (CUT.encode() in written) == (value != list(range(60)))
+
+
+def test_a_list_that_is_cut_says_so_and_keeps_its_beginning() -> None:
+    told = json.loads(as_json(line_of(record("m", {"ids": list(range(100)), "texts": ["x" * 2000] * 64}), "p")))
+    assert told["ids"] == [*range(64), CUT]
+    assert told["texts"] == ["x" * 512 + CUT] * 64
 
 
 def test_huge_fields_are_cut_and_say_so() -> None:

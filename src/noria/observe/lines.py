@@ -5,6 +5,7 @@ has sent (a prompt, a path, a header) may stand in it; so nothing in a line may 
 secret is in it (`redaction.py`). A line is bounded: what is longer is cut, and says so.
 """
 
+import functools
 import logging
 import math
 import re
@@ -21,6 +22,7 @@ Line = dict[str, object]
 LONGEST_LINE_BYTES = 65_536
 RESERVED = ("time", "level", "logger", "process", "message", "exception")
 _LONGEST_TEXT = 8192  # characters of a field
+_LONGEST_LIST = 64
 _LONGEST_EXCEPTION = 24_576
 _LONGEST_READ = 65_536  # so much of a text is looked through for secrets; the rest is cut off in any case
 _LONGEST_SECRET = 512  # half of one does not look like one, so so much before the rest goes with it
@@ -75,13 +77,7 @@ def fault_line(time_s: float, process: str, text: str, *, is_fault: bool) -> Lin
 
 def as_json(line: Mapping[str, object]) -> bytes:
     """One object on one line, without its end."""
-    longest = _LONGEST_TEXT
-    encoded = _encoded(line)
-    while len(encoded) > LONGEST_LINE_BYTES and longest > 1:
-        longest //= 4
-        line = {name: _cut(value, longest) if isinstance(value, str) else value for name, value in line.items()}
-        encoded = _encoded(line)
-    return encoded
+    return _bounded(line, _encoded)
 
 
 def _encoded(line: Mapping[str, object]) -> bytes:
@@ -91,6 +87,10 @@ def _encoded(line: Mapping[str, object]) -> bytes:
 
 def as_text(line: Mapping[str, object], *, coloured: bool = False) -> bytes:
     """For people: one line, and one more for each of an exception, which begins with `INDENT`; without its end."""
+    return _bounded(line, functools.partial(_told, coloured=coloured))
+
+
+def _told(line: Mapping[str, object], *, coloured: bool) -> bytes:
     level = str(line["level"])
     head = f"{line['time']} {level.upper():<8} {_printable(line['process'])} {_printable(line['logger'])}: "
     rest = [f"{name}={_shown(value)}" for name, value in line.items() if name not in (*RESERVED, "event")]
@@ -105,6 +105,28 @@ def as_text(line: Mapping[str, object], *, coloured: bool = False) -> bytes:
 Render = Callable[[Mapping[str, object]], bytes]
 
 
+def _bounded(line: Mapping[str, object], render: Render) -> bytes:
+    """`line` as `render` has it, all its values cut as far as it takes."""
+    longest, written = _LONGEST_TEXT, render(line)
+    while len(written) > LONGEST_LINE_BYTES and longest > 1:
+        longest //= 4
+        line = {name: _shortened(value, longest) for name, value in line.items()}
+        written = render(line)
+    return written
+
+
+def _shortened(value: object, longest: int) -> object:
+    """Texts of some `longest` characters, and lists of so many."""
+    match value:
+        case str():
+            return _cut(value, longest)
+        case list():
+            kept = [_shortened(each, longest) for each in value[:longest]]
+            return kept if len(kept) == len(value) else [*kept, CUT]
+        case _:
+            return value
+
+
 def _shown(value: object) -> str:
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     return _printable(text if _BARE.fullmatch(text) else msgspec.json.encode(text).decode())
@@ -115,7 +137,14 @@ def _printable(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """`value` as JSON has it: a number, a truth, or clean text; lists of them stay lists."""
+    """`value` as JSON has it: a number, a truth, or clean text; a list of them stays a list."""
+    if not isinstance(value, list | tuple):
+        return _simple(value)
+    kept = [_simple(each) for each in value[:_LONGEST_LIST]]
+    return kept if len(kept) == len(value) else [*kept, CUT]
+
+
+def _simple(value: object) -> object:
     match value:
         case None | bool():
             return value
@@ -123,8 +152,6 @@ def _plain(value: object) -> object:
             return value if -(2**63) <= value < 2**63 else _clean(str(value))
         case float():
             return round(value, 6) if math.isfinite(value) else str(value)
-        case list() | tuple():
-            return [_plain(each) for each in value[:64]]
         case _:
             return _clean(str(value))
 
