@@ -118,6 +118,10 @@ def test_a_request_is_one_tree_from_its_caller_through_both_processes(client, co
         == said
     )
     assert spans["denoise"].attributes["noria.slots"] == 4
+
+    page = client.get("/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0"}).text
+    found = [line for line in page.splitlines() if f'# {{request_id="an-id",trace_id="{trace_id}"}}' in line]
+    assert {line.partition("{")[0] for line in found} >= {"noria_request_seconds_bucket", "noria_stage_seconds_bucket"}
     assert spans["denoise"].attributes["noria.request_id"] == "an-id"
     assert not any("red circle" in str(value) for span in spans.values() for value in span.attributes.values())
 

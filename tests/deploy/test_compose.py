@@ -5,6 +5,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import urllib.parse
 
 import pytest
 import yaml
@@ -13,6 +14,11 @@ from container import DEPLOY, ROOT, STOP_S, configuration, image, is_pinned, sta
 from noria.errors import ConfigError
 
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+SOURCES = [
+    source
+    for file in sorted((DEPLOY / "grafana" / "provisioning" / "datasources").glob("*.yaml"))
+    for source in yaml.safe_load(file.read_text())["datasources"]
+]
 CHECK = [pathlib.Path(sys.executable).parent / "check-jsonschema", "--builtin-schema", "vendor.compose-spec"]
 
 
@@ -86,10 +92,22 @@ def check_targets(compose):
     assert len(targets) == 5
     assert {target.partition(":")[0] for target in targets} <= names
     assert f"noria:{configuration(['serve'], {}).frontend.port}" in targets
-    source = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yaml").read_text())
-    assert source["datasources"][0]["url"] == "http://prometheus:9090"
     folder = yaml.safe_load((DEPLOY / "grafana/provisioning/dashboards/noria.yaml").read_text())
     assert folder["providers"][0]["options"]["path"] in [target for _, target in mounts(compose["services"]["grafana"])]
+
+
+def check_sources(compose, sources):
+    """Grafana finds its sources among the services, and those to which an exemplar leads among its sources."""
+    by_uid = {source["uid"]: source for source in sources}
+    assert len(by_uid) == len(sources)
+    assert [source["type"] for source in sources if source.get("isDefault")] == ["prometheus"]
+    for source in sources:
+        url = urllib.parse.urlsplit(source["url"])
+        assert url.hostname == source["type"] and url.hostname in compose["services"]
+        assert url.port == {"prometheus": 9090, "jaeger": 16686}[url.hostname]
+        for destination in source.get("jsonData", {}).get("exemplarTraceIdDestinations", ()):
+            assert destination["name"] == "trace_id"  # as `frontend/studio.py` labels it
+            assert by_uid[destination["datasourceUid"]]["type"] == "jaeger"
 
 
 def check_who_comes_in(compose):
@@ -102,6 +120,29 @@ def check_who_comes_in(compose):
 
 
 CHECKS = (check_images, check_mounts, check_paths, check_noria, check_targets, check_who_comes_in)
+
+
+def test_grafana_finds_its_sources_and_leads_from_exemplars_to_traces():
+    check_sources(COMPOSE, SOURCES)
+    (metrics,) = (source for source in SOURCES if source["type"] == "prometheus")
+    assert metrics["jsonData"]["exemplarTraceIdDestinations"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("uid", "elsewhere"),
+        ("uid", "prometheus"),
+        ("url", "http://jaeger:4318"),
+        ("url", "http://tempo:16686"),
+        ("type", "tempo"),
+        ("isDefault", True),
+    ],
+)
+def test_a_fault_in_a_source_is_found(key, value):
+    sources = [source | {key: value} if source["uid"] == "jaeger" else source for source in SOURCES]
+    with pytest.raises((AssertionError, KeyError)):
+        check_sources(COMPOSE, sources)
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -1,6 +1,7 @@
 """The routes about the server itself, its metrics, and the answers to what is no route."""
 
 import threading
+import uuid
 
 import httpx
 import pytest
@@ -103,6 +104,16 @@ def test_prometheus_is_answered_with_the_requests_that_made_the_numbers(client):
     answer = client.get("/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0"})
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
     assert '# {request_id="exemplary"}' in answer.text
+
+
+@pytest.mark.parametrize(("flags", "is_led_to"), [("01", True), ("00", False)])
+def test_an_exemplar_leads_to_the_trace_of_a_request_that_is_recorded(client, flags, is_led_to):
+    trace, name = uuid.uuid4().hex, uuid.uuid4().hex
+    headers = {"x-request-id": name, "traceparent": f"00-{trace}-00f067aa0ba902b7-{flags}"}
+    assert client.post("/t2i", json={"prompt": "p"}, headers=headers).status_code == 200
+    text = client.get("/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0"}).text
+    assert f'request_id="{name}"' in text
+    assert (f'# {{request_id="{name}",trace_id="{trace}"}}' in text) == is_led_to
 
 
 def test_an_answer_says_with_how_many_it_shared_its_steps(client):

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from noria.jobs.records import ENDED
 from noria.messages import PreviousEnd
 from noria.observe import metrics
+from noria.observe.exemplars import Exemplars
 from noria.observe.exposition import exposition, observe
 from noria.observe.machine import Processes
 from noria.observe.metrics import DECLARATIONS, REGISTRY
@@ -87,6 +88,17 @@ def test_who_asks_for_openmetrics_gets_it_with_the_latest_request_of_each_bucket
     assert found["0.5"].value == 0.4
     assert found["+Inf"].labels == {"request_id": "slow"}
     assert found["1.0"] is None  # an id that would not fit
+
+
+def test_an_exemplar_that_has_no_room_for_both_ids_has_the_trace():
+    trace, name, longest = "a" * 32, "x" * 128, "x" * (128 - len("trace_id" + "a" * 32 + "request_id"))
+    exemplars = Exemplars()
+    for seconds, request_id in ((0.5, longest), (1.5, longest + "x"), (2.5, name)):
+        who = {"trace_id": trace, "request_id": request_id}
+        exemplars.note("noria_seconds", {}, (1.0, 2.0), seconds, who, 123.25)
+    said = [exemplars.words("noria_seconds_bucket", frozenset({("le", bound)})) for bound in ("1.0", "2.0", "+Inf")]
+    assert said[0] == f' # {{request_id="{longest}",trace_id="{trace}"}} 0.5 123.25'
+    assert said[1:] == [f' # {{trace_id="{trace}"}} 1.5 123.25', f' # {{trace_id="{trace}"}} 2.5 123.25']
 
 
 def test_values_of_several_processes_are_summed(tmp_path):

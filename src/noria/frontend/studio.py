@@ -283,7 +283,10 @@ def _counted(wish: Wish) -> Iterator[None]:
 
 
 def _record(wish: Wish, timings: AnswerTimings, num_images: int) -> None:
-    model, who = {"model": wish.spec.name}, {"request_id": wish.request.request_id}
+    trace = ACTIVE.get().context
+    who = {"trace_id": trace.trace_id} if trace is not None and trace.is_sampled else {}  # else it leads nowhere
+    who["request_id"] = wish.request.request_id
+    model = {"model": wish.spec.name}
     metrics.IMAGES.labels(wish.spec.name).inc(num_images)
     observe(metrics.REQUEST_SECONDS, timings.total_s, model, who)
     observe(metrics.QUEUE_SECONDS, timings.queue_s, model, who)

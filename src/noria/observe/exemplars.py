@@ -1,4 +1,4 @@
-"""Which request an observation was: for each bucket of a histogram the latest one, so that a slow bucket leads to a line of the log.
+"""Which request an observation was: for each bucket of a histogram the latest one, so that a slow bucket leads to a line of the log and a trace.
 
 prometheus_client keeps no exemplars across processes, so each front end keeps its own, and those of the one that is asked are given.
 """
@@ -12,7 +12,9 @@ from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
 _Key = tuple[str, frozenset[tuple[str, str]]]  # a bucket's name and its labels
-_LONGEST = 100  # characters of an id: OpenMetrics allows 128 for all labels of an exemplar
+_LONGEST = (
+    128  # characters of the names and values of an exemplar's labels, in OpenMetrics; Prometheus drops what is longer
+)
 
 
 @dataclass
@@ -30,12 +32,21 @@ class Exemplars:
         who: Mapping[str, str],
         now: float,
     ) -> None:
-        """`value` was observed of `who` at `now`, Unix time. `buckets` are the metric's upper bounds, rising."""
-        if sum(len(name) + len(text) for name, text in who.items()) > _LONGEST:
+        """`value` was observed of `who` at `now`, Unix time. `buckets` are the metric's upper bounds, rising.
+
+        A label of `who` for which there is no room behind those before it is left out.
+        """
+        labelled: dict[str, str] = {}
+        room = _LONGEST
+        for name, text in who.items():
+            if len(name) + len(text) <= room:
+                room -= len(name) + len(text)
+                labelled[name] = text
+        if not labelled:
             return
         place = bisect.bisect_left(buckets, value)
         bound: str = floatToGoString(buckets[place]) if place < len(buckets) else "+Inf"  # type: ignore[no-untyped-call]
-        self._latest[f"{metric}_bucket", frozenset([*labels.items(), ("le", bound)])] = Exemplar(dict(who), value, now)
+        self._latest[f"{metric}_bucket", frozenset([*labels.items(), ("le", bound)])] = Exemplar(labelled, value, now)
 
     def words(self, name: str, labels: frozenset[tuple[str, str]]) -> str:
         """What follows a bucket's value in OpenMetrics; nothing for one without an exemplar."""

@@ -24,7 +24,7 @@ _exemplars = Exemplars()
 
 
 def observe(histogram: Histogram, seconds: float, labels: Mapping[str, str], who: Mapping[str, str]) -> None:
-    """Count `seconds` and keep `who`, such as {"request_id": …}, as the example of its bucket."""
+    """Count `seconds` and keep `who`, such as {"request_id": …}, the most telling first, as the example of its bucket."""
     name: str = histogram._name
     histogram.labels(**labels).observe(seconds)
     _exemplars.note(name, labels, DECLARATIONS[name].buckets, seconds, who, time.time())

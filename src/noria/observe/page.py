@@ -8,7 +8,9 @@ _HEAD = """# Metrics
 
 `GET /metrics` of any front end gives every metric of the server, summed over its front ends and engines: OpenMetrics with exemplars to whom
 asks for it, as Prometheus does, and Prometheus' text format to others. What a process that has ended counted still counts. An exemplar is the
-`request_id` of the latest request in a bucket, as that front end knows it.
+`request_id` of the latest request in a bucket, as that front end knows it, and its `trace_id` if its trace is recorded; Grafana of
+`deploy/` leads from there to the [trace](traces.md). OpenMetrics has room for 128 characters, so where a caller's `request_id` is longer
+than 78, the `trace_id` stands alone: the lines of the log have both.
 
 Written by `make docs` from `src/noria/observe/metrics.py`, where each is declared once.
 
