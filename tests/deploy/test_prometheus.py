@@ -11,6 +11,7 @@ import socket
 import subprocess
 import threading
 import time
+import uuid
 
 import httpx
 import pytest
@@ -212,6 +213,21 @@ def test_each_engine_has_series_of_its_own(loaded):
         assert set(found) == {"engine-0", "engine-1"}, name
         assert all(value > 0 for value in found.values()), (name, found)
     assert prometheus.value("sum(noria_slots)") == 8
+
+
+def test_a_slow_bucket_leads_to_a_trace_also_where_the_ids_leave_no_room_for_more(loaded, noria):
+    prometheus, _ = loaded
+    who = {"trace_id": uuid.uuid4().hex, "request_id": uuid.uuid4().hex.ljust(78, "x")}
+    headers = {"traceparent": f"00-{who['trace_id']}-00f067aa0ba902b7-01", "x-request-id": who["request_id"]}
+    url = f"http://127.0.0.1:{noria.port}/t2i"
+
+    def is_kept():
+        # Each scrape is answered by one of the front ends, with its own exemplars.
+        assert httpx.post(url, json={"prompt": "p", "inference_steps": 2}, headers=headers, timeout=120).is_success
+        found = prometheus.exemplars("noria_request_seconds_bucket")
+        return who in [exemplar["labels"] for series in found for exemplar in series["exemplars"]]
+
+    until(is_kept)
 
 
 def test_an_engine_that_is_killed_shows_and_its_alerts_name_it(loaded, noria):
