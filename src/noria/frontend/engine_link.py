@@ -32,6 +32,7 @@ from noria.frontend.engine_peer import (
 )
 from noria.frontend.losses import MOST_EXCUSES_IN_COMPANY, Blame, Losses
 from noria.messages import EngineState, Follow, FromEngine, Load, WheelView
+from noria.observe import outcomes
 from noria.observe.lines import fields
 from noria.request import ImageRequest
 from noria.spec import ModelSpec
@@ -270,6 +271,7 @@ class EngineLink:
                 if isinstance(message, EngineState):
                     if engine.ready:
                         self._models = {spec.name: spec for spec in message.models}
+                        outcomes.expect_models(self._models)
                     self.on_change()
                     async with self._changed:
                         self._changed.notify_all()

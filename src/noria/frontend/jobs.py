@@ -25,8 +25,20 @@ from noria.frontend.keys import Caller
 from noria.frontend.openai import GenerationsBody, admit_generation
 from noria.frontend.refusals import error_answer
 from noria.frontend.studio import Studio, Wish
-from noria.jobs.records import ENDED, WEBHOOK_EVENTS, Event, Job, NewJob, StatusNote, WebhookEvent, as_job, new_job_id
+from noria.jobs.records import (
+    ENDED,
+    WEBHOOK_EVENTS,
+    Event,
+    Job,
+    JobRecord,
+    NewJob,
+    StatusNote,
+    WebhookEvent,
+    as_job,
+    new_job_id,
+)
 from noria.jobs.service import JobService
+from noria.observe import outcomes
 from noria.request import ImageBody
 
 ENDPOINTS = ("/t2i", "/v1/images/generations")
@@ -115,16 +127,24 @@ class Jobs:
             idempotency_key=_key(http.headers),
             body_digest=hashlib.sha256(msgspec.json.encode(body, order="deterministic")).hexdigest(),
         )
-        num_images, is_new = wish.request.num_images, False
-        caller.charge(num_images, time.monotonic())
-        try:
-            record, is_new = await self._service.accept(new)
-        finally:
-            if not is_new:
-                caller.refund(num_images)
-        job = as_job(record)
+        job = as_job(await self._keep(new, wish, caller))
         http.state.job_id = job.id  # for the log
-        return _json(job, 202 if is_new else 200, {"Location": job.urls.get})
+        return _json(job, 202 if job.id == job_id else 200, {"Location": job.urls.get})
+
+    async def _keep(self, new: NewJob, wish: Wish, caller: Caller) -> JobRecord:
+        """The job, or the one that its key has made before. A refusal is counted here; what is kept is counted when it has ended."""
+        num_images, is_new = wish.request.num_images, False
+        try:
+            caller.charge(num_images, time.monotonic())
+            try:
+                record, is_new = await self._service.accept(new)
+            finally:
+                if not is_new:
+                    caller.refund(num_images)
+        except NoriaError as error:
+            outcomes.count(new.model, error.code)
+            raise
+        return record
 
     async def _list(self, http: Request) -> Response:
         limit = _limit(http.query_params.get("limit"))

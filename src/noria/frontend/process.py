@@ -26,7 +26,7 @@ from noria.frontend.connection import Connection
 from noria.frontend.engine_link import EngineLink
 from noria.jobs.service import lone_place, open_service
 from noria.messages import engine_name
-from noria.observe import metrics
+from noria.observe import metrics, outcomes
 from noria.observe.collector import open_tracer
 from noria.observe.logs import fields, logging_here
 from noria.observe.process import die_with_parent
@@ -55,6 +55,7 @@ def run(config: Config, listen_fd: int, engine_addresses: list[str], place: str)
     for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises again the signal that it has already obeyed
         signal.signal(number, _already_obeyed)
     metrics.expect_engines([engine_name(number) for number in range(len(engine_addresses))])
+    outcomes.expect_no_model()
     link = EngineLink(engine_addresses, config.frontend.restart_wait_s, place)
     tracer = open_tracer(config.traces_endpoint, config.traces_ratio, place.rpartition("/")[2])
     jobs = open_service(config, place, tracer)

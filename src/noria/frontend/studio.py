@@ -19,13 +19,9 @@ from msgspec import Struct
 from noria.config import FrontendConfig
 from noria.errors import (
     DeadlineExceeded,
-    DeadlineUnmeetable,
-    EngineUnavailable,
     InternalError,
     ModelNotFound,
     NoriaError,
-    QueueFull,
-    RateLimited,
     RequestCancelled,
     RequestError,
     shown,
@@ -35,7 +31,7 @@ from noria.frontend.encoding import base64_texts, encode_images
 from noria.frontend.engine_link import DrawnImage, EngineLink, Watch
 from noria.frontend.keys import Caller
 from noria.frontend.spans import describe
-from noria.observe import metrics
+from noria.observe import metrics, outcomes
 from noria.observe.exposition import observe
 from noria.observe.requests import LogPrompts, current_note, said_of, said_of_prompt
 from noria.observe.traces import ACTIVE, NO_TRACER, Tracer, record
@@ -44,8 +40,6 @@ from noria.request import ImageBody, ImageFormat, ImageRequest
 from noria.spec import ModelSpec
 
 _POSTPROCESS_WEIGHT = 0.1  # of one request
-# Answered before anything was drawn.
-_REFUSALS = frozenset(kind.code for kind in (QueueFull, RateLimited, DeadlineUnmeetable, EngineUnavailable))
 ALIAS = "noria"  # a name that is always served, for clients that cannot leave `model` out
 
 
@@ -153,13 +147,13 @@ class Studio:
         try:
             spec = self.spec(body.model)
         except NoriaError as error:
+            outcomes.count(None, error.code)
             self._note_refusal(body, None, error)
             raise
         try:
             request = admit(caller.permit(body), spec, self.config, request_id, self._draw_seed)
         except NoriaError as error:
-            metrics.REQUESTS.labels(spec.name, error.code).inc()
-            metrics.REJECTED.labels(spec.name, error.code).inc()
+            outcomes.count(spec.name, error.code)
             self._note_refusal(body, spec, error)
             raise
         describe(ACTIVE.get(), request)
@@ -253,20 +247,18 @@ def _files(wish: Wish, images: Sequence[DrawnImage]) -> list[bytes]:
 
 @contextlib.contextmanager
 def _counted(wish: Wish) -> Iterator[None]:
-    """Count the request that runs inside, by its outcome."""
-    model, outcome, is_mistake = wish.spec.name, InternalError.code, False
+    """Count the request that runs inside, by its outcome. A job's may be drawn again: it is counted where the job ends (`jobs/ends.py`)."""
+    outcome, is_mistake = InternalError.code, False
     started, note = time.perf_counter(), current_note()
     try:
         with metrics.INFLIGHT.track_inprogress():
             yield
-        outcome = "ok"
+        outcome = outcomes.OK
     except NoriaError as error:
         outcome, is_mistake = error.code, isinstance(error, RequestError)
         note.add(error=error.message)
-        if outcome in _REFUSALS:
-            metrics.REJECTED.labels(model, outcome).inc()
         if outcome == DeadlineExceeded.code and wish.request.deadline_s is not None:
-            metrics.DEADLINES_MISSED.labels(model).inc()
+            metrics.DEADLINES_MISSED.labels(wish.spec.name).inc()
         raise
     except asyncio.CancelledError:
         outcome = RequestCancelled.code
@@ -274,11 +266,12 @@ def _counted(wish: Wish) -> Iterator[None]:
     finally:
         span = ACTIVE.get()
         span.note({"noria.outcome": outcome})
-        if outcome != "ok" and not is_mistake:  # a stream's status tells nothing of it
+        if outcome != outcomes.OK and not is_mistake:  # a stream's status tells nothing of it
             span.fail(outcome)
-        metrics.REQUESTS.labels(model, outcome).inc()
+        if wish.caller is not None:
+            outcomes.count(wish.spec.name, outcome)
         note.add(outcome=outcome)
-        if outcome != "ok":  # else it is as the answer has it
+        if outcome != outcomes.OK:  # else it is as the answer has it
             note.add(total_s=time.perf_counter() - started)
 
 

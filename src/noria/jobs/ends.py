@@ -1,4 +1,4 @@
-"""What is told of a job that has ended: a count, a line in the log, and a span in the trace of who made it.
+"""What is told of a job that has ended: counts, a line in the log, and a span in the trace of who made it.
 
 `Store` calls this where its conditional UPDATE has ended a job, and nobody else does. So of all processes that race for an end the one
 that won it tells, exactly once: a job that was drawn, cancelled while it waited or was drawn, that expired, or was lost too often.
@@ -10,7 +10,7 @@ from msgspec import Struct
 from noria.errors import InternalError, RequestCancelled
 from noria.jobs.records import JobRecord
 from noria.jobs.tracing import life_span
-from noria.observe import metrics
+from noria.observe import metrics, outcomes
 from noria.observe.requests import LogPrompts, Note, said_of
 from noria.observe.traces import NO_TRACER, Tracer, working_for
 from noria.request import ImageRequest
@@ -24,7 +24,7 @@ def outcome_of(record: JobRecord) -> str:
     """`ok`, or the code of `noria.errors` that an ended job ended with."""
     match record.status:
         case "succeeded":
-            return "ok"
+            return outcomes.OK
         case "canceled":
             return RequestCancelled.code
     return record.error_code or InternalError.code
@@ -50,6 +50,7 @@ class Ends:
         assert record.completed_at is not None, record.status
         metrics.JOBS.labels(record.status).inc()
         outcome = outcome_of(record)
+        outcomes.count(record.model, outcome)
         span = life_span(self._tracer, record, outcome)
         begun_or_ended = record.completed_at if record.started_at is None else record.started_at
         with working_for(record.id, span):

@@ -5,10 +5,11 @@ starts them: prometheus_client then keeps each process's values in a file there,
 asked. What a process that has ended counted still counts: the supervisor folds it into one file of each kind (`ended.py`), so that
 neither the folder nor a scrape grows with restarts. Without the variable (tests, one process) the values live in memory.
 
-Labels are bounded: a path is a route's template or "other", a model is one that is served, an outcome or reason is "ok" or one of the
-codes of `noria.errors`, a shape is one of the first `MOST_SHAPES` sizes drawn or "other", an engine is one for each device. What an engine
-counts says which engine it was, so that one that is idle, slow or ill is seen among others; its next life goes on with its counts. A turn's
-time alone does not: by shape and by engine it would be 600 series for each of them, and an engine's busy time over its turns says as much.
+Labels are bounded: a path is a route's template or "other", a model is one that is served or "other", an outcome or reason is "ok" or one
+of the codes of `noria.errors` (`outcomes.py`), a shape is one of the first `MOST_SHAPES` sizes drawn or "other", an engine is one for each
+device. What an engine counts says which engine it was, so that one that is idle, slow or ill is seen among others; its next life goes on
+with its counts. A turn's time alone does not: by shape and by engine it would be 600 series for each of them, and an engine's busy time
+over its turns says as much.
 """
 
 from collections.abc import Sequence
@@ -97,7 +98,7 @@ _PART = "Requests, counted by the front ends"
 REQUESTS = _counter(
     _PART,
     "noria_requests",
-    "Image requests answered, refused ones too. Bodies that cannot be read count only as HTTP requests.",
+    "Image requests answered, refused ones too; a job counts once, when it has ended. Bodies that cannot be read count only as HTTP requests.",
     "model",
     "outcome",
 )

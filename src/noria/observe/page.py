@@ -14,8 +14,8 @@ than 78, the `trace_id` stands alone: the lines of the log have both.
 
 Written by `make docs` from `src/noria/observe/metrics.py`, where each is declared once.
 
-Labels are bounded: `model` is a model served, `outcome` is `ok` or a code of [errors.md](errors.md) and `reason` one of them, `path` is a
-route's template or `other`, `method` is one of HTTP's or `other`, `shape` is one of the first 32 sizes drawn or `other`,
+Labels are bounded: `model` is a model served, or `other` of requests that name another or came before any engine was ready; `outcome` is
+`ok` or a code of [errors.md](errors.md) and `reason` one of them, `path` is a route's template or `other`, `method` is one of HTTP's or `other`, `shape` is one of the first 32 sizes drawn or `other`,
 `engine` is one for each device: `engine-0`, `engine-1` …, as in the log, in `GET /v1/live` and in traces.
 
 An engine's counters go on in its next life. Its gauges are of the living: while it loads, and after it has ended, `noria_engine_up` of it is 0

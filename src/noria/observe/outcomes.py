@@ -1,0 +1,95 @@
+"""What becomes of requests for images, counted: each once, whichever route it came by, when it has been answered for good.
+
+The labels stay few, whatever callers send: a model is one that a ready engine has told of, or `OTHER`; what can become of a request is in
+two tables. All of it counts from 0 on, from the moment that the model is heard of: Prometheus sees no increase in a series that begins
+with 300, so the first burst of failures would be seen by no alert.
+"""
+
+from collections.abc import Iterable
+
+from noria.errors import (
+    DeadlineExceeded,
+    DeadlineUnmeetable,
+    EngineCrashed,
+    EngineLost,
+    EngineUnavailable,
+    GenerationFailed,
+    IdempotencyConflict,
+    InternalError,
+    InvalidField,
+    JobExpired,
+    JobsUnavailable,
+    ModelNotFound,
+    QueueFull,
+    RateLimited,
+    RequestCancelled,
+)
+from noria.observe import metrics
+
+OK = "ok"
+OTHER = "other"
+"""The model of a request that names none that is served, or that came before any was known."""
+
+REASONS = tuple(
+    kind.code
+    for kind in (
+        QueueFull,
+        RateLimited,
+        DeadlineUnmeetable,
+        EngineUnavailable,
+        JobsUnavailable,
+        InvalidField,
+        IdempotencyConflict,
+        ModelNotFound,
+    )
+)
+"""Why a request is refused: nothing was drawn of it."""
+
+_ENDS = tuple(
+    kind.code
+    for kind in (
+        DeadlineExceeded,
+        EngineLost,
+        EngineCrashed,
+        GenerationFailed,
+        InternalError,
+        RequestCancelled,
+        JobExpired,
+    )
+)
+_OF_NO_MODEL = (EngineUnavailable.code, ModelNotFound.code)
+
+_known: set[str] = set()
+
+
+def expect_models(names: Iterable[str]) -> None:
+    """Count, from now on, under the names of these models; from 0."""
+    for name in names:
+        if name in _known:
+            continue
+        for outcome in (OK, *REASONS, *_ENDS):
+            if outcome != ModelNotFound.code:
+                _expect(name, outcome)
+        metrics.IMAGES.labels(name)
+        metrics.DEADLINES_MISSED.labels(name)
+        _known.add(name)
+
+
+def expect_no_model() -> None:
+    """Count, from 0, what is refused before it is known for which model it is."""
+    for code in _OF_NO_MODEL:
+        _expect(OTHER, code)
+
+
+def count(model: str | None, outcome: str) -> None:
+    """One request for `model` has been answered: `ok`, or with a code of `noria.errors`. Where that is a refusal, it counts as one, too."""
+    label = model if model in _known else OTHER
+    metrics.REQUESTS.labels(label, outcome).inc()
+    if outcome in REASONS:
+        metrics.REJECTED.labels(label, outcome).inc()
+
+
+def _expect(model: str, outcome: str) -> None:
+    metrics.REQUESTS.labels(model, outcome)
+    if outcome in REASONS:
+        metrics.REJECTED.labels(model, outcome)

@@ -1,0 +1,142 @@
+"""Every request for images is counted once, with what became of it in the end."""
+
+import contextlib
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from noria.config import Config
+
+
+def counts(client):
+    """`noria_requests_total` and `noria_rejected_total` by name, model and outcome or reason, where they are not 0."""
+    return {
+        (sample.name.split("_")[1], *(sample.labels[label] for label in sample.labels)): sample.value
+        for family in text_string_to_metric_families(client.get("/metrics").text)
+        if family.name in ("noria_requests", "noria_rejected")
+        for sample in family.samples
+        if sample.value
+    }
+
+
+@contextlib.contextmanager
+def counting(client):
+    """What is counted meanwhile; filled in at its end."""
+    before, found = counts(client), {}
+    yield found
+    found |= {key: value - before.get(key, 0) for key, value in counts(client).items() if value != before.get(key, 0)}
+
+
+@pytest.fixture
+def loading(serve, new_engine, until):
+    """A front end whose engine has never been ready."""
+    engine = new_engine()
+    engine.become("loading")
+    with (
+        serve(Config(), engine) as (url, _),
+        httpx.Client(base_url=url, timeout=20, verify=False) as client,
+    ):
+        until(lambda: client.get("/readyz").json()["engines"][0]["state"] == "loading")
+        yield client, engine
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/t2i", {"prompt": "p"}),
+        ("/t2i", {"prompt": "p", "model": "tiny"}),
+        ("/v1/images/generations", {"prompt": "p"}),
+        ("/v1/jobs", {"input": {"prompt": "p"}}),
+        ("/sdapi/v1/txt2img", {"prompt": "p"}),
+    ],
+)
+def test_what_is_refused_before_any_model_is_known_counts(loading, path, body):
+    client, _ = loading
+    with counting(client) as found:
+        for _ in range(8):
+            assert client.post(path, json=body).status_code == 503
+    assert found == {("requests", "other", "engine_unavailable"): 8, ("rejected", "other", "engine_unavailable"): 8}
+
+
+def test_what_names_no_model_that_is_served_counts_under_one_name(client):
+    with counting(client) as found:
+        for k in range(10):
+            assert client.post("/t2i", json={"prompt": "p", "model": f"model-{k}"}).status_code == 404
+    assert found == {("requests", "other", "model_not_found"): 10, ("rejected", "other", "model_not_found"): 10}
+
+
+def test_what_is_drawn_counts_once(client):
+    with counting(client) as found:
+        assert client.post("/t2i", json={"prompt": "p"}).status_code == 200
+    assert found == {("requests", "tiny", "ok"): 1}
+
+
+@pytest.mark.parametrize(
+    ("code", "becomes"),
+    [
+        ("queue_full", {"requests", "rejected"}),
+        ("generation_failed", {"requests"}),
+        ("invalid_field", {"requests", "rejected"}),
+    ],
+)
+def test_what_an_engine_does_not_draw_counts_once(client, engine, code, becomes):
+    engine.fails = {"code": code, "message": "no"}
+    with counting(client) as found:
+        client.post("/t2i", json={"prompt": "p"})
+    assert found == {(name, "tiny", code): 1 for name in becomes}
+
+
+@pytest.fixture
+def ended(said_in, until):
+    """Waits until a job's end has been told: it is counted before its line is written."""
+    with said_in("noria.requests") as lines:
+        yield lambda job_id: until(lambda: any(line["request_id"] == job_id for line in lines()), seconds=30)
+
+
+def test_a_job_that_is_put_back_counts_when_it_has_ended(client, engine, until, said_in, ended):
+    engine.fails = {"code": "queue_full", "message": "full", "retry_after_s": 0.1}
+    with said_in("noria.jobs") as lines, counting(client) as found:
+        job_id = client.post("/v1/jobs", json={"input": {"prompt": "p"}}).json()["id"]
+        until(lambda: [line.get("event") for line in lines()].count("job_handed_back") >= 2, seconds=30)
+        engine.fails = None
+        ended(job_id)
+    assert found == {("requests", "tiny", "ok"): 1}
+
+
+def test_a_job_that_fails_counts_once(client, engine, ended):
+    engine.fails = {"code": "generation_failed", "message": "no"}
+    with counting(client) as found:
+        ended(client.post("/v1/jobs", json={"input": {"prompt": "p"}}).json()["id"])
+    assert found == {("requests", "tiny", "generation_failed"): 1}
+
+
+def test_a_job_that_is_cancelled_before_it_is_drawn_counts_once(client, engine, until):
+    engine.become("dead")
+    until(lambda: client.get("/readyz").status_code == 503)
+    with counting(client) as found:
+        job_id = client.post("/v1/jobs", json={"input": {"prompt": "p"}}).json()["id"]
+        for _ in range(2):
+            client.delete(f"/v1/jobs/{job_id}")
+    assert found == {("requests", "tiny", "cancelled"): 1}
+
+
+def test_a_job_that_is_not_taken_counts_as_refused(client, ended):
+    headers = {"Idempotency-Key": "the-same"}
+    with counting(client) as found:
+        answers = [client.post("/v1/jobs", json={"input": {"prompt": p}}, headers=headers) for p in ("p", "p", "q")]
+        assert [answer.status_code for answer in answers] == [202, 200, 422]
+        ended(answers[0].json()["id"])
+    refused = {(name, "tiny", "idempotency_conflict"): 1 for name in ("requests", "rejected")}
+    assert found == refused | {("requests", "tiny", "ok"): 1}
+
+
+def test_a_series_is_there_before_what_it_counts(client):
+    text = client.get("/metrics").text
+    for series in (
+        'noria_requests_total{model="tiny",outcome="engine_crashed"}',
+        'noria_rejected_total{model="tiny",reason="rate_limited"}',
+        'noria_images_total{model="tiny"}',
+        'noria_deadline_missed_total{model="tiny"}',
+    ):
+        assert f"{series} " in text
