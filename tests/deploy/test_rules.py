@@ -39,7 +39,7 @@ def test_every_alert_has_its_paragraph_in_the_docs():
     alerts = {rule["alert"]: rule for rule in rules() if "alert" in rule}
     assert set(re.findall(r"^### (\w+)$", text, re.MULTILINE)) == set(alerts)
     for name, rule in alerts.items():
-        assert rule["annotations"]["runbook"] == f"docs/operations.md#{name.lower()}"
+        assert rule["annotations"]["runbook_url"] == f"docs/operations.md#{name.lower()}"
         assert rule["labels"]["severity"] in ("critical", "warning")
 
 

@@ -91,14 +91,14 @@ def test_what_an_engine_does_not_draw_counts_once(client, engine, code, becomes)
 def ended(said_in, until):
     """Waits until a job's end has been told: it is counted before its line is written."""
     with said_in("noria.requests") as lines:
-        yield lambda job_id: until(lambda: any(line["request_id"] == job_id for line in lines()), seconds=30)
+        yield lambda job_id: until(lambda: any(line["request_id"] == job_id for line in lines()))
 
 
 def test_a_job_that_is_put_back_counts_when_it_has_ended(client, engine, until, said_in, ended):
     engine.fails = {"code": "queue_full", "message": "full", "retry_after_s": 0.1}
     with said_in("noria.jobs") as lines, counting(client) as found:
         job_id = client.post("/v1/jobs", json={"input": {"prompt": "p"}}).json()["id"]
-        until(lambda: [line.get("event") for line in lines()].count("job_handed_back") >= 2, seconds=30)
+        until(lambda: [line.get("event") for line in lines()].count("job_handed_back") >= 2)
         engine.fails = None
         ended(job_id)
     assert found == {("requests", "tiny", "ok"): 1}

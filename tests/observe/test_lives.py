@@ -135,6 +135,8 @@ def test_no_counter_falls_when_a_front_end_and_an_engine_are_killed(server):
     assert scraper.states == {("gauge", 1.0), ("gauge", 0.0)}  # and never untold
     assert total(url, "noria_engine_starts_total") == 2
     assert total(url, "noria_engine_starts_total", previous_end="killed") == 1
+    starts = sorted(total(url, "noria_frontend_starts_total", process=f"frontend-{k}") for k in range(2))
+    assert starts == [1, 2] and total(url, "noria_frontend_starts_total") == 3
     # A front end that is killed while it answers has counted its image, or not: at most one for each user.
     assert answered() == pytest.approx(num_drawn, abs=3)
     # What the dead had counted has been folded; at one of the ends a scrape may have been in the way.

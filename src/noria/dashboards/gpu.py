@@ -50,7 +50,7 @@ _EACH_ENGINE = Row(
             "Batch",
             "Images a turn, on average. None where there was no turn.",
             Query(
-                f"{_summed('noria_batch_size_sum', '1m')} / {_summed('noria_batch_size_count', '1m')}",
+                f"{_summed('noria_batch_size_sum', '1m')} / ({_summed('noria_batch_size_count', '1m')} > 0)",
                 _ENGINE,
             ),
         ),
@@ -58,7 +58,7 @@ _EACH_ENGINE = Row(
             "A turn",
             "Mean time of a turn. One far above the others, with the same batch, has a slower or sicker device.",
             Query(
-                f"{_summed('noria_engine_busy_seconds_total', '1m')} / {_summed('noria_turns_total', '1m')}",
+                f"{_summed('noria_engine_busy_seconds_total', '1m')} / ({_summed('noria_turns_total', '1m')} > 0)",
                 _ENGINE,
             ),
             unit="s",
@@ -118,7 +118,7 @@ GPU = Dashboard(
                 stat(
                     "Mean batch",
                     "Images a turn.",
-                    f"sum(rate(noria_batch_size_sum{{{_IN}}}[1m])) / sum(rate(noria_batch_size_count{{{_IN}}}[1m]))",
+                    f"sum(rate(noria_batch_size_sum{{{_IN}}}[1m])) / (sum(rate(noria_batch_size_count{{{_IN}}}[1m])) > 0)",
                 ),
                 stat(
                     "Restarts, 1 h",
@@ -165,7 +165,7 @@ GPU = Dashboard(
                     "Energy an image",
                     "Joules: of all GPUs, over all images.",
                     Query(
-                        "sum(max by (UUID) (rate(DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION[5m]))) / 1000 / sum(rate(noria_images_total[5m]))",
+                        "sum(max by (UUID) (rate(DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION[5m]))) / 1000 / (sum(rate(noria_images_total[5m])) > 0)",
                         "J/image",
                     ),
                 ),

@@ -21,21 +21,21 @@ _GLANCE = Row(
             "Failures",
             "Share of requests that failed by the server's fault. Refusals are not among them.",
             f'sum(rate(noria_requests_total{{{_IN},outcome=~"engine_lost|engine_crashed|generation_failed|internal"}}[5m]) or vector(0))'
-            f" / sum(rate(noria_requests_total{{{_IN}}}[5m]))",
+            f" / (sum(rate(noria_requests_total{{{_IN}}}[5m])) > 0)",
             unit="percentunit",
             alarm=0.01,
         ),
         stat(
             "Refused",
-            "Share of requests refused because more was asked than can be drawn.",
+            "Share of requests refused because more was asked than can be drawn, or no engine was ready.",
             f'(sum(rate(noria_rejected_total{{{_IN},reason=~"queue_full|deadline_unmeetable|engine_unavailable"}}[5m])) or vector(0))'
-            f" / sum(rate(noria_requests_total{{{_IN}}}[5m]))",
+            f" / (sum(rate(noria_requests_total{{{_IN}}}[5m])) > 0)",
             unit="percentunit",
             alarm=0.05,
         ),
         stat(
             "Wait of a newcomer",
-            "Predicted time until all that was accepted is done.",
+            "Predicted time until all that was accepted is done. None while no engine is ready.",
             f"max(noria_queue_drain_seconds{{{_IN}}})",
             unit="s",
             alarm=60,
@@ -68,7 +68,7 @@ _LATENCY = Row(
             "Where the time goes",
             "Mean seconds of a request in each stage.",
             Query(
-                f"sum by (stage) (rate(noria_stage_seconds_sum{{{_IN}}}[5m])) / sum by (stage) (rate(noria_stage_seconds_count{{{_IN}}}[5m]))",
+                f"sum by (stage) (rate(noria_stage_seconds_sum{{{_IN}}}[5m])) / (sum by (stage) (rate(noria_stage_seconds_count{{{_IN}}}[5m])) > 0)",
                 "{{stage}}",
             ),
             unit="s",

@@ -155,6 +155,13 @@ EVENT_LOOP_LAG_SECONDS = _histogram(
     buckets=_LAG_SECONDS,
 )
 
+FRONTEND_STARTS = _counter(
+    _PART,
+    "noria_frontend_starts",
+    "Front-end processes started, by name. In the life of a server each starts once, unless it ended.",
+    "process",
+)
+
 _PART = "Jobs, counted by the front ends"
 
 JOBS = _counter(
@@ -215,7 +222,7 @@ QUEUE_DEPTH = _gauge(_PART, "noria_queue_depth", "Images waiting for a slot.", "
 QUEUE_DRAIN_SECONDS = _gauge(
     _PART,
     "noria_queue_drain_seconds",
-    "Predicted time until all that was accepted is done, if nobody else comes.",
+    "Predicted time until all that was accepted is done, if nobody else comes; told by engines that are ready.",
     "engine",
 )
 OLDEST_AGE_SECONDS = _gauge(

@@ -26,17 +26,18 @@ all engines together (`noria_step_seconds`).
 QUERIES = {
     "Images per second": "sum(rate(noria_images_total[1m]))",
     "95th percentile of a request's time": "histogram_quantile(0.95, sum by (le) (rate(noria_request_seconds_bucket[5m])))",
-    "Mean batch": "sum(rate(noria_batch_size_sum[1m])) / sum(rate(noria_batch_size_count[1m]))",
-    "Mean batch of each engine": "rate(noria_batch_size_sum[1m]) / rate(noria_batch_size_count[1m])",
+    "Mean batch": "sum(rate(noria_batch_size_sum[1m])) / (sum(rate(noria_batch_size_count[1m])) > 0)",
+    "Mean batch of each engine": "rate(noria_batch_size_sum[1m]) / (rate(noria_batch_size_count[1m]) > 0)",
     "Share of time that engines work": "sum(rate(noria_engine_busy_seconds_total[1m])) / (sum(noria_engine_up) > 0)",
     "Share of time that each engine works": "rate(noria_engine_busy_seconds_total[1m])",
-    "How long each engine's turns take": "rate(noria_engine_busy_seconds_total[5m]) / rate(noria_turns_total[5m])",
+    "How long each engine's turns take": "rate(noria_engine_busy_seconds_total[5m]) / (rate(noria_turns_total[5m]) > 0)",
     "Refused because full": 'sum(rate(noria_rejected_total{reason="queue_full"}[1m]))',
-    "Deadlines missed, a request, refused ones and those without a deadline too": "sum(rate(noria_deadline_missed_total[5m])) / sum(rate(noria_requests_total[5m]))",
+    "Deadlines missed, a request, refused ones and those without a deadline too": "sum(rate(noria_deadline_missed_total[5m])) / (sum(rate(noria_requests_total[5m])) > 0)",
     "How long who comes now will wait": "max(noria_queue_drain_seconds)",
     "How many engines are missing": "sum(noria_engines_configured) - sum(noria_engine_up)",
     "Which": "noria_engine_up == 0",
     "Which engines crashed or were killed": 'sum by (instance, engine) (increase(noria_engine_starts_total{previous_end!="none"}[15m])) > 0',
+    "Which front ends end again and again": "sum by (instance, process) (increase(noria_frontend_starts_total[15m])) > 2.5",
     "Which engines' memory was too small": "sum by (instance, engine) (increase(noria_out_of_memory_total[15m])) > 0",
 }
 """Questions and what answers them."""
