@@ -197,6 +197,20 @@ def test_a_planted_fault_is_found(check, path, value):
         check(planted)
 
 
+@pytest.mark.parametrize("name", ["noria", "noria-gpu"])
+def test_devices_and_keys_are_set_from_outside(name):
+    given = {"NORIA_ENGINE_DEVICES": "cuda:0,cuda:1", "NORIA_FRONTEND_KEYS_FILE": "/keys/keys.toml"}
+    service = COMPOSE["services"][name]
+    environment = {
+        key: given[key] if f"${{{key}:-" in value and key in given else by_default(value)
+        for key, value in service["environment"].items()
+    }
+    config = configuration(["serve"], environment)
+    assert config.engine.devices == ("cuda:0", "cuda:1")
+    assert config.frontend.keys_file == "/keys/keys.toml"
+    assert "/keys" in [target for _, target in mounts(service)]
+
+
 @pytest.mark.parametrize(("key", "value"), [("NORIA_MODELS", "bundled"), ("NORIA_ENGINE_SLOTS", "0")])
 def test_a_variable_that_noria_does_not_know_is_found(key, value):
     with pytest.raises(ConfigError, match=key):

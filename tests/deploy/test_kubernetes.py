@@ -62,6 +62,8 @@ def check_probes(manifests):
     ]
     assert set(asked) <= probed_paths()
     assert container(manifests)["livenessProbe"]["httpGet"]["path"] != "/readyz"  # a pod that loads is not dead
+    for name in ("startup", "readiness", "liveness"):
+        assert container(manifests)[f"{name}Probe"].get("timeoutSeconds", 1) >= 5, name  # a busy front end answers late
 
 
 def check_times(manifests):
@@ -148,6 +150,7 @@ def _plant(path, value):
         (check_ports, ("PodMonitor", "spec", "podMetricsEndpoints", 0, "port"), "web"),
         (check_probes, (*_CONTAINER, "readinessProbe", "httpGet", "path"), "/ready"),
         (check_probes, (*_CONTAINER, "livenessProbe", "httpGet", "path"), "/readyz"),
+        (check_probes, (*_CONTAINER, "livenessProbe", "timeoutSeconds"), 1),
         (check_probes, ("PodMonitor", "spec", "podMetricsEndpoints", 0, "path"), "/v1/models"),
         (check_times, (*_CONTAINER, "args"), ["serve", "--drain-s", "60"]),
         (check_image, (*_CONTAINER, "image"), "noria"),
