@@ -162,12 +162,15 @@ class ImageDone(Struct, frozen=True, tag=True):
 
 
 class Timings(Struct, frozen=True):
-    """Where a request's time in the engine went, in seconds; the last image counts."""
+    """Where a request's time in the engine went, in seconds; of several images that of the one that ended last.
+
+    Of a request that failed: until its end, of its image that had come furthest of those not decoded; a stage that it did not reach has 0.
+    """
 
     queue_s: float
-    encode_s: float
-    denoise_s: float
-    decode_s: float
+    encode_s: float = 0.0
+    denoise_s: float = 0.0
+    decode_s: float = 0.0
 
 
 class Finished(Struct, frozen=True, tag=True):
@@ -175,8 +178,10 @@ class Finished(Struct, frozen=True, tag=True):
 
     request_id: str
     timings: Timings
-    num_steps_run: int  # model calls per image: PNDM makes one more than the steps asked for, Heun nearly twice as many
-    mean_batch: float = 0.0  # images that shared these calls, itself included; the last image counts
+    num_steps_run: (
+        int  # model calls of that image: PNDM makes one more than the steps asked for, Heun nearly twice as many
+    )
+    mean_batch: float = 0.0  # images that shared these calls, itself included
 
 
 class Failed(Struct, frozen=True, tag=True):
@@ -187,6 +192,9 @@ class Failed(Struct, frozen=True, tag=True):
     message: str
     field: str | None = None
     retry_after_s: float | None = None
+    timings: Timings | None = None  # None: it was refused before it was anybody's
+    num_steps_run: int = 0  # this and the next as in `Finished`, until the end
+    mean_batch: float = 0.0
 
 
 ToEngine = Hello | Submit | Cancel | Ping | Heard | Follow

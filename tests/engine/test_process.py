@@ -248,6 +248,9 @@ def test_an_image_that_is_not_finite_fails_its_request_once_and_no_other(world):
     heard = world.client.hear(4)
     bad = [message for message in heard if message.request_id == "bad"]
     assert kinds(bad) == [ImageDone, Failed]
+    assert (bad[-1].code, bad[-1].message) == ("generation_failed", "not finite")
+    assert bad[-1].num_steps_run == 3
+    assert bad[-1].timings is not None
     assert kinds(message for message in heard if message.request_id == "good") == [ImageDone, Finished]
 
 
@@ -259,6 +262,31 @@ def test_a_cancelled_request_is_answered(world):
     world.client.send(Cancel("long"))
     (gone,) = world.client.hear()
     assert (gone.request_id, gone.code) == ("long", "cancelled")
+
+
+def test_what_fails_is_told_with_where_its_time_went(world):
+    world.start()
+    began = threading.Event()
+    world.executor.turn_s = lambda _plan: began.set() or threading.Event().wait(0.01) or 1.0
+    world.client.send(Submit(request("long", steps=1000)), Submit(request("along", steps=1000)))
+    assert began.wait(10)
+    for name in ("long", "along"):
+        world.client.send(Submit(request(f"after-{name}", steps=5)))
+        world.client.hear(2)
+        world.client.send(Cancel(name))
+        (gone,) = world.client.hear()
+        assert (gone.request_id, gone.code) == (name, "cancelled")
+        assert gone.timings.denoise_s > gone.timings.queue_s >= 0
+        assert gone.num_steps_run >= 5
+        assert 1 < gone.mean_batch <= 3
+
+
+def test_what_never_boarded_is_told_with_how_long_it_waited(world):
+    world.start()
+    world.client.send(Submit(request("slow", scheduler="lms")), Submit(request("many", images=9)), Cancel("slow"))
+    for gone in world.client.hear(2):
+        assert gone.timings.queue_s > 0
+        assert (gone.timings.denoise_s, gone.num_steps_run) == (0, 0)
 
 
 def test_the_requests_of_a_front_ends_life_before_leave_when_its_next_one_greets(world):

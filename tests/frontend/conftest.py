@@ -88,6 +88,8 @@ class FakeEngine:
         self.stalls = False  # answer with steps and previews, and no image
         self.fails: dict[str, object] | None = None  # the fields of its `Failed`
         self.poison: int | None = None  # die of this seed, with all that is submitted within 0.1 s
+        self.answers_cancel = True
+        self.far: dict[str, object] = {}  # how far it comes with what is cancelled: fields of its `Failed`
         self.nonsense = False  # finish without having sent an image
         self.deaths = 0  # die at so many of the next submits
         self.returns = True  # start again after such a death
@@ -137,11 +139,15 @@ class FakeEngine:
                     if (answer := self.views(message, life[0])) is not None:
                         channel.send(peer, *answer)
                 case Cancel(request_id=request_id):
-                    self.cancelled.append(request_id)
-                    channel.send(peer, Failed(request_id, "cancelled", "cancelled"))
+                    self._cancel(channel, peer, request_id)
                 case Submit(request=request):
                     self._submit(channel, peer, request)
         channel.close()
+
+    def _cancel(self, channel: EngineChannel, peer: bytes, request_id: str) -> None:
+        self.cancelled.append(request_id)
+        if self.answers_cancel:
+            channel.send(peer, Failed(request_id, "cancelled", "cancelled", **self.far))
 
     def _submit(self, channel: EngineChannel, peer: bytes, request: ImageRequest) -> None:
         self.submitted.append(request)

@@ -9,7 +9,11 @@ import httpx
 import pytest
 
 from noria.config import Config
+from noria.messages import Timings
 from noria.observe.requests import REQUEST_FIELDS
+
+FAR = {"timings": Timings(0.25, 0.5, 0.75), "num_steps_run": 2, "mean_batch": 1.5}
+AS_FAR = {"queue_s": 0.25, "encode_s": 0.5, "denoise_s": 0.75, "mean_batch": 1.5, "steps_run": 2}
 
 LOGGERS = ("noria.requests", "noria.access")
 
@@ -90,15 +94,22 @@ def test_what_is_refused_has_one_too(path, body, outcome, status, client, line_o
 
 
 def test_what_fails_has_one_too(client, engine, line_of):
-    engine.fails = {"code": "generation_failed", "message": "the model failed"}
+    engine.fails = {"code": "generation_failed", "message": "the model failed", **FAR}
     _, said = line_of(lambda headers: client.post("/t2i", json=BODY, headers=headers))
     assert (said["outcome"], said["status"], said["error"]) == ("generation_failed", 500, "the model failed")
+    assert said["total_s"] >= 0
+    assert said.items() >= AS_FAR.items()
+
+
+def test_where_the_time_of_what_fails_went_is_left_out_if_no_engine_tells(client, engine, line_of):
+    engine.fails = {"code": "generation_failed", "message": "the model failed"}
+    _, said = line_of(lambda headers: client.post("/t2i", json=BODY, headers=headers))
     assert said["total_s"] >= 0
     assert "queue_s" not in said
 
 
 def test_what_its_client_leaves_has_one_too(url, client, engine, line_of, until):
-    engine.holds = True
+    engine.holds, engine.far = True, FAR
 
     def leave(headers):
         with httpx.Client(base_url=url, timeout=0.3, verify=False) as impatient, pytest.raises(httpx.ReadTimeout):
@@ -107,12 +118,27 @@ def test_what_its_client_leaves_has_one_too(url, client, engine, line_of, until)
 
     _, said = line_of(leave)
     assert (said["outcome"], said["n"]) == ("cancelled", 2)
+    assert said.items() >= (AS_FAR | {"predicted_s": 0.5}).items()
+
+
+def test_an_engine_that_does_not_answer_keeps_the_line_of_who_left_no_longer_than_a_moment(url, engine, line_of, until):
+    engine.holds, engine.answers_cancel = True, False
+
+    def leave(headers):
+        with httpx.Client(base_url=url, timeout=0.3, verify=False) as impatient, pytest.raises(httpx.ReadTimeout):
+            impatient.post("/t2i", json=BODY, headers=headers)
+        until(lambda: engine.cancelled)
+
+    _, said = line_of(leave)
+    assert said["outcome"] == "cancelled"
+    assert "queue_s" not in said
 
 
 def test_what_is_late_has_one_too(client, engine, line_of):
-    engine.holds = True
+    engine.holds, engine.far = True, FAR
     _, said = line_of(lambda headers: client.post("/t2i", json=BODY | {"deadline_ms": 100}, headers=headers))
     assert (said["outcome"], said["status"], said["deadline_s"]) == ("deadline_exceeded", 504, 0.1)
+    assert said.items() >= AS_FAR.items()
 
 
 def test_what_never_was_a_request_for_images_has_the_line_of_the_access_log(client, line_of):
@@ -138,13 +164,14 @@ def test_a_job_has_a_line_when_it_has_ended(client, said_in, until):
 
 
 def test_a_job_that_fails_has_one_line_too(client, engine, said_in, until):
-    engine.fails = {"code": "generation_failed", "message": "the model failed"}
+    engine.fails = {"code": "generation_failed", "message": "the model failed", **FAR}
     with said_in("noria.requests") as lines:
         job_id = client.post("/v1/jobs", json={"input": BODY}).json()["id"]
         until(lambda: client.get(f"/v1/jobs/{job_id}").json()["status"] == "failed")
         until(lambda: [line for line in lines() if line["request_id"] == job_id])
     (line,) = [line for line in lines() if line["request_id"] == job_id]
     assert (line["outcome"], line["error"]) == ("generation_failed", "the model failed")
+    assert line.items() >= AS_FAR.items()
 
 
 def test_a_job_that_is_cancelled_while_it_is_drawn_has_one_line_too(client, engine, said_in, until):

@@ -86,7 +86,10 @@ def test_a_request_that_ends_unfinished_tells_where_its_time_went():
     assert (ended.at, ended.times) == (5.0, Times(queue_s=3.0))
     turn(scheduler, now=5.0)
     (ended,) = scheduler.cancel("a", now=7.0)
-    assert (ended.at, ended.times) == (7.0, Times(queue_s=2.0, encode_s=0.25, denoise_s=3.75, mean_batch=2.0))
+    assert (ended.at, ended.times) == (
+        7.0,
+        Times(queue_s=2.0, encode_s=0.25, denoise_s=3.75, mean_batch=2.0, num_calls=2),
+    )
 
 
 def test_a_refused_request_tells_how_long_it_was_here():

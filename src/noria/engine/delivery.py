@@ -35,7 +35,7 @@ class Delivery(threading.Thread):
         self._arrivals, self._busy = desk.arrivals, desk.watch.delivery
         self.parcels: queue.SimpleQueue[tuple[Peer, Happening[PreparedImages] | Shown] | None] = queue.SimpleQueue()
         self._channel = channel
-        self._failed: dict[str, str] = {}  # requests whose failure was told before their end, and its code
+        self._failed: dict[str, NoriaError] = {}  # requests with an image that failed after its decoding
 
     def run(self) -> None:
         """Deliver until a None comes."""
@@ -66,8 +66,7 @@ class Delivery(threading.Thread):
         try:
             rgb = ready.pixels.rgb()
         except NoriaError as error:
-            self._failed[request.request_id] = error.code
-            self._channel.send(peer, Failed(request.request_id, error.code, error.message))
+            self._failed[request.request_id] = error
             self._arrivals.put(Departure(peer, request.request_id))  # its other images need not be drawn
             return
         done = ImageDone(
@@ -76,22 +75,25 @@ class Delivery(threading.Thread):
         self._channel.send(peer, done, rgb)
 
     def _end(self, peer: Peer, ended: "Ended[PreparedImages]") -> None:
-        event = ended.event
-        told = self._failed.pop(event.request_id, None)
+        event, times = ended.event, ended.event.times
+        error = self._failed.pop(event.request_id, None)
         is_drawn = event.end is End.FINISHED
-        code = told or (None if is_drawn else CODES[event.end])
-        self._spans.ended(ended.prepared.request, event.times, event.at, code, is_drawn=is_drawn)
-        if told is not None:
+        code = error.code if error is not None else None if is_drawn else CODES[event.end]
+        self._spans.ended(ended.prepared.request, times, event.at, code, is_drawn=is_drawn)
+        timings = Timings(times.queue_s, times.encode_s, times.denoise_s, times.decode_s)
+        if code is None:
+            self._channel.send(peer, Finished(event.request_id, timings, times.num_calls, times.mean_batch))
             return
-        if is_drawn:
-            timings = Timings(event.times.queue_s, event.times.encode_s, event.times.denoise_s, event.times.decode_s)
-            self._channel.send(
-                peer, Finished(event.request_id, timings, ended.prepared.num_calls, event.times.mean_batch)
-            )
-        else:
-            self._channel.send(
-                peer, Failed(event.request_id, CODES[event.end], event.reason, retry_after_s=event.retry_after_s)
-            )
+        failed = Failed(
+            event.request_id,
+            code,
+            event.reason if error is None else error.message,
+            retry_after_s=event.retry_after_s,
+            timings=timings,
+            num_steps_run=times.num_calls,
+            mean_batch=times.mean_batch,
+        )
+        self._channel.send(peer, failed)
 
 
 def _progress(moved: "Moved[PreparedImages]") -> Progress:

@@ -10,13 +10,28 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from noria.channel import EngineChannel, Peer
 from noria.engine.executor import Executor
 from noria.engine.manifest import Manifest
 from noria.engine.spans import StageSpans
 from noria.engine.watch import Watch
 from noria.errors import EngineUnavailable, InvalidField, RequestCancelled, RequestError
-from noria.messages import Cancel, EngineState, Failed, Follow, Heard, Hello, Load, Ping, Pong, PreviousEnd, Submit
+from noria.messages import (
+    Cancel,
+    EngineState,
+    Failed,
+    Follow,
+    Heard,
+    Hello,
+    Load,
+    Ping,
+    Pong,
+    PreviousEnd,
+    Submit,
+    Timings,
+)
 from noria.observe.lines import fields
 from noria.observe.traces import NO_TRACER, Tracer
 from noria.request import ImageRequest, request_id_of
@@ -84,7 +99,7 @@ class Desk(threading.Thread):
         self._peers: dict[str, Peer] = {}  # by name
         self._load: Load | None = None
         self._telling: dict[Peer, Load] = {}  # what each has been sent and has not said to have read
-        self._preparing: set[tuple[Peer, str]] = set()
+        self._preparing: dict[tuple[Peer, str], float] = {}  # when they came, monotonic seconds
         self._lock = (
             threading.Lock()
         )  # over what two threads change: the executor, the peers and their loads, who is being prepared
@@ -126,7 +141,7 @@ class Desk(threading.Thread):
         with self._lock:
             if name in self._peers:
                 before = self._peers[name]
-                self._preparing = {(owner, request_id) for owner, request_id in self._preparing if owner != before}
+                self._preparing = {each: came for each, came in self._preparing.items() if each[0] != before}
                 self.arrivals.put(Departure(before, None))
                 self._telling.pop(before, None)
             self._peers[name] = peer
@@ -167,7 +182,7 @@ class Desk(threading.Thread):
             self._refuse(peer, request, arrived, Failed(request.request_id, InvalidField.code, words, "n"))
             return
         with self._lock:
-            self._preparing.add((peer, request.request_id))
+            self._preparing[peer, request.request_id] = arrived
         if executor.is_prompt(request):
             self._prepare(executor, peer, request, arrived)
         else:
@@ -188,14 +203,14 @@ class Desk(threading.Thread):
             if (peer, request.request_id) not in self._preparing:  # cancelled meanwhile, and told so
                 self._trace(request, arrived, RequestCancelled.code)
                 return
-            self._preparing.discard((peer, request.request_id))
+            del self._preparing[peer, request.request_id]
             if prepared is not None:
                 self.arrivals.put(Arrival(peer, prepared, arrived))
         if failed is not None:
             self._refuse(peer, request, arrived, failed)
 
     def _refuse(self, peer: Peer, request: ImageRequest, arrived: float, failed: Failed) -> None:
-        self._channel.send(peer, failed)
+        self._tell(peer, failed, arrived)
         self._trace(request, arrived, failed.code)
 
     def _trace(self, request: ImageRequest, arrived: float, code: str) -> None:
@@ -207,5 +222,10 @@ class Desk(threading.Thread):
             if (peer, request_id) not in self._preparing:
                 self.arrivals.put(Departure(peer, request_id))
                 return
-            self._preparing.discard((peer, request_id))
-        self._channel.send(peer, Failed(request_id, "cancelled", "cancelled by the caller"))
+            arrived = self._preparing.pop((peer, request_id))
+        self._tell(peer, Failed(request_id, "cancelled", "cancelled by the caller"), arrived)
+
+    def _tell(self, peer: Peer, failed: Failed, arrived: float) -> None:
+        """A request that came then never got to the wheel."""
+        waited = Timings(queue_s=time.monotonic() - arrived)
+        self._channel.send(peer, msgspec.structs.replace(failed, timings=waited))

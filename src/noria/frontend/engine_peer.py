@@ -36,9 +36,14 @@ from noria.messages import (
     WheelView,
 )
 from noria.observe.lines import fields
+from noria.observe.requests import current_note
 from noria.request import ImageRequest, flight_id, request_id_of
 
 log = logging.getLogger("noria.frontend")
+
+_LAST_WORDS_S = (
+    0.5  # for an engine to tell how far it was with a request that is taken out of it: most turns are shorter
+)
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,18 @@ class _Flight:
     watch: Watch | None
     images: dict[int, DrawnImage] = field(default_factory=dict)
     predicted_s: float | None = None
+    failed: Failed | None = None  # how the engine said that it ended
+
+    def describe(self) -> None:
+        """Say in the request's line how far it came, if it failed and the engine has told."""
+        if self.failed is None or self.failed.timings is None:
+            return
+        current_note().add(
+            **msgspec.structs.asdict(self.failed.timings),
+            predicted_s=self.predicted_s,
+            mean_batch=self.failed.mean_batch,
+            steps_run=self.failed.num_steps_run,
+        )
 
 
 class EnginePeer:
@@ -157,17 +174,27 @@ class EnginePeer:
         self._flights[name] = flight
         try:
             await self.connection.send(Submit(msgspec.structs.replace(request, request_id=name)))
-            return await flight.landed
+            await asyncio.wait([flight.landed])  # unlike awaiting it, leaves it be when this call is cancelled
+            return flight.landed.result()
         except zmq.Again as error:  # it ended, and `Lost` is still on its way to us
             flight.landed.cancel()
             self.lose()
             raise EngineGone(name, None) from error
         except asyncio.CancelledError:
-            with contextlib.suppress(zmq.ZMQError):
-                await self.connection.send(Cancel(name))
+            await self._take_out(name, flight)
             raise
         finally:
             self._flights.pop(name, None)
+            flight.describe()
+
+    async def _take_out(self, name: str, flight: _Flight) -> None:
+        """Have the engine forget it, and hear how far it came."""
+        flight.watch = None
+        with contextlib.suppress(zmq.ZMQError):
+            await self.connection.send(Cancel(name))
+            await asyncio.wait([flight.landed], timeout=_LAST_WORDS_S)
+        if not flight.landed.cancel():
+            flight.landed.exception()  # nobody else will ask for it, which asyncio would complain of
 
     async def greet(self) -> None:
         """The connection stands."""
@@ -261,5 +288,6 @@ def _take(
             assert flight.predicted_s is not None, "a request is accepted before it is finished"
             flight.landed.set_result(Result(images, timings, num_steps_run, mean_batch, flight.predicted_s))
         case Failed(code=code, message=text, field=field_name, retry_after_s=retry_after_s):
+            flight.failed = message
             kind: type[NoriaError] = all_codes().get(code, GenerationFailed)
             flight.landed.set_exception(kind(text, field=field_name, retry_after_s=retry_after_s))

@@ -129,6 +129,7 @@ class Crowd:
             encode_s=encode_s,
             denoise_s=now - seat.boarded - encode_s,
             mean_batch=seat.company / max(seat.call, 1),
+            num_calls=seat.call,
         )
 
     def ticket(self, image: ImageId) -> Ticket:

@@ -111,6 +111,7 @@ class Times:
     denoise_s: float = 0.0
     decode_s: float = 0.0
     mean_batch: float = 0.0  # images that stepped together in its steps, itself included
+    num_calls: int = 0  # of the model, for that image
 
 
 @dataclass(frozen=True, slots=True)

@@ -318,6 +318,7 @@ class StepScheduler:
             denoise_s=max(0.0, in_slot_s - seated.encode_s - outcome.decode_s),
             decode_s=outcome.decode_s,
             mean_batch=seated.company / seated.ticket.num_calls,
+            num_calls=seated.ticket.num_calls,
         )
         events: list[Event] = [ImageDecoded(image)]
         if accepted.left:
