@@ -113,7 +113,11 @@ GPU = Dashboard(
                     f"sum(rate(noria_engine_busy_seconds_total{{{_IN}}}[1m])) / (sum(noria_engine_up{{{_IN}}}) > 0)",
                     unit="percentunit",
                 ),
-                stat("Turns/s", "Steps of the whole batch.", f"sum(rate(noria_turns_total{{{_IN}}}[1m]))"),
+                stat(
+                    "Turns/s",
+                    "Of the wheel: nearly all are steps of the whole batch.",
+                    f"sum(rate(noria_turns_total{{{_IN}}}[1m]))",
+                ),
                 stat("Image steps/s", "Steps of single images.", f"sum(rate(noria_denoise_steps_total{{{_IN}}}[1m]))"),
                 stat(
                     "Mean batch",

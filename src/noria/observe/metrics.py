@@ -114,7 +114,10 @@ REQUEST_SECONDS = _histogram(
     buckets=SECONDS,
 )
 QUEUE_SECONDS = _histogram(
-    _PART, "noria_queue_seconds", "Time until a request's last image had its slot; successful ones only.", "model"
+    _PART,
+    "noria_queue_seconds",
+    "Time until the image of a request that ended last had its slot; successful requests only.",
+    "model",
 )
 STAGE_SECONDS = _histogram(
     _PART,
@@ -204,7 +207,12 @@ ENGINE_STARTS = _counter(
 ENGINE_BUSY_SECONDS = _counter(
     _PART, "noria_engine_busy_seconds", "Time that an engine spent in turns, encoding or decoding.", "engine"
 )
-TURNS = _counter(_PART, "noria_turns", "Turns of the wheel: batched denoising steps.", "engine")
+TURNS = _counter(
+    _PART,
+    "noria_turns",
+    "Turns of the wheel, nearly all of them batched denoising steps; those are counted by `noria_batch_size_count`.",
+    "engine",
+)
 DENOISE_STEPS = _counter(
     _PART, "noria_denoise_steps", "Denoising steps, one for each image in each turn.", "engine", "model"
 )
