@@ -51,7 +51,7 @@ class TurnView(Struct, frozen=True):
 
     number: int  # counts up by one within an incarnation
     began_at: float
-    seconds: float
+    seconds: float  # the device's, where it works behind the wheel
     encode_s: float
     decode_s: float
     num_boarded: int

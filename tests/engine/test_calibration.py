@@ -15,7 +15,7 @@ from noria.engine.loading import load_fleet, measured_costs
 from noria.errors import ModelError
 from noria.models.catalog import open_model
 from noria.scheduling.costs import CostModel, Curve
-from noria.scheduling.plans import ImageId, ShapeClass
+from noria.scheduling.plans import ImageId, Measured, ShapeClass
 
 CONFIG = EngineConfig(dtype="float32", slots=8, threads=1)
 
@@ -37,7 +37,8 @@ class TimedExecutor(FakeExecutor):
 
     def execute(self, plan, **options):
         outcome = super().execute(plan, **options)
-        return dataclasses.replace(outcome, step_s=self.step_s(plan), decode_s=0.005 * len(plan.decodes))
+        spent = Measured(step_s=self.step_s(plan), decode_s=0.005 * len(plan.decodes))
+        return dataclasses.replace(outcome, spent=spent)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The diffusion executor against diffusers' own pipeline, and against itself: alone = in any mixed batch."""
 
 import math
+import time
 import warnings
 
 import numpy as np
@@ -481,3 +482,38 @@ def test_the_first_turns_of_a_burst_say_nothing_of_costs():
         burst.begins(now)
         told.append(burst.ends(now + 0.099))
     assert told == [False, False, True, True, True, False, False, True]
+
+
+class HostEvent:
+    """An event of a device that is never behind."""
+
+    def __init__(self, *, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        self.at = time.perf_counter()
+
+    def synchronize(self):
+        assert self.at
+
+    def elapsed_time(self, end):
+        return 1000 * (end.at - self.at)
+
+
+def test_what_the_wheel_does_not_wait_for_is_timed_by_the_device(tiny, monkeypatch):
+    spec, executor = tiny
+    monkeypatch.setattr(executor, "waits", False)
+    if executor.model.device.type == "cpu":
+        monkeypatch.setattr(torch.cuda, "Event", HostEvent)
+    told = []
+    wheel = Wheel(StepScheduler(8), executor, told.append, time.monotonic)
+    wheel.submit(executor.prepare(wish(spec, 1, num_steps=3)))
+    turns = []
+    while (turn := wheel.turn()) is not None:
+        turns.append(turn.outcome.spent)
+    assert not any(spent.is_known for spent in turns)
+    assert [spent.encode_s > 0 for spent in turns] == [True, False, False]
+    assert [spent.step_s > 0 for spent in turns] == [True, True, True]
+    assert [spent.decode_s > 0 for spent in turns] == [False, False, True]
+    times = told[-1].event.times
+    assert (times.boarding, times.decoding) == (turns[0], turns[-1])

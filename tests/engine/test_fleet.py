@@ -12,7 +12,7 @@ from noria.engine.loading import load_fleet, measured_costs
 from noria.engine.loop import Ended, ImageReady, PreviewReady, Wheel
 from noria.models.catalog import open_model
 from noria.request import ImageRequest
-from noria.scheduling.plans import End, ImageId, Outcome, Plan, Seat, Step
+from noria.scheduling.plans import End, ImageId, Measured, Outcome, Plan, Seat, Step
 from noria.scheduling.steps import StepScheduler
 
 
@@ -128,7 +128,8 @@ def test_a_turn_of_two_models_boards_all_then_steps_then_decodes(world):
         def execute(self, plan, *, glimpse):
             assert not glimpse
             order.append((self.name, len(plan.boards), len(plan.steps), len(plan.decodes)))
-            return Outcome(overflowed="decodes" if plan.decodes else None, encode_s=1.0 if plan.boards else 0.0)
+            spent = Measured(encode_s=1.0 if plan.boards else 0.0, step_s=2.0 if plan.steps else 0.0)
+            return Outcome(overflowed="decodes" if plan.decodes else None, spent=spent)
 
     spied = Fleet({spec.name: Spy(spec.name) for spec in models})
     first, second = (fleet.prepare(wish(spec, number)) for number, spec in enumerate(models))
@@ -138,4 +139,5 @@ def test_a_turn_of_two_models_boards_all_then_steps_then_decodes(world):
     outcome = spied.execute(Plan((Seat(b, 1),), (Step(b, 1, 0),), (Seat(a, 0),)))
     names = [spec.name for spec in models]
     assert order == [(names[1], 1, 0, 0), (names[1], 0, 1, 0), (names[0], 0, 0, 1)]
-    assert (outcome.overflowed, outcome.encode_s) == ("decodes", 1.0)
+    assert (outcome.overflowed, outcome.spent.encode_s, outcome.spent.step_s) == ("decodes", 1.0, 2.0)
+    assert outcome.spent.is_known

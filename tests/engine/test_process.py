@@ -67,7 +67,20 @@ class SlowTailor(FakeExecutor):
         pixels = super().take(image)
         if pixels.seed == 13:
             return NoPixels()
+        if pixels.seed == 14:
+            return LatePixels(pixels)
         return pixels
+
+
+class LatePixels:
+    """Of a device that works behind the wheel."""
+
+    def __init__(self, pixels):
+        self.pixels = pixels
+
+    def rgb(self):
+        time.sleep(0.3)
+        return self.pixels.rgb()
 
 
 class NoPixels:
@@ -279,6 +292,14 @@ def test_what_fails_is_told_with_where_its_time_went(world):
         assert gone.timings.denoise_s > gone.timings.queue_s >= 0
         assert gone.num_steps_run >= 5
         assert 1 < gone.mean_batch <= 3
+
+
+def test_a_request_is_timed_until_its_pixels_are_there(world):
+    world.start()
+    world.client.send(Submit(request(seed=14)))
+    _, finished = world.client.hear(2)
+    assert finished.timings.encode_s + finished.timings.denoise_s + finished.timings.decode_s >= 0.3
+    assert (finished.num_steps_run, finished.mean_batch) == (3, 1.0)
 
 
 def test_what_never_boarded_is_told_with_how_long_it_waited(world):

@@ -2,6 +2,8 @@
 
 import queue
 import threading
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from noria.channel import EngineChannel, Peer
@@ -35,6 +37,7 @@ class Delivery(threading.Thread):
         self._arrivals, self._busy = desk.arrivals, desk.watch.delivery
         self.parcels: queue.SimpleQueue[tuple[Peer, Happening[PreparedImages] | Shown] | None] = queue.SimpleQueue()
         self._channel = channel
+        self._landed: dict[str, float] = {}  # when the last image's pixels of a request were there, monotonic seconds
         self._failed: dict[str, NoriaError] = {}  # requests with an image that failed after its decoding
 
     def run(self) -> None:
@@ -69,17 +72,22 @@ class Delivery(threading.Thread):
             self._failed[request.request_id] = error
             self._arrivals.put(Departure(peer, request.request_id))  # its other images need not be drawn
             return
+        self._landed[request.request_id] = time.monotonic()
         done = ImageDone(
             request.request_id, ready.index, request.seed + ready.index, request.width_px, request.height_px
         )
         self._channel.send(peer, done, rgb)
 
     def _end(self, peer: Peer, ended: "Ended[PreparedImages]") -> None:
-        event, times = ended.event, ended.event.times
+        event = ended.event
         error = self._failed.pop(event.request_id, None)
         is_drawn = event.end is End.FINISHED
+        # A device that works behind the wheel had not drawn it when the wheel saw its end.
+        landed = self._landed.pop(event.request_id, event.at)
+        at = max(landed, event.at) if is_drawn else event.at
+        times = replace(event.times, slot_s=event.times.slot_s + at - event.at)
         code = error.code if error is not None else None if is_drawn else CODES[event.end]
-        self._spans.ended(ended.prepared.request, times, event.at, code, is_drawn=is_drawn)
+        self._spans.ended(ended.prepared.request, times, at, code, is_drawn=is_drawn)
         timings = Timings(times.queue_s, times.encode_s, times.denoise_s, times.decode_s)
         if code is None:
             self._channel.send(peer, Finished(event.request_id, timings, times.num_calls, times.mean_batch))

@@ -21,6 +21,7 @@ from noria.engine.embeddings import EmbeddingCache
 from noria.engine.executor import GLIMPSE_PX, PreviewPixels, preview_calls
 from noria.engine.latents import LatentStore
 from noria.engine.pixels import HostPixels, to_host
+from noria.engine.stopwatch import DeviceStopwatch, HostStopwatch
 from noria.models.stable_diffusion import DiffusionModel
 from noria.observe.lines import fields
 from noria.request import ImageRequest, request_id_of
@@ -29,7 +30,7 @@ from noria.sampling.noise import NoiseStream
 from noria.sampling.previews import clean_latents, preview_pixels, smaller
 from noria.sampling.step import advance, board, guide, model_inputs, samples
 from noria.sampling.tables import SamplerTable
-from noria.scheduling.plans import ImageId, Outcome, Plan, Seat, ShapeClass, Step
+from noria.scheduling.plans import ImageId, Outcome, Part, Plan, Seat, ShapeClass, Step
 
 _log = logging.getLogger(__name__)
 _FULL = (  # what a plain RuntimeError says where no torch.OutOfMemoryError is raised
@@ -168,45 +169,51 @@ class DiffusionExecutor:
         What does not fit the memory ends the turn, and changes nothing: it can be planned again, in smaller parts.
         """
         failed: dict[ImageId, str] = {}
-        self._burst.begins(time.perf_counter())
+        began = time.perf_counter()
+        self._burst.begins(began)
+        watch = HostStopwatch() if self.waits else DeviceStopwatch()
+
+        def attempt(part: Part, do: Callable[[], None], images: list[ImageId]) -> bool:
+            with watch.timing(part):
+                return self._attempt(do, images, failed)
+
         with self._grad_mode():
             boarding = [seat.image for seat in plan.boards]
-            encode_s = self._attempt(lambda: self._board(plan.boards), boarding, failed)
-            if encode_s is None:
+            if boarding and not attempt("boards", lambda: self._board(plan.boards), boarding):
                 return Outcome(failed, "boards")
+            boarding_s = time.perf_counter() - began
             steps = [step for step in plan.steps if step.image not in failed]
-            step_s = self._attempt(lambda: self._step(steps, glimpse=glimpse), [step.image for step in steps], failed)
-            if step_s is None:
-                return Outcome(failed, "steps", encode_s)
+            stepping = [step.image for step in steps]
+            if steps and not attempt("steps", lambda: self._step(steps, glimpse=glimpse), stepping):
+                return Outcome(failed, "steps", spent=watch.spent())
             decodes = [seat for seat in plan.decodes if seat.image not in failed]
-            decode_s = self._attempt(lambda: self._decode(decodes), [seat.image for seat in decodes], failed)
-            if decode_s is None:
-                return Outcome(failed, "decodes", encode_s, step_s=step_s if self.waits else None)
+            decoding = [seat.image for seat in decodes]
+            if decodes and not attempt("decodes", lambda: self._decode(decodes), decoding):
+                return Outcome(failed, "decodes", spent=watch.spent())
             self._stay_close()
         timed = self._burst.ends(time.perf_counter()) or self.waits
-        return Outcome(failed, None, encode_s, decode_s, timed=timed, step_s=step_s if self.waits else None)
+        return Outcome(failed, timed=timed, spent=watch.spent(), boarding_s=boarding_s)
 
-    def _attempt(self, part: Callable[[], None], images: list[ImageId], failed: dict[ImageId, str]) -> float | None:
-        """Seconds that `part` took, or None if it did not fit the memory; nothing is done without images."""
-        started, fits = time.perf_counter(), True
-        if images:
-            try:
-                part()
-                if self.waits and self.model.device.type == "cuda":
-                    torch.cuda.synchronize()
-            except Exception as error:  # torch, tokenizers and diffusers raise many kinds, and none is worth the engine
-                fits = not _is_of_memory(error)
-                if fits:
-                    _log.exception("a turn failed for %d images", len(images), extra=_said_of("turn_failed", images))
-                    failed |= dict.fromkeys(images, f"the model failed: {_first_line(error)}")
-                else:
-                    said = _said_of("out_of_memory", images)
-                    _log.warning("%d images do not fit the memory: %s", len(images), _first_line(error), extra=said)
-                if self.model.device.type == "cuda":
-                    torch.cuda.synchronize()  # raises if the device is lost to this process: then it ends, and is replaced
+    def _attempt(self, do: Callable[[], None], images: list[ImageId], failed: dict[ImageId, str]) -> bool:
+        """Whether what is done of `images` fits the memory."""
+        fits = True
+        try:
+            do()
+            if self.waits and self.model.device.type == "cuda":
+                torch.cuda.synchronize()
+        except Exception as error:  # torch, tokenizers and diffusers raise many kinds, and none is worth the engine
+            fits = not _is_of_memory(error)
+            if fits:
+                _log.exception("a turn failed for %d images", len(images), extra=_said_of("turn_failed", images))
+                failed |= dict.fromkeys(images, f"the model failed: {_first_line(error)}")
+            else:
+                said = _said_of("out_of_memory", images)
+                _log.warning("%d images do not fit the memory: %s", len(images), _first_line(error), extra=said)
+            if self.model.device.type == "cuda":
+                torch.cuda.synchronize()  # raises if the device is lost to this process: then it ends, and is replaced
         if not fits and self.model.device.type == "cuda":
             torch.cuda.empty_cache()  # not before the exception is gone, which holds what was computed
-        return time.perf_counter() - started if fits else None
+        return fits
 
     def _board(self, seats: Iterable[Seat]) -> None:
         seats = list(seats)

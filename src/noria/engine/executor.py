@@ -12,7 +12,10 @@ class Pixels(Protocol):
     """A decoded image that may still be on its way from the device."""
 
     def rgb(self) -> bytes | memoryview:
-        """Height × width × 3 bytes; waits for the device if need be. From any thread, and as often as it is asked: a slot's picture for every view."""
+        """Height × width × 3 bytes; waits for the device if need be.
+
+        From any thread, and as often as it is asked: a slot's picture for every view.
+        """
         ...
 
 

@@ -5,11 +5,13 @@ in its parts. The scheduler does not know; to it a model is a part of the shape 
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from noria.engine.executor import PreviewPixels
+from noria.engine.stopwatch import SpentTogether
 from noria.request import ImageRequest
-from noria.scheduling.plans import ImageId, Outcome, Plan, Seat, Step
+from noria.scheduling.plans import ImageId, Outcome, Plan, Seat, Spent, Step
 
 if TYPE_CHECKING:
     from noria.engine.diffusion import DiffusionExecutor, PreparedImages
@@ -50,20 +52,19 @@ class Fleet:
 
     def execute(self, plan: Plan, *, glimpse: bool = False) -> Outcome:
         """One turn: all who board, then the steps, then the decodes; the first part that does not fit the memory ends it."""
-        whole = Outcome(step_s=0.0)
+        whole, spent = Outcome(), list[Spent]()
         for executor, part in self._parts(plan):
             done = executor.execute(part, glimpse=glimpse)
             whole = Outcome(
                 {**whole.failed, **done.failed},
                 done.overflowed,
-                whole.encode_s + done.encode_s,
-                whole.decode_s + done.decode_s,
-                step_s=None if whole.step_s is None or done.step_s is None else whole.step_s + done.step_s,
                 timed=whole.timed and done.timed,
+                boarding_s=whole.boarding_s + done.boarding_s,
             )
+            spent += [done.spent] if done.spent is not None else []
             if done.overflowed is not None:
                 break
-        return whole
+        return replace(whole, spent=spent[0] if len(spent) == 1 else SpentTogether(tuple(spent)))
 
     def take(self, image: ImageId) -> "HostPixels":
         """The pixels of an image that the last turn decoded."""

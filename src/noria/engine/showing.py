@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from noria.engine.cells import Shown
+from noria.engine.cells import Shown, Spun
 from noria.engine.delivery import CODES
 from noria.engine.executor import P, PreviewPixels
 from noria.engine.loop import Ended, Happening, ImageReady, Turn
@@ -63,7 +63,7 @@ class Showing(Generic[F]):
         self._incarnation, self._scheduler, self._request = incarnation, scheduler, request
         self._rates = Rates(scheduler.num_slots, now)
         self._rated: tuple[float, RatesView | None] = (now, None)
-        self._turns: deque[TurnView] = deque(maxlen=MOST_KEPT)
+        self._turns: deque[Spun] = deque(maxlen=MOST_KEPT)
         self._left: deque[LeftView] = deque(maxlen=MOST_KEPT)
         self._num_left = 0  # ever
         self._number = 0  # of the last turn
@@ -122,7 +122,7 @@ class Showing(Generic[F]):
         elif isinstance(event, Ended):
             ended, times = event.event, event.event.times
             if ended.end is End.FINISHED:
-                self._rates.served(times.queue_s + times.encode_s + times.denoise_s + times.decode_s, now)
+                self._rates.served(times.queue_s + times.slot_s, now)
                 return
             for index in range(event.prepared.request.num_images):
                 self._leave(ImageId(ended.request_id, index), CODES[ended.end])
@@ -137,18 +137,17 @@ class Showing(Generic[F]):
         self._turning, self._number, self._version = False, self._number + 1, self._version + 1
         self._last_turn_s = turn.seconds
         self._rates.turned(turn.seconds, self._num_seated, num_stepped, now)
-        self._turns.append(
-            TurnView(
-                number=self._number,
-                began_at=at - turn.seconds,
-                seconds=turn.seconds,
-                encode_s=turn.outcome.encode_s,
-                decode_s=turn.outcome.decode_s,
-                num_boarded=len(plan.boards) - len(unseated),
-                num_stepped=num_stepped,
-                num_decoded=len(plan.decodes) if overflowed is None else 0,
-            )
+        view = TurnView(
+            number=self._number,
+            began_at=at - turn.seconds,
+            seconds=turn.seconds,
+            encode_s=0.0,  # these two are for who may wait for the device
+            decode_s=0.0,
+            num_boarded=len(plan.boards) - len(unseated),
+            num_stepped=num_stepped,
+            num_decoded=len(plan.decodes) if overflowed is None else 0,
         )
+        self._turns.append(Spun(view, turn.outcome.spent))
         for picture in turn.glimpses:
             if (place := self._places.get(picture.image)) is not None:
                 place.look, place.picture = self._looks + 1, picture
@@ -189,12 +188,9 @@ class Showing(Generic[F]):
         shown = []
         for who, follower, asks in due:
             seen = asks.seen or 0
-            view = msgspec.structs.replace(
-                whole,
-                turns=tuple(turn for turn in self._turns if turn.number > seen),
-                left=_last(self._left, self._num_left - follower.num_left),
-            )
-            shown.append((who, Shown(view, pictures if asks.pictures else ())))
+            view = msgspec.structs.replace(whole, left=_last(self._left, self._num_left - follower.num_left))
+            turns = tuple(spun for spun in self._turns if spun.turn.number > seen)
+            shown.append((who, Shown(view, turns, pictures if asks.pictures else ())))
             follower.asks, follower.pictures, follower.number = None, asks.pictures, self._number
             follower.version, follower.num_left = self._version, self._num_left
         return shown

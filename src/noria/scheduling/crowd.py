@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from noria.scheduling.forecast import Forecast
-from noria.scheduling.plans import ImageId, Ticket, Times
+from noria.scheduling.plans import NOTHING, ImageId, Spent, Ticket, Times
 from noria.scheduling.slots import Slots
 
 
@@ -33,7 +33,7 @@ class Seated:
     ticket: Ticket
     boarded: float
     call: int = 0  # the next row of the table
-    encode_s: float = 0.0
+    boarding: Spent = NOTHING  # of the turn in which it boarded
     company: int = 0  # images of each of its calls so far, itself included, added up
 
     @property
@@ -123,11 +123,10 @@ class Crowd:
         if not seats:
             return Times(queue_s=now - accepted.submitted)
         seat = max(seats, key=lambda each: each.call)
-        encode_s = min(seat.encode_s, now - seat.boarded)
         return Times(
             queue_s=seat.boarded - accepted.submitted,
-            encode_s=encode_s,
-            denoise_s=now - seat.boarded - encode_s,
+            slot_s=now - seat.boarded,
+            boarding=seat.boarding,
             mean_batch=seat.company / max(seat.call, 1),
             num_calls=seat.call,
         )

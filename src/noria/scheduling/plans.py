@@ -7,7 +7,7 @@ carried out: new images board, one model call for every seated image of one shap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from noria.request import Priority
 
@@ -74,18 +74,55 @@ class Plan:
 Part = Literal["boards", "steps", "decodes"]
 
 
+class Spent(Protocol):
+    """What the parts of a turn took, in seconds.
+
+    Unless it `is_known`, the device may still be at them, and who asks waits for it: the scheduler and the wheel do not.
+    """
+
+    @property
+    def is_known(self) -> bool:
+        """Whether nobody has to wait for it."""
+        ...
+
+    @property
+    def encode_s(self) -> float:
+        """On `boards`."""
+        ...
+
+    @property
+    def step_s(self) -> float:
+        """On `steps`."""
+        ...
+
+    @property
+    def decode_s(self) -> float:
+        """On `decodes`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What is known of the parts of a turn; a `Spent`."""
+
+    encode_s: float = 0.0
+    step_s: float = 0.0
+    decode_s: float = 0.0
+    is_known: bool = True
+
+
+NOTHING = Measured()
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How a turn went. `failed` names images one by one, so that one bad request never fails its batch."""
 
     failed: Mapping[ImageId, str] = field(default_factory=dict)  # why, in words
     overflowed: Part | None = None  # what did not fit the memory: nothing of it, and of what comes after it, was done
-    encode_s: float = 0.0  # spent on `boards`
-    decode_s: float = 0.0  # spent on `decodes`
     timed: bool = True  # whether the turn took as long as its work; not so while a device's queue is being filled
-    step_s: float | None = (
-        None  # spent on `steps`; None where the device does it later, and only whole turns can be timed
-    )
+    spent: Spent | None = None  # on its parts; None: they were not timed
+    boarding_s: float = 0.0  # for which `boards` held up the wheel, also where the device does them later
 
 
 class End(Enum):
@@ -107,11 +144,28 @@ class Times:
     """
 
     queue_s: float = 0.0
-    encode_s: float = 0.0
-    denoise_s: float = 0.0
-    decode_s: float = 0.0
+    slot_s: float = 0.0  # from its boarding to its end
+    boarding: Spent = NOTHING  # of the turn in which it boarded
+    decoding: Spent = NOTHING  # of the turn in which it was decoded
     mean_batch: float = 0.0  # images that stepped together in its steps, itself included
     num_calls: int = 0  # of the model, for that image
+
+    # These wait for the device where `Spent` does.
+
+    @property
+    def encode_s(self) -> float:
+        """The prompts of all who boarded with it."""
+        return min(self.boarding.encode_s, self.slot_s)
+
+    @property
+    def denoise_s(self) -> float:
+        """What of its time in the slot was neither encoding nor decoding."""
+        return max(0.0, self.slot_s - self.encode_s - self.decode_s)
+
+    @property
+    def decode_s(self) -> float:
+        """All who were decoded with it."""
+        return self.decoding.decode_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from noria.scheduling.costs import CostModel
 from noria.scheduling.crowd import Crowd
 from noria.scheduling.outlook import Outlook
 from noria.scheduling.plans import (
+    NOTHING,
     End,
     Event,
     ImageDecoded,
@@ -179,7 +180,7 @@ class StepScheduler:
         events += self._shrink(plan, outcome, now)
         for seat in plan.boards:
             if seat.image in self._crowd.seated:
-                self._crowd.seated[seat.image].encode_s = outcome.encode_s
+                self._crowd.seated[seat.image].boarding = outcome.spent or NOTHING
         for step in plan.steps if outcome.overflowed not in ("boards", "steps") else ():
             if step.image in self._crowd.seated:
                 self._crowd.stepped(step.image, step.call + 1, len(plan.steps))
@@ -261,20 +262,20 @@ class StepScheduler:
         images = [part.image for parts in (plan.boards, plan.steps, plan.decodes) for part in parts]
         if seconds <= 0.0 or not outcome.timed or any(image not in self._crowd.seated for image in images):
             return
-        timed = outcome.step_s is not None
+        spent = outcome.spent if outcome.spent is not None and outcome.spent.is_known else None
         models = {self._crowd.ticket(seat.image).shape.model for seat in plan.boards}
-        if timed and len(models) == 1 and outcome.encode_s:
-            self.costs.observe_encode(models.pop(), len(plan.boards), outcome.encode_s)
+        if spent is not None and len(models) == 1 and spent.encode_s:
+            self.costs.observe_encode(models.pop(), len(plan.boards), spent.encode_s)
         decoded = self._crowd.ticket(plan.decodes[0].image).shape if plan.decodes else None
-        if timed and decoded is not None and outcome.decode_s:
-            self.costs.observe_decode(decoded, len(plan.decodes), outcome.decode_s)
+        if spent is not None and decoded is not None and spent.decode_s:
+            self.costs.observe_decode(decoded, len(plan.decodes), spent.decode_s)
         if plan.steps:
             shape, rows = self._crowd.ticket(plan.steps[0].image).shape, self._rows(step.image for step in plan.steps)
-            step_s = outcome.step_s
-            if step_s is None:  # only the turn was timed
+            if spent is not None:
+                step_s = spent.step_s
+            else:  # only the turn was timed
                 decode_s = self.costs.decode_s(decoded, len(plan.decodes)) if decoded is not None else 0.0
-                rest_s = decode_s + outcome.encode_s
-                step_s = max(seconds - rest_s, 0.1 * seconds)
+                step_s = max(seconds - decode_s - outcome.boarding_s, 0.1 * seconds)
             self.costs.observe_step(shape, rows, step_s)
             self._outlook.stepped(shape, rows, seconds, now)
 
@@ -311,12 +312,11 @@ class StepScheduler:
         # Who leaves leaves room: a memory that was full once is tried again, and an empty one is as large as ever.
         more = self._outlook.most_seated + 1 if self._crowd.seated else self.num_slots
         self._outlook.most_seated = min(more, self.num_slots)
-        in_slot_s = now - seated.boarded
         accepted.times = Times(
             queue_s=seated.boarded - accepted.submitted,
-            encode_s=seated.encode_s,
-            denoise_s=max(0.0, in_slot_s - seated.encode_s - outcome.decode_s),
-            decode_s=outcome.decode_s,
+            slot_s=now - seated.boarded,
+            boarding=seated.boarding,
+            decoding=outcome.spent or NOTHING,
             mean_batch=seated.company / seated.ticket.num_calls,
             num_calls=seated.ticket.num_calls,
         )
