@@ -41,9 +41,7 @@ from noria.request import ImageRequest, flight_id, request_id_of
 
 log = logging.getLogger("noria.frontend")
 
-_LAST_WORDS_S = (
-    0.5  # for an engine to tell how far it was with a request that is taken out of it: most turns are shorter
-)
+_LAST_WORDS_S = 0.5  # for an engine to tell how far it was with a request that is taken out; most turns are shorter
 
 
 @dataclass(frozen=True)

@@ -135,9 +135,7 @@ class Live:
             if answer is None:  # it is ready now, or is no more
                 continue
             view, pixels = answer
-            if seen is None and not _is_whole(
-                view
-            ):  # to who watched before: the answer to this question is still to come
+            if seen is None and not _is_whole(view):  # to who watched before; the answer to this question is to come
                 continue
             try:
                 await self._show(wheel, wheel.remember(view), pixels)
