@@ -196,20 +196,24 @@ def _state(state: str, life: tuple[str, str, tuple[str, ...]]) -> EngineState:
 
 
 @contextlib.contextmanager
-def serving(config: Config, engine: FakeEngine, tracer: Tracer = NO_TRACER) -> Iterator[tuple[str, uvicorn.Server]]:
+def serving(
+    config: Config, engine: FakeEngine, tracer: Tracer = NO_TRACER, restart_wait_s: float = 1.0
+) -> Iterator[tuple[str, uvicorn.Server]]:
     """A front end's address and the server itself, which ends with the context or at `should_exit`.
 
     Unless the config names a folder for its data, it has one of its own: no front end of another test draws its jobs.
     """
     with tempfile.TemporaryDirectory(prefix="noria-data") as data_dir:
         own = config if config.data_dir != "auto" else msgspec.structs.replace(config, data_dir=data_dir)
-        with _serving(own, engine, tracer) as served:
+        with _serving(own, engine, tracer, restart_wait_s) as served:
             yield served
 
 
 @contextlib.contextmanager
-def _serving(config: Config, engine: FakeEngine, tracer: Tracer) -> Iterator[tuple[str, uvicorn.Server]]:
-    link = EngineLink([engine.address], restart_wait_s=1.0)
+def _serving(
+    config: Config, engine: FakeEngine, tracer: Tracer, restart_wait_s: float
+) -> Iterator[tuple[str, uvicorn.Server]]:
+    link = EngineLink([engine.address], restart_wait_s=restart_wait_s)
     server = http_server(build_app(config, link, tracer=tracer), link, config.frontend)
     listener = socket.create_server(("127.0.0.1", 0))
     host, port = listener.getsockname()

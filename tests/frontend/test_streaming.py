@@ -71,6 +71,21 @@ def test_a_watcher_that_leaves_takes_its_request_along(client, engine, until):
     until(lambda: [request.request_id for request in engine.submitted] == engine.cancelled)
 
 
+def test_a_watcher_hears_of_its_engines_death_before_anybody_tells_how_it_ended(new_engine, serve, until):
+    engine = new_engine()
+    engine.deaths, engine.returns = 1, False
+    with serve(Config(), engine, restart_wait_s=60.0) as (url, _), httpx.Client(base_url=url, timeout=10) as client:
+        until(lambda: client.get("/readyz").status_code == 200)
+        with client.stream("POST", "/t2i", json={"prompt": "p", "stream": True}) as response:
+            lines = (line for line in response.iter_lines() if line.startswith("data: "))
+            told = (json.loads(line.removeprefix("data: ")) for line in lines)
+            lost = next(data for data in told if data["finish_in_s"] is None)
+            assert (lost["queue_position"], lost["step"]) == (0, 0)
+            engine.become("ready")
+            *_, last = told
+            assert len(last["images"]) == 1
+
+
 @pytest.fixture
 def openai_client(url, engine):
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:

@@ -189,13 +189,13 @@ class EngineLink:
             try:
                 return await draw
             except EngineGone as gone:
+                if watch is not None:  # at once: whoever tells how the engine ended may take seconds
+                    watch(Progress(0, 0, request.num_steps, None))
                 blame = await self._blame(gone, losses.flies_alone)
             losses = losses.after(blame)
             said = fields(event="engine_lost", request_id=request.request_id, blame=blame, alone=losses.flies_alone)
             log.warning("%s: its engine ended; it is %s", request.request_id, blame, extra=said)
             _give_up(losses)
-            if watch is not None:
-                watch(Progress(0, 0, request.num_steps, None))
             draw = (self._draw_alone if losses.flies_alone else self._draw_again)(request, started, watch)
 
     async def _draw_again(self, request: ImageRequest, started: float, watch: Watch | None) -> Result:
