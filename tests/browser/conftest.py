@@ -33,10 +33,11 @@ def open_page(chromium):
         page.goto(url)
         return page
 
-    def forgive(status, *, perhaps=False):
-        """Take out what Chromium logs of answers with this status, which the test has provoked, or `perhaps` has."""
-        told = [error for error in errors if f"status of {status}" in error]
-        assert told or perhaps, f"nothing was answered {status}"
+    def forgive(what, *, perhaps=False):
+        """Take out what Chromium logs of answers with this status, or of this error, which the test has provoked, or `perhaps` has."""
+        words = what if isinstance(what, str) else f"status of {what}"
+        told = [error for error in errors if words in error]
+        assert told or perhaps, f"nothing was logged of {what}"
         errors[:] = [error for error in errors if error not in told]
 
     open_it.forgive = forgive

@@ -125,9 +125,11 @@ def test_a_stream_that_breaks_is_opened_again(serve, open_page):
     expect(page.locator("#trouble")).to_contain_text("no engine is ready.")
     expect(page.locator("#trouble")).to_contain_text("Trying again in")
     expect(page.locator("#connection")).to_have_text("reconnecting")
+    page.get_by_role("button", name="Try now").focus()
     served.refusal = None
     expect(page.locator("#connection")).to_have_text("live")
     expect(page.locator("#trouble")).to_be_hidden()
+    expect(page.locator("#main")).to_be_focused()
     open_page.forgive(503)
 
 
@@ -147,15 +149,18 @@ def test_a_server_that_wants_a_key_is_given_one(serve, open_page):
     served = serve(num_slots=4, key="nk-right")
     page = open_page(served.url)
     field = page.get_by_label("API key")
+    expect(field).to_be_focused()
     expect(page.get_by_role("button", name="Send sample traffic")).to_be_disabled()
     expect(page.locator("#key-error")).to_be_empty()
     field.fill("nk-wrong")
     page.get_by_role("button", name="Show the wheel").click()
     expect(page.locator("#key-error")).to_contain_text("this server needs an API key.")
+    expect(field).to_be_focused()
     field.fill("nk-right")
     field.press("Enter")
     expect(slots(page)).to_have_count(4)
     expect(field).to_be_hidden()
+    expect(page.locator("#main")).to_be_focused()
     expect(page.get_by_role("button", name="Send sample traffic")).to_be_enabled()
     expect(page.locator("#curl")).to_contain_text('"authorization: Bearer $NORIA_API_KEY"')
     page.reload()
@@ -187,6 +192,11 @@ def test_a_wheel_without_pictures_is_drawn_all_the_same(serve, open_page):
     page = open_page(serve(num_slots=8, pictures=False).url)
     expect(slots(page)).to_have_count(8)
     expect(page.locator(".gone .swatch").first).to_be_visible()
+
+
+def test_the_first_summary_tells_of_all_engines_that_are_ready(serve, open_page):
+    page = open_page(serve(num_slots=4, num_engines=2).url)
+    expect(page.locator("#summary")).to_have_text(re.compile(r"^engine-0: .* engine-1: "))
 
 
 def test_pause_closes_the_stream_and_stops_what_moves(serve, open_page):

@@ -408,6 +408,36 @@ def test_the_page_waits_for_an_engine_and_goes_on_by_itself(playground, open_pag
     open_page.forgive(503)
 
 
+def test_a_server_that_goes_away_while_it_draws_is_missed_at_once(playground, open_page, server):
+    page = playground()
+    page.set_default_timeout(60_000)
+    draw(page, inference_steps=200)
+    card(page, "running").wait_for()
+    page.get_by_role("button", name="Cancel drawing 1").focus()
+    page.route(
+        "**/readyz", lambda route: route.abort()
+    )  # or the supervisor's next front end may be there too soon to be missed
+    for process in server.children("frontend"):
+        process.kill()
+    page.locator("#notice", has_text="cannot be reached. This page goes on by itself").wait_for()
+    assert page.locator("#draw").is_disabled()
+    assert page.locator("#served").inner_text() == "not reached"
+    expect(card(page, "failed").get_by_role("button", name="Try again")).to_be_focused()
+    page.unroute("**/readyz")
+    page.wait_for_selector("#draw:enabled")
+    assert not page.locator("#notice").is_visible()
+    open_page.forgive("net::ERR_")
+    open_page.forgive(503, perhaps=True)  # of the next front end, before it knows an engine
+
+
+def test_the_keyboard_keeps_its_place_when_a_drawing_is_done(playground):
+    page = playground()
+    draw(page, inference_steps=60)
+    page.get_by_role("button", name="Cancel drawing 1").focus()
+    card(page, "finished").wait_for()
+    expect(page.locator(".opener")).to_be_focused()
+
+
 def test_a_server_with_keys_asks_for_one_and_never_gives_it_away(playground, open_page, tmp_path):
     key, table = draw_key("alice")
     (tmp_path / "keys.toml").write_text(table)
@@ -420,9 +450,10 @@ def test_a_server_with_keys_asks_for_one_and_never_gives_it_away(playground, ope
         page.keyboard.press("Enter")
         page.locator("#notice", has_text="not known here").wait_for()
         page.fill("#key-value", key)
-        page.click("#key-use")
+        page.keyboard.press("Enter")
         page.wait_for_selector("#draw:enabled")
         assert not page.locator("#key").is_visible()
+        expect(page.locator("#prompt")).to_be_focused()
         draw(page, inference_steps=2)
         card(page, "finished").wait_for()
         for name in ("curl", "openai", "Python"):

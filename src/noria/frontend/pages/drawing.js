@@ -50,7 +50,7 @@ export class Drawing {
     return this.state === "waiting" || this.state === "running";
   }
 
-  /** Have it drawn, to its end; raises the Refused that came before an engine accepted it. */
+  /** Have it drawn, to its end; raises the Refused that ended it: its `state` says whether an engine had accepted it. */
   async run() {
     if (permits.full) this.where.textContent = "waits here: four are on their way, which is what a browser bears";
     try {
@@ -63,9 +63,7 @@ export class Drawing {
     try {
       await this.#follow(await this.#ask());
     } catch (error) {
-      if (this.state === "cancelled") return;
-      if (!(error instanceof Refused) || this.state === "waiting") throw error;
-      this.fail(error);
+      if (this.state !== "cancelled") throw error;
     } finally {
       permits.give();
       clearInterval(this.#clock);
@@ -111,10 +109,19 @@ export class Drawing {
     this.#become("failed");
     this.hear.said(`Drawing ${this.number} failed: ${message}`);
     const hint = retryAfterS ? ` The server suggests to try again in ${retryAfterS} s.` : "";
-    this.body.replaceChildren(
+    const again = button("Try again", () => this.hear.retry(this));
+    this.#end(
+      again,
       make("div", { class: "note bad" }, make("p", { text: message }), make("p", { class: "small", text: `${code}.${hint}` })),
-      make("div", { class: "actions" }, button("Try again", () => this.hear.retry(this))),
+      make("div", { class: "actions" }, again),
     );
+  }
+
+  /** Put `below` where the bar and Cancel were; the keyboard's place goes to `next` if it was in there. */
+  #end(next, ...below) {
+    const had = this.body.contains(document.activeElement);
+    this.body.replaceChildren(...below);
+    if (had) next.focus({ preventScroll: true });
     this.#offerRemoval();
   }
 
@@ -175,8 +182,7 @@ export class Drawing {
     this.images = answer.images.map((image, index) => this.#image(image, seedOf(first, index)));
     this.images.forEach((image, index) => this.#hang(image, this.frames[index]));
     this.#tell(this.used);
-    this.body.replaceChildren(timingBar(answer), this.#actions(), this.#copies());
-    this.#offerRemoval();
+    this.#end(this.images[0].opener, timingBar(answer), this.#actions(), this.#copies());
     this.hear.said(`Drawing ${this.number} is done after ${seconds(answer.timings.total_s)}; its seed is ${first}.`);
   }
 

@@ -17,6 +17,13 @@ export function write(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/** Hide `element`; the keyboard's place goes to `next` if it was in there. */
+export function hide(element, next) {
+  const had = element.contains(document.activeElement);
+  element.hidden = true;
+  if (had) next.focus();
+}
+
 /** A button that does `act`. */
 export const button = (text, act, properties = {}) => make("button", { type: "button", text, ...properties, on: { click: act } });
 

@@ -37,6 +37,7 @@ export class Form {
   }
 
   set ready(ready) {
+    if (!ready && document.activeElement === byId("draw")) byId("prompt").focus(); // a disabled button loses the keyboard's place
     byId("draw").disabled = !ready;
   }
 

@@ -1,6 +1,6 @@
 // The page /live: one stream, one state, one panel for each engine, one loop of frames.
 
-import { copy, write } from "./elements.js";
+import { copy, hide, write } from "./elements.js";
 import { savedKey, saveKey } from "./events.js";
 import { Panel } from "./panel.js";
 import { SNIPPETS } from "./snippets.js";
@@ -42,7 +42,8 @@ function take(event) {
   for (const engine of state.engines) {
     if (event.name !== "wheel" || event.data.engine === engine.name) panels.get(engine.name).update(engine, state.hues, live);
   }
-  if (event.name === "wheel" && event.at - summarised > SUMMARY_EVERY_S) {
+  const told = state.engines.every(({ state: is, wheel }) => is !== "ready" || wheel !== null);
+  if (event.name === "wheel" && told && event.at - summarised > SUMMARY_EVERY_S) {
     summarised = event.at;
     const shown = state.engines.filter(({ wheel }) => wheel !== null);
     write(find("#summary"), shown.map(({ name, wheel }) => summary(name, wheel)).join(" "));
@@ -68,11 +69,11 @@ function showConnection() {
   const [text, tone] = PHASES[phase];
   write(find("#connection"), text);
   find("#connection").className = `chip status ${tone}`;
-  find("#locked").hidden = phase !== "locked";
-  if (phase === "locked") write(find("#key-error"), savedKey() ? message : "");
+  if (phase === "locked") askForKey(savedKey() ? message : "");
+  else if (phase !== "connecting") hide(find("#locked"), find("#main")); // a key that is being tried may be wrong
   find("#sample").disabled = phase === "locked";
   if (phase === "open") {
-    find("#trouble").hidden = true;
+    hide(find("#trouble"), find("#main"));
     write(find("#curl"), command());
   }
   if (phase === "broken" || phase === "off") {
@@ -81,6 +82,12 @@ function showConnection() {
     write(find("#summary"), phase === "off" ? message : `The stream broke: ${message}`);
   }
   if (phase === "off") write(find("#trouble-text"), message);
+}
+
+function askForKey(why) {
+  find("#locked").hidden = false;
+  write(find("#key-error"), why);
+  find("#key").focus();
 }
 
 function showTrouble(at) {

@@ -1,6 +1,7 @@
 // The playground: waits for a server that can draw, then turns the form's wishes into drawings, as many at once as one likes.
 
 import { Drawing } from "./drawing.js";
+import { hide } from "./elements.js";
 import { call, refusal, savedKey, saveKey } from "./events.js";
 import { Form } from "./form.js";
 import { Gallery } from "./gallery.js";
@@ -8,6 +9,7 @@ import { listenForFiles } from "./recall.js";
 import { SNIPPETS } from "./snippets.js";
 
 const POLL_MS = 1500;
+const GONE = new Set(["unreachable", "lost", "engine_unavailable", "engine_lost"]); // nobody may be there to draw
 
 const byId = (id) => document.getElementById(id);
 const gallery = new Gallery();
@@ -70,7 +72,7 @@ async function offered() {
 
 function serve(models) {
   notice("");
-  byId("key").hidden = true;
+  hide(byId("key"), byId("prompt"));
   form.offer(models);
   form.ready = true;
   const { id, noria } = models[0];
@@ -109,17 +111,18 @@ async function draw(wish) {
   try {
     await drawing.run();
   } catch (error) {
-    refused(drawing, error);
+    failed(drawing, error);
   }
 }
 
-/** What no engine has accepted: the form's fault is shown in the form, the rest where the images would have been. */
-function refused(drawing, error) {
-  if (error.status === 401 || error.param) drawing.remove();
+/** The form's fault, which no engine has accepted, is shown in the form, the rest where the images would have been. */
+function failed(drawing, error) {
+  const atForm = drawing.state === "waiting" && (error.status === 401 || error.param);
+  if (atForm) drawing.remove();
   else drawing.fail(error);
   if (error.status === 401) askForKey(error.message);
-  else if (error.param) form.showError(error);
-  if (error.code === "engine_unavailable" || error.code === "unreachable") prepare();
+  else if (atForm) form.showError(error);
+  if (GONE.has(error.code)) prepare();
 }
 
 const hear = {
