@@ -27,6 +27,7 @@ class SeatView(Struct, frozen=True):
     boarded_at: float
     due_at: float | None  # the caller's deadline
     finish_at: float | None  # predicted
+    paused: bool = False  # it has made no step for a second and two turns or more, as others went first
 
 
 class WaitingView(Struct, frozen=True):

@@ -57,8 +57,9 @@ PROPERTIES = {
 class Script:
     """One engine's wheel: images of mixed shapes that come, board, step and leave, a turn every `TURN_S`."""
 
-    def __init__(self, num_slots: int, began_at: float, *, arriving: bool = True) -> None:
-        self.num_slots, self._began_at, self._arriving = num_slots, began_at, arriving
+    def __init__(self, num_slots: int, began_at: float, *, arriving: bool = True, paused: tuple[int, ...] = ()) -> None:
+        """In the slots `paused` nobody steps."""
+        self.num_slots, self._began_at, self._arriving, self._paused = num_slots, began_at, arriving, paused
         self._random = random.Random(7)
         self._ids = itertools.count(1)
         self._number = 0
@@ -116,7 +117,9 @@ class Script:
                 boarded += 1
                 self._seats[slot] = self._board(slot, at)
         for slot, seat in list(self._seats.items()):
-            if seat.call == seat.num_calls:
+            if slot in self._paused:
+                self._seats[slot] = msgspec.structs.replace(seat, paused=True)
+            elif seat.call == seat.num_calls:
                 del self._seats[slot]
                 decoded += 1
                 outcome = "deadline_exceeded" if int(seat.request_id[1:]) % 17 == 16 else "ok"
@@ -223,6 +226,7 @@ class Feed:
     num_slots: int = 8
     num_engines: int = 1
     arriving: bool = True
+    paused: tuple[int, ...] = ()  # slots
     pictures: bool = True
     states: dict[str, str] = dataclasses.field(default_factory=dict)  # of engines that are not ready
     key: str | None = None  # needed by all that shows images
@@ -279,7 +283,8 @@ class Feed:
         names = [f"engine-{k}" for k in range(self.num_engines)]
         began_at = time.time()
         scripts = {
-            name: Script(self.num_slots, began_at - 3.0 - k, arriving=self.arriving) for k, name in enumerate(names)
+            name: Script(self.num_slots, began_at - 3.0 - k, arriving=self.arriving, paused=self.paused)
+            for k, name in enumerate(names)
         }
         while self.life == life and not await http.is_disconnected():
             states = {name: self.states.get(name, "ready") for name in names}

@@ -33,8 +33,9 @@ def test_each_slot_is_a_button_that_says_whose_image_it_holds(serve, open_page):
     page = open_page(serve(num_slots=8).url)
     expect(slots(page)).to_have_count(8)
     expect(page.get_by_role("button", name="Slot 3:")).to_have_accessible_name(
-        re.compile(r"Slot 3: \S+, call \d+ of \d+, \d+ × 128 px, guidance [\d.]+")
+        re.compile(r"Slot 3: \S+, \d+ calls, \d+ × 128 px, guidance [\d.]+")
     )
+    expect(slots(page).nth(3)).to_have_accessible_description(re.compile(r"^\d+/\d+ \S+"))
     expect(page.locator(".mix")).to_contain_text("Together now: ")
     expect(page.locator(".mix")).to_contain_text(" schedulers, ")
     expect(page.locator("#connection")).to_have_text("live")
@@ -89,6 +90,39 @@ def test_slots_are_walked_with_the_arrows_and_chosen_with_enter(serve, open_page
     expect(slots(page).nth(7)).to_be_focused()
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.closest('.slots')") is None, "Tab leaves the wheel"
+
+
+def test_a_slots_name_stays_while_its_image_does(serve, open_page):
+    page = open_page(serve(num_slots=8).url)
+    expect(slots(page)).to_have_count(8)
+    slots(page).nth(0).focus()  # when it was said anew, once
+    renamed = page.evaluate(RENAMED, 3)
+    assert renamed, "nobody boarded or left"
+    assert all(
+        name.partition(": ")[2] not in {"", *renamed[:place]} or "free" in name for place, name in enumerate(renamed)
+    )
+    assert not any(re.search(r"call \d|done in|due in", name) for name in renamed)
+
+
+RENAMED = """(seconds) => new Promise((resolve) => {
+  const names = [];
+  const note = (changes) => changes.forEach(({ target }) => names.push(target.getAttribute("aria-label")));
+  new MutationObserver(note).observe(document.querySelector(".slots"), { subtree: true, attributeFilter: ["aria-label"] });
+  setTimeout(() => resolve(names), 1000 * seconds);
+})"""
+
+
+def test_who_is_paused_is_said_to_be(serve, open_page, check_accessibility):
+    page = open_page(serve(num_slots=8, paused=(3,)).url)
+    expect(slots(page).nth(3)).to_contain_text(re.compile(r"paused.*0/\d+"))
+    expect(page.locator(".slot").filter(has_text="paused")).to_have_count(1)
+    expect(page.locator(".mix")).to_contain_text(" 1 paused: others go first.")
+    slots(page).nth(3).click()
+    expect(page.locator(".chosen")).to_contain_text(re.compile(r"call 0 of \d+, paused"))
+    page.get_by_text("The slots as a table").click()
+    expect(page.get_by_role("row").filter(has_text="paused")).to_have_count(1)
+    page.get_by_role("button", name="Pause").click()
+    check_accessibility(page)
 
 
 def test_deadlines_are_told_by_words_and_not_by_colour_alone(serve, open_page):

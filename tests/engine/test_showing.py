@@ -305,6 +305,31 @@ def test_images_that_are_paused_keep_their_last_picture_until_they_leave():
     assert [seat.request_id for seat in last.seats] == ["long"] == [cell.request_id for cell in last.cells]
 
 
+def test_who_makes_no_step_for_a_second_as_others_go_first_is_paused_until_he_steps():
+    world = World(slots=8, turn_s=0.3)
+    world.submit(wish("one", steps=40), wish("many", steps=40, images=7, side_px=16))
+    views = [view for view, _ in world.watch([lambda: None] * 40)]
+    ones = [seat for view in views for seat in view.seats if seat.request_id == "one"]
+    assert {seat.paused for seat in ones} == {True, False}
+    for before, after in itertools.pairwise(ones):
+        assert not (after.paused and after.call > before.call), "he has just stepped"
+    assert not any(seat.paused for view in views for seat in view.seats if seat.request_id == "many")
+
+
+def test_two_sizes_that_take_turns_do_not_blink():
+    world = World(slots=4, turn_s=0.1)
+    world.submit(wish("a", steps=60), wish("b", steps=60, side_px=16))
+    views = [view for view, _ in world.watch([lambda: None] * 60)]
+    assert not any(seat.paused for view in views for seat in view.seats)
+
+
+def test_a_long_turn_of_another_size_pauses_nobody():
+    world = World(slots=4, turn_s=3.0)
+    world.submit(wish("a", steps=20), wish("b", steps=20, side_px=16))
+    views = [view for view, _ in world.watch([lambda: None] * 30)]
+    assert not any(seat.paused for view in views[10:] for seat in view.seats)  # before, what turns cost is found out
+
+
 def test_what_did_not_fit_the_memory_has_not_boarded():
     world = World(slots=8)
     world.executor.memory = {"boards": 3}

@@ -48,6 +48,12 @@ def test_an_engine_says_its_state_device_slots_queue_and_figures():
     )
 
 
+def test_a_slot_whose_image_is_paused_says_so_instead_of_when_it_is_done():
+    lines = shown(board_of(a_view(seats=[a_seat(0), a_seat(1, paused=True)])))
+    assert slot_line(lines, 0).split()[2:5] == ["5/20", "3.0", "s"]
+    assert slot_line(lines, 1).split()[2:4] == ["5/20", "paused"]
+
+
 def test_a_slot_says_everything_of_its_image():
     seat = a_seat(2, index=1, due_at=AT + 5, priority="high")
     line = slot_line(shown(board_of(a_view(seats=[seat])), width=130), 2)

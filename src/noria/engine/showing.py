@@ -29,6 +29,8 @@ BETWEEN_VIEWS_S = 0.2  # the eye sees steps at this pace, and a view takes the w
 MOST_BETWEEN_VIEWS_S = 1.0  # however long they take
 _SHARE = 0.01  # of the wheel's time that views may take: 64 seats take 1.4 ms, with 256 in the queue 6 ms
 _BETWEEN_RATES_S = 1.0
+_PAUSED_S = 1.0  # without a step: two sizes that take turns have half a second each, and nobody is to see them blink
+_PAUSED_TURNS = 2  # of others, besides: one alone may last longer than that
 _INSTANT_S = 1e-6  # what rounding may make of no wait at all
 
 F = TypeVar("F", bound=Hashable)
@@ -37,10 +39,12 @@ F = TypeVar("F", bound=Hashable)
 
 @dataclass(slots=True)
 class _Place:
-    """Where an image sits, and its last picture."""
+    """Where an image sits, when it stepped, and its last picture."""
 
     slot: int
     look: int  # in which it was seen last, or would have been for the first time
+    stepped: int  # the number of turns with steps when it made its last one, or boarded
+    stepped_at: float  # when that was
     picture: PreviewPixels | None = None
 
 
@@ -67,6 +71,7 @@ class Showing(Generic[F]):
         self._left: deque[LeftView] = deque(maxlen=MOST_KEPT)
         self._num_left = 0  # ever
         self._number = 0  # of the last turn
+        self._num_stepping = 0  # of the turns, those with steps
         self._turning = False
         self._num_seated = 0  # in the turn
         self._last_turn_s = 0.0
@@ -99,7 +104,7 @@ class Showing(Generic[F]):
         """
         self._turning = True
         for seat in plan.boards:
-            self._places[seat.image] = _Place(seat.slot, self._looks)
+            self._places[seat.image] = _Place(seat.slot, self._looks, self._num_stepping, now)
         self._num_seated = len(self._places)
         if not any(self._wants_pictures(follower) for follower in self._followers.values()):
             return False
@@ -134,6 +139,11 @@ class Showing(Generic[F]):
         for seat in unseated:
             del self._places[seat.image]
         num_stepped = len(plan.steps) if overflowed not in ("boards", "steps") else 0
+        if num_stepped:
+            self._num_stepping += 1
+            for step in plan.steps:
+                if (place := self._places.get(step.image)) is not None:
+                    place.stepped, place.stepped_at = self._num_stepping, now
         self._turning, self._number, self._version = False, self._number + 1, self._version + 1
         self._last_turn_s = turn.seconds
         self._rates.turned(turn.seconds, self._num_seated, num_stepped, now)
@@ -237,7 +247,14 @@ class Showing(Generic[F]):
             boarded_at=at + each.boarded - now,
             due_at=None if ticket.due is None else at + ticket.due - now,
             finish_at=at + each.finish_in_s,
+            paused=self._is_paused(each.image, now),
         )
+
+    def _is_paused(self, image: ImageId, now: float) -> bool:
+        place = self._places.get(image)
+        if place is None:
+            return False
+        return self._num_stepping - place.stepped >= _PAUSED_TURNS and now - place.stepped_at >= _PAUSED_S
 
     def _waiting(self, each: WaitingRequest, now: float, at: float) -> WaitingView:
         request, ticket = self._request(each.ticket.request_id), each.ticket

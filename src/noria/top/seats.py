@@ -142,6 +142,8 @@ def _told(name: str, seat: SeatView, server_s: float) -> Piece:
     match name:
         case "step":
             return f"{seat.call}/{seat.num_calls}", ""
+        case "end" if seat.paused:
+            return "paused", "yellow"
         case "end":
             return seconds(None if seat.finish_at is None else max(0.0, seat.finish_at - server_s)), ""
         case "deadline":
@@ -206,4 +208,5 @@ def _will_be_late(seat: SeatView) -> bool:
 
 
 def _style(seat: SeatView) -> str:
-    return "red" if _will_be_late(seat) else "magenta" if seat.priority == "high" else "cyan"
+    colour = "red" if _will_be_late(seat) else "magenta" if seat.priority == "high" else "cyan"
+    return f"dim {colour}" if seat.paused else colour

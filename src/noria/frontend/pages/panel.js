@@ -9,7 +9,7 @@ import { keyOf } from "./state.js";
 import { calm } from "./theme.js";
 import { binned, drawBars, drawStages, span } from "./timeline.js";
 import { Wheel } from "./wheel.js";
-import { count, describedSlot, figures, mix, notice, seconds, start as begins } from "./words.js";
+import { count, describedSlot, figures, mix, notice, progress, seconds, start as begins } from "./words.js";
 
 const DELAY_S = 0.25; // what is shown is that old, so that it is known before it is drawn
 const STALL_S = 0.5; // after so long without a frame, as in a tab that was hidden, nobody saw who came and went
@@ -201,7 +201,7 @@ export class Panel {
       const texts = [
         `${seat.request_id.slice(0, 12)} image ${seat.index}`,
         seat.scheduler,
-        `${seat.call} of ${seat.num_calls}`,
+        progress(seat),
         seat.model,
         `${seat.width_px} × ${seat.height_px}`,
         String(seat.guidance_scale),

@@ -1,19 +1,19 @@
 // The slots as elements over the drawn wheel: labels that can be read, and buttons that a keyboard and a screen reader find.
 
 import { make, write } from "./elements.js";
-import { described, seconds, urgency } from "./words.js";
+import { named, seconds, urgency } from "./words.js";
 
 export class Slots {
   #list;
   #slots = []; // {button, what, step, due, said}
   #onChoose;
-  #seats = new Map();
-  #now = 0;
+  #engine;
   chosen = null;
 
   /** `onChoose` is called when another slot, or none, is chosen. */
   constructor(list, engine, onChoose) {
     this.#list = list;
+    this.#engine = engine;
     this.#onChoose = onChoose;
     list.setAttribute("aria-label", `Slots of ${engine}`);
     list.addEventListener("keydown", (event) => this.#move(event));
@@ -35,31 +35,29 @@ export class Slots {
 
   /** Write what the seats are now; only what has changed is touched. */
   update(seats, now) {
-    this.#seats = new Map(seats.map((seat) => [seat.slot, seat]));
-    this.#now = now;
+    const seated = new Map(seats.map((seat) => [seat.slot, seat]));
     this.#slots.forEach((element, slot) => {
-      const seat = this.#seats.get(slot);
+      const seat = seated.get(slot);
       const key = seat ? `${seat.request_id}/${seat.index}` : "";
-      write(element.what, seat?.scheduler ?? "");
+      write(element.what, seat ? (seat.paused ? "paused" : seat.scheduler) : "");
       write(element.step, seat ? `${seat.call}/${seat.num_calls}` : "");
       const pressing = seat ? urgency(seat, now) : null;
       write(element.due, pressing ? (seat.due_at < now ? "late" : seconds(seat.due_at - now)) : "");
       if (element.due.dataset.urgency !== (pressing ?? "")) element.due.dataset.urgency = pressing ?? "";
-      if (element.said !== key) this.#say(slot); // not at every step: a name that changes is read aloud
+      // The name says what stays: one that changed at every step would be read aloud, or old. What changes is its description.
+      if (element.said !== key) element.button.setAttribute("aria-label", `Slot ${slot}: ${seat ? named(seat) : "free"}`);
       element.said = key;
     });
-  }
-
-  #say(slot) {
-    const seat = this.#seats.get(slot);
-    this.#slots[slot].button.setAttribute("aria-label", `Slot ${slot}: ${seat ? described(seat, this.#now) : "free"}`);
   }
 
   #add() {
     const slot = this.#slots.length;
     const [due, what, step] = ["due", "what", "step number"].map((name) => make("span", { class: name }));
-    const on = { click: () => this.#choose(slot), focus: () => this.#say(slot) };
+    const on = { click: () => this.#choose(slot) };
     const button = make("button", { type: "button", class: "slot", tabIndex: slot === 0 ? 0 : -1, ariaPressed: "false", on }, due, what, step);
+    const changing = [step, what, due];
+    changing.forEach((part, place) => (part.id = `${this.#engine}-${slot}-${place}`));
+    button.setAttribute("aria-describedby", changing.map(({ id }) => id).join(" "));
     this.#list.append(make("li", {}, button));
     this.#slots.push({ button, due, what, step, said: null });
   }

@@ -34,9 +34,12 @@ export class Wheel {
     const seats = new Map(wheel.seats.map((seat) => [seat.slot, seat]));
     this.#buckets.length = Math.min(this.#buckets.length, places.spots.length);
     places.spots.forEach((spot, slot) => {
-      const bucket = this.#follow(slot, seats.get(slot), scene, now, passed);
+      const seat = seats.get(slot);
+      const bucket = this.#follow(slot, seat, scene, now, passed);
+      context.globalAlpha = (live ? 1 : 0.45) * (seat?.paused ? 0.5 : 1);
       this.#bucket(context, spot, bucket, scene, now);
     });
+    context.globalAlpha = live ? 1 : 0.45;
     this.#flights(context, scene, now);
   }
 

@@ -25,14 +25,20 @@ export function urgency({ due_at, boarded_at, finish_at }, now) {
   return due_at - now < (due_at - boarded_at) / 4 ? "close" : "kept";
 }
 
-/** All about a seat at `now`, in a sentence; for screen readers, and beside the wheel. */
-export function described(seat, now) {
-  const parts = [
-    `${seat.scheduler}, call ${seat.call} of ${seat.num_calls}`,
-    `${seat.width_px} × ${seat.height_px} px`,
-    `guidance ${seat.guidance_scale}`,
-  ];
+/** Which image a seat holds: what stays as it is for as long as it sits there. */
+export function named(seat) {
+  const size = `${seat.width_px} × ${seat.height_px} px`;
+  const parts = [seat.scheduler, count(seat.num_calls, "call"), size, `guidance ${seat.guidance_scale}`];
   if (seat.priority !== "normal") parts.push(`${seat.priority} priority`);
+  return parts.join(", ");
+}
+
+/** "7 of 12", "7 of 12, paused". */
+export const progress = ({ call, num_calls, paused }) => `${call} of ${num_calls}${paused ? ", paused" : ""}`;
+
+/** All about a seat at `now`, in a sentence. */
+export function described(seat, now) {
+  const parts = [named(seat), `call ${progress(seat)}`];
   if (seat.finish_at !== null) parts.push(`done in ${seconds(Math.max(0, seat.finish_at - now))}`);
   if (seat.due_at !== null) parts.push(seat.due_at < now ? "past its deadline" : `due in ${seconds(seat.due_at - now)}`);
   return parts.join(", ");
@@ -55,7 +61,8 @@ export function mix(seats) {
     count(distinct(({ width_px, height_px }) => `${width_px} ${height_px}`), "size"),
   ];
   if (distinct(({ model }) => model) > 1) parts.push(`${distinct(({ model }) => model)} models`);
-  return `Together now: ${parts.join(", ")}.`;
+  const paused = seats.filter((seat) => seat.paused).length;
+  return `Together now: ${parts.join(", ")}.${paused ? ` ${paused} paused: others go first.` : ""}`;
 }
 
 /** What a screen reader is told of an engine now and then. */
