@@ -138,6 +138,25 @@ def test_several_are_drawn_at_once_and_share_the_batch(playground):
     assert page.evaluate("document.activeElement.className") == "opener"
 
 
+def test_all_tabs_of_a_browser_share_its_connections(playground):
+    page = playground()
+    other = page.context.new_page()
+    other.set_default_timeout(PATIENCE_MS)
+    other.goto(page.url)
+    other.wait_for_selector("#draw:enabled")
+    for _ in range(4):
+        draw(page, inference_steps=200)
+    card(page, "running", 3).wait_for()
+    draw(other, inference_steps=200)
+    other.locator(".drawing", has_text="waits here").wait_for()
+    page.keyboard.press("Escape")
+    card(other, "running").wait_for()
+    draw(page, inference_steps=200)
+    page.locator(".drawing", has_text="waits here").wait_for()
+    other.close()  # without a word
+    card(page, "running", 3).wait_for()
+
+
 def test_the_page_keeps_connections_for_other_things_than_drawings(playground, client, tmp_path):
     (tmp_path / "a.png").write_bytes(client.post("/t2i", json={"prompt": "p", "inference_steps": 1}).content)
     page = playground()

@@ -2,14 +2,14 @@
 
 import { button, copy, make } from "./elements.js";
 import { call, events, refusal, Refused, savedKey } from "./events.js";
-import { Permits } from "./permits.js";
+import { permits } from "./permits.js";
 import { SNIPPETS } from "./snippets.js";
 import { seconds, timingBar } from "./timing.js";
 import { bodyOf, seedOf } from "./wish.js";
 
 const TICK_MS = 200; // of the countdown
 const FADE_MS = 350; // as in playground.css
-const permits = new Permits(4);
+const connections = permits(4);
 
 export class Drawing {
   #abort = new AbortController();
@@ -52,9 +52,10 @@ export class Drawing {
 
   /** Have it drawn, to its end; raises the Refused that ended it: its `state` says whether an engine had accepted it. */
   async run() {
-    if (permits.full) this.where.textContent = "waits here: four are on their way, which is what a browser bears";
+    if (await connections.full()) this.where.textContent = "waits here: four are on their way, which is what a browser bears";
+    let give;
     try {
-      await permits.take(this.#abort.signal);
+      give = await connections.take(this.#abort.signal);
     } catch {
       return; // cancelled
     }
@@ -65,7 +66,7 @@ export class Drawing {
     } catch (error) {
       if (this.state !== "cancelled") throw error;
     } finally {
-      permits.give();
+      give();
       clearInterval(this.#clock);
     }
   }
