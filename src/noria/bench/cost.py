@@ -88,7 +88,9 @@ class CostBench:
     def measure(self) -> None:
         """Everything, in order; what is found is kept as it comes."""
         for first in range(0, self.options.pairs, _PAIRS_A_LIFE):
-            with self._server(bare=False) as watched_server, self._server(bare=True) as bare_server:
+            bare_first = first // _PAIRS_A_LIFE % 2 == 1
+            with self._server(bare=bare_first) as one, self._server(bare=not bare_first) as other:
+                watched_server, bare_server = (other, one) if bare_first else (one, other)
                 for number in range(first, min(first + _PAIRS_A_LIFE, self.options.pairs)):
                     self.pairs.append(self._pair(number, watched_server, bare_server))
                     _say(f"{number + 1} of {self.options.pairs}: {cost_report.line(self.pairs[-1])}")
