@@ -69,8 +69,10 @@ LOAD = Load(1.5, 2, 3, 4, (ShapeCosts("tiny", 64, 48, {1: 0.01, 2: 0.015}, {1: 0
 class FakeEngine:
     """Answers at once with flat colours of the seed, unless told otherwise by one of its fields."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, state: str = "ready") -> None:
+        """`state` is what the first to ask is told; `become` changes it a moment later."""
         self.address = address
+        self._first_state = state
         self._commands: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._ended = threading.Event()
         self.reset()
@@ -109,7 +111,8 @@ class FakeEngine:
         self._thread.join()
 
     def _run(self) -> None:
-        state, channel, peers, life = "ready", EngineChannel(self.address), set(), (uuid.uuid4().hex, "none", ())
+        state, channel, peers = self._first_state, EngineChannel(self.address), set()
+        life = (uuid.uuid4().hex, "none", ())
         while not self._ended.is_set():
             with contextlib.suppress(queue.Empty):
                 state = self._commands.get_nowait()
@@ -263,12 +266,12 @@ def spec() -> ModelSpec:
 
 
 @pytest.fixture
-def new_engine(folder: pathlib.Path) -> Iterator[Callable[[], FakeEngine]]:
+def new_engine(folder: pathlib.Path) -> Iterator[Callable[..., FakeEngine]]:
     """Makes engines that only this test talks to."""
     engines: list[FakeEngine] = []
 
-    def make() -> FakeEngine:
-        engines.append(FakeEngine(f"ipc://{folder}/{uuid.uuid4().hex[:8]}"))
+    def make(state: str = "ready") -> FakeEngine:
+        engines.append(FakeEngine(f"ipc://{folder}/{uuid.uuid4().hex[:8]}", state))
         return engines[-1]
 
     yield make

@@ -31,8 +31,7 @@ def counting(client):
 @pytest.fixture
 def loading(serve, new_engine, until):
     """A front end whose engine has never been ready."""
-    engine = new_engine()
-    engine.become("loading")
+    engine = new_engine("loading")
     with (
         serve(Config(), engine) as (url, _),
         httpx.Client(base_url=url, timeout=20, verify=False) as client,

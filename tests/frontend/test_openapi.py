@@ -164,8 +164,7 @@ def test_docs_page_has_commands_with_a_key_where_one_is_needed(tmp_path):
 def test_what_is_said_of_the_routes_is_made_once_for_all_who_ask(serve, new_engine, until, monkeypatch):
     made = []
     monkeypatch.setattr(app, "openapi", lambda spec, config: made.append(spec) or openapi(spec, config))
-    engine = new_engine()
-    engine.become("loading")
+    engine = new_engine("loading")
     with serve(Config(), engine) as (url, _), httpx.Client(base_url=url, timeout=20, verify=False) as client:
 
         def ask(says):
