@@ -11,6 +11,8 @@ import pathlib
 import statistics
 import time
 
+import numpy as np
+
 from noria.bench.machine import provenance
 from noria.config import EngineConfig
 from noria.engine.loading import load_executor
@@ -64,15 +66,16 @@ def _alone_s(executor: object, spec: object) -> float:
     """The previews of one step of all images by themselves: estimate, map to colours, hand over."""
     import torch
 
-    from noria.sampling.previews import clean_latents, preview_pixels
+    from noria.sampling.previews import clean_latents, clean_weights, preview_pixels
 
     size = NUM_IMAGES, 4, spec.default_height_px // 8, spec.default_width_px // 8
-    inputs, outputs, timesteps = torch.randn(size), torch.randn(size), torch.full((NUM_IMAGES,), 500.0)
+    inputs, outputs, timesteps = torch.randn(size), torch.randn(size), np.full(NUM_IMAGES, 500.0, np.float32)
     model, seconds = executor.model, []
     with torch.inference_mode():
         for _ in range(300):
             started = time.perf_counter()
-            clean = clean_latents(inputs, outputs, timesteps, model.alpha_bars, model.prediction_type)
+            weights = torch.from_numpy(clean_weights(timesteps, model.alpha_bars, model.prediction_type))
+            clean = clean_latents(inputs, outputs, weights)
             for pixels in preview_pixels(clean, model.preview_colours):
                 pixels.numpy().data.cast("B")
             seconds.append(time.perf_counter() - started)

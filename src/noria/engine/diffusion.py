@@ -27,7 +27,7 @@ from noria.observe.lines import fields
 from noria.request import ImageRequest, request_id_of
 from noria.sampling.compile import compile_sampler
 from noria.sampling.noise import NoiseStream
-from noria.sampling.previews import clean_latents, preview_pixels, smaller
+from noria.sampling.previews import clean_latents, clean_weights, preview_pixels, smaller
 from noria.sampling.step import advance, board, guide, model_inputs, samples
 from noria.sampling.tables import SamplerTable
 from noria.scheduling.plans import ImageId, Outcome, Part, Plan, Seat, ShapeClass, Step
@@ -289,22 +289,18 @@ class DiffusionExecutor:
         if not shown:
             return []
         shown = list(shown)
-        shown_B = self._on_device(shown)
-        clean_BCHW = clean_latents(
-            inputs_BCHW[shown_B],
-            outputs_BCHW[shown_B],
-            self._on_device(timesteps[shown]),
-            self.model.alpha_bars,
-            self.model.prediction_type,
-        )
+        if len(shown) < len(steps):
+            shown_B = self._on_device(shown)
+            inputs_BCHW, outputs_BCHW = inputs_BCHW[shown_B], outputs_BCHW[shown_B]
+        weights_2B = clean_weights(timesteps[shown], self.model.alpha_bars, self.model.prediction_type)
+        clean_BCHW = clean_latents(inputs_BCHW, outputs_BCHW, self._on_device(weights_2B))
         if most_px is not None:
             clean_BCHW = smaller(clean_BCHW, most_px)
         pixels_BHWC, copied = to_host(preview_pixels(clean_BCHW, self.model.preview_colours))
         height, width = pixels_BHWC.shape[1:3]
+        finite = torch.tensor(data=True)
         return [
-            PreviewPixels(
-                steps[b].image, steps[b].call, width, height, HostPixels(pixels_HWC, torch.tensor(data=True), copied)
-            )
+            PreviewPixels(steps[b].image, steps[b].call, width, height, HostPixels(pixels_HWC, finite, copied))
             for pixels_HWC, b in zip(pixels_BHWC, shown, strict=True)
         ]
 

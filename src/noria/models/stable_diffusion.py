@@ -11,6 +11,7 @@ import logging
 import pathlib
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from noria.config import EngineConfig
@@ -33,7 +34,7 @@ class DiffusionModel(Protocol):
     num_tokens: int
     text_width: int
     scheduler_config: dict[str, Any]
-    alpha_bars: torch.Tensor  # ᾱ of each training timestep, on the device
+    alpha_bars: np.ndarray  # ᾱ of each training timestep
     prediction_type: str  # diffusers': what the UNet's output is
     preview_colours: torch.Tensor  # of `sampling/previews.py`, on the device
 
@@ -76,7 +77,7 @@ class StableDiffusion:
         unet.to(memory_format=self._memory_format)
         vae.to(memory_format=self._memory_format)
         set_attention(unet, config.attention)
-        self.alpha_bars = _alpha_bars(scheduler_config).to(self.device)
+        self.alpha_bars = _alpha_bars(scheduler_config)
         self.prediction_type: str = scheduler_config.get("prediction_type", "epsilon")
         with torch.inference_mode():
             self.preview_colours = fit_colours(self._encode_pixels, self.latent_scale).to(self.device)
@@ -144,11 +145,11 @@ class StableDiffusion:
         return (image_BCHW.permute(0, 2, 3, 1) * 255).round().to(torch.uint8).contiguous()
 
 
-def _alpha_bars(scheduler_config: dict[str, Any]) -> torch.Tensor:
+def _alpha_bars(scheduler_config: dict[str, Any]) -> np.ndarray:
     """ᾱ of each training timestep, as diffusers computes it from the betas of the configuration."""
     import diffusers
 
-    return torch.as_tensor(diffusers.DDIMScheduler.from_config(scheduler_config).alphas_cumprod, dtype=torch.float32)
+    return np.asarray(diffusers.DDIMScheduler.from_config(scheduler_config).alphas_cumprod, np.float64)
 
 
 def set_attention(unet: Any, kind: str) -> None:

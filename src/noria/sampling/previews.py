@@ -9,6 +9,7 @@ Tensor shapes: B images, C latent channels, H × W latent size, T training times
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -17,34 +18,38 @@ _EXAMPLE_LATENTS = 12  # of a side
 _LEAST_ALPHA_BAR = 1e-4  # at zero terminal SNR a model of noise says nothing of the image, and √ᾱ divides
 
 
-def clean_latents(
-    inputs_BCHW: torch.Tensor,
-    outputs_BCHW: torch.Tensor,
-    timesteps_B: torch.Tensor,
-    alpha_bars_T: torch.Tensor,
-    prediction_type: str,
-) -> torch.Tensor:
-    """x₀ as the model sees it, [B, C, H, W]; `prediction_type` is diffusers': "epsilon", "v_prediction" or "sample"."""
-    if prediction_type == "sample":
-        return outputs_BCHW
-    last = len(alpha_bars_T) - 1
-    below_B = timesteps_B.floor().long().clamp(0, last)  # timesteps of some samplers lie between two of training
-    alpha_B = torch.lerp(alpha_bars_T[below_B], alpha_bars_T[(below_B + 1).clamp(max=last)], timesteps_B - below_B)
-    alpha_B111 = alpha_B.clamp(_LEAST_ALPHA_BAR, 1.0)[:, None, None, None]
-    if prediction_type == "v_prediction":
-        return alpha_B111.sqrt() * inputs_BCHW - (1 - alpha_B111).sqrt() * outputs_BCHW
-    assert prediction_type == "epsilon", prediction_type
-    return (inputs_BCHW - (1 - alpha_B111).sqrt() * outputs_BCHW) / alpha_B111.sqrt()
+def clean_weights(timesteps_B: np.ndarray, alpha_bars_T: np.ndarray, prediction_type: str) -> np.ndarray:
+    """[2, B] float32: x₀ as the model sees it is the first times what it was given plus the second times what it says.
+
+    `prediction_type` is diffusers': "epsilon", "v_prediction" or "sample". Timesteps of some samplers lie between two of training.
+    """
+    alpha_B = np.interp(timesteps_B, np.arange(len(alpha_bars_T)), alpha_bars_T).clip(_LEAST_ALPHA_BAR, 1.0)
+    signal_B, noise_B = np.sqrt(alpha_B), np.sqrt(1 - alpha_B)
+    match prediction_type:
+        case "epsilon":
+            weights_2B = 1 / signal_B, -noise_B / signal_B
+        case "v_prediction":
+            weights_2B = signal_B, -noise_B
+        case _:
+            assert prediction_type == "sample", prediction_type
+            weights_2B = np.zeros_like(alpha_B), np.ones_like(alpha_B)
+    return np.stack(weights_2B).astype(np.float32)
+
+
+def clean_latents(inputs_BCHW: torch.Tensor, outputs_BCHW: torch.Tensor, weights_2B: torch.Tensor) -> torch.Tensor:
+    """x₀ as the model sees it, [B, C, H, W], by `clean_weights`."""
+    of_inputs_B111, of_outputs_B111 = weights_2B[:, :, None, None, None]
+    return torch.addcmul(of_outputs_B111 * outputs_BCHW, of_inputs_B111, inputs_BCHW)
 
 
 def fit_colours(encode: Callable[[torch.Tensor], torch.Tensor], scale: int) -> torch.Tensor:
-    """The map [C + 1, 3] from a latent's channels and 1 to its block's mean colour, by least squares over drawn scenes.
+    """The map [C + 1, 3] from a latent's channels and 1 to its block's mean colour, 0 to 255, by least squares over drawn scenes.
 
     `encode` takes pixels [N, 3, scale·H, scale·W] in -1 to 1 to latents [N, C, H, W] as the UNet has them.
     """
     pixels_N3HW = _example_pixels(_EXAMPLE_LATENTS * scale, scale)
     latents_NCHW = encode(pixels_N3HW).float().cpu()
-    colours_N3HW = functional.avg_pool2d(pixels_N3HW, scale)
+    colours_N3HW = functional.avg_pool2d(pixels_N3HW * 127.5 + 127.5, scale)
     targets = colours_N3HW.movedim(1, -1).reshape(-1, 3)
     colours_K3: torch.Tensor = torch.linalg.lstsq(_with_one(latents_NCHW), targets).solution
     return colours_K3
@@ -53,7 +58,7 @@ def fit_colours(encode: Callable[[torch.Tensor], torch.Tensor], scale: int) -> t
 def preview_pixels(latents_BCHW: torch.Tensor, colours_K3: torch.Tensor) -> torch.Tensor:
     """[B, H, W, 3] uint8, one pixel for each latent, by the map of `fit_colours`."""
     colours_BHW3 = torch.einsum("bchw,ck->bhwk", latents_BCHW.float(), colours_K3[:-1]) + colours_K3[-1]
-    return ((colours_BHW3 * 0.5 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
+    return colours_BHW3.clamp_(0, 255).round_().to(torch.uint8)
 
 
 def smaller(latents_BCHW: torch.Tensor, most: int) -> torch.Tensor:

@@ -7,6 +7,7 @@ Shapes: B images, R UNet rows, T tokens, D text width, C × H × W latents.
 import zlib
 from typing import Any
 
+import numpy as np
 import torch
 
 from noria import schedulers
@@ -38,7 +39,7 @@ class RandomModel:
             "steps_offset": 1,
             "clip_sample": False,  # as the pipeline has it, whatever a model says
         }
-        self.alpha_bars = torch.ones(1000, device=device)  # for previews, which nobody asks for
+        self.alpha_bars = np.ones(1000)  # for previews, which nobody asks for
         self.prediction_type = "epsilon"
         self.preview_colours = torch.zeros(5, 3, device=device)
         self._memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
