@@ -154,7 +154,7 @@ def test_the_pictures_come_in_one_sheet(site):
     engine.views = Wheel()
     with watching(url) as stream:
         view = stream.wheel()
-    assert (view["sheet"]["format"], view["sheet"]["width"], view["sheet"]["height"]) == ("webp", 16, 6)
+    assert (view["sheet"]["format"], view["sheet"]["width"], view["sheet"]["height"]) == ("jpeg", 16, 8)
     assert [(cell["slot"], cell["x"], cell["y"], cell["width_px"]) for cell in view["cells"]] == [
         (0, 0, 0, 8),
         (1, 8, 0, 8),

@@ -164,7 +164,7 @@ class Live:
                 }
                 for cell, place in zip(view.cells, places, strict=True)
             ]
-            whole = {"format": "webp", "b64": file, "width": width, "height": height}
+            whole = {"format": "jpeg", "b64": file, "width": width, "height": height}
             pictured = _event(wheel.name, view, cells=cells, sheet=whole)
         for watcher in self._audience:
             watcher.show(wheel.name, pictured if watcher.pictures else plain)
