@@ -10,10 +10,11 @@ import pytest
 from noria.errors import InvalidField
 from noria.jobs.addresses import check
 from noria.jobs.resolver import Resolver
+from waiting import WITHIN_S
 
 
 def test_the_systems_addresses_are_given():
-    with contextlib.closing(Resolver()) as resolver:
+    with contextlib.closing(Resolver(patience_s=WITHIN_S)) as resolver:
         assert "127.0.0.1" in asyncio.run(resolver("127.0.0.1", 80))
 
 
@@ -21,7 +22,7 @@ def test_a_look_up_without_an_answer_is_given_up_with_words_that_say_so():
     released = threading.Event()
 
     def hang(*_):
-        released.wait(60)
+        released.wait(WITHIN_S)
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
     with contextlib.closing(Resolver(hang, patience_s=0.05)) as resolver:
@@ -40,6 +41,6 @@ def test_look_ups_keep_out_of_the_event_loops_own_threads():
         asked_in.append(threading.current_thread().name)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 80))]
 
-    with contextlib.closing(Resolver(note)) as resolver:
+    with contextlib.closing(Resolver(note, patience_s=WITHIN_S)) as resolver:
         assert asyncio.run(resolver("hooks.example", 80)) == ["192.0.2.1"]
     assert asked_in[0].startswith("resolve")

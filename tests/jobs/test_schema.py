@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from noria.errors import ConfigError
 from noria.jobs.schema import about, database_url, open_database, writing
 from noria.jobs.store import Store
+from waiting import WITHIN_S
 
 
 def test_many_processes_may_open_an_empty_database_at_once(database, tmp_path, job):
@@ -24,7 +25,7 @@ def test_many_processes_may_open_an_empty_database_at_once(database, tmp_path, j
     for opener in openers:
         opener.stdin.write("now\n")
         opener.stdin.close()
-    assert [opener.wait(60) for opener in openers] == [0] * 6
+    assert [opener.wait(WITHIN_S) for opener in openers] == [0] * 6
     store = Store(open_database(database_url(database, tmp_path)))
     record, created = store.accept(job(), 10, 1.0)
     assert (created, store.get(record.id)) == (True, record)

@@ -10,7 +10,6 @@ import ssl
 import stat
 import subprocess
 import threading
-import time
 
 import pytest
 import sqlalchemy as sa
@@ -24,7 +23,7 @@ from noria.jobs.schema import deliveries
 from noria.jobs.store import Store
 from noria.jobs.webhooks import MAX_TRIES, Sender, delay_s, read_secret, sign
 from noria.observe.logs import LineHandler, logging_to
-from waiting import until_async
+from waiting import EVERY_S, WITHIN_S, until_async
 
 SECRET = bytes(range(32))
 DELIVERY = WebhookDelivery("msg_1", "http://hooks.example/in", '{"id": "job_1", "status": "succeeded"}', 1, "job_1")
@@ -33,7 +32,7 @@ DELIVERY = WebhookDelivery("msg_1", "http://hooks.example/in", '{"id": "job_1", 
 class Receiver:
     """A real server on loopback that answers with the next of `statuses`, then 204, and keeps what it got."""
 
-    def __init__(self, statuses=(), certificate=None, body=b"", headers=(), hold=None):
+    def __init__(self, statuses=(), certificate=None, body=b"", headers=()):
         self.got = []
         self.names = []  # asked for by TLS
         receiver, left = self, list(statuses)
@@ -42,8 +41,6 @@ class Receiver:
             def do_POST(self):
                 content = self.rfile.read(int(self.headers["Content-Length"]))
                 receiver.got.append((self.path, {name.lower(): text for name, text in self.headers.items()}, content))
-                if hold is not None:
-                    hold.wait(30)
                 with contextlib.suppress(OSError):
                     self.send_response(left.pop(0) if left else 204)
                     for name, text in headers:
@@ -145,7 +142,7 @@ def test_a_file_that_holds_no_secret_is_refused(tmp_path, text, words):
 
 
 def test_loopback_is_refused_at_delivery_whatever_was_said_at_acceptance():
-    with Receiver() as receiver, contextlib.closing(Resolver()) as resolver:
+    with Receiver() as receiver, contextlib.closing(Resolver(patience_s=WITHIN_S)) as resolver:
         why_not = send(f"http://127.0.0.1:{receiver.port}/", resolve=resolver, allow_private=False)
     assert "not public" in why_not
     assert receiver.got == []
@@ -227,9 +224,10 @@ def test_tries_spread_over_hours_and_then_end():
     assert delay_s(1, 0.999) < 6.0
 
 
-def num_left(engine):
+def due_at(engine):
+    """When the only delivery is to be tried; None: there is none any more."""
     with engine.connect() as connection:
-        return connection.scalar(sa.select(sa.func.count()).select_from(deliveries))
+        return connection.scalar(sa.select(deliveries.c.due_at))
 
 
 def test_a_delivery_is_taken_by_one_and_due_again_if_that_one_dies(store, engine, job):
@@ -249,18 +247,19 @@ def test_a_receiver_that_fails_twice_gets_the_same_message_until_it_has_accepted
         new = job(webhook=f"http://hooks.example:{receiver.port}/", webhook_events=("completed",))
         record, _ = store.accept(new, 9, 0.0)
         store.cancel(record.id, 0.0)
-        leaps = 0.0
+        now = 0.0
 
         async def deliver():
-            nonlocal leaps
+            nonlocal now
             blocking = Blocking()
             sender = Sender(SECRET, allow_private=True, resolve=to_loopback)
-            postman = Postman(Outbox(engine), sender, blocking, clock=lambda: time.time() + leaps, uniform=lambda: 0.5)
+            postman = Postman(Outbox(engine), sender, blocking, clock=lambda: now, uniform=lambda: 0.5)
             running = asyncio.create_task(postman.run())
-            async with asyncio.timeout(60):
-                while await blocking(num_left, engine):
-                    leaps += 2.0  # past a wait within a few rounds, and short of TAKEN_S while a try runs
-                    await asyncio.sleep(0.1)
+            async with asyncio.timeout(WITHIN_S):
+                while (due := await blocking(due_at, engine)) is not None:
+                    if due < now + TAKEN_S:  # put off: while a try runs the clock stands, however long it takes
+                        now = due
+                    await asyncio.sleep(EVERY_S)
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
             await sender.close()
@@ -268,6 +267,7 @@ def test_a_receiver_that_fails_twice_gets_the_same_message_until_it_has_accepted
 
         asyncio.run(deliver())
     assert len({headers["webhook-id"] for _, headers, _ in receiver.got}) == 1
+    assert [headers["webhook-timestamp"] for _, headers, _ in receiver.got] == ["0", "5", "17"]
     assert len({headers["webhook-signature"] for _, headers, _ in receiver.got}) == 3
     assert [json.loads(content)["status"] for _, _, content in receiver.got] == ["canceled"] * 3
 
