@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from noria.jobs.records import NewJob, new_job_id
 from noria.jobs.schema import database_url, open_database
 from noria.jobs.store import Store
+from waiting import WITHIN_S
 
 
 @pytest.fixture(scope="session")
@@ -41,6 +42,17 @@ def database(request, tmp_path):
     with admin.connect() as connection:
         connection.execute(sa.text(f"DROP DATABASE {name} WITH (FORCE)"))
     admin.dispose()
+
+
+@pytest.fixture
+def tracer(collector, monkeypatch):
+    """Once it is closed, the collector has all its spans: a server waits for a second and a half, and then leaves them behind."""
+    from noria.observe.otlp import OtlpTracer
+
+    monkeypatch.setattr("noria.observe.otlp._CLOSE_WITHIN_S", WITHIN_S)
+    opened = OtlpTracer(collector.endpoint, 1.0, "frontend-0")
+    yield opened
+    opened.close()
 
 
 @pytest.fixture

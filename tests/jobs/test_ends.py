@@ -24,7 +24,6 @@ from noria.jobs.store import LEASE_S, MAX_LOSSES, Store
 from noria.observe import metrics
 from noria.observe.lines import RESERVED
 from noria.observe.logs import LineHandler, logging_to
-from noria.observe.otlp import OtlpTracer
 from noria.observe.requests import REQUEST_FIELDS, current_note
 from noria.observe.trace_context import TraceContext
 from noria.observe.traces import NO_TRACER, Tracer
@@ -208,13 +207,6 @@ ENDINGS = [
 @pytest.fixture
 def caller():
     return TraceContext(uuid.uuid4().hex, uuid.uuid4().hex[:16], True)
-
-
-@pytest.fixture
-def tracer(collector):
-    opened = OtlpTracer(collector.endpoint, 1.0, "frontend-0")
-    yield opened
-    opened.close()
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from noria.jobs.runner import Drawn, Runner
 from noria.jobs.tracing import trace_of
 from noria.jobs.webhooks import Sender
 from noria.observe.context import CURRENT
-from noria.observe.otlp import OtlpTracer
 from noria.observe.trace_context import TraceContext
 from noria.observe.traces import ACTIVE, NO_TRACER
 from waiting import until_async
@@ -27,13 +26,6 @@ from waiting import until_async
 @pytest.fixture
 def caller():
     return TraceContext(uuid.uuid4().hex, uuid.uuid4().hex[:16], True, "vendor=x")
-
-
-@pytest.fixture
-def tracer(collector):
-    opened = OtlpTracer(collector.endpoint, 1.0, "frontend-0")
-    yield opened
-    opened.close()
 
 
 def kept(caller):
