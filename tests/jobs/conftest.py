@@ -1,5 +1,6 @@
 """Databases for the suites about jobs: SQLite files, and a real PostgreSQL that is started once for all of them."""
 
+import os
 import shutil
 import tempfile
 import uuid
@@ -17,14 +18,37 @@ from waiting import WITHIN_S
 @pytest.fixture(scope="session")
 def postgresql():
     """The URL of a PostgreSQL of our own, with its first database."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")  # of XDG_RUNTIME_DIR, which a container has not
         pgserver = pytest.importorskip("pgserver", reason="pgserver has no wheel for this Python")
+        give_it_a_user()
+        patch.setattr("pgserver.postgres_server.pg_ctl", patiently(pgserver.pg_ctl))
         folder = tempfile.mkdtemp(prefix="noria-pg")  # short: its socket lies in it
         server = pgserver.get_server(folder)
     yield server.get_uri()
     server.cleanup()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def patiently(pg_ctl):
+    """As pgserver calls it, without its bound of ten seconds, which a busy machine may need: `pg_ctl --wait` has one of a minute."""
+
+    def call(*args, timeout=None, **more):
+        return pg_ctl(*args, **more)
+
+    return call
+
+
+def give_it_a_user():
+    """PostgreSQL does not run as root; there it has a user of its own. pgserver makes that without its lock: when several workers
+    come to a new machine at once, each makes the user again, with another number, and takes from the others what their folders belong to.
+    """
+    if os.geteuid() == 0:
+        from pgserver.postgres_server import PostgresServer
+        from pgserver.utils import ensure_user_exists
+
+        with PostgresServer._lock:
+            ensure_user_exists("pgserver")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
