@@ -109,35 +109,62 @@ def test_jobs_are_drawn_as_many_at_once_as_there_is_room(store, results, job, tm
 
 
 def test_progress_is_written_down_twice_a_second_at_most(store, results, job):
-    async def chatter(record, tell):
-        for step in range(120):
-            tell(json.dumps({"step": step}).encode())
-            await asyncio.sleep(0.01)
+    def written(job_id):
+        return [event for event in store.events(job_id, 0) if event.type == "progress"]
 
     async def scenario():
-        name = accept(store, job())
-        async with running(store, results, FakePainter(chatter)):
-            await until_async(lambda: status_of(store, name) == "succeeded")
-        return store.events(name, 0)
+        async def chatter(record, tell):
+            nonlocal began
+            began = time.monotonic()
+            for step in itertools.count():
+                tell(json.dumps({"step": step}).encode())
+                runner.wake()
+                await asyncio.sleep(0.01)
+                if len(written(record.id)) >= 3:
+                    return
 
-    told = asyncio.run(scenario())
-    progress = [event for event in told if event.type == "progress"]
-    assert progress
-    assert all(later.at - earlier.at > 0.3 for earlier, later in itertools.pairwise(progress))
+        began = 0.0
+        name = accept(store, job())
+        async with running(store, results, FakePainter(chatter)) as runner:
+            await until_async(lambda: status_of(store, name) == "succeeded")
+        return time.monotonic() - began, written(name)
+
+    took_s, progress = asyncio.run(scenario())
+    assert took_s >= (len(progress) - 1) / 2
     steps = [json.loads(event.data)["step"] for event in progress]
     assert steps == sorted(steps)
 
 
-def test_a_cancelled_job_is_let_go_within_a_second_though_another_process_cancelled_it(store, results, job, tmp_path):
+def test_a_cancelled_job_is_let_go_within_a_second_though_another_process_cancelled_it(engine, results, job, tmp_path):
+    class Counts(Store):
+        """How many ticks of the runner have begun."""
+
+        num_ticks = 0
+
+        def beat(self, claims, now):
+            self.num_ticks += 1
+            return super().beat(claims, now)
+
+    store = Counts(engine)
+    tick_of_its_end = None
+
+    async def hold_and_count(record, tell):
+        nonlocal tick_of_its_end
+        try:
+            await hold(record, tell)
+        finally:
+            tick_of_its_end = store.num_ticks
+
     async def scenario():
-        painter = FakePainter(hold)
+        painter = FakePainter(hold_and_count)
         name = accept(store, job())
         async with running(store, results, painter):
             await until_async(lambda: painter.drawing == 1)
             store.cancel(name, time.time())  # behind the runner's back
-            cancelled_at = time.monotonic()
+            tick_before = store.num_ticks
             await until_async(lambda: painter.drawing == 0)
-            assert time.monotonic() - cancelled_at < 5.0  # 0.5 s; a loaded machine gets more
+            assert tick_of_its_end <= tick_before + 1  # and not when its lease is renewed, ten ticks later
+            assert TICK_S < 1.0
             assert painter.cancelled == [name]
         assert status_of(store, name) == "canceled"
 
@@ -189,6 +216,8 @@ def test_who_rests_claims_nothing_more(store, results, job):
 
 
 def test_two_runners_draw_each_job_once(database, tmp_path, job):
+    now = time.time()  # stands: no lease runs out, however long the machine looks elsewhere
+
     async def scenario():
         stores = [Store(open_database(database_url(database, tmp_path))) for _ in range(2)]
         painters = [FakePainter(), FakePainter()]
@@ -203,7 +232,9 @@ def test_two_runners_draw_each_job_once(database, tmp_path, job):
             for number, (store, painter) in enumerate(zip(stores, painters, strict=True)):
                 painter.behaviour = note
                 owner = f"server/frontend-{number}/1"
-                await stack.enter_async_context(running(store, Results("auto", tmp_path), painter, owner))
+                await stack.enter_async_context(
+                    running(store, Results("auto", tmp_path), painter, owner, clock=lambda: now)
+                )
             await until_async(lambda: all(status_of(stores[0], name) == "succeeded" for name in names))
         assert sorted(drawn) == sorted(names)
         for store in stores:
@@ -288,12 +319,13 @@ def test_a_results_folder_that_fails_costs_no_job_a_try(store, results, job, tmp
         name = accept(store, job())
         (tmp_path / "results").rmdir()
         (tmp_path / "results").touch()  # a file in the folder's place
+        began = time.time()
         painter = FakePainter()
         async with running(store, results, painter) as runner:
             await until_async(lambda: store.get(name).attempt == 1 and status_of(store, name) == "starting")
             waiting = store.get(name)
             assert (waiting.owner, waiting.num_losses, waiting.num_engine_losses) == (None, 0, 0)
-            assert waiting.not_before > time.time() + RESULTS_OUT_S / 2
+            assert waiting.not_before >= began + RESULTS_OUT_S
             other = accept(store, job())
             runner.wake()
             await asyncio.sleep(2 * TICK_S)
