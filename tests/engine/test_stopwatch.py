@@ -10,6 +10,7 @@ from noria.engine.cells import Spun
 from noria.engine.stopwatch import DeviceStopwatch, HostStopwatch, SpentTogether
 from noria.scheduling.plans import Measured, Times
 from noria.views import TurnView
+from waiting import WITHIN_S
 
 TURN = TurnView(
     number=1, began_at=0.0, seconds=0.125, encode_s=0.0, decode_s=0.0, num_boarded=1, num_stepped=1, num_decoded=1
@@ -37,7 +38,7 @@ class Event:
 
     def synchronize(self):
         assert self.at is not None
-        assert self.device.go.wait(10)
+        assert self.device.go.wait(WITHIN_S)
 
     def elapsed_time(self, end):
         assert self.device.go.is_set(), "CUDA would raise: the device is not there yet"
@@ -67,7 +68,7 @@ def test_what_is_done_at_once_is_timed_at_once():
     spent = watch.spent()
     assert spent.is_known
     assert (spent.encode_s, spent.decode_s) == (0, 0)
-    assert 0.02 <= spent.step_s < 10
+    assert 0.02 <= spent.step_s < WITHIN_S
 
 
 def test_a_device_that_works_behind_is_asked_nothing_until_somebody_waits_for_it(device):
@@ -79,7 +80,7 @@ def test_a_device_that_works_behind_is_asked_nothing_until_somebody_waits_for_it
     reader.join(0.05)
     assert told == []
     device.go.set()
-    reader.join(10)
+    reader.join(WITHIN_S)
     assert told == [(0.25, 1.0, 0.5)]
 
 
