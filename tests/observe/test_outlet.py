@@ -120,9 +120,12 @@ def test_who_waits_for_a_reader_that_is_gone_does_not_wait(pipe: tuple[int, int]
 
 # ── Processes that end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
+# Their last words may take as long as they take on a busy machine: 2 s are for the reader that never comes.
 HEAD = """
 import logging, os, signal, sys, threading
 from noria.observe.logs import fields, logging_here
+from noria.observe.outlet import Outlet
+Outlet.flush.__defaults__ = Outlet.close.__defaults__ = (120.0,)
 log = logging.getLogger("noria.test")
 with logging_here("child", "info"):
     for number in range(100):
