@@ -11,11 +11,13 @@ from starlette.datastructures import Headers
 
 from noria.errors import ConfigError
 from noria.frontend import spans
+from noria.observe import otlp
 from noria.observe.collector import check_traces, open_tracer
 from noria.observe.context import CURRENT, RequestContext
 from noria.observe.otlp import OncePer, OtlpTracer
 from noria.observe.trace_context import TraceContext
 from noria.observe.traces import ACTIVE, NO_SPAN, NO_TRACER, NoSpan, record, working_for
+from waiting import WITHIN_S
 
 
 def context(is_sampled=True):
@@ -23,7 +25,13 @@ def context(is_sampled=True):
 
 
 @pytest.fixture
-def tracer(collector):
+def patience(monkeypatch):
+    """What is closed has brought away all it had, however long that takes on a busy machine."""
+    monkeypatch.setattr(otlp, "_CLOSE_WITHIN_S", WITHIN_S)
+
+
+@pytest.fixture
+def tracer(collector, patience):
     opened = OtlpTracer(collector.endpoint, 1.0, "frontend-0")
     yield opened
     opened.close()
@@ -89,7 +97,7 @@ def test_the_caller_decides_and_the_ratio_where_there_is_none(collector):
     tracer.close()
 
 
-def test_what_the_environment_calls_us_goes_first(collector, monkeypatch):
+def test_what_the_environment_calls_us_goes_first(collector, monkeypatch, patience):
     monkeypatch.setenv("OTEL_SERVICE_NAME", "pictures")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.namespace=shop,service.instance.id=mine")
     tracer, caller = OtlpTracer(collector.endpoint, 1.0, "frontend-0"), context()
