@@ -5,17 +5,18 @@ import concurrent.futures
 import contextlib
 import io
 import json
-import os
 import random
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import httpx
 import numpy as np
 import openai
+import psutil
 import pytest
 from PIL import Image
 
@@ -49,9 +50,29 @@ def engine(server):
     return found
 
 
-def metric(client, name):
+def metric(client, name, label=""):
+    """The sum of its series, or of those with `label`."""
     lines = client.get("/metrics").text.splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.split("{")[0].split(" ")[0] == name)
+    found = [line for line in lines if line.split("{")[0].split(" ")[0] == name and label in line]
+    return sum(float(line.rpartition(" ")[2]) for line in found)
+
+
+def joins(client):
+    """Images that have ever boarded: whoever asks too late sees it nevertheless."""
+    return metric(client, "noria_joins_total")
+
+
+@contextlib.contextmanager
+def asking(server, wish, receive_bytes=None):
+    """A connection over which `wish` was sent, of a client who leaves at the end and may have a small window until then."""
+    with socket.socket() as caller:
+        if receive_bytes is not None:
+            caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        caller.connect(("127.0.0.1", server.port))
+        body = json.dumps(wish).encode()
+        head = f"POST /t2i HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        caller.sendall(head.encode() + body)
+        yield caller
 
 
 def test_one_image_comes_back_as_its_bytes(client):
@@ -134,13 +155,14 @@ def test_a_scheduler_that_diffusers_refuses_at_these_steps_is_the_callers_mistak
 
 
 def test_a_client_that_leaves_frees_its_slots(client, server):
-    with (
-        httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=1.0) as impatient,
-        pytest.raises(httpx.ReadTimeout),
-    ):
-        impatient.post("/t2i", json={"prompt": PROMPT, "inference_steps": 200, "n": 4})
+    def cancelled():
+        return metric(client, "noria_leaves_total", 'outcome="cancelled"')
+
+    boarded, left = joins(client), cancelled()
+    with asking(server, {"prompt": PROMPT, "inference_steps": 200, "n": 16}):
+        until(lambda: joins(client) >= boarded + 4)
+    until(lambda: cancelled() == left + 4)
     until(lambda: metric(client, "noria_slots_used") == 0)
-    assert metric(client, "noria_leaves_total") >= 4
 
 
 def test_clients_that_read_nothing_hold_no_slot_and_little_memory(client, server):
@@ -149,16 +171,12 @@ def test_clients_that_read_nothing_hold_no_slot_and_little_memory(client, server
         client.post("/t2i", json={"prompt": PROMPT, "n": 16, "inference_steps": 1}).status_code == 200
     )  # pools are filled
     before, drawn_before = frontend.memory_info().rss, metric(client, "noria_images_total")
-    wish = json.dumps({"prompt": PROMPT, "n": 16, "inference_steps": 1, "format": "png"}).encode()
-    head = b"POST /t2i HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(wish)
+    wish = {"prompt": PROMPT, "n": 16, "inference_steps": 1, "format": "png"}
     with contextlib.ExitStack() as silent:
         for _ in range(8):
-            sock = silent.enter_context(socket.socket())
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            sock.connect(("127.0.0.1", server.port))
-            sock.sendall(head + wish)
+            silent.enter_context(asking(server, wish, receive_bytes=4096))
         until(lambda: metric(client, "noria_images_total") - drawn_before == 8 * 16, 240)
-        assert metric(client, "noria_slots_used") == 0
+        until(lambda: metric(client, "noria_slots_used") == 0)
         assert client.post("/t2i", json={"prompt": PROMPT, "inference_steps": 2}).status_code == 200
         assert frontend.memory_info().rss - before < 100e6
 
@@ -173,11 +191,19 @@ def test_processes_name_themselves_for_ps(server):
 def test_an_engine_that_ends_or_hangs_is_replaced_and_its_requests_are_answered(number, client, server):
     body = {"prompt": PROMPT, "seed": 21, "inference_steps": 60}
     undisturbed = pixels(client.post("/t2i", json=body).content)
+    boarded, before = joins(client), engine(server)
     with concurrent.futures.ThreadPoolExecutor(1) as users:
         flying = users.submit(client.post, "/t2i", json=body)
-        until(lambda: metric(client, "noria_slots_used") == 1)
-        os.kill(engine(server).pid, number)
-        until(lambda: client.get("/readyz").status_code == 503)
+        until(lambda: joins(client) > boarded)
+        if number == signal.SIGKILL:
+            server.process.suspend()  # so that nobody replaces it before one has looked
+        try:
+            before.send_signal(number)
+            if number == signal.SIGKILL:
+                until(lambda: client.get("/readyz").status_code == 503)
+        finally:
+            server.process.resume()
+        until(lambda: engine(server) != before, despite=(ValueError, psutil.NoSuchProcess))
         answer = flying.result()
     assert client.get("/readyz").status_code == 200
     assert answer.status_code == 200, answer.text
@@ -194,21 +220,39 @@ def live_events(response):
             yield name, json.loads(line.removeprefix("data: "))
 
 
+@contextlib.contextmanager
+def drawing(client, wishes):
+    """Meanwhile all `wishes` are drawn at once, each again and again: whoever looks, however late, sees them together.
+
+    Whether they are drawn again in time when an engine has ended is another test's matter.
+    """
+    seen = threading.Event()
+
+    def draw(wish):
+        while not seen.is_set():
+            if client.post("/t2i", json=wish).status_code != 200:
+                seen.wait(0.2)
+
+    with concurrent.futures.ThreadPoolExecutor(len(wishes)) as users:
+        tasks = [users.submit(draw, wish) for wish in wishes]
+        try:
+            yield
+        finally:
+            seen.set()
+    for task in tasks:
+        task.result()
+
+
 def test_differently_shaped_requests_are_seen_on_the_wheel_at_once_and_so_is_the_engines_end(client, server):
     long = {"prompt": PROMPT, "inference_steps": 60, "guidance_scale": 5}
     wishes = [
         long | {"width": 128, "height": 128, "scheduler": "euler"},
         long | {"width": 192, "height": 64, "scheduler": "ddim", "inference_steps": 45},
     ]
-    with (
-        concurrent.futures.ThreadPoolExecutor(3) as users,
-        client.stream("GET", "/v1/live") as response,
-    ):
+    with client.stream("GET", "/v1/live") as response, drawing(client, wishes):
         events = live_events(response)
         name, data = next(events)
         assert (name, data["engines"][0]["state"]) == ("engines", "ready")
-        for wish in wishes:  # whether they are drawn again in time is another test's matter
-            users.submit(client.post, "/t2i", json=wish)
         while not (name == "wheel" and len(data["cells"]) == 2):
             name, data = next(events)
         seats = {(seat["width_px"], seat["height_px"], seat["scheduler"], seat["num_calls"]) for seat in data["seats"]}
@@ -225,23 +269,23 @@ def test_differently_shaped_requests_are_seen_on_the_wheel_at_once_and_so_is_the
                 states.append(data["engines"][0]["state"])
         assert states[0] == "unknown"
         assert states[-1] == "ready"
-        again = users.submit(client.post, "/t2i", json=wishes[1])
         while not (name == "wheel" and any(seat["height_px"] == 64 for seat in data["seats"])):
             name, data = next(events)
-        assert again.result().status_code == 200
+    assert client.post("/t2i", json=wishes[1]).status_code == 200
 
 
 def test_sigterm_answers_what_is_in_flight_and_exits_0():
     with (
-        running_server(["bundled"]) as other,
-        httpx.Client(base_url=f"http://127.0.0.1:{other.port}", timeout=60) as client,
+        running_server(["bundled", "--drain-s", "280"]) as other,
+        httpx.Client(base_url=f"http://127.0.0.1:{other.port}", timeout=280) as client,
     ):
+        children = other.process.children()
         with concurrent.futures.ThreadPoolExecutor(1) as users:
             flying = users.submit(client.post, "/t2i", json={"prompt": PROMPT, "inference_steps": 60})
-            until(lambda: metric(client, "noria_slots_used") == 1)
+            until(lambda: joins(client) == 1)
             other.process.terminate()
             assert flying.result().status_code == 200
-        children = other.process.children()
+        assert other.process.wait(120) == 0
         until(lambda: not any(child.is_running() for child in children))
 
 
@@ -302,7 +346,7 @@ def test_json_carries_several_images(client):
 def test_two_models_are_served_by_one_engine(tiny_folder, server):
     with running_server(["bundled", "--more-models", str(tiny_folder), "--slots", "4"]) as both:
         address = f"http://127.0.0.1:{both.port}"
-        with httpx.Client(base_url=address, timeout=120) as client, concurrent.futures.ThreadPoolExecutor(6) as users:
+        with httpx.Client(base_url=address, timeout=280) as client, concurrent.futures.ThreadPoolExecutor(6) as users:
             names = [card["id"] for card in client.get("/v1/models").json()["data"]]
             assert names == ["noria-shapes", tiny_folder.name]
             body = {"prompt": PROMPT, "inference_steps": 5}
@@ -315,7 +359,7 @@ def test_two_models_are_served_by_one_engine(tiny_folder, server):
     assert [answer.headers["x-noria-model"] for answer in answers] == names * 3
     assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
     assert all(each[0]["step_s"] for each in costs)
-    alone = httpx.post(f"http://127.0.0.1:{server.port}/t2i", json=body | {"seed": 0}, timeout=120)
+    alone = httpx.post(f"http://127.0.0.1:{server.port}/t2i", json=body | {"seed": 0}, timeout=280)
     assert np.abs(pixels(alone.content) - pixels(answers[0].content)).max() <= 1
 
 
@@ -323,20 +367,22 @@ def test_a_deadline_is_kept_or_refused_at_once(client):
     body = {"prompt": PROMPT, "inference_steps": 20}
     kept = client.post("/t2i", json=body | {"deadline_ms": 240_000})
     assert kept.status_code == 200
-    boarded = metric(client, "noria_joins_total")
-    refused = client.post("/t2i", json=body | {"inference_steps": 200, "deadline_ms": 100})
+    boarded = joins(client)
+    # Sixteen large images in four slots: nowhere are they done in this time, which a busy machine may take to refuse them.
+    large = {"inference_steps": 200, "n": 16, "width": 256, "height": 256, "deadline_ms": 2000}
+    refused = client.post("/t2i", json=body | large)
     assert refused.status_code == 429
     assert refused.json()["error"]["code"] == "deadline_unmeetable"
     assert "even with nobody else here" in refused.json()["error"]["message"]
-    assert metric(client, "noria_joins_total") == boarded  # at once: it never had a slot
+    assert joins(client) == boarded  # at once: it never had a slot
 
 
 def test_a_queue_is_full_in_seconds_of_work():
     body = {"prompt": PROMPT, "inference_steps": 100}
     with running_server(["bundled", "--slots", "2", "--queue-limit-s", "1"]) as small:
         address = f"http://127.0.0.1:{small.port}/t2i"
-        with concurrent.futures.ThreadPoolExecutor(8) as users:
-            replies = list(users.map(lambda k: httpx.post(address, json=body | {"seed": k}, timeout=120), range(8)))
+        with concurrent.futures.ThreadPoolExecutor(16) as users:
+            replies = list(users.map(lambda k: httpx.post(address, json=body | {"seed": k}, timeout=280), range(16)))
     refused = [reply for reply in replies if reply.status_code == 429]
     assert refused
     assert {reply.status_code for reply in replies} == {200, 429}
@@ -349,7 +395,9 @@ def test_a_stream_shows_the_image_forming(client):
     with client.stream("POST", "/t2i", json=body) as answer:
         lines = answer.read().decode().splitlines()
     names = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
-    assert (names[0], names[-1], names.count("preview")) == ("progress", "finished", 2)
+    # A stream that is late has the newest progress only, behind the previews.
+    assert (set(names), names[-1]) == ({"progress", "preview", "finished"}, "finished")
+    assert names.count("preview") == 2
     finished = json.loads(lines[lines.index("event: finished") + 1].removeprefix("data: "))
     plain = client.post("/t2i", json={k: v for k, v in body.items() if k not in ("stream", "partial_images")})
     shown = pixels(base64.b64decode(finished["images"][0]["b64_json"]))
@@ -358,24 +406,34 @@ def test_a_stream_shows_the_image_forming(client):
 
 def num_aboard(client):
     """Images that have boarded and not left; those of engines that were killed never leave."""
-    return metric(client, "noria_joins_total") - metric(client, "noria_leaves_total")
+    return joins(client) - metric(client, "noria_leaves_total")
 
 
 def test_a_thousand_clients_that_leave_leave_nothing_behind(client, server):
     """They leave at random: before they are heard, in the queue, between steps, in the middle of a stream."""
     (frontend,) = server.children("frontend")
     chance = random.Random(7)
+
+    def cancelled():
+        return metric(client, "noria_requests_total", 'outcome="cancelled"')
+
+    gauges = ("noria_slots_used", "noria_queue_depth", "noria_inflight")
+
+    def at_rest():
+        return [metric(client, name) for name in gauges] == [0, 0, 0]
+
     client.post("/t2i", json={"prompt": PROMPT})
-    files_before, aboard_before = frontend.num_fds(), num_aboard(client)
+    until(at_rest)  # what leaves is counted when it has been sent
+    files_before, aboard_before, left_before = frontend.num_fds(), num_aboard(client), cancelled()
 
     def come_and_leave(wish, patience_s):
-        with socket.create_connection(("127.0.0.1", server.port)) as caller:
-            body = json.dumps(wish).encode()
-            head = f"POST /t2i HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-            caller.sendall(head.encode() + body)
+        with asking(server, wish) as caller:
+            if "stream" in wish:  # a busy server hears none of the others before they leave
+                assert caller.recv(1)
             time.sleep(patience_s)
 
     with concurrent.futures.ThreadPoolExecutor(24) as callers:
+        comings = []
         for k in range(1000):
             wish = {
                 "prompt": PROMPT,
@@ -384,15 +442,11 @@ def test_a_thousand_clients_that_leave_leave_nothing_behind(client, server):
                 "n": chance.choice([1, 1, 3]),
             }
             wish |= {"stream": True, "partial_images": 2} if chance.random() < 0.3 else {}
-            callers.submit(come_and_leave, wish, chance.choice([0.0, 0.02, 0.1, 0.4]) * chance.random())
-    gauges = ("noria_slots_used", "noria_queue_depth", "noria_inflight")
-    until(lambda: [metric(client, name) for name in gauges] == [0, 0, 0])
-    assert num_aboard(client) == aboard_before
-    num_left = sum(
-        float(line.rpartition(" ")[2])
-        for line in client.get("/metrics").text.splitlines()
-        if line.startswith("noria_requests_total") and 'outcome="cancelled"' in line
-    )
-    assert num_left > 300  # the others were refused, finished, or gone before their request was read
-    until(lambda: frontend.num_fds() <= files_before + 2)  # and no connection is kept
-    assert client.post("/t2i", json={"prompt": PROMPT, "inference_steps": 1}, timeout=60).status_code == 200
+            patience_s = chance.choice([0.0, 0.02, 0.1, 0.4]) * chance.random()
+            comings.append(callers.submit(come_and_leave, wish, patience_s))
+    for coming in comings:
+        coming.result()
+    # No connection is kept, nor anybody aboard; some may be read only now.
+    until(lambda: at_rest() and num_aboard(client) == aboard_before and frontend.num_fds() <= files_before + 2)
+    assert cancelled() - left_before > 100  # the others were refused, finished, or gone before their request was read
+    assert client.post("/t2i", json={"prompt": PROMPT, "inference_steps": 1}).status_code == 200
