@@ -38,6 +38,7 @@ def server():
 @pytest.fixture
 def client(server):
     with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=280) as opened:
+        until(lambda: opened.get("/readyz").is_success)  # whatever the test before has left
         yield opened
 
 

@@ -85,13 +85,14 @@ def test_who_boards_leaves_and_what_did_not_fit_is_no_step(memory):
 
 
 def test_however_many_sizes_callers_think_of_labels_are_bounded(moved):
-    moved("noria_step_seconds_count", shape="other")
+    for shape in ("other", "1000x1000"):
+        moved("noria_step_seconds_count", shape=shape)
     gauges = Gauges("engine-0", Holder(), 4)
     for side_px in range(1000, 1000 + metrics.MOST_SHAPES + 3):
         gauges.turned(turn(side_px))
     gauges.turned(turn(1000))
     assert moved("noria_step_seconds_count", shape="other") == 3
-    assert value("noria_step_seconds_count", shape="1000x1000") == 2
+    assert moved("noria_step_seconds_count", shape="1000x1000") == 2
 
 
 def test_an_idle_engine_has_no_queue_and_still_holds_its_memory():

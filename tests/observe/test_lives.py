@@ -17,7 +17,7 @@ SLOTS = 4
 pytestmark = pytest.mark.timeout(900)  # two starts of an engine, on a machine that may be busy
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def server():
     with running_server(["bundled", "--processes", "2", "--slots", str(SLOTS)]) as running:
         yield running
