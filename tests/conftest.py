@@ -11,9 +11,10 @@ from hypothesis import settings
 
 from waiting import until
 
-# The same examples at every run, so that a change is judged by what it does. `make test-slow` looks at others.
-settings.register_profile("repeatable", derandomize=True)
-settings.register_profile("searching", derandomize=False, print_blob=True)
+# The same examples at every run, so that a change is judged by what it does. `make test-slow` looks at others. An example that a busy
+# machine holds up is no failure: without a word of ours, one of 200 ms would be.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("searching", derandomize=False, deadline=None, print_blob=True)
 settings.load_profile("repeatable")
 
 CHROMIUM = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
