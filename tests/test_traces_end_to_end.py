@@ -286,8 +286,8 @@ def test_a_collector_that_is_down_costs_nothing_and_one_line(tmp_path):
         asked = time.monotonic()
         process.terminate()
         said += process.stderr.read()
-        assert process.wait(timeout=60) == 0
-    assert time.monotonic() - asked < 60  # not the minutes that the SDK would wait in each process
+        assert process.wait(timeout=120) == 0
+    assert time.monotonic() - asked < 120  # not the minutes that the SDK would wait in each process
     complaints = [line for line in said.splitlines() if "export" in line.lower()]
     assert 1 <= len(complaints) <= 2, said  # one a process
     assert "Traceback" not in said
