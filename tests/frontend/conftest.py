@@ -29,6 +29,7 @@ from noria.messages import (
     Failed,
     Finished,
     Follow,
+    FromEngine,
     Heard,
     Hello,
     ImageDone,
@@ -96,7 +97,7 @@ class FakeEngine:
         self.deaths = 0  # die at so many of the next submits
         self.returns = True  # start again after such a death
         self.ends = "crashed"  # what the next life tells of the last one's end, with whom it had aboard
-        self.aboard: list[str] = []  # requests that this life has not answered
+        self.aboard: list[str] = []  # requests that this life keeps to itself
 
     @property
     def colour(self) -> Callable[[int], tuple[int, int, int]]:
@@ -153,44 +154,53 @@ class FakeEngine:
             channel.send(peer, Failed(request_id, "cancelled", "cancelled", **self.far))
 
     def _submit(self, channel: EngineChannel, peer: bytes, request: ImageRequest) -> None:
-        self.submitted.append(request)
-        self.aboard.append(request.request_id)
-        if not self.fails:
-            channel.send(peer, Progress(request.request_id, 0, 0, request.num_steps, 0.0, 0.5))
-        if self._dies_of(request):
+        """All is decided before it is in `submitted`: who sees it there may say at once what shall become of the next."""
+        dies = self._dies_of(request)
+        keeps = dies or self.holds
+        answers = list(self._answers(request, keeps))
+        if keeps:
+            self.aboard.append(request.request_id)
+        if dies:
             self.become("dead")
             if self.returns:
                 self.become("ready")
-        elif not self.holds:
-            self._answer(channel, peer, request)
+        self.submitted.append(request)
+        for message, *payload in answers:
+            channel.send(peer, message, *payload)
 
     def _dies_of(self, request: ImageRequest) -> bool:
         if request.seed == self.poison:
             time.sleep(0.1)
             return True
-        dies = self.deaths > 0
-        self.deaths -= dies
-        return dies
+        if self.deaths == 0:
+            return False
+        self.deaths -= 1
+        return True
 
-    def _answer(self, channel: EngineChannel, peer: bytes, request: ImageRequest) -> None:
-        self.aboard.remove(request.request_id)
-        if self.fails:
-            channel.send(peer, Failed(request.request_id, **self.fails))
+    def _answers(self, request: ImageRequest, keeps: bool) -> Iterator[tuple[FromEngine, *tuple[bytes, ...]]]:
+        """What it says, each with the bytes beside it; no more than that it has accepted a request that it keeps."""
+        fails = self.fails
+        if not fails:
+            yield (Progress(request.request_id, 0, 0, request.num_steps, 0.0, 0.5),)
+        if keeps:
+            return
+        if fails:
+            yield (Failed(request.request_id, **fails),)
             return
         num_images = 0 if self.nonsense else request.num_images
         if request.watched:
             for call in range(1, request.num_steps + 1):
-                channel.send(peer, Progress(request.request_id, None, call, request.num_steps, 0.0, 0.1))
+                yield (Progress(request.request_id, None, call, request.num_steps, 0.0, 0.1),)
         for number in range(num_images * request.num_previews):
             preview = Preview(request.request_id, number % num_images, number, 4, 3)
-            channel.send(peer, preview, bytes(self.colour(request.seed)) * 12)
+            yield preview, bytes(self.colour(request.seed)) * 12
         if self.stalls:
             return
         for index in reversed(range(num_images)):  # images may come in any order
             seed = request.seed + index
             done = ImageDone(request.request_id, index, seed, request.width_px, request.height_px)
-            channel.send(peer, done, bytes(self.colour(seed)) * (request.width_px * request.height_px))
-        channel.send(peer, Finished(request.request_id, Timings(0.001, 0.002, 0.003, 0.004), request.num_steps, 2.5))
+            yield done, bytes(self.colour(seed)) * (request.width_px * request.height_px)
+        yield (Finished(request.request_id, Timings(0.001, 0.002, 0.003, 0.004), request.num_steps, 2.5),)
 
 
 def _state(state: str, life: tuple[str, str, tuple[str, ...]]) -> EngineState:
