@@ -1,6 +1,7 @@
 """A real front end on a loopback port, before an engine that is fake but for its channel."""
 
 import contextlib
+import json
 import logging
 import pathlib
 import queue
@@ -10,7 +11,8 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 
 import httpx
 import msgspec
@@ -210,7 +212,7 @@ def _state(state: str, life: tuple[str, str, tuple[str, ...]]) -> EngineState:
 
 @contextlib.contextmanager
 def serving(
-    config: Config, engine: FakeEngine, tracer: Tracer = NO_TRACER, restart_wait_s: float = 1.0
+    config: Config, engine: FakeEngine, tracer: Tracer = NO_TRACER, restart_wait_s: float = 60.0
 ) -> Iterator[tuple[str, uvicorn.Server]]:
     """A front end's address and the server itself, which ends with the context or at `should_exit`.
 
@@ -247,6 +249,14 @@ def serve() -> Callable[..., contextlib.AbstractContextManager[tuple[str, uvicor
 @pytest.fixture
 def until() -> Callable[..., object]:
     return waiting.until
+
+
+@pytest.fixture
+def ready() -> Callable[[str], object]:
+    """Waits until the front end at an address has an engine that draws."""
+    return lambda address: waiting.until(
+        lambda: httpx.get(f"{address}/readyz", verify=False, timeout=60).status_code == 200
+    )
 
 
 @pytest.fixture(scope="session")
@@ -320,6 +330,25 @@ def engine(shared_engine: FakeEngine, web: httpx.Client) -> Iterator[FakeEngine]
     waiting.until(lambda: web.get("/readyz").status_code == 200)
     yield shared_engine
     shared_engine.reset()
+
+
+@pytest.fixture
+def post_and_leave(url: str, engine: FakeEngine) -> Callable[..., None]:
+    """Posts what the engine then holds, and closes the connection when it has it: a client's own time-out might come before."""
+
+    def leave(path: str, body: object, headers: Mapping[str, str] = MappingProxyType({})) -> None:
+        engine.holds = True
+        content, host = json.dumps(body).encode(), httpx.URL(url)
+        names = {"Host": "x", "Content-Type": "application/json", "Content-Length": str(len(content)), **headers}
+        head = "".join(f"{name}: {value}\r\n" for name, value in names.items())
+        with socket.create_connection((host.host, host.port), 60) as connection:
+            connection.sendall(f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + content)
+            waiting.until(lambda: engine.submitted)
+            assert engine.cancelled == []
+        waiting.until(lambda: engine.cancelled)
+        assert engine.cancelled == [request.request_id for request in engine.submitted]
+
+    return leave
 
 
 @pytest.fixture

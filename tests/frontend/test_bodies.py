@@ -15,9 +15,9 @@ GO_ON = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 @pytest.fixture
-def served(serve, new_engine, until):
+def served(serve, new_engine, ready):
     with serve(Config(), new_engine()) as (url, _):
-        until(lambda: httpx.get(f"{url}/readyz", verify=False).status_code == 200)
+        ready(url)
         yield httpx.URL(url)
 
 
@@ -39,7 +39,8 @@ def announce(served):
 
 
 def post(url, content):
-    return httpx.post(f"{url}/t2i", content=content, headers={"content-type": "application/json"}, verify=False)
+    headers = {"content-type": "application/json"}
+    return httpx.post(f"{url}/t2i", content=content, headers=headers, verify=False, timeout=60)
 
 
 @pytest.mark.parametrize("path", ["/t2i", "/v1/images/generations", "/v1/jobs", "/sdapi/v1/options"])

@@ -34,7 +34,7 @@ def loading(serve, new_engine, until):
     engine = new_engine("loading")
     with (
         serve(Config(), engine) as (url, _),
-        httpx.Client(base_url=url, timeout=20, verify=False) as client,
+        httpx.Client(base_url=url, timeout=60, verify=False) as client,
     ):
         until(lambda: client.get("/readyz").json()["engines"][0]["state"] == "loading")
         yield client, engine

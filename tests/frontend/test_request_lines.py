@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from noria.config import Config
+from noria.frontend import engine_peer
 from noria.messages import Timings
 from noria.observe.requests import REQUEST_FIELDS
 
@@ -108,32 +109,30 @@ def test_where_the_time_of_what_fails_went_is_left_out_if_no_engine_tells(client
     assert "queue_s" not in said
 
 
-def test_what_its_client_leaves_has_one_too(url, client, engine, line_of, until):
-    engine.holds, engine.far = True, FAR
+@pytest.fixture
+def patient(monkeypatch):
+    """A front end that waits for an engine's last words for as long as they take."""
+    monkeypatch.setattr(engine_peer, "_LAST_WORDS_S", 60.0)
 
-    def leave(headers):
-        with httpx.Client(base_url=url, timeout=0.3, verify=False) as impatient, pytest.raises(httpx.ReadTimeout):
-            impatient.post("/t2i", json=BODY, headers=headers)
-        until(lambda: engine.cancelled)
 
-    _, said = line_of(leave)
+@pytest.mark.usefixtures("patient")
+def test_what_its_client_leaves_has_one_too(engine, line_of, post_and_leave):
+    engine.far = FAR
+    _, said = line_of(lambda headers: post_and_leave("/t2i", BODY, headers))
     assert (said["outcome"], said["n"]) == ("cancelled", 2)
     assert said.items() >= (AS_FAR | {"predicted_s": 0.5}).items()
 
 
-def test_an_engine_that_does_not_answer_keeps_the_line_of_who_left_no_longer_than_a_moment(url, engine, line_of, until):
-    engine.holds, engine.answers_cancel = True, False
-
-    def leave(headers):
-        with httpx.Client(base_url=url, timeout=0.3, verify=False) as impatient, pytest.raises(httpx.ReadTimeout):
-            impatient.post("/t2i", json=BODY, headers=headers)
-        until(lambda: engine.cancelled)
-
-    _, said = line_of(leave)
+def test_an_engine_that_does_not_answer_keeps_the_line_of_who_left_no_longer_than_a_moment(
+    engine, line_of, post_and_leave
+):
+    engine.answers_cancel = False
+    _, said = line_of(lambda headers: post_and_leave("/t2i", BODY, headers))
     assert said["outcome"] == "cancelled"
     assert "queue_s" not in said
 
 
+@pytest.mark.usefixtures("patient")
 def test_what_is_late_has_one_too(client, engine, line_of):
     engine.holds, engine.far = True, FAR
     _, said = line_of(lambda headers: client.post("/t2i", json=BODY | {"deadline_ms": 100}, headers=headers))
@@ -147,11 +146,13 @@ def test_what_never_was_a_request_for_images_has_the_line_of_the_access_log(clie
     assert (name, said["event"], said["status"], said["outcome"]) == ("noria.access", "access", 400, "invalid_body")
 
 
-def test_an_accepted_jobs_answer_tells_the_log_which_job_it_is(client, line_of):
+def test_an_accepted_jobs_answer_tells_the_log_which_job_it_is(client, line_of, until):
     answers = []
     name, said = line_of(lambda headers: answers.append(client.post("/v1/jobs", json={"input": BODY}, headers=headers)))
-    assert (name, said["status"], said["job_id"]) == ("noria.access", 202, answers[0].json()["id"])
+    job_id = answers[0].json()["id"]
+    assert (name, said["status"], said["job_id"]) == ("noria.access", 202, job_id)
     assert "outcome" not in said
+    until(lambda: client.get(f"/v1/jobs/{job_id}").json()["completed_at"])  # nor does it go on beside the next test
 
 
 def test_a_job_has_a_line_when_it_has_ended(client, said_in, until):
@@ -179,8 +180,10 @@ def test_a_job_that_is_cancelled_while_it_is_drawn_has_one_line_too(client, engi
     with said_in("noria.requests") as lines:
         job_id = client.post("/v1/jobs", json={"input": BODY}).json()["id"]
         until(lambda: client.get(f"/v1/jobs/{job_id}").json()["status"] == "processing")
+        until(lambda: engine.submitted)
         client.delete(f"/v1/jobs/{job_id}")
         until(lambda: [line for line in lines() if line["request_id"] == job_id])
+        until(lambda: engine.cancelled)  # who draws it has heard of its end, and writes no line of its own
     (line,) = [line for line in lines() if line["request_id"] == job_id]
     assert line["outcome"] == "cancelled"
 
@@ -212,9 +215,9 @@ def test_a_job_that_is_cancelled_before_it_is_drawn_has_one_line_beside_those_of
         ("full", {"prompt": "a secret wish"}),
     ],
 )
-def test_prompts_are_told_as_the_operator_says(log_prompts, told, serve, new_engine, said_in, until):
+def test_prompts_are_told_as_the_operator_says(log_prompts, told, serve, new_engine, said_in, ready, until):
     with serve(Config(log_prompts=log_prompts), new_engine()) as (url, _), said_in("noria.requests") as lines:
-        until(lambda: httpx.get(f"{url}/readyz", verify=False).status_code == 200)
+        ready(url)
         for body in (BODY, BODY | {"n": 0}):
             httpx.post(f"{url}/t2i", json=body, verify=False, timeout=60)
         until(lambda: len(lines()) == 2)
@@ -237,5 +240,6 @@ def test_two_requests_at_once_do_not_mix(client, said_in, until):
         for thread in threads:
             thread.join()
         until(lambda: len([line for line in lines() if line["request_id"].startswith("r")]) == 8)
-    assert {line["request_id"]: line["seed"] for line in lines()} == {f"r{n}": n for n in range(8)}
+    ours = [line for line in lines() if line["request_id"].startswith("r")]
+    assert {line["request_id"]: line["seed"] for line in ours} == {f"r{n}": n for n in range(8)}
     assert json.dumps(lines())

@@ -74,7 +74,7 @@ def test_a_watcher_that_leaves_takes_its_request_along(client, engine, until):
 def test_a_watcher_hears_of_its_engines_death_before_anybody_tells_how_it_ended(new_engine, serve, until):
     engine = new_engine()
     engine.deaths, engine.returns = 1, False
-    with serve(Config(), engine, restart_wait_s=60.0) as (url, _), httpx.Client(base_url=url, timeout=10) as client:
+    with serve(Config(), engine) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
         until(lambda: client.get("/readyz").status_code == 200)
         with client.stream("POST", "/t2i", json={"prompt": "p", "stream": True}) as response:
             lines = (line for line in response.iter_lines() if line.startswith("data: "))
@@ -158,7 +158,7 @@ def test_a_full_mailbox_keeps_every_preview_and_the_newest_progress():
 def test_a_stream_of_images_is_answered_while_the_server_drains(serve, new_engine, until):
     engine = new_engine()
     engine.holds = True
-    with serve(Config(), engine) as (url, server), httpx.Client(base_url=url, timeout=20, verify=False) as client:
+    with serve(Config(), engine) as (url, server), httpx.Client(base_url=url, timeout=60, verify=False) as client:
         until(lambda: client.get("/readyz").status_code == 200)
         with client.stream("POST", "/t2i", json={"prompt": "p", "stream": True}) as response:
             server.should_exit = True
