@@ -140,7 +140,7 @@ def test_a_watcher_sees_a_job_end_that_is_cancelled_meanwhile(served, until):
     watcher.start()
     until(lambda: engine.submitted)
     client.delete(f"/v1/jobs/{job_id}")
-    watcher.join(60)
+    watcher.join()
     assert told[-1][2]["status"] == "canceled"
 
 
@@ -199,12 +199,13 @@ def test_a_stopping_front_end_ends_its_streams_so_that_clients_come_again(serve_
         job_id = post(client).json()["id"]
         until(lambda: engine.submitted)
         with client.stream("GET", f"/v1/jobs/{job_id}/events") as answer:
+            lines = answer.iter_lines()
+            assert any('"processing"' in line for line in lines)  # before the end, which may come in the next moment
             server.should_exit = True
             started = time.monotonic()
-            text = "".join(answer.iter_text())
-        assert time.monotonic() - started < 60  # of the 280 that others have to finish
-        assert '"processing"' in text
-        assert '"succeeded"' not in text
+            rest = list(lines)
+        assert time.monotonic() - started < 140  # of the 280 that others have to finish
+        assert not any('"succeeded"' in line for line in rest)
 
 
 # ── Lists ───────────────────────────────────────────────────────────────────────────────────────────────────────────────────
