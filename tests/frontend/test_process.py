@@ -95,12 +95,13 @@ def test_serves_drains_and_exits_zero(start, until):
     assert "Traceback" not in log
 
 
-def test_who_is_not_answered_at_the_end_of_a_drain_gets_503(serve, new_engine, until):
+def test_who_is_not_answered_at_the_end_of_a_drain_gets_503(serve, new_engine, ready, until, monkeypatch):
+    monkeypatch.setattr("noria.frontend.process._LAST_WORDS_S", 60.0)
     engine = new_engine()
     engine.holds = True
     answers = []
     with serve(Config(frontend=FrontendConfig(drain_s=0.2)), engine) as (url, server):
-        until(lambda: httpx.get(f"{url}/readyz", verify=False).status_code == 200)
+        ready(url)
         thread = threading.Thread(
             target=lambda: answers.append(httpx.post(f"{url}/t2i", json={"prompt": "p"}, timeout=60, verify=False))
         )
@@ -114,7 +115,9 @@ def test_who_is_not_answered_at_the_end_of_a_drain_gets_503(serve, new_engine, u
 
 
 @pytest.mark.parametrize("pieces", [1, 8])
-def test_who_does_not_read_his_answer_is_left_at_the_end_of_a_drain_without_noise(pieces, until, caplog):
+def test_who_does_not_read_his_answer_is_left_at_the_end_of_a_drain_without_noise(pieces, until, caplog, monkeypatch):
+    monkeypatch.setattr("noria.frontend.process._CLOSING_S", 60.0)  # before uvicorn itself breaks it off, and complains
+
     async def answer(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": []})
         for number in range(pieces):
@@ -129,9 +132,10 @@ def test_who_does_not_read_his_answer_is_left_at_the_end_of_a_drain_without_nois
         thread.start()
         silent.connect(listener.getsockname())
         silent.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        until(lambda: any(each.flow.write_paused for each in server.server_state.connections))
+        connections = server.server_state.connections
+        until(lambda: any(each.flow is not None and each.flow.write_paused for each in list(connections)))
         server.should_exit = True
-        thread.join(20)
+        thread.join(50)
         assert not thread.is_alive()
     assert [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
 
