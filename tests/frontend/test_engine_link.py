@@ -1,6 +1,7 @@
 """Which engine takes a request, and what becomes of it when engines come and go."""
 
 import asyncio
+import time
 
 import msgspec
 import pytest
@@ -231,18 +232,21 @@ def test_a_watcher_is_told_that_its_request_waits_for_an_engine_again(request_of
 
 
 def test_retry_waiting_for_its_turn_keeps_its_deadline(request_of, new_engine, monkeypatch):
-    monkeypatch.setattr(engine_link, "_GRACE_S", 0.1)
     engine = new_engine()
     engine.holds = True
 
     async def scenario():
         async with EngineLink([engine.address]) as link:
             await until_async(lambda: link.ready)
-            patient = asyncio.create_task(link.submit(request_of(seed=1)))
-            hasty = asyncio.create_task(link.submit(request_of(seed=2, timeout_s=0.7)))
+            patient = asyncio.create_task(link.submit(request_of(seed=1, timeout_s=2000.0)))
+            hasty = asyncio.create_task(link.submit(request_of(seed=2, timeout_s=1000.0)))
             await until_async(lambda: len(engine.submitted) == 2)
             engine.become("dead")
             engine.become("ready")
+            await until_async(lambda: len(engine.submitted) == 3)
+            assert not hasty.done()
+            loop = asyncio.get_running_loop()
+            monkeypatch.setattr(loop, "time", lambda: time.monotonic() + 1500.0)
             with pytest.raises(DeadlineExceeded):
                 await hasty
             assert [request.seed for request in engine.submitted] == [1, 2, 1]
