@@ -12,7 +12,7 @@ from PIL import Image
 
 from noria.config import Config
 from noria.frontend.engine_link import PreviewImage, Progress
-from noria.frontend.streaming import Mailbox
+from noria.frontend.streaming import Mailbox, WatchedDrawing
 
 
 def events_of(response):
@@ -151,6 +151,31 @@ def test_a_full_mailbox_keeps_every_preview_and_the_newest_progress():
         await mailbox.wait()
         assert mailbox.take() == [*previews, Progress(None, 999, 1000, 1.0)]
         assert mailbox.take() == []
+
+    asyncio.run(scenario())
+
+
+def test_what_comes_while_its_reader_takes_its_time_is_told_before_the_end():
+    class Draws:
+        """A studio that ends when the first update is read."""
+
+        def __init__(self):
+            self.is_read = asyncio.Event()
+
+        async def draw(self, _wish, watch):
+            watch(Progress(None, 0, 2, 1.0))
+            await self.is_read.wait()
+            watch(PreviewImage(0, 1, 1, 1, b"rgb"))
+            return "drawing"
+
+    async def scenario():
+        studio, heard = Draws(), []
+        drawing = WatchedDrawing(studio, wish=None)
+        async for happening in drawing.happenings():
+            heard.append(happening)
+            studio.is_read.set()
+            await asyncio.wait([drawing._task])  # for so long the connection bears no more
+        assert heard == [Progress(None, 0, 2, 1.0), PreviewImage(0, 1, 1, 1, b"rgb"), "drawing"]
 
     asyncio.run(scenario())
 

@@ -79,10 +79,11 @@ class WatchedDrawing:
         """Its updates, then its drawing; None where nothing has happened for a while. Raises what ended it."""
         while True:
             await self._until_news(_KEEP_ALIVE_S)
+            has_ended = self._task.done()  # asked first: while its reader takes these updates there may be more of them
             updates = self._mailbox.take()
             for update in updates:
                 yield update
-            if self._task.done():
+            if has_ended:
                 yield self._task.result()
                 return
             if not updates:
