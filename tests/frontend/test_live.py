@@ -16,6 +16,7 @@ from noria.config import Config, FrontendConfig
 from noria.frontend import connection, live
 from noria.frontend.audience import MOST_OF_A_CLIENT, MOST_WATCHERS, Audience
 from noria.frontend.live import what_to_show
+from noria.frontend.sheet import sheet
 from noria.keys import digest_of
 from noria.messages import WheelView
 from noria.observe.logs import LineHandler, logging_to
@@ -263,6 +264,30 @@ def test_who_comes_while_an_engine_is_dead_is_not_shown_its_wheel(site):
             assert late.next()[1]["engines"][0]["state"] == "unknown"
             engine.become("ready")
             assert late.wheel()["incarnation"] != first["incarnation"]
+
+
+def test_a_view_whose_pictures_are_made_while_its_engine_ends_is_shown_to_nobody(site, monkeypatch):
+    url, engine, _ = site()
+    engine.views = Wheel(turns=2)
+    made, ended = threading.Semaphore(0), threading.Semaphore(1)  # the first view's are made at once
+
+    def sheet_of(*given):
+        made.release()
+        ended.acquire(timeout=60)
+        return sheet(*given)
+
+    monkeypatch.setattr(live, "sheet", sheet_of)
+    with watching(url) as stream:
+        first = stream.wheel()
+        for _ in range(2):
+            assert made.acquire(timeout=60)
+        engine.become("dead")
+        while stream.next("engines")[1]["engines"][0]["state"] != "unknown":
+            pass
+        engine.views = Wheel()
+        ended.release(100)
+        engine.become("ready")
+        assert stream.wheel()["incarnation"] != first["incarnation"]
 
 
 def test_an_answer_to_those_before_keeps_no_turns_from_who_comes_after_them(site, until):

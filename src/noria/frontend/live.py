@@ -138,16 +138,19 @@ class Live:
             if seen is None and not _is_whole(view):  # to who watched before; the answer to this question is to come
                 continue
             try:
-                await self._show(wheel, wheel.remember(view), pixels)
+                await self._show(number, wheel, wheel.remember(view), pixels)
             except Exception:  # an engine's nonsense: it costs this view
                 log.exception("%s: its view makes no sense", wheel.name)
 
     def _last(self, number: int, wheel: _Wheel) -> WheelView | None:
         """The last view of the engine's present life."""
-        lives_on = wheel.last is not None and wheel.last.incarnation == self._link.engines[number].incarnation
-        return wheel.last if lives_on else None
+        return wheel.last if wheel.last is not None and self._lives(number, wheel.last) else None
 
-    async def _show(self, wheel: _Wheel, view: WheelView, pixels: memoryview | None) -> None:
+    def _lives(self, number: int, view: WheelView) -> bool:
+        """Whether `view` is of the engine's present life."""
+        return view.incarnation == self._link.engines[number].incarnation
+
+    async def _show(self, number: int, wheel: _Wheel, view: WheelView, pixels: memoryview | None) -> None:
         plain = _event(wheel.name, view)
         pictured = plain
         if view.cells and pixels is not None and self._audience.wants_pictures:
@@ -166,6 +169,8 @@ class Live:
             ]
             whole = {"format": "jpeg", "b64": file, "width": width, "height": height}
             pictured = _event(wheel.name, view, cells=cells, sheet=whole)
+        if not self._lives(number, view):  # it has ended meanwhile, and all have been told
+            return
         for watcher in self._audience:
             watcher.show(wheel.name, pictured if watcher.pictures else plain)
 
