@@ -7,14 +7,15 @@ import signal
 import threading
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from waiting import until
 
 # The same examples at every run, so that a change is judged by what it does. `make test-slow` looks at others. An example that a busy
 # machine holds up is no failure: without a word of ours, one of 200 ms would be.
-settings.register_profile("repeatable", derandomize=True, deadline=None)
-settings.register_profile("searching", derandomize=False, deadline=None, print_blob=True)
+_AT_LEISURE = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("repeatable", derandomize=True, **_AT_LEISURE)
+settings.register_profile("searching", derandomize=False, print_blob=True, **_AT_LEISURE)
 settings.load_profile("repeatable")
 
 CHROMIUM = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
