@@ -1,4 +1,4 @@
-"""A quick server in a target's place, a process of its own, that draws as it is told: `python planted.py PORT HOW`."""
+"""A quick server in a target's place, a process of its own, that draws as it is told: `python drawing_server.py HOW`; it prints its port."""
 
 import contextlib
 import http.server
@@ -8,13 +8,12 @@ import os
 import subprocess
 import sys
 import time
-import urllib.request
 
 import numpy as np
 import psutil
 from PIL import Image
 
-from noria.bench.server import RunningServer, _free_port
+from noria.bench.server import RunningServer
 
 
 def pixels(body):
@@ -84,22 +83,15 @@ class Server(http.server.ThreadingHTTPServer):
 @contextlib.contextmanager
 def running(how):
     """As `running_target` does it."""
-    port = _free_port()
-    with subprocess.Popen([sys.executable, __file__, str(port), how]) as child:
+    with subprocess.Popen([sys.executable, __file__, how], stdout=subprocess.PIPE) as child:
         try:
-            deadline = time.monotonic() + 60
-            while True:
-                with contextlib.suppress(OSError):
-                    urllib.request.urlopen(f"http://127.0.0.1:{port}/").close()
-                    break
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-            yield RunningServer(port, 0.5, psutil.Process(child.pid))
+            yield RunningServer(int(child.stdout.readline()), 0.5, psutil.Process(child.pid))
         finally:
             child.kill()
 
 
 if __name__ == "__main__":
-    with Server(("127.0.0.1", int(sys.argv[1])), Drawing) as server:
-        server.how = sys.argv[2]
+    with Server(("127.0.0.1", 0), Drawing) as server:
+        server.how = sys.argv[1]
+        print(server.server_port, flush=True)  # it listens: who connects from now on is answered
         server.serve_forever()

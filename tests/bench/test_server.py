@@ -1,9 +1,12 @@
 """The servers that a bench starts: nothing around the bench changes what they are."""
 
 import json
+import socket
 import sys
 
-from noria.bench.server import DIRECT, running_process
+import pytest
+
+from noria.bench.server import DIRECT, _free_port, running_process
 
 TELLING = """
 import http.server, json, os, sys
@@ -29,3 +32,17 @@ def test_no_setting_of_the_environment_reaches_a_server_and_no_proxy_stands_befo
         told = json.loads(DIRECT.open(f"http://127.0.0.1:{server.port}/").read())
     assert "PATH" in told
     assert not [name for name in told if name.startswith("NORIA_")]
+
+
+def test_the_port_of_a_server_that_is_still_starting_is_kept_for_it():
+    """The kernel gives nobody who asks for any port one that is bound; the server binds it all the same, and listens."""
+    with _free_port() as port:
+        with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+            stranger.bind(("127.0.0.1", port))
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            with socket.socket() as server:
+                server.setsockopt(socket.SOL_SOCKET, option, 1)
+                server.bind(("127.0.0.1", port))
+                server.listen()
+                with socket.create_connection(("127.0.0.1", port)):
+                    pass

@@ -135,15 +135,16 @@ def running_process(
 
     Noria's settings in the environment are not for it: the bench has read them, and what it was told since wins over them.
     """
-    port, started = port or _free_port(), time.monotonic()
+    started = time.monotonic()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("NORIA_")}
     with (
+        _free_port() if port is None else contextlib.nullcontext(port) as chosen,
         contextlib.nullcontext() if log is None else log.open("ab") as stderr,
-        subprocess.Popen(command(port), stdout=subprocess.DEVNULL, stderr=stderr, env=environment) as child,
+        subprocess.Popen(command(chosen), stdout=subprocess.DEVNULL, stderr=stderr, env=environment) as child,
     ):
         try:
-            _wait_until_ready(child, f"http://127.0.0.1:{port}{ready_path}", started + _READY_WITHIN_S)
-            yield RunningServer(port, time.monotonic() - started, psutil.Process(child.pid))
+            _wait_until_ready(child, f"http://127.0.0.1:{chosen}{ready_path}", started + _READY_WITHIN_S)
+            yield RunningServer(chosen, time.monotonic() - started, psutil.Process(child.pid))
         finally:
             child.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -151,11 +152,18 @@ def running_process(
             child.kill()
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+@contextlib.contextmanager
+def _free_port() -> Iterator[int]:
+    """A loopback port that is free, and stays so until the end: who asks the kernel for any port meanwhile is given another.
+
+    It is kept by a socket that is bound and never listens. A server can bind beside it if it sets SO_REUSEADDR or SO_REUSEPORT, as
+    the frameworks do; one that came up a second later on a port that was free and kept by nobody would now and then find it taken.
+    """
+    with socket.socket() as keeper:
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        keeper.bind(("127.0.0.1", 0))
+        yield keeper.getsockname()[1]
 
 
 def _wait_until_ready(child: "subprocess.Popen[bytes]", url: str, deadline: float) -> None:
