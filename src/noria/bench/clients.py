@@ -27,6 +27,7 @@ from noria.spec import ModelSpec
 _TOLD_EVERY_S = 5.0
 _WARM_UP_STEPS = 4
 _LOCUST_GRACE_S = 60.0  # to start, and to end what it has begun
+_SERVER_ENDED = "the server ended under load; its own words are above"
 
 Body = Mapping[str, Any]
 
@@ -188,13 +189,15 @@ def send(
         while client.poll() is None:
             elapsed_s = time.monotonic() - started
             if ended(server):
-                raise RuntimeError("the server ended under load; its own words are above")
+                raise RuntimeError(_SERVER_ENDED)
             if elapsed_s > load.lasts_s + _LOCUST_GRACE_S:
                 raise RuntimeError(f"the client did not end within {elapsed_s:.0f} s")
             if elapsed_s - told_s >= _TOLD_EVERY_S:
                 told_s = elapsed_s
                 say(progress(records(folder), elapsed_s, load.traffic.seconds))
             time.sleep(0.1)
+        if ended(server):  # in the moment before the client did
+            raise RuntimeError(_SERVER_ENDED)
     finally:
         client.terminate()
         client.wait()
