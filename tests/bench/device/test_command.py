@@ -1,6 +1,7 @@
 """The command: its arguments, its time, and what it can do where little is installed."""
 
 import argparse
+import signal
 import subprocess
 import sys
 import time
@@ -67,6 +68,22 @@ def test_an_alarm_that_is_lost_in_a_destructor_rings_again(monkeypatch):
     with pytest.raises(KeyboardInterrupt), alarm:
         time.sleep(60)
     assert len(rings) == 2
+
+
+def test_an_alarm_that_rings_while_it_is_set_rings_again_in_the_block(monkeypatch):
+    monkeypatch.setattr(Alarm, "_AGAIN_S", 0.5)
+    before, alarm, entered = signal.getsignal(signal.SIGALRM), Alarm(0.0), []
+    start = alarm._thread.start
+    monkeypatch.setattr(alarm._thread, "start", lambda: (start(), time.sleep(0.3)))  # kept from the CPU just here
+
+    def block():
+        entered.append(True)
+        time.sleep(60)
+
+    with pytest.raises(KeyboardInterrupt), alarm:
+        block()
+    assert entered and alarm.rang
+    assert signal.getsignal(signal.SIGALRM) == before
 
 
 @pytest.mark.parametrize(("rang", "status"), [(True, 0), (False, 130)])

@@ -129,16 +129,17 @@ class Alarm:
     """Interrupts the main thread, as Ctrl-C does, when `seconds` are over before the block is.
 
     By a signal of its own: it ends a wait in a system call too, and a shell's background jobs ignore Ctrl-C's. Code in C is left first.
+    It never interrupts its own setting: a block that was not entered is not left either, and the alarm would ring for ever.
     """
 
-    _AGAIN_S = 5.0  # an exception that is raised in a destructor or a callback is lost
+    _AGAIN_S = (
+        5.0  # an exception that is raised in a destructor or a callback is lost, and so is what rings before the block
+    )
 
     def __init__(self, seconds: float) -> None:
         self.rang = False
-        self._seconds, self._over = (
-            max(0.1, seconds),
-            threading.Event(),
-        )  # the block is entered, else it would not be left
+        self._seconds, self._over = max(0.1, seconds), threading.Event()
+        self._within = False  # the block, as far as the main thread has come
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def _watch(self) -> None:
@@ -148,17 +149,19 @@ class Alarm:
             patience_s = self._AGAIN_S
 
     def _ring(self, _number: int, _frame: FrameType | None) -> None:
-        if not self._over.is_set():
+        if self._within:
             self.rang = True
             raise KeyboardInterrupt
 
     def __enter__(self) -> None:
         self._before = signal.signal(signal.SIGALRM, self._ring)
         self._thread.start()
+        self._within = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._within = False
         self._over.set()
         self._thread.join()
         signal.signal(signal.SIGALRM, self._before)
