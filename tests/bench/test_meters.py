@@ -105,4 +105,4 @@ def test_a_kernel_that_shows_no_package_tells_nothing(tmp_path):
 
 
 def test_a_machine_multiplies_at_some_speed():
-    assert 0.1 < matrix_gflops(0.01) < 1e6
+    assert 0.01 < matrix_gflops(0.0) < 1e6  # one product is measured, however little time there is

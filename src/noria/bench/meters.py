@@ -23,11 +23,11 @@ def matrix_gflops(seconds: float = _PROBE_S) -> float:
     """
     matrix = np.ones((_SIDE, _SIDE), dtype=np.float32)
     matrix @ matrix
-    products, started = 0, time.perf_counter()
-    while time.perf_counter() - started < seconds:
+    products, elapsed_s, started = 0, 0.0, time.perf_counter()
+    while products == 0 or elapsed_s < seconds:  # one at least, though the process may be kept from the CPU just here
         matrix @ matrix
-        products += 1
-    return products * 2 * _SIDE**3 / (time.perf_counter() - started) / 1e9
+        products, elapsed_s = products + 1, time.perf_counter() - started
+    return products * 2 * _SIDE**3 / elapsed_s / 1e9
 
 
 @dataclass(frozen=True)
