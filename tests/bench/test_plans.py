@@ -1,5 +1,7 @@
 """Which runs a bench is made of."""
 
+import contextlib
+
 import drawing_server
 import pytest
 
@@ -22,8 +24,16 @@ def started(monkeypatch):
         return drawing_server.running("fine")
 
     monkeypatch.setattr(plans, "running_target", running_target)
-    monkeypatch.setattr(plans, "_SATURATED_S", 1.0)
     return names
+
+
+def saturated(monkeypatch, options):
+    """The plans after the shortest measurement in which a machine that may be busy finishes something; one second on a quiet one."""
+    for seconds in (1.0, 10.0, 60.0):
+        monkeypatch.setattr(plans, "_SATURATED_S", seconds)
+        with contextlib.suppress(RuntimeError):
+            return list(plans.of_mixed(options, Config(), SPEC))
+    raise AssertionError(f"finished nothing in {seconds} s")
 
 
 def test_a_load_is_a_share_of_noria_s_capacity_whoever_the_targets_are(started, monkeypatch):
@@ -36,8 +46,8 @@ def test_a_load_is_a_share_of_noria_s_capacity_whoever_the_targets_are(started, 
 
     monkeypatch.setattr(plans.calibration, "capacity", capacity)
     options = SuiteOptions(read_targets("seed-batched"), 2.0, load=50)
-    (plan,) = plans.of_mixed(options, Config(), SPEC)
-    assert started == ["noria"]
+    (plan,) = saturated(monkeypatch, options)
+    assert set(started) == {"noria"}
     assert plan.load.traffic.rows_per_s == pytest.approx(0.5 * found[0].rows_per_s)
     assert plan.target.name == "seed-batched"
 

@@ -24,7 +24,7 @@ from noria.frontend.engine_link import DrawnImage
 from noria.models.catalog import open_model
 
 SPEC = open_model("bundled")
-PATIENCE_S = 30
+PATIENCE_S = 120
 PATHS = [target.path for target in TARGETS.values() if target.name.startswith("seed-")]
 SYNC = [path for path in PATHS if path.endswith("-sync")]
 
