@@ -95,7 +95,7 @@ def started(planted, monkeypatch):
         contract.calibration, "capacity", lambda *_: contract.calibration.Capacity(800.0, 20.0, 16.0, 0)
     )
     monkeypatch.setattr(
-        contract.calibration, "solo_s", lambda *_: 5.0
+        contract.calibration, "solo_s", lambda *_: 60.0
     )  # nobody is late because a test was kept waiting
     return started
 
