@@ -2,11 +2,15 @@
 
 import json
 import socket
+import subprocess
 import sys
 
+import psutil
 import pytest
 
-from noria.bench.server import DIRECT, _free_port, running_process
+from noria.bench.clients import ended
+from noria.bench.server import DIRECT, RunningServer, _free_port, running_process
+from waiting import until
 
 TELLING = """
 import http.server, json, os, sys
@@ -46,3 +50,9 @@ def test_the_port_of_a_server_that_is_still_starting_is_kept_for_it():
                 server.listen()
                 with socket.create_connection(("127.0.0.1", port)):
                     pass
+
+
+def test_a_process_of_a_server_that_has_ended_calls_itself_nothing():
+    with subprocess.Popen(["true"]) as child:
+        until(lambda: ended(psutil.Process(child.pid)))
+        assert RunningServer(0, 0.0, psutil.Process()).children("frontend") == []

@@ -37,7 +37,12 @@ class RunningServer:
 
     def children(self, role: str) -> list[psutil.Process]:
         """Its processes that call themselves "noria ROLE"."""
-        return [child for child in self.process.children() if " ".join(child.cmdline()).startswith(f"noria {role}")]
+        found = []
+        for child in self.process.children():
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+                if " ".join(child.cmdline()).startswith(f"noria {role}"):
+                    found.append(child)
+        return found
 
     def cpu_s(self) -> dict[int, float]:
         """CPU seconds of each of its processes until now, by their ids."""
