@@ -1,7 +1,9 @@
 """A wheel to look at, and a server on loopback that shows one."""
 
+import contextlib
 import http.server
 import json
+import socket
 import threading
 
 import msgspec
@@ -58,6 +60,14 @@ def event(name, data):
     return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
 
 
+@contextlib.contextmanager
+def nobody():
+    """A URL at which nobody listens, and nobody will: its port is taken, so that no neighbour gets it meanwhile."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
 class LiveServer(http.server.ThreadingHTTPServer):
     """Answers each connection with the next of `answers` (the last one again and again): parts of a stream, or a status and a body.
 
@@ -96,7 +106,7 @@ class Answering(http.server.BaseHTTPRequestHandler):
             if part is None:  # the connection is lost here
                 return
             self.wfile.write(part)
-        self.server.go_on.wait(60)
+        self.server.go_on.wait()
 
     def log_message(self, *_):
         pass

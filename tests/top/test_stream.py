@@ -6,7 +6,7 @@ import socket
 import threading
 
 import pytest
-from showing import a_view, engines_said, wheel_said
+from showing import a_view, engines_said, nobody, wheel_said
 
 from noria.config import FrontendConfig
 from noria.errors import ConfigError, LiveError
@@ -54,9 +54,8 @@ def test_pieces_of_any_size_and_ends_of_lines_in_names_are_read(live_server):
 
 
 def test_nobody_there_is_away():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    found, words = heard(f"http://127.0.0.1:{port}")
+    with nobody() as url:
+        found, words = heard(url)
     assert found == []
     assert "failed" in words or "refused" in words
 
