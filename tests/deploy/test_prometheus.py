@@ -7,13 +7,13 @@ import concurrent.futures
 import http.server
 import pathlib
 import re
-import socket
 import subprocess
 import threading
 import time
 import uuid
 
 import httpx
+import psutil
 import pytest
 import yaml
 
@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(400)]
 RULES = pathlib.Path(__file__).parents[2] / "deploy" / "prometheus"
 DCGM_PAGE = pathlib.Path(__file__).parent / "dcgm_exporter_page.txt"
 SCRAPE_S = 2
+NUM_TARGETS = 3
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +78,19 @@ class Prometheus:
     def value(self, expr):
         return next((value for _, value in self.ask(expr)), None)
 
+    def scraped(self, times):
+        """Wait until each target was scraped so many times more, and so were the rules evaluated."""
+        counts = "count_over_time(up[1h])"
+        wanted = {tuple(sorted(labels.items())): count + times for labels, count in self.ask(counts)}
+
+        def more():
+            have = {tuple(sorted(labels.items())): count for labels, count in self.ask(counts)}
+            return len(have) == NUM_TARGETS and all(
+                count >= wanted.get(target, times) for target, count in have.items()
+            )
+
+        until(more)
+
     def exemplars(self, expr):
         params = {"query": expr, "start": time.time() - 600, "end": time.time()}
         return self._client.get("/api/v1/query_exemplars", params=params).json()["data"]
@@ -99,26 +113,24 @@ def prometheus(noria, dcgm, tmp_path_factory):
         {"job_name": "dcgm", "static_configs": [{"targets": dcgm}]},
     ]
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     command = [
         "prometheus",
         "--config.file=prometheus.yml",
         "--storage.tsdb.path=data",
-        f"--web.listen-address=127.0.0.1:{port}",
+        "--web.listen-address=127.0.0.1:0",
     ]
     with (
         (folder / "log").open("w") as log,
         subprocess.Popen(
             [*command, "--enable-feature=exemplar-storage"], cwd=folder, stdout=log, stderr=log
         ) as process,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
     ):
         try:
-            found = Prometheus(client)
-            until(found.ready)
-            yield found
+            listening = until(lambda: re.search(r'"Listening on" address=(\S+)\s', (folder / "log").read_text()))
+            with httpx.Client(base_url=f"http://{listening[1]}", timeout=60) as client:
+                found = Prometheus(client)
+                until(found.ready)
+                yield found
         finally:
             process.terminate()
 
@@ -140,12 +152,12 @@ def loaded(noria, prometheus):
         for round_ in range(3):  # rates need several scrapes
             with concurrent.futures.ThreadPoolExecutor(6) as users:
                 list(users.map(draw, range(30 * round_, 30 * round_ + 30)))
-            time.sleep(SCRAPE_S)
+            prometheus.scraped(1)
         assert client.post("/t2i", json={"prompt": "p", "n": 0}).status_code == 400
         job = client.post("/v1/jobs", json={"input": {"prompt": "a job", "inference_steps": 2}}).json()
         until(lambda: client.get(f"/v1/jobs/{job['id']}").json()["status"] == "succeeded")
     until(lambda: (prometheus.value("sum(noria_requests_total{outcome='ok'})") or 0) >= len(seconds) + 1)
-    time.sleep(2 * SCRAPE_S)
+    prometheus.scraped(3)  # some is told a moment later, and a series that came last needs two for its rate
     return prometheus, seconds
 
 
@@ -160,7 +172,7 @@ def panels():
 @pytest.mark.parametrize("expr", list(panels()))
 def test_every_panel_has_data(loaded, expr):
     prometheus, _ = loaded
-    assert prometheus.ask(expr.replace('"$instance"', '".*"')), expr
+    until(lambda: prometheus.ask(expr.replace('"$instance"', '".*"')))
 
 
 def test_a_gpu_of_which_two_tell_is_shown_once(loaded):
@@ -168,14 +180,14 @@ def test_a_gpu_of_which_two_tell_is_shown_once(loaded):
     (row,) = (row for row in GPU.rows if row.title == "GPU")
     for panel in row.panels:
         for query in panel.queries:
-            assert len(prometheus.ask(query.expr)) == 1, panel.title
+            assert len(until(lambda query=query: prometheus.ask(query.expr))) == 1, panel.title
 
 
 def test_every_recording_rule_has_data(loaded):
     prometheus, _ = loaded
     groups = yaml.safe_load((RULES / "recording.yml").read_text())["groups"]
     records = {rule["record"] for group in groups for rule in group["rules"]}
-    until(lambda: all(prometheus.ask(record) for record in records), 30)  # they are evaluated every 15 s
+    until(lambda: all(prometheus.ask(record) for record in records))  # they are evaluated every 15 s
 
 
 def test_prometheus_counts_what_the_load_counted(loaded):
@@ -200,7 +212,7 @@ def test_prometheus_and_the_load_agree_on_percentiles_to_a_bucket(loaded, share)
 
 def test_a_slow_bucket_leads_to_a_request(loaded):
     prometheus, _ = loaded
-    found = prometheus.exemplars("noria_request_seconds_bucket")
+    found = until(lambda: prometheus.exemplars("noria_request_seconds_bucket"))
     names = {exemplar["labels"]["request_id"] for series in found for exemplar in series["exemplars"]}
     assert names
     assert all(re.fullmatch(r"[0-9a-f]{32}|job_\w+|[\w.-]+", name) for name in names)
@@ -230,17 +242,33 @@ def test_a_slow_bucket_leads_to_a_trace_also_where_the_ids_leave_no_room_for_mor
     until(is_kept)
 
 
+def started_since(noria, known):
+    """A child of the supervisor that is none of `known`, once it runs its own program."""
+    own = noria.process.cmdline()
+    return next(
+        (child for child in noria.process.children() if child.pid not in known and child.cmdline() != own), None
+    )
+
+
 def test_an_engine_that_is_killed_shows_and_its_alerts_name_it(loaded, noria):
     prometheus, _ = loaded
     assert prometheus.value("noria_engines_configured") == 2
     before = prometheus.value("sum(noria_requests_total)")
     (engine,) = (child for child in noria.children("engine") if "engine-1" in " ".join(child.cmdline()))
+    killed, known = time.monotonic(), {child.pid for child in noria.process.children()}
     engine.kill()
-    killed = time.monotonic()
-    firing = until(lambda: prometheus.alerts("NoriaEngineRestarted"), seconds=120)
+    successor = until(lambda: started_since(noria, known), despite=(psutil.NoSuchProcess,))
+    successor.suspend()  # it is not ready before somebody has looked
+    try:
+        waiting = until(lambda: prometheus.alerts("NoriaEngineMissing"))
+        prometheus.scraped(1)
+    finally:
+        successor.resume()
+    assert set(waiting) == {"engine-1"}
+    firing = until(lambda: prometheus.alerts("NoriaEngineRestarted"))
     assert set(firing) == {"engine-1"}
     assert re.match(r"engine-1 of \S+ was started again .* was killed\.", firing["engine-1"]["annotations"]["summary"])
-    until(lambda: prometheus.value("sum(noria_engine_up)") == 2, seconds=120)
+    until(lambda: prometheus.value("sum(noria_engine_up)") == 2)
     since = f"{time.monotonic() - killed:.0f}s"
     # In between it was not ready, while the other was; for less than the five minutes after which that is an alert, too.
     for engine, least in (("engine-0", 1), ("engine-1", 0)):
