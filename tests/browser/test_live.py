@@ -1,6 +1,6 @@
 """The page /live before a scripted stream: what is drawn, said and done, in Chromium."""
 
-import itertools
+import json
 import re
 
 import feed
@@ -44,22 +44,27 @@ def test_each_slot_is_a_button_that_says_whose_image_it_holds(serve, open_page):
 def test_a_slot_changes_hands_while_its_neighbours_go_on(serve, open_page):
     page = open_page(serve(num_slots=8).url)
     expect(slots(page)).to_have_count(8)
-    seen = page.evaluate(WATCHED, 5)
-    changed = [sum(a != b for a, b in zip(before, after, strict=True)) for before, after in itertools.pairwise(seen)]
+    changed = page.evaluate(WATCHED, 20)
     assert any(changed), "nobody boarded or left"
     assert max(changed) < 8, "a batch that changes all at once is a static one"
     expect(page.locator(".gone li").first).to_be_visible()
 
 
-WATCHED = """async (seconds) => {
+WATCHED = """async (times) => {
+  // In how many slots another image is than in the view before. Of a server that was held up, one view may tell of any number of turns:
+  // only those at most six turns apart are judged, in which the script never changes all.
   const state = await import("/pages/state.js"), { events } = await import("/pages/events.js");
-  const seen = [], until = performance.now() + 1000 * seconds;
+  const changed = [];
+  let before = null;
   for await (const { name, data } of events(await fetch("/v1/live"))) {
-    if (name === "wheel") seen.push(Array.from({ length: data.num_slots }, (_, slot) => {
+    if (name !== "wheel") continue;
+    const images = Array.from({ length: data.num_slots }, (_, slot) => {
       const seat = data.seats.find((one) => one.slot === slot);
       return seat ? state.keyOf(seat) : null;
-    }));
-    if (performance.now() > until) return seen;
+    });
+    if (before && data.number - before.number <= 6) changed.push(images.filter((image, slot) => image !== before.images[slot]).length);
+    before = { number: data.number, images };
+    if (changed.length === times) return changed;
   }
 }"""
 
@@ -96,19 +101,20 @@ def test_a_slots_name_stays_while_its_image_does(serve, open_page):
     page = open_page(serve(num_slots=8).url)
     expect(slots(page)).to_have_count(8)
     slots(page).nth(0).focus()  # when it was said anew, once
-    renamed = page.evaluate(RENAMED, 3)
-    assert renamed, "nobody boarded or left"
-    assert all(
-        name.partition(": ")[2] not in {"", *renamed[:place]} or "free" in name for place, name in enumerate(renamed)
-    )
-    assert not any(re.search(r"call \d|done in|due in", name) for name in renamed)
+    renamed = page.evaluate(RENAMED, 10)
+    # Two that follow each other in a slot may be alike; of names that are written at every step, all but a few are.
+    assert sum(before == name for before, name in renamed) <= 2
+    assert not any(re.search(r"call \d|done in|due in", name) for _, name in renamed)
 
 
-RENAMED = """(seconds) => new Promise((resolve) => {
+RENAMED = """(times) => new Promise((resolve) => {
+  // Names that are written, so many of them, each with the one before.
   const names = [];
-  const note = (changes) => changes.forEach(({ target }) => names.push(target.getAttribute("aria-label")));
-  new MutationObserver(note).observe(document.querySelector(".slots"), { subtree: true, attributeFilter: ["aria-label"] });
-  setTimeout(() => resolve(names), 1000 * seconds);
+  const note = (changes) => {
+    changes.forEach(({ target, oldValue }) => names.push([oldValue, target.getAttribute("aria-label")]));
+    if (names.length >= times) resolve(names);
+  };
+  new MutationObserver(note).observe(document.querySelector(".slots"), { subtree: true, attributeFilter: ["aria-label"], attributeOldValue: true });
 })"""
 
 
@@ -127,8 +133,8 @@ def test_who_is_paused_is_said_to_be(serve, open_page, check_accessibility):
 
 def test_deadlines_are_told_by_words_and_not_by_colour_alone(serve, open_page):
     page = open_page(serve(num_slots=24).url)
-    expect(page.locator(".due[data-urgency=late]").first).to_contain_text("late", timeout=20_000)
-    expect(page.locator(".due[data-urgency=kept]").first).to_contain_text(" s", timeout=20_000)
+    expect(page.locator(".due[data-urgency=late]").first).to_contain_text("late")
+    expect(page.locator(".due[data-urgency=kept]").first).to_contain_text(" s")
 
 
 def test_an_empty_wheel_says_how_to_fill_it_and_the_button_does(serve, open_page):
@@ -137,7 +143,7 @@ def test_an_empty_wheel_says_how_to_fill_it_and_the_button_does(serve, open_page
     expect(page.locator(".mix")).to_contain_text("Nothing is being drawn.")
     expect(page.locator("#curl")).to_contain_text(f"http://127.0.0.1:{served.port}/t2i")
     page.get_by_role("button", name="Send sample traffic").click()
-    expect(page.locator("#sampling")).to_contain_text("20 of 20 requests sent, 20 drawn.", timeout=60_000)
+    expect(page.locator("#sampling")).to_contain_text("20 of 20 requests sent, 20 drawn.")
     assert len({body["scheduler"] for body in served.drawn}) == 6
     assert len({body["inference_steps"] for body in served.drawn}) > 4
     assert {body.get("width") for body in served.drawn} == {None, 96}
@@ -261,25 +267,39 @@ def test_it_fits_a_screen_320_px_wide(serve, open_page):
 def test_64_slots_stay_smooth(serve, open_page):
     page = open_page(serve(num_slots=64).url, reduced_motion="no-preference")
     expect(slots(page)).to_have_count(64)
-    # Generous, and tried again, as this is drawn without a GPU on a machine that does other things besides.
-    for _ in range(3):
-        measured = page.evaluate(MEASURED, 5)
-        print(measured)
-        if smooth := measured["median_ms"] <= 50 and measured["longest_task_ms"] <= 300:
-            break
-    assert smooth, measured
+    browser = page.context.browser
+    processes = browser.new_browser_cdp_session()
+    browser.start_tracing(page=page, categories=["disabled-by-default-devtools.timeline"])
+    before = busy_s(processes)
+    frames = page.evaluate(FRAMES, 5)
+    busy_ms = 1000 * (busy_s(processes) - before) / frames
+    longest_task_ms = longest_task(json.loads(browser.stop_tracing())["traceEvents"])
+    # Of the processors' time, not of the clock's, which goes on while a machine does other things: 13 and 20 ms, without a GPU.
+    measured = f"{frames} frames of {busy_ms:.1f} ms each, longest task {longest_task_ms:.1f} ms"
+    print(measured)
+    assert busy_ms <= 50 and 0 < longest_task_ms <= 150, measured
 
 
-MEASURED = """async (seconds) => {
-  let longest = 0;
-  new PerformanceObserver((list) => list.getEntries().forEach(({ duration }) => (longest = Math.max(longest, duration)))).observe({ type: "longtask" });
-  const times = [];
+def busy_s(processes):
+    """Seconds of CPU that Chromium has spent on its page and on drawing it."""
+    told = processes.send("SystemInfo.getProcessInfo")["processInfo"]
+    return sum(each["cpuTime"] for each in told if each["type"] in ("renderer", "GPU"))
+
+
+def longest_task(events):
+    """Milliseconds of CPU of the longest task in the page's main thread."""
+    named = (event for event in events if event["name"] == "thread_name")
+    main = {(event["pid"], event["tid"]) for event in named if event["args"]["name"] == "CrRendererMain"}
+    tasks = [event for event in events if event["name"] == "RunTask" and (event["pid"], event["tid"]) in main]
+    return max(task.get("tdur", 0) for task in tasks) / 1000
+
+
+FRAMES = """async (seconds) => {
+  let frames = 0;
   await new Promise((resolve) => {
     const until = performance.now() + 1000 * seconds;
-    const tick = (at) => (times.push(at), at < until ? requestAnimationFrame(tick) : resolve());
+    const tick = (at) => (frames++, at < until ? requestAnimationFrame(tick) : resolve());
     requestAnimationFrame(tick);
   });
-  const gaps = times.slice(1).map((at, k) => at - times[k]).sort((a, b) => a - b);
-  const part = (share) => gaps[Math.floor(gaps.length * share)];
-  return { frames: times.length, median_ms: part(0.5), p95_ms: part(0.95), longest_task_ms: longest };
+  return frames;
 }"""
