@@ -11,6 +11,8 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))  # what the tests share stands beside them, not in a package
 
+from expecting import WITHIN_MS
+
 IMAGES = pathlib.Path(__file__).parents[2] / "docs" / "images"
 
 
@@ -29,7 +31,7 @@ def open_page(chromium):
         page.on(
             "console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None
         )
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(WITHIN_MS)
         page.goto(url)
         return page
 
