@@ -10,6 +10,10 @@ import pytest
 from noria.bench.server import running_server
 from waiting import until
 
+pytestmark = pytest.mark.timeout(
+    900
+)  # a server starts, ends, starts again, and draws twice: 36 s alone, 129 s with three others beside it
+
 # Some seconds on two cores: time enough to be killed in.
 BODY = {"prompt": "a red circle above a blue square", "seed": 21, "inference_steps": 150}
 
