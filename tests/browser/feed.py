@@ -198,13 +198,13 @@ def message(engine: str, view: WheelView, *, pictures: bool) -> dict[str, object
         cell |= {"x": place * CELL_PX, "y": 0}
         sheet.paste(drawn(int(seat.request_id[1:]), seat.call / seat.num_calls), (place * CELL_PX, 0))
     file = io.BytesIO()
-    sheet.save(file, "webp", quality=80)
+    sheet.save(file, "jpeg", quality=80, subsampling=0)
     b64 = base64.b64encode(file.getvalue()).decode()
     return {
         "engine": engine,
         **fields,
         "cells": cells,
-        "sheet": {"format": "webp", "b64": b64, "width": sheet.width, "height": sheet.height},
+        "sheet": {"format": "jpeg", "b64": b64, "width": sheet.width, "height": sheet.height},
     }
 
 

@@ -39,7 +39,7 @@ def layout(cells: Sequence[CellView]) -> tuple[list[Place], tuple[int, int]]:
 def sheet(cells: Sequence[CellView], pixels: memoryview) -> tuple[list[Place], tuple[int, int], str]:
     """`layout`, and the JPEG file in base64; `pixels` is the frame beside a `WheelView`. For a worker thread.
 
-    A view is looked at for a fifth of a second: WebP would be smaller, and takes six times as long.
+    A view is looked at for a fifth of a second: WebP would be smaller, and takes two to three times as long.
     """
     places, size = layout(cells)
     whole = Image.new("RGB", size)

@@ -132,9 +132,7 @@ class Alarm:
     It never interrupts its own setting: a block that was not entered is not left either, and the alarm would ring for ever.
     """
 
-    _AGAIN_S = (
-        5.0  # an exception that is raised in a destructor or a callback is lost, and so is what rings before the block
-    )
+    _AGAIN_S = 5.0  # what it raises in a destructor or a callback is lost, and so is what rings before the block
 
     def __init__(self, seconds: float) -> None:
         self.rang = False
