@@ -14,18 +14,18 @@ import time
 import numpy as np
 from PIL import Image
 
-from noria.bench.machine import provenance
+from noria.bench.machine import collect_provenance
 from noria.config import EngineConfig
 from noria.engine.loading import load_executor
-from noria.engine.loop import Wheel
-from noria.frontend.sheet import sheet
+from noria.engine.loop import EngineLoop
+from noria.frontend.sheet import make_sprite_sheet
 from noria.models.catalog import open_model
 from noria.request import ImageRequest
 from noria.scheduling.steps import StepScheduler
-from noria.views import CellView
+from noria.views import ThumbnailView
 
-NUM_IMAGES, NUM_STEPS, ROUNDS = 4, 20, 8
-SHEETS = ((12, 8), (12, 16), (64, 64))  # pictures, pixels of a side
+NUM_IMAGES, NUM_STEPS, NUM_ROUNDS = 4, 20, 8
+SPRITE_SHEETS = ((12, 8), (12, 16), (64, 64))  # pictures, pixels of a side
 
 
 def main() -> None:
@@ -38,39 +38,39 @@ def main() -> None:
 
     def steps_s() -> list[float]:
         """Seconds of each turn but the first and the last, which also encode and decode."""
-        wheel = Wheel(StepScheduler(config.slots), executor, lambda _: None, time.monotonic)
+        engine_loop = EngineLoop(StepScheduler(config.slots), executor, lambda _: None, time.monotonic)
         for number in range(NUM_IMAGES):
-            wheel.submit(executor.prepare(ImageRequest(
+            engine_loop.submit(executor.prepare(ImageRequest(
                 f"r{number}", "a red circle", "", number, spec.default_width_px, spec.default_height_px, NUM_STEPS, 3.0, 1,
                 "ddim", math.inf, model=spec.name,
             )))  # fmt: skip
         seconds = []
-        while (turn := wheel.turn()) is not None:
-            seconds.append(turn.seconds)
+        while (iteration := engine_loop.run_iteration()) is not None:
+            seconds.append(iteration.duration_s)
         return seconds[1:-1]
 
     steps_s()
-    step = statistics.median(seconds for _ in range(ROUNDS) for seconds in steps_s())
-    alone = _alone_s(executor, spec)
-    result = provenance() | {
+    median_step_s = statistics.median(seconds for _ in range(NUM_ROUNDS) for seconds in steps_s())
+    previews_s = _measure_previews_s(executor, spec)
+    result = collect_provenance() | {
         "command": "python benchmarks/previews.py",
         "images": NUM_IMAGES,
-        "step_s": step,
-        "previews_of_one_step_s": alone,
-        "share_of_a_step": alone / step,
-        "sheets": [{"pictures": num, "side_px": side, "median_s": _sheet_s(num, side)} for num, side in SHEETS],
+        "step_s": median_step_s,
+        "previews_of_one_step_s": previews_s,
+        "share_of_a_step": previews_s / median_step_s,
+        "sheets": [{"pictures": num, "side_px": side, "median_s": _measure_sprite_sheet_s(num, side)} for num, side in SPRITE_SHEETS],
     }
     if output is not None:
         output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(
-        f"{NUM_IMAGES} previews take {1e6 * alone:.0f} µs, {100 * alone / step:.2f} % of the step of {1000 * step:.1f} ms"
+        f"{NUM_IMAGES} previews take {1e6 * previews_s:.0f} µs, {100 * previews_s / median_step_s:.2f} % of the step of {1000 * median_step_s:.1f} ms"
     )
-    for made in result["sheets"]:
-        side = made["side_px"]
-        print(f"a sheet of {made['pictures']} pictures of {side} × {side} pixels takes {1e3 * made['median_s']:.2f} ms")
+    for sheet_result in result["sheets"]:
+        side = sheet_result["side_px"]
+        print(f"a sheet of {sheet_result['pictures']} pictures of {side} × {side} pixels takes {1e3 * sheet_result['median_s']:.2f} ms")
 
 
-def _alone_s(executor: object, spec: object) -> float:
+def _measure_previews_s(executor: object, spec: object) -> float:
     """The previews of one step of all images by themselves: estimate, map to colours, hand over."""
     import torch
 
@@ -90,15 +90,15 @@ def _alone_s(executor: object, spec: object) -> float:
     return statistics.median(seconds)
 
 
-def _sheet_s(num_pictures: int, side_px: int) -> float:
+def _measure_sprite_sheet_s(num_thumbnails: int, side_px: int) -> float:
     """One sheet of pictures whose colours change slowly, as previews' do."""
-    coarse = np.random.default_rng(0).integers(0, 256, (num_pictures, 4, 4, 3), dtype=np.uint8)
-    pictures = [Image.fromarray(each).resize((side_px, side_px), Image.Resampling.BICUBIC).tobytes() for each in coarse]
-    cells = [CellView(k, "r", 0, side_px, side_px, k * len(pictures[0])) for k in range(num_pictures)]
-    pixels, seconds = memoryview(b"".join(pictures)), []
+    coarse = np.random.default_rng(0).integers(0, 256, (num_thumbnails, 4, 4, 3), dtype=np.uint8)
+    rgb_bytes = [Image.fromarray(each).resize((side_px, side_px), Image.Resampling.BICUBIC).tobytes() for each in coarse]
+    thumbnails = [ThumbnailView(k, "r", 0, side_px, side_px, k * len(rgb_bytes[0])) for k in range(num_thumbnails)]
+    pixels, seconds = memoryview(b"".join(rgb_bytes)), []
     for _ in range(100):
         started = time.perf_counter()
-        sheet(cells, pixels)
+        make_sprite_sheet(thumbnails, pixels)
         seconds.append(time.perf_counter() - started)
     return statistics.median(seconds)
 

@@ -9,13 +9,13 @@ import threading
 import pytest
 from hypothesis import HealthCheck, settings
 
-from waiting import until
+from waiting import wait_until
 
 # The same examples at every run, so that a change is judged by what it does. `make test-slow` looks at others. An example that a busy
 # machine holds up is no failure: without a word of ours, one of 200 ms would be.
-_AT_LEISURE = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("repeatable", derandomize=True, **_AT_LEISURE)
-settings.register_profile("searching", derandomize=False, print_blob=True, **_AT_LEISURE)
+_NO_DEADLINE = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("repeatable", derandomize=True, **_NO_DEADLINE)
+settings.register_profile("searching", derandomize=False, print_blob=True, **_NO_DEADLINE)
 settings.load_profile("repeatable")
 
 CHROMIUM = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
@@ -45,8 +45,8 @@ def pytest_collection_modifyitems(config, items):
     if missing := [name for name in LONGEST if not (TESTS / name).exists()]:
         raise pytest.UsageError(f"LONGEST in tests/conftest.py names files that are not there: {', '.join(missing)}")
     if hasattr(config, "workerinput"):
-        places = {TESTS / name: place for place, name in enumerate(LONGEST)}
-        items.sort(key=lambda item: places.get(item.path, len(places)))
+        ranks = {TESTS / name: rank for rank, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -155,7 +155,7 @@ class Collector:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self):
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                collector.take(body)
+                collector.ingest(body)
                 self.send_response(200)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
@@ -172,7 +172,7 @@ class Collector:
     def endpoint(self):
         return f"http://127.0.0.1:{self._server.server_address[1]}/v1/traces"
 
-    def take(self, body):
+    def ingest(self, body):
         from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
         for of_process in ExportTraceServiceRequest.FromString(body).resource_spans:
@@ -185,7 +185,7 @@ class Collector:
 
     def wait(self, condition, seconds=60):
         """Until `condition(spans)` is true; returns what it is then."""
-        return until(lambda: condition(list(self.spans)), seconds)
+        return wait_until(lambda: condition(list(self.spans)), seconds)
 
     def close(self):
         self._server.shutdown()

@@ -2,26 +2,26 @@
 
 import pytest
 
-from noria.a1111_names import AUTOMATIC, KARRAS, PLAIN, SAMPLERS, a1111_name, samplers_and_types, scheduler_of
+from noria.a1111_names import AUTOMATIC, KARRAS, UNIFORM, SAMPLERS, a1111_name, samplers_and_types, scheduler_for
 from noria.errors import InvalidField
-from noria.schedulers import of_family
+from noria.schedulers import choices_of_family
 
 
 def test_every_scheduler_of_stable_diffusion_has_a_name_of_its_own():
-    assert list(SAMPLERS) == [choice.name for choice in of_family("diffusion")]
+    assert list(SAMPLERS) == [choice.name for choice in choices_of_family("diffusion")]
     assert len(set(SAMPLERS.values())) == len(SAMPLERS) == 28
 
 
 @pytest.mark.parametrize("scheduler", SAMPLERS)
 def test_what_we_write_is_read_as_the_same_scheduler(scheduler):
-    assert scheduler_of(*a1111_name(scheduler)) == scheduler
+    assert scheduler_for(*a1111_name(scheduler)) == scheduler
 
 
 @pytest.mark.parametrize("scheduler", SAMPLERS)
 def test_a_client_that_names_sampler_and_schedule_type_apart_gets_the_same(scheduler):
     sampler = SAMPLERS[scheduler]
-    schedule_type = KARRAS if sampler.endswith(KARRAS) else PLAIN
-    assert scheduler_of(sampler.removesuffix(" Karras"), schedule_type) == scheduler
+    schedule_type = KARRAS if sampler.endswith(KARRAS) else UNIFORM
+    assert scheduler_for(sampler.removesuffix(" Karras"), schedule_type) == scheduler
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_a_client_that_names_sampler_and_schedule_type_apart_gets_the_same(sched
     ],
 )
 def test_schedule_types_mean_what_they_mean_to_a1111(sampler, schedule_type, scheduler):
-    assert scheduler_of(sampler, schedule_type) == scheduler
+    assert scheduler_for(sampler, schedule_type) == scheduler
 
 
 @pytest.mark.parametrize(
@@ -55,14 +55,14 @@ def test_schedule_types_mean_what_they_mean_to_a1111(sampler, schedule_type, sch
 )
 def test_what_is_not_served_is_refused_by_name(sampler, schedule_type, says):
     with pytest.raises(InvalidField, match=says):
-        scheduler_of(sampler, schedule_type)
+        scheduler_for(sampler, schedule_type)
 
 
 def test_a_scheduler_without_a_name_there_keeps_its_own():
     assert a1111_name("flow-euler") == ("flow-euler", None)
-    assert scheduler_of("flow-euler", AUTOMATIC) == "flow-euler"
+    assert scheduler_for("flow-euler", AUTOMATIC) == "flow-euler"
 
 
 def test_samplers_are_listed_without_their_schedule_types():
-    assert samplers_and_types(("ddim", "euler", "euler-karras")) == (["DDIM", "Euler"], [AUTOMATIC, PLAIN, KARRAS])
-    assert samplers_and_types(("ddim",)) == (["DDIM"], [AUTOMATIC, PLAIN])
+    assert samplers_and_types(("ddim", "euler", "euler-karras")) == (["DDIM", "Euler"], [AUTOMATIC, UNIFORM, KARRAS])
+    assert samplers_and_types(("ddim",)) == (["DDIM"], [AUTOMATIC, UNIFORM])

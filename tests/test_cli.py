@@ -16,22 +16,22 @@ import noria.doctor
 import noria.generate
 import noria.supervisor
 from noria import __version__
-from noria.bench.options import ContractOptions
+from noria.bench.options import DeadlineOptions
 from noria.bench.targets.catalog import TargetSettings
 from noria.cli import build_parser, main
 from noria.config import Config
 from noria.errors import GenerationFailed, InvalidField, ModelError
-from noria.frontend.engine_link import DrawnImage
-from noria.keys import digest_of, read_keys
-from noria.request import ImageBody, ImageRequest
-from noria.settings import settings
+from noria.frontend.engine_link import RawImage
+from noria.keys import key_digest, read_keys
+from noria.request import ImageRequestBody, ImageRequest
+from noria.settings import list_settings
 from noria.spec import ModelSpec
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+def served_configs(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """The configurations that `serve` was called with."""
     configs: list[Config] = []
     monkeypatch.setattr(noria.supervisor, "serve", lambda config: configs.append(config) or 0)
@@ -60,10 +60,10 @@ def test_python_m_noria_prints_its_version() -> None:
     assert result.stdout == f"noria {__version__}\n"
 
 
-def test_serve_takes_a_model_and_every_setting(served: list[Config]) -> None:
+def test_serve_takes_a_model_and_every_setting(served_configs: list[Config]) -> None:
     arguments = "serve org/name --port 9000 --slots 4 --no-channels-last --compile --devices cpu,cpu --buckets 8,16 --log-level error"
     assert main(arguments.split()) == 0
-    (config,) = served
+    (config,) = served_configs
     assert (config.model, config.frontend.port, config.engine.slots) == ("org/name", 9000, 4)
     assert (config.engine.channels_last, config.engine.compile) == (False, True)
     assert (config.engine.devices, config.engine.buckets) == (("cpu", "cpu"), (8, 16))
@@ -71,19 +71,19 @@ def test_serve_takes_a_model_and_every_setting(served: list[Config]) -> None:
 
 def test_every_setting_is_a_flag_of_serve_or_its_argument() -> None:
     help_text = build_parser()[1]["serve"].format_help()
-    for setting in settings():
+    for setting in list_settings():
         assert f"{setting.flag} " in help_text.replace(",", " ") or setting.key == "model"
 
 
 def test_flags_win_over_the_environment_and_the_file(
-    served: list[Config], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    served_configs: list[Config], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "noria.toml").write_text('model = "from-file"\n[engine]\nslots = 2\nthreads = 2\ndecode_batch = 2\n')
     monkeypatch.setenv("NORIA_ENGINE_SLOTS", "3")
     monkeypatch.setenv("NORIA_ENGINE_THREADS", "3")
     assert main(["serve", "--config", str(tmp_path / "noria.toml"), "--slots", "4"]) == 0
-    engine = served[0].engine
-    assert (engine.slots, engine.threads, engine.decode_batch, served[0].model) == (4, 3, 2, "from-file")
+    engine = served_configs[0].engine
+    assert (engine.slots, engine.threads, engine.decode_batch, served_configs[0].model) == (4, 3, 2, "from-file")
 
 
 def test_generate_makes_a_body_of_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_generate_makes_a_body_of_its_options(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(noria.generate, "run", lambda **options: calls.append(options) or 0)
     options = "-o out.JPG --negative-prompt dark --seed 7 --width 64 --height 96 --steps 5 --guidance 2.5 --scheduler ddim -n 2"
     assert main(["generate", "a red circle", *options.split(), "--model", "m", "--threads", "1"]) == 0
-    body = ImageBody(
+    body = ImageRequestBody(
         "a red circle", "dark", None, 7, 64, 96, inference_steps=5, guidance_scale=2.5, n=2, scheduler="ddim", format="jpeg"
     )  # fmt: skip
     assert calls[0]["body"] == body
@@ -106,7 +106,7 @@ def test_key_prints_a_table_and_beside_it_the_key_once(
     printed = capsys.readouterr()
     (tmp_path / "keys.toml").write_text(printed.out)
     (key,) = read_keys(str(tmp_path / "keys.toml"))
-    assert (key.name, key.sha256) == ("alice", digest_of(printed.err.strip().encode()))
+    assert (key.name, key.sha256) == ("alice", key_digest(printed.err.strip().encode()))
     assert main(["key", "alice and bob"]) == 2
     assert "name is 'alice and bob'; allowed is 1 to 64" in capsys.readouterr().err
 
@@ -163,11 +163,11 @@ def test_generate_draws_without_a_deadline_and_numbers_the_files(
 ) -> None:
     requests: list[ImageRequest] = []
 
-    def draw(config: Config, spec: ModelSpec, request: ImageRequest) -> list[DrawnImage]:
+    def generate(config: Config, spec: ModelSpec, request: ImageRequest) -> list[RawImage]:
         requests.append(request)
-        return [DrawnImage(request.seed + index, 8, 8, memoryview(bytes(192))) for index in range(request.num_images)]
+        return [RawImage(request.seed + index, 8, 8, memoryview(bytes(192))) for index in range(request.num_images)]
 
-    monkeypatch.setattr(noria.generate, "_draw", draw)
+    monkeypatch.setattr(noria.generate, "_draw", generate)
     assert main(["generate", "x", "-n", "2", "-o", str(tmp_path / "image.webp")]) == 0
     assert requests[0].timeout_s == math.inf
     files = sorted(tmp_path.iterdir())
@@ -206,11 +206,11 @@ def test_bench_contract_takes_loads_policies_and_settings(monkeypatch: pytest.Mo
     options = "--loads 90,50 --seconds 5 --policies seed,fcfs --mix alike --arrivals bursty --trace-seed 3 --plots p --slots 4"
     assert main(["bench", "contract", "m", *options.split(), "-o", "results.json"]) == 0
     assert main(["bench", "contract"]) == 0
-    config, told, output, plots = calls[0]
+    config, bench_options, output, plots = calls[0]
     assert (config.model, config.engine.slots) == ("m", 4)
-    assert told == ContractOptions((50, 90), 5.0, ("fcfs", "seed"), "alike", "bursty", 3)
+    assert bench_options == DeadlineOptions((50, 90), 5.0, ("fcfs", "seed"), "alike", "bursty", 3)
     assert (output, plots) == (pathlib.Path("results.json"), pathlib.Path("p"))
-    assert calls[1][1:] == (ContractOptions(), None, None)
+    assert calls[1][1:] == (DeadlineOptions(), None, None)
 
 
 def test_a_wrong_load_is_answered_with_what_loads_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,14 +221,14 @@ def test_a_wrong_load_is_answered_with_what_loads_are(capsys: pytest.CaptureFixt
 
 
 @pytest.fixture
-def suites(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+def suite_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What the suite was called with."""
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(noria.bench.suite, "main", lambda *arguments: calls.append(arguments) or 0)
     return calls
 
 
-def test_benches_of_targets_take_targets_a_duration_a_folder_and_settings(suites: list[tuple[Any, ...]]) -> None:
+def test_benches_of_targets_take_targets_a_duration_a_folder_and_settings(suite_calls: list[tuple[Any, ...]]) -> None:
     assert (
         main(
             [
@@ -248,25 +248,25 @@ def test_benches_of_targets_take_targets_a_duration_a_folder_and_settings(suites
         )
         == 0
     )
-    config, folder, planned, _ = suites[0]
+    config, folder, planned, _ = suite_calls[0]
     options = planned.args[-1]
     assert (config.model, config.engine.slots, folder) == ("m", 4, pathlib.Path("there"))
     assert [target.name for target in options.targets] == ["noria", "seed-batched"]
     assert (options.seconds, options.full) == (45.0, True)
 
 
-def test_mixed_takes_a_rate_and_a_sweep_its_name(suites: list[tuple[Any, ...]]) -> None:
+def test_mixed_takes_a_rate_and_a_sweep_its_name(suite_calls: list[tuple[Any, ...]]) -> None:
     assert main(["bench", "mixed", "--rate", "12.5", "--arrivals", "both"]) == 0
     assert main(["bench", "sweep", "batching", "--full"]) == 0
-    mixed, sweep = (call[2].args[-1] for call in suites)
+    mixed, sweep = (call[2].args[-1] for call in suite_calls)
     assert (mixed.rate, mixed.arrivals, mixed.load) == (12.5, "both", 80)
     assert sweep.full
-    assert [call[1].parent.name for call in suites] == ["bench-results"] * 2
-    assert suites[1][1].name.endswith("-sweep-batching")
+    assert [call[1].parent.name for call in suite_calls] == ["bench-results"] * 2
+    assert suite_calls[1][1].name.endswith("-sweep-batching")
 
 
 def test_a_peer_that_is_not_installed_is_refused_before_anything_is_measured(
-    suites: list[tuple[Any, ...]],
+    suite_calls: list[tuple[Any, ...]],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
@@ -274,7 +274,7 @@ def test_a_peer_that_is_not_installed_is_refused_before_anything_is_measured(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert main(["bench", "scenario1", "--targets", "noria,ray"]) == 2
     assert "noria bench install ray" in capsys.readouterr().err
-    assert suites == []
+    assert suite_calls == []
 
 
 def test_a_target_is_served_by_hand_with_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,8 +328,8 @@ def test_doctor_fails_when_a_finding_does(
 
 def test_the_page_on_the_command_line_names_every_command_and_option() -> None:
     page = (DOCS / "cli.md").read_text(encoding="utf-8")
-    from_settings = {setting.flag for setting in settings()} | {
-        f"--no-{setting.path[-1].replace('_', '-')}" for setting in settings()
+    from_settings = {setting.flag for setting in list_settings()} | {
+        f"--no-{setting.path[-1].replace('_', '-')}" for setting in list_settings()
     }
     for name, parser in build_parser()[1].items():
         assert f"## `noria {name}" in page

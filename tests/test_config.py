@@ -8,7 +8,7 @@ import pytest
 
 from noria.config import Config, data_folder
 from noria.errors import ConfigError
-from noria.settings import allowed, load, settings, settings_page, toml_value
+from noria.settings import allowed, load, list_settings, settings_docs, toml_value
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "settings.md"
 
@@ -51,12 +51,12 @@ def test_later_sources_win_key_by_key(file: pathlib.Path) -> None:
 )
 def test_variables_are_read_as_the_settings_type(name: str, text: str, value: object) -> None:
     config = load(None, {name: text}, {})
-    setting = next(setting for setting in settings() if setting.variable == name)
-    place: object = config
+    setting = next(setting for setting in list_settings() if setting.variable == name)
+    actual: object = config
     for part in setting.path:
-        place = getattr(place, part)
-    assert place == value
-    assert type(place) is type(value)
+        actual = getattr(actual, part)
+    assert actual == value
+    assert type(actual) is type(value)
 
 
 @pytest.mark.parametrize(
@@ -129,20 +129,20 @@ def test_what_kubernetes_sets_for_a_service_is_no_setting(service: str) -> None:
 
 
 def test_every_setting_has_its_own_flag_and_variable_and_one_description() -> None:
-    every = settings()
+    every = list_settings()
     assert len({setting.flag for setting in every}) == len({setting.variable for setting in every}) == len(every)
     assert all(setting.description for setting in every)
 
 
 def test_the_settings_page_is_the_declarations() -> None:
-    assert PAGE.read_text(encoding="utf-8") == settings_page(), (
+    assert PAGE.read_text(encoding="utf-8") == settings_docs(), (
         "docs/settings.md is not what config.py declares: run `make docs`"
     )
 
 
 def test_the_settings_page_names_everything_of_every_setting() -> None:
-    page = settings_page()
-    for setting in settings():
+    page = settings_docs()
+    for setting in list_settings():
         row = next(line for line in page.splitlines() if f"`{setting.variable}`" in line)
         for words in (
             setting.path[-1],
@@ -155,7 +155,7 @@ def test_the_settings_page_names_everything_of_every_setting() -> None:
 
 
 def test_defaults_on_the_page_are_toml() -> None:
-    for setting in settings():
+    for setting in list_settings():
         parsed = tomllib.loads(f"value = {toml_value(setting.default)}")["value"]
         assert parsed == (list(setting.default) if isinstance(setting.default, tuple) else setting.default)
 

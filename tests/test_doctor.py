@@ -8,12 +8,12 @@ import msgspec
 import pytest
 import torch
 
-from noria.doctor import Finding, examine, image_seconds, judge, report
+from noria.doctor import Finding, examine, estimate_image_s, judge, format_report
 from noria.doctor_facts import Facts, Gpu
 from noria.engine.loading import cgroup_cpus
 from noria.models.catalog import open_model
-from noria.scheduling.costs import CostModel, Curve
-from noria.scheduling.plans import ShapeClass
+from noria.scheduling.costs import CostModel, CostCurve
+from noria.scheduling.plans import BatchKey
 from noria.settings import load
 from noria.supervisor import listen
 
@@ -36,7 +36,7 @@ FACTS = Facts(
     memory_bytes=8 * 2**30,
     environment={},
     model=SPEC,
-    more_model_errors=(),
+    additional_model_errors=(),
     num_parameters=6_000_000,
     costs=None,
     num_keys=0,
@@ -45,12 +45,12 @@ FACTS = Facts(
 GPU = Gpu("A GPU", 80 * 2**30)
 
 
-def judged(config: dict[str, Any] | None = None, **changes: Any) -> list[Finding]:
+def findings_for(config: dict[str, Any] | None = None, **changes: Any) -> list[Finding]:
     return list(judge(dataclasses.replace(FACTS, **changes), load(None, {}, config or {})))
 
 
 def test_a_machine_with_everything_is_all_right() -> None:
-    findings = judged()
+    findings = findings_for()
     assert {finding.verdict for finding in findings} == {"ok"}
     topics = [
         "python",
@@ -67,29 +67,29 @@ def test_a_machine_with_everything_is_all_right() -> None:
         "threads",
     ]
     assert [finding.topic for finding in findings] == [*topics, "speed", "costs", "port"]
-    assert report(findings).endswith("`noria serve` should work.")
+    assert format_report(findings).endswith("`noria serve` should work.")
 
 
 def test_keys_are_counted_and_a_file_that_is_none_fails() -> None:
     setting = {"frontend.keys_file": "keys.toml"}
-    assert Finding("ok", "keys", "2 in keys.toml") in judged(setting, num_keys=2)
-    assert Finding("fail", "keys", "keys.toml has no key") in judged(setting, num_keys="keys.toml has no key")
-    assert not {"keys"} & {finding.topic for finding in judged()}
+    assert Finding("ok", "keys", "2 in keys.toml") in findings_for(setting, num_keys=2)
+    assert Finding("fail", "keys", "keys.toml has no key") in findings_for(setting, num_keys="keys.toml has no key")
+    assert not {"keys"} & {finding.topic for finding in findings_for()}
 
 
 def test_measured_costs_are_shown_as_the_engine_plans_with_them() -> None:
-    shape = ShapeClass(SPEC.default_width_px, SPEC.default_height_px, SPEC.name)
-    costs = CostModel(32, {shape: Curve({1: 0.01, 2: 0.02, 16: 0.06, 32: 0.12})}, {shape: Curve({1: 0.008})})
-    costs.settle()
-    (finding,) = (finding for finding in judged(costs=costs) if finding.topic == "costs")
+    shape = BatchKey(SPEC.default_width_px, SPEC.default_height_px, SPEC.name)
+    costs = CostModel(32, {shape: CostCurve({1: 0.01, 2: 0.02, 16: 0.06, 32: 0.12})}, {shape: CostCurve({1: 0.008})})
+    costs.refresh_knees()
+    (finding,) = (finding for finding in findings_for(costs=costs) if finding.topic == "costs")
     assert finding.text.startswith("measured here: a step takes 20 ms for one image, 60 ms for 8, and more do not pay")
     assert finding.text.endswith("decoding 8 ms; an image alone 0.41 s")
-    (finding,) = (finding for finding in judged() if finding.topic == "costs")
+    (finding,) = (finding for finding in findings_for() if finding.topic == "costs")
     assert finding.text == "not measured yet: the next `noria serve` does, in about 3 s"
 
 
 def test_a_gpu_is_taken_by_itself_and_needs_no_word_about_the_cpu() -> None:
-    findings = judged(gpus=(GPU,), model=STABLE_DIFFUSION, num_parameters=1_066_000_000)
+    findings = findings_for(gpus=(GPU,), model=STABLE_DIFFUSION, num_parameters=1_066_000_000)
     assert {finding.verdict for finding in findings} == {"ok"}
     assert Finding("ok", "device", "cuda:0: A GPU, 80 GiB") in findings
     assert not {"dtype", "threads", "speed"} & {finding.topic for finding in findings}
@@ -139,13 +139,13 @@ def test_each_thing_that_matters_is_found(
     verdict: str, topic: str, config: dict[str, str], changes: dict[str, Any], words: str
 ) -> None:
     findings = [
-        finding for finding in judged(config, **changes) if (finding.verdict, finding.topic) == (verdict, topic)
+        finding for finding in findings_for(config, **changes) if (finding.verdict, finding.topic) == (verdict, topic)
     ]
     assert any(words in finding.text for finding in findings)
 
 
 def test_an_arm_processor_is_not_blamed_for_having_no_avx2() -> None:
-    findings = judged(cpu_architecture="aarch64", cpu_flags=frozenset())
+    findings = findings_for(cpu_architecture="aarch64", cpu_flags=frozenset())
     assert Finding("ok", "cpu", "A CPU, 4 cores, aarch64") in findings
 
 
@@ -159,15 +159,15 @@ def test_a_torch_that_fails_in_any_way_is_a_finding(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_fails_is_counted() -> None:
-    assert "2 to mend" in report(judged(has_sdpa=False, port_error="taken"))
+    assert "2 to mend" in format_report(findings_for(has_sdpa=False, port_error="taken"))
 
 
 def test_speed_estimates_are_within_a_factor_of_two_of_what_was_measured() -> None:
     bf16 = frozenset({"avx2", "avx512f", "avx512_bf16"})
-    stable_diffusion_s = image_seconds(STABLE_DIFFUSION, "bfloat16", 2, bf16)
+    stable_diffusion_s = estimate_image_s(STABLE_DIFFUSION, "bfloat16", 2, bf16)
     assert 0.5 < stable_diffusion_s / (25 * 2 * 3.1) < 2  # facts: 3.1 s a row
     small = msgspec.structs.replace(SPEC, num_parameters=3_200_000, default_steps=12)
-    assert 0.5 < image_seconds(small, "float32", 2, bf16) * 4.4 < 2  # 4.4 images a second, one in flight
+    assert 0.5 < estimate_image_s(small, "float32", 2, bf16) * 4.4 < 2  # 4.4 images a second, one in flight
 
 
 @pytest.mark.parametrize(

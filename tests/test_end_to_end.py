@@ -22,7 +22,7 @@ from PIL import Image
 
 from noria.bench.server import running_server
 from noria.cli import main
-from waiting import until
+from waiting import wait_until
 
 PROMPT = "a red circle above a blue square"
 
@@ -38,7 +38,7 @@ def server():
 @pytest.fixture
 def client(server):
     with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=280) as opened:
-        until(lambda: opened.get("/readyz").is_success)  # whatever the test before has left
+        wait_until(lambda: opened.get("/readyz").is_success)  # whatever the test before has left
         yield opened
 
 
@@ -58,22 +58,22 @@ def metric(client, name, label=""):
     return sum(float(line.rpartition(" ")[2]) for line in found)
 
 
-def joins(client):
+def num_joined(client):
     """Images that have ever boarded: whoever asks too late sees it nevertheless."""
     return metric(client, "noria_joins_total")
 
 
 @contextlib.contextmanager
-def asking(server, wish, receive_bytes=None):
+def open_request(server, request, receive_bytes=None):
     """A connection over which `wish` was sent, of a client who leaves at the end and may have a small window until then."""
-    with socket.socket() as caller:
+    with socket.socket() as connection:
         if receive_bytes is not None:
-            caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        caller.connect(("127.0.0.1", server.port))
-        body = json.dumps(wish).encode()
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        connection.connect(("127.0.0.1", server.port))
+        body = json.dumps(request).encode()
         head = f"POST /t2i HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        caller.sendall(head.encode() + body)
-        yield caller
+        connection.sendall(head.encode() + body)
+        yield connection
 
 
 def test_one_image_comes_back_as_its_bytes(client):
@@ -105,15 +105,15 @@ def test_a_supervisor_that_stands_still_holds_up_nobody(server, client):
 
 def test_the_same_seed_gives_the_same_image_under_load(client):
     body = {"prompt": PROMPT, "seed": 11, "inference_steps": 10}
-    alone = pixels(client.post("/t2i", json=body).content)
-    crowd = [
+    unbatched = pixels(client.post("/t2i", json=body).content)
+    background = [
         {"prompt": "a green star", "seed": k, "inference_steps": 5 + k, "scheduler": name, "guidance_scale": 1 + k}
         for k, name in enumerate(["euler", "euler-a", "pndm", "heun", "unipc", "ddim"])
     ]
     with concurrent.futures.ThreadPoolExecutor(8) as users:
-        answers = list(users.map(lambda wish: client.post("/t2i", json=wish), [*crowd, body]))
+        answers = list(users.map(lambda request: client.post("/t2i", json=request), [*background, body]))
     assert [answer.status_code for answer in answers] == [200] * 7
-    assert np.abs(pixels(answers[-1].content) - alone).max() <= 1  # kernels round differently with the batch's size
+    assert np.abs(pixels(answers[-1].content) - unbatched).max() <= 1  # kernels round differently with the batch's size
 
 
 def test_the_unmodified_openai_client_draws(server):
@@ -159,11 +159,11 @@ def test_a_client_that_leaves_frees_its_slots(client, server):
     def cancelled():
         return metric(client, "noria_leaves_total", 'outcome="cancelled"')
 
-    boarded, left = joins(client), cancelled()
-    with asking(server, {"prompt": PROMPT, "inference_steps": 200, "n": 16}):
-        until(lambda: joins(client) >= boarded + 4)
-    until(lambda: cancelled() == left + 4)
-    until(lambda: metric(client, "noria_slots_used") == 0)
+    joined_before, cancelled_before = num_joined(client), cancelled()
+    with open_request(server, {"prompt": PROMPT, "inference_steps": 200, "n": 16}):
+        wait_until(lambda: num_joined(client) >= joined_before + 4)
+    wait_until(lambda: cancelled() == cancelled_before + 4)
+    wait_until(lambda: metric(client, "noria_slots_used") == 0)
 
 
 def test_clients_that_read_nothing_hold_no_slot_and_little_memory(client, server):
@@ -171,13 +171,13 @@ def test_clients_that_read_nothing_hold_no_slot_and_little_memory(client, server
     assert (
         client.post("/t2i", json={"prompt": PROMPT, "n": 16, "inference_steps": 1}).status_code == 200
     )  # pools are filled
-    before, drawn_before = frontend.memory_info().rss, metric(client, "noria_images_total")
-    wish = {"prompt": PROMPT, "n": 16, "inference_steps": 1, "format": "png"}
-    with contextlib.ExitStack() as silent:
+    before, images_before = frontend.memory_info().rss, metric(client, "noria_images_total")
+    request = {"prompt": PROMPT, "n": 16, "inference_steps": 1, "format": "png"}
+    with contextlib.ExitStack() as stalled:
         for _ in range(8):
-            silent.enter_context(asking(server, wish, receive_bytes=4096))
-        until(lambda: metric(client, "noria_images_total") - drawn_before == 8 * 16, 240)
-        until(lambda: metric(client, "noria_slots_used") == 0)
+            stalled.enter_context(open_request(server, request, receive_bytes=4096))
+        wait_until(lambda: metric(client, "noria_images_total") - images_before == 8 * 16, 240)
+        wait_until(lambda: metric(client, "noria_slots_used") == 0)
         assert client.post("/t2i", json={"prompt": PROMPT, "inference_steps": 2}).status_code == 200
         assert frontend.memory_info().rss - before < 100e6
 
@@ -192,20 +192,20 @@ def test_processes_name_themselves_for_ps(server):
 def test_an_engine_that_ends_or_hangs_is_replaced_and_its_requests_are_answered(number, client, server):
     body = {"prompt": PROMPT, "seed": 21, "inference_steps": 60}
     undisturbed = pixels(client.post("/t2i", json=body).content)
-    boarded, before = joins(client), engine(server)
+    joined_before, before = num_joined(client), engine(server)
     with concurrent.futures.ThreadPoolExecutor(1) as users:
-        flying = users.submit(client.post, "/t2i", json=body)
-        until(lambda: joins(client) > boarded)
+        pending = users.submit(client.post, "/t2i", json=body)
+        wait_until(lambda: num_joined(client) > joined_before)
         if number == signal.SIGKILL:
             server.process.suspend()  # so that nobody replaces it before one has looked
         try:
             before.send_signal(number)
             if number == signal.SIGKILL:
-                until(lambda: client.get("/readyz").status_code == 503)
+                wait_until(lambda: client.get("/readyz").status_code == 503)
         finally:
             server.process.resume()
-        until(lambda: engine(server) != before, despite=(ValueError, psutil.NoSuchProcess))
-        answer = flying.result()
+        wait_until(lambda: engine(server) != before, ignoring=(ValueError, psutil.NoSuchProcess))
+        answer = pending.result()
     assert client.get("/readyz").status_code == 200
     assert answer.status_code == 200, answer.text
     assert np.array_equal(pixels(answer.content), undisturbed)
@@ -222,45 +222,45 @@ def live_events(response):
 
 
 @contextlib.contextmanager
-def drawing(client, wishes):
+def repeating(client, requests):
     """Meanwhile all `wishes` are drawn at once, each again and again: whoever looks, however late, sees them together.
 
     Whether they are drawn again in time when an engine has ended is another test's matter.
     """
-    seen = threading.Event()
+    stop = threading.Event()
 
-    def draw(wish):
-        while not seen.is_set():
-            if client.post("/t2i", json=wish).status_code != 200:
-                seen.wait(0.2)
+    def repeat(request):
+        while not stop.is_set():
+            if client.post("/t2i", json=request).status_code != 200:
+                stop.wait(0.2)
 
-    with concurrent.futures.ThreadPoolExecutor(len(wishes)) as users:
-        tasks = [users.submit(draw, wish) for wish in wishes]
+    with concurrent.futures.ThreadPoolExecutor(len(requests)) as users:
+        tasks = [users.submit(repeat, request) for request in requests]
         try:
             yield
         finally:
-            seen.set()
+            stop.set()
     for task in tasks:
         task.result()
 
 
 def test_differently_shaped_requests_are_seen_on_the_wheel_at_once_and_so_is_the_engines_end(client, server):
     long = {"prompt": PROMPT, "inference_steps": 60, "guidance_scale": 5}
-    wishes = [
+    requests = [
         long | {"width": 128, "height": 128, "scheduler": "euler"},
         long | {"width": 192, "height": 64, "scheduler": "ddim", "inference_steps": 45},
     ]
-    with client.stream("GET", "/v1/live") as response, drawing(client, wishes):
+    with client.stream("GET", "/v1/live") as response, repeating(client, requests):
         events = live_events(response)
         name, data = next(events)
         assert (name, data["engines"][0]["state"]) == ("engines", "ready")
         while not (name == "wheel" and len(data["cells"]) == 2):
             name, data = next(events)
-        seats = {(seat["width_px"], seat["height_px"], seat["scheduler"], seat["num_calls"]) for seat in data["seats"]}
-        assert seats == {(128, 128, "euler", 60), (192, 64, "ddim", 45)}
+        slots = {(slot["width_px"], slot["height_px"], slot["scheduler"], slot["num_calls"]) for slot in data["seats"]}
+        assert slots == {(128, 128, "euler", 60), (192, 64, "ddim", 45)}
         sheet = Image.open(io.BytesIO(base64.b64decode(data["sheet"]["b64"])))
         assert sheet.size == (data["sheet"]["width"], data["sheet"]["height"])
-        assert {(cell["width_px"], cell["height_px"]) for cell in data["cells"]} == {(16, 16), (24, 8)}
+        assert {(thumbnail["width_px"], thumbnail["height_px"]) for thumbnail in data["cells"]} == {(16, 16), (24, 8)}
         before = data["incarnation"]
         engine(server).kill()
         states = []
@@ -270,9 +270,9 @@ def test_differently_shaped_requests_are_seen_on_the_wheel_at_once_and_so_is_the
                 states.append(data["engines"][0]["state"])
         assert states[0] == "unknown"
         assert states[-1] == "ready"
-        while not (name == "wheel" and any(seat["height_px"] == 64 for seat in data["seats"])):
+        while not (name == "wheel" and any(slot["height_px"] == 64 for slot in data["seats"])):
             name, data = next(events)
-    assert client.post("/t2i", json=wishes[1]).status_code == 200
+    assert client.post("/t2i", json=requests[1]).status_code == 200
 
 
 def test_sigterm_answers_what_is_in_flight_and_exits_0():
@@ -282,12 +282,12 @@ def test_sigterm_answers_what_is_in_flight_and_exits_0():
     ):
         children = other.process.children()
         with concurrent.futures.ThreadPoolExecutor(1) as users:
-            flying = users.submit(client.post, "/t2i", json={"prompt": PROMPT, "inference_steps": 60})
-            until(lambda: joins(client) == 1)
+            pending = users.submit(client.post, "/t2i", json={"prompt": PROMPT, "inference_steps": 60})
+            wait_until(lambda: num_joined(client) == 1)
             other.process.terminate()
-            assert flying.result().status_code == 200
+            assert pending.result().status_code == 200
         assert other.process.wait(120) == 0
-        until(lambda: not any(child.is_running() for child in children))
+        wait_until(lambda: not any(child.is_running() for child in children))
 
 
 def test_one_search_finds_a_request_in_every_process_and_no_secret_anywhere(capfd):
@@ -301,7 +301,7 @@ def test_one_search_finds_a_request_in_every_process_and_no_secret_anywhere(capf
         assert client.post("/t2i", json=body, headers=headers).status_code == 200
         client.get("/no/such/%0Apath?token=hunter2", headers={"x-api-key": "hunter2"})
         job_id = client.post("/v1/jobs", json={"input": body}).json()["id"]
-        until(lambda: client.get(f"/v1/jobs/{job_id}").json()["status"] == "succeeded")
+        wait_until(lambda: client.get(f"/v1/jobs/{job_id}").json()["status"] == "succeeded")
     written = capfd.readouterr().err
     assert "hunter2" not in written
     lines = [json.loads(line) for line in written.split("\n") if line]
@@ -309,10 +309,10 @@ def test_one_search_finds_a_request_in_every_process_and_no_secret_anywhere(capf
     for request_id in ("find-me", job_id):
         found = {(line["process"], line.get("event")) for line in lines if line.get("request_id") == request_id}
         assert found >= {("frontend-0", "request"), ("engine-0", "request_left")}
-        (said,) = [line for line in lines if (line.get("request_id"), line.get("event")) == (request_id, "request")]
-        assert (said["outcome"], said["prompt"], said["steps"], said["mean_batch"]) == ("ok", prompt, 2, 1.0)
-        spent = sum(said[f"{stage}_s"] for stage in ("queue", "encode", "denoise", "decode", "postprocess"))
-        assert 0 < spent <= said["total_s"] * 1.01
+        (request_line,) = [line for line in lines if (line.get("request_id"), line.get("event")) == (request_id, "request")]
+        assert (request_line["outcome"], request_line["prompt"], request_line["steps"], request_line["mean_batch"]) == ("ok", prompt, 2, 1.0)
+        total_s = sum(request_line[f"{stage}_s"] for stage in ("queue", "encode", "denoise", "decode", "postprocess"))
+        assert 0 < total_s <= request_line["total_s"] * 1.01
 
 
 def test_generate_draws_without_a_server(tmp_path):
@@ -351,8 +351,8 @@ def test_two_models_are_served_by_one_engine(tiny_folder, server):
             names = [card["id"] for card in client.get("/v1/models").json()["data"]]
             assert names == ["noria-shapes", tiny_folder.name]
             body = {"prompt": PROMPT, "inference_steps": 5}
-            wishes = [body | {"seed": k, "model": names[k % 2]} for k in range(6)]
-            answers = list(users.map(lambda wish: client.post("/t2i", json=wish), wishes))
+            requests = [body | {"seed": k, "model": names[k % 2]} for k in range(6)]
+            answers = list(users.map(lambda request: client.post("/t2i", json=request), requests))
             refused = client.post("/t2i", json=body | {"model": "other"})
             costs = [client.get(f"/v1/models/{name}").json()["costs"] for name in names]
     assert [answer.status_code for answer in answers] == [200] * 6
@@ -360,22 +360,22 @@ def test_two_models_are_served_by_one_engine(tiny_folder, server):
     assert [answer.headers["x-noria-model"] for answer in answers] == names * 3
     assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
     assert all(each[0]["step_s"] for each in costs)
-    alone = httpx.post(f"http://127.0.0.1:{server.port}/t2i", json=body | {"seed": 0}, timeout=280)
-    assert np.abs(pixels(alone.content) - pixels(answers[0].content)).max() <= 1
+    unbatched = httpx.post(f"http://127.0.0.1:{server.port}/t2i", json=body | {"seed": 0}, timeout=280)
+    assert np.abs(pixels(unbatched.content) - pixels(answers[0].content)).max() <= 1
 
 
 def test_a_deadline_is_kept_or_refused_at_once(client):
     body = {"prompt": PROMPT, "inference_steps": 20}
     kept = client.post("/t2i", json=body | {"deadline_ms": 240_000})
     assert kept.status_code == 200
-    boarded = joins(client)
+    joined_before = num_joined(client)
     # Sixteen large images in four slots: nowhere are they done in this time, which a busy machine may take to refuse them.
     large = {"inference_steps": 200, "n": 16, "width": 256, "height": 256, "deadline_ms": 2000}
     refused = client.post("/t2i", json=body | large)
     assert refused.status_code == 429
     assert refused.json()["error"]["code"] == "deadline_unmeetable"
     assert "even with nobody else here" in refused.json()["error"]["message"]
-    assert joins(client) == boarded  # at once: it never had a slot
+    assert num_joined(client) == joined_before  # at once: it never had a slot
 
 
 def test_a_queue_is_full_in_seconds_of_work():
@@ -401,53 +401,53 @@ def test_a_stream_shows_the_image_forming(client):
     assert names.count("preview") == 2
     finished = json.loads(lines[lines.index("event: finished") + 1].removeprefix("data: "))
     plain = client.post("/t2i", json={k: v for k, v in body.items() if k not in ("stream", "partial_images")})
-    shown = pixels(base64.b64decode(finished["images"][0]["b64_json"]))
-    assert np.abs(shown - pixels(plain.content)).max() <= 1
+    streamed = pixels(base64.b64decode(finished["images"][0]["b64_json"]))
+    assert np.abs(streamed - pixels(plain.content)).max() <= 1
 
 
-def num_aboard(client):
+def num_in_flight(client):
     """Images that have boarded and not left; those of engines that were killed never leave."""
-    return joins(client) - metric(client, "noria_leaves_total")
+    return num_joined(client) - metric(client, "noria_leaves_total")
 
 
 def test_a_thousand_clients_that_leave_leave_nothing_behind(client, server):
     """They leave at random: before they are heard, in the queue, between steps, in the middle of a stream."""
     (frontend,) = server.children("frontend")
-    chance = random.Random(7)
+    rng = random.Random(7)
 
     def cancelled():
         return metric(client, "noria_requests_total", 'outcome="cancelled"')
 
     gauges = ("noria_slots_used", "noria_queue_depth", "noria_inflight")
 
-    def at_rest():
+    def is_idle():
         return [metric(client, name) for name in gauges] == [0, 0, 0]
 
     client.post("/t2i", json={"prompt": PROMPT})
-    until(at_rest)  # what leaves is counted when it has been sent
-    files_before, aboard_before, left_before = frontend.num_fds(), num_aboard(client), cancelled()
+    wait_until(is_idle)  # what leaves is counted when it has been sent
+    files_before, in_flight_before, cancelled_before = frontend.num_fds(), num_in_flight(client), cancelled()
 
-    def come_and_leave(wish, patience_s):
-        with asking(server, wish) as caller:
-            if "stream" in wish:  # a busy server hears none of the others before they leave
+    def send_and_disconnect(request, wait_s):
+        with open_request(server, request) as caller:
+            if "stream" in request:  # a busy server hears none of the others before they leave
                 assert caller.recv(1)
-            time.sleep(patience_s)
+            time.sleep(wait_s)
 
     with concurrent.futures.ThreadPoolExecutor(24) as callers:
-        comings = []
+        pending = []
         for k in range(1000):
-            wish = {
+            request = {
                 "prompt": PROMPT,
                 "seed": k,
-                "inference_steps": chance.choice([4, 50, 200]),
-                "n": chance.choice([1, 1, 3]),
+                "inference_steps": rng.choice([4, 50, 200]),
+                "n": rng.choice([1, 1, 3]),
             }
-            wish |= {"stream": True, "partial_images": 2} if chance.random() < 0.3 else {}
-            patience_s = chance.choice([0.0, 0.02, 0.1, 0.4]) * chance.random()
-            comings.append(callers.submit(come_and_leave, wish, patience_s))
-    for coming in comings:
-        coming.result()
+            request |= {"stream": True, "partial_images": 2} if rng.random() < 0.3 else {}
+            wait_s = rng.choice([0.0, 0.02, 0.1, 0.4]) * rng.random()
+            pending.append(callers.submit(send_and_disconnect, request, wait_s))
+    for each in pending:
+        each.result()
     # No connection is kept, nor anybody aboard; some may be read only now.
-    until(lambda: at_rest() and num_aboard(client) == aboard_before and frontend.num_fds() <= files_before + 2)
-    assert cancelled() - left_before > 100  # the others were refused, finished, or gone before their request was read
+    wait_until(lambda: is_idle() and num_in_flight(client) == in_flight_before and frontend.num_fds() <= files_before + 2)
+    assert cancelled() - cancelled_before > 100  # the others were refused, finished, or gone before their request was read
     assert client.post("/t2i", json={"prompt": PROMPT, "inference_steps": 1}).status_code == 200

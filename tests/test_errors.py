@@ -2,7 +2,7 @@
 
 import tracemalloc
 
-from noria.errors import did_you_mean, shown
+from noria.errors import did_you_mean, short_repr
 
 
 def test_a_slip_of_the_pen_is_told_its_neighbour_and_nothing_else_is():
@@ -16,12 +16,12 @@ def test_a_hostile_word_is_not_compared_with_anything():
     tracemalloc.start()
     try:
         assert did_you_mean(word, ["ddim"]) == ""
-        _, most_bytes = tracemalloc.get_traced_memory()
+        _, max_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert most_bytes < 1_000_000
+    assert max_bytes < 1_000_000
 
 
 def test_what_is_shown_is_of_bounded_length():
-    assert shown("a\nb") == r"'a\nb'"
-    assert len(shown("x" * 300)) == 80
+    assert short_repr("a\nb") == r"'a\nb'"
+    assert len(short_repr("x" * 300)) == 80

@@ -15,7 +15,7 @@ import torch
 
 from noria.config import EngineConfig
 from noria.engine.loading import load_executor
-from noria.engine.loop import ImageReady, Wheel
+from noria.engine.loop import ImageReady, EngineLoop
 from noria.models.catalog import open_model
 from noria.request import ImageRequest
 from noria.scheduling.steps import StepScheduler
@@ -76,21 +76,21 @@ def test_stable_diffusion_1_5_draws_two_images_of_512_px_in_one_batch(stable_dif
     started = time.perf_counter()
     executor, settings = load_executor(spec, EngineConfig(), "auto")
     loaded_s = time.perf_counter() - started
-    images, turns = [], []
-    wheel = Wheel(
+    images, iterations = [], []
+    engine_loop = EngineLoop(
         StepScheduler(settings.slots),
         executor,
         lambda e: images.append(e) if isinstance(e, ImageReady) else None,
         time.monotonic,
     )
     for k, (name, steps) in enumerate([("dpm++2m", 2), ("euler-a", 3)]):
-        wheel.submit(
+        engine_loop.submit(
             executor.prepare(
                 ImageRequest(f"r{k}", "a red circle", "", k, 512, 512, steps, 7.5, 1, name, math.inf),
             )
         )
-    while (turn := wheel.turn()) is not None:
-        turns.append((len(turn.plan.steps), turn.seconds))
+    while (iteration := engine_loop.run_iteration()) is not None:
+        iterations.append((len(iteration.plan.steps), iteration.duration_s))
     assert [image.prepared.request.request_id for image in images] == ["r0", "r1"]
     for image in images:
         assert np.frombuffer(image.pixels.rgb(), np.uint8).size == 512 * 512 * 3
@@ -98,4 +98,4 @@ def test_stable_diffusion_1_5_draws_two_images_of_512_px_in_one_batch(stable_dif
     with capsys.disabled():
         print(f"\nSD1.5 on {executor.model.device}, {settings.dtype}, {settings.slots} slots, {settings.threads} threads: "
               f"loaded in {loaded_s:.1f} s, peak {peak_gb:.1f} GB, turns (images, seconds) "
-              f"{[(n, round(s, 1)) for n, s in turns]}")  # fmt: skip
+              f"{[(n, round(s, 1)) for n, s in iterations]}")  # fmt: skip

@@ -9,96 +9,96 @@ from PIL import Image
 import noria.generate
 from noria.cli import main
 from noria.config import Config
-from noria.frontend.engine_link import DrawnImage
-from noria.image_files import read_parameters, save_options
+from noria.frontend.engine_link import RawImage
+from noria.image_files import read_metadata, save_options
 from noria.models.catalog import open_model
-from noria.parameters import Parameters
+from noria.parameters import GenerationMetadata
 from noria.request import ImageRequest
 from noria.spec import ModelSpec
 
 
 @pytest.fixture
-def drawn(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> list[ImageRequest]:
+def generated(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> list[ImageRequest]:
     """The requests that would have been drawn, in a folder of their own."""
     requests: list[ImageRequest] = []
 
-    def draw(config: Config, spec: ModelSpec, request: ImageRequest) -> list[DrawnImage]:
+    def generate(config: Config, spec: ModelSpec, request: ImageRequest) -> list[RawImage]:
         requests.append(request)
         size = request.width_px, request.height_px
         black = memoryview(bytes(3 * size[0] * size[1]))
-        return [DrawnImage(request.seed + index, *size, black) for index in range(request.num_images)]
+        return [RawImage(request.seed + index, *size, black) for index in range(request.num_images)]
 
-    monkeypatch.setattr(noria.generate, "_draw", draw)
+    monkeypatch.setattr(noria.generate, "_draw", generate)
     monkeypatch.chdir(tmp_path)
     return requests
 
 
-def save(name: str, parameters: Parameters) -> str:
-    Image.new("RGB", (8, 8)).save(name, **save_options(parameters, "png"))
+def save(name: str, metadata: GenerationMetadata) -> str:
+    Image.new("RGB", (8, 8)).save(name, **save_options(metadata, "png"))
     return name
 
 
-OURS = Parameters("a star", "blurry", 11, 64, 96, 4, 2.5, "euler-a", "noria-shapes", noria="0.1.0")
+NORIA_METADATA = GenerationMetadata("a star", "blurry", 11, 64, 96, 4, 2.5, "euler-a", "noria-shapes", noria="0.1.0")
 
 
 @pytest.fixture
-def ours() -> Parameters:
-    return msgspec.structs.replace(OURS, model_version=open_model("bundled").fingerprint)
+def noria_metadata() -> GenerationMetadata:
+    return msgspec.structs.replace(NORIA_METADATA, model_version=open_model("bundled").fingerprint)
 
 
-def test_files_say_how_they_were_made(drawn):
+def test_files_say_how_they_were_made(generated):
     options = "--negative-prompt blurry --seed 7 --width 64 --height 96 --steps 4 --guidance 2.5 --scheduler euler-a"
     assert main(["generate", "a star", *options.split(), "-n", "2", "-o", "a.webp"]) == 0
     for index in (0, 1):
-        parameters = read_parameters(pathlib.Path(f"a-{index}.webp"))
-        assert parameters.seed == 7 + index
-        assert (parameters.prompt, parameters.width, parameters.height) == ("a star", 64, 96)
-        assert (parameters.scheduler, parameters.model) == ("euler-a", "noria-shapes")
+        metadata = read_metadata(pathlib.Path(f"a-{index}.webp"))
+        assert metadata.seed == 7 + index
+        assert (metadata.prompt, metadata.width, metadata.height) == ("a star", 64, 96)
+        assert (metadata.scheduler, metadata.model) == ("euler-a", "noria-shapes")
 
 
-def test_files_are_silent_if_asked(drawn, capsys):
+def test_files_are_silent_if_asked(generated, capsys):
     assert main(["generate", "a star", "--no-metadata", "-o", "a.png"]) == 0
     assert main(["show", "a.png"]) == 1
 
 
-def test_like_takes_every_setting(drawn, ours, capsys):
-    assert main(["generate", "--like", save("a.png", ours), "-o", "b.png"]) == 0
-    assert read_parameters(pathlib.Path("b.png")) == ours
+def test_like_takes_every_setting(generated, noria_metadata, capsys):
+    assert main(["generate", "--like", save("a.png", noria_metadata), "-o", "b.png"]) == 0
+    assert read_metadata(pathlib.Path("b.png")) == noria_metadata
     assert "warning" not in capsys.readouterr().err
 
 
-def test_flags_win_over_the_file(drawn, ours):
+def test_flags_win_over_the_file(generated, noria_metadata):
     flags = ["--seed", "5", "--steps", "6", "--negative-prompt=", "-n", "2"]
-    assert main(["generate", "a circle", "--like", save("a.png", ours), *flags]) == 0
-    (request,) = drawn
+    assert main(["generate", "a circle", "--like", save("a.png", noria_metadata), *flags]) == 0
+    (request,) = generated
     assert (request.prompt, request.negative_prompt, request.seed, request.num_steps) == ("a circle", "", 5, 6)
     assert (request.num_images, request.scheduler, request.guidance_scale) == (2, "euler-a", 2.5)
 
 
-def test_another_model_than_the_files_is_refused(drawn, capsys):
-    file = save("a.png", msgspec.structs.replace(OURS, model="mine", model_version="ffffffffffff"))
+def test_another_model_than_the_files_is_refused(generated, capsys):
+    file = save("a.png", msgspec.structs.replace(NORIA_METADATA, model="mine", model_version="ffffffffffff"))
     assert main(["generate", "--like", file]) == 2
     error = capsys.readouterr().err
     assert "'a.png' was drawn by mine (ffffffffffff); this is noria-shapes" in error
     assert "--model" in error
-    assert drawn == []
+    assert generated == []
 
 
-def test_another_model_that_is_asked_for_is_warned_of(drawn, capsys):
-    file = save("a.png", msgspec.structs.replace(OURS, model_version="ffffffffffff"))
+def test_another_model_that_is_asked_for_is_warned_of(generated, capsys):
+    file = save("a.png", msgspec.structs.replace(NORIA_METADATA, model_version="ffffffffffff"))
     assert main(["generate", "--like", file, "--model", "bundled"]) == 0
     assert "the image will differ" in capsys.readouterr().err
-    assert len(drawn) == 1
+    assert len(generated) == 1
 
 
-def test_a_file_of_another_program_is_followed_as_far_as_possible(drawn, capsys):
-    theirs = Parameters("a star", seed=11, width=64, height=64, scheduler="euler", model="v1-5", model_version="6ce0161689")  # fmt: skip
-    chunk = save_options(theirs, "png")["pnginfo"]
+def test_a_file_of_another_program_is_followed_as_far_as_possible(generated, capsys):
+    a1111_metadata = GenerationMetadata("a star", seed=11, width=64, height=64, scheduler="euler", model="v1-5", model_version="6ce0161689")  # fmt: skip
+    chunk = save_options(a1111_metadata, "png")["pnginfo"]
     chunk.chunks = [each for each in chunk.chunks if b"noria\0" not in each[1]]
     Image.new("RGB", (8, 8)).save("a.png", pnginfo=chunk)
     assert main(["generate", "--like", "a.png", "--steps", "3"]) == 0
     assert "v1-5 (6ce0161689); this is noria-shapes" in capsys.readouterr().err
-    assert (drawn[0].seed, drawn[0].width_px, drawn[0].num_steps) == (11, 64, 3)
+    assert (generated[0].seed, generated[0].width_px, generated[0].num_steps) == (11, 64, 3)
 
 
 @pytest.mark.parametrize(
@@ -109,13 +109,13 @@ def test_a_file_of_another_program_is_followed_as_far_as_possible(drawn, capsys)
         ({"inference_steps": 5000}, "inference_steps is 5000"),
     ],
 )
-def test_what_the_model_cannot_repeat_is_refused(drawn, ours, change, says, capsys):
-    assert main(["generate", "--like", save("a.png", msgspec.structs.replace(ours, **change))]) == 2
+def test_what_the_model_cannot_repeat_is_refused(generated, noria_metadata, change, says, capsys):
+    assert main(["generate", "--like", save("a.png", msgspec.structs.replace(noria_metadata, **change))]) == 2
     assert says in capsys.readouterr().err
 
 
-def test_things_that_noria_has_not_are_named(drawn, ours, capsys):
-    file = save("a.png", msgspec.structs.replace(ours, other={"Clip skip": "2"}))
+def test_things_that_noria_has_not_are_named(generated, noria_metadata, capsys):
+    file = save("a.png", msgspec.structs.replace(noria_metadata, other={"Clip skip": "2"}))
     assert main(["generate", "--like", file]) == 0
     assert "Clip skip: 2" in capsys.readouterr().err
 
@@ -123,7 +123,7 @@ def test_things_that_noria_has_not_are_named(drawn, ours, capsys):
 @pytest.mark.parametrize(
     ("arguments", "says"), [(["--like", "missing.png"], "there is no file 'missing.png'"), ([], "there is no prompt")]
 )
-def test_without_a_prompt_there_is_nothing_to_draw(drawn, arguments, says, capsys):
+def test_without_a_prompt_there_is_nothing_to_draw(generated, arguments, says, capsys):
     assert main(["generate", *arguments]) == 2
     assert says in capsys.readouterr().err
 
@@ -131,8 +131,8 @@ def test_without_a_prompt_there_is_nothing_to_draw(drawn, arguments, says, capsy
 @pytest.mark.parametrize("scheduler", ["euler-a", "unipc"])
 def test_an_image_is_repeated_pixel_for_pixel(scheduler, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    wish = ["a red circle above a blue square", "--steps", "4", "--guidance", "3.5", "--scheduler", scheduler]
-    assert main(["generate", *wish, "-o", "first.png"]) == 0
+    arguments = ["a red circle above a blue square", "--steps", "4", "--guidance", "3.5", "--scheduler", scheduler]
+    assert main(["generate", *arguments, "-o", "first.png"]) == 0
     assert main(["generate", "--like", "first.png", "-o", "again.png"]) == 0
     first, again = Image.open("first.png"), Image.open("again.png")
     assert first.tobytes() == again.tobytes()

@@ -13,29 +13,29 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from noria.errors import ImageFileError
-from noria.image_files import read_parameters, save_options
+from noria.image_files import read_metadata, save_options
 from noria.infotext import to_infotext
-from noria.parameters import Parameters, to_json
+from noria.parameters import GenerationMetadata, to_json
 
 FORMATS = ("png", "webp", "jpeg")
 PIXELS = Image.radial_gradient("L").convert("RGB").resize((32, 24))
-WHOLE = Parameters("a red circle", "blurry", 7, 32, 24, 20, 7.5, "dpm++2m-karras", "tiny", "0123456789ab", "0.1.0")
-LOSSLESS_ENOUGH = {"png": {}, "webp": {"quality": 90, "method": 2}, "jpeg": {"quality": 95}}
+WHOLE = GenerationMetadata("a red circle", "blurry", 7, 32, 24, 20, 7.5, "dpm++2m-karras", "tiny", "0123456789ab", "0.1.0")
+SAVE_OPTIONS = {"png": {}, "webp": {"quality": 90, "method": 2}, "jpeg": {"quality": 95}}
 
 
-def written(parameters, file_format):
+def encode_image(metadata, file_format):
     file = io.BytesIO()
     PIXELS.save(
-        file, format=file_format, **LOSSLESS_ENOUGH[file_format], **(save_options(parameters, file_format) if parameters else {})
+        file, format=file_format, **SAVE_OPTIONS[file_format], **(save_options(metadata, file_format) if metadata else {})
     )  # fmt: skip
     return file.getvalue()
 
 
 @pytest.fixture
 def read(tmp_path):
-    def of(data: bytes) -> Parameters:
+    def of(data: bytes) -> GenerationMetadata:
         (tmp_path / "image").write_bytes(data)
-        return read_parameters(tmp_path / "image")
+        return read_metadata(tmp_path / "image")
 
     return of
 
@@ -67,38 +67,38 @@ AWKWARD = st.text() | st.sampled_from(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(prompt=AWKWARD, negative_prompt=AWKWARD, seed=st.integers(0, 2**63 - 1))
 def test_any_prompt_comes_back_to_the_letter(read, file_format, prompt, negative_prompt, seed):
-    parameters = msgspec.structs.replace(WHOLE, prompt=prompt, negative_prompt=negative_prompt, seed=seed)
-    assert read(written(parameters, file_format)) == parameters
+    metadata = msgspec.structs.replace(WHOLE, prompt=prompt, negative_prompt=negative_prompt, seed=seed)
+    assert read(encode_image(metadata, file_format)) == metadata
 
 
 @pytest.mark.parametrize("file_format", FORMATS)
 def test_pixels_are_untouched(file_format):
-    with_parameters, without = written(WHOLE, file_format), written(None, file_format)
-    assert Image.open(io.BytesIO(with_parameters)).tobytes() == Image.open(io.BytesIO(without)).tobytes()
-    assert len(with_parameters) > len(without)
+    with_metadata, without = encode_image(WHOLE, file_format), encode_image(None, file_format)
+    assert Image.open(io.BytesIO(with_metadata)).tobytes() == Image.open(io.BytesIO(without)).tobytes()
+    assert len(with_metadata) > len(without)
 
 
 def test_a1111_finds_its_text_where_it_looks():
-    assert Image.open(io.BytesIO(written(WHOLE, "png"))).info["parameters"] == to_infotext(WHOLE)
+    assert Image.open(io.BytesIO(encode_image(WHOLE, "png"))).info["parameters"] == to_infotext(WHOLE)
     for file_format in ("webp", "jpeg"):
-        exif = Image.open(io.BytesIO(written(WHOLE, file_format))).getexif()
+        exif = Image.open(io.BytesIO(encode_image(WHOLE, file_format))).getexif()
         assert exif.get_ifd(0x8769)[0x9286] == b"UNICODE\0" + to_infotext(WHOLE).encode("utf-16-be")
 
 
 def test_the_longest_prompts_fit_even_a_jpeg(read):
-    parameters = msgspec.structs.replace(WHOLE, prompt="🎨" * 4000, negative_prompt="🎨" * 4000)
-    assert read(written(parameters, "jpeg")) == parameters
+    metadata = msgspec.structs.replace(WHOLE, prompt="🎨" * 4000, negative_prompt="🎨" * 4000)
+    assert read(encode_image(metadata, "jpeg")) == metadata
 
 
 def test_a_jpeg_keeps_our_json_where_both_do_not_fit(read):
-    parameters = msgspec.structs.replace(WHOLE, prompt="🎨" * 15_000)
-    file = written(parameters, "jpeg")
-    assert read(file) == parameters
+    metadata = msgspec.structs.replace(WHOLE, prompt="🎨" * 15_000)
+    file = encode_image(metadata, "jpeg")
+    assert read(file) == metadata
     assert 0x9286 not in Image.open(io.BytesIO(file)).getexif().get_ifd(0x8769)
 
 
 def test_a_jpeg_is_written_also_when_nothing_fits(read):
-    file = written(msgspec.structs.replace(WHOLE, prompt="🎨" * 20_000), "jpeg")
+    file = encode_image(msgspec.structs.replace(WHOLE, prompt="🎨" * 20_000), "jpeg")
     with pytest.raises(ImageFileError, match="says nothing"):
         read(file)
 
@@ -111,7 +111,7 @@ def a1111_png():
     return file.getvalue()
 
 
-def of_comment(comment: object, file_format: str = "jpeg") -> bytes:
+def image_with_comment(comment: object, file_format: str = "jpeg") -> bytes:
     exif = Image.Exif()
     exif.get_ifd(0x8769)[0x9286] = comment
     file = io.BytesIO()
@@ -126,16 +126,16 @@ TEXT = "a cat\nSteps: 20, Sampler: Euler a, CFG scale: 7, Seed: 5, Size: 512x512
     "data",
     [
         a1111_png(),
-        of_comment(b"UNICODE\0" + TEXT.encode("utf-16-be")),
-        of_comment(b"UNICODE\0" + TEXT.encode("utf-16-le"), "webp"),
-        of_comment(b"ASCII\0\0\0" + TEXT.encode()),
-        of_comment(TEXT.encode()),
-        of_comment(b"UNICODE\0" + TEXT.encode("utf-16-be"), "png"),
+        image_with_comment(b"UNICODE\0" + TEXT.encode("utf-16-be")),
+        image_with_comment(b"UNICODE\0" + TEXT.encode("utf-16-le"), "webp"),
+        image_with_comment(b"ASCII\0\0\0" + TEXT.encode()),
+        image_with_comment(TEXT.encode()),
+        image_with_comment(b"UNICODE\0" + TEXT.encode("utf-16-be"), "png"),
     ],
     ids=["png", "utf-16-be", "utf-16-le", "ascii", "bare", "exif in png"],
 )
 def test_files_of_others_are_read(read, data):
-    assert read(data) == Parameters("a cat", "", 5, 512, 512, 20, 7.0, "euler-a")
+    assert read(data) == GenerationMetadata("a cat", "", 5, 512, 512, 20, 7.0, "euler-a")
 
 
 BOMB = b"noria\0\0" + zlib.compress(b" " * 100_000_000)
@@ -157,7 +157,7 @@ HOSTILE = {
         png((b"IHDR", struct.pack(">IIBBBBB", 65_000, 65_000, 8, 6, 0, 0, 0))), "is damaged"
     ),
     "exif of garbage": (png((b"eXIf", b"MM\0*\xff\xff\xff\xff")), "says nothing|is damaged"),
-    "a number for a comment": (of_comment(7), "says nothing"),
+    "a number for a comment": (image_with_comment(7), "says nothing"),
 }  # fmt: skip
 
 
@@ -168,7 +168,7 @@ def test_hostile_files_are_refused_in_words(read, case):
         read(data)
 
 
-def read_or_refused(read, data: bytes) -> Parameters | None:
+def read_or_refused(read, data: bytes) -> GenerationMetadata | None:
     try:
         return read(data)
     except ImageFileError:
@@ -177,7 +177,7 @@ def read_or_refused(read, data: bytes) -> Parameters | None:
 
 @pytest.mark.parametrize("file_format", FORMATS)
 def test_a_file_cut_short_anywhere_is_read_or_refused(read, file_format):
-    whole = written(WHOLE, file_format)
+    whole = encode_image(WHOLE, file_format)
     outcomes = [read_or_refused(read, whole[:length]) for length in range(len(whole))]
     assert all(outcome in (WHOLE, None) for outcome in outcomes)
     assert outcomes[0] is None
@@ -187,7 +187,7 @@ def test_a_file_cut_short_anywhere_is_read_or_refused(read, file_format):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
 @given(changes=st.lists(st.tuples(st.integers(0, 700), st.integers(0, 255)), min_size=1, max_size=8))
 def test_a_file_with_wrong_bytes_is_read_or_refused(read, file_format, changes):
-    damaged = bytearray(written(WHOLE, file_format))
+    damaged = bytearray(encode_image(WHOLE, file_format))
     for at, byte in changes:
         damaged[at % len(damaged)] = byte
     read_or_refused(read, bytes(damaged))  # anything but an ImageFileError fails
@@ -196,7 +196,7 @@ def test_a_file_with_wrong_bytes_is_read_or_refused(read, file_format, changes):
 def test_what_is_no_file_is_refused(tmp_path):
     for path, says in ((tmp_path, "is not a file"), (tmp_path / "x.png", "there is no file"), (pathlib.Path("/dev/zero"), "is not a file")):  # fmt: skip
         with pytest.raises(ImageFileError, match=says):
-            read_parameters(path)
+            read_metadata(path)
 
 
 def test_our_json_is_believed_before_a1111s_text(read):

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noria.infotext import of_infotext, to_infotext
-from noria.parameters import Parameters
+from noria.infotext import from_infotext, to_infotext
+from noria.parameters import GenerationMetadata
 
-WHOLE = Parameters(
+WHOLE = GenerationMetadata(
     "a red circle", "blurry", 7, 512, 768, 20, 7.5, "dpm++2m-karras", "tiny", "0123456789ab", "0.1.0"
 )  # fmt: skip
 
@@ -34,7 +34,7 @@ def test_values_with_commas_and_colons_stand_in_quotes():
     assert 'Model: "org/a:b, \\"c\\""' in to_infotext(msgspec.structs.replace(WHOLE, model='org/a:b, "c"'))
 
 
-def lines_that_a1111_keeps(text):
+def fits_infotext(text):
     """Whether A1111's form can hold `text`: it strips lines, and one of them may open the negative prompt."""
     lines = text.split("\n")
     return text == text.strip() and all(
@@ -52,11 +52,11 @@ def test_what_the_form_can_hold_comes_back(prompt, negative_prompt, guidance, mo
     written = msgspec.structs.replace(
         WHOLE, prompt=prompt, negative_prompt=negative_prompt, guidance_scale=guidance, model=model or "m"
     )
-    read = of_infotext(to_infotext(written))
+    read = from_infotext(to_infotext(written))
     for field in ("seed", "width", "height", "inference_steps", "scheduler", "model", "model_version", "noria"):
         assert getattr(read, field) == getattr(written, field)
     assert read.guidance_scale == guidance
-    if lines_that_a1111_keeps(prompt) and lines_that_a1111_keeps(negative_prompt):
+    if fits_infotext(prompt) and fits_infotext(negative_prompt):
         assert (read.prompt, read.negative_prompt) == (prompt, negative_prompt)
 
 
@@ -67,8 +67,8 @@ Negative prompt: bad hands,
 (worst quality:2)
 Steps: 20, Sampler: DPM++ 2M, Schedule type: Karras, CFG scale: 7, Seed: 965400086, Size: 512x512, Model hash: 6ce0161689, \
 Model: v1-5-pruned-emaonly, Clip skip: 2, Lora hashes: "add_detail: 7c6bad76eb54, more: 1", Version: v1.9.4"""
-    read = of_infotext(text)
-    assert read == Parameters(
+    read = from_infotext(text)
+    assert read == GenerationMetadata(
         "masterpiece, (red circle:1.2)\nsecond line", "bad hands,\n(worst quality:2)", 965400086, 512, 512, 20, 7.0,
         "dpm++2m-karras", "v1-5-pruned-emaonly", "6ce0161689",
         other={"Clip skip": "2", "Lora hashes": "add_detail: 7c6bad76eb54, more: 1", "Version": "v1.9.4"},
@@ -85,28 +85,28 @@ Model: v1-5-pruned-emaonly, Clip skip: 2, Lora hashes: "add_detail: 7c6bad76eb54
     ],
 )
 def test_a_sampler_that_noria_has_not_is_kept_as_it_is(line, scheduler):
-    assert of_infotext(f"p\nSteps: 1, {line}, Seed: 2").scheduler == scheduler
+    assert from_infotext(f"p\nSteps: 1, {line}, Seed: 2").scheduler == scheduler
 
 
 def test_a_text_without_settings_is_all_prompt():
-    assert of_infotext("a: b, c: d\ne") == Parameters("a: b, c: d\ne")
+    assert from_infotext("a: b, c: d\ne") == GenerationMetadata("a: b, c: d\ne")
 
 
 def test_settings_that_make_no_sense_are_kept_among_the_others():
-    read = of_infotext("p\nSteps: many, Seed: -1, Size: big, CFG scale: nan, Seed resize from: 1x1")
-    assert read == Parameters(
+    read = from_infotext("p\nSteps: many, Seed: -1, Size: big, CFG scale: nan, Seed resize from: 1x1")
+    assert read == GenerationMetadata(
         "p", other={"Steps": "many", "Seed": "-1", "Size": "big", "CFG scale": "nan", "Seed resize from": "1x1"}
     )
 
 
 @given(st.text(alphabet='ab:, "\\\n\ud7ff{}0x1u', max_size=200))
 def test_nothing_that_is_read_raises(text):
-    read = of_infotext(f"{text}\nSteps: 1, Seed: 2, Sampler: {text}")
+    read = from_infotext(f"{text}\nSteps: 1, Seed: 2, Sampler: {text}")
     assert read.other.keys() | {"Steps"}
 
 
 def test_an_escaped_half_of_a_surrogate_pair_becomes_a_character():
-    read = of_infotext('p\nSteps: 1, Seed: 2, Model: "\\ud83d"')
+    read = from_infotext('p\nSteps: 1, Seed: 2, Model: "\\ud83d"')
     assert read.model == "?"
 
 
@@ -114,5 +114,5 @@ def test_an_escaped_half_of_a_surrogate_pair_becomes_a_character():
 def test_a_hostile_text_takes_no_longer_than_its_length(piece):
     text = piece * (1_000_000 // len(piece))
     started = time.process_time()
-    of_infotext(text)
+    from_infotext(text)
     assert time.process_time() - started < 10, re.escape(piece)

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from noria.bench.server import running_server
-from waiting import until
+from waiting import wait_until
 
 pytestmark = pytest.mark.timeout(
     900
@@ -19,7 +19,7 @@ BODY = {"prompt": "a red circle above a blue square", "seed": 21, "inference_ste
 
 
 @contextlib.contextmanager
-def started(data_dir):
+def running(data_dir):
     arguments = ["bundled", "--slots", "4", "--data-dir", str(data_dir)]
     with (
         running_server(arguments) as server,
@@ -28,7 +28,7 @@ def started(data_dir):
         yield server, client
 
 
-def ended(client, job_id):
+def wait_until_ended(client, job_id):
     """The job, once it has ended; a front end that is being replaced is no answer yet."""
 
     def has_ended():
@@ -36,10 +36,10 @@ def ended(client, job_id):
             answer = client.get(f"/v1/jobs/{job_id}")
             return answer.is_success and (now := answer.json())["completed_at"] and now
 
-    return until(has_ended, 240)
+    return wait_until(has_ended, 240)
 
 
-def steps_of(client, job_id):
+def wait_for_a_step(client, job_id):
     """Waits until the job's images have made a step."""
     with client.stream("GET", f"/v1/jobs/{job_id}/events") as events:
         for line in events.iter_lines():
@@ -48,16 +48,16 @@ def steps_of(client, job_id):
     raise AssertionError("it ended unseen")
 
 
-def killed_while_it_was_drawn(server, client, data_dir):
+def kill_while_processing(server, client, data_dir):
     """Kills the front end and the engine in the midst of a job; returns the job's id and its request.
 
     They stand still while it is looked whether the job is still drawn. It has ended if the machine did not let us come in time: then
     it is tried with another.
     """
-    for turn in range(5):
-        body = BODY | {"seed": BODY["seed"] + turn}
+    for index in range(5):
+        body = BODY | {"seed": BODY["seed"] + index}
         job_id = client.post("/v1/jobs", json={"input": body}).json()["id"]
-        steps_of(client, job_id)
+        wait_for_a_step(client, job_id)
         children = [*server.children("frontend"), *server.children("engine")]
         for child in children:
             child.suspend()
@@ -83,14 +83,14 @@ def statuses(client, job_id):
 
 
 def test_a_job_whose_front_end_and_engine_are_killed_succeeds_once_with_the_same_image(tmp_path):
-    with started(tmp_path) as (server, client):
-        job_id, body = killed_while_it_was_drawn(server, client, tmp_path)
-        done = ended(client, job_id)
+    with running(tmp_path) as (server, client):
+        job_id, body = kill_while_processing(server, client, tmp_path)
+        done = wait_until_ended(client, job_id)
         assert (done["status"], done["error"]) == ("succeeded", None)
-        told = statuses(client, job_id)
-        assert told[:2] == ["starting", "processing"]
-        assert told.count("processing") >= 2
-        assert [status for status in told if status not in ("starting", "processing")] == ["succeeded"]
+        seen = statuses(client, job_id)
+        assert seen[:2] == ["starting", "processing"]
+        assert seen.count("processing") >= 2
+        assert [status for status in seen if status not in ("starting", "processing")] == ["succeeded"]
         assert client.get(done["output"][0]).content == client.post("/t2i", json=body).content
         files = sorted(path.name for path in (tmp_path / "results" / job_id).rglob("*.*"))
         assert len(files) == 1
@@ -98,15 +98,15 @@ def test_a_job_whose_front_end_and_engine_are_killed_succeeds_once_with_the_same
 
 @pytest.mark.slow
 def test_a_job_outlives_the_server_that_accepted_it(tmp_path):
-    with started(tmp_path) as (server, client):
+    with running(tmp_path) as (server, client):
         job_id = client.post("/v1/jobs", json={"input": BODY}).json()["id"]
-        steps_of(client, job_id)
-        family = [server.process, *server.process.children()]
-        for process in family:
+        wait_for_a_step(client, job_id)
+        processes = [server.process, *server.process.children()]
+        for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-    with started(tmp_path) as (_, client):
-        done = ended(client, job_id)
+    with running(tmp_path) as (_, client):
+        done = wait_until_ended(client, job_id)
         assert done["status"] == "succeeded"
         image = client.get(f"/v1/jobs/{job_id}/images/0").content
         assert image == client.post("/t2i", json=BODY).content
@@ -114,11 +114,11 @@ def test_a_job_outlives_the_server_that_accepted_it(tmp_path):
 
 @pytest.mark.slow
 def test_a_server_that_is_stopped_hands_its_jobs_to_the_next_at_once(tmp_path):
-    with started(tmp_path) as (_, client):
+    with running(tmp_path) as (_, client):
         job_id = client.post("/v1/jobs", json={"input": BODY}).json()["id"]
-        steps_of(client, job_id)
-    with started(tmp_path) as (server, client):  # leases of the first would run for 15 s
-        done = ended(client, job_id)
+        wait_for_a_step(client, job_id)
+    with running(tmp_path) as (server, client):  # leases of the first would run for 15 s
+        done = wait_until_ended(client, job_id)
         assert done["status"] == "succeeded"
         assert "processing" in statuses(client, job_id)
         assert server.process.is_running()

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from noria.errors import ConfigError
-from noria.keys import Key, draw_key, read_keys
+from noria.keys import ApiKey, generate_key, read_keys
 
 DIGEST = "0" * 64
 
@@ -21,21 +21,21 @@ def test_no_file_is_no_keys():
 
 
 def test_a_drawn_keys_table_is_one_of_the_file_and_does_not_tell_the_key(file):
-    drawn = [draw_key(name) for name in ("alice", "bob")]
-    file.write_text("\n".join(table for _, table in drawn))
+    generated = [generate_key(name) for name in ("alice", "bob")]
+    file.write_text("\n".join(table for _, table in generated))
     keys = read_keys(str(file))
     assert [key.name for key in keys] == ["alice", "bob"]
-    assert [key.sha256 for key in keys] == [hashlib.sha256(key.encode()).hexdigest() for key, _ in drawn]
-    assert drawn[0][0] not in file.read_text()
-    assert len({key for key, _ in drawn}) == 2
-    assert all(len(key) > 40 for key, _ in drawn)  # 256 bits
+    assert [key.sha256 for key in keys] == [hashlib.sha256(key.encode()).hexdigest() for key, _ in generated]
+    assert generated[0][0] not in file.read_text()
+    assert len({key for key, _ in generated}) == 2
+    assert all(len(key) > 40 for key, _ in generated)  # 256 bits
 
 
 def test_a_key_may_have_limits(file):
     file.write_text(
         f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\nmax_images_in_flight = 4\nimages_per_minute = 60\npriority = "low"\n'
     )
-    assert read_keys(str(file)) == (Key("a", DIGEST, 4, 60, "low"),)
+    assert read_keys(str(file)) == (ApiKey("a", DIGEST, 4, 60, "low"),)
 
 
 @pytest.mark.parametrize(
@@ -78,4 +78,4 @@ def test_a_file_that_is_not_there_is_refused(file):
 @pytest.mark.parametrize("name", ["", "a b", "a\n", "é", "a" * 65, 'a"'])
 def test_no_key_is_drawn_for_a_name_that_cannot_be_written_down(name):
     with pytest.raises(ConfigError, match="allowed is 1 to 64"):
-        draw_key(name)
+        generate_key(name)

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from noria import __version__
 from noria.errors import ImageFileError, InvalidField
 from noria.models.catalog import open_model
-from noria.parameters import Parameters, of_json, of_request, to_json
-from noria.request import ImageBody, ImageRequest
+from noria.parameters import GenerationMetadata, from_json, metadata_for, to_json
+from noria.request import ImageRequestBody, ImageRequest
 
 
 @given(
     st.builds(
-        Parameters,
+        GenerationMetadata,
         prompt=st.text(),
         negative_prompt=st.text(),
         seed=st.integers(0, 2**63 - 1) | st.none(),
@@ -23,28 +23,28 @@ from noria.request import ImageBody, ImageRequest
         other=st.dictionaries(st.text(), st.text()),
     )
 )
-def test_json_loses_nothing(parameters):
-    assert of_json(to_json(parameters)) == parameters
-    assert of_json(to_json(parameters).decode()) == parameters
+def test_json_loses_nothing(metadata):
+    assert from_json(to_json(metadata)) == metadata
+    assert from_json(to_json(metadata).decode()) == metadata
 
 
 def test_its_settings_have_the_names_of_t2i():
-    settings = set(Parameters.__struct_fields__) - {"model", "model_version", "noria", "other"}
-    assert settings < set(ImageBody.__struct_fields__)
+    settings = set(GenerationMetadata.__struct_fields__) - {"model", "model_version", "noria", "other"}
+    assert settings < set(ImageRequestBody.__struct_fields__)
 
 
 def test_it_is_of_one_image(bundled_folder):
     spec = open_model(str(bundled_folder))
     request = ImageRequest("id", "p", "q", 7, 64, 96, 20, 7.5, 3, "ddim", 60.0)
-    parameters = of_request(request, spec, seed=9)
-    assert parameters.seed == 9
-    assert (parameters.width, parameters.height) == (64, 96)
-    assert (parameters.model, parameters.model_version, parameters.noria) == (spec.name, spec.fingerprint, __version__)
-    assert None not in msgspec.structs.astuple(parameters)
+    metadata = metadata_for(request, spec, seed=9)
+    assert metadata.seed == 9
+    assert (metadata.width, metadata.height) == (64, 96)
+    assert (metadata.model, metadata.model_version, metadata.noria) == (spec.name, spec.fingerprint, __version__)
+    assert None not in msgspec.structs.astuple(metadata)
 
 
 def test_keys_of_a_later_version_are_passed_over():
-    assert of_json('{"prompt": "p", "lora": ["x"]}') == Parameters("p")
+    assert from_json('{"prompt": "p", "lora": ["x"]}') == GenerationMetadata("p")
 
 
 @pytest.mark.parametrize(
@@ -53,10 +53,10 @@ def test_keys_of_a_later_version_are_passed_over():
 )
 def test_nonsense_is_refused(text):
     with pytest.raises(ImageFileError, match="are not what Noria writes"):
-        of_json(text)
+        from_json(text)
 
 
 @pytest.mark.parametrize("field", ["prompt", "negative_prompt"])
 def test_half_a_surrogate_pair_is_refused(field):
     with pytest.raises(InvalidField, match="at character 2"):
-        Parameters(**({"prompt": "p"} | {field: "ab\ud83d"}))
+        GenerationMetadata(**({"prompt": "p"} | {field: "ab\ud83d"}))

@@ -7,7 +7,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def tree_of(document):
+def paths_in_tree(document):
     """What the block that begins with src/noria/ names, as paths."""
     block = next(part for part in document.split("```") if part.strip().startswith("src/noria/"))
     folders = []
@@ -19,7 +19,7 @@ def tree_of(document):
 
 
 def test_the_list_of_modules_names_every_module_and_no_other():
-    named = set(tree_of((ROOT / "docs" / "modules.md").read_text(encoding="utf-8")))
+    named = set(paths_in_tree((ROOT / "docs" / "modules.md").read_text(encoding="utf-8")))
     modules = {
         str(path.relative_to(ROOT))
         for path in (ROOT / "src" / "noria").rglob("*.*")
@@ -30,7 +30,7 @@ def test_the_list_of_modules_names_every_module_and_no_other():
 
 
 def test_the_readme_names_every_folder_of_the_source():
-    named = set(tree_of(README))
+    named = set(paths_in_tree(README))
     source = ROOT / "src" / "noria"
     folders = {f"{path.parent.relative_to(ROOT)}/" for path in source.glob("*/__init__.py")}
     assert folders <= named
@@ -53,11 +53,11 @@ def test_every_link_to_a_heading_finds_it():
     for document in [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]:
         for target, anchor in re.findall(r"\]\(([^)#]*)#([^)]+)\)", document.read_text(encoding="utf-8")):
             if "://" not in target:
-                place = document.parent / target if target else document
-                assert anchor in anchors(place), f"{document.name} links to {target}#{anchor}"
+                target_file = document.parent / target if target else document
+                assert anchor in heading_anchors(target_file), f"{document.name} links to {target}#{anchor}"
 
 
-def anchors(document):
+def heading_anchors(document):
     """The names that GitHub gives the headings."""
     text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)

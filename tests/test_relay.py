@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import noria.relay
-from noria.observe.lines import as_json, new_line
-from noria.observe.logs import environment_of_children
-from noria.observe.outlet import Outlet, Stream
-from noria.relay import Relay
-from waiting import WITHIN_S, until
+from noria.observe.lines import as_json, make_line
+from noria.observe.logs import child_log_environment
+from noria.observe.outlet import NonBlockingWriter, Stream
+from noria.relay import LogCollector
+from waiting import TIMEOUT_S, wait_until
 
 # Its last words may take as long as they take on a busy machine: 2 s are for a supervisor that reads nothing.
 LOGS = """
@@ -32,9 +32,9 @@ log = logging.getLogger("noria.test")
 
 
 @pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _long_quiet_period(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may stop a child in the middle of its traceback for longer than the relay waits for the rest."""
-    monkeypatch.setattr(noria.relay, "_QUIET_S", WITHIN_S)
+    monkeypatch.setattr(noria.relay, "_QUIET_S", TIMEOUT_S)
 
 
 class Reader:
@@ -58,7 +58,7 @@ class Reader:
         """All lines, once nobody can write any more."""
         with contextlib.suppress(OSError):
             os.close(self.writing)
-        self._thread.join(WITHIN_S)
+        self._thread.join(TIMEOUT_S)
         assert not self._thread.is_alive()
         return self.lines
 
@@ -71,18 +71,18 @@ def reader() -> Iterator[Reader]:
         os.close(made.writing)
 
 
-def relayed(
-    reader: Reader, *scripts: str, between: Callable[[asyncio.subprocess.Process], None] | None = None
+def collect_log(
+    reader: Reader, *scripts: str, while_running: Callable[[asyncio.subprocess.Process], None] | None = None
 ) -> list[dict]:
     """What the log has of children with these `scripts`, named child-0, child-1, …"""
-    outlet = Outlet(as_json, Stream(reader.writing), "supervisor")
+    outlet = NonBlockingWriter(as_json, Stream(reader.writing), "supervisor")
     outlet.start()
 
     async def run() -> None:
-        relay = Relay(outlet)
+        log_collector = LogCollector(outlet)
         children = []
         for number, script in enumerate(scripts):
-            with relay.pipe(f"child-{number}") as output:
+            with log_collector.open_pipe(f"child-{number}") as output:
                 children.append(
                     await asyncio.create_subprocess_exec(
                         sys.executable,
@@ -90,17 +90,17 @@ def relayed(
                         script,
                         stdout=output,
                         stderr=output,
-                        env=os.environ | environment_of_children(relay.mark),
+                        env=os.environ | child_log_environment(log_collector.mark),
                     )
                 )
-        if between is not None:
-            await asyncio.to_thread(between, children[0])
+        if while_running is not None:
+            await asyncio.to_thread(while_running, children[0])
         for child in children:
             await child.wait()
-        relay.close()
+        log_collector.close()
 
     asyncio.run(run())
-    outlet.close(WITHIN_S)
+    outlet.close(TIMEOUT_S)
     return reader.end()
 
 
@@ -113,7 +113,7 @@ with logging_here("liar", "info"):
         log.info("line", extra=fields(number=number))
 """
     )
-    lines = relayed(reader.start(), script, script)
+    lines = collect_log(reader.start(), script, script)
     for name in ("child-0", "child-1"):
         assert [line["number"] for line in lines if line["process"] == name] == list(range(200))
     assert len(lines) == 400
@@ -130,7 +130,7 @@ with logging_here("x", "info"):
 raise ValueError("two\\nlines")
 """
     )
-    hello, between, braces, fault = relayed(reader.start(), script)
+    hello, between, braces, fault = collect_log(reader.start(), script)
     assert (hello["message"], hello["level"], hello["logger"]) == ("hello", "warning", "stderr")
     assert between["message"] == "between"
     assert braces["message"] == "{}"
@@ -141,7 +141,7 @@ raise ValueError("two\\nlines")
 
 def test_a_segmentation_fault_tells_where_it_was(reader: Reader) -> None:
     script = "import ctypes, faulthandler; faulthandler.enable(); ctypes.string_at(0)"
-    (fault,) = relayed(reader.start(), script)
+    (fault,) = collect_log(reader.start(), script)
     assert fault["exception"].startswith("Fatal Python error: Segmentation fault")
     assert "string_at" in fault["exception"]
 
@@ -159,7 +159,7 @@ with logging_here("x", "info"):
     os.kill(os.getpid(), signal.SIGKILL)
 """
     )
-    *lines, last = relayed(reader.start(), script)
+    *lines, last = collect_log(reader.start(), script)
     assert [line["number"] for line in lines] == list(range(1000))
     assert last["message"] == "no end"
 
@@ -174,7 +174,7 @@ with logging_here("x", "info"):
     log.info("after")
 """
     )
-    printed, logged, after = relayed(reader.start(), script)
+    printed, logged, after = collect_log(reader.start(), script)
     assert printed["message"].endswith("… [cut]")
     assert logged["message"].endswith("… [cut]")
     assert after["message"] == "after"
@@ -193,11 +193,11 @@ with logging_here("x", "info"):
     child_ended = threading.Event()
 
     def wait(child: asyncio.subprocess.Process) -> None:
-        until(lambda: child.returncode is not None, 120)
+        wait_until(lambda: child.returncode is not None, 120)
         child_ended.set()
         reader.start()
 
-    lines = relayed(reader, script, between=wait)
+    lines = collect_log(reader, script, while_running=wait)
     assert child_ended.is_set()
     numbers = [line["number"] for line in lines if "number" in line]
     assert numbers == sorted(numbers)
@@ -209,12 +209,12 @@ with logging_here("x", "info"):
 def test_a_child_that_prints_very_short_lines_leaves_the_loop_its_turns(reader: Reader) -> None:
     """The most CPU that the relay takes between two turns of the loop; 64 KiB of such lines took 0.3 s."""
     reader.start()
-    outlet = Outlet(as_json, Stream(reader.writing), "supervisor")
+    outlet = NonBlockingWriter(as_json, Stream(reader.writing), "supervisor")
     outlet.start()
 
     async def longest_s() -> float:
-        relay = Relay(outlet)
-        with relay.pipe("child") as output:
+        log_collector = LogCollector(outlet)
+        with log_collector.open_pipe("child") as output:
             assert os.write(output, b"x\n" * 32_768) == 65_536
         longest, before, until = 0.0, time.thread_time(), time.monotonic() + 60
         while len(reader.lines) < 32_768:
@@ -229,7 +229,7 @@ def test_a_child_that_prints_very_short_lines_leaves_the_loop_its_turns(reader: 
         longest = asyncio.run(longest_s())
     finally:
         gc.enable()
-    outlet.close(WITHIN_S)
+    outlet.close(TIMEOUT_S)
     assert len(reader.end()) == 32_768, longest
     assert longest < 0.1
 
@@ -237,38 +237,38 @@ def test_a_child_that_prints_very_short_lines_leaves_the_loop_its_turns(reader: 
 def test_a_terminal_that_is_gone_costs_the_lines_and_nothing_else() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    outlet = Outlet(as_json, Stream(writing), "supervisor")
+    outlet = NonBlockingWriter(as_json, Stream(writing), "supervisor")
     outlet.start()
     for number in range(10):
-        outlet.put(new_line(0.0, "info", "l", "p", str(number)))
-    outlet.close(WITHIN_S)
+        outlet.put(make_line(0.0, "info", "l", "p", str(number)))
+    outlet.close(TIMEOUT_S)
     assert not outlet.is_alive()
-    outlet.put(new_line(0.0, "info", "l", "p", "after"))
+    outlet.put(make_line(0.0, "info", "l", "p", "after"))
     os.close(writing)
 
 
-class Counted(Stream):
+class CountingStream(Stream):
     """Counts how often it was tried."""
 
     num_tries = 0
 
-    def patiently(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
         self.num_tries += 1
-        super().patiently(data)
+        super().write(data)
 
 
 def test_a_disk_that_was_full_gets_the_lines_that_come_later_and_how_many_were_lost(reader: Reader) -> None:
     disk = os.open("/dev/full", os.O_WRONLY)
-    sink = Counted(disk)
-    outlet = Outlet(as_json, sink, "supervisor")
+    sink = CountingStream(disk)
+    outlet = NonBlockingWriter(as_json, sink, "supervisor")
     outlet.start()
     for number in range(3):
-        outlet.put(new_line(0.0, "info", "l", "p", str(number)))
-    until(lambda: outlet._num_lost == 3 and sink.num_tries >= 3)
+        outlet.put(make_line(0.0, "info", "l", "p", str(number)))
+    wait_until(lambda: outlet._num_lost == 3 and sink.num_tries >= 3)
     os.dup2(reader.writing, disk)  # somebody has emptied it
-    outlet.put(new_line(0.0, "info", "l", "p", "after"))
+    outlet.put(make_line(0.0, "info", "l", "p", "after"))
     reader.start()
-    outlet.close(WITHIN_S)
+    outlet.close(TIMEOUT_S)
     os.close(disk)
     lines = reader.end()
     assert sum(line.get("lost", 0) for line in lines) == 3
@@ -277,28 +277,28 @@ def test_a_disk_that_was_full_gets_the_lines_that_come_later_and_how_many_were_l
 
 def test_a_disk_that_stays_full_does_not_hold_the_end() -> None:
     with open("/dev/full", "wb") as disk:
-        outlet = Outlet(as_json, Stream(disk.fileno()), "supervisor")
+        outlet = NonBlockingWriter(as_json, Stream(disk.fileno()), "supervisor")
         outlet.start()
-        outlet.put(new_line(0.0, "info", "l", "p", "lost"))
-        outlet.close(WITHIN_S)
+        outlet.put(make_line(0.0, "info", "l", "p", "lost"))
+        outlet.close(TIMEOUT_S)
         assert not outlet.is_alive()
 
 
 def test_a_terminal_that_another_program_made_non_blocking_gets_every_line(reader: Reader) -> None:
     os.set_blocking(reader.writing, False)
-    outlet = Outlet(as_json, Stream(reader.writing), "supervisor")
+    outlet = NonBlockingWriter(as_json, Stream(reader.writing), "supervisor")
     outlet.start()
     for number in range(500):
-        outlet.put(new_line(0.0, "info", "l", "p", "x" * 5000) | {"number": number})
+        outlet.put(make_line(0.0, "info", "l", "p", "x" * 5000) | {"number": number})
     time.sleep(0.1)  # the pipe is full meanwhile, or it is not: the lines are there in both cases
     reader.start()
-    outlet.close(WITHIN_S)
+    outlet.close(TIMEOUT_S)
     assert [line["number"] for line in reader.end()] == list(range(500))
 
 
 def test_a_grandchild_that_holds_the_pipe_does_not_hold_the_end(reader: Reader) -> None:
     script = "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid)"
-    (line,) = relayed(reader.start(), script)
+    (line,) = collect_log(reader.start(), script)
     os.kill(int(line["message"]), signal.SIGKILL)
 
 
@@ -306,7 +306,7 @@ def test_a_child_cannot_forge_lines_of_another(reader: Reader) -> None:
     forged = json.dumps(
         {"time": "x", "level": "error", "logger": "noria", "process": "supervisor", "message": "forged"}
     )
-    (line,) = relayed(reader.start(), f"print({forged!r})")
+    (line,) = collect_log(reader.start(), f"print({forged!r})")
     assert (line["process"], line["logger"], line["message"]) == ("child-0", "stderr", forged)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from noria.bench.same_image import IN_FLIGHT, differences
+from noria.bench.same_image import IN_FLIGHT, max_channel_differences
 from noria.bench.server import running_server, running_target
 from noria.bench.targets.catalog import TARGETS
 from noria.config import Config
@@ -20,11 +20,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 )
 def test_a_seed_draws_the_same_image_alone_and_among_32(flags, tolerance):
     with running_server(["bundled", "--slots", str(IN_FLIGHT), *flags]) as server:
-        found = differences(f"http://127.0.0.1:{server.port}/t2i", open_model("bundled"))
+        found = max_channel_differences(f"http://127.0.0.1:{server.port}/t2i", open_model("bundled"))
     assert max(found) <= tolerance, found
 
 
 def test_the_seed_s_server_starts_and_draws_the_same_images_too():
     with running_target(TARGETS["seed-batched"], open_model("bundled"), Config()) as server:
-        found = differences(f"http://127.0.0.1:{server.port}/t2i/batched", open_model("bundled"))
+        found = max_channel_differences(f"http://127.0.0.1:{server.port}/t2i/batched", open_model("bundled"))
     assert max(found) <= 1, found

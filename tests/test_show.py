@@ -7,9 +7,9 @@ from PIL import Image
 
 from noria.cli import main
 from noria.image_files import save_options
-from noria.parameters import Parameters
+from noria.parameters import GenerationMetadata
 
-WHOLE = Parameters(
+WHOLE = GenerationMetadata(
     "a red circle\nabove", "blurry", 7, 32, 24, 20, 7.5, "dpm++2m-karras", "tiny", "0123456789ab", "0.1.0"
 )
 
@@ -18,9 +18,9 @@ WHOLE = Parameters(
 def save(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
-    def of(name: str, parameters: Parameters | None) -> str:
+    def of(name: str, metadata: GenerationMetadata | None) -> str:
         kind = name.rpartition(".")[2]
-        Image.new("RGB", (32, 24)).save(name, format=kind, **(save_options(parameters, kind) if parameters else {}))
+        Image.new("RGB", (32, 24)).save(name, format=kind, **(save_options(metadata, kind) if metadata else {}))
         return name
 
     return of
@@ -45,7 +45,7 @@ def test_it_prints_a_line_for_each_setting(save, capsys):
 
 
 def test_json_is_a_line_for_each_file(save, capsys):
-    assert main(["show", "--json", save("a.webp", WHOLE), save("b.jpeg", Parameters("p", seed=1))]) == 0
+    assert main(["show", "--json", save("a.webp", WHOLE), save("b.jpeg", GenerationMetadata("p", seed=1))]) == 0
     first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert first["file"] == "a.webp"
     assert (first["prompt"], first["inference_steps"], first["noria"]) == (WHOLE.prompt, 20, "0.1.0")
@@ -54,16 +54,16 @@ def test_json_is_a_line_for_each_file(save, capsys):
 
 def test_a_file_without_parameters_fails_and_the_others_are_shown(save, capsys):
     assert main(["show", save("none.png", None), "missing.png", save("a.png", WHOLE)]) == 1
-    shown = capsys.readouterr()
-    assert "a red circle" in shown.out
-    assert shown.err.splitlines() == [
+    output = capsys.readouterr()
+    assert "a red circle" in output.out
+    assert output.err.splitlines() == [
         "noria: error: 'none.png' says nothing of how it was made.",
         "noria: error: there is no file 'missing.png'.",
     ]
 
 
 def test_nothing_in_a_file_commands_the_terminal(save, capsys):
-    save("a.png", Parameters("\x1b[2Jred\rblue\u202e", other={"\x9bName": "\x07"}))
+    save("a.png", GenerationMetadata("\x1b[2Jred\rblue\u202e", other={"\x9bName": "\x07"}))
     assert main(["show", "a.png"]) == 0
     out = capsys.readouterr().out
     assert "\\x1b[2Jred\\rblue\\u202e" in out

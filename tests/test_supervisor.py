@@ -19,12 +19,12 @@ import psutil
 import pytest
 
 from noria import supervisor
-from noria.bench.server import DIRECT
+from noria.bench.server import NO_PROXY_OPENER
 from noria.cli import main
 from noria.errors import ConfigError
 from noria.settings import load
-from noria.supervisor import greeting, listen
-from waiting import WITHIN_S
+from noria.supervisor import ready_banner, listen
+from waiting import TIMEOUT_S
 
 FAKE_ENGINE = """
 import os, pathlib, signal, sys, time
@@ -108,7 +108,7 @@ sys.exit(serve(config, lambda kind, text: [sys.executable, f"{sys.argv[1]}/{kind
 """
 
 
-class Server:
+class FakedServer:
     """A supervisor in a process of its own, over the fakes."""
 
     def __init__(
@@ -123,27 +123,27 @@ class Server:
     ) -> None:
         (folder / "engine.py").write_text(FAKE_ENGINE)
         (folder / "frontend.py").write_text(FAKE_FRONTEND)
-        self.diary, self.output = folder / "diary", folder / "output"
-        self.diary.touch()
+        self.events, self.output = folder / "diary", folder / "output"
+        self.events.touch()
         with self.output.open("w") as opened:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", driver, str(folder), devices, str(drain_s)],
-                env=os.environ | {"DIARY": str(self.diary), "TMPDIR": str(folder)} | environment,
+                env=os.environ | {"DIARY": str(self.events), "TMPDIR": str(folder)} | environment,
                 stdout=opened if stdout is None else stdout,
                 stderr=stderr,
             )
 
     def wait_for(self, words: str, times: int = 1, file: pathlib.Path | None = None) -> list[str]:
         """The diary's lines with `words`, once there are as many; one that is still being written is none yet."""
-        file = file or self.diary
-        until = time.monotonic() + WITHIN_S
-        while time.monotonic() < until:
+        file = file or self.events
+        deadline = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline:
             whole, _, _ = file.read_bytes().rpartition(b"\n")
             lines = [line for line in whole.decode().splitlines() if words in line]
             if len(lines) >= times:
                 return lines
             time.sleep(0.02)
-        raise AssertionError(f"no {words!r} ×{times} in:\n{self.diary.read_text()}\n{self.output.read_text()}")
+        raise AssertionError(f"no {words!r} ×{times} in:\n{self.events.read_text()}\n{self.output.read_text()}")
 
     @property
     def url(self) -> str:
@@ -152,30 +152,30 @@ class Server:
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(WITHIN_S)
+        return self.process.wait(TIMEOUT_S)
 
 
 @pytest.fixture
-def servers(tmp_path: pathlib.Path) -> Iterator[list[Server]]:
-    started: list[Server] = []
+def servers(tmp_path: pathlib.Path) -> Iterator[list[FakedServer]]:
+    started: list[FakedServer] = []
     yield started
     for server in started:
         if server.process.poll() is None:
             server.process.kill()
         server.process.wait()
-        for line in server.diary.read_text().splitlines():
+        for line in server.events.read_text().splitlines():
             with contextlib.suppress(psutil.NoSuchProcess):
-                if " started " in line and str(tmp_path) in str((left := psutil.Process(pid(line))).cmdline()):
-                    left.kill()
+                if " started " in line and str(tmp_path) in str((process := psutil.Process(pid(line))).cmdline()):
+                    process.kill()
 
 
 def pid(line: str) -> int:
     return int(line.rpartition(" ")[2])
 
 
-def ask(url: str) -> http.client.HTTPResponse:
+def get(url: str) -> http.client.HTTPResponse:
     """The answer, straight from the server, whatever proxy the environment names."""
-    answer: http.client.HTTPResponse = DIRECT.open(url, timeout=WITHIN_S)
+    answer: http.client.HTTPResponse = NO_PROXY_OPENER.open(url, timeout=TIMEOUT_S)
     return answer
 
 
@@ -193,7 +193,7 @@ def test_idle_threads_spin_as_the_operator_says_else_briefly(
         monkeypatch.delenv(name, raising=False)
     for name, text in given.items():
         monkeypatch.setenv(name, text)
-    assert supervisor._environment("folder").get("GOMP_SPINCOUNT") == count
+    assert supervisor._child_environment("folder").get("GOMP_SPINCOUNT") == count
 
 
 def test_a_temporary_folder_too_long_for_sockets_is_refused_in_one_line(tmp_path: pathlib.Path) -> None:
@@ -233,9 +233,9 @@ def test_a_password_in_the_results_url_is_refused_before_it_stands_in_a_childs_a
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["serve", "--results", "ftp://noria:hunter2@files.example/results"]) == 2
-    told = capsys.readouterr().err
-    assert "setting jobs.results holds a password" in told
-    assert "hunter2" not in told
+    stderr = capsys.readouterr().err
+    assert "setting jobs.results holds a password" in stderr
+    assert "hunter2" not in stderr
 
 
 def test_a_file_of_keys_that_is_none_is_refused_before_anything_starts(
@@ -264,26 +264,26 @@ def test_an_ipv6_address_can_be_listened_on() -> None:
 def test_the_greeting_of_a_server_with_keys_has_a_command_with_one():
     assert (
         "curl -s http://h/t2i -H 'content-type: application/json' -H \"authorization: Bearer $NORIA_API_KEY\" -d"
-        in greeting(1.0, "tiny", "http://h", keyed=True)
+        in ready_banner(1.0, "tiny", "http://h", has_api_keys=True)
     )
 
 
 # ── With child processes ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_it_announces_restarts_what_is_killed_and_stops_in_order(tmp_path: pathlib.Path, servers: list[Server]) -> None:
-    server = Server(tmp_path, devices="cpu,cpu")
+def test_it_announces_restarts_what_is_killed_and_stops_in_order(tmp_path: pathlib.Path, servers: list[FakedServer]) -> None:
+    server = FakedServer(tmp_path, devices="cpu,cpu")
     servers.append(server)
-    with ask(server.url) as answer:
+    with get(server.url) as answer:
         first_pid = int(answer.headers["X-Pid"])
     server.wait_for("curl -s", file=server.output)
-    greeted = server.output.read_text()
-    assert f"  {server.url.rstrip('/')}/live " in greeted and "curl -s" in greeted and "NORIA_API_KEY" not in greeted
+    banner = server.output.read_text()
+    assert f"  {server.url.rstrip('/')}/live " in banner and "curl -s" in banner and "NORIA_API_KEY" not in banner
     assert len(server.wait_for("environment 10000 True", 2)) == 2
 
     os.kill(first_pid, signal.SIGKILL)  # a front end: the port stays open, and another one answers
     server.wait_for("frontend started", 2)  # until then the dying one may still take a connection
-    with ask(server.url) as answer:
+    with get(server.url) as answer:
         assert int(answer.headers["X-Pid"]) != first_pid
     first, second = (line.split()[2] for line in server.wait_for("frontend place", 2))
     assert first == second  # so that the second takes back the jobs of the first
@@ -294,14 +294,14 @@ def test_it_announces_restarts_what_is_killed_and_stops_in_order(tmp_path: pathl
     assert len(server.wait_for("engine-0 started")) == 1
 
     assert server.stop() == 0
-    words = [line.rpartition(" ")[0] for line in server.diary.read_text().splitlines()]
+    words = [line.rpartition(" ")[0] for line in server.events.read_text().splitlines()]
     assert words[-4:-2] == ["frontend draining", "frontend stopped"]
     assert sorted(words[-2:]) == ["engine-0 stopped", "engine-1 stopped"]
     assert server.output.read_text().count("noria: ready") == 1
     assert "ended by SIGKILL; starting it again in 0.0 s" in server.output.read_text()
     assert not list(tmp_path.glob("noria-*"))  # its private directory
     with pytest.raises(OSError, match="refused"):
-        socket.create_connection(("127.0.0.1", urlsplit(server.url).port), WITHIN_S)
+        socket.create_connection(("127.0.0.1", urlsplit(server.url).port), TIMEOUT_S)
 
 
 @pytest.mark.parametrize(
@@ -313,11 +313,11 @@ def test_it_announces_restarts_what_is_killed_and_stops_in_order(tmp_path: pathl
     ],
 )
 def test_an_engine_that_hangs_is_killed_and_its_next_life_told_that_it_crashed(
-    how: str, words: str, tmp_path: pathlib.Path, servers: list[Server]
+    how: str, words: str, tmp_path: pathlib.Path, servers: list[FakedServer]
 ) -> None:
     # Only here, and not for what else may be: on a busy machine a healthy engine, too, takes seconds to start, or to answer.
-    patience = {"loading": {"START_S": "4"}, "silent": {"HANG_S": "2"}, "stuck": {"PING_S": "0.4"}}
-    server = Server(tmp_path, ENGINE_HANGS=how, **patience[how])
+    timeouts = {"loading": {"START_S": "4"}, "silent": {"HANG_S": "2"}, "stuck": {"PING_S": "0.4"}}
+    server = FakedServer(tmp_path, ENGINE_HANGS=how, **timeouts[how])
     servers.append(server)
     server.wait_for("engine-0 after crashed")
     line, *_ = server.wait_for("engine-0 hangs", file=server.output)
@@ -326,22 +326,22 @@ def test_an_engine_that_hangs_is_killed_and_its_next_life_told_that_it_crashed(
     assert server.stop() == 0
 
 
-def test_an_engines_next_life_is_told_how_the_last_one_ended(tmp_path: pathlib.Path, servers: list[Server]) -> None:
-    server = Server(tmp_path)
+def test_an_engines_next_life_is_told_how_the_last_one_ended(tmp_path: pathlib.Path, servers: list[FakedServer]) -> None:
+    server = FakedServer(tmp_path)
     servers.append(server)
     server.wait_for("engine-0 after none")
-    ends = ((signal.SIGKILL, "killed"), (signal.SIGSEGV, "crashed"), (signal.SIGTERM, "killed"))
-    for life, (number, after) in enumerate(ends, 1):
-        server.wait_for("engine-0 is ready on", life, file=server.output)  # so far as the supervisor knows
-        os.kill(pid(server.wait_for("engine-0 ready", life)[-1]), number)
-        server.wait_for(f"engine-0 after {after}", 2 if number == signal.SIGTERM else 1)
-    server.wait_for("starting it again in 0.0 s", len(ends), file=server.output)
+    exits = ((signal.SIGKILL, "killed"), (signal.SIGSEGV, "crashed"), (signal.SIGTERM, "killed"))
+    for start, (number, cause) in enumerate(exits, 1):
+        server.wait_for("engine-0 is ready on", start, file=server.output)  # so far as the supervisor knows
+        os.kill(pid(server.wait_for("engine-0 ready", start)[-1]), number)
+        server.wait_for(f"engine-0 after {cause}", 2 if number == signal.SIGTERM else 1)
+    server.wait_for("starting it again in 0.0 s", len(exits), file=server.output)
 
 
 def test_what_the_dead_had_counted_is_folded_at_the_latest_at_the_next_end(
-    tmp_path: pathlib.Path, servers: list[Server]
+    tmp_path: pathlib.Path, servers: list[FakedServer]
 ) -> None:
-    server = Server(tmp_path)
+    server = FakedServer(tmp_path)
     servers.append(server)
     (first,) = server.wait_for("engine-0 ready")
     (folder,) = tmp_path.glob("noria-*/")
@@ -358,23 +358,23 @@ def test_what_the_dead_had_counted_is_folded_at_the_latest_at_the_next_end(
     assert server.stop() == 0
 
 
-def test_a_second_signal_stops_at_once(tmp_path: pathlib.Path, servers: list[Server]) -> None:
-    server = Server(tmp_path, FRONTEND_DRAINS_S="60")
+def test_a_second_signal_stops_at_once(tmp_path: pathlib.Path, servers: list[FakedServer]) -> None:
+    server = FakedServer(tmp_path, FRONTEND_DRAINS_S="60")
     servers.append(server)
     assert server.url
     server.process.send_signal(signal.SIGINT)
     server.wait_for("frontend draining")
     server.process.send_signal(signal.SIGINT)
-    assert server.process.wait(WITHIN_S) == 130
+    assert server.process.wait(TIMEOUT_S) == 130
     with pytest.raises(ProcessLookupError):
         os.kill(pid(server.wait_for("frontend started")[0]), 0)
 
 
 def test_a_front_end_that_drains_for_longer_than_it_may_is_killed(
-    tmp_path: pathlib.Path, servers: list[Server]
+    tmp_path: pathlib.Path, servers: list[FakedServer]
 ) -> None:
     driver = DRIVER.replace("sys.exit(", "import noria.supervisor; noria.supervisor.FRONTEND_STOP_S = 0.5; sys.exit(")
-    server = Server(tmp_path, driver=driver, drain_s=0.5, FRONTEND_DRAINS_S="60")
+    server = FakedServer(tmp_path, driver=driver, drain_s=0.5, FRONTEND_DRAINS_S="60")
     servers.append(server)
     assert server.url
     assert server.stop() == 0
@@ -382,40 +382,40 @@ def test_a_front_end_that_drains_for_longer_than_it_may_is_killed(
     server.wait_for("engine-0 stopped")
 
 
-def test_a_model_that_the_engine_refuses_stops_everything(tmp_path: pathlib.Path, servers: list[Server]) -> None:
-    server = Server(tmp_path, ENGINE_EXITS="3")
+def test_a_model_that_the_engine_refuses_stops_everything(tmp_path: pathlib.Path, servers: list[FakedServer]) -> None:
+    server = FakedServer(tmp_path, ENGINE_EXITS="3")
     servers.append(server)
-    assert server.process.wait(WITHIN_S) == 3
+    assert server.process.wait(TIMEOUT_S) == 3
     assert "engine-0 ended with status 3: it refused its model" in server.output.read_text()
     assert len(server.wait_for("engine-0 started")) == 1
 
 
-def test_an_engine_that_never_gets_ready_is_given_up(tmp_path: pathlib.Path, servers: list[Server]) -> None:
-    server = Server(tmp_path, ENGINE_EXITS="9")
+def test_an_engine_that_never_gets_ready_is_given_up(tmp_path: pathlib.Path, servers: list[FakedServer]) -> None:
+    server = FakedServer(tmp_path, ENGINE_EXITS="9")
     servers.append(server)
-    assert server.process.wait(WITHIN_S) == 9
+    assert server.process.wait(TIMEOUT_S) == 9
     assert len(server.wait_for("engine-0 started")) == 3
     assert "noria: ready" not in server.output.read_text()
 
 
-def test_a_hangup_stops_in_order_like_any_signal(tmp_path: pathlib.Path, servers: list[Server]) -> None:
-    server = Server(tmp_path)
+def test_a_hangup_stops_in_order_like_any_signal(tmp_path: pathlib.Path, servers: list[FakedServer]) -> None:
+    server = FakedServer(tmp_path)
     servers.append(server)
     assert server.url
     server.process.send_signal(signal.SIGHUP)
-    assert server.process.wait(WITHIN_S) == 0
+    assert server.process.wait(TIMEOUT_S) == 0
     server.wait_for("engine-0 stopped")
 
 
 def test_a_child_that_cannot_be_started_keeps_no_other_from_being_stopped(
-    tmp_path: pathlib.Path, servers: list[Server]
+    tmp_path: pathlib.Path, servers: list[FakedServer]
 ) -> None:
     driver = DRIVER.replace("[sys.executable,", '["/no/such/program" if kind == "frontend" else sys.executable,')
-    server = Server(tmp_path, driver=driver)
+    server = FakedServer(tmp_path, driver=driver)
     servers.append(server)
-    assert server.process.wait(WITHIN_S) == 1
+    assert server.process.wait(TIMEOUT_S) == 1
     assert "FileNotFoundError" in server.output.read_text()
-    for line in server.diary.read_text().splitlines():
+    for line in server.events.read_text().splitlines():
         if " started " in line:
             with pytest.raises(ProcessLookupError):
                 os.kill(pid(line), 0)
@@ -433,13 +433,13 @@ def test_two_models_of_one_name_are_refused(tmp_path, bundled_folder):
 # ── The log ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def lines_of(server: Server) -> list[dict[str, object]]:
+def lines_of(server: FakedServer) -> list[dict[str, object]]:
     """The log's lines, which are JSON; the greeting is none."""
     return [json.loads(line) for line in server.output.read_text().splitlines() if line.startswith("{")]
 
 
-def test_all_processes_lines_come_together_with_names_and_events(tmp_path: pathlib.Path, servers: list[Server]) -> None:
-    server = Server(tmp_path, FAKES_SAY="ünï\nTraceback (most recent call last):\n  File x\nValueError: why")
+def test_all_processes_lines_come_together_with_names_and_events(tmp_path: pathlib.Path, servers: list[FakedServer]) -> None:
+    server = FakedServer(tmp_path, FAKES_SAY="ünï\nTraceback (most recent call last):\n  File x\nValueError: why")
     servers.append(server)
     assert server.url
     os.kill(pid(server.wait_for("engine-0 ready")[0]), signal.SIGKILL)
@@ -456,9 +456,9 @@ def test_all_processes_lines_come_together_with_names_and_events(tmp_path: pathl
     assert (restarted["child"], restarted["status"], restarted["level"]) == ("engine-0", -signal.SIGKILL, "error")
 
 
-def test_text_is_text_and_has_no_colours_in_a_file(tmp_path: pathlib.Path, servers: list[Server]) -> None:
+def test_text_is_text_and_has_no_colours_in_a_file(tmp_path: pathlib.Path, servers: list[FakedServer]) -> None:
     driver = DRIVER.replace("flags |= {", 'flags |= {"log_format": "text", ')
-    server = Server(tmp_path, driver=driver)
+    server = FakedServer(tmp_path, driver=driver)
     servers.append(server)
     server.wait_for(
         "supervisor noria.supervisor: engine-0 is ready on cpu  child=engine-0 device=cpu", file=server.output
@@ -485,11 +485,11 @@ def full_pipe() -> Iterator[int]:
 
 
 def test_a_log_that_nobody_reads_keeps_no_server_from_serving_and_stopping(
-    tmp_path: pathlib.Path, servers: list[Server], full_pipe: int
+    tmp_path: pathlib.Path, servers: list[FakedServer], full_pipe: int
 ) -> None:
-    server = Server(tmp_path, stderr=full_pipe)
+    server = FakedServer(tmp_path, stderr=full_pipe)
     servers.append(server)
-    with ask(server.url) as answer:
+    with get(server.url) as answer:
         assert answer.status == 200
     os.kill(pid(server.wait_for("engine-0 ready")[0]), signal.SIGKILL)
     server.wait_for("engine-0 ready", 2)
@@ -497,11 +497,11 @@ def test_a_log_that_nobody_reads_keeps_no_server_from_serving_and_stopping(
 
 
 def test_a_terminal_that_stands_still_keeps_nothing_from_starting_again_and_stopping(
-    tmp_path: pathlib.Path, servers: list[Server], full_pipe: int
+    tmp_path: pathlib.Path, servers: list[FakedServer], full_pipe: int
 ) -> None:
-    server = Server(tmp_path, stdout=full_pipe)
+    server = FakedServer(tmp_path, stdout=full_pipe)
     servers.append(server)
-    for life in range(1, 4):  # after the first one the greeting waits for the terminal
-        ready = server.wait_for("engine-0 ready", life)
+    for start in range(1, 4):  # after the first one the greeting waits for the terminal
+        ready = server.wait_for("engine-0 ready", start)
         os.kill(pid(ready[-1]), signal.SIGKILL)
     assert server.stop() == 0

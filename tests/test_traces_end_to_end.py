@@ -17,10 +17,10 @@ import httpx
 import pytest
 
 from noria.bench.server import running_server
-from waiting import until
+from waiting import wait_until
 
 BODY = {"prompt": "a red circle above a blue square", "seed": 3, "inference_steps": 6}
-SLACK_S = 0.01  # two processes look at two clocks
+CLOCK_TOLERANCE_S = 0.01  # two processes look at two clocks
 STAGES = ["queue", "encode", "denoise", "decode"]
 
 
@@ -48,7 +48,7 @@ def caller():
     return trace_id, span_id, f"00-{trace_id}-{span_id}-01"
 
 
-def tree(collector, trace_id, *names):
+def spans_by_name(collector, trace_id, *names):
     """The spans of a trace by name, once all of these names have come."""
     spans = collector.wait(lambda spans: of_trace(spans, trace_id, names))
     return {span.name: span for span in spans}
@@ -65,7 +65,7 @@ def test_a_request_is_one_tree_from_its_caller_through_both_processes(client, co
         "/t2i", json=BODY, headers={"traceparent": header, "tracestate": "vendor=x", "x-request-id": "an-id"}
     )
     assert answer.status_code == 200
-    spans = tree(collector, trace_id, "POST /t2i", *STAGES, "postprocess")
+    spans = spans_by_name(collector, trace_id, "POST /t2i", *STAGES, "postprocess")
     assert len(spans) == 6
     request = spans["POST /t2i"]
     assert (request.kind, request.parent_id, request.failed, request.tracestate) == (
@@ -87,10 +87,10 @@ def test_a_request_is_one_tree_from_its_caller_through_both_processes(client, co
         assert span.resource["deployment.environment.name"] == "test"
 
     in_order = [spans[name] for name in [*STAGES, "postprocess"]]
-    assert request.began - SLACK_S <= in_order[0].began
-    assert in_order[-1].ended <= request.ended + SLACK_S
+    assert request.began - CLOCK_TOLERANCE_S <= in_order[0].began
+    assert in_order[-1].ended <= request.ended + CLOCK_TOLERANCE_S
     for one, next_one in itertools.pairwise(in_order):
-        assert one.began <= one.ended <= next_one.began + SLACK_S
+        assert one.began <= one.ended <= next_one.began + CLOCK_TOLERANCE_S
     spent = {part.split(";")[0].strip(): part for part in answer.headers["server-timing"].split(",")}
     for name in STAGES:
         assert spans[name].ended - spans[name].began == pytest.approx(
@@ -98,9 +98,9 @@ def test_a_request_is_one_tree_from_its_caller_through_both_processes(client, co
         )
     assert spent["traceparent"] == f' traceparent;desc="00-{trace_id}-{request.span_id}-01"'
 
-    said = request.attributes
+    attributes = request.attributes
     assert (
-        said
+        attributes
         | {
             "http.request.method": "POST",
             "http.route": "/t2i",
@@ -117,7 +117,7 @@ def test_a_request_is_one_tree_from_its_caller_through_both_processes(client, co
             "noria.mean_batch": 1.0,
             "noria.request_id": "an-id",
         }
-        == said
+        == attributes
     )
     assert spans["denoise"].attributes["noria.slots"] == 4
 
@@ -131,9 +131,9 @@ def test_a_request_is_one_tree_from_its_caller_through_both_processes(client, co
 def test_a_request_without_a_trace_begins_one_that_its_answer_names(client, collector):
     timing = client.post("/t2i", json=BODY | {"stream": True}).headers["server-timing"]
     trace_id, span_id = timing.removeprefix('traceparent;desc="00-').removesuffix('-01"').split("-")
-    spans = tree(collector, trace_id, "POST /t2i", *STAGES, "postprocess")
+    spans = spans_by_name(collector, trace_id, "POST /t2i", *STAGES, "postprocess")
     assert (spans["POST /t2i"].span_id, spans["POST /t2i"].parent_id) == (span_id, "")
-    assert spans["decode"].ended <= spans["POST /t2i"].ended + SLACK_S  # which lasts as long as the stream
+    assert spans["decode"].ended <= spans["POST /t2i"].ended + CLOCK_TOLERANCE_S  # which lasts as long as the stream
 
 
 def test_a_caller_who_does_not_record_is_obeyed(client, collector, caller):
@@ -142,7 +142,7 @@ def test_a_caller_who_does_not_record_is_obeyed(client, collector, caller):
     assert "traceparent" not in answer.headers["server-timing"]
     after = uuid.uuid4().hex
     client.post("/t2i", json=BODY, headers={"traceparent": f"00-{after}-{span_id}-01"})
-    tree(collector, after, "POST /t2i", *STAGES)  # what was there before it has been brought by now
+    spans_by_name(collector, after, "POST /t2i", *STAGES)  # what was there before it has been brought by now
     assert not collector.of_trace(trace_id)
 
 
@@ -151,30 +151,30 @@ def test_probes_pages_and_metrics_are_not_traced(client, collector, caller):
     for path in ("/healthz", "/readyz", "/metrics", "/docs", "/openapi.json", "/"):
         assert client.get(path, headers={"traceparent": header}).status_code == 200
     client.get("/v1/models", headers={"traceparent": header})
-    tree(collector, trace_id, "GET /v1/models")
+    spans_by_name(collector, trace_id, "GET /v1/models")
     assert len(collector.of_trace(trace_id)) == 1
 
 
 def test_a_callers_mistake_is_told_but_is_no_error_of_the_server(client, collector, caller):
     trace_id, _, header = caller
     assert client.post("/t2i", json=BODY | {"width": 3}, headers={"traceparent": header}).status_code == 400
-    span = tree(collector, trace_id, "POST /t2i")["POST /t2i"]
+    span = spans_by_name(collector, trace_id, "POST /t2i")["POST /t2i"]
     assert (span.failed, span.attributes["noria.outcome"]) == (False, "invalid_field")
 
 
 def test_a_request_that_is_late_shows_where_its_time_went(client, collector, caller):
     trace_id, _, header = caller
 
-    def joins():
+    def num_joined():
         lines = client.get("/metrics").text.splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("noria_joins_total{"))
 
-    boarded, body = joins(), json.dumps(BODY | {"inference_steps": 200, "n": 16}).encode()
-    with socket.create_connection((client.base_url.host, client.base_url.port)) as impatient:
+    joined_before, body = num_joined(), json.dumps(BODY | {"inference_steps": 200, "n": 16}).encode()
+    with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
         head = f"POST /t2i HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-        impatient.sendall(f"{head}traceparent: {header}\r\n\r\n".encode() + body)
-        until(lambda: joins() > boarded)  # so that some of its time went to the denoising
-    spans = tree(collector, trace_id, "POST /t2i", "queue", "denoise")
+        connection.sendall(f"{head}traceparent: {header}\r\n\r\n".encode() + body)
+        wait_until(lambda: num_joined() > joined_before)  # so that some of its time went to the denoising
+    spans = spans_by_name(collector, trace_id, "POST /t2i", "queue", "denoise")
     assert (spans["POST /t2i"].failed, spans["POST /t2i"].attributes["error.type"]) == (True, "cancelled")
     assert spans["POST /t2i"].attributes["http.response.status_code"] == 499
     assert (spans["denoise"].failed, spans["denoise"].attributes["error.type"]) == (True, "cancelled")
@@ -219,15 +219,15 @@ def test_a_job_and_its_webhook_are_in_the_trace_of_who_made_it(client, collector
     body = {"input": BODY, "webhook": receiver.url, "webhook_events_filter": ["completed"]}
     answer = client.post("/v1/jobs", json=body, headers={"traceparent": header})
     assert answer.status_code == 202
-    spans = tree(collector, trace_id, "POST /v1/jobs", "job", "draw job", *STAGES, "postprocess", "POST")
-    request, life, job, webhook = (spans[name] for name in ("POST /v1/jobs", "job", "draw job", "POST"))
+    spans = spans_by_name(collector, trace_id, "POST /v1/jobs", "job", "draw job", *STAGES, "postprocess", "POST")
+    request, job_span, execution, webhook = (spans[name] for name in ("POST /v1/jobs", "job", "draw job", "POST"))
     assert request.parent_id == span_id
-    assert (job.kind, job.parent_id, job.attributes["noria.job.attempt"]) == ("consumer", request.span_id, 1)
-    assert job.attributes["noria.request_id"] == life.attributes["noria.request_id"] == answer.json()["id"]
-    assert job.attributes["noria.outcome"] == life.attributes["noria.outcome"] == "ok"
-    assert (life.kind, life.parent_id, life.failed) == ("internal", request.span_id, False)
-    assert request.began - SLACK_S <= life.began <= job.began <= life.ended <= job.ended + SLACK_S
-    assert {spans[name].parent_id for name in [*STAGES, "postprocess"]} == {job.span_id}
+    assert (execution.kind, execution.parent_id, execution.attributes["noria.job.attempt"]) == ("consumer", request.span_id, 1)
+    assert execution.attributes["noria.request_id"] == job_span.attributes["noria.request_id"] == answer.json()["id"]
+    assert execution.attributes["noria.outcome"] == job_span.attributes["noria.outcome"] == "ok"
+    assert (job_span.kind, job_span.parent_id, job_span.failed) == ("internal", request.span_id, False)
+    assert request.began - CLOCK_TOLERANCE_S <= job_span.began <= execution.began <= job_span.ended <= execution.ended + CLOCK_TOLERANCE_S
+    assert {spans[name].parent_id for name in [*STAGES, "postprocess"]} == {execution.span_id}
     assert (webhook.kind, webhook.parent_id, webhook.failed) == ("client", request.span_id, False)
     assert webhook.attributes["http.response.status_code"] == 204
     assert webhook.attributes["url.full"] == receiver.url.partition("?")[0]
@@ -250,7 +250,7 @@ def test_an_engine_that_is_killed_leaves_the_trace_of_the_drawing_that_succeeded
         (engine,) = server.children("engine")
         os.kill(engine.pid, signal.SIGKILL)
         assert any(line == "event: finished" for line in lines)
-    spans = tree(collector, trace_id, "POST /t2i", *STAGES, "postprocess")
+    spans = spans_by_name(collector, trace_id, "POST /t2i", *STAGES, "postprocess")
     assert spans["denoise"].resource["process.pid"] != engine.pid
     assert not spans["POST /t2i"].failed
 
@@ -273,28 +273,28 @@ def serve(*arguments, **environment):
 
 def test_a_collector_that_is_down_costs_nothing_and_one_line(tmp_path):
     arguments = ["--data-dir", str(tmp_path), "--traces-endpoint", "http://127.0.0.1:9/v1/traces"]
-    patience = {"OTEL_EXPORTER_OTLP_TIMEOUT": "280", "OTEL_BSP_EXPORT_TIMEOUT": "280000"}
-    with serve(*arguments, OTEL_BSP_SCHEDULE_DELAY="50", **patience) as process:
+    timeouts = {"OTEL_EXPORTER_OTLP_TIMEOUT": "280", "OTEL_BSP_EXPORT_TIMEOUT": "280000"}
+    with serve(*arguments, OTEL_BSP_SCHEDULE_DELAY="50", **timeouts) as process:
         url = next(line for line in process.stdout if "ready" in line).partition(" on ")[2].strip()
-        until(lambda: httpx.get(f"{url}/readyz", timeout=280).is_success)  # the front end may hear of it a moment later
+        wait_until(lambda: httpx.get(f"{url}/readyz", timeout=280).is_success)  # the front end may hear of it a moment later
         for _ in range(3):
             assert httpx.post(f"{url}/t2i", json=BODY, timeout=280).status_code == 200
-        said, line = "", "\n"
-        while line and "export" not in said.lower():
+        stderr, line = "", "\n"
+        while line and "export" not in stderr.lower():
             line = process.stderr.readline()
-            said += line
-        asked = time.monotonic()
+            stderr += line
+        stopped_at = time.monotonic()
         process.terminate()
-        said += process.stderr.read()
+        stderr += process.stderr.read()
         assert process.wait(timeout=120) == 0
-    assert time.monotonic() - asked < 120  # not the minutes that the SDK would wait in each process
-    complaints = [line for line in said.splitlines() if "export" in line.lower()]
-    assert 1 <= len(complaints) <= 2, said  # one a process
-    assert "Traceback" not in said
-    assert "killed" not in said
+    assert time.monotonic() - stopped_at < 120  # not the minutes that the SDK would wait in each process
+    export_lines = [line for line in stderr.splitlines() if "export" in line.lower()]
+    assert 1 <= len(export_lines) <= 2, stderr  # one a process
+    assert "Traceback" not in stderr
+    assert "killed" not in stderr
 
 
-WITHOUT = """
+WITHOUT_OPENTELEMETRY = """
 import sys
 class Blocked:
     def find_spec(self, name, path=None, target=None):
@@ -310,7 +310,7 @@ def test_without_the_extra_the_server_says_how_to_install_it_before_it_starts_an
     command = [
         sys.executable,
         "-c",
-        WITHOUT,
+        WITHOUT_OPENTELEMETRY,
         "serve",
         "bundled",
         "--traces-endpoint",

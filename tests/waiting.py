@@ -8,24 +8,24 @@ import asyncio
 import contextlib
 import time
 
-WITHIN_S = 120.0
-EVERY_S = 0.02
+TIMEOUT_S = 120.0
+POLL_INTERVAL_S = 0.02
 
 
-def until(condition, seconds=WITHIN_S, despite=()):
+def wait_until(condition, timeout_s=TIMEOUT_S, ignoring=()):
     """What `condition()` is once that is true; where it raises one of `despite`, it is not true yet."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + timeout_s
     while True:
-        with contextlib.suppress(*despite):
+        with contextlib.suppress(*ignoring):
             if found := condition():
                 return found
-        assert time.monotonic() < deadline, f"not within {seconds:.0f} s"
-        time.sleep(EVERY_S)
+        assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s"
+        time.sleep(POLL_INTERVAL_S)
 
 
-async def until_async(condition, seconds=WITHIN_S):
+async def wait_until_async(condition, timeout_s=TIMEOUT_S):
     """The same, while the event loop goes on."""
-    async with asyncio.timeout(seconds):
+    async with asyncio.timeout(timeout_s):
         while not (found := condition()):  # noqa: ASYNC110 - what is waited for happens elsewhere
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
     return found

@@ -10,8 +10,8 @@ from types import MappingProxyType
 
 from noria import schedulers
 
-KARRAS, PLAIN, AUTOMATIC = "Karras", "Uniform", "Automatic"  # "Uniform" is A1111's word for the model's own timesteps
-SCHEDULE_TYPES = (AUTOMATIC, PLAIN, KARRAS)
+KARRAS, UNIFORM, AUTOMATIC = "Karras", "Uniform", "Automatic"  # "Uniform" is A1111's word for the model's own timesteps
+SCHEDULE_TYPES = (AUTOMATIC, UNIFORM, KARRAS)
 
 SAMPLERS: Mapping[str, str] = MappingProxyType(
     {
@@ -47,10 +47,10 @@ SAMPLERS: Mapping[str, str] = MappingProxyType(
 )
 
 # Whose "Automatic" is not the plain schedule in A1111 ≥ 1.9 (modules/sd_samplers_kdiffusion.py, the option `scheduler`).
-_FAVOUR_KARRAS = frozenset({"kdpm2", "dpm++2m"})
-_FAVOUR_ANOTHER = _FAVOUR_KARRAS | {"kdpm2-a", "dpm++2m-sde"}
+_AUTOMATIC_IS_KARRAS = frozenset({"kdpm2", "dpm++2m"})
+_AUTOMATIC_IS_NOT_UNIFORM = _AUTOMATIC_IS_KARRAS | {"kdpm2-a", "dpm++2m-sde"}
 # A1111's samplers on timesteps: they know no schedule type, and whatever is sent with them means nothing.
-_WITHOUT_TYPE = frozenset({"ddim", "pndm", "unipc"})
+_WITHOUT_SCHEDULE_TYPE = frozenset({"ddim", "pndm", "unipc"})
 
 
 def a1111_name(scheduler: str) -> tuple[str, str | None]:
@@ -58,24 +58,24 @@ def a1111_name(scheduler: str) -> tuple[str, str | None]:
 
     A scheduler of a family that A1111 has no names for keeps its own.
     """
-    return SAMPLERS.get(scheduler, scheduler), PLAIN if scheduler in _FAVOUR_ANOTHER else None
+    return SAMPLERS.get(scheduler, scheduler), UNIFORM if scheduler in _AUTOMATIC_IS_NOT_UNIFORM else None
 
 
-def scheduler_of(sampler: str, schedule_type: str | None = None) -> str:
+def scheduler_for(sampler: str, schedule_type: str | None = None) -> str:
     """Our short name of A1111's `sampler`; without a schedule type (A1111 before 1.9) the sampler's name has it all.
 
     Raises:
         InvalidField: naming the nearest scheduler, or why that one is not served.
 
     """
-    wanted = (schedule_type or PLAIN).strip().lower()
+    wanted = (schedule_type or UNIFORM).strip().lower()
     if sampler.lower().endswith(" karras"):
         return schedulers.find(sampler).name
-    plain = schedulers.find(sampler).name
-    if plain in _WITHOUT_TYPE or wanted == PLAIN.lower():
-        return plain
+    base_name = schedulers.find(sampler).name
+    if base_name in _WITHOUT_SCHEDULE_TYPE or wanted == UNIFORM.lower():
+        return base_name
     if wanted == AUTOMATIC.lower():
-        return f"{plain}-karras" if plain in _FAVOUR_KARRAS else plain
+        return f"{base_name}-karras" if base_name in _AUTOMATIC_IS_KARRAS else base_name
     return schedulers.find(f"{sampler} {schedule_type}").name
 
 
@@ -83,5 +83,5 @@ def samplers_and_types(names: tuple[str, ...]) -> tuple[list[str], list[str]]:
     """The samplers and the schedule types by which A1111's clients can ask for the schedulers `names`."""
     a1111 = [a1111_name(name)[0] for name in names]
     samplers = list(dict.fromkeys(name.removesuffix(f" {KARRAS}") for name in a1111))
-    types = [AUTOMATIC, PLAIN] + [KARRAS] * any(name.endswith(f" {KARRAS}") for name in a1111)
+    types = [AUTOMATIC, UNIFORM] + [KARRAS] * any(name.endswith(f" {KARRAS}") for name in a1111)
     return samplers, types

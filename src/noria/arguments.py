@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 from noria.config import Config
-from noria.settings import Setting, allowed, load, settings, toml_value
+from noria.settings import Setting, allowed, load, list_settings, toml_value
 
 T = TypeVar("T")
 
@@ -29,33 +29,33 @@ class Parser(argparse.ArgumentParser):
         return [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
 
 
-def add_command(commands: Any, name: str, run: Callable[[argparse.Namespace], int], takes: str, summary: str) -> Parser:
+def add_command(commands: Any, name: str, run: Callable[[argparse.Namespace], int], usage: str, summary: str) -> Parser:
     """One command: `run` does it and its docstring describes it."""
     parser: Parser = commands.add_parser(name, help=summary, description=run.__doc__)
-    parser.usage = f"{parser.prog} {takes} [--config FILE] [--SETTING VALUE ...]"
+    parser.usage = f"{parser.prog} {usage} [--config FILE] [--SETTING VALUE ...]"
     parser.set_defaults(run=run, parser=parser)
     return parser
 
 
-def checked(read: Callable[[str], T]) -> Callable[[str], T]:
+def argument_type(parse: Callable[[str], T]) -> Callable[[str], T]:
     """`read` as argparse wants it: its ValueError's words reach the user."""
 
-    def reading(text: str) -> T:
+    def parse_argument(text: str) -> T:
         try:
-            return read(text)
+            return parse(text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from error
 
-    return reading
+    return parse_argument
 
 
-def add_settings(parser: Parser, shown_settings: list[Setting]) -> None:
+def add_settings(parser: Parser, selected: list[Setting]) -> None:
     """One flag for each setting, as `config.py` declares it, and --config."""
     parser.add_argument("--config", metavar="FILE", help="TOML file of settings; environment and flags win over it")
     group = parser.add_argument_group(
         "settings (docs/settings.md; each is also a key of the file and a NORIA_ variable)"
     )
-    for setting in shown_settings:
+    for setting in selected:
         text = f"{setting.description} ({toml_value(setting.default)})".replace("%", "%%")
         if isinstance(setting.default, bool):
             group.add_argument(
@@ -66,7 +66,7 @@ def add_settings(parser: Parser, shown_settings: list[Setting]) -> None:
             group.add_argument(setting.flag, dest=setting.key, metavar=metavar, help=text)
 
 
-def config_of(arguments: argparse.Namespace) -> Config:
+def config_from(arguments: argparse.Namespace) -> Config:
     """File, environment and the flags that were given, merged."""
-    flags = {setting.key: getattr(arguments, setting.key, None) for setting in settings()}
+    flags = {setting.key: getattr(arguments, setting.key, None) for setting in list_settings()}
     return load(arguments.config, os.environ, {key: value for key, value in flags.items() if value is not None})

@@ -19,11 +19,11 @@ import zmq
 import zmq.asyncio
 import zmq.utils.monitor
 
-from noria.messages import FromEngine, ToEngine, decode_from_engine, decode_to_engine, encode
+from noria.messages import FromEngine, ToEngine, deserialize_from_engine, deserialize_to_engine, serialize
 
 _log = logging.getLogger(__name__)
 
-Peer = bytes
+ClientId = bytes
 """A ROUTER's name for one connection."""
 
 
@@ -32,7 +32,7 @@ class EngineChannel:
 
     def __init__(self, address: str) -> None:
         """Bind `address` ("ipc:///path" or "tcp://host:port"); raises zmq.ZMQError if that is not possible."""
-        self.inbox: queue.SimpleQueue[tuple[Peer, ToEngine]] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[tuple[ClientId, ToEngine]] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[list[bytes | memoryview]] = queue.SimpleQueue()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -44,9 +44,9 @@ class EngineChannel:
         self._thread = threading.Thread(target=self._run, name="channel", daemon=True)
         self._thread.start()
 
-    def send(self, peer: Peer, message: FromEngine, payload: bytes | memoryview | None = None) -> None:
+    def send(self, client: ClientId, message: FromEngine, payload: bytes | memoryview | None = None) -> None:
         """Queue `message` (and raw bytes beside it) for `peer`; silently dropped if that peer is gone."""
-        self._outbox.put([peer, encode(message)] if payload is None else [peer, encode(message), payload])
+        self._outbox.put([client, serialize(message)] if payload is None else [client, serialize(message), payload])
         os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
@@ -79,18 +79,18 @@ class EngineChannel:
                 self._socket.send_multipart(self._outbox.get_nowait(), copy=False)
 
     def _receive(self) -> None:
-        peer, *frames = self._socket.recv_multipart()
+        client, *frames = self._socket.recv_multipart()
         with contextlib.suppress(
             msgspec.DecodeError, IndexError
         ):  # another version's message: nobody to answer it in our words
-            self.inbox.put((peer, decode_to_engine(frames[0])))
+            self.inbox.put((client, deserialize_to_engine(frames[0])))
 
 
 class Connected(msgspec.Struct, frozen=True):
     """The connection to the engine stands (again); say Hello."""
 
 
-class Lost(msgspec.Struct, frozen=True):
+class Disconnected(msgspec.Struct, frozen=True):
     """The connection is gone: its process ended, or the network did. It is tried again until `close`."""
 
 
@@ -112,15 +112,15 @@ class EngineConnection:
 
     async def send(self, message: ToEngine) -> None:
         """Send `message`; raises zmq.Again at once when no engine is connected."""
-        await self._socket.send(encode(message), flags=zmq.DONTWAIT)
+        await self._socket.send(serialize(message), flags=zmq.DONTWAIT)
 
-    async def events(self) -> AsyncGenerator[Connected | Lost | tuple[FromEngine, memoryview | None], None]:
+    async def events(self) -> AsyncGenerator[Connected | Disconnected | tuple[FromEngine, memoryview | None], None]:
         """Everything that happens on the connection, in order, until `close`."""
-        happened: asyncio.Queue[Connected | Lost | tuple[FromEngine, memoryview | None]] = asyncio.Queue()
-        tasks = [asyncio.create_task(self._read_messages(happened)), asyncio.create_task(self._read_monitor(happened))]
+        event_queue: asyncio.Queue[Connected | Disconnected | tuple[FromEngine, memoryview | None]] = asyncio.Queue()
+        tasks = [asyncio.create_task(self._read_messages(event_queue)), asyncio.create_task(self._read_monitor(event_queue))]
         try:
             while True:
-                yield await happened.get()
+                yield await event_queue.get()
         finally:
             for task in tasks:
                 task.cancel()
@@ -133,20 +133,20 @@ class EngineConnection:
         self._context.term()
 
     async def _read_messages(
-        self, happened: asyncio.Queue[Connected | Lost | tuple[FromEngine, memoryview | None]]
+        self, event_queue: asyncio.Queue[Connected | Disconnected | tuple[FromEngine, memoryview | None]]
     ) -> None:
         while True:
             frames = await self._socket.recv_multipart(copy=False)
             try:
-                message = decode_from_engine(frames[0].buffer)
+                message = deserialize_from_engine(frames[0].buffer)
             except msgspec.DecodeError as error:
                 _log.warning("an engine's message that is none of ours was dropped: %s", error)
                 continue
-            happened.put_nowait((message, frames[1].buffer if len(frames) > 1 else None))
+            event_queue.put_nowait((message, frames[1].buffer if len(frames) > 1 else None))
 
     async def _read_monitor(
-        self, happened: asyncio.Queue[Connected | Lost | tuple[FromEngine, memoryview | None]]
+        self, event_queue: asyncio.Queue[Connected | Disconnected | tuple[FromEngine, memoryview | None]]
     ) -> None:
         while True:
             event = zmq.utils.monitor.parse_monitor_message(await self._monitor.recv_multipart())
-            happened.put_nowait(Connected() if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED else Lost())
+            event_queue.put_nowait(Connected() if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED else Disconnected())

@@ -11,54 +11,54 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from noria.messages import EngineState, PreviousEnd
+from noria.messages import EngineState, ExitCause
 from noria.observe.lines import fields
-from noria.supervision.endings import ending, worse
-from noria.supervision.pulse import Pulse
-from noria.supervision.restarts import GiveUp, Restarts, StartAgain
+from noria.supervision.endings import classify_exit, combine_exits
+from noria.supervision.pulse import HangDetector
+from noria.supervision.restarts import GiveUp, RestartPolicy, Restart
 
 log = logging.getLogger("noria.supervisor")
 
-Kind = Literal["engine", "frontend"]
+ChildKind = Literal["engine", "frontend"]
 
 
 @dataclass(kw_only=True)
 class Child:
     """One engine or front end, through all its lives."""
 
-    kind: Kind
+    kind: ChildKind
     name: str
     task: dict[str, object]  # its argument, as JSON
-    restarts: Restarts
+    restart_policy: RestartPolicy
     num_oom_kills: Callable[[], int]
     pass_fds: tuple[int, ...] = ()
     process: asyncio.subprocess.Process | None = None  # of its present life, or the last
     _was_killed_for_hanging: bool = False
-    _oom_kills_before: int = 0
+    _num_oom_kills_before: int = 0
 
-    def send(self, number: signal.Signals) -> None:
+    def send_signal(self, signum: signal.Signals) -> None:
         """Signal it, if it lives."""
         if self.process is not None and self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                self.process.send_signal(number)
+                self.process.send_signal(signum)
 
-    def log(self, level: int, event: str, words: str, **said: object) -> None:
+    def log(self, level: int, event: str, message: str, **extra_fields: object) -> None:
         """A line about it; `words` follow its name, and the event is that of its kind: `engine_ready`."""
-        log.log(level, "%s %s", self.name, words, extra=fields(event=f"{self.kind}_{event}", child=self.name, **said))
+        log.log(level, "%s %s", self.name, message, extra=fields(event=f"{self.kind}_{event}", child=self.name, **extra_fields))
 
     def started(self, now: float) -> None:
         """It was started."""
-        self.restarts.started(now)
+        self.restart_policy.started(now)
         self._was_killed_for_hanging = False
-        self._oom_kills_before = self.num_oom_kills()
+        self._num_oom_kills_before = self.num_oom_kills()
 
-    def ended(self, status: int, now: float) -> StartAgain | GiveUp:
+    def ended(self, status: int, now: float) -> Restart | GiveUp:
         """It ended with `status`; returns what is to be done."""
-        return self.restarts.ended(status, now, killed=status < 0 and self._ending(status) == "killed")
+        return self.restart_policy.ended(status, now, killed=status < 0 and self._exit_cause(status) == "killed")
 
-    def _ending(self, status: int) -> PreviousEnd:
-        num_oom_kills = self.num_oom_kills() - self._oom_kills_before
-        return ending(status, hung=self._was_killed_for_hanging, num_oom_kills=num_oom_kills)
+    def _exit_cause(self, status: int) -> ExitCause:
+        num_oom_kills = self.num_oom_kills() - self._num_oom_kills_before
+        return classify_exit(status, hung=self._was_killed_for_hanging, num_oom_kills=num_oom_kills)
 
 
 @dataclass(kw_only=True)
@@ -66,43 +66,43 @@ class EngineChild(Child):
     """An engine: also watched for hanging, and told how its last life ended."""
 
     address: str
-    pulse: Pulse
+    hang_detector: HangDetector
     incarnation: str | None = None  # as it last told
-    previous_end: PreviousEnd = "none"
+    previous_exit: ExitCause = "none"
     _is_ready: bool = False
     _ended_incarnation: str | None = None
 
     def started(self, now: float) -> None:
         """It was started."""
         super().started(now)
-        self.pulse.started(now)
+        self.hang_detector.started(now)
         self._is_ready = False
 
-    def told(self, state: EngineState) -> bool:
+    def update_state(self, state: EngineState) -> bool:
         """Take note of what it says of itself; returns whether it is ready. A dead life's last words are passed over."""
         if state.incarnation == self._ended_incarnation:
             return False
         self.incarnation = state.incarnation
         if state.state == "ready":
             self._is_ready = True
-            self.restarts.ready()
-            self.pulse.ready()
+            self.restart_policy.ready()
+            self.hang_detector.ready()
         return self._is_ready
 
-    def kill_if_it_hangs(self, now: float) -> None:
+    def kill_if_hung(self, now: float) -> None:
         """SIGKILL: nothing less ends a thread that waits for a device."""
-        reason = self.pulse.hang(now)
+        reason = self.hang_detector.hang_reason(now)
         if reason is not None:
             self.log(logging.ERROR, "hangs", f"hangs: {reason}; killing it", reason=reason)
             self._was_killed_for_hanging = True
-            self.pulse.ended()  # once is enough
-            self.send(signal.SIGKILL)
+            self.hang_detector.ended()  # once is enough
+            self.send_signal(signal.SIGKILL)
 
-    def ended(self, status: int, now: float) -> StartAgain | GiveUp:
+    def ended(self, status: int, now: float) -> Restart | GiveUp:
         """It ended with `status`; its next life will be told what that means."""
-        end = self._ending(status)
-        self.previous_end = end if self._is_ready else worse(self.previous_end, end)
-        self.task = self.task | {"previous_end": self.previous_end}
-        self.pulse.ended()
+        exit_cause = self._exit_cause(status)
+        self.previous_exit = exit_cause if self._is_ready else combine_exits(self.previous_exit, exit_cause)
+        self.task = self.task | {"previous_end": self.previous_exit}
+        self.hang_detector.ended()
         self._ended_incarnation = self.incarnation
         return super().ended(status, now)

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from noria import __version__
-from noria.arguments import Parser, add_command, add_settings, config_of
+from noria.arguments import Parser, add_command, add_settings, config_from
 from noria.cli_bench import add_benches
-from noria.errors import InvalidField, NoriaError, RequestError, SetupError, did_you_mean, shown
-from noria.settings import settings
+from noria.errors import InvalidField, NoriaError, RequestError, SetupError, did_you_mean, short_repr
+from noria.settings import list_settings
 
 if TYPE_CHECKING:
     from noria.request import ImageFormat
@@ -76,7 +76,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
         command.add_argument(
             "model", nargs="?", help="a folder in diffusers format, a hub id, or bundled (the default)"
         )
-        add_settings(command, [setting for setting in settings() if setting.key != "model"])
+        add_settings(command, [setting for setting in list_settings() if setting.key != "model"])
     generate.add_argument("prompt", nargs="?", help="what the image shows; may be left out with --like")
     generate.add_argument(
         "--like", metavar="FILE", type=pathlib.Path, help="an image to draw again; flags win over what it says"
@@ -95,10 +95,10 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     generate.add_argument(
         "--no-metadata", dest="metadata", action="store_false", help="write files that do not say how they were made"
     )
-    add_settings(generate, [setting for setting in settings() if setting.path[0] in ("model", "engine")])
+    add_settings(generate, [setting for setting in list_settings() if setting.path[0] in ("model", "engine")])
 
-    named = (serve, top, generate, show, doctor, key, build, *benches)
-    return parser, {command.prog.removeprefix("noria "): command for command in named}
+    all_commands = (serve, top, generate, show, doctor, key, build, *benches)
+    return parser, {command.prog.removeprefix("noria "): command for command in all_commands}
 
 
 def _add_top_options(parser: Parser) -> None:
@@ -107,24 +107,24 @@ def _add_top_options(parser: Parser) -> None:
     )
     parser.add_argument("--key-file", metavar="FILE", type=pathlib.Path, help="the API key, alone in a file")
     parser.add_argument("--once", action="store_true", help="print one frame, as long as it takes, and end")
-    add_settings(parser, [setting for setting in settings() if setting.key in ("frontend.host", "frontend.port")])
+    add_settings(parser, [setting for setting in list_settings() if setting.key in ("frontend.host", "frontend.port")])
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser, _ = build_parser()
     for text in argv:
         if any("\ud800" <= letter <= "\udfff" for letter in text):  # Python's stand-in for bytes that it cannot decode
-            parser.error(f"the argument {shown(text)} is not UTF-8")
-    arguments, rest = parser.parse_known_args(argv)
-    if rest:
-        flag = rest[0].partition("=")[0]
-        arguments.parser.error(f"unknown argument {shown(rest[0])}.{did_you_mean(flag, arguments.parser.flags)}")
+            parser.error(f"the argument {short_repr(text)} is not UTF-8")
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        flag = unknown[0].partition("=")[0]
+        arguments.parser.error(f"unknown argument {short_repr(unknown[0])}.{did_you_mean(flag, arguments.parser.flags)}")
     return arguments
 
 
 def _serve(arguments: argparse.Namespace) -> int:
     """Serve a model over HTTP until Ctrl-C or SIGTERM; what is in flight is finished first."""
-    config = config_of(arguments)
+    config = config_from(arguments)
 
     from noria import supervisor
 
@@ -136,7 +136,7 @@ def _top(arguments: argparse.Namespace) -> int:
     from noria.top import command
     from noria.top.stream import checked_url, local_url
 
-    url = arguments.url or local_url(config_of(arguments).frontend)
+    url = arguments.url or local_url(config_from(arguments).frontend)
     return command.run(checked_url(url), arguments.key_file, once=arguments.once)
 
 
@@ -144,16 +144,16 @@ def _generate(arguments: argparse.Namespace) -> int:
     """Draw the images of one prompt in this process and write them to files."""
     if arguments.output.suffix.lower() not in _IMAGE_FORMATS:
         raise InvalidField(
-            f"--output is {shown(str(arguments.output))}; its name ends in one of {', '.join(_IMAGE_FORMATS)}."
+            f"--output is {short_repr(str(arguments.output))}; its name ends in one of {', '.join(_IMAGE_FORMATS)}."
         )
-    config = config_of(arguments)
+    config = config_from(arguments)
 
     from noria import generate
     from noria.observe.logs import logging_here
 
     if arguments.prompt is None and arguments.like is None:
         raise InvalidField("there is no prompt; give one, or --like FILE.")
-    like = generate.Like.read(arguments.like, any_model=arguments.model is not None) if arguments.like else None
+    source = generate.SourceImage.read(arguments.like, any_model=arguments.model is not None) if arguments.like else None
     flags = {
         "prompt": arguments.prompt,
         "negative_prompt": arguments.negative_prompt,
@@ -164,15 +164,15 @@ def _generate(arguments: argparse.Namespace) -> int:
         "guidance_scale": arguments.guidance,
         "scheduler": arguments.scheduler,
     }
-    body = generate.body_of(
+    body = generate.build_body(
         {name: value for name, value in flags.items() if value is not None},
-        like,
+        source,
         n=arguments.n,
         format=_IMAGE_FORMATS[arguments.output.suffix.lower()],
         metadata=arguments.metadata,
     )
     with logging_here("generate", config.log_level, config.log_format):
-        return generate.run(config=config, body=body, output=arguments.output, like=like)
+        return generate.run(config=config, body=body, output=arguments.output, source=source)
 
 
 def _show(arguments: argparse.Namespace) -> int:
@@ -184,12 +184,12 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _doctor(arguments: argparse.Namespace) -> int:
     """Look at this machine, the installation, the settings and the model; say what fails and what would be slow."""
-    config = config_of(arguments)
+    config = config_from(arguments)
 
     from noria import doctor, supervisor
 
     findings = doctor.examine(config, supervisor.listen)
-    print(doctor.report(findings))
+    print(doctor.format_report(findings))
     return 1 if any(finding.verdict == "fail" for finding in findings) else 0
 
 
@@ -203,9 +203,9 @@ def _dashboards_build(arguments: argparse.Namespace) -> int:
 
 def _key(arguments: argparse.Namespace) -> int:
     """Draw an API key. It goes to stderr, this once; its table for the file of keys, which cannot tell it, goes to stdout."""
-    from noria.keys import draw_key
+    from noria.keys import generate_key
 
-    key, table = draw_key(arguments.name)
+    key, table = generate_key(arguments.name)
     print(f"{key}\n", file=sys.stderr)
     print(table)
     return 0

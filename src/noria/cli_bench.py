@@ -7,9 +7,9 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from noria.arguments import Parser, add_command, add_settings, checked, config_of
+from noria.arguments import Parser, add_command, add_settings, argument_type, config_from
 from noria.bench.device.command import add_arguments
-from noria.bench.suite_options import ARRIVALS as ARRIVALS_ASKED
+from noria.bench.suite_options import ARRIVALS as ARRIVAL_CHOICES
 from noria.bench.suite_options import (
     DEFAULT_LOAD,
     PEERS_SWEEP,
@@ -20,26 +20,26 @@ from noria.bench.suite_options import (
     read_rate,
 )
 from noria.bench.targets.catalog import PEERS, TARGETS, TargetSettings, read_targets
-from noria.settings import settings
+from noria.settings import list_settings
 
-_STREAMS = ("bytesio", "chunks")
+_STREAM_BODIES = ("bytesio", "chunks")
 
 
 def add_benches(commands: Any) -> list[Parser]:
     """Add `noria bench` and all its commands; returns their parsers."""
     benches = commands.add_parser("bench", help="measure").add_subparsers(metavar="BENCH", required=True)
     quick = add_command(benches, "quick", _quick, "[MODEL] [-o FILE]", "what the server costs over a bare loop")
-    contract = add_command(
-        benches, "contract", _contract, "[MODEL] [-o FILE] [--plots FOLDER]", "who gets his image in time"
+    deadlines = add_command(
+        benches, "contract", _deadlines, "[MODEL] [-o FILE] [--plots FOLDER]", "who gets his image in time"
     )
     cost = add_command(
         benches, "cost", _cost, "[MODEL] [-o FILE] [--parts A,B]", "what metrics, logs and an open page /live cost"
     )
-    takes = "[MODEL] [--targets A,B|all] [--duration S] [--out FOLDER] [--full]"
-    scenario1 = add_command(benches, "scenario1", _scenario1, takes, "the seed article's single user, target by target")
-    scenario2 = add_command(benches, "scenario2", _scenario2, takes, "the seed article's eight users, target by target")
+    usage = "[MODEL] [--targets A,B|all] [--duration S] [--out FOLDER] [--full]"
+    scenario1 = add_command(benches, "scenario1", _scenario1, usage, "the seed article's single user, target by target")
+    scenario2 = add_command(benches, "scenario2", _scenario2, usage, "the seed article's eight users, target by target")
     mixed = add_command(
-        benches, "mixed", _mixed, takes + " [--arrivals KIND]", "mixed requests that wait for nobody, target by target"
+        benches, "mixed", _mixed, usage + " [--arrivals KIND]", "mixed requests that wait for nobody, target by target"
     )
     sweep = add_command(
         benches, "sweep", _sweep, "NAME [MODEL] [--duration S] [--out FOLDER] [--full]", "one setting after the other"
@@ -52,36 +52,36 @@ def add_benches(commands: Any) -> list[Parser]:
     )
     serve = add_command(benches, "serve", _serve, "TARGET [MODEL] [--port N]", "run one target, to be loaded by hand")
     serve.add_argument("target", metavar="TARGET", choices=tuple(TARGETS), help=", ".join(TARGETS))
-    for command in (quick, contract, cost, scenario1, scenario2, mixed, sweep, serve):
+    for command in (quick, deadlines, cost, scenario1, scenario2, mixed, sweep, serve):
         command.add_argument(
             "model", nargs="?", help="a folder in diffusers format, a hub id, or bundled (the default)"
         )
-        add_settings(command, [setting for setting in settings() if setting.key != "model"])
-    for command in (quick, contract, cost):
+        add_settings(command, [setting for setting in list_settings() if setting.key != "model"])
+    for command in (quick, deadlines, cost):
         command.add_argument("-o", "--output", type=pathlib.Path, help="JSON file to write the results to")
-    _add_contract_options(contract)
+    _add_deadlines_options(deadlines)
     _add_cost_options(cost)
     for command in (scenario1, scenario2, mixed, sweep):
         _add_suite_options(command, with_targets=command is not sweep)
     _add_mixed_options(mixed)
     _add_target_options(serve)
-    return [quick, contract, cost, scenario1, scenario2, mixed, sweep, serve, *_add_others(benches)]
+    return [quick, deadlines, cost, scenario1, scenario2, mixed, sweep, serve, *_add_others(benches)]
 
 
 def _add_others(benches: Any) -> list[Parser]:
     """The commands that measure no model's server."""
-    report = _add_plain(benches, "report", _report, "tables, pictures and a page of a folder of runs")
+    report = _add_without_settings(benches, "report", _report, "tables, pictures and a page of a folder of runs")
     report.add_argument("folder", metavar="FOLDER", type=pathlib.Path, help="where `--out` of a bench was")
-    install = _add_plain(benches, "install", _install, "make the virtual environment of a peer")
+    install = _add_without_settings(benches, "install", _install, "make the virtual environment of a peer")
     install.add_argument("peer", metavar="PEER", choices=PEERS, help=", ".join(PEERS))
-    streaming = _add_plain(benches, "streaming", _streaming, "what a StreamingResponse costs, without a model")
+    streaming = _add_without_settings(benches, "streaming", _streaming, "what a StreamingResponse costs, without a model")
     streaming.add_argument("-o", "--output", type=pathlib.Path, help="JSON file to write the results to")
-    device = _add_plain(benches, "device", _device, "what this device can do, with UNets of true size")
+    device = _add_without_settings(benches, "device", _device, "what this device can do, with UNets of true size")
     add_arguments(device)
     return [report, install, streaming, device]
 
 
-def _add_plain(benches: Any, name: str, run: Callable[[argparse.Namespace], int], summary: str) -> Parser:
+def _add_without_settings(benches: Any, name: str, run: Callable[[argparse.Namespace], int], summary: str) -> Parser:
     """A bench that takes no settings."""
     parser: Parser = benches.add_parser(name, help=summary, description=run.__doc__)
     parser.set_defaults(run=run, parser=parser)
@@ -95,14 +95,14 @@ def _add_suite_options(parser: Parser, *, with_targets: bool) -> None:
         parser.add_argument(
             "--targets",
             metavar="A,B|all",
-            type=checked(read_targets),
+            type=argument_type(read_targets),
             default=default.targets,
             help=f"of {', '.join(TARGETS)} ({','.join(target.name for target in default.targets)})",
         )
     parser.add_argument(
         "--duration",
         metavar="SECONDS",
-        type=checked(read_duration),
+        type=argument_type(read_duration),
         help="of each run (scenarios 90, mixed 60, sweeps 45); a scenario's ramp is scaled with it",
     )
     parser.add_argument("--out", metavar="FOLDER", type=pathlib.Path, help="for the results (bench-results/DATE-BENCH)")
@@ -112,30 +112,30 @@ def _add_suite_options(parser: Parser, *, with_targets: bool) -> None:
 
 def _add_mixed_options(parser: Parser) -> None:
     """What `noria bench mixed` takes besides."""
-    parser.add_argument("--arrivals", choices=ARRIVALS_ASKED, default="poisson", help="when it is asked for (poisson)")
+    parser.add_argument("--arrivals", choices=ARRIVAL_CHOICES, default="poisson", help="when it is asked for (poisson)")
     rate = parser.add_mutually_exclusive_group()
     rate.add_argument(
         "--load",
         metavar="PERCENT",
-        type=checked(read_load),
+        type=argument_type(read_load),
         default=DEFAULT_LOAD,
         help=f"of Noria's capacity, which is measured first ({DEFAULT_LOAD})",
     )
     rate.add_argument(
-        "--rate", metavar="ROWS", type=checked(read_rate), help="rows a second that arrive, instead of a load"
+        "--rate", metavar="ROWS", type=argument_type(read_rate), help="rows a second that arrive, instead of a load"
     )
 
 
 def _add_target_options(parser: Parser) -> None:
     """What may be turned at a target that is not Noria."""
     parser.add_argument(
-        "--batch-timeout-ms", type=checked(_positive), help="of a batch that is not full (the target's own)"
+        "--batch-timeout-ms", type=argument_type(_timeout_ms), help="of a batch that is not full (the target's own)"
     )
-    parser.add_argument("--batch-size", type=checked(_count), help="most images of a batch (the target's own)")
-    parser.add_argument("--stream", choices=_STREAMS, help="how the streaming endpoints give the body (bytesio)")
+    parser.add_argument("--batch-size", type=argument_type(_batch_size), help="most images of a batch (the target's own)")
+    parser.add_argument("--stream", choices=_STREAM_BODIES, help="how the streaming endpoints give the body (bytesio)")
 
 
-def _positive(text: str) -> float:
+def _timeout_ms(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -145,35 +145,35 @@ def _positive(text: str) -> float:
     return value
 
 
-def _count(text: str) -> int:
+def _batch_size(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 1024:
         raise ValueError(f"{text!r}; it is a whole number from 1 to 1024")
     return int(text)
 
 
-def _add_contract_options(parser: Parser) -> None:
+def _add_deadlines_options(parser: Parser) -> None:
     """What `noria bench contract` takes besides settings."""
-    from noria.bench.options import ARRIVALS, TARGETS, ContractOptions, read_loads, read_seconds, read_targets
+    from noria.bench.options import ARRIVALS, DEADLINE_TARGETS, DeadlineOptions, read_loads, read_seconds, read_deadline_targets
     from noria.bench.workload import MIXES
 
-    default = ContractOptions()
+    default = DeadlineOptions()
     parser.add_argument(
         "--loads",
-        type=checked(read_loads),
+        type=argument_type(read_loads),
         default=default.loads,
         help=f"per cents of Noria's capacity ({','.join(map(str, default.loads))})",
     )
     parser.add_argument(
         "--seconds",
-        type=checked(read_seconds),
+        type=argument_type(read_seconds),
         default=default.seconds,
         help=f"that requests arrive for, in each run ({default.seconds:.0f})",
     )
     parser.add_argument(
         "--policies",
-        type=checked(read_targets),
+        type=argument_type(read_deadline_targets),
         default=default.targets,
-        help=f"of Noria, or the seed article's server ({','.join(TARGETS)})",
+        help=f"of Noria, or the seed article's server ({','.join(DEADLINE_TARGETS)})",
     )
     parser.add_argument("--mix", choices=list(MIXES), default=default.mix, help=f"what is asked for ({default.mix})")
     parser.add_argument(
@@ -185,48 +185,48 @@ def _add_contract_options(parser: Parser) -> None:
 
 def _add_cost_options(parser: Parser) -> None:
     """What `noria bench cost` takes besides settings."""
-    from noria.bench.cost_options import PARTS, CostOptions, read_pairs, read_parts, read_requests, read_users
+    from noria.bench.cost_options import FEATURES, CostOptions, read_pairs, read_features, read_requests, read_users
 
     default = CostOptions()
     parser.add_argument(
-        "--pairs", type=checked(read_pairs), default=default.pairs, help=f"of runs, with and without ({default.pairs})"
+        "--pairs", type=argument_type(read_pairs), default=default.num_pairs, help=f"of runs, with and without ({default.num_pairs})"
     )
     parser.add_argument(
-        "--requests", type=checked(read_requests), default=default.requests, help=f"of each run ({default.requests})"
+        "--requests", type=argument_type(read_requests), default=default.num_requests, help=f"of each run ({default.num_requests})"
     )
     parser.add_argument(
         "--users",
-        type=checked(read_users),
-        default=default.users,
-        help=f"who each ask again when answered ({default.users})",
+        type=argument_type(read_users),
+        default=default.num_users,
+        help=f"who each ask again when answered ({default.num_users})",
     )
     parser.add_argument(
         "--parts",
         metavar="A,B",
-        type=checked(read_parts),
-        default=default.parts,
-        help=f"what is measured, of {', '.join(PARTS)} (all); the others are off on both sides; none: two equal servers",
+        type=argument_type(read_features),
+        default=default.features,
+        help=f"what is measured, of {', '.join(FEATURES)} (all); the others are off on both sides; none: two equal servers",
     )
     parser.add_argument("--trace-seed", type=int, default=default.seed, help=f"of the dice ({default.seed})")
 
 
 def _quick(arguments: argparse.Namespace) -> int:
     """Measure, in about two minutes, what the server costs over a bare loop on this machine."""
-    config = config_of(arguments)
+    config = config_from(arguments)
 
     from noria.bench import quick
 
     return quick.main(config, arguments.output)
 
 
-def _contract(arguments: argparse.Namespace) -> int:
+def _deadlines(arguments: argparse.Namespace) -> int:
     """Measure, in about half an hour, who gets his image by his deadline at 50 to 150 % of capacity, policy by policy."""
-    config = config_of(arguments)
+    config = config_from(arguments)
 
     from noria.bench import contract
-    from noria.bench.options import ContractOptions
+    from noria.bench.options import DeadlineOptions
 
-    options = ContractOptions(
+    options = DeadlineOptions(
         loads=arguments.loads,
         seconds=arguments.seconds,
         targets=arguments.policies,
@@ -239,16 +239,16 @@ def _contract(arguments: argparse.Namespace) -> int:
 
 def _cost(arguments: argparse.Namespace) -> int:
     """Measure, in about half an hour, what metrics, logs and an open page /live take of the throughput, and how long /metrics takes."""
-    config = config_of(arguments)
+    config = config_from(arguments)
 
     from noria.bench import cost
     from noria.bench.cost_options import CostOptions
 
     options = CostOptions(
-        pairs=arguments.pairs,
-        requests=arguments.requests,
-        users=arguments.users,
-        parts=arguments.parts,
+        num_pairs=arguments.pairs,
+        num_requests=arguments.requests,
+        num_users=arguments.users,
+        features=arguments.parts,
         seed=arguments.trace_seed,
     )
     return cost.main(config, options, arguments.output)
@@ -267,14 +267,14 @@ def _scenario2(arguments: argparse.Namespace) -> int:
 def _scenario(name: str, arguments: argparse.Namespace) -> int:
     from noria.bench import plans
 
-    return _suite(name, arguments, functools.partial(plans.of_scenario, name))
+    return _suite(name, arguments, functools.partial(plans.scenario_runs, name))
 
 
 def _mixed(arguments: argparse.Namespace) -> int:
     """Mixed steps, guidance, schedulers, sizes and numbers of images, sent when they are due, at a share of Noria's capacity."""
     from noria.bench import plans
 
-    return _suite("mixed", arguments, plans.of_mixed)
+    return _suite("mixed", arguments, plans.mixed_runs)
 
 
 def _suite(name: str, arguments: argparse.Namespace, plans: Callable[..., Any]) -> int:
@@ -282,19 +282,19 @@ def _suite(name: str, arguments: argparse.Namespace, plans: Callable[..., Any]) 
     from noria.bench import needs, suite
     from noria.bench.reports import writing
 
-    config = config_of(arguments)
+    config = config_from(arguments)
     options = SuiteOptions(
         targets=getattr(arguments, "targets", ()),
         seconds=arguments.duration,
         full=arguments.full,
         seed=arguments.trace_seed,
         arrivals=getattr(arguments, "arrivals", "poisson"),
-        load=getattr(arguments, "load", DEFAULT_LOAD),
-        rate=getattr(arguments, "rate", None),
+        load_percent=getattr(arguments, "load", DEFAULT_LOAD),
+        rows_per_s=getattr(arguments, "rate", None),
     )
     needs.check_installed("fastapi", "httpx", "locust", "matplotlib")
     needs.check_peers(options.targets)
-    return suite.main(config, arguments.out or _new_folder(name), functools.partial(plans, options), writing.write)
+    return suite.main(config, arguments.out or _new_folder(name), functools.partial(plans, options), writing.write_report)
 
 
 def _new_folder(name: str) -> pathlib.Path:
@@ -307,7 +307,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
 
     if arguments.sweep == PEERS_SWEEP:
         needs.check_peers(TARGETS[variant.target] for variant in sweeps.variants(PEERS_SWEEP, full=arguments.full))
-    return _suite(f"sweep-{arguments.sweep}", arguments, functools.partial(plans.of_sweep, arguments.sweep))
+    return _suite(f"sweep-{arguments.sweep}", arguments, functools.partial(plans.sweep_runs, arguments.sweep))
 
 
 def _report(arguments: argparse.Namespace) -> int:
@@ -329,18 +329,18 @@ def _install(arguments: argparse.Namespace) -> int:
 
 def _serve(arguments: argparse.Namespace) -> int:
     """Run one target on --port (8001) until Ctrl-C, to be loaded with ab, locust or curl."""
-    config = config_of(arguments)
+    config = config_from(arguments)
 
     from noria.bench.targets import by_hand
 
-    timeout_ms, own = arguments.batch_timeout_ms, TARGETS[arguments.target].settings
-    told = TargetSettings(
-        timeout_s=own.timeout_s if timeout_ms is None else timeout_ms / 1000,
-        max_images=arguments.batch_size or own.max_images,
-        stream=arguments.stream or own.stream,
+    timeout_ms, target_defaults = arguments.batch_timeout_ms, TARGETS[arguments.target].settings
+    target_settings = TargetSettings(
+        timeout_s=target_defaults.timeout_s if timeout_ms is None else timeout_ms / 1000,
+        max_images=arguments.batch_size or target_defaults.max_images,
+        stream=arguments.stream or target_defaults.stream,
     )
-    given = getattr(arguments, "frontend.port") is not None
-    return by_hand.main(config, arguments.target, config.frontend.port if given else by_hand.DEFAULT_PORT, told)
+    has_port = getattr(arguments, "frontend.port") is not None
+    return by_hand.main(config, arguments.target, config.frontend.port if has_port else by_hand.DEFAULT_PORT, target_settings)
 
 
 def _device(arguments: argparse.Namespace) -> int:

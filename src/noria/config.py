@@ -214,7 +214,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """The whole: what is served, by which engines, through which front ends."""
 
     model: Annotated[str, Meta(description="a folder in diffusers format, a hub id, or `bundled`")] = "bundled"
-    more_models: Annotated[
+    additional_models: Annotated[
         tuple[str, ...],
         Meta(description="further models, served by the same engines to requests that name them as `model`"),
     ] = ()

@@ -11,16 +11,16 @@ from noria import __version__
 from noria.config import Config, EngineConfig
 from noria.doctor_facts import Facts, Listen, gather
 from noria.engine.calibration import BUDGET_S
-from noria.engine.resources import FULL_SIZE_PARAMETERS, Machine, resolve, resolve_device, usable_cores
+from noria.engine.resources import FULL_SIZE_PARAMETERS, Machine, resolve_auto, resolve_device, usable_cores
 from noria.scheduling.costs import CostModel
-from noria.scheduling.plans import ShapeClass
+from noria.scheduling.plans import BatchKey
 from noria.spec import ModelSpec
 
 Verdict = Literal["ok", "warn", "fail"]
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _SLOW_IMAGE_S = 10.0
-_CALL_S = 0.007  # of launching a UNet's 230 modules, whatever their size (measured)
+_LAUNCH_OVERHEAD_S = 0.007  # of launching a UNet's 230 modules, whatever their size (measured)
 _SD15_FLOP, _SD15_PARAMETERS, _SD15_LATENTS = 0.803e12, 860e6, 64 * 64  # one row of SD 1.5's UNet
 _CORE_FLOP_S = 130e9  # bfloat16 with AVX512-BF16, measured: SD 1.5's 0.803 TFLOP in 3.1 s on two cores
 _GIB = 2**30
@@ -40,27 +40,27 @@ def examine(config: Config, listen: Listen) -> list[Finding]:
     return list(judge(gather(config, listen), config))
 
 
-def report(findings: list[Finding]) -> str:
+def format_report(findings: list[Finding]) -> str:
     """The findings as a table, and what to conclude."""
     lines = [f"{finding.verdict:<5} {finding.topic:<9} {finding.text}" for finding in findings]
     num_failed = sum(finding.verdict == "fail" for finding in findings)
-    conclusion = f"{num_failed} to mend before `noria serve` works." if num_failed else "`noria serve` should work."
-    return "\n".join([*lines, "", conclusion])
+    summary = f"{num_failed} to mend before `noria serve` works." if num_failed else "`noria serve` should work."
+    return "\n".join([*lines, "", summary])
 
 
 def judge(facts: Facts, config: Config) -> Iterator[Finding]:
     """Every finding, in the order of a start-up."""
-    yield from _installation(facts, config.engine)
-    yield _processor(facts)
+    yield from _check_installation(facts, config.engine)
+    yield _check_cpu(facts)
     machine = Machine(num_cores=usable_cores(facts.num_cores, facts.cgroup_cpus), has_cuda=bool(facts.gpus))
     devices = [resolve_device(name, machine) for name in config.engine.devices]
     for device in devices:
-        yield _device(facts, device)
+        yield _check_device(facts, device)
     if isinstance(facts.model, str):
         yield Finding("fail", "model", facts.model)
     else:
         spec = facts.model
-        engine = resolve(config.engine, spec, devices[0], machine)
+        engine = resolve_auto(config.engine, spec, devices[0], machine)
         yield Finding(
             "ok",
             "model",
@@ -68,19 +68,19 @@ def judge(facts: Facts, config: Config) -> Iterator[Finding]:
             f"{spec.default_steps} steps of {spec.default_scheduler}, in {spec.folder}",
         )
         if devices[0] == "cpu" or facts.gpus:
-            yield _memory(facts, engine, devices)
+            yield _check_memory(facts, engine, devices)
         if "cpu" in devices:
-            yield _precision(facts, engine)
-            yield from _threads(facts, engine, devices.count("cpu"))
-            yield _speed(facts, spec, engine)
-        yield _costs(facts.costs, spec, engine)
-    yield from (Finding("fail", "model", error) for error in facts.more_model_errors)
-    yield from _keys(facts, config.frontend.keys_file)
+            yield _check_precision(facts, engine)
+            yield from _check_threads(facts, engine, devices.count("cpu"))
+            yield _check_speed(facts, spec, engine)
+        yield _check_costs(facts.costs, spec, engine)
+    yield from (Finding("fail", "model", error) for error in facts.additional_model_errors)
+    yield from _check_keys(facts, config.frontend.keys_file)
     address = f"{config.frontend.host}, port {config.frontend.port}"
     yield Finding("fail", "port", facts.port_error) if facts.port_error else Finding("ok", "port", f"{address}: free")
 
 
-def _installation(facts: Facts, engine: EngineConfig) -> Iterator[Finding]:
+def _check_installation(facts: Facts, engine: EngineConfig) -> Iterator[Finding]:
     version = ".".join(map(str, facts.python))
     yield Finding("ok" if facts.python >= (3, 11, 0) else "fail", "python", f"{version} (3.11 or newer is needed)")
     yield Finding("ok", "noria", __version__)
@@ -107,16 +107,16 @@ def _installation(facts: Facts, engine: EngineConfig) -> Iterator[Finding]:
         )
 
 
-def _processor(facts: Facts) -> Finding:
+def _check_cpu(facts: Facts) -> Finding:
     known = {"avx2": "AVX2", "avx512f": "AVX512", "avx512_bf16": "AVX512-BF16", "amx_bf16": "AMX"}
-    has = [name for flag, name in known.items() if flag in facts.cpu_flags]
+    found = [name for flag, name in known.items() if flag in facts.cpu_flags]
     if facts.cpu_architecture not in ("x86_64", "AMD64"):  # whose instruction sets have other names
         return Finding("ok", "cpu", f"{facts.cpu_model}, {facts.num_cores} cores, {facts.cpu_architecture}")
-    text = f"{facts.cpu_model}, {facts.num_cores} cores, {', '.join(has) or 'no AVX2'}"
-    return Finding("ok" if has else "warn", "cpu", text + ("" if has else ": several times slower than a CPU with it"))
+    text = f"{facts.cpu_model}, {facts.num_cores} cores, {', '.join(found) or 'no AVX2'}"
+    return Finding("ok" if found else "warn", "cpu", text + ("" if found else ": several times slower than a CPU with it"))
 
 
-def _device(facts: Facts, device: str) -> Finding:
+def _check_device(facts: Facts, device: str) -> Finding:
     if device == "cpu":
         if facts.has_nvidia_driver and not facts.gpus:
             return Finding(
@@ -137,24 +137,24 @@ def _device(facts: Facts, device: str) -> Finding:
     )
 
 
-def _memory(facts: Facts, engine: EngineConfig, devices: list[str]) -> Finding:
+def _check_memory(facts: Facts, engine: EngineConfig, devices: list[str]) -> Finding:
     """The weights alone against the memory there is; activations come on top and depend on the batch."""
     weights_bytes = facts.num_parameters * _ITEM_BYTES[engine.dtype]
     if devices[0] == "cpu":
-        needed, there, where = weights_bytes * devices.count("cpu"), facts.memory_bytes, "free memory"
+        needed_bytes, available_bytes, where = weights_bytes * devices.count("cpu"), facts.memory_bytes, "free memory"
     else:
-        needed, there, where = weights_bytes, min(gpu.memory_bytes for gpu in facts.gpus), "GPU memory"
-    text = f"weights take {needed / _GIB:.2f} GiB in {engine.dtype}, of {there / _GIB:.1f} GiB {where}"
-    if needed > there:
+        needed_bytes, available_bytes, where = weights_bytes, min(gpu.memory_bytes for gpu in facts.gpus), "GPU memory"
+    text = f"weights take {needed_bytes / _GIB:.2f} GiB in {engine.dtype}, of {available_bytes / _GIB:.1f} GiB {where}"
+    if needed_bytes > available_bytes:
         return Finding("fail", "memory", f"{text}: too little")
     return (
         Finding("warn", "memory", f"{text}: tight; use few --slots")
-        if needed > 0.6 * there
+        if needed_bytes > 0.6 * available_bytes
         else Finding("ok", "memory", text)
     )
 
 
-def _precision(facts: Facts, engine: EngineConfig) -> Finding:
+def _check_precision(facts: Facts, engine: EngineConfig) -> Finding:
     fast_bf16 = bool({"avx512_bf16", "amx_bf16"} & facts.cpu_flags)
     match engine.dtype:
         case "float32" if fast_bf16:
@@ -181,16 +181,16 @@ def _precision(facts: Facts, engine: EngineConfig) -> Finding:
             )
 
 
-def _threads(facts: Facts, engine: EngineConfig, num_engines: int) -> Iterator[Finding]:
+def _check_threads(facts: Facts, engine: EngineConfig, num_engines: int) -> Iterator[Finding]:
     assert isinstance(engine.threads, int)
     num_threads = engine.threads * num_engines
     usable = min(float(facts.num_cores), facts.cgroup_cpus or float("inf"))
     text = f"{engine.threads} a CPU engine, {num_engines} of them, on {usable:g} cores"
     if num_threads > max(1.0, usable):
         limit = f" (the container's limit; the machine shows {facts.num_cores})" if usable < facts.num_cores else ""
-        fitting = max(1, int(usable) // num_engines)
+        num_fitting = max(1, int(usable) // num_engines)
         yield Finding(
-            "warn", "threads", f"{text}{limit}: too many, four times slower when measured; use --threads {fitting}"
+            "warn", "threads", f"{text}{limit}: too many, four times slower when measured; use --threads {num_fitting}"
         )
     else:
         yield Finding("ok", "threads", text)
@@ -200,61 +200,61 @@ def _threads(facts: Facts, engine: EngineConfig, num_engines: int) -> Iterator[F
             "warn", "threads", f"OMP_NUM_THREADS={omp} does not decide here: engines use --threads, {engine.threads}"
         )
     policy = facts.environment.get("OMP_WAIT_POLICY", "").lower()
-    if policy in _WAITING:
-        yield Finding("warn", "threads", f"OMP_WAIT_POLICY={policy}: {_WAITING[policy]}; unset it")
+    if policy in _OMP_WAIT_POLICY_PROBLEMS:
+        yield Finding("warn", "threads", f"OMP_WAIT_POLICY={policy}: {_OMP_WAIT_POLICY_PROBLEMS[policy]}; unset it")
 
 
-_WAITING = {
+_OMP_WAIT_POLICY_PROBLEMS = {
     "active": "idle threads spin and take the cores from the front end",
     "passive": "threads sleep between operations, and a small model takes twice as long (docs/adr/0005)",
 }
 
 
-def _speed(facts: Facts, spec: ModelSpec, engine: EngineConfig) -> Finding:
+def _check_speed(facts: Facts, spec: ModelSpec, engine: EngineConfig) -> Finding:
     assert isinstance(engine.threads, int)
     num_cores = min(engine.threads, facts.num_cores, facts.cgroup_cpus or engine.threads)
-    seconds = image_seconds(spec, engine.dtype, num_cores, facts.cpu_flags)
-    text = f"about {seconds:.1f} s an image alone ({spec.default_steps} guided steps); `noria bench quick` measures it"
-    if seconds <= _SLOW_IMAGE_S:
+    image_s = estimate_image_s(spec, engine.dtype, num_cores, facts.cpu_flags)
+    text = f"about {image_s:.1f} s an image alone ({spec.default_steps} guided steps); `noria bench quick` measures it"
+    if image_s <= _SLOW_IMAGE_S:
         return Finding("ok", "speed", text)
-    why = (
+    reason = (
         "a full-size model on a CPU"
         if spec.num_parameters > FULL_SIZE_PARAMETERS
         else "few or slow cores for this size"
     )
-    return Finding("warn", "speed", f"{text}: {why}; a GPU is 50 to 500 times as fast")
+    return Finding("warn", "speed", f"{text}: {reason}; a GPU is 50 to 500 times as fast")
 
 
-def _costs(costs: CostModel | None, spec: ModelSpec, engine: EngineConfig) -> Finding:
+def _check_costs(costs: CostModel | None, spec: ModelSpec, engine: EngineConfig) -> Finding:
     """What the engine plans with, in guided images of the default size: two rows each."""
     if costs is None:
         return Finding("ok", "costs", f"not measured yet: the next `noria serve` does, in about {BUDGET_S:g} s")
-    shape = ShapeClass(spec.default_width_px, spec.default_height_px, spec.name)
+    shape = BatchKey(spec.default_width_px, spec.default_height_px, spec.name)
     assert isinstance(engine.slots, int)
-    together = max(costs.rows_limit(shape) // 2, 1)
-    one_ms, all_ms = (1000 * costs.step_s(shape, 2 * images) for images in (1, together))
+    max_images = max(costs.rows_limit(shape) // 2, 1)
+    one_ms, all_ms = (1000 * costs.step_s(shape, 2 * images) for images in (1, max_images))
     image_s = spec.default_steps * costs.step_s(shape, 2) + costs.decode_s(shape)
     return Finding(
         "ok",
         "costs",
-        f"measured here: a step takes {one_ms:.3g} ms for one image, {all_ms:.3g} ms for {together}, and more do not pay or "
+        f"measured here: a step takes {one_ms:.3g} ms for one image, {all_ms:.3g} ms for {max_images}, and more do not pay or "
         f"fit; decoding {1000 * costs.decode_s(shape):.3g} ms; an image alone {image_s:.2f} s",
     )
 
 
-def _keys(facts: Facts, file: str) -> Iterator[Finding]:
+def _check_keys(facts: Facts, file: str) -> Iterator[Finding]:
     if isinstance(facts.num_keys, str):
         yield Finding("fail", "keys", facts.num_keys)
     elif facts.num_keys:
         yield Finding("ok", "keys", f"{facts.num_keys} in {file}")
 
 
-def image_seconds(spec: ModelSpec, dtype: str, num_cores: float, cpu_flags: frozenset[str]) -> float:
+def estimate_image_s(spec: ModelSpec, dtype: str, num_cores: float, cpu_flags: frozenset[str]) -> float:
     """An estimate for one guided image on a CPU: a row's cost grows with parameters times latents, and SD 1.5's is known."""
     if dtype == "bfloat16" and {"avx512_bf16", "amx_bf16"} & cpu_flags:
-        share = 1.0
+        speed_factor = 1.0
     else:  # float32 has half of bfloat16's width, AVX2 half of AVX512's
-        share = 0.5 if "avx512f" in cpu_flags else 0.25 if "avx2" in cpu_flags else 0.06
+        speed_factor = 0.5 if "avx512f" in cpu_flags else 0.25 if "avx2" in cpu_flags else 0.06
     num_latents = spec.default_width_px * spec.default_height_px / 64
     row_flop = _SD15_FLOP * spec.num_parameters / _SD15_PARAMETERS * num_latents / _SD15_LATENTS
-    return spec.default_steps * (_CALL_S + 2 * row_flop / (_CORE_FLOP_S * share * num_cores))
+    return spec.default_steps * (_LAUNCH_OVERHEAD_S + 2 * row_flop / (_CORE_FLOP_S * speed_factor * num_cores))

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from noria.config import Config
-from noria.engine.loading import cgroup_cpus, cost_file, look_at_machine, most_rows
-from noria.engine.resources import resolve, resolve_device
+from noria.engine.loading import cgroup_cpus, cost_cache, detect_machine, max_rows
+from noria.engine.resources import resolve_auto, resolve_device
 from noria.errors import NoriaError
 from noria.keys import read_keys
 from noria.models.catalog import open_model
@@ -50,7 +50,7 @@ class Facts:
     memory_bytes: int  # available to a new process
     environment: Mapping[str, str]
     model: ModelSpec | str  # or why it cannot be served
-    more_model_errors: tuple[str, ...]  # why the server would not start with its further models
+    additional_model_errors: tuple[str, ...]  # why the server would not start with its further models
     num_parameters: int  # of all the model's parts
     costs: CostModel | None  # as `noria serve` has measured and kept them; None is not yet
     num_keys: int | str  # in the file of API keys, 0 without one; or why it cannot be used
@@ -59,8 +59,8 @@ class Facts:
 
 def gather(config: Config, listen: Listen) -> Facts:
     """Look; imports torch, and for a hub id fetches the model. Raises nothing: what does not work is a fact too."""
-    torch_error, has_sdpa, gpus = _look_at_torch()
-    model, num_parameters = _look_at_model(config.model)
+    torch_error, has_sdpa, gpus = _inspect_torch()
+    model, num_parameters = _inspect_model(config.model)
     cpuinfo = _cpuinfo()
     return Facts(
         python=sys.version_info[:3],
@@ -77,11 +77,11 @@ def gather(config: Config, listen: Listen) -> Facts:
         memory_bytes=_available_bytes(),
         environment={name: value for name, value in os.environ.items() if name.startswith("OMP_")},
         model=model,
-        more_model_errors=_look_at_more_models(config, model),
+        additional_model_errors=_check_additional_models(config, model),
         num_parameters=num_parameters,
-        costs=None if torch_error is not None or isinstance(model, str) else _look_at_costs(config, model),
-        num_keys=_look_at_keys(config.frontend.keys_file),
-        port_error=_look_at_port(config.frontend.host, config.frontend.port, listen),
+        costs=None if torch_error is not None or isinstance(model, str) else _load_costs(config, model),
+        num_keys=_count_keys(config.frontend.keys_file),
+        port_error=_check_port(config.frontend.host, config.frontend.port, listen),
     )
 
 
@@ -104,7 +104,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _look_at_torch() -> tuple[str | None, bool, tuple[Gpu, ...]]:
+def _inspect_torch() -> tuple[str | None, bool, tuple[Gpu, ...]]:
     try:
         import torch
 
@@ -115,7 +115,7 @@ def _look_at_torch() -> tuple[str | None, bool, tuple[Gpu, ...]]:
     return None, hasattr(torch.nn.functional, "scaled_dot_product_attention"), gpus
 
 
-def _look_at_model(name: str) -> tuple[ModelSpec | str, int]:
+def _inspect_model(name: str) -> tuple[ModelSpec | str, int]:
     try:
         spec = open_model(name)
     except NoriaError as error:
@@ -123,10 +123,10 @@ def _look_at_model(name: str) -> tuple[ModelSpec | str, int]:
     return spec, count_parameters(spec.path)
 
 
-def _look_at_more_models(config: Config, first: ModelSpec | str) -> tuple[str, ...]:
+def _check_additional_models(config: Config, first: ModelSpec | str) -> tuple[str, ...]:
     errors, names = [], {first.name} if isinstance(first, ModelSpec) else set()
-    for name in config.more_models:
-        spec, _ = _look_at_model(name)
+    for name in config.additional_models:
+        spec, _ = _inspect_model(name)
         if isinstance(spec, str):
             errors.append(spec)
         elif spec.name in names:
@@ -136,27 +136,27 @@ def _look_at_more_models(config: Config, first: ModelSpec | str) -> tuple[str, .
     return tuple(errors)
 
 
-def _look_at_costs(config: Config, spec: ModelSpec) -> CostModel | None:
+def _load_costs(config: Config, spec: ModelSpec) -> CostModel | None:
     """What an earlier `noria serve` has kept of this model with these settings on this device."""
     import torch
 
-    machine = look_at_machine()
+    machine = detect_machine()
     device = resolve_device(config.engine.devices[0], machine)
     if device != "cpu" and not machine.has_cuda:
         return None
-    engine, costs = resolve(config.engine, spec, device, machine), CostModel()
-    costs.most_rows = most_rows(engine)
-    return costs if cost_file(spec, engine, torch.device(device)).load(costs) else None
+    engine, costs = resolve_auto(config.engine, spec, device, machine), CostModel()
+    costs.max_rows = max_rows(engine)
+    return costs if cost_cache(spec, engine, torch.device(device)).load(costs) else None
 
 
-def _look_at_keys(setting: str) -> int | str:
+def _count_keys(setting: str) -> int | str:
     try:
         return len(read_keys(setting))
     except NoriaError as error:
         return error.message
 
 
-def _look_at_port(host: str, port: int, listen: Listen) -> str | None:
+def _check_port(host: str, port: int, listen: Listen) -> str | None:
     try:
         listen(host, port).close()
     except NoriaError as error:

@@ -40,22 +40,22 @@ import difflib
 from collections.abc import Iterable
 from typing import ClassVar
 
-_LONGEST_SHOWN = 80
-_LONGEST_MISSPELT = 200  # characters: what is longer is no slip of the pen, and comparing it takes time and memory
+_MAX_REPR_CHARS = 80
+_MAX_MISSPELT_CHARS = 200  # characters: what is longer is no slip of the pen, and comparing it takes time and memory
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """`value` as a message quotes it: its repr, cut to a length that a log line bears."""
     text = repr(value)
-    return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…"
+    return text if len(text) <= _MAX_REPR_CHARS else text[: _MAX_REPR_CHARS - 1] + "…"
 
 
 def did_you_mean(got: str, known: Iterable[str]) -> str:
     """A sentence naming the nearest of `known`, or an empty string when none is near."""
-    if len(got) > _LONGEST_MISSPELT:
+    if len(got) > _MAX_MISSPELT_CHARS:
         return ""
-    near = difflib.get_close_matches(got, list(known), n=1, cutoff=0.6)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    matches = difflib.get_close_matches(got, list(known), n=1, cutoff=0.6)
+    return f" Did you mean {matches[0]!r}?" if matches else ""
 
 
 class NoriaError(Exception):
@@ -295,8 +295,8 @@ def all_codes() -> dict[str, type[NoriaError]]:
     leaves: dict[str, type[NoriaError]] = {}
     pending: list[type[NoriaError]] = [NoriaError]
     while pending:
-        kind = pending.pop()
-        pending += kind.__subclasses__()
-        if "code" in vars(kind):
-            leaves[kind.code] = kind
+        error_type = pending.pop()
+        pending += error_type.__subclasses__()
+        if "code" in vars(error_type):
+            leaves[error_type.code] = error_type
     return leaves

@@ -13,45 +13,45 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from noria.config import Config
-from noria.errors import ConfigError, GenerationFailed, InvalidField, shown
-from noria.frontend.admission import admit
-from noria.frontend.encoding import encode_images
-from noria.frontend.engine_link import DrawnImage
-from noria.image_files import read_parameters
+from noria.errors import ConfigError, GenerationFailed, InvalidField, short_repr
+from noria.frontend.admission import validate
+from noria.frontend.encoding import write_images
+from noria.frontend.engine_link import RawImage
+from noria.image_files import read_metadata
 from noria.models.catalog import open_model
-from noria.parameters import Parameters, of_request
-from noria.request import ImageBody, ImageRequest
+from noria.parameters import GenerationMetadata, metadata_for
+from noria.request import ImageRequestBody, ImageRequest
 from noria.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from noria.engine.diffusion import PreparedImages
+    from noria.engine.diffusion import CompiledImageRequest
 
 
 # What of a file's parameters is asked for again; its model is checked, not asked for.
-_REPEATED = tuple(set(Parameters.__struct_fields__) & set(ImageBody.__struct_fields__) - {"model"})
+_REPEATED_FIELDS = tuple(set(GenerationMetadata.__struct_fields__) & set(ImageRequestBody.__struct_fields__) - {"model"})
 
 
 @dataclass(frozen=True)
-class Like:
+class SourceImage:
     """An image that is to be drawn again."""
 
     file: pathlib.Path
-    parameters: Parameters
+    metadata: GenerationMetadata
     any_model: bool  # whether the caller named the model to draw with, and so may mean another one
 
     @classmethod
-    def read(cls, file: pathlib.Path, *, any_model: bool) -> "Like":
+    def read(cls, file: pathlib.Path, *, any_model: bool) -> "SourceImage":
         """Raises ImageFileError where `file` says nothing."""
-        return cls(file, read_parameters(file), any_model)
+        return cls(file, read_metadata(file), any_model)
 
 
-def body_of(flags: Mapping[str, Any], like: Like | None, **others: Any) -> ImageBody:
+def build_body(flags: Mapping[str, Any], source: SourceImage | None, **options: Any) -> ImageRequestBody:
     """The body that `flags` and, where they say nothing, the image to be `like` ask for."""
-    said = {} if like is None else {name: getattr(like.parameters, name) for name in _REPEATED}
-    return ImageBody(**(said | dict(flags)), **others)
+    repeated = {} if source is None else {name: getattr(source.metadata, name) for name in _REPEATED_FIELDS}
+    return ImageRequestBody(**(repeated | dict(flags)), **options)
 
 
-def run(*, config: Config, body: ImageBody, output: pathlib.Path, like: Like | None = None) -> int:
+def run(*, config: Config, body: ImageRequestBody, output: pathlib.Path, source: SourceImage | None = None) -> int:
     """Draw `body` and write `output`, in the body's format, or `output-0`, `output-1`, … for several images; returns the exit status.
 
     `like` is the image that the body repeats: another model than its own is refused, or warned of where the caller asked for it.
@@ -64,41 +64,41 @@ def run(*, config: Config, body: ImageBody, output: pathlib.Path, like: Like | N
     """
     _check_writable(output)
     spec = open_model(config.model)
-    for warning in _differences(like, spec) if like else ():
+    for warning in _differences(source, spec) if source else ():
         print(f"noria: warning: {warning}", file=sys.stderr)
-    request = admit(body, spec, config.frontend, request_id="generate", draw_seed=lambda: secrets.randbelow(2**32))
+    request = validate(body, spec, config.frontend, request_id="generate", draw_seed=lambda: secrets.randbelow(2**32))
     request = msgspec.structs.replace(request, timeout_s=math.inf)  # nobody else waits for this engine
     print(f"{spec.name}: {request.width_px}×{request.height_px}, {request.num_steps} steps of {request.scheduler}, "
           f"guidance {request.guidance_scale:g}, seed {request.seed}", file=sys.stderr)  # fmt: skip
-    for image in _draw(config, spec, request):
+    for image in _generate(config, spec, request):
         index = image.seed - request.seed
         file = output if request.num_images == 1 else output.with_stem(f"{output.stem}-{index}")
         try:
-            file.write_bytes(_encoded(image, body, request, spec))
+            file.write_bytes(_file_bytes(image, body, request, spec))
         except OSError as error:
             raise ConfigError(f"output {str(file)!r} cannot be written: {error.strerror}.") from error
         print(file)
     return 0
 
 
-def _differences(like: Like, spec: ModelSpec) -> list[str]:
+def _differences(source: SourceImage, spec: ModelSpec) -> list[str]:
     """Why the image will not be the one that it is like; raises InvalidField where that is the model, and not by the caller's wish."""
-    parameters, differences = like.parameters, []
-    if parameters.model_version != spec.fingerprint:
-        theirs = f"{parameters.model or 'an unknown model'} ({parameters.model_version or 'version unknown'})"
-        what = f"{shown(str(like.file))} was drawn by {theirs}; this is {spec.name} ({spec.fingerprint})"
-        if parameters.noria is not None and not like.any_model:
-            raise InvalidField(f"{what}. Name the one that drew it with --model, or this one if you mean it.")
-        differences.append(f"{what}: the image will differ.")
-    if parameters.other:
-        others = ", ".join(f"{name}: {value}" for name, value in parameters.other.items())
-        differences.append(f"{shown(str(like.file))} says what is not repeated here: {shown(others)}.")
+    metadata, differences = source.metadata, []
+    if metadata.model_version != spec.fingerprint:
+        source_model = f"{metadata.model or 'an unknown model'} ({metadata.model_version or 'version unknown'})"
+        mismatch = f"{short_repr(str(source.file))} was drawn by {source_model}; this is {spec.name} ({spec.fingerprint})"
+        if metadata.noria is not None and not source.any_model:
+            raise InvalidField(f"{mismatch}. Name the one that drew it with --model, or this one if you mean it.")
+        differences.append(f"{mismatch}: the image will differ.")
+    if metadata.other:
+        ignored = ", ".join(f"{name}: {value}" for name, value in metadata.other.items())
+        differences.append(f"{short_repr(str(source.file))} says what is not repeated here: {short_repr(ignored)}.")
     return differences
 
 
-def _encoded(image: DrawnImage, body: ImageBody, request: ImageRequest, spec: ModelSpec) -> bytes:
-    parameters = [of_request(request, spec, image.seed)] if body.metadata else None
-    return encode_images([image], body.format, parameters=parameters)[0]
+def _file_bytes(image: RawImage, body: ImageRequestBody, request: ImageRequest, spec: ModelSpec) -> bytes:
+    metadata = [metadata_for(request, spec, image.seed)] if body.metadata else None
+    return write_images([image], body.format, metadata=metadata)[0]
 
 
 def _check_writable(output: pathlib.Path) -> None:
@@ -111,30 +111,30 @@ def _check_writable(output: pathlib.Path) -> None:
         raise ConfigError(f"output {str(output)!r} cannot be written by this user. Choose another folder.")
 
 
-def _draw(config: Config, spec: ModelSpec, request: ImageRequest) -> list[DrawnImage]:
+def _generate(config: Config, spec: ModelSpec, request: ImageRequest) -> list[RawImage]:
     """The request's images, with a progress bar on a terminal."""
     from tqdm import tqdm
 
     from noria.engine.loading import load_executor
-    from noria.engine.loop import Ended, Happening, ImageReady, Wheel
-    from noria.scheduling.plans import End
+    from noria.engine.loop import RequestClosed, EngineEvent, ImageReady, EngineLoop
+    from noria.scheduling.plans import FinishReason
     from noria.scheduling.steps import StepScheduler
 
     executor, settings = load_executor(spec, config.engine, config.engine.devices[0])
     assert isinstance(settings.slots, int)
-    events: list[Happening[PreparedImages]] = []
+    events: list[EngineEvent[CompiledImageRequest]] = []
     scheduler = StepScheduler(settings.slots, settings.decode_batch, queue_limit=request.num_images)
-    wheel = Wheel(scheduler, executor, events.append, time.monotonic)
-    prepared = executor.prepare(request)
-    wheel.submit(prepared)
-    with tqdm(total=request.num_images * prepared.num_calls, unit=" steps", desc="drawing") as bar:
-        while (turn := wheel.turn()) is not None:
-            bar.update(len(turn.plan.steps))
+    engine_loop = EngineLoop(scheduler, executor, events.append, time.monotonic)
+    compiled = executor.prepare(request)
+    engine_loop.submit(compiled)
+    with tqdm(total=request.num_images * compiled.num_calls, unit=" steps", desc="drawing") as progress_bar:
+        while (iteration := engine_loop.run_iteration()) is not None:
+            progress_bar.update(len(iteration.plan.steps))
     images = []
     for event in events:
         if isinstance(event, ImageReady):
             rgb = memoryview(event.pixels.rgb())
-            images.append(DrawnImage(request.seed + event.index, request.width_px, request.height_px, rgb))
-        elif isinstance(event, Ended) and event.event.end is not End.FINISHED:
-            raise GenerationFailed(event.event.reason)
+            images.append(RawImage(request.seed + event.index, request.width_px, request.height_px, rgb))
+        elif isinstance(event, RequestClosed) and event.event.finish_reason is not FinishReason.FINISHED:
+            raise GenerationFailed(event.event.message)
     return images

@@ -14,114 +14,114 @@ import json
 import re
 from collections.abc import Iterator
 
-from noria.a1111_names import a1111_name, scheduler_of
+from noria.a1111_names import a1111_name, scheduler_for
 from noria.errors import InvalidField
-from noria.parameters import Parameters
+from noria.parameters import GenerationMetadata
 
-_NEGATIVE = "Negative prompt:"
-_VERSION = "noria "  # before our version: A1111 takes a bare "v0.1" for an old one of its own, and draws as that did
-_FEWEST_SETTINGS = 3  # a last line with fewer is part of the prompt, as A1111 has it
-_quoted = json.JSONDecoder(strict=False)
+_NEGATIVE_PREFIX = "Negative prompt:"
+_VERSION_PREFIX = "noria "  # before our version: A1111 takes a bare "v0.1" for an old one of its own, and draws as that did
+_MIN_SETTINGS = 3  # a last line with fewer is part of the prompt, as A1111 has it
+_JSON_DECODER = json.JSONDecoder(strict=False)
 
 
-def to_infotext(parameters: Parameters) -> str:
+def to_infotext(metadata: GenerationMetadata) -> str:
     """`parameters` as A1111 writes them; settings that say nothing are left out."""
-    lines = [parameters.prompt]
-    if parameters.negative_prompt:
-        lines.append(f"{_NEGATIVE} {parameters.negative_prompt}")
-    lines.append(", ".join(f"{name}: {_in_quotes(value)}" for name, value in _settings(parameters)))
+    lines = [metadata.prompt]
+    if metadata.negative_prompt:
+        lines.append(f"{_NEGATIVE_PREFIX} {metadata.negative_prompt}")
+    lines.append(", ".join(f"{name}: {_quote(value)}" for name, value in _settings(metadata)))
     return "\n".join(lines).strip()
 
 
-def _settings(parameters: Parameters) -> Iterator[tuple[str, str]]:
+def _settings(metadata: GenerationMetadata) -> Iterator[tuple[str, str]]:
     """In A1111's order: some readers look for "Steps" first."""
-    sampler, schedule_type = (None, None) if parameters.scheduler is None else a1111_name(parameters.scheduler)
-    guidance, size = parameters.guidance_scale, None
-    if parameters.width is not None and parameters.height is not None:
-        size = f"{parameters.width}x{parameters.height}"
+    sampler, schedule_type = (None, None) if metadata.scheduler is None else a1111_name(metadata.scheduler)
+    guidance, size = metadata.guidance_scale, None
+    if metadata.width is not None and metadata.height is not None:
+        size = f"{metadata.width}x{metadata.height}"
     settings = {
-        "Steps": parameters.inference_steps,
+        "Steps": metadata.inference_steps,
         "Sampler": sampler,
         "Schedule type": schedule_type,
         "CFG scale": None if guidance is None else repr(guidance).removesuffix(".0"),
-        "Seed": parameters.seed,
+        "Seed": metadata.seed,
         "Size": size,
-        "Model hash": parameters.model_version,
-        "Model": parameters.model,
-        "Version": None if parameters.noria is None else _VERSION + parameters.noria,
+        "Model hash": metadata.model_version,
+        "Model": metadata.model,
+        "Version": None if metadata.noria is None else _VERSION_PREFIX + metadata.noria,
     }
     return ((name, str(value)) for name, value in settings.items() if value is not None)
 
 
-def _in_quotes(value: str) -> str:
+def _quote(value: str) -> str:
     return json.dumps(value, ensure_ascii=False) if re.search(r"[,:\n]", value) else value
 
 
-def of_infotext(text: str) -> Parameters:
+def from_infotext(text: str) -> GenerationMetadata:
     """What A1111, or a program that writes as it does, says of an image; a text without settings is all prompt."""
     lines = text.strip().split("\n")
-    settings = dict(_pairs(lines[-1]))
-    if len(settings) < _FEWEST_SETTINGS:
+    settings = dict(_parse_settings(lines[-1]))
+    if len(settings) < _MIN_SETTINGS:
         settings = {}
     else:
         lines.pop()
     lines = [line.strip() for line in lines]
-    first_negative = next((at for at, line in enumerate(lines) if line.startswith(_NEGATIVE)), len(lines))
-    negative = [line.removeprefix(_NEGATIVE).strip() for line in lines[first_negative:]]
-    return _of_settings("\n".join(lines[:first_negative]), "\n".join(negative), settings)
+    first_negative = next((index for index, line in enumerate(lines) if line.startswith(_NEGATIVE_PREFIX)), len(lines))
+    negative = [line.removeprefix(_NEGATIVE_PREFIX).strip() for line in lines[first_negative:]]
+    return _metadata_from("\n".join(lines[:first_negative]), "\n".join(negative), settings)
 
 
-def _pairs(line: str) -> Iterator[tuple[str, str]]:
+def _parse_settings(line: str) -> Iterator[tuple[str, str]]:
     """The settings of `Name: value, Name: "a value, in quotes", …`."""
-    at = 0
-    while (colon := line.find(":", at)) >= 0:
-        name = line[at:colon].rpartition(",")[2].strip()
+    position = 0
+    while (colon := line.find(":", position)) >= 0:
+        name = line[position:colon].rpartition(",")[2].strip()
         start = colon + 1 + (line[colon + 1 : colon + 2] == " ")
         end, value = line.find(",", start), None
         if line.startswith('"', start):
             with contextlib.suppress(ValueError):
-                value, end = _quoted.raw_decode(line, start)
+                value, end = _JSON_DECODER.raw_decode(line, start)
                 value = value.encode("utf-8", "replace").decode()  # halves of surrogate pairs, which JSON can spell
                 end = line.find(",", end)
         end = len(line) if end < 0 else end
         yield name, line[start:end].strip() if value is None else value
-        at = end + 1
+        position = end + 1
 
 
-def _of_settings(prompt: str, negative_prompt: str, settings: dict[str, str]) -> Parameters:
+def _metadata_from(prompt: str, negative_prompt: str, settings: dict[str, str]) -> GenerationMetadata:
     """The settings that Noria has too, each taken out of `settings`; one that makes no sense stays among the others."""
 
-    def take(name: str, form: str) -> str | None:
-        return settings.pop(name) if re.fullmatch(form, settings.get(name, ""), re.ASCII) else None
+    def take(name: str, pattern: str) -> str | None:
+        return settings.pop(name) if re.fullmatch(pattern, settings.get(name, ""), re.ASCII) else None
 
-    def whole(name: str) -> int | None:
+    def take_int(name: str) -> int | None:
         text = take(name, r"\d{1,19}")
         return None if text is None else int(text)
 
     size = take("Size", r"\d{1,6}x\d{1,6}")
     width, height = (int(side) for side in size.split("x")) if size else (None, None)
     guidance = take("CFG scale", r"\d{1,9}(\.\d{1,17})?(e-\d{1,3})?")
-    version = take("Version", rf"{_VERSION}\S+")
-    return Parameters(
+    version = take("Version", rf"{_VERSION_PREFIX}\S+")
+    return GenerationMetadata(
         prompt=prompt,
         negative_prompt=negative_prompt,
-        seed=whole("Seed"),
+        seed=take_int("Seed"),
         width=width,
         height=height,
-        inference_steps=whole("Steps"),
+        inference_steps=take_int("Steps"),
         guidance_scale=None if guidance is None else float(guidance),
-        scheduler=_scheduler(settings.pop("Sampler", None), settings.pop("Schedule type", None)),
+        scheduler=_scheduler_name(settings.pop("Sampler", None), settings.pop("Schedule type", None)),
         model=settings.pop("Model", None),
         model_version=settings.pop("Model hash", None),
-        noria=version and version.removeprefix(_VERSION),
+        noria=version and version.removeprefix(_VERSION_PREFIX),
         other=settings,
     )
 
 
-def _scheduler(sampler: str | None, schedule_type: str | None) -> str | None:
+def _scheduler_name(sampler: str | None, schedule_type: str | None) -> str | None:
     if sampler is None:
         return None
     try:
-        return scheduler_of(sampler, schedule_type)
+        return scheduler_for(sampler, schedule_type)
     except InvalidField:  # to be shown as it is, and refused by name where it is asked for
         return sampler if schedule_type is None else f"{sampler} {schedule_type}"

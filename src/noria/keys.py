@@ -19,23 +19,23 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from noria.errors import ConfigError, did_you_mean, shown
+from noria.errors import ConfigError, did_you_mean, short_repr
 from noria.request import Priority
 
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")]  # logs, headers and TOML bear it as it is
+KeyName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")]  # logs, headers and TOML bear it as it is
 
 
-class Key(Struct, frozen=True):
+class ApiKey(Struct, frozen=True):
     """One table of the file."""
 
-    name: Name
+    name: KeyName
     sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
     max_images_in_flight: Annotated[int, Meta(ge=1)] | None = None
     images_per_minute: Annotated[int, Meta(ge=1)] | None = None
     priority: Priority = "high"
 
 
-_ALLOWED = {
+_ALLOWED_VALUES = {
     "name": "1 to 64 of A-Z a-z 0-9 . _ -",
     "sha256": "the key's SHA-256 in 64 lower-case hexadecimal digits, as `noria key NAME` prints it",
     "max_images_in_flight": "a whole number from 1, or leave it out",
@@ -44,19 +44,19 @@ _ALLOWED = {
 }
 
 
-def digest_of(key: bytes) -> str:
+def key_digest(key: bytes) -> str:
     """What the file has of a key."""
     return hashlib.sha256(key).hexdigest()
 
 
-def draw_key(name: str) -> tuple[str, str]:
+def generate_key(name: str) -> tuple[str, str]:
     """A new key, and its table for the file. Raises ConfigError."""
     key = f"noria_{secrets.token_urlsafe(32)}"
-    made = _as_key({"name": name, "sha256": digest_of(key.encode())}, "the new key")
-    return key, f'[[key]]\nname = "{made.name}"\nsha256 = "{made.sha256}"\n'
+    entry = _parse_key({"name": name, "sha256": key_digest(key.encode())}, "the new key")
+    return key, f'[[key]]\nname = "{entry.name}"\nsha256 = "{entry.sha256}"\n'
 
 
-def read_keys(setting: str) -> tuple[Key, ...]:
+def read_keys(setting: str) -> tuple[ApiKey, ...]:
     """The keys of the file that `frontend.keys_file` names; none if it names none.
 
     Raises:
@@ -80,33 +80,33 @@ def read_keys(setting: str) -> tuple[Key, ...]:
             f"{file} has no [[key]] table, so nobody could use the server. `noria key NAME >> {file}` adds one; or leave "
             "frontend.keys_file empty."
         )
-    keys = tuple(_as_key(table, f"{file}, [[key]] {number}") for number, table in enumerate(tables, 1))
+    keys = tuple(_parse_key(table, f"{file}, [[key]] {number}") for number, table in enumerate(tables, 1))
     for field in ("name", "sha256"):
-        _refuse_twins(str(file), field, [getattr(key, field) for key in keys])
+        _refuse_duplicates(str(file), field, [getattr(key, field) for key in keys])
     return keys
 
 
-def _as_key(table: Any, where: str) -> Key:
+def _parse_key(table: Any, where: str) -> ApiKey:
     if not isinstance(table, dict):
-        raise ConfigError(f"{where} is {shown(table)}; it is a table: write [[key]] and its keys below.")
+        raise ConfigError(f"{where} is {short_repr(table)}; it is a table: write [[key]] and its keys below.")
     for name in table:
-        if name not in _ALLOWED:
+        if name not in _ALLOWED_VALUES:
             raise ConfigError(
-                f"{where}: unknown key {name!r}.{did_you_mean(name, _ALLOWED)} Known are {', '.join(_ALLOWED)}."
+                f"{where}: unknown key {name!r}.{did_you_mean(name, _ALLOWED_VALUES)} Known are {', '.join(_ALLOWED_VALUES)}."
             )
     for name in ("name", "sha256"):
         if name not in table:
-            raise ConfigError(f"{where}: {name} is missing; it is {_ALLOWED[name]}.")
+            raise ConfigError(f"{where}: {name} is missing; it is {_ALLOWED_VALUES[name]}.")
     try:
-        return msgspec.convert(table, Key)
+        return msgspec.convert(table, ApiKey)
     except msgspec.ValidationError as error:
         name = str(error).rpartition(" - at `$.")[2].rstrip("`")
         # A digest that is none may be the key itself, put into the wrong place: it is not shown.
-        got = "not a digest" if name == "sha256" else shown(table[name])
-        raise ConfigError(f"{where}: {name} is {got}; allowed is {_ALLOWED[name]}.") from error
+        got = "not a digest" if name == "sha256" else short_repr(table[name])
+        raise ConfigError(f"{where}: {name} is {got}; allowed is {_ALLOWED_VALUES[name]}.") from error
 
 
-def _refuse_twins(file: str, field: str, values: list[str]) -> None:
+def _refuse_duplicates(file: str, field: str, values: list[str]) -> None:
     for number, value in enumerate(values):
         if value in values[:number]:
             first = values.index(value) + 1

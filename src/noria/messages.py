@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from noria.request import ImageRequest
 from noria.spec import ModelSpec
-from noria.views import CellView, LeftView, RatesView, SeatView, TurnView, WaitingView
+from noria.views import ThumbnailView, DepartureView, RatesView, SlotView, IterationView, WaitingView
 
 
 def engine_name(number: int) -> str:
@@ -47,50 +47,50 @@ class Ping(Struct, frozen=True, tag=True):
     """Is the wheel turning? Answered by `Pong`."""
 
 
-class Heard(Struct, frozen=True, tag=True):
+class LoadAck(Struct, frozen=True, tag=True):
     """The last `Load` was read. Until then no other comes: who does not read must not fill the engine's memory.
 
     Who wants no loads, such as the supervisor, never says it, and gets one.
     """
 
 
-class Follow(Struct, frozen=True, tag=True):
+class ViewRequest(Struct, frozen=True, tag=True):
     """Show the wheel: answered by one `WheelView`: to who has seen none as soon as one is due, else when there is something new to see.
 
     Asked again after each answer, so who stops asking costs nothing, and who reads slowly gets fewer. Asked again before the answer,
     the newer one counts, and one view answers both.
     """
 
-    seen: int | None  # the number of the last turn in the last view of this incarnation; None: there was none
-    pictures: bool  # whether slots show what their images are going to be
+    last_iteration: int | None  # the number of the last turn in the last view of this incarnation; None: there was none
+    with_thumbnails: bool  # whether slots show what their images are going to be
 
 
-class WheelView(Struct, frozen=True, tag=True):
+class EngineView(Struct, frozen=True, tag=True):
     """A wheel as it stands; the frame beside it, if any, holds the pictures of `cells`."""
 
     incarnation: str
-    at: float  # Unix time, s
-    number: int  # of the last turn
+    captured_at: float  # Unix time, s
+    last_iteration: int  # of the last turn
     num_slots: int
-    seats: tuple[SeatView, ...]
+    slots: tuple[SlotView, ...]
     waiting: tuple[WaitingView, ...]  # the first of them
     num_waiting: int  # images, all of them
-    drain_s: float  # until all that was accepted is done
-    turns: tuple[TurnView, ...]  # since the turn that was seen: the last ones kept, oldest first
-    left: tuple[LeftView, ...]  # since the last view for this peer; none in the first
+    backlog_s: float  # until all that was accepted is done
+    iterations: tuple[IterationView, ...]  # since the turn that was seen: the last ones kept, oldest first
+    departures: tuple[DepartureView, ...]  # since the last view for this peer; none in the first
     rates: RatesView
-    cells: tuple[CellView, ...] = ()
+    thumbnails: tuple[ThumbnailView, ...] = ()
 
 
 class Pong(Struct, frozen=True, tag=True):
     """How long the wheel has been in its present turn, and how long a turn may take before the engine counts as hung; seconds."""
 
     incarnation: str
-    stuck_s: float
-    limit_s: float
+    busy_s: float
+    hang_limit_s: float
 
 
-PreviousEnd = Literal["none", "crashed", "killed"]
+ExitCause = Literal["none", "crashed", "killed"]
 """How an engine's last run ended: there was none, in a way that a request may have caused, or as only others' signals end it.
 
 `supervision/endings.py` has the list of both.
@@ -104,8 +104,8 @@ class EngineState(Struct, frozen=True, tag=True):
     state: Literal["loading", "ready"]
     models: tuple[ModelSpec, ...]  # empty while loading
     device: str
-    previous_end: PreviousEnd = "none"
-    aboard: tuple[str, ...] = ()  # the requests that the run before this one was drawing, or preparing, when it ended
+    previous_exit: ExitCause = "none"
+    in_flight: tuple[str, ...] = ()  # the requests that the run before this one was drawing, or preparing, when it ended
 
 
 class ShapeCosts(Struct, frozen=True):
@@ -116,15 +116,15 @@ class ShapeCosts(Struct, frozen=True):
     height_px: int
     step_s: dict[int, float]  # one call of the model, by its number of rows
     decode_s: dict[int, float]  # by the number of images decoded together
-    encode_s: float  # one prompt
-    most_rows: int  # in one call: more would not be faster, or not fit the memory
+    text_encode_s: float  # one prompt
+    max_rows: int  # in one call: more would not be faster, or not fit the memory
 
 
-class Load(Struct, frozen=True, tag=True):
+class EngineLoad(Struct, frozen=True, tag=True):
     """How busy an engine is; sent to every peer after `EngineState`, and when it has changed, twice a second at most."""
 
-    drain_s: float  # until all that was accepted is done
-    num_seated: int
+    backlog_s: float  # until all that was accepted is done
+    num_running: int
     num_waiting: int
     num_slots: int
     costs: tuple[ShapeCosts, ...] = ()
@@ -168,7 +168,7 @@ class Timings(Struct, frozen=True):
     """
 
     queue_s: float
-    encode_s: float = 0.0
+    text_encode_s: float = 0.0
     denoise_s: float = 0.0
     decode_s: float = 0.0
 
@@ -197,24 +197,24 @@ class Failed(Struct, frozen=True, tag=True):
     mean_batch: float = 0.0
 
 
-ToEngine = Hello | Submit | Cancel | Ping | Heard | Follow
-FromEngine = EngineState | Load | Pong | WheelView | Progress | Preview | ImageDone | Finished | Failed
+ToEngine = Hello | Submit | Cancel | Ping | LoadAck | ViewRequest
+FromEngine = EngineState | EngineLoad | Pong | EngineView | Progress | Preview | ImageDone | Finished | Failed
 
-_encoder = msgspec.msgpack.Encoder()
-_to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
-_from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+_serializer = msgspec.msgpack.Encoder()
+_to_engine_decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+_from_engine_decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
 
 
-def encode(message: ToEngine | FromEngine) -> bytes:
+def serialize(message: ToEngine | FromEngine) -> bytes:
     """One message as one MessagePack frame."""
-    return _encoder.encode(message)
+    return _serializer.encode(message)
 
 
-def decode_to_engine(frame: bytes | memoryview) -> ToEngine:
+def deserialize_to_engine(frame: bytes | memoryview) -> ToEngine:
     """What an engine received; raises msgspec.DecodeError on anything else."""
-    return _to_engine.decode(frame)
+    return _to_engine_decoder.decode(frame)
 
 
-def decode_from_engine(frame: bytes | memoryview) -> FromEngine:
+def deserialize_from_engine(frame: bytes | memoryview) -> FromEngine:
     """What a front end or the supervisor received; raises msgspec.DecodeError on anything else."""
-    return _from_engine.decode(frame)
+    return _from_engine_decoder.decode(frame)

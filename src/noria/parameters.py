@@ -8,12 +8,12 @@ import msgspec
 from msgspec import Struct
 
 from noria import __version__
-from noria.errors import ImageFileError, InvalidField, shown
+from noria.errors import ImageFileError, InvalidField, short_repr
 from noria.request import ImageRequest
 from noria.spec import ModelSpec
 
 
-class Parameters(Struct, frozen=True, omit_defaults=True):
+class GenerationMetadata(Struct, frozen=True, omit_defaults=True):
     """How one image was made."""
 
     prompt: str
@@ -40,9 +40,9 @@ class Parameters(Struct, frozen=True, omit_defaults=True):
                 ) from error
 
 
-def of_request(request: ImageRequest, spec: ModelSpec, seed: int) -> Parameters:
+def metadata_for(request: ImageRequest, spec: ModelSpec, seed: int) -> GenerationMetadata:
     """How the image of `request` that `seed` draws is made."""
-    return Parameters(
+    return GenerationMetadata(
         prompt=request.prompt,
         negative_prompt=request.negative_prompt,
         seed=seed,
@@ -57,12 +57,12 @@ def of_request(request: ImageRequest, spec: ModelSpec, seed: int) -> Parameters:
     )
 
 
-def to_json(parameters: Parameters) -> bytes:
+def to_json(metadata: GenerationMetadata) -> bytes:
     """`parameters` in UTF-8; fields that say nothing are left out."""
-    return msgspec.json.encode(parameters)
+    return msgspec.json.encode(metadata)
 
 
-def of_json(text: str | bytes) -> Parameters:
+def from_json(text: str | bytes) -> GenerationMetadata:
     """What `to_json` wrote, here or in another version: keys that are not known are passed over.
 
     Raises:
@@ -70,6 +70,6 @@ def of_json(text: str | bytes) -> Parameters:
 
     """
     try:
-        return msgspec.json.decode(text, type=Parameters)
+        return msgspec.json.decode(text, type=GenerationMetadata)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise ImageFileError(f"its parameters {shown(text)} are not what Noria writes: {error}.") from error
+        raise ImageFileError(f"its parameters {short_repr(text)} are not what Noria writes: {error}.") from error

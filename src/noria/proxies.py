@@ -3,16 +3,16 @@
 import ipaddress
 from collections.abc import Sequence
 
-from noria.errors import ConfigError, shown
+from noria.errors import ConfigError, short_repr
 
 
-def check_proxies(trusted: Sequence[str]) -> None:
+def check_proxies(trusted_proxies: Sequence[str]) -> None:
     """Raise ConfigError if one is neither an address nor a network: uvicorn, which looks for them, would overlook it."""
-    for each in trusted:
+    for proxy in trusted_proxies:
         try:
-            ipaddress.ip_network(each)
+            ipaddress.ip_network(proxy)
         except ValueError as error:
             raise ConfigError(
-                f"setting frontend.trusted_proxies has {shown(each)}: {error}. Allowed are addresses, such as 192.0.2.1, and networks, such "
+                f"setting frontend.trusted_proxies has {short_repr(proxy)}: {error}. Allowed are addresses, such as 192.0.2.1, and networks, such "
                 "as 192.0.2.0/24 or 2001:db8::/32."
             ) from error

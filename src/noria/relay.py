@@ -19,18 +19,18 @@ from dataclasses import dataclass
 import msgspec
 
 from noria.config import Config
-from noria.observe.lines import Line, fault_line
+from noria.observe.lines import Line, unstructured_line
 from noria.observe.logs import LineHandler, logging_to, new_mark, render_for
-from noria.observe.outlet import Outlet, Stream, write_all
-from noria.observe.pieces import OwnLine, Piece, Pieces
+from noria.observe.outlet import NonBlockingWriter, Stream, write_all
+from noria.observe.pieces import EncodedLogLine, ChildOutput, ChildOutputParser
 
-_QUIET_S = 0.5  # so long may a traceback pause, and a printed line lack its end
+_FLUSH_AFTER_S = 0.5  # so long may a traceback pause, and a printed line lack its end
 _PIPE_BYTES = 1024 * 1024  # what Linux allows everybody (/proc/sys/fs/pipe-max-size), instead of 64 KiB
 _READ_BYTES = 4096  # a turn of the loop: even if all of it is short lines, the loop has its turn soon
 _STDOUT, _STDERR = 1, 2
 
 
-def greet(text: str) -> None:
+def print_ready_banner(text: str) -> None:
     """Print `text` to stdout, from a thread of its own: whoever reads that may be as slow as a reader of the log, or gone."""
 
     def write() -> None:
@@ -41,98 +41,98 @@ def greet(text: str) -> None:
 
 
 @dataclass(eq=False)
-class _Source:
+class _ChildPipe:
     """One life of a child: the reading end of its pipe."""
 
     name: str
     fd: int
-    pieces: Pieces
-    quiet: asyncio.TimerHandle | None = None
+    parser: ChildOutputParser
+    flush_timer: asyncio.TimerHandle | None = None
 
 
-class Relay:
+class LogCollector:
     """Reads the pipes of children in the running event loop."""
 
-    def __init__(self, outlet: Outlet) -> None:
+    def __init__(self, writer: NonBlockingWriter) -> None:
         self.mark = new_mark()
-        self._outlet = outlet
-        self._sources: set[_Source] = set()
+        self._writer = writer
+        self._pipes: set[_ChildPipe] = set()
 
     @contextlib.contextmanager
-    def pipe(self, name: str) -> Iterator[int]:
+    def open_pipe(self, name: str) -> Iterator[int]:
         """The end of a new pipe into which the child `name` is to write; it is to inherit it before the context ends."""
-        reading, writing = os.pipe()
-        os.set_blocking(reading, False)
+        read_fd, write_fd = os.pipe()
+        os.set_blocking(read_fd, False)
         with contextlib.suppress(
             OSError
         ):  # its user has too many of that size: then children keep more of it themselves
-            fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        source = _Source(name, reading, Pieces(self.mark))
-        self._sources.add(source)
-        asyncio.get_running_loop().add_reader(reading, self._read, source)
+            fcntl.fcntl(write_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        child_pipe = _ChildPipe(name, read_fd, ChildOutputParser(self.mark))
+        self._pipes.add(child_pipe)
+        asyncio.get_running_loop().add_reader(read_fd, self._read, child_pipe)
         try:
-            yield writing
+            yield write_fd
         finally:
-            os.close(writing)
+            os.close(write_fd)
 
     def close(self) -> None:
         """Read what the children, all ended by now, have left in their pipes."""
-        for source in list(self._sources):
-            while self._read(source):
+        for child_pipe in list(self._pipes):
+            while self._read(child_pipe):
                 pass
-            if source in self._sources:  # a grandchild lives on, and holds its pipe open
-                self._end(source)
+            if child_pipe in self._pipes:  # a grandchild lives on, and holds its pipe open
+                self._close_pipe(child_pipe)
 
-    def _read(self, source: _Source) -> bool:
+    def _read(self, child_pipe: _ChildPipe) -> bool:
         """Take some of what there is; returns whether there may be more."""
         try:
-            data = os.read(source.fd, _READ_BYTES)
+            data = os.read(child_pipe.fd, _READ_BYTES)
         except BlockingIOError:
             return False
         if not data:
-            self._end(source)
+            self._close_pipe(child_pipe)
             return False
-        self._tell(source, source.pieces.feed(data))
-        if source.quiet is not None:
-            source.quiet.cancel()
-            source.quiet = None
-        if source.pieces.holds:
-            source.quiet = asyncio.get_running_loop().call_later(_QUIET_S, self._flush, source)
+        self._forward(child_pipe, child_pipe.parser.feed(data))
+        if child_pipe.flush_timer is not None:
+            child_pipe.flush_timer.cancel()
+            child_pipe.flush_timer = None
+        if child_pipe.parser.has_pending:
+            child_pipe.flush_timer = asyncio.get_running_loop().call_later(_FLUSH_AFTER_S, self._flush, child_pipe)
         return True
 
-    def _flush(self, source: _Source) -> None:
-        self._tell(source, source.pieces.flush())
+    def _flush(self, child_pipe: _ChildPipe) -> None:
+        self._forward(child_pipe, child_pipe.parser.flush())
 
-    def _end(self, source: _Source) -> None:
-        asyncio.get_running_loop().remove_reader(source.fd)
-        if source.quiet is not None:
-            source.quiet.cancel()
-        self._tell(source, source.pieces.end())
-        os.close(source.fd)
-        self._sources.discard(source)
+    def _close_pipe(self, child_pipe: _ChildPipe) -> None:
+        asyncio.get_running_loop().remove_reader(child_pipe.fd)
+        if child_pipe.flush_timer is not None:
+            child_pipe.flush_timer.cancel()
+        self._forward(child_pipe, child_pipe.parser.finish())
+        os.close(child_pipe.fd)
+        self._pipes.discard(child_pipe)
 
-    def _tell(self, source: _Source, pieces: Iterable[Piece]) -> None:
-        for piece in pieces:
-            self._outlet.put(_line_of(piece, source.name))
+    def _forward(self, child_pipe: _ChildPipe, outputs: Iterable[ChildOutput]) -> None:
+        for output in outputs:
+            self._writer.put(_output_to_line(output, child_pipe.name))
 
 
-def _line_of(piece: Piece, process: str) -> Line:
-    if not isinstance(piece, OwnLine):
-        return fault_line(time.time(), process, piece.text, is_fault=piece.is_fault)
+def _output_to_line(output: ChildOutput, process: str) -> Line:
+    if not isinstance(output, EncodedLogLine):
+        return unstructured_line(time.time(), process, output.text, is_traceback=output.is_traceback)
     try:
-        line = msgspec.json.decode(piece.encoded, type=Line)
+        line = msgspec.json.decode(output.encoded, type=Line)
     except (msgspec.DecodeError, UnicodeDecodeError):  # its process was killed while it wrote
-        return fault_line(time.time(), process, piece.encoded.decode(errors="backslashreplace"), is_fault=False)
+        return unstructured_line(time.time(), process, output.encoded.decode(errors="backslashreplace"), is_traceback=False)
     return line | {"process": process}
 
 
 @contextlib.contextmanager
-def relaying(config: Config) -> Iterator[Relay]:
+def collecting_logs(config: Config) -> Iterator[LogCollector]:
     """Meanwhile this process logs as the supervisor, and a relay is at hand for its children; both write to stderr as `config` says."""
-    outlet = Outlet(render_for(config.log_format, sys.stderr, os.environ), Stream(_STDERR), "supervisor")
-    outlet.start()
+    writer = NonBlockingWriter(render_for(config.log_format, sys.stderr, os.environ), Stream(_STDERR), "supervisor")
+    writer.start()
     try:
-        with logging_to(LineHandler("supervisor", outlet.put), config.log_level):
-            yield Relay(outlet)
+        with logging_to(LineHandler("supervisor", writer.put), config.log_level):
+            yield LogCollector(writer)
     finally:
-        outlet.close()
+        writer.close()

@@ -14,7 +14,7 @@ ImageFormat = Literal["png", "webp", "jpeg"]
 Priority = Literal["low", "normal", "high"]
 
 
-class ImageBody(Struct, frozen=True, forbid_unknown_fields=True):
+class ImageRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
     """The body of `POST /t2i`. `None` is "the model's default"; a seed of `None` is drawn by the server and told in the answer."""
 
     prompt: str
@@ -53,8 +53,8 @@ class ImageRequest(Struct, frozen=True):
     priority: Priority = "normal"
     deadline_s: float | None = None  # from its arrival at the engine; what is late then is of no use to the caller
     num_previews: int = 0  # pictures of each image on its way
-    watched: bool = False  # somebody wants to hear of every step
-    alone: bool = False  # shares the wheel with nobody: an engine has died of it, or beside it
+    stream_progress: bool = False  # somebody wants to hear of every step
+    exclusive: bool = False  # shares the wheel with nobody: an engine has died of it, or beside it
     traceparent: str = ""  # W3C trace context of the span that asked; empty: it is in no trace
     tracestate: str = ""  # of the same: what tracing systems on its way have noted for themselves
 
@@ -64,11 +64,11 @@ class ImageRequest(Struct, frozen=True):
         return self.guidance_scale > 1.0
 
 
-def flight_id(request_id: str, token: str) -> str:
+def attempt_id(request_id: str, token: str) -> str:
     """The name under which one flight of a request is known to an engine; `token` has no dot."""
     return f"{request_id}.{token}"
 
 
-def request_id_of(flight: str) -> str:
+def request_id_of(attempt: str) -> str:
     """The request's id in `flight_id`: what callers, logs and traces know it by."""
-    return flight.rpartition(".")[0] or flight
+    return attempt.rpartition(".")[0] or attempt

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from noria.errors import InvalidField, did_you_mean, shown
+from noria.errors import InvalidField, did_you_mean, short_repr
 
 Family = Literal["diffusion", "flow", "edm"]
 Settings = dict[str, object]
@@ -118,7 +118,7 @@ _TOKENS = "it denoises discrete tokens, not numbers"
 _BROWNIAN = "it draws from a Brownian tree (torchsde), whose noise depends on more than the seed and the step"
 _TO_NOISE = "it runs from an image to noise"
 
-REFUSED: Mapping[str, str] = MappingProxyType(
+UNSUPPORTED: Mapping[str, str] = MappingProxyType(
     {
         "pndm-prk": "its Runge-Kutta warm-up looks back further than 4 model calls; pndm is the same without warm-up",
         "euler-churn": "a request has no field for s_churn; euler-a adds noise too",
@@ -158,23 +158,23 @@ def find(name: str) -> SchedulerChoice:
 
     Raises `InvalidField`, naming the reason for a refused scheduler and else the nearest name and all of them.
     """
-    key = _key(name)
-    if key in _BY_KEY:
-        return _BY_KEY[key]
+    normalized = _normalized(name)
+    if normalized in _BY_KEY:
+        return _BY_KEY[normalized]
     known = [choice.name for choice in SCHEDULERS]
-    for refused, reason in REFUSED.items():
-        if key == _key(refused):
+    for unsupported, reason in UNSUPPORTED.items():
+        if normalized == _normalized(unsupported):
             raise InvalidField(
-                f"scheduler {shown(name)} is not served: {reason}. Known are: {', '.join(known)}.", field="scheduler"
+                f"scheduler {short_repr(name)} is not served: {reason}. Known are: {', '.join(known)}.", field="scheduler"
             )
     spellings = [
         spelling for choice in SCHEDULERS for spelling in (choice.name, *choice.aliases, choice.diffusers_class)
     ]
-    near = did_you_mean(name.lower(), spellings) or did_you_mean(name, spellings)
-    raise InvalidField(f"scheduler {shown(name)} is not known.{near} Known are: {', '.join(known)}.", field="scheduler")
+    hint = did_you_mean(name.lower(), spellings) or did_you_mean(name, spellings)
+    raise InvalidField(f"scheduler {short_repr(name)} is not known.{hint} Known are: {', '.join(known)}.", field="scheduler")
 
 
-def of_family(family: Family) -> tuple[SchedulerChoice, ...]:
+def choices_of_family(family: Family) -> tuple[SchedulerChoice, ...]:
     """The choices that sample models of `family`."""
     return tuple(choice for choice in SCHEDULERS if choice.family == family)
 
@@ -184,17 +184,17 @@ def family_of(config: Mapping[str, object]) -> Family:
     diffusers_class = str(config.get("_class_name", ""))
     if diffusers_class.startswith("EDM"):
         return "edm"
-    flows = diffusers_class in {choice.diffusers_class for choice in of_family("flow") if not choice.overrides}
+    flows = diffusers_class in {choice.diffusers_class for choice in choices_of_family("flow") if not choice.overrides}
     return "flow" if flows or config.get("prediction_type") == "flow_prediction" else "diffusion"
 
 
-def of_config(config: Mapping[str, object]) -> SchedulerChoice:
+def choice_for_config(config: Mapping[str, object]) -> SchedulerChoice:
     """The choice nearest to a model's own scheduler_config.json: of its class, with the most settings as they stand there.
 
     Raises `InvalidField` when its class is not served.
     """
     diffusers_class = str(config.get("_class_name", ""))
-    candidates = [choice for choice in of_family(family_of(config)) if choice.diffusers_class == diffusers_class]
+    candidates = [choice for choice in choices_of_family(family_of(config)) if choice.diffusers_class == diffusers_class]
     if not candidates:
         return find(diffusers_class)
     return min(
@@ -202,7 +202,7 @@ def of_config(config: Mapping[str, object]) -> SchedulerChoice:
     )
 
 
-def _key(name: str) -> str:
+def _normalized(name: str) -> str:
     return re.sub(r"[\s_-]", "", name.lower()).replace("dpmpp", "dpm++")
 
 
@@ -211,8 +211,8 @@ def _by_key() -> dict[str, SchedulerChoice]:
     by_key: dict[str, SchedulerChoice] = {}
     for choice in SCHEDULERS:
         for name in (choice.name, *choice.aliases):
-            by_key[_key(name)] = choice
-        by_key.setdefault(_key(choice.diffusers_class), choice)
+            by_key[_normalized(name)] = choice
+        by_key.setdefault(_normalized(choice.diffusers_class), choice)
     return by_key
 
 

@@ -15,9 +15,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from noria.config import Config
-from noria.errors import ConfigError, did_you_mean, shown
+from noria.errors import ConfigError, did_you_mean, short_repr
 
-_KUBERNETES = re.compile(r"NORIA(_\w+)?_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
+_KUBERNETES_VARIABLE = re.compile(r"NORIA(_\w+)?_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
 _KUBERNETES_URL = re.compile(r"(tcp|udp|sctp)://")
 """What Kubernetes puts into every pod of a namespace that has a Service named `noria` or `noria-…`; none of it is a setting.
 
@@ -29,7 +29,7 @@ class Setting(Struct, frozen=True):
     """One declared setting, as flags, environment and documentation see it."""
 
     path: tuple[str, ...]  # where it stands in the tree: ("engine", "slots")
-    kind: Any  # its annotated type
+    annotation: Any  # its annotated type
     default: Any
     description: str
 
@@ -49,13 +49,13 @@ class Setting(Struct, frozen=True):
         return "--" + self.path[-1].replace("_", "-")
 
 
-def settings(struct: type[Struct] = Config, prefix: tuple[str, ...] = ()) -> list[Setting]:
+def list_settings(struct: type[Struct] = Config, prefix: tuple[str, ...] = ()) -> list[Setting]:
     """Every setting of the tree, in the order of declaration."""
     found: list[Setting] = []
     for field in msgspec.structs.fields(struct):
         path = (*prefix, field.name)
         if isinstance(field.type, type) and issubclass(field.type, Struct):
-            found += settings(field.type, path)
+            found += list_settings(field.type, path)
             continue
         descriptions = [
             meta.description for meta in get_args(field.type)[1:] if isinstance(meta, Meta) and meta.description
@@ -75,17 +75,17 @@ def load(file: str | os.PathLike[str] | None, environment: Mapping[str, str], fl
 
     """
     tree: dict[str, Any] = _read_file(pathlib.Path(file)) if file is not None else {}
-    known = {setting.variable: setting for setting in settings()}
+    known = {setting.variable: setting for setting in list_settings()}
     for name, text in environment.items():
         if not name.startswith("NORIA_") or _is_from_kubernetes(name, text):
             continue
         if name not in known:
-            elsewhere = [variable for variable in known if variable.endswith(name.removeprefix("NORIA"))]
+            same_suffix = [variable for variable in known if variable.endswith(name.removeprefix("NORIA"))]
             raise ConfigError(
-                f"environment variable {name} is not a setting.{did_you_mean(name, elsewhere or known)} See docs/settings.md."
+                f"environment variable {name} is not a setting.{did_you_mean(name, same_suffix or known)} See docs/settings.md."
             )
         _put(tree, known[name], text, f"environment variable {name}")
-    by_key = {setting.key: setting for setting in settings()}
+    by_key = {setting.key: setting for setting in list_settings()}
     for key, value in flags.items():
         _put(tree, by_key[key], value, f"flag {by_key[key].flag}")
     return _convert(tree)
@@ -93,7 +93,7 @@ def load(file: str | os.PathLike[str] | None, environment: Mapping[str, str], fl
 
 def _is_from_kubernetes(name: str, text: str) -> bool:
     """Whether the variable describes a Service; some of their names are also a setting's, none of their values is."""
-    if _KUBERNETES.fullmatch(name):
+    if _KUBERNETES_VARIABLE.fullmatch(name):
         return True
     return name.endswith("_PORT") and _KUBERNETES_URL.match(text) is not None
 
@@ -116,75 +116,75 @@ def _refuse_unknown(tree: dict[str, Any], struct: type[Struct], where: str, pref
             raise ConfigError(
                 f"{where}: unknown key {prefix + key!r}.{did_you_mean(key, fields)} Known here: {', '.join(fields)}."
             )
-        kind = fields[key]
-        if isinstance(kind, type) and issubclass(kind, Struct):
+        field_type = fields[key]
+        if isinstance(field_type, type) and issubclass(field_type, Struct):
             if not isinstance(value, dict):
                 raise ConfigError(
-                    f"{where}: {prefix}{key} is {shown(value)}; it is a table: write [{prefix}{key}] and its keys below."
+                    f"{where}: {prefix}{key} is {short_repr(value)}; it is a table: write [{prefix}{key}] and its keys below."
                 )
-            _refuse_unknown(value, kind, where, f"{prefix}{key}.")
+            _refuse_unknown(value, field_type, where, f"{prefix}{key}.")
 
 
 def _put(tree: dict[str, Any], setting: Setting, value: Any, source: str) -> None:
     *parents, name = setting.path
     for parent in parents:
         tree = tree.setdefault(parent, {})
-    tree[name] = _parsed(value, setting, source) if isinstance(value, str) else value
+    tree[name] = _parse(value, setting, source) if isinstance(value, str) else value
 
 
-def _parsed(text: str, setting: Setting, source: str) -> Any:
+def _parse(text: str, setting: Setting, source: str) -> Any:
     """`text` as the setting's type wants it; strings stay, `true`, numbers and comma-separated lists are read."""
     value: Any = text
-    if get_origin(get_args(setting.kind)[0]) is tuple:
+    if get_origin(get_args(setting.annotation)[0]) is tuple:
         value = [part.strip() for part in text.strip("[]").split(",") if part.strip()]
     try:
-        return msgspec.to_builtins(msgspec.convert(value, setting.kind, strict=False))
+        return msgspec.to_builtins(msgspec.convert(value, setting.annotation, strict=False))
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{source} is {shown(text)}: {_in_words(error)}. {_about(setting)}") from error
+        raise ConfigError(f"{source} is {short_repr(text)}: {_error_text(error)}. {_describe(setting)}") from error
 
 
 def _convert(tree: dict[str, Any]) -> Config:
     try:
         return msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
-        place = str(error).rpartition(" - at `$.")[2].rstrip("`").partition("[")[0]
-        known = {setting.key: setting for setting in settings()}
-        got = _value_at(tree, place)
-        about = _about(known[place]) if place in known else ""
-        raise ConfigError(f"setting {place} is {shown(got)}: {_in_words(error)}. {about}") from error
+        key = str(error).rpartition(" - at `$.")[2].rstrip("`").partition("[")[0]
+        known = {setting.key: setting for setting in list_settings()}
+        value = _value_at(tree, key)
+        description = _describe(known[key]) if key in known else ""
+        raise ConfigError(f"setting {key} is {short_repr(value)}: {_error_text(error)}. {description}") from error
 
 
-def _value_at(tree: Any, place: str) -> Any:
-    for part in place.split("."):
+def _value_at(tree: Any, key: str) -> Any:
+    for part in key.split("."):
         tree = tree.get(part) if isinstance(tree, dict) else tree
     return tree
 
 
-def _in_words(error: msgspec.ValidationError) -> str:
+def _error_text(error: msgspec.ValidationError) -> str:
     text = str(error).partition(" - at `")[0]
     return "not a value it can have" if text.startswith("Invalid enum") else text[:1].lower() + text[1:]
 
 
-def _about(setting: Setting) -> str:
-    words = allowed(setting)
-    return f"{setting.key} is: {setting.description}." + (f" Allowed: {words}." if words else "")
+def _describe(setting: Setting) -> str:
+    allowed_text = allowed(setting)
+    return f"{setting.key} is: {setting.description}." + (f" Allowed: {allowed_text}." if allowed_text else "")
 
 
 def allowed(setting: Setting) -> str:
     """The words and numbers that `setting` may be, comma-separated; empty where it is free."""
-    return ", ".join(_allowed(setting.kind))
+    return ", ".join(_allowed(setting.annotation))
 
 
-def _allowed(kind: Any) -> list[str]:
-    if kind is bool:
+def _allowed(annotation: Any) -> list[str]:
+    if annotation is bool:
         return ["true", "false"]
-    if get_origin(kind) is Literal:
-        return [str(value) for value in get_args(kind)]
-    if get_origin(kind) is Annotated and get_args(kind)[0] in (int, float):
-        return [bounds for meta in get_args(kind)[1:] if (bounds := _bounds(meta))]
-    if get_origin(kind) is Annotated:
-        return _allowed(get_args(kind)[0])
-    return [words for part in get_args(kind) if part is not Ellipsis for words in _allowed(part)]
+    if get_origin(annotation) is Literal:
+        return [str(value) for value in get_args(annotation)]
+    if get_origin(annotation) is Annotated and get_args(annotation)[0] in (int, float):
+        return [bounds for meta in get_args(annotation)[1:] if (bounds := _bounds(meta))]
+    if get_origin(annotation) is Annotated:
+        return _allowed(get_args(annotation)[0])
+    return [text for part in get_args(annotation) if part is not Ellipsis for text in _allowed(part)]
 
 
 def _bounds(meta: Meta) -> str:
@@ -193,7 +193,7 @@ def _bounds(meta: Meta) -> str:
     return f"≥ {meta.ge}" if meta.le is None else f"{meta.ge}–{meta.le}"
 
 
-def settings_page() -> str:
+def settings_docs() -> str:
     """docs/settings.md: every setting as it is declared above; `make docs` writes it."""
     lines = [
         "# Settings",
@@ -203,7 +203,7 @@ def settings_page() -> str:
         "that is true or false is written `--flag` or `--no-flag`. This page is written by `make docs` from `src/noria/config.py`.",
     ]
     section: tuple[str, ...] | None = None
-    for setting in settings():
+    for setting in list_settings():
         if setting.path[:-1] != section:
             section = setting.path[:-1]
             title = f"## `[{'.'.join(section)}]`" if section else "## At the top of the file"

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import msgspec
 
 from noria.errors import ImageFileError
-from noria.image_files import read_parameters
-from noria.parameters import Parameters
-from noria.printable import printable
+from noria.image_files import read_metadata
+from noria.parameters import GenerationMetadata
+from noria.printable import escape_for_terminal
 
 
 def run(files: Sequence[pathlib.Path], *, as_json: bool) -> int:
@@ -17,39 +17,39 @@ def run(files: Sequence[pathlib.Path], *, as_json: bool) -> int:
     status = 0
     for number, file in enumerate(files):
         try:
-            parameters = read_parameters(file)
+            metadata = read_metadata(file)
         except ImageFileError as error:
             print(f"noria: error: {error.message}", file=sys.stderr)
             status = 1
             continue
         if as_json:
-            said = {"file": str(file)} | msgspec.to_builtins(parameters)
-            print(msgspec.json.encode(said).decode())
+            fields = {"file": str(file)} | msgspec.to_builtins(metadata)
+            print(msgspec.json.encode(fields).decode())
         else:
-            print(("\n" if number else "") + report(file, parameters))
+            print(("\n" if number else "") + format_metadata(file, metadata))
     return status
 
 
-def report(file: pathlib.Path, parameters: Parameters) -> str:
+def format_metadata(file: pathlib.Path, metadata: GenerationMetadata) -> str:
     """`parameters` for people: a line each, those of several lines indented."""
     rows: dict[str, object] = {
-        "prompt": parameters.prompt,
-        "negative prompt": parameters.negative_prompt or None,
-        "seed": parameters.seed,
-        "size": None if parameters.width is None else f"{parameters.width}×{parameters.height}",
-        "steps": parameters.inference_steps,
-        "scheduler": parameters.scheduler,
-        "guidance": None if parameters.guidance_scale is None else f"{parameters.guidance_scale:g}",
-        "model": parameters.model,
-        "model version": parameters.model_version,
-        "drawn by": None if parameters.noria is None else f"noria {parameters.noria}",
+        "prompt": metadata.prompt,
+        "negative prompt": metadata.negative_prompt or None,
+        "seed": metadata.seed,
+        "size": None if metadata.width is None else f"{metadata.width}×{metadata.height}",
+        "steps": metadata.inference_steps,
+        "scheduler": metadata.scheduler,
+        "guidance": None if metadata.guidance_scale is None else f"{metadata.guidance_scale:g}",
+        "model": metadata.model,
+        "model version": metadata.model_version,
+        "drawn by": None if metadata.noria is None else f"noria {metadata.noria}",
     }
-    pairs = [*rows.items(), *parameters.other.items()]
-    said = [(printable(name), str(value)) for name, value in pairs if value is not None]
-    width = max(len(name) for name, _ in said)
-    lines = [f"  {name:{width}}  {_indented(value, width + 4)}" for name, value in said]
-    return "\n".join([printable(str(file)), *lines])
+    pairs = [*rows.items(), *metadata.other.items()]
+    printed = [(escape_for_terminal(name), str(value)) for name, value in pairs if value is not None]
+    width = max(len(name) for name, _ in printed)
+    lines = [f"  {name:{width}}  {_indent(value, width + 4)}" for name, value in printed]
+    return "\n".join([escape_for_terminal(str(file)), *lines])
 
 
-def _indented(value: str, by: int) -> str:
-    return ("\n" + " " * by).join(printable(line) for line in value.split("\n"))
+def _indent(value: str, by: int) -> str:
+    return ("\n" + " " * by).join(escape_for_terminal(line) for line in value.split("\n"))

@@ -26,42 +26,42 @@ import setproctitle
 import zmq
 from prometheus_client import multiprocess
 
-from noria.channel import Connected, EngineConnection, Lost
-from noria.children import Child, EngineChild, Kind
+from noria.channel import Connected, EngineConnection, Disconnected
+from noria.children import Child, EngineChild, ChildKind
 from noria.config import Config
-from noria.errors import ConfigError, shown
+from noria.errors import ConfigError, short_repr
 from noria.jobs.results import refuse_password
 from noria.keys import read_keys
 from noria.messages import EngineState, Hello, Ping, Pong, engine_name
 from noria.models.catalog import open_model
 from noria.observe.cgroup import memory_events, num_oom_kills
 from noria.observe.collector import check_traces
-from noria.observe.ended import fold_ended
-from noria.observe.logs import environment_of_children, fields
+from noria.observe.ended import merge_dead_processes
+from noria.observe.logs import child_log_environment, fields
 from noria.proxies import check_proxies
-from noria.relay import Relay, greet, relaying
+from noria.relay import LogCollector, print_ready_banner, collecting_logs
 from noria.spec import ModelSpec
-from noria.supervision.pulse import Pulse
-from noria.supervision.restarts import GiveUp, Restarts, StartAgain
+from noria.supervision.pulse import HangDetector
+from noria.supervision.restarts import GiveUp, RestartPolicy, Restart
 
 log = logging.getLogger("noria.supervisor")
 
-CommandOf = Callable[[Kind, str], list[str]]
+CommandBuilder = Callable[[ChildKind, str], list[str]]
 """The command line of a child's kind and its JSON; tests put small scripts here."""
 
-FRONTEND_STOP_S = 5.0  # after `frontend.drain_s` a front end has only last words to say
-ENGINE_STOP_S = 5.0  # an engine without front ends has nothing left to finish
-FRONTEND_SERVES_AFTER_S = 3.0  # it answers within one; the rest is for a machine that is busy
-PING_EVERY_S = 2.0
-LONGEST_ADDRESS_BYTES = 107  # of a Unix socket's path: sun_path of unix(7) without its last zero
+FRONTEND_STOP_TIMEOUT_S = 5.0  # after `frontend.drain_s` a front end has only last words to say
+ENGINE_STOP_TIMEOUT_S = 5.0  # an engine without front ends has nothing left to finish
+FRONTEND_READY_AFTER_S = 3.0  # it answers within one; the rest is for a machine that is busy
+PING_INTERVAL_S = 2.0
+MAX_ADDRESS_BYTES = 107  # of a Unix socket's path: sun_path of unix(7) without its last zero
 
 
-def command_of(kind: Kind, text: str) -> list[str]:
+def child_command(kind: ChildKind, text: str) -> list[str]:
     """How children are started."""
     return [sys.executable, "-m", f"noria.{kind}.process", text]
 
 
-def serve(config: Config, command_of: CommandOf = command_of) -> int:
+def serve(config: Config, build_command: CommandBuilder = child_command) -> int:
     """Serve until a signal says stop; returns the exit status: 0 when asked to stop, else that of the child given up.
 
     Raises:
@@ -72,11 +72,11 @@ def serve(config: Config, command_of: CommandOf = command_of) -> int:
     """
     started_s = time.monotonic()
     setproctitle.setproctitle("noria supervisor")
-    with relaying(config) as relay:
-        return _serve(config, command_of, relay, started_s)
+    with collecting_logs(config) as log_collector:
+        return _serve(config, build_command, log_collector, started_s)
 
 
-def _serve(config: Config, command_of: CommandOf, relay: Relay, started_s: float) -> int:
+def _serve(config: Config, build_command: CommandBuilder, log_collector: LogCollector, started_s: float) -> int:
     read_keys(config.frontend.keys_file)  # front ends read it themselves, too late to say what is wrong with it
     refuse_password(config.jobs.results)  # before it stands in the arguments of a process
     check_traces(config.traces_endpoint)
@@ -86,7 +86,7 @@ def _serve(config: Config, command_of: CommandOf, relay: Relay, started_s: float
         listen(config.frontend.host, config.frontend.port) as listener,
         tempfile.TemporaryDirectory(prefix="noria-", ignore_cleanup_errors=True) as directory,  # mode 0700
     ):
-        supervisor = Supervisor(config, models, listener, directory, relay, started_s=started_s, command_of=command_of)
+        supervisor = Supervisor(config, models, listener, directory, log_collector, started_s=started_s, build_command=build_command)
         return asyncio.run(supervisor.run())
 
 
@@ -99,14 +99,14 @@ def open_models(config: Config) -> list[ModelSpec]:
 
     """
     models: dict[str, ModelSpec] = {}
-    for source in (config.model, *config.more_models):
-        spec = open_model(source)
-        if spec.name in models:
+    for source in (config.model, *config.additional_models):
+        model_spec = open_model(source)
+        if model_spec.name in models:
             raise ConfigError(
-                f"the models in {models[spec.name].folder} and {spec.folder} are both called {spec.name!r}. "
+                f"the models in {models[model_spec.name].folder} and {model_spec.folder} are both called {model_spec.name!r}. "
                 'Give one another name: {"name": …} in its noria.json.'
             )
-        models[spec.name] = spec
+        models[model_spec.name] = model_spec
     return list(models.values())
 
 
@@ -114,31 +114,31 @@ def listen(host: str, port: int) -> socket.socket:
     """A socket listening on `host` and `port`, before anything slow starts. Raises ConfigError where that is not possible."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        both = host == "::" and socket.has_dualstack_ipv6()  # IPv4 callers too, as everywhere else
-        return socket.create_server(address[:2], family=family, backlog=2048, dualstack_ipv6=both)
+        is_dualstack = host == "::" and socket.has_dualstack_ipv6()  # IPv4 callers too, as everywhere else
+        return socket.create_server(address[:2], family=family, backlog=2048, dualstack_ipv6=is_dualstack)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            words = f"port {port} on {host} is taken by another process. Choose another with --port N, or --port 0 for any free one"
+            message = f"port {port} on {host} is taken by another process. Choose another with --port N, or --port 0 for any free one"
         elif error.errno == errno.EACCES:
-            words = (
+            message = (
                 f"port {port} is not open to this user: ports below 1024 are the system's. Choose another with --port N"
             )
         else:
-            words = f"cannot listen on {host}, port {port}: {error.strerror}. --host takes an address of this machine"
-        raise ConfigError(f"{words} (in a file: frontend.host, frontend.port).") from error
+            message = f"cannot listen on {host}, port {port}: {error.strerror}. --host takes an address of this machine"
+        raise ConfigError(f"{message} (in a file: frontend.host, frontend.port).") from error
     except ValueError as error:  # the name's encoding failed before it was looked up
-        raise ConfigError(f"host is {shown(host)}, no address or name of a machine: {error}.") from error
+        raise ConfigError(f"host is {short_repr(host)}, no address or name of a machine: {error}.") from error
 
 
-def greeting(took_s: float, models: str, url: str, *, keyed: bool) -> str:
+def ready_banner(took_s: float, models: str, url: str, *, has_api_keys: bool) -> str:
     """What a server says on its stdout when it is ready at `url`: where to go, and a first command; `keyed`: it has API keys."""
-    key = '-H "authorization: Bearer $NORIA_API_KEY" ' if keyed else ""
+    auth_option = '-H "authorization: Bearer $NORIA_API_KEY" ' if has_api_keys else ""
     return (
         f"\nnoria: ready after {took_s:.1f} s, serving {models} on {url}\n\n"
         f"  {url}/       draw in a browser\n"
         f"  {url}/live   watch the batch\n"
         f"  {url}/docs   the interface\n\n"
-        f"  curl -s {url}/t2i -H 'content-type: application/json' {key}"
+        f"  curl -s {url}/t2i -H 'content-type: application/json' {auth_option}"
         '-d \'{"prompt": "a red circle above a blue square"}\' -o image.png\n\n'
     )
 
@@ -152,28 +152,28 @@ class Supervisor:
         models: Sequence[ModelSpec],
         listener: socket.socket,
         directory: str,
-        relay: Relay,
+        log_collector: LogCollector,
         *,
         started_s: float,
-        command_of: CommandOf,
+        build_command: CommandBuilder,
     ) -> None:
         self._models, self._listener, self._directory, self._started_s = models, listener, directory, started_s
-        self._config, self._command_of, self._relay = config, command_of, relay
+        self._config, self._build_command, self._log_collector = config, build_command, log_collector
         self._num_oom_kills = functools.partial(num_oom_kills, memory_events())  # children share this process's group
-        self._server = uuid.uuid4().hex
+        self._server_id = uuid.uuid4().hex
         self._host, self._port = listener.getsockname()[:2]
         addresses = [f"ipc://{directory}/{engine_name(index)}" for index in range(len(config.engine.devices))]
-        _check_lengths(addresses)
+        _check_address_lengths(addresses)
         self._engines = [
-            self._engine(engine_name(index), device, address)
+            self._make_engine(engine_name(index), device, address)
             for index, (device, address) in enumerate(zip(config.engine.devices, addresses, strict=True))
         ]
-        self._frontends = [self._frontend(f"frontend-{index}", addresses) for index in range(config.frontend.processes)]
+        self._frontends = [self._make_frontend(f"frontend-{index}", addresses) for index in range(config.frontend.processes)]
         self._stopping = asyncio.Event()
         self._killing = asyncio.Event()
         self._exit_status = 0
 
-    def _engine(self, name: str, device: str, address: str) -> EngineChild:
+    def _make_engine(self, name: str, device: str, address: str) -> EngineChild:
         config = self._config.engine
         task: dict[str, object] = {
             "config": config,
@@ -190,26 +190,26 @@ class Supervisor:
             kind="engine",
             name=name,
             task=task,
-            restarts=Restarts(),
+            restart_policy=RestartPolicy(),
             address=address,
-            pulse=Pulse(config.hang_timeout_s, config.start_timeout_s),
+            hang_detector=HangDetector(config.hang_timeout_s, config.start_timeout_s),
             num_oom_kills=self._num_oom_kills,
         )
 
-    def _frontend(self, name: str, addresses: list[str]) -> Child:
+    def _make_frontend(self, name: str, addresses: list[str]) -> Child:
         fd = self._listener.fileno()
         task: dict[str, object] = {
             "config": self._config,
             "fd": fd,
             "engines": addresses,
             "parent_pid": os.getpid(),
-            "place": f"{self._server}/{name}",
+            "place": f"{self._server_id}/{name}",
         }
         return Child(
             kind="frontend",
             name=name,
             task=task,
-            restarts=Restarts(serves_after_s=FRONTEND_SERVES_AFTER_S),
+            restart_policy=RestartPolicy(assumed_ready_after_s=FRONTEND_READY_AFTER_S),
             num_oom_kills=self._num_oom_kills,
             pass_fds=(fd,),
         )
@@ -217,43 +217,43 @@ class Supervisor:
     async def run(self) -> int:
         """Start, serve, stop; returns the exit status."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup's wish stays
-                loop.add_signal_handler(number, self._on_signal, number)
-        lives = {child.name: asyncio.create_task(self._keep(child)) for child in (*self._engines, *self._frontends)}
-        watching = asyncio.create_task(self._announce())
-        asked = asyncio.create_task(self._stopping.wait())
-        await asyncio.wait([asked, watching, *lives.values()], return_when=asyncio.FIRST_COMPLETED)
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:  # nohup's wish stays
+                loop.add_signal_handler(signum, self._on_signal, signum)
+        child_tasks = {child.name: asyncio.create_task(self._run_child(child)) for child in (*self._engines, *self._frontends)}
+        readiness = asyncio.create_task(self._wait_until_ready())
+        stop_requested = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait([stop_requested, readiness, *child_tasks.values()], return_when=asyncio.FIRST_COMPLETED)
         self._stopping.set()  # also after an error of ours, which is raised below
         self._listener.close()  # front ends close theirs: who comes now is refused, not left waiting
-        await self._end(self._frontends, lives, self._config.frontend.drain_s + FRONTEND_STOP_S)
-        await self._end(self._engines, lives, ENGINE_STOP_S)
-        watching.cancel()
+        await self._stop_children(self._frontends, child_tasks, self._config.frontend.drain_s + FRONTEND_STOP_TIMEOUT_S)
+        await self._stop_children(self._engines, child_tasks, ENGINE_STOP_TIMEOUT_S)
+        readiness.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await watching
-        self._relay.close()
-        for life in lives.values():
-            life.result()  # an error of ours in one of them, now that all have ended
+            await readiness
+        self._log_collector.close()
+        for child_task in child_tasks.values():
+            child_task.result()  # an error of ours in one of them, now that all have ended
         log.info("stopped", extra=fields(event="stopped", status=self._exit_status))
         return self._exit_status
 
-    def _on_signal(self, number: signal.Signals) -> None:
+    def _on_signal(self, signum: signal.Signals) -> None:
         if self._stopping.is_set():
-            log.warning("%s again: stopping at once", number.name, extra=fields(event="stopping_at_once"))
-            self._exit_status = self._exit_status or 128 + number
+            log.warning("%s again: stopping at once", signum.name, extra=fields(event="stopping_at_once"))
+            self._exit_status = self._exit_status or 128 + signum
             self._killing.set()
         else:
-            words = "%s: finishing what is in flight; once more stops at once"
-            log.info(words, number.name, extra=fields(event="stopping", signal=number.name))
+            message = "%s: finishing what is in flight; once more stops at once"
+            log.info(message, signum.name, extra=fields(event="stopping", signal=signum.name))
             self._stopping.set()
 
-    async def _keep(self, child: Child) -> None:
+    async def _run_child(self, child: Child) -> None:
         """Live through every life of `child`, until the server stops."""
         while not self._stopping.is_set():
-            with self._relay.pipe(child.name) as output:
+            with self._log_collector.open_pipe(child.name) as output:
                 child.process = await asyncio.create_subprocess_exec(
-                    *self._command_of(child.kind, _json(child.task)),
-                    env=_environment(self._directory) | environment_of_children(self._relay.mark),
+                    *self._build_command(child.kind, _serialize(child.task)),
+                    env=_child_environment(self._directory) | child_log_environment(self._log_collector.mark),
                     stdout=output,
                     stderr=output,
                     pass_fds=child.pass_fds,
@@ -262,69 +262,69 @@ class Supervisor:
             child.started(time.monotonic())
             child.log(logging.DEBUG, "started", f"started, process {child.process.pid}", pid=child.process.pid)
             if self._stopping.is_set():
-                child.send(signal.SIGTERM)
+                child.send_signal(signal.SIGTERM)
             status = await child.process.wait()
             decision = child.ended(status, time.monotonic())
             multiprocess.mark_process_dead(child.process.pid, self._directory)  # type: ignore[no-untyped-call]
             if self._stopping.is_set():
-                child.log(logging.DEBUG, "ended", f"ended {_in_words(status)}", status=status)
+                child.log(logging.DEBUG, "ended", f"ended {_describe_status(status)}", status=status)
                 return
             try:
-                fold_ended(self._directory)
+                merge_dead_processes(self._directory)
             except OSError as error:
                 log.warning("cannot fold what the dead counted: %s", error, extra=fields(event="counts_not_folded"))
             match decision:
-                case StartAgain(delay_s):
-                    words = f"ended {_in_words(status)}; starting it again in {delay_s:.1f} s"
-                    child.log(logging.ERROR, "restarted", words, status=status, delay_s=delay_s)
+                case Restart(delay_s):
+                    message = f"ended {_describe_status(status)}; starting it again in {delay_s:.1f} s"
+                    child.log(logging.ERROR, "restarted", message, status=status, delay_s=delay_s)
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._stopping.wait(), delay_s)
                 case GiveUp(exit_status, reason):
-                    words = f"ended {_in_words(status)}: {reason}; stopping"
-                    child.log(logging.ERROR, "given_up", words, status=status)
+                    message = f"ended {_describe_status(status)}: {reason}; stopping"
+                    child.log(logging.ERROR, "given_up", message, status=status)
                     self._exit_status = exit_status
                     self._stopping.set()
 
-    async def _end(self, children: Sequence[Child], lives: dict[str, asyncio.Task[None]], grace_s: float) -> None:
+    async def _stop_children(self, children: Sequence[Child], child_tasks: dict[str, asyncio.Task[None]], grace_s: float) -> None:
         """Ask `children` to end; kill who has not after `grace_s` seconds, or at the second signal."""
         for child in children:
-            child.send(signal.SIGTERM)
-        ended: asyncio.Future[Any] = asyncio.gather(*(lives[child.name] for child in children), return_exceptions=True)
+            child.send_signal(signal.SIGTERM)
+        ended: asyncio.Future[Any] = asyncio.gather(*(child_tasks[child.name] for child in children), return_exceptions=True)
         killing: asyncio.Future[Any] = asyncio.create_task(self._killing.wait())
         await asyncio.wait([ended, killing], timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
         killing.cancel()
         for child in children:
-            if not lives[child.name].done():
+            if not child_tasks[child.name].done():
                 child.log(logging.WARNING, "killed", "is killed: it has not ended yet")
-                child.send(signal.SIGKILL)
+                child.send_signal(signal.SIGKILL)
         await ended
 
-    async def _announce(self) -> None:
+    async def _wait_until_ready(self) -> None:
         """Watch the engines; say once, when an image can be asked for, where and how."""
         connections = [EngineConnection(engine.address) for engine in self._engines]
         try:
             async with asyncio.TaskGroup() as group:
                 ready = [asyncio.Event() for _ in self._engines]
                 for engine, connection, event in zip(self._engines, connections, ready, strict=True):
-                    group.create_task(self._watch(engine, connection, event))
+                    group.create_task(self._follow_engine(engine, connection, event))
                     group.create_task(self._ping(engine, connection))
-                group.create_task(self._greet(ready))
+                group.create_task(self._announce_when_ready(ready))
         finally:
             for connection in connections:
                 connection.close()
 
-    async def _greet(self, engines_ready: list[asyncio.Event]) -> None:
+    async def _announce_when_ready(self, engines_ready: list[asyncio.Event]) -> None:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._host, self._host)  # noqa: S104 - any address means this machine's too
-        await _until_answering(host, self._port)
+        await _wait_until_answering(host, self._port)
         for frontend in self._frontends:
-            frontend.restarts.ready()
+            frontend.restart_policy.ready()
         for event in engines_ready:
             await event.wait()
         url = f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
-        names = ", ".join(spec.name for spec in self._models)
-        greet(greeting(time.monotonic() - self._started_s, names, url, keyed=bool(self._config.frontend.keys_file)))
+        names = ", ".join(model_spec.name for model_spec in self._models)
+        print_ready_banner(ready_banner(time.monotonic() - self._started_s, names, url, has_api_keys=bool(self._config.frontend.keys_file)))
 
-    async def _watch(self, engine: EngineChild, connection: EngineConnection, ready: asyncio.Event) -> None:
+    async def _follow_engine(self, engine: EngineChild, connection: EngineConnection, ready: asyncio.Event) -> None:
         """Follow what an engine says of itself."""
         async for event in connection.events():
             match event:
@@ -332,39 +332,39 @@ class Supervisor:
                     with contextlib.suppress(zmq.Again):
                         await connection.send(Hello("supervisor"))
                 case (EngineState() as state, _):
-                    if engine.told(state):
+                    if engine.update_state(state):
                         engine.log(logging.INFO, "ready", f"is ready on {state.device}", device=state.device)
                         ready.set()
-                case (Pong(incarnation, stuck_s, limit_s), _) if incarnation == engine.incarnation:
-                    engine.pulse.answered(stuck_s, limit_s)
-                case Lost():
+                case (Pong(incarnation, busy_s, limit_s), _) if incarnation == engine.incarnation:
+                    engine.hang_detector.answered(busy_s, limit_s)
+                case Disconnected():
                     engine.log(logging.DEBUG, "connection_lost", "has lost its connection")
 
     async def _ping(self, engine: EngineChild, connection: EngineConnection) -> None:
         """Ask an engine whether it turns, again and again; kill it if it hangs."""
-        every_s = min(PING_EVERY_S, self._config.engine.hang_timeout_s / 5)
+        interval_s = min(PING_INTERVAL_S, self._config.engine.hang_timeout_s / 5)
         while True:
-            await asyncio.sleep(every_s)
+            await asyncio.sleep(interval_s)
             now = time.monotonic()
-            engine.kill_if_it_hangs(now)
-            engine.pulse.pinged(now)
+            engine.kill_if_hung(now)
+            engine.hang_detector.pinged(now)
             with contextlib.suppress(
                 zmq.Again
             ):  # between two lives, or it reads nothing: then this counts as unanswered
                 await connection.send(Ping())
 
 
-def _check_lengths(addresses: list[str]) -> None:
+def _check_address_lengths(addresses: list[str]) -> None:
     """Refuse a temporary directory in which sockets' names get too long; ZeroMQ's own error names no file."""
     longest = max((os.fsencode(address.removeprefix("ipc://")) for address in addresses), key=len)
-    if len(longest) > LONGEST_ADDRESS_BYTES:
+    if len(longest) > MAX_ADDRESS_BYTES:
         raise ConfigError(
             f"the engines' sockets, such as {os.fsdecode(longest)!r}, have names of {len(longest)} bytes; the system takes "
-            f"{LONGEST_ADDRESS_BYTES}. Set the environment variable TMPDIR to a shorter path."
+            f"{MAX_ADDRESS_BYTES}. Set the environment variable TMPDIR to a shorter path."
         )
 
 
-def _environment(directory: str) -> dict[str, str]:
+def _child_environment(directory: str) -> dict[str, str]:
     """The children's environment; what the operator has set stays."""
     defaults = {
         "HF_HUB_OFFLINE": "1",  # the catalog has fetched what there is to fetch
@@ -377,7 +377,7 @@ def _environment(directory: str) -> dict[str, str]:
     return defaults | os.environ | {"PROMETHEUS_MULTIPROC_DIR": directory}
 
 
-async def _until_answering(host: str, port: int) -> None:
+async def _wait_until_answering(host: str, port: int) -> None:
     """Wait until some front end answers a request, whatever the answer."""
     while True:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
@@ -391,9 +391,9 @@ async def _until_answering(host: str, port: int) -> None:
         await asyncio.sleep(0.1)
 
 
-def _json(task: dict[str, object]) -> str:
+def _serialize(task: dict[str, object]) -> str:
     return msgspec.json.encode(task).decode()
 
 
-def _in_words(status: int) -> str:
+def _describe_status(status: int) -> str:
     return f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"

@@ -9,7 +9,7 @@ from msgspec import Struct
 from noria.request import Priority
 
 
-class SeatView(Struct, frozen=True):
+class SlotView(Struct, frozen=True):
     """An image in a slot of the running batch."""
 
     slot: int
@@ -24,8 +24,8 @@ class SeatView(Struct, frozen=True):
     call: int  # model calls done
     num_calls: int  # to be done; a bar of progress is call / num_calls
     priority: Priority
-    boarded_at: float
-    due_at: float | None  # the caller's deadline
+    joined_at: float
+    deadline_at: float | None  # the caller's deadline
     finish_at: float | None  # predicted
     paused: bool = False  # it has made no step for a second and two turns or more, as others went first
 
@@ -44,26 +44,26 @@ class WaitingView(Struct, frozen=True):
     priority: Priority
     arrived_at: float
     start_at: float | None  # predicted
-    due_at: float | None
+    deadline_at: float | None
 
 
-class TurnView(Struct, frozen=True):
+class IterationView(Struct, frozen=True):
     """One turn of the wheel. What of `seconds` was neither encoding nor decoding was denoising."""
 
     number: int  # counts up by one within an incarnation
-    began_at: float
-    seconds: float  # the device's, where it works behind the wheel
-    encode_s: float
+    started_at: float
+    duration_s: float  # the device's, where it works behind the wheel
+    text_encode_s: float
     decode_s: float
-    num_boarded: int
+    num_joined: int
     num_stepped: int
     num_decoded: int
 
 
-class LeftView(Struct, frozen=True):
+class DepartureView(Struct, frozen=True):
     """An image that left its slot; `number` is the turn's after which it did."""
 
-    number: int
+    iteration: int
     slot: int
     request_id: str
     index: int
@@ -85,7 +85,7 @@ class RatesView(Struct, frozen=True):
     busy: float  # 0 to 1, the share of the time in which the wheel turned
 
 
-class CellView(Struct, frozen=True):
+class ThumbnailView(Struct, frozen=True):
     """Where a slot's picture is in the bytes beside a `WheelView`: height × width × 3 bytes of RGB from `offset` on."""
 
     slot: int

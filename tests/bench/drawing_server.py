@@ -18,8 +18,8 @@ from noria.bench.server import RunningServer
 
 def pixels(body):
     """An image of its prompt and seed alone."""
-    dice = np.random.default_rng([*body["prompt"].encode(), body["seed"]])
-    return dice.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    rng = np.random.default_rng([*body["prompt"].encode(), body["seed"]])
+    return rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)
 
 
 def png(body):
@@ -28,7 +28,7 @@ def png(body):
     return file.getvalue()
 
 
-class Drawing(http.server.BaseHTTPRequestHandler):
+class ImageHandler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     wbufsize = 65536
 
@@ -46,7 +46,7 @@ class Drawing(http.server.BaseHTTPRequestHandler):
             case "truncated":
                 self.answer(200, png(body)[:-100], "image/png")
             case "cut":  # within the body
-                self.answer(200, png(body), "image/png", cut=100)
+                self.answer(200, png(body), "image/png", num_bytes_cut=100)
             case "broken":
                 self.answer(500, b"{}", "application/json")
             case "dying":
@@ -55,7 +55,7 @@ class Drawing(http.server.BaseHTTPRequestHandler):
                     os._exit(3)
                 self.answer(200, png(body), "image/png")
 
-    def answer(self, status, content, kind, cut=0):
+    def answer(self, status, content, kind, num_bytes_cut=0):
         self.send_response(status)
         for name, value in {
             "content-type": kind,
@@ -65,25 +65,25 @@ class Drawing(http.server.BaseHTTPRequestHandler):
         }.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(content[: len(content) - cut])
-        self.close_connection = cut > 0
+        self.wfile.write(content[: len(content) - num_bytes_cut])
+        self.close_connection = num_bytes_cut > 0
 
     def log_message(self, *_):
         pass
 
 
-class Server(http.server.ThreadingHTTPServer):
+class ImageServer(http.server.ThreadingHTTPServer):
     request_queue_size = 128
-    left = 10  # answers until a dying one ends
+    num_answers_left = 10  # answers until a dying one ends
 
     def handle_error(self, *_):
         pass
 
 
 @contextlib.contextmanager
-def running(how):
+def running(behaviour):
     """As `running_target` does it."""
-    with subprocess.Popen([sys.executable, __file__, how], stdout=subprocess.PIPE) as child:
+    with subprocess.Popen([sys.executable, __file__, behaviour], stdout=subprocess.PIPE) as child:
         try:
             yield RunningServer(int(child.stdout.readline()), 0.5, psutil.Process(child.pid))
         finally:
@@ -91,7 +91,7 @@ def running(how):
 
 
 if __name__ == "__main__":
-    with Server(("127.0.0.1", 0), Drawing) as server:
+    with ImageServer(("127.0.0.1", 0), ImageHandler) as server:
         server.how = sys.argv[1]
         print(server.server_port, flush=True)  # it listens: who connects from now on is answered
         server.serve_forever()

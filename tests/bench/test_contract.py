@@ -14,13 +14,13 @@ import pytest
 from PIL import Image
 
 from noria.bench import contract, same_image
-from noria.bench.options import ContractOptions
+from noria.bench.options import DeadlineOptions
 from noria.bench.server import RunningServer
 from noria.config import Config
 from noria.errors import ConfigError
 from noria.models.catalog import open_model
 
-OPTIONS = ContractOptions(loads=(50, 150), seconds=1.0, targets=("least-slack", "seed"))
+OPTIONS = DeadlineOptions(loads=(50, 150), seconds=1.0, targets=("least-slack", "seed"))
 
 
 def png(value):
@@ -29,7 +29,7 @@ def png(value):
     return file.getvalue()
 
 
-class Planted(http.server.BaseHTTPRequestHandler):
+class FakeTargetHandler(http.server.BaseHTTPRequestHandler):
     """Answers one grey image at once on Noria's path, and an error on the seed's; darker from the fourth on, by `shade`."""
 
     protocol_version = "HTTP/1.1"
@@ -51,7 +51,7 @@ class Planted(http.server.BaseHTTPRequestHandler):
         pass
 
 
-class PlantedServer(http.server.ThreadingHTTPServer):
+class FakeTargetServer(http.server.ThreadingHTTPServer):
     request_queue_size = 128
     shade = 0
 
@@ -68,22 +68,22 @@ class PlantedServer(http.server.ThreadingHTTPServer):
 
 
 @pytest.fixture
-def planted():
-    with PlantedServer(("127.0.0.1", 0), Planted) as server:
+def fake_server():
+    with FakeTargetServer(("127.0.0.1", 0), FakeTargetHandler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()
 
 
 @pytest.fixture
-def started(planted, monkeypatch):
+def started_arguments(fake_server, monkeypatch):
     """The flags or the model that each server was started with."""
     started = []
 
     @contextlib.contextmanager
     def running(*arguments):
         started.append(arguments)
-        yield RunningServer(planted.server_port, 0.0, psutil.Process())
+        yield RunningServer(fake_server.server_port, 0.0, psutil.Process())
 
     monkeypatch.setattr(contract, "running_server", running)
     monkeypatch.setattr(contract, "running_target", running)
@@ -100,7 +100,7 @@ def started(planted, monkeypatch):
     return started
 
 
-def test_every_load_meets_every_target_with_the_same_trace(started, tmp_path, capsys):
+def test_every_load_meets_every_target_with_the_same_trace(started_arguments, tmp_path, capsys):
     output = tmp_path / "contract.json"
     assert contract.main(Config(), OPTIONS, output, tmp_path / "plots") == 0
     document = json.loads(output.read_text())
@@ -122,16 +122,16 @@ def test_every_load_meets_every_target_with_the_same_trace(started, tmp_path, ca
     assert document["summary"]["largest_channel_difference"] == {"as it is": 0, "one bucket": 0}
     assert "| seed | 0.00 | 0.00 |" in capsys.readouterr().out
     assert (tmp_path / "plots" / "attainment.svg").exists()
-    caches = {words[words.index("--cache-dir") + 1] for words, *more in started if not more}
+    caches = {words[words.index("--cache-dir") + 1] for words, *more in started_arguments if not more}
     assert len(caches) == 1  # one for the bench, gone with it
     assert not pathlib.Path(caches.pop()).exists()
 
 
-def test_each_run_has_a_server_of_its_own_with_its_policy_and_the_settings(started):
+def test_each_run_has_a_server_of_its_own_with_its_policy_and_the_settings(started_arguments):
     config = Config(model="bundled", log_level="error")
-    bench = contract.ContractBench(config, ContractOptions((50,), 1.0, ("fcfs", "shortest-first")), None)
+    bench = contract.DeadlineBench(config, DeadlineOptions((50,), 1.0, ("fcfs", "shortest-first")), None)
     bench.measure()
-    flags = [arguments[0] for arguments in started]
+    flags = [arguments[0] for arguments in started_arguments]
     assert [words[words.index("--policy") + 1] for words in flags] == [
         "least-slack",
         "least-slack",
@@ -142,7 +142,7 @@ def test_each_run_has_a_server_of_its_own_with_its_policy_and_the_settings(start
     assert flags[1][-2:] == ["--buckets", "64"]
 
 
-def test_an_interrupted_bench_keeps_and_prints_what_it_has(started, monkeypatch, tmp_path, capsys):
+def test_an_interrupted_bench_keeps_and_prints_what_it_has(started_arguments, monkeypatch, tmp_path, capsys):
     seeds = []
 
     @contextlib.contextmanager
@@ -180,6 +180,6 @@ def test_what_is_not_installed_is_said_at_once(monkeypatch):
 
 
 @pytest.mark.parametrize("shade", [0, 2])
-def test_an_image_that_differs_in_a_crowd_is_found(planted, shade):
-    planted.shade = shade
-    assert same_image.differences(planted.url, open_model("bundled")) == [shade] * 3
+def test_an_image_that_differs_in_a_crowd_is_found(fake_server, shade):
+    fake_server.shade = shade
+    assert same_image.max_channel_differences(fake_server.url, open_model("bundled")) == [shade] * 3

@@ -14,45 +14,45 @@ import psutil
 import pytest
 
 from noria.bench import cost, cost_report, onlookers, silent
-from noria.bench.cost_options import CostOptions, read_pairs, read_parts, read_requests, read_users
+from noria.bench.cost_options import CostOptions, read_pairs, read_features, read_requests, read_users
 from noria.bench.cost_report import CostRun, Pair
-from noria.bench.server import DIRECT, RunningServer, running_process
+from noria.bench.server import NO_PROXY_OPENER, RunningServer, running_process
 from noria.config import Config
-from waiting import until
+from waiting import wait_until
 
 
-def a_run(seconds=10.0, cpu_s=10.0, rows=1000.0, **changes):
+def cost_run(seconds=10.0, cpu_s=10.0, rows=1000.0, **changes):
     return CostRun(**({"seconds": seconds, "cpu_s": cpu_s, "rows": rows, "images": 25, "others_share": 0.0} | changes))
 
 
-def pairs_of(*lives):
+def make_pairs(*incarnations):
     """Pairs whose ratios are these, life by life."""
     return [
-        Pair(life, bool(k % 2), a_run(rows=1000.0 * ratio), a_run())
-        for life, ratios in enumerate(lives)
+        Pair(incarnation, bool(k % 2), cost_run(rows=1000.0 * ratio), cost_run())
+        for incarnation, ratios in enumerate(incarnations)
         for k, ratio in enumerate(ratios)
     ]
 
 
 def test_a_ratio_is_with_over_without():
-    pair = Pair(0, False, a_run(20.0, cpu_s=11.0, rows=970.0), a_run(10.0, cpu_s=10.0, rows=1000.0))
+    pair = Pair(0, False, cost_run(20.0, cpu_s=11.0, rows=970.0), cost_run(10.0, cpu_s=10.0, rows=1000.0))
     assert cost_report.throughput_ratio(pair) == 0.485
     assert cost_report.cpu_ratio(pair) == pytest.approx(97 / 110)
 
 
 def test_the_middle_mean_is_of_ratios_and_leaves_out_both_quarters_that_are_far_off():
-    assert cost_report.middle_mean([0.5, 2.0]) == pytest.approx(1.0)
-    assert cost_report.middle_mean([0.01, 0.99, 1.0, 50.0]) == pytest.approx(0.99499, abs=1e-5)
-    assert cost_report.middle_mean([0.9]) == pytest.approx(0.9)
+    assert cost_report.geometric_midmean([0.5, 2.0]) == pytest.approx(1.0)
+    assert cost_report.geometric_midmean([0.01, 0.99, 1.0, 50.0]) == pytest.approx(0.99499, abs=1e-5)
+    assert cost_report.geometric_midmean([0.9]) == pytest.approx(0.9)
 
 
 def test_the_interval_is_always_the_same_and_as_wide_as_the_lives_differ():
     one_noise = [0.9, 1.1, 0.95, 1.05]
-    alike = cost_report.interval(pairs_of(*[one_noise] * 8), cost_report.throughput_ratio)
-    assert alike == cost_report.interval(pairs_of(*[one_noise] * 8), cost_report.throughput_ratio)
+    alike = cost_report.bootstrap_interval(make_pairs(*[one_noise] * 8), cost_report.throughput_ratio)
+    assert alike == cost_report.bootstrap_interval(make_pairs(*[one_noise] * 8), cost_report.throughput_ratio)
     assert alike.low == pytest.approx(alike.mean) and alike.high == pytest.approx(alike.mean)
-    apart = cost_report.interval(
-        pairs_of(*[[0.9, 0.91, 0.89, 0.9]] * 4, *[[1.1, 1.11, 1.09, 1.1]] * 4), cost_report.throughput_ratio
+    apart = cost_report.bootstrap_interval(
+        make_pairs(*[[0.9, 0.91, 0.89, 0.9]] * 4, *[[1.1, 1.11, 1.09, 1.1]] * 4), cost_report.throughput_ratio
     )
     assert apart.low < 0.93 < apart.mean < 1.07 < apart.high
 
@@ -67,11 +67,11 @@ def test_the_interval_is_always_the_same_and_as_wide_as_the_lives_differ():
     ],
 )
 def test_the_verdict_says_whether_the_noise_leaves_a_doubt(ratios, verdict):
-    assert cost_report.summarise(pairs_of(*([ratio] for ratio in ratios)))["verdict"] == verdict
+    assert cost_report.summarise(make_pairs(*([ratio] for ratio in ratios)))["verdict"] == verdict
 
 
 def test_few_lives_decide_nothing():
-    assert cost_report.summarise(pairs_of([1.0] * 8))["verdict"] == "met, but of too few lives of the servers"
+    assert cost_report.summarise(make_pairs([1.0] * 8))["verdict"] == "met, but of too few lives of the servers"
 
 
 def test_without_a_pair_there_is_no_summary():
@@ -81,8 +81,8 @@ def test_without_a_pair_there_is_no_summary():
 @pytest.mark.parametrize(
     ("read", "text"),
     [
-        (read_parts, "metrics,cost"),
-        (read_parts, "none,logs"),
+        (read_features, "metrics,cost"),
+        (read_features, "none,logs"),
         (read_pairs, "0"),
         (read_requests, "-1"),
         (read_users, "many"),
@@ -95,11 +95,11 @@ def test_what_is_not_allowed_is_refused(read, text):
 
 
 def test_parts_have_one_order():
-    assert read_parts("live,metrics") == ("metrics", "live")
-    assert read_parts("none") == ()
+    assert read_features("live,metrics") == ("metrics", "live")
+    assert read_features("none") == ()
 
 
-class Planted(http.server.BaseHTTPRequestHandler):
+class FakeNoriaHandler(http.server.BaseHTTPRequestHandler):
     """Draws nothing, after `server.delay_s`; shows a wheel, and metrics."""
 
     protocol_version = "HTTP/1.1"
@@ -135,11 +135,11 @@ class Planted(http.server.BaseHTTPRequestHandler):
         pass
 
 
-class PlantedServer(http.server.ThreadingHTTPServer):
+class FakeNoriaServer(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, delay_s, live=True):
-        super().__init__(("127.0.0.1", 0), Planted)
+        super().__init__(("127.0.0.1", 0), FakeNoriaHandler)
         self.delay_s, self.live, self.ended = delay_s, live, threading.Event()
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -148,8 +148,8 @@ class PlantedServer(http.server.ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def planted(delay_s, live=True):
-    server = PlantedServer(delay_s, live)
+def fake_noria(delay_s, live=True):
+    server = FakeNoriaServer(delay_s, live)
     try:
         yield server
     finally:
@@ -159,22 +159,22 @@ def planted(delay_s, live=True):
 
 
 def test_onlookers_see_the_wheel_and_scrape():
-    with planted(0.0) as server, onlookers.onlookers(server.server_port, live=True, scrapes=True) as seen:
-        until(lambda: seen.views >= 2 and seen.scrapes_s)
-    assert (seen.views, len(seen.scrapes_s), seen.fault) == (2, 1, "")
+    with fake_noria(0.0) as server, onlookers.background_viewers(server.server_port, live=True, scrapes=True) as stats:
+        wait_until(lambda: stats.num_views >= 2 and stats.scrapes_s)
+    assert (stats.num_views, len(stats.scrapes_s), stats.fault) == (2, 1, "")
 
 
 def test_an_onlooker_that_is_refused_says_so():
-    with planted(0.0, live=False) as server, onlookers.onlookers(server.server_port, live=True, scrapes=False) as seen:
-        until(lambda: seen.fault)
-    assert seen.fault == "GET /v1/live was answered 404"
+    with fake_noria(0.0, live=False) as server, onlookers.background_viewers(server.server_port, live=True, scrapes=False) as stats:
+        wait_until(lambda: stats.fault)
+    assert stats.fault == "GET /v1/live was answered 404"
 
 
 @pytest.fixture
-def measured(monkeypatch, tmp_path):
+def run_bench(monkeypatch, tmp_path):
     """The bench against planted servers; gives its status and document."""
 
-    def measure(options, watched_s, bare_s, *, live=True, interrupt=None):
+    def measure(options, instrumented_s, bare_s, *, live=True, interrupt=None):
         commands = []
 
         @contextlib.contextmanager
@@ -183,7 +183,7 @@ def measured(monkeypatch, tmp_path):
             if interrupt is not None and len(commands) == interrupt:
                 raise KeyboardInterrupt
             bare = "error" in commands[-1] and "info" not in commands[-1]
-            with planted(bare_s if bare else watched_s, live) as server:
+            with fake_noria(bare_s if bare else instrumented_s, live) as server:
                 yield RunningServer(server.server_port, 0.0, psutil.Process())
 
         monkeypatch.setattr(cost, "running_process", running)
@@ -203,11 +203,11 @@ def measured(monkeypatch, tmp_path):
     return measure
 
 
-SHORT = CostOptions(pairs=3, requests=6, users=2)
+SHORT_OPTIONS = CostOptions(num_pairs=3, num_requests=6, num_users=2)
 
 
-def test_servers_take_turns_and_are_started_anew(measured, capsys):
-    status, document, commands = measured(SHORT, 0.01, 0.01)
+def test_servers_take_turns_and_are_started_anew(run_bench, capsys):
+    status, document, commands = run_bench(SHORT_OPTIONS, 0.01, 0.01)
     assert status == 0
     assert document["complete"]
     assert [pair["bare_first"] for pair in document["pairs"]] == [False, True, False]
@@ -227,15 +227,15 @@ def test_servers_take_turns_and_are_started_anew(measured, capsys):
     assert "| 1, 0 kB | 1.0 | 30.0 | 1000.0 | missed |" in out
 
 
-def test_a_server_that_its_onlookers_slow_is_caught(measured):
+def test_a_server_that_its_onlookers_slow_is_caught(run_bench):
     # A hundred times as slow, so that no disturbance of the bare ones is as large.
-    _, document, _ = measured(CostOptions(pairs=2, requests=12, users=2), 0.3, 0.0)
+    _, document, _ = run_bench(CostOptions(num_pairs=2, num_requests=12, num_users=2), 0.3, 0.0)
     assert document["summary"]["throughput_ratio"]["mean"] < 0.8
     assert document["summary"]["verdict"].startswith("missed")
 
 
-def test_a_part_alone_leaves_the_others_off(measured):
-    _, document, commands = measured(CostOptions(pairs=1, requests=6, users=2, parts=("logs",)), 0.01, 0.01)
+def test_a_part_alone_leaves_the_others_off(run_bench):
+    _, document, commands = run_bench(CostOptions(num_pairs=1, num_requests=6, num_users=2, features=("logs",)), 0.01, 0.01)
     watched, bare = commands
     assert "noria.bench.silent" in watched and watched[watched.index("json") - 1] == "--log-format"
     assert "noria.bench.silent" in bare and "info" not in bare
@@ -243,14 +243,14 @@ def test_a_part_alone_leaves_the_others_off(measured):
     assert document["pairs"][0]["watched"]["scrapes_s"] == []
 
 
-def test_a_live_page_that_shows_nothing_stops_the_bench(measured, capsys, tmp_path):
+def test_a_live_page_that_shows_nothing_stops_the_bench(run_bench, capsys, tmp_path):
     with pytest.raises(FileNotFoundError):
-        measured(SHORT, 0.01, 0.01, live=False)
+        run_bench(SHORT_OPTIONS, 0.01, 0.01, live=False)
     assert "GET /v1/live was answered 404" in capsys.readouterr().err
 
 
-def test_an_interrupted_bench_keeps_and_prints_what_it_has(measured, capsys):
-    status, document, _ = measured(SHORT, 0.01, 0.01, interrupt=3)
+def test_an_interrupted_bench_keeps_and_prints_what_it_has(run_bench, capsys):
+    status, document, _ = run_bench(SHORT_OPTIONS, 0.01, 0.01, interrupt=3)
     assert status == 130
     assert not document["complete"]
     assert len(document["pairs"]) == 2
@@ -258,14 +258,14 @@ def test_an_interrupted_bench_keeps_and_prints_what_it_has(measured, capsys):
 
 
 def test_the_metrics_of_processes_without_a_model_are_full():
-    found = cost.measure_scrapes(2, 1, num=2)
+    found = cost.measure_scrapes(2, 1, num_scrapes=2)
     assert found["words"] == "2 front ends and 1 engine"
     assert found["bytes"] > 100_000
     assert found["best_s"] <= found["median_s"] <= found["worst_s"]
 
 
 def test_a_server_tells_what_the_dead_had_counted():
-    alone, after = (cost.measure_scrapes(1, 1, num_restarts=num, num=1) for num in (0, 3))
+    alone, after = (cost.measure_scrapes(1, 1, num_restarts=num, num_scrapes=1) for num in (0, 3))
     assert after["words"] == "1 front end and 1 engine, after 3 restarts"
     assert after["bytes"] > alone["bytes"]  # the same lines, with larger numbers
 
@@ -300,9 +300,9 @@ def test_a_silent_server_serves_and_counts_nothing(tmp_path):
         asked = urllib.request.Request(
             f"http://127.0.0.1:{server.port}/t2i", body, {"content-type": "application/json"}
         )
-        with DIRECT.open(asked, timeout=200) as answer:
+        with NO_PROXY_OPENER.open(asked, timeout=200) as answer:
             assert answer.read().startswith(b"\x89PNG")
-        with DIRECT.open(f"http://127.0.0.1:{server.port}/metrics", timeout=60) as answer:
+        with NO_PROXY_OPENER.open(f"http://127.0.0.1:{server.port}/metrics", timeout=60) as answer:
             metrics = answer.read().decode()
         assert len(server.children("engine")) == len(server.children("frontend")) == 1
     assert 'process="engine-0"' in metrics  # read at the scrape, not counted
@@ -313,10 +313,10 @@ def test_a_silent_server_serves_and_counts_nothing(tmp_path):
 
 
 def test_silence_has_whatever_a_metric_is_asked_for():
-    from noria.observe.metrics import INFLIGHT, REQUEST_SECONDS, REQUESTS
+    from noria.observe.metrics import REQUESTS_IN_FLIGHT, REQUEST_SECONDS, REQUESTS
 
     used = {"labels", "inc", "dec", "set", "observe", "track_inprogress"}
-    assert used <= set(dir(silent.Silence()))
+    assert used <= set(dir(silent.NullMetric()))
     assert all(
-        hasattr(metric, name) for metric, name in ((INFLIGHT, "set"), (REQUESTS, "inc"), (REQUEST_SECONDS, "observe"))
+        hasattr(metric, name) for metric, name in ((REQUESTS_IN_FLIGHT, "set"), (REQUESTS, "inc"), (REQUEST_SECONDS, "observe"))
     )

@@ -4,15 +4,15 @@ import itertools
 
 import pytest
 
-from noria.bench.keeping import Keeper, kept
+from noria.bench.keeping import ReplySampler, sampled_replies
 
 
 @pytest.mark.parametrize("num_replies", [5, 13, 100, 1000])
 def test_a_few_replies_are_kept_evenly_whatever_their_number(tmp_path, num_replies):
-    keeper = Keeper(tmp_path)
+    sampler = ReplySampler(tmp_path)
     for number in range(num_replies):
-        keeper.keep(number, b"%d" % number, "image/png")
-    found = kept(tmp_path)
+        sampler.offer(number, b"%d" % number, "image/png")
+    found = sampled_replies(tmp_path)
     numbers = list(found)
     assert 4 <= len(numbers) <= 12
     assert len({later - earlier for earlier, later in itertools.pairwise(numbers)}) == 1
@@ -21,14 +21,14 @@ def test_a_few_replies_are_kept_evenly_whatever_their_number(tmp_path, num_repli
 
 
 def test_requests_of_every_user_are_among_those_kept(tmp_path):
-    keeper = Keeper(tmp_path)
+    sampler = ReplySampler(tmp_path)
     for number in range(800):
-        keeper.keep(number, b"", "image/png")
-    assert len({number % 8 for number in kept(tmp_path)}) >= 4
+        sampler.offer(number, b"", "image/png")
+    assert len({number % 8 for number in sampled_replies(tmp_path)}) >= 4
 
 
 def test_one_image_is_told_from_several_by_its_name(tmp_path):
-    keeper = Keeper(tmp_path)
-    keeper.keep(0, b"png", "image/png")
-    keeper.keep(1, b"{}", "application/json")
-    assert [file.name for file in kept(tmp_path).values()] == ["0.image", "1.json"]
+    sampler = ReplySampler(tmp_path)
+    sampler.offer(0, b"png", "image/png")
+    sampler.offer(1, b"{}", "application/json")
+    assert [file.name for file in sampled_replies(tmp_path).values()] == ["0.image", "1.json"]

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from noria.bench.machine import provenance
+from noria.bench.machine import collect_provenance
 
 
 def test_a_result_has_the_versions_of_what_is_installed_and_of_nothing_else(monkeypatch):
@@ -17,7 +17,7 @@ def test_a_result_has_the_versions_of_what_is_installed_and_of_nothing_else(monk
         return version(name)
 
     monkeypatch.setattr(importlib.metadata, "version", lacking)
-    found = provenance()
+    found = collect_provenance()
     assert found["versions"]["torch"] == version("torch") and "starlette" not in found["versions"]
     assert found["machine"]["memory_bytes"] > 2**28 and found["machine"]["cores"] >= 1
 
@@ -33,4 +33,4 @@ def test_a_result_has_the_versions_of_what_is_installed_and_of_nothing_else(monk
 def test_a_result_has_the_command_as_it_can_be_typed_again(typed, told, monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", typed)
     monkeypatch.setattr(sys, "argv", ["noria", "bench", "quick"])
-    assert provenance()["command"] == told
+    assert collect_provenance()["command"] == told

@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from noria.bench.meters import GpuReading, Rapl, find_gpus, grown, matrix_gflops
+from noria.bench.meters import GpuReading, RaplMeter, find_gpus, counter_increase, matrix_gflops
 
 
 class NVMLError(Exception):
@@ -14,7 +14,7 @@ class NVMLError(Exception):
 def fake_nvml():
     """Two GPUs; number 1 does not tell its energy."""
 
-    def found(index):
+    def handle_by_index(index):
         if index > 1:
             raise NVMLError("not found")
         return index
@@ -26,7 +26,7 @@ def fake_nvml():
 
     return types.SimpleNamespace(
         NVMLError=NVMLError,
-        nvmlDeviceGetHandleByIndex=found,
+        nvmlDeviceGetHandleByIndex=handle_by_index,
         nvmlDeviceGetHandleByUUID={"GPU-a": 0, "GPU-b": 1}.__getitem__,
         nvmlDeviceGetUtilizationRates=lambda handle: types.SimpleNamespace(gpu=80 + 10 * handle),
         nvmlDeviceGetName=lambda handle: f"GPU {handle}",
@@ -77,8 +77,8 @@ def test_a_slice_of_a_gpu_that_tells_no_utilisation_is_not_read():
 
 
 def test_a_counter_that_starts_again_has_gone_on():
-    assert grown(100, 150, 1000) == 50
-    assert grown(900, 30, 1000) == 130
+    assert counter_increase(100, 150, 1000) == 50
+    assert counter_increase(900, 30, 1000) == 130
 
 
 def test_packages_are_added_up_and_their_parts_are_not(tmp_path):
@@ -91,7 +91,7 @@ def test_packages_are_added_up_and_their_parts_are_not(tmp_path):
     tell("intel-rapl:0", 9_000_000)
     tell("intel-rapl:1", 0)
     tell("intel-rapl:0:0", 0)
-    rapl = Rapl(tmp_path)
+    rapl = RaplMeter(tmp_path)
     tell("intel-rapl:0", 1_000_000)
     tell("intel-rapl:1", 500_000)
     tell("intel-rapl:0:0", 9_000_000)
@@ -101,7 +101,7 @@ def test_packages_are_added_up_and_their_parts_are_not(tmp_path):
 
 
 def test_a_kernel_that_shows_no_package_tells_nothing(tmp_path):
-    assert Rapl(tmp_path).total_j() is None
+    assert RaplMeter(tmp_path).total_j() is None
 
 
 def test_a_machine_multiplies_at_some_speed():

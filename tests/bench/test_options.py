@@ -2,7 +2,7 @@
 
 import pytest
 
-from noria.bench.options import TARGETS, read_loads, read_seconds, read_targets
+from noria.bench.options import DEADLINE_TARGETS, read_loads, read_seconds, read_deadline_targets
 
 
 def test_loads_are_sorted_and_named_once():
@@ -16,13 +16,13 @@ def test_what_is_no_load_is_refused(text):
 
 
 def test_targets_come_in_the_order_of_the_tables():
-    assert read_targets("seed,fcfs") == ("fcfs", "seed")
-    assert read_targets(",".join(reversed(TARGETS))) == TARGETS
+    assert read_deadline_targets("seed,fcfs") == ("fcfs", "seed")
+    assert read_deadline_targets(",".join(reversed(DEADLINE_TARGETS))) == DEADLINE_TARGETS
 
 
 def test_an_unknown_target_is_answered_with_all_of_them():
     with pytest.raises(ValueError, match="'lifo'; policies are least-slack, shortest-first, fcfs, seed"):
-        read_targets("seed,lifo")
+        read_deadline_targets("seed,lifo")
 
 
 @pytest.mark.parametrize("text", ["0", "nan", "inf", "soon", "1e9"])

@@ -15,7 +15,7 @@ PEER = "litserve"
 VERSION = peers.REQUIREMENTS[PEER].partition("==")[2]
 
 
-def plant_wheel(folder, name, version, requires=()):
+def write_fake_wheel(folder, name, version, requires=()):
     """A wheel of one empty module."""
     info = f"{name}-{version}.dist-info"
     needs = "".join(f"Requires-Dist: {requirement}\n" for requirement in requires)
@@ -29,8 +29,8 @@ def plant_wheel(folder, name, version, requires=()):
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheels")
-    plant_wheel(folder, PEER, VERSION, ["torch"])
-    plant_wheel(folder, "torch", "999.0")  # newer than Noria's: pip must not take it
+    write_fake_wheel(folder, PEER, VERSION, ["torch"])
+    write_fake_wheel(folder, "torch", "999.0")  # newer than Noria's: pip must not take it
     return folder
 
 
@@ -44,7 +44,7 @@ def _own_registry(wheels, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def said(_own_registry):
+def install_log(_own_registry):
     """The lines said while the environment was made."""
     lines = []
     peers.install(PEER, lines.append)
@@ -62,8 +62,8 @@ def test_every_peer_has_one_exact_requirement():
     assert all(requirement.count("==") == 1 for requirement in peers.REQUIREMENTS.values())
 
 
-def test_the_peer_is_in_front_and_noria_s_environment_behind(said):
-    assert said[-1] == f"litserve=={VERSION} is installed in {peers.folder_of(PEER)}"
+def test_the_peer_is_in_front_and_noria_s_environment_behind(install_log):
+    assert install_log[-1] == f"litserve=={VERSION} is installed in {peers.folder_of(PEER)}"
     assert run("import litserve; print(litserve.PLANTED)") == "True"
     assert run("import importlib.metadata as m; print(m.version('torch'))") == importlib.metadata.version("torch")
     assert run("import sys; print(sys.prefix)") == str(peers.folder_of(PEER))
@@ -71,26 +71,26 @@ def test_the_peer_is_in_front_and_noria_s_environment_behind(said):
     assert there == importlib.util.find_spec("diffusers").origin
 
 
-def test_what_was_installed_for_a_peer_is_told_and_what_it_shares_is_not(said):
+def test_what_was_installed_for_a_peer_is_told_and_what_it_shares_is_not(install_log):
     assert peers.versions_of(PEER)[PEER] == VERSION
     assert "torch" not in peers.versions_of(PEER)
     assert peers.versions_of("ray") == {}
 
 
-def test_what_is_installed_is_left_alone_and_what_is_half_made_is_made_anew(said):
+def test_what_is_installed_is_left_alone_and_what_is_half_made_is_made_anew(install_log):
     witness = peers.folder_of(PEER) / "witness"
     witness.touch()
-    peers.install(PEER, said.append)
+    peers.install(PEER, install_log.append)
     assert witness.exists()
     (peers.folder_of(PEER) / "noria-peer.json").unlink()
     with pytest.raises(ConfigError, match="noria bench install litserve"):
         peers.python_of(PEER)
-    peers.install(PEER, said.append)
+    peers.install(PEER, install_log.append)
     assert not witness.exists()
     assert peers.python_of(PEER).is_file()
 
 
-def test_an_environment_made_for_another_version_is_not_used(said, monkeypatch):
+def test_an_environment_made_for_another_version_is_not_used(install_log, monkeypatch):
     monkeypatch.setitem(peers.REQUIREMENTS, PEER, "litserve==0.0.1")
     with pytest.raises(ConfigError, match="not installed for this Noria"):
         peers.python_of(PEER)

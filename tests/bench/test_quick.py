@@ -8,10 +8,10 @@ import threading
 
 import pytest
 
-from noria.bench.load import Reply, closed_loop, images_per_second
+from noria.bench.load import Reply, run_closed_loop, images_per_second
 from noria.bench.quick import summarise, table
 from noria.bench.workload import caption
-from waiting import until
+from waiting import wait_until
 
 
 def test_images_per_second_counts_the_intervals_after_the_warm_up():
@@ -26,7 +26,7 @@ def test_failures_are_not_images():
         images_per_second(replies, warm_up_s=1.5)
 
 
-def a_round(loop, server, bare, served):
+def make_round(loop, server, bare, served):
     return {
         "loop_images_per_s": loop,
         "server_images_per_s": server,
@@ -39,13 +39,13 @@ def a_round(loop, server, bare, served):
 
 
 def test_the_ratios_are_medians_of_each_rounds_own_ratio():
-    summary = summarise([a_round(4, 4, 1.0, 1.1), a_round(2, 1, 1.0, 1.0), a_round(8, 7.6, 0.5, 1.0)])
+    summary = summarise([make_round(4, 4, 1.0, 1.1), make_round(2, 1, 1.0, 1.0), make_round(8, 7.6, 0.5, 1.0)])
     assert summary["throughput_ratio"] == pytest.approx(0.95)
     assert summary["latency_ratio"] == pytest.approx(1.1)
     assert summary["failures"] == 3
 
 
-class Erring(http.server.BaseHTTPRequestHandler):
+class FaultyHandler(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         self.rfile.read(int(self.headers["content-length"]))
         if next(self.server.numbers) % 2:
@@ -60,10 +60,10 @@ class Erring(http.server.BaseHTTPRequestHandler):
 
 
 def test_errors_and_dropped_connections_are_counted_as_failures():
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Erring) as server:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), FaultyHandler) as server:
         server.numbers = itertools.count()
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        replies = closed_loop(server.server_port, 1, 600.0, lambda k: {"prompt": caption(k)}, most=2)
+        replies = run_closed_loop(server.server_port, 1, 600.0, lambda k: {"prompt": caption(k)}, max_requests=2)
         server.shutdown()
     assert [reply.status for reply in replies] == [0, 503]
 
@@ -78,14 +78,14 @@ def test_ctrl_c_sends_every_user_home(at):
         return {}
 
     with pytest.raises(KeyboardInterrupt):
-        closed_loop(1, 4, 600.0, body)  # where nobody listens
+        run_closed_loop(1, 4, 600.0, body)  # where nobody listens
     # One that was interrupted while it started cannot be joined yet.
-    until(lambda: not set(threading.enumerate()) - before)
+    wait_until(lambda: not set(threading.enumerate()) - before)
 
 
 def test_the_table_names_commit_and_machine():
     result = {
-        "summary": summarise([a_round(4, 4, 1.0, 1.1)]),
+        "summary": summarise([make_round(4, 4, 1.0, 1.1)]),
         "machine": {"cores": 2, "cpu": "Test CPU", "load_average_before": 0.5},
         "model": {"name": "m"},
         "workload": {"steps": 20},

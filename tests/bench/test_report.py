@@ -6,9 +6,9 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from noria.bench import report
-from noria.bench.plots import draw
-from noria.bench.report import Run, of_errors, summarise, summarise_run
-from noria.bench.statistics import Record
+from noria.bench.plots import plot_runs
+from noria.bench.report import DeadlineRun, summarise_errors, summarise, summarise_run
+from noria.bench.statistics import RequestRecord
 
 SECONDS = 10.0
 
@@ -16,13 +16,13 @@ SECONDS = 10.0
 def record(number, *, met=True, status=200, predicted_s=None, digest="same", rows=40.0):
     at = number * 0.1
     done_s = at + (1.0 if met else 3.0)
-    return Record(number, at, at, done_s, status, 2.0, "normal", rows, 1, predicted_s, None, digest)
+    return RequestRecord(number, at, at, done_s, status, 2.0, "normal", rows, 1, predicted_s, None, digest)
 
 
 def run(target, load, num_met, num_missed, memory=(), **fields):
     """A hundred requests a run at most, ten a second."""
     records = [record(k, met=k < num_met, **fields) for k in range(num_met + num_missed)]
-    return Run(target, load, SECONDS, tuple(records), tuple(memory))
+    return DeadlineRun(target, load, SECONDS, tuple(records), tuple(memory))
 
 
 def test_ratios_are_of_the_attainment_at_the_same_load():
@@ -45,7 +45,7 @@ def test_overload_is_judged_by_its_worst_load_against_the_best_of_all():
 
 def test_refusals_are_told_from_other_failures():
     records = (record(0), record(1, status=429), record(2, status=504), record(3, status=500), record(4, status=0))
-    found = summarise_run(Run("fcfs", 90, SECONDS, records, ()))
+    found = summarise_run(DeadlineRun("fcfs", 90, SECONDS, records, ()))
     assert (found["requests"], found["refused"], found["expired"], found["other_failures"]) == (5, 1, 1, 2)
     assert found["attainment"] == pytest.approx(0.2)
     assert found["latency_s"]["p99"] is None  # endless
@@ -82,7 +82,7 @@ def document():
     runs = [run("least-slack", 90, 9, 1, predicted_s=1.0), run("seed", 90, 5, 5), run("least-slack", 130, 8, 2)]
     return {
         "summary": summarise(runs, {"as it is": [0, 1, 0]}),
-        "steady": of_errors([0.1, -0.2]),
+        "steady": summarise_errors([0.1, -0.2]),
         "capacity": {"noria": {"rows_per_s": 200.0, "images_per_s": 5.0, "requests_per_s": 4.0}},
         "model": {"name": "m"},
         "options": {"mix": "mixed", "arrivals": "poisson", "seconds": 10.0},
@@ -111,8 +111,8 @@ def test_the_summary_is_json_without_nan(document):
 
 def test_the_pictures_are_svg_and_the_same_each_time(tmp_path):
     runs = [run(target, load, 8, 2) for target in ("least-slack", "seed") for load in (50, 75, 90, 110)]
-    files = draw(runs, tmp_path / "plots")
+    files = plot_runs(runs, tmp_path / "plots")
     assert [file.name for file in files] == ["attainment.svg", "goodput.svg", "latency.svg"]
     first = [file.read_bytes() for file in files]
     assert all(ET.fromstring(text).tag.endswith("svg") for text in first)
-    assert [file.read_bytes() for file in draw(runs, tmp_path / "plots")] == first
+    assert [file.read_bytes() for file in plot_runs(runs, tmp_path / "plots")] == first

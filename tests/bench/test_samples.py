@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from noria.bench import scenarios
-from noria.bench.samples import PSNR_DB, SoloRuns, check, judge, psnr_db
+from noria.bench.samples import MIN_PSNR_DB, SoloGenerator, check_replies, check_reply, psnr_db
 from noria.config import EngineConfig
 from noria.models.catalog import open_model
 
@@ -22,7 +22,7 @@ HUGE = b"\x89PNG\r\n\x1a\n" + b"".join(  # a header that says 100,000 x 100,000 
     struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
     for kind, data in ((b"IHDR", struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)), (b"IDAT", b""))
 )
-DICE = np.random.default_rng(1)
+RNG = np.random.default_rng(1)
 
 
 def png(pixels):
@@ -31,9 +31,9 @@ def png(pixels):
     return file.getvalue()
 
 
-def judged(tmp_path, content, expected, name="7.image"):
+def check_content(tmp_path, content, expected, name="7.image"):
     (tmp_path / name).write_bytes(content)
-    return judge(7, tmp_path / name, expected)
+    return check_reply(7, tmp_path / name, expected)
 
 
 def test_noise_has_the_decibels_that_its_variance_says():
@@ -43,14 +43,14 @@ def test_noise_has_the_decibels_that_its_variance_says():
 
 
 def test_the_same_image_is_right(tmp_path):
-    found = judged(tmp_path, png(RED), [RED])
-    assert (found.psnr_db, found.wrong) == (None, "")
+    found = check_content(tmp_path, png(RED), [RED])
+    assert (found.psnr_db, found.problem) == (None, "")
 
 
 def test_rounding_is_forgiven(tmp_path):
-    rounded = RED + DICE.integers(0, 2, RED.shape, dtype=np.uint8)
-    found = judged(tmp_path, png(rounded), [RED])
-    assert found.wrong == ""
+    rounded = RED + RNG.integers(0, 2, RED.shape, dtype=np.uint8)
+    found = check_content(tmp_path, png(rounded), [RED])
+    assert found.problem == ""
     assert found.psnr_db > 48.0  # every channel off by one at most
 
 
@@ -65,7 +65,7 @@ def test_rounding_is_forgiven(tmp_path):
     ],
 )
 def test_what_is_not_the_image_is_named(tmp_path, content, words):
-    assert re.search(words, judged(tmp_path, content, [RED]).wrong)
+    assert re.search(words, check_content(tmp_path, content, [RED]).problem)
 
 
 def test_every_image_of_several_counts(tmp_path):
@@ -73,26 +73,26 @@ def test_every_image_of_several_counts(tmp_path):
         return json.dumps({"images": [{"b64_json": base64.b64encode(file).decode()} for file in files]}).encode()
 
     blue = RED[:, :, ::-1]
-    assert judged(tmp_path, document(png(RED), png(blue)), [RED, blue], "7.json").wrong == ""
-    assert "another image" in judged(tmp_path, document(png(RED), png(RED)), [RED, blue], "7.json").wrong
-    assert "1 images instead of 2" in judged(tmp_path, document(png(RED)), [RED, blue], "7.json").wrong
+    assert check_content(tmp_path, document(png(RED), png(blue)), [RED, blue], "7.json").problem == ""
+    assert "another image" in check_content(tmp_path, document(png(RED), png(RED)), [RED, blue], "7.json").problem
+    assert "1 images instead of 2" in check_content(tmp_path, document(png(RED)), [RED, blue], "7.json").problem
     for malformed in (b'{"detail": "no"}', b'{"images": [', b"<html>", b'{"images": [{"b64_json": "!"}]}'):
-        assert "cannot be decoded" in judged(tmp_path, malformed, [RED], "7.json").wrong
+        assert "cannot be decoded" in check_content(tmp_path, malformed, [RED], "7.json").problem
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # diffusers' schedulers, newest NumPy
 def test_another_seed_or_prompt_is_another_image():
     """The threshold's reason, on the bundled model."""
-    runs = SoloRuns(open_model("bundled"), EngineConfig(threads=1))
-    body = scenarios.body(0, seed=1)
-    image = runs.draw(body)[0]
-    for other in (body | {"seed": body["seed"] + 1}, body | {"prompt": scenarios.body(1, seed=1)["prompt"]}):
-        assert psnr_db(image, runs.draw(other)[0]) < PSNR_DB - 5
+    runs = SoloGenerator(open_model("bundled"), EngineConfig(threads=1))
+    body = scenarios.request_body(0, seed=1)
+    image = runs.generate(body)[0]
+    for other in (body | {"seed": body["seed"] + 1}, body | {"prompt": scenarios.request_body(1, seed=1)["prompt"]}):
+        assert psnr_db(image, runs.generate(other)[0]) < MIN_PSNR_DB - 5
 
 
 def test_each_reply_is_compared_with_its_own_body(tmp_path):
     colours = [RED, RED[:, :, ::-1]]
     for number, pixels in enumerate(colours):
         (tmp_path / f"{number}.image").write_bytes(png(pixels))
-    found = check(tmp_path, lambda number: {"number": number}, lambda body: [colours[body["number"]]])
-    assert [(sample.number, sample.wrong) for sample in found] == [(0, ""), (1, "")]
+    found = check_replies(tmp_path, lambda number: {"number": number}, lambda body: [colours[body["number"]]])
+    assert [(sample.number, sample.problem) for sample in found] == [(0, ""), (1, "")]

@@ -8,11 +8,11 @@ import sys
 import psutil
 import pytest
 
-from noria.bench.clients import ended
-from noria.bench.server import DIRECT, RunningServer, _free_port, running_process
-from waiting import until
+from noria.bench.clients import has_ended
+from noria.bench.server import NO_PROXY_OPENER, RunningServer, _free_port, running_process
+from waiting import wait_until
 
-TELLING = """
+ENVIRONMENT_SERVER = """
 import http.server, json, os, sys
 
 class Telling(http.server.BaseHTTPRequestHandler):
@@ -32,10 +32,10 @@ def test_no_setting_of_the_environment_reaches_a_server_and_no_proxy_stands_befo
     monkeypatch.setenv("NORIA_ENGINE_SLOTS", "4")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where nobody listens
     monkeypatch.delenv("no_proxy", raising=False)
-    with running_process(lambda port: [sys.executable, "-c", TELLING, str(port)]) as server:
-        told = json.loads(DIRECT.open(f"http://127.0.0.1:{server.port}/").read())
-    assert "PATH" in told
-    assert not [name for name in told if name.startswith("NORIA_")]
+    with running_process(lambda port: [sys.executable, "-c", ENVIRONMENT_SERVER, str(port)]) as server:
+        environment = json.loads(NO_PROXY_OPENER.open(f"http://127.0.0.1:{server.port}/").read())
+    assert "PATH" in environment
+    assert not [name for name in environment if name.startswith("NORIA_")]
 
 
 def test_the_port_of_a_server_that_is_still_starting_is_kept_for_it():
@@ -54,5 +54,5 @@ def test_the_port_of_a_server_that_is_still_starting_is_kept_for_it():
 
 def test_a_process_of_a_server_that_has_ended_calls_itself_nothing():
     with subprocess.Popen(["true"]) as child:
-        until(lambda: ended(psutil.Process(child.pid)))
+        wait_until(lambda: has_ended(psutil.Process(child.pid)))
         assert RunningServer(0, 0.0, psutil.Process()).children("frontend") == []

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from noria.bench.statistics import Record, attainment, goodput, percentile, prediction_errors, share_within
+from noria.bench.statistics import RequestRecord, attainment, goodput, percentile, prediction_errors, share_within
 
 
 def record(done_s, *, status=200, deadline_s=2.0, intended_s=0.0, sent_s=0.0, predicted_s=None, num_images=1):
-    return Record(
+    return RequestRecord(
         0, intended_s, sent_s, done_s, status, deadline_s, "normal", 40.0, num_images, predicted_s=predicted_s
     )
 
@@ -37,13 +37,13 @@ def test_refused_broken_late_and_unanswered_requests_are_missed():
         record(0.1, status=0),
         record(None, status=0),
     ]
-    assert [r.met for r in records] == [True, False, False, False, False, False]
+    assert [r.met_deadline for r in records] == [True, False, False, False, False, False]
     assert attainment(records) == pytest.approx(1 / 6)
     assert math.isnan(attainment([]))
 
 
 def test_a_request_that_was_sent_late_is_late():
-    assert not record(4.5, intended_s=1.0, sent_s=4.0).met
+    assert not record(4.5, intended_s=1.0, sent_s=4.0).met_deadline
     assert record(4.5, intended_s=1.0, sent_s=4.0).latency_s == 3.5
 
 

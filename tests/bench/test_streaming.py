@@ -5,18 +5,18 @@ import json
 import pytest
 
 from noria.bench import streaming
-from noria.bench.targets.bodies import WAYS
-from noria.bench.targets.streaming_app import image_like
+from noria.bench.targets.bodies import RESPONSE_MODES
+from noria.bench.targets.streaming_app import random_image_bytes
 
 
 def test_it_measures_each_way_of_giving_the_same_body(tmp_path, capsys):
     output = tmp_path / "streaming.json"
     assert streaming.main(output, num_bytes=20_000, round_s=0.01) == 0
     result = json.loads(output.read_text())
-    assert set(result["summary"]) == set(WAYS) == set(streaming.WORDS)
-    assert len(result["rounds"]) == streaming.ROUNDS
+    assert set(result["summary"]) == set(RESPONSE_MODES) == set(streaming.MODE_LABELS)
+    assert len(result["rounds"]) == streaming.NUM_ROUNDS
     for row in result["summary"].values():
-        assert row["replies"] >= 3 * streaming.ROUNDS
+        assert row["replies"] >= 3 * streaming.NUM_ROUNDS
         assert 0 < row["cpu_ms_least"] <= row["cpu_ms"] <= row["cpu_ms_most"]
         assert row["latency_ms"] > 0
     assert {"fastapi", "starlette", "uvicorn", "anyio"} <= set(result["versions"])
@@ -37,13 +37,13 @@ def test_a_body_that_is_not_the_whole_body_is_no_measurement(monkeypatch):
         streaming.measure(num_bytes=1000, round_s=0.0)
 
 
-def a_round(cpu_ms):
-    return {way: {"replies": 4, "latency_ms": 2 * cpu_ms, "cpu_ms": cpu_ms} for way in WAYS}
+def make_round(cpu_ms):
+    return {way: {"replies": 4, "latency_ms": 2 * cpu_ms, "cpu_ms": cpu_ms} for way in RESPONSE_MODES}
 
 
 def test_pieces_are_lines_or_chunks_and_figures_are_medians_of_the_rounds():
     content = b"a\nb\n\nc" + bytes(streaming.CHUNK_BYTES)
-    summary = streaming.summarise([a_round(1.0), a_round(9.0), a_round(2.0)], content)
+    summary = streaming.summarise([make_round(1.0), make_round(9.0), make_round(2.0)], content)
     assert {way: row["pieces"] for way, row in summary.items()} == {
         "plain": 1,
         "bytesio": 4,
@@ -61,7 +61,7 @@ def test_pieces_are_lines_or_chunks_and_figures_are_medians_of_the_rounds():
 
 
 def test_bytes_at_random_are_a_line_in_256():
-    content = image_like(800_000)
+    content = random_image_bytes(800_000)
     assert len(content) == 800_000
-    assert content == image_like(800_000)
+    assert content == random_image_bytes(800_000)
     assert content.count(b"\n") == pytest.approx(800_000 / 256, rel=0.1)

@@ -22,14 +22,14 @@ from noria.cli import main
 from noria.config import Config, EngineConfig
 from noria.errors import ConfigError
 from noria.models.catalog import open_model
-from waiting import until
+from waiting import wait_until
 
-SCENARIO_2 = functools.partial(plans.of_scenario, "scenario2")
+SCENARIO_2 = functools.partial(plans.scenario_runs, "scenario2")
 CONFIG = Config(engine=EngineConfig(devices=("cpu",)))
 
 
 @pytest.fixture
-def measured(monkeypatch, tmp_path):
+def run_suite(monkeypatch, tmp_path):
     """A function that measures on servers that behave as told, by target; gives the status and the runs.
 
     Scenario 2 where no `plan` is given. Locust starts a user every half second, so that 1 s is enough for requests, and 5 s for all users;
@@ -38,7 +38,7 @@ def measured(monkeypatch, tmp_path):
 
     class Solo:
         def __init__(self, spec, config):
-            self.draw = lambda body: [drawing_server.pixels(body)]
+            self.generate = lambda body: [drawing_server.pixels(body)]
 
     how = {}
 
@@ -52,8 +52,8 @@ def measured(monkeypatch, tmp_path):
         how.update({name.replace("_", "-"): each for name, each in behaviour.items()})
         for length in (seconds, 20.0, 60.0):
             chosen = SuiteOptions(read_targets(",".join(how)), length, **options or {})
-            status = suite.main(CONFIG, tmp_path / "out", lambda *given, to=chosen: plan(to, *given), writing.write)
-            found = {run.target: run for run in runs.read(tmp_path / "out")}
+            status = suite.main(CONFIG, tmp_path / "out", lambda *given, to=chosen: plan(to, *given), writing.write_report)
+            found = {run.target: run for run in runs.read_runs(tmp_path / "out")}
             if enough is None or enough(found):
                 break
         return status, found
@@ -62,9 +62,9 @@ def measured(monkeypatch, tmp_path):
 
 
 def test_a_server_that_draws_what_is_asked_has_requests_of_every_user_who_come_one_by_one_and_no_failure(
-    measured, capsys
+    run_suite, capsys
 ):
-    status, found = measured(
+    status, found = run_suite(
         seconds=6.0,
         noria="fine",
         enough=lambda made: len({record.number % 8 for record in made["noria"].records}) == 8,
@@ -79,9 +79,9 @@ def test_a_server_that_draws_what_is_asked_has_requests_of_every_user_who_come_o
     assert len(run.samples) >= 4
     assert not any(sample.wrong for sample in run.samples)
     assert len(run.usage.at_s) == len(run.usage.cpu_cores) == len(run.usage.resident_bytes) > 0
-    told = capsys.readouterr()
-    assert "| noria" in told.out
-    assert "warming up" in told.err
+    printed = capsys.readouterr()
+    assert "| noria" in printed.out
+    assert "warming up" in printed.err
     first = {}
     for record in run.records:
         user = record.number % 8
@@ -94,8 +94,8 @@ def test_a_server_that_draws_what_is_asked_has_requests_of_every_user_who_come_o
 @pytest.mark.parametrize(
     ("how", "words"), [("another", "is another image"), ("truncated", "cannot be decoded"), ("broken", None)]
 )
-def test_a_server_that_draws_wrongly_is_caught(measured, how, words, capsys):
-    status, found = measured(seed_batched=how, enough=lambda made: len(made["seed-batched"].records) >= 8)
+def test_a_server_that_draws_wrongly_is_caught(run_suite, how, words, capsys):
+    status, found = run_suite(seed_batched=how, enough=lambda made: len(made["seed-batched"].records) >= 8)
     run = found["seed-batched"]
     assert status == 0
     if words is None:
@@ -107,16 +107,16 @@ def test_a_server_that_draws_wrongly_is_caught(measured, how, words, capsys):
         assert words in capsys.readouterr().err
 
 
-def test_an_answer_that_breaks_off_is_a_failure(measured):
-    _, found = measured(seed_batched="cut", enough=lambda made: made["seed-batched"].records)
+def test_an_answer_that_breaks_off_is_a_failure(run_suite):
+    _, found = run_suite(seed_batched="cut", enough=lambda made: made["seed-batched"].records)
     run = found["seed-batched"]
     assert {record.status for record in run.records} == {0}
     assert run.samples == ()
 
 
-def test_a_server_that_ends_is_reported_and_the_next_one_is_measured(measured, monkeypatch, capsys):
-    monkeypatch.setattr(clients.ScenarioLoad, "warm_up", [])
-    status, found = measured(noria="dying", seed_batched="fine", enough=lambda made: not made["noria"].complete)
+def test_a_server_that_ends_is_reported_and_the_next_one_is_measured(run_suite, monkeypatch, capsys):
+    monkeypatch.setattr(clients.ScenarioLoadGenerator, "warm_up", [])
+    status, found = run_suite(noria="dying", seed_batched="fine", enough=lambda made: not made["noria"].complete)
     assert status == 1
     assert not found["noria"].complete
     assert 0 < sum(record.status == 200 for record in found["noria"].records) <= 10
@@ -124,7 +124,7 @@ def test_a_server_that_ends_is_reported_and_the_next_one_is_measured(measured, m
     assert "scenario2 noria failed: the server ended under load" in capsys.readouterr().err
 
 
-def test_a_server_that_does_not_start_is_reported_and_the_next_one_is_measured(measured, monkeypatch, capsys):
+def test_a_server_that_does_not_start_is_reported_and_the_next_one_is_measured(run_suite, monkeypatch, capsys):
     started = suite.running_target
 
     @contextlib.contextmanager
@@ -135,23 +135,23 @@ def test_a_server_that_does_not_start_is_reported_and_the_next_one_is_measured(m
             yield server
 
     monkeypatch.setattr(suite, "running_target", ends)
-    status, found = measured(noria="fine", seed_batched="fine")
+    status, found = run_suite(noria="fine", seed_batched="fine")
     assert (status, list(found)) == (1, ["seed-batched"])
     assert "scenario2 noria failed: the server ended with status 3" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_keeps_what_the_run_has_recorded_and_leaves_nothing_else(measured, sent, monkeypatch, tmp_path, capsys):
+def test_ctrl_c_keeps_what_the_run_has_recorded_and_leaves_nothing_else(run_suite, sent, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = set(psutil.Process().children())
 
     def interrupt():
         records = "noria-bench-*/records.jsonl"
-        until(lambda: any(file.stat().st_size > 2000 for file in tmp_path.glob(records)))
+        wait_until(lambda: any(file.stat().st_size > 2000 for file in tmp_path.glob(records)))
         os.kill(os.getpid(), sent)
 
     threading.Thread(target=interrupt, daemon=True).start()
-    status, found = measured(seconds=120.0, noria="fine", seed_batched="fine")
+    status, found = run_suite(seconds=120.0, noria="fine", seed_batched="fine")
     assert status == 130
     assert list(found) == ["noria"]
     assert not found["noria"].complete
@@ -162,7 +162,7 @@ def test_ctrl_c_keeps_what_the_run_has_recorded_and_leaves_nothing_else(measured
     assert "incomplete" in capsys.readouterr().err
 
 
-BENCH = """
+BENCH_SCRIPT = """
 import pathlib, sys
 import psutil
 from noria.bench import clients, plans
@@ -179,50 +179,50 @@ clients.send(load, sys.argv[2], "/", pathlib.Path(sys.argv[3]), psutil.Process(i
 def test_a_client_ends_with_a_bench_that_is_killed(kind, tmp_path):
     with drawing_server.running("fine") as server:
         url, pid = f"http://127.0.0.1:{server.port}", str(server.process.pid)
-        with subprocess.Popen([sys.executable, "-c", BENCH, kind, url, str(tmp_path), pid]) as bench:
+        with subprocess.Popen([sys.executable, "-c", BENCH_SCRIPT, kind, url, str(tmp_path), pid]) as bench:
             records = tmp_path / "records.jsonl"
-            until(lambda: bench.poll() is not None or (records.exists() and records.stat().st_size), 120)
+            wait_until(lambda: bench.poll() is not None or (records.exists() and records.stat().st_size), 120)
             (client,) = psutil.Process(bench.pid).children()
             bench.kill()
-        until(lambda: clients.ended(client))
+        wait_until(lambda: clients.has_ended(client))
 
 
-class AtOnce(clients.OpenLoad):
+class EndedClientLoadGenerator(clients.OpenLoopLoadGenerator):
     """Its client has ended before anybody looks."""
 
-    def begin(self, url, path, folder):
-        client = super().begin(url, path, folder)
+    def start(self, url, path, folder):
+        client = super().start(url, path, folder)
         client.wait()
         return client
 
 
 def test_a_server_that_ends_in_the_last_moment_of_its_load_has_failed(tmp_path):
-    load = plans.open_load("poisson", 400.0, 0.1, 1, open_model("bundled"))
+    load = plans.open_load_generator("poisson", 400.0, 0.1, 1, open_model("bundled"))
     with subprocess.Popen(["true"]) as server:
         watched = psutil.Process(server.pid)
-        until(lambda: clients.ended(watched))
+        wait_until(lambda: clients.has_ended(watched))
         with pytest.raises(RuntimeError, match="the server ended under load"):
-            clients.send(AtOnce(load.traffic, load.arrivals, []), "http://127.0.0.1:1", "/", tmp_path, watched, print)
+            clients.run_load(EndedClientLoadGenerator(load.traffic, load.arrivals, []), "http://127.0.0.1:1", "/", tmp_path, watched, print)
 
 
 def test_a_folder_that_cannot_be_is_refused_before_anything_is_measured(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"--out .*file/out cannot be made"):
-        suite.main(CONFIG, tmp_path / "file" / "out", lambda *_: pytest.fail("measured"), writing.write)
+        suite.main(CONFIG, tmp_path / "file" / "out", lambda *_: pytest.fail("measured"), writing.write_report)
 
 
-def test_mixed_arrivals_wait_for_nobody_and_are_the_same_for_every_target(measured, tmp_path):
+def test_mixed_arrivals_wait_for_nobody_and_are_the_same_for_every_target(run_suite, tmp_path):
     options = {"rate": 400.0, "arrivals": "both"}
-    status, _ = measured(seconds=1.0, plan=plans.of_mixed, options=options, noria="fine", seed_batched="another")
+    status, _ = run_suite(seconds=1.0, plan=plans.mixed_runs, options=options, noria="fine", seed_batched="another")
     assert status == 0
-    found = {(run.target, run.variant): run for run in runs.read(tmp_path / "out")}
+    found = {(run.target, run.variant): run for run in runs.read_runs(tmp_path / "out")}
     assert set(found) == {(name, kind) for name in ("noria", "seed-batched") for kind in ("poisson", "bursty")}
     for kind in ("poisson", "bursty"):
-        ours, theirs = (
+        noria, reference = (
             sorted((record.number, record.intended_s) for record in found[name, kind].records)
             for name in ("noria", "seed-batched")
         )
-        assert ours == theirs
+        assert noria == reference
         assert found["noria", kind].traffic.arrivals == kind
     assert all(record.deadline_s is None for run in found.values() for record in run.records)
 
@@ -247,11 +247,11 @@ def test_real_servers_draw_what_the_pipeline_draws(bench, tiny_folder, tmp_path,
         "cpu",
     ]
     assert main([*words, *rate]) == 0, capsys.readouterr().err
-    found = {run.target: run for run in runs.read(out)}
+    found = {run.target: run for run in runs.read_runs(out)}
     assert list(found) == ["noria", "seed-batched"]
     for run in found.values():
         assert run.complete
         assert run.records
-        assert not [sample for sample in run.samples if sample.wrong]
+        assert not [sample for sample in run.image_checks if sample.problem]
     assert (out / "report.html").exists()
     assert msgspec.json.decode((out / f"{bench}-noria{'-poisson' if bench == 'mixed' else ''}.json").read_bytes())

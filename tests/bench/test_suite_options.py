@@ -24,6 +24,6 @@ def test_what_is_no_rate_is_refused(text):
 
 
 def test_a_duration_wins_over_the_article_s_15_minutes():
-    assert SuiteOptions().length_s(90.0) == 90.0
-    assert SuiteOptions(full=True).length_s(90.0) == 900.0
-    assert SuiteOptions(seconds=45.0, full=True).length_s(90.0) == 45.0
+    assert SuiteOptions().duration_s(90.0) == 90.0
+    assert SuiteOptions(full=True).duration_s(90.0) == 900.0
+    assert SuiteOptions(seconds=45.0, full=True).duration_s(90.0) == 45.0

@@ -7,7 +7,7 @@ from noria.bench import plans, sweeps
 from noria.bench.suite_options import PEERS_SWEEP, SWEEPS, SuiteOptions
 from noria.bench.targets.catalog import TARGETS
 from noria.config import Config, EngineConfig
-from noria.engine.resources import Machine, resolve
+from noria.engine.resources import Machine, resolve_auto
 from noria.models.catalog import open_model
 
 
@@ -20,7 +20,7 @@ def test_every_variant_can_be_run_and_has_a_name_of_its_own(name, full):
     for variant in found:
         assert variant.target in TARGETS
         config = msgspec.convert(msgspec.to_builtins(EngineConfig()) | variant.engine, EngineConfig)
-        resolve(config, spec, "cpu", Machine(2, has_cuda=False))
+        resolve_auto(config, spec, "cpu", Machine(2, has_cuda=False))
 
 
 def test_batching_begins_with_the_article_s_rows_and_is_a_whole_grid_when_asked():
@@ -32,7 +32,7 @@ def test_batching_begins_with_the_article_s_rows_and_is_a_whole_grid_when_asked(
 
 def test_a_sweep_is_scenario_2_scaled_and_keeps_the_settings_that_it_does_not_turn():
     config = Config(engine=EngineConfig(threads=1))
-    found = list(plans.of_sweep("channels-last", SuiteOptions(), config, open_model("bundled")))
+    found = list(plans.sweep_runs("channels-last", SuiteOptions(), config, open_model("bundled")))
     assert {plan.bench for plan in found} == {"sweep-channels-last"}
     assert [(plan.target.name, plan.variant) for plan in found] == [
         ("seed-batched", "off"),
@@ -40,19 +40,19 @@ def test_a_sweep_is_scenario_2_scaled_and_keeps_the_settings_that_it_does_not_tu
         ("noria", "off"),
         ("noria", "on"),
     ]
-    assert [plan.told_settings["channels_last"] for plan in found] == [False, True, False, True]
-    traffic = found[0].load.traffic
-    assert (traffic.users, traffic.seconds, traffic.user_every_s) == (8, 45.0, 2.5)
+    assert [plan.reported_settings["channels_last"] for plan in found] == [False, True, False, True]
+    traffic = found[0].load_generator.traffic
+    assert (traffic.num_users, traffic.seconds, traffic.spawn_interval_s) == (8, 45.0, 2.5)
     assert all(plan.config.engine.threads == 1 for plan in found)
 
 
 def test_a_run_of_a_peer_tells_its_version_and_the_settings_that_were_turned():
-    (first, *_) = plans.of_sweep("peers", SuiteOptions(), Config(), open_model("bundled"))
-    assert first.told_settings["peer"].startswith("litserve==")
-    assert (first.told_settings["timeout_s"], first.told_settings["max_images"]) == (0.005, 8)
+    (first, *_) = plans.sweep_runs("peers", SuiteOptions(), Config(), open_model("bundled"))
+    assert first.reported_settings["peer"].startswith("litserve==")
+    assert (first.reported_settings["timeout_s"], first.reported_settings["max_images"]) == (0.005, 8)
 
 
 def test_all_are_all_of_them():
-    found = plans.of_sweep("all", SuiteOptions(full=True), Config(), open_model("bundled"))
+    found = plans.sweep_runs("all", SuiteOptions(full=True), Config(), open_model("bundled"))
     benches = [plan.bench for plan in found]
     assert list(dict.fromkeys(benches)) == [f"sweep-{name}" for name in SWEEPS]

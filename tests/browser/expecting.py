@@ -5,9 +5,9 @@ Playwright's `expect` is looked up when it is called: `make test` collects these
 
 import contextlib
 
-from waiting import WITHIN_S
+from waiting import TIMEOUT_S
 
-WITHIN_MS = 1000 * WITHIN_S  # Playwright's own five seconds are no more than a busy machine may stop a browser for
+WITHIN_MS = 1000 * TIMEOUT_S  # Playwright's own five seconds are no more than a busy machine may stop a browser for
 
 
 def expect(what):

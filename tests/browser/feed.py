@@ -25,9 +25,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from noria.frontend.site import site_routes
-from noria.messages import WheelView
-from noria.views import CellView, LeftView, RatesView, SeatView, TurnView, WaitingView
+from noria.frontend.site import page_routes
+from noria.messages import EngineView
+from noria.views import ThumbnailView, DepartureView, RatesView, SlotView, IterationView, WaitingView
 
 SCHEDULERS = ("euler", "dpm++2m-karras", "ddim", "unipc", "euler-a", "heun")
 TURN_S = 0.05
@@ -63,12 +63,12 @@ class Script:
         self._random = random.Random(7)
         self._ids = itertools.count(1)
         self._number = 0
-        self._seats: dict[int, SeatView] = {}
+        self._seats: dict[int, SlotView] = {}
         self._waiting: list[WaitingView] = []
-        self._turns: list[TurnView] = []
-        self._left: list[LeftView] = []
+        self._turns: list[IterationView] = []
+        self._left: list[DepartureView] = []
 
-    def view(self, now: float) -> WheelView:
+    def view(self, now: float) -> EngineView:
         """What there is to see at `now`, since the last time."""
         while self._began_at + (self._number + 1) * TURN_S <= now:
             self._turn()
@@ -76,17 +76,17 @@ class Script:
         left, self._left = tuple(self._left), []
         occupancy = len(self._seats) / self.num_slots
         seats = tuple(self._seats[slot] for slot in sorted(self._seats))
-        return WheelView(
+        return EngineView(
             incarnation="first",
-            at=now,
-            number=self._number,
+            captured_at=now,
+            last_iteration=self._number,
             num_slots=self.num_slots,
-            seats=seats,
+            slots=seats,
             waiting=tuple(self._waiting),
             num_waiting=sum(waiting.num_images for waiting in self._waiting),
-            drain_s=2.5 if seats else 0.0,
-            turns=turns,
-            left=left,
+            backlog_s=2.5 if seats else 0.0,
+            iterations=turns,
+            departures=left,
             rates=RatesView(
                 window_s=10.0,
                 requests_per_s=4.2,
@@ -99,8 +99,8 @@ class Script:
                 occupancy=occupancy,
                 busy=0.97 if seats else 0.0,
             ),
-            cells=tuple(
-                CellView(seat.slot, seat.request_id, seat.index, CELL_PX, CELL_PX, CELL_PX * CELL_PX * 3 * place)
+            thumbnails=tuple(
+                ThumbnailView(seat.slot, seat.request_id, seat.index, CELL_PX, CELL_PX, CELL_PX * CELL_PX * 3 * place)
                 for place, seat in enumerate(seats)
             ),
         )
@@ -123,12 +123,12 @@ class Script:
                 del self._seats[slot]
                 decoded += 1
                 outcome = "deadline_exceeded" if int(seat.request_id[1:]) % 17 == 16 else "ok"
-                self._left.append(LeftView(self._number, slot, seat.request_id, seat.index, outcome))
+                self._left.append(DepartureView(self._number, slot, seat.request_id, seat.index, outcome))
             else:
                 stepped += 1
                 self._seats[slot] = msgspec.structs.replace(seat, call=seat.call + 1)
         self._turns.append(
-            TurnView(
+            IterationView(
                 self._number,
                 at - TURN_S,
                 TURN_S * 0.97,
@@ -156,17 +156,17 @@ class Script:
             priority="high" if number % 11 == 0 else "normal",
             arrived_at=at,
             start_at=at + 0.8,
-            due_at=at + 2.0 if number % 4 == 1 else None,
+            deadline_at=at + 2.0 if number % 4 == 1 else None,
         )
 
-    def _board(self, slot: int, at: float) -> SeatView:
+    def _board(self, slot: int, at: float) -> SlotView:
         waiting = self._waiting[0]
         if waiting.num_images > 1:
             self._waiting[0] = msgspec.structs.replace(waiting, num_images=waiting.num_images - 1)
         else:
             del self._waiting[0]
         num_calls = waiting.num_steps * 2 - 1 if waiting.scheduler == "heun" else waiting.num_steps
-        return SeatView(
+        return SlotView(
             slot=slot,
             request_id=waiting.request_id,
             index=waiting.num_images - 1,
@@ -179,13 +179,13 @@ class Script:
             call=0,
             num_calls=num_calls,
             priority=waiting.priority,
-            boarded_at=at,
-            due_at=waiting.due_at,
+            joined_at=at,
+            deadline_at=waiting.deadline_at,
             finish_at=at + num_calls * TURN_S,
         )
 
 
-def message(engine: str, view: WheelView, *, pictures: bool) -> dict[str, object]:
+def message(engine: str, view: EngineView, *, pictures: bool) -> dict[str, object]:
     """`view` as the stream's JSON has it: with its engine, and its cells' places in a sheet of pictures."""
     fields = msgspec.to_builtins(view)
     del fields["type"]
@@ -193,7 +193,7 @@ def message(engine: str, view: WheelView, *, pictures: bool) -> dict[str, object
     if not pictures or not cells:
         return {"engine": engine, **fields, "cells": []}
     sheet = Image.new("RGB", (CELL_PX * len(cells), CELL_PX))
-    for place, (cell, seat) in enumerate(zip(cells, view.seats, strict=True)):
+    for place, (cell, seat) in enumerate(zip(cells, view.slots, strict=True)):
         del cell["offset"]
         cell |= {"x": place * CELL_PX, "y": 0}
         sheet.paste(drawn(int(seat.request_id[1:]), seat.call / seat.num_calls), (place * CELL_PX, 0))
@@ -251,7 +251,7 @@ class Feed:
                 Route("/", self._page),
                 Route("/docs", self._page),
                 Route("/metrics", self._page),
-                *site_routes({"/live": "live.html"}),
+                *page_routes({"/live": "live.html"}),
             ]
         )
 

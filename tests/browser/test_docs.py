@@ -4,14 +4,14 @@ import pytest
 from expecting import expect
 
 from noria.bench.server import running_server
-from noria.keys import draw_key
+from noria.keys import generate_key
 
 pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
 def key_and_table():
-    return draw_key("alice")
+    return generate_key("alice")
 
 
 @pytest.fixture(scope="module")

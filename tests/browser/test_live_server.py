@@ -9,7 +9,7 @@ import pytest
 from expecting import engine_of, expect, held
 
 from noria.bench.server import running_server
-from waiting import WITHIN_S, until
+from waiting import TIMEOUT_S, wait_until
 
 pytestmark = pytest.mark.browser
 
@@ -39,7 +39,7 @@ def url(server):
 def draw(url):
     """Send a request that is answered in its own time, one of twelve at most; those that were not sent at the end never are."""
     with (
-        httpx.Client(base_url=url, timeout=WITHIN_S) as client,
+        httpx.Client(base_url=url, timeout=TIMEOUT_S) as client,
         concurrent.futures.ThreadPoolExecutor(12) as pool,
     ):
         yield lambda body: pool.submit(client.post, "/t2i", json=body)
@@ -104,7 +104,7 @@ FILLED = """() => {
 
 def test_a_client_who_goes_away_is_seen_to_leave(url, open_page):
     page = open_page(f"{url}/live")
-    with httpx.stream("POST", f"{url}/t2i", json=LONG | {"stream": True}, timeout=WITHIN_S):
+    with httpx.stream("POST", f"{url}/t2i", json=LONG | {"stream": True}, timeout=TIMEOUT_S):
         expect(page.get_by_role("button", name=re.compile(r"Slot \d: heun"))).to_be_visible()
     expect(page.locator(".gone li")).to_have_text(re.compile(r"heun, 140 steps, from slot \d: cancelled"))
     expect(page.get_by_role("button", name=re.compile(r"Slot \d: free"))).to_have_count(8)
@@ -118,7 +118,7 @@ def test_sample_traffic_fills_the_wheel(url, server, open_page):
         page.get_by_role("button", name="Send sample traffic").click()
         expect(page.locator("#sampling")).to_contain_text("5 of 20 requests sent")
     mixed = re.compile(r"[3-5] requests, [3-5] schedulers")
-    until(lambda: any(mixed.search(text) for text in page.evaluate("noted")))
+    wait_until(lambda: any(mixed.search(text) for text in page.evaluate("noted")))
     page.get_by_role("button", name="Stop sample traffic").click()
     expect(page.get_by_role("button", name=re.compile(r"Slot \d: free"))).to_have_count(8)
     open_page.forgive(429, perhaps=True)  # a machine that is busy with other things may refuse some

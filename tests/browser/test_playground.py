@@ -14,8 +14,8 @@ from expecting import engine_of, expect, held
 from PIL import Image
 
 from noria.bench.server import running_server
-from noria.keys import draw_key
-from waiting import until
+from noria.keys import generate_key
+from waiting import wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 
@@ -188,18 +188,18 @@ def test_the_page_keeps_connections_for_other_things_than_drawings(playground, c
 @pytest.mark.parametrize("way", ["button", "escape"])
 def test_what_is_cancelled_leaves_the_batch(playground, client, way):
     page = playground()
-    until(lambda: metric(client, "noria_slots_used") == 0)
+    wait_until(lambda: metric(client, "noria_slots_used") == 0)
     before = metric(client, "noria_leaves_total")
     draw(page, n=2, **LONG)
     card(page, "running").locator(".preview").first.wait_for(state="attached")
-    until(lambda: metric(client, "noria_slots_used") == 2)
+    wait_until(lambda: metric(client, "noria_slots_used") == 2)
     if way == "button":
         page.get_by_role("button", name="Cancel drawing 1").click()
     else:
         page.keyboard.press("Escape")
     page.locator(".drawing").wait_for(state="detached")
-    until(lambda: metric(client, "noria_slots_used") == 0)
-    until(lambda: metric(client, "noria_leaves_total") - before >= 2)
+    wait_until(lambda: metric(client, "noria_slots_used") == 0)
+    wait_until(lambda: metric(client, "noria_leaves_total") - before >= 2)
     assert metric(client, "noria_leaves_total") - before == 2
     assert page.locator("#empty").is_visible()
     assert page.locator("#news").inner_text() == "Drawing 1 is cancelled."
@@ -438,7 +438,7 @@ def test_a_drawing_is_recalled_and_its_seed_used_again(playground):
 def test_the_page_waits_for_an_engine_and_goes_on_by_itself(playground, open_page, server, client):
     with held(server.process):  # the supervisor: no other engine is there before the page has seen that none is
         engine_of(server).kill()
-        until(lambda: client.get("/readyz").status_code == 503)
+        wait_until(lambda: client.get("/readyz").status_code == 503)
         page = open_page(f"http://127.0.0.1:{server.port}/")
         page.locator("#notice", has_text="No engine is ready yet").wait_for()
         assert page.locator("#draw").is_disabled()
@@ -478,7 +478,7 @@ def test_the_keyboard_keeps_its_place_when_a_drawing_is_done(playground, server)
 
 
 def test_a_server_with_keys_asks_for_one_and_never_gives_it_away(playground, open_page, tmp_path):
-    key, table = draw_key("alice")
+    key, table = generate_key("alice")
     (tmp_path / "keys.toml").write_text(table)
     with running_server(["bundled", "--slots", "2", "--keys-file", str(tmp_path / "keys.toml")]) as closed:
         page = open_page(f"http://127.0.0.1:{closed.port}/", permissions=["clipboard-read", "clipboard-write"])
@@ -524,7 +524,7 @@ def test_it_is_accessible_empty_running_and_finished(playground, check_accessibi
     )
     draw(page, prompt="a white star on a blue background", n=4, seed=40, inference_steps=100, scheduler="euler")
     halfway = "[...document.querySelectorAll('progress')].filter((bar) => bar.position > 0.3).length === 2"
-    until(lambda: page.evaluate(halfway))  # Playwright's own waiting for a function needs eval, which the pages forbid
+    wait_until(lambda: page.evaluate(halfway))  # Playwright's own waiting for a function needs eval, which the pages forbid
     page.evaluate("window.scrollTo(0, 0)")
     picture(page, f"playground-{scheme}.png")
     check_accessibility(page)

@@ -21,8 +21,8 @@ import pytest
 from killer import Killer, Watchman
 from users import Poster, User, all_jobs, undisturbed
 
-from noria.bench.machine import provenance
-from waiting import until
+from noria.bench.machine import collect_provenance
+from waiting import wait_until
 
 NUM_USERS, NUM_POSTERS, NUM_OPEN_JOBS = 3, 2, 4
 
@@ -49,7 +49,7 @@ def serving(folder):
         )
         try:
             url = f"http://127.0.0.1:{port}"
-            until(lambda: is_ready(url) or server.poll() is not None, 180)
+            wait_until(lambda: is_ready(url) or server.poll() is not None, 180)
             assert server.poll() is None, (folder / "log").read_text()
             yield server, url
         finally:
@@ -74,7 +74,7 @@ def weather_chaos(folder, num_kills, seconds, seed=1):
             thread.start()
         began = time.monotonic()
         killer.join()
-        until(lambda: is_ready(url), 120)
+        wait_until(lambda: is_ready(url), 120)
         for client in (*users, *posters):
             client.stop()
         for client in (*users, *posters):
@@ -90,7 +90,7 @@ def weather_chaos(folder, num_kills, seconds, seed=1):
         status = server.wait(60)
     log = (folder / "log").read_text()
     report = {
-        **provenance(),
+        **collect_provenance(),
         "kills": dict(killer.killed),
         "asked_for": {"kills": num_kills, "seconds": seconds, "seed": seed},
         "seconds": round(took_s, 1),

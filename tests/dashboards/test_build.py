@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from noria.cli import main
-from noria.dashboards.build import DASHBOARDS, build, check
+from noria.dashboards.build import DASHBOARDS, build, check_metrics
 from noria.dashboards.grafana import to_grafana
 from noria.dashboards.panels import WIDTH, Dashboard, Row, timeseries
 from noria.errors import ConfigError
@@ -18,7 +18,7 @@ every_dashboard = pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda da
 
 
 def test_what_is_committed_is_what_is_built(tmp_path):
-    build(tmp_path, say=lambda _: None)
+    build(tmp_path, report=lambda _: None)
     built = {file.name: file.read_text() for file in tmp_path.iterdir()}
     assert built == {file.name: file.read_text() for file in COMMITTED.iterdir()}, "run: noria dashboards build"
 
@@ -28,7 +28,7 @@ def test_a_panel_that_asks_for_an_undeclared_metric_stops_the_build():
     with pytest.raises(
         ConfigError, match=r"'Slots' of 'X' asks for 'noria_slot_used'.*Did you mean 'noria_slots_used'"
     ):
-        check(wrong)
+        check_metrics(wrong)
 
 
 def test_the_command_then_fails_and_writes_nothing(tmp_path, monkeypatch, capsys):
@@ -42,13 +42,13 @@ def test_the_command_then_fails_and_writes_nothing(tmp_path, monkeypatch, capsys
 def test_a_histogram_is_asked_for_by_its_series_only():
     wrong = Dashboard("x", "X", "", (Row("r", (timeseries("P", "", "rate(noria_request_seconds[5m])"),)),))
     with pytest.raises(ConfigError, match="noria_request_seconds"):
-        check(wrong)
+        check_metrics(wrong)
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="file"):
-        build(tmp_path / "file" / "below", say=lambda _: None)
+        build(tmp_path / "file" / "below", report=lambda _: None)
 
 
 @every_dashboard

@@ -9,15 +9,15 @@ import shlex
 from noria.cli import build_parser
 from noria.config import Config
 from noria.frontend.app import build_app
-from noria.frontend.engine_link import EngineLink
+from noria.frontend.engine_link import EnginePool
 from noria.frontend.keys import OPEN_PATHS
-from noria.settings import load, settings
-from noria.supervisor import ENGINE_STOP_S, FRONTEND_STOP_S
+from noria.settings import load, list_settings
+from noria.supervisor import ENGINE_STOP_TIMEOUT_S, FRONTEND_STOP_TIMEOUT_S
 
 ROOT = pathlib.Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 DOCKERFILE = DEPLOY / "Dockerfile"
-STOP_S = FRONTEND_STOP_S + ENGINE_STOP_S  # what the supervisor gives its children after `drain_s`
+STOP_S = FRONTEND_STOP_TIMEOUT_S + ENGINE_STOP_TIMEOUT_S  # what the supervisor gives its children after `drain_s`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,14 +57,14 @@ def image():
 def configuration(arguments, environment) -> Config:
     """What `noria ARGUMENTS` is set to in the image, with `environment` over the image's; fails for what is no setting or flag."""
     parsed = build_parser()[0].parse_args(arguments)
-    flags = {setting.key: getattr(parsed, setting.key, None) for setting in settings()}
+    flags = {setting.key: getattr(parsed, setting.key, None) for setting in list_settings()}
     given = {key: value for key, value in flags.items() if value is not None}
     return load(None, image().environment | environment, given)
 
 
 def probed_paths():
     """Paths that whoever has no key may ask for, with GET."""
-    routes = build_app(Config(), EngineLink([])).routes
+    routes = build_app(Config(), EnginePool([])).routes
     return {route.path for route in routes if "GET" in route.methods and route.path in OPEN_PATHS}
 
 

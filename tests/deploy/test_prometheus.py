@@ -20,7 +20,7 @@ import yaml
 from noria.bench.server import running_server
 from noria.dashboards.build import DASHBOARDS
 from noria.dashboards.gpu import GPU
-from waiting import until
+from waiting import wait_until
 
 pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(400)]
 
@@ -89,7 +89,7 @@ class Prometheus:
                 count >= wanted.get(target, times) for target, count in have.items()
             )
 
-        until(more)
+        wait_until(more)
 
     def exemplars(self, expr):
         params = {"query": expr, "start": time.time() - 600, "end": time.time()}
@@ -126,10 +126,10 @@ def prometheus(noria, dcgm, tmp_path_factory):
         ) as process,
     ):
         try:
-            listening = until(lambda: re.search(r'"Listening on" address=(\S+)\s', (folder / "log").read_text()))
+            listening = wait_until(lambda: re.search(r'"Listening on" address=(\S+)\s', (folder / "log").read_text()))
             with httpx.Client(base_url=f"http://{listening[1]}", timeout=60) as client:
                 found = Prometheus(client)
-                until(found.ready)
+                wait_until(found.ready)
                 yield found
         finally:
             process.terminate()
@@ -148,15 +148,15 @@ def loaded(noria, prometheus):
             assert answer.status_code == 200
             seconds.append(time.monotonic() - started)
 
-        until(lambda: prometheus.value("sum(noria_engine_up)") == 2)
+        wait_until(lambda: prometheus.value("sum(noria_engine_up)") == 2)
         for round_ in range(3):  # rates need several scrapes
             with concurrent.futures.ThreadPoolExecutor(6) as users:
                 list(users.map(draw, range(30 * round_, 30 * round_ + 30)))
             prometheus.scraped(1)
         assert client.post("/t2i", json={"prompt": "p", "n": 0}).status_code == 400
         job = client.post("/v1/jobs", json={"input": {"prompt": "a job", "inference_steps": 2}}).json()
-        until(lambda: client.get(f"/v1/jobs/{job['id']}").json()["status"] == "succeeded")
-    until(lambda: (prometheus.value("sum(noria_requests_total{outcome='ok'})") or 0) >= len(seconds) + 1)
+        wait_until(lambda: client.get(f"/v1/jobs/{job['id']}").json()["status"] == "succeeded")
+    wait_until(lambda: (prometheus.value("sum(noria_requests_total{outcome='ok'})") or 0) >= len(seconds) + 1)
     prometheus.scraped(3)  # some is told a moment later, and a series that came last needs two for its rate
     return prometheus, seconds
 
@@ -172,7 +172,7 @@ def panels():
 @pytest.mark.parametrize("expr", list(panels()))
 def test_every_panel_has_data(loaded, expr):
     prometheus, _ = loaded
-    until(lambda: prometheus.ask(expr.replace('"$instance"', '".*"')))
+    wait_until(lambda: prometheus.ask(expr.replace('"$instance"', '".*"')))
 
 
 def test_a_gpu_of_which_two_tell_is_shown_once(loaded):
@@ -180,14 +180,14 @@ def test_a_gpu_of_which_two_tell_is_shown_once(loaded):
     (row,) = (row for row in GPU.rows if row.title == "GPU")
     for panel in row.panels:
         for query in panel.queries:
-            assert len(until(lambda query=query: prometheus.ask(query.expr))) == 1, panel.title
+            assert len(wait_until(lambda query=query: prometheus.ask(query.expr))) == 1, panel.title
 
 
 def test_every_recording_rule_has_data(loaded):
     prometheus, _ = loaded
     groups = yaml.safe_load((RULES / "recording.yml").read_text())["groups"]
     records = {rule["record"] for group in groups for rule in group["rules"]}
-    until(lambda: all(prometheus.ask(record) for record in records))  # they are evaluated every 15 s
+    wait_until(lambda: all(prometheus.ask(record) for record in records))  # they are evaluated every 15 s
 
 
 def test_prometheus_counts_what_the_load_counted(loaded):
@@ -212,7 +212,7 @@ def test_prometheus_and_the_load_agree_on_percentiles_to_a_bucket(loaded, share)
 
 def test_a_slow_bucket_leads_to_a_request(loaded):
     prometheus, _ = loaded
-    found = until(lambda: prometheus.exemplars("noria_request_seconds_bucket"))
+    found = wait_until(lambda: prometheus.exemplars("noria_request_seconds_bucket"))
     names = {exemplar["labels"]["request_id"] for series in found for exemplar in series["exemplars"]}
     assert names
     assert all(re.fullmatch(r"[0-9a-f]{32}|job_\w+|[\w.-]+", name) for name in names)
@@ -239,7 +239,7 @@ def test_a_slow_bucket_leads_to_a_trace_also_where_the_ids_leave_no_room_for_mor
         found = prometheus.exemplars("noria_request_seconds_bucket")
         return who in [exemplar["labels"] for series in found for exemplar in series["exemplars"]]
 
-    until(is_kept)
+    wait_until(is_kept)
 
 
 def started_since(noria, known):
@@ -257,18 +257,18 @@ def test_an_engine_that_is_killed_shows_and_its_alerts_name_it(loaded, noria):
     (engine,) = (child for child in noria.children("engine") if "engine-1" in " ".join(child.cmdline()))
     killed, known = time.monotonic(), {child.pid for child in noria.process.children()}
     engine.kill()
-    successor = until(lambda: started_since(noria, known), despite=(psutil.NoSuchProcess,))
+    successor = wait_until(lambda: started_since(noria, known), ignoring=(psutil.NoSuchProcess,))
     successor.suspend()  # it is not ready before somebody has looked
     try:
-        waiting = until(lambda: prometheus.alerts("NoriaEngineMissing"))
+        waiting = wait_until(lambda: prometheus.alerts("NoriaEngineMissing"))
         prometheus.scraped(1)
     finally:
         successor.resume()
     assert set(waiting) == {"engine-1"}
-    firing = until(lambda: prometheus.alerts("NoriaEngineRestarted"))
+    firing = wait_until(lambda: prometheus.alerts("NoriaEngineRestarted"))
     assert set(firing) == {"engine-1"}
     assert re.match(r"engine-1 of \S+ was started again .* was killed\.", firing["engine-1"]["annotations"]["summary"])
-    until(lambda: prometheus.value("sum(noria_engine_up)") == 2)
+    wait_until(lambda: prometheus.value("sum(noria_engine_up)") == 2)
     since = f"{time.monotonic() - killed:.0f}s"
     # In between it was not ready, while the other was; for less than the five minutes after which that is an alert, too.
     for engine, least in (("engine-0", 1), ("engine-1", 0)):

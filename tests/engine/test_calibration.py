@@ -9,13 +9,13 @@ import pytest
 
 from noria.config import EngineConfig
 from noria.engine import calibration
-from noria.engine.calibration import CostFile, KeptCosts, cost_folder, cost_key, draw_throw_away, measure
+from noria.engine.calibration import CostCache, CachedCosts, cost_folder, cost_key, run_warmup_request, measure_costs
 from noria.engine.executor import FakeExecutor, VirtualClock
-from noria.engine.loading import load_fleet, measured_costs
+from noria.engine.loading import load_multi_model_executor, load_or_measure_costs
 from noria.errors import ModelError
 from noria.models.catalog import open_model
-from noria.scheduling.costs import CostModel, Curve
-from noria.scheduling.plans import ImageId, Measured, ShapeClass
+from noria.scheduling.costs import CostModel, CostCurve
+from noria.scheduling.plans import ImageId, MeasuredTimings, BatchKey
 
 CONFIG = EngineConfig(dtype="float32", slots=8, threads=1)
 
@@ -30,15 +30,15 @@ class TimedExecutor(FakeExecutor):
 
     def __init__(self, clock):
         super().__init__(clock, lambda plan: self.step_s(plan) + 0.005 * len(plan.decodes))
-        self.row_s, self.waits = 0.01, False
+        self.row_s, self.is_synchronous = 0.01, False
 
     def step_s(self, plan):
         return 2 * self.row_s * len(plan.steps)
 
     def execute(self, plan, **options):
         outcome = super().execute(plan, **options)
-        spent = Measured(step_s=self.step_s(plan), decode_s=0.005 * len(plan.decodes))
-        return dataclasses.replace(outcome, spent=spent)
+        timings = MeasuredTimings(step_s=self.step_s(plan), decode_s=0.005 * len(plan.decodes))
+        return dataclasses.replace(outcome, spent=timings)
 
 
 @pytest.fixture
@@ -49,82 +49,82 @@ def device(monkeypatch):
     return TimedExecutor(clock)
 
 
-def default_size(spec):
-    return ShapeClass(spec.default_width_px, spec.default_height_px, spec.name)
+def default_batch_key(spec):
+    return BatchKey(spec.default_width_px, spec.default_height_px, spec.name)
 
 
-def known(spec):
-    shape = default_size(spec)
-    return CostModel(8, {shape: Curve({1: 0.1, 8: 0.8})}, {shape: Curve({1: 0.05})}, {spec.name: 0.01})
+def known_costs(spec):
+    batch_key = default_batch_key(spec)
+    return CostModel(8, {batch_key: CostCurve({1: 0.1, 8: 0.8})}, {batch_key: CostCurve({1: 0.05})}, {spec.name: 0.01})
 
 
 def test_measuring_draws_every_batch_up_to_the_slots_and_settles_the_knee(spec, device):
-    costs = CostModel(most_rows=16)
-    measure(device, spec, CONFIG, costs)
-    shape = default_size(spec)
-    assert sorted(costs.steps[shape].points) == [1, 2, 4, 8, 16]
-    assert costs.steps[shape].points[16] == pytest.approx(0.16)
-    assert costs.decodes[shape].points[1] == pytest.approx(0.005)
-    assert (costs.pace, device.waits) == (1.0, False)
-    assert costs.rows_limit(shape) < 16  # this device gains nothing by batching
+    costs = CostModel(max_rows=16)
+    measure_costs(device, spec, CONFIG, costs)
+    batch_key = default_batch_key(spec)
+    assert sorted(costs.steps[batch_key].points) == [1, 2, 4, 8, 16]
+    assert costs.steps[batch_key].points[16] == pytest.approx(0.16)
+    assert costs.decodes[batch_key].points[1] == pytest.approx(0.005)
+    assert (costs.slowdown, device.waits) == (1.0, False)
+    assert costs.rows_limit(batch_key) < 16  # this device gains nothing by batching
 
 
 def test_a_number_of_slots_between_the_powers_of_two_is_measured_too(spec, device):
-    costs = CostModel(most_rows=12)
-    measure(device, spec, msgspec.structs.replace(CONFIG, slots=6), costs)
-    assert sorted(costs.steps[default_size(spec)].points) == [1, 2, 4, 8, 12]
+    costs = CostModel(max_rows=12)
+    measure_costs(device, spec, msgspec.structs.replace(CONFIG, slots=6), costs)
+    assert sorted(costs.steps[default_batch_key(spec)].points) == [1, 2, 4, 8, 12]
 
 
 def test_the_budget_ends_the_ladder(spec, device):
     device.row_s = 0.1
-    costs = CostModel(most_rows=16)
-    measure(device, spec, CONFIG, costs)
+    costs = CostModel(max_rows=16)
+    measure_costs(device, spec, CONFIG, costs)
     # A pass of 5 steps of 2 rows takes 1.0 s, and the next would take twice that: then 3 s are over.
-    assert sorted(costs.steps[default_size(spec)].points) == [1, 2]
-    assert costs.rows_limit(default_size(spec)) == 16  # nobody tried more: nothing says that it does not pay
+    assert sorted(costs.steps[default_batch_key(spec)].points) == [1, 2]
+    assert costs.rows_limit(default_batch_key(spec)) == 16  # nobody tried more: nothing says that it does not pay
 
 
 def test_a_model_that_cannot_draw_is_told_at_the_start_and_the_device_is_left_as_it_was(spec, device):
     device.failing[ImageId("throw-away-1", 0)] = "no kernel for this device"
     with pytest.raises(ModelError, match=r"cannot draw with these settings: .*no kernel for this device"):
-        measure(device, spec, CONFIG, CostModel())
+        measure_costs(device, spec, CONFIG, CostModel())
     assert device.waits is False
 
 
 def test_what_is_thrown_away_is_drawn_in_the_default_size(spec, device):
     costs = CostModel()
-    draw_throw_away(device, spec, CONFIG, costs, num_images=2, steps=1)
-    assert list(costs.steps) == [default_size(spec)]
+    run_warmup_request(device, spec, CONFIG, costs, num_images=2, steps=1)
+    assert list(costs.steps) == [default_batch_key(spec)]
 
 
 def test_costs_that_were_kept_are_loaded_and_settled(spec, tmp_path):
-    costs = known(spec)
-    costs.steps[ShapeClass(1, 1, "another")] = Curve({1: 9.0})
-    CostFile(tmp_path / "new" / "folder", spec, CONFIG, "a device").save(costs)
-    loaded = CostModel(most_rows=8)
-    assert CostFile(tmp_path / "new" / "folder", spec, CONFIG, "a device").load(loaded)
-    shape = default_size(spec)
-    assert (loaded.steps, loaded.decodes, loaded.encode_s) == (
-        {shape: costs.steps[shape]},
+    costs = known_costs(spec)
+    costs.steps[BatchKey(1, 1, "another")] = CostCurve({1: 9.0})
+    CostCache(tmp_path / "new" / "folder", spec, CONFIG, "a device").save(costs)
+    loaded = CostModel(max_rows=8)
+    assert CostCache(tmp_path / "new" / "folder", spec, CONFIG, "a device").load(loaded)
+    batch_key = default_batch_key(spec)
+    assert (loaded.steps, loaded.decodes, loaded.text_encode_s_by_model) == (
+        {batch_key: costs.steps[batch_key]},
         costs.decodes,
-        costs.encode_s,
+        costs.text_encode_s_by_model,
     )
-    assert loaded.rows_limit(shape) == 1
+    assert loaded.rows_limit(batch_key) == 1
     assert [path.suffix for path in (tmp_path / "new" / "folder").iterdir()] == [".json"]
 
 
 @pytest.mark.parametrize("change", [{"slots": 4}, {"dtype": "bfloat16"}, {"buckets": (16,)}, {"threads": 2}])
 def test_costs_of_other_settings_are_not_taken_for_these(spec, tmp_path, change):
-    CostFile(tmp_path, spec, CONFIG, "a device").save(known(spec))
+    CostCache(tmp_path, spec, CONFIG, "a device").save(known_costs(spec))
     other = msgspec.structs.replace(CONFIG, **change)
-    assert CostFile(tmp_path, spec, other, "a device").load(CostModel()) is False
+    assert CostCache(tmp_path, spec, other, "a device").load(CostModel()) is False
 
 
 def test_costs_of_another_device_or_model_are_not_taken_for_these(spec, tmp_path):
-    CostFile(tmp_path, spec, CONFIG, "a device").save(known(spec))
+    CostCache(tmp_path, spec, CONFIG, "a device").save(known_costs(spec))
     retrained = msgspec.structs.replace(spec, fingerprint="other weights")
-    assert CostFile(tmp_path, spec, CONFIG, "another device").load(CostModel()) is False
-    assert CostFile(tmp_path, retrained, CONFIG, "a device").load(CostModel()) is False
+    assert CostCache(tmp_path, spec, CONFIG, "another device").load(CostModel()) is False
+    assert CostCache(tmp_path, retrained, CONFIG, "a device").load(CostModel()) is False
 
 
 def test_settings_that_change_no_cost_do_not_lose_what_was_kept(spec):
@@ -135,17 +135,17 @@ def test_settings_that_change_no_cost_do_not_lose_what_was_kept(spec):
 
 def test_nothing_kept_is_no_news(spec, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
-        assert CostFile(tmp_path, spec, CONFIG, "a device").load(CostModel()) is False
+        assert CostCache(tmp_path, spec, CONFIG, "a device").load(CostModel()) is False
     assert caplog.records == []
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b'{"key": 3}', b"\xff\xfe"])
 def test_a_damaged_file_is_said_and_measured_anew(spec, tmp_path, caplog, damage):
-    file, costs = CostFile(tmp_path, spec, CONFIG, "a device"), CostModel()
-    file.path.write_bytes(damage)
-    assert file.load(costs) is False
+    cache, costs = CostCache(tmp_path, spec, CONFIG, "a device"), CostModel()
+    cache.path.write_bytes(damage)
+    assert cache.load(costs) is False
     assert "cannot be used and are measured anew" in caplog.text
-    assert (costs.steps, costs.encode_s) == ({}, {})
+    assert (costs.steps, costs.text_encode_s_by_model) == ({}, {})
 
 
 @pytest.mark.parametrize(
@@ -159,24 +159,24 @@ def test_a_damaged_file_is_said_and_measured_anew(spec, tmp_path, caplog, damage
     ],
 )
 def test_numbers_that_no_device_gives_are_not_believed(spec, tmp_path, steps):
-    file, costs = CostFile(tmp_path, spec, CONFIG, "a device"), CostModel()
-    kept = {"key": cost_key(spec, CONFIG, "a device"), "steps": steps, "decodes": [], "encode_s": 0.0}
-    file.path.write_bytes(msgspec.json.encode(kept))
-    assert msgspec.json.decode(file.path.read_bytes(), type=KeptCosts)
-    assert file.load(costs) is False
+    cache, costs = CostCache(tmp_path, spec, CONFIG, "a device"), CostModel()
+    cached = {"key": cost_key(spec, CONFIG, "a device"), "steps": steps, "decodes": [], "encode_s": 0.0}
+    cache.path.write_bytes(msgspec.json.encode(cached))
+    assert msgspec.json.decode(cache.path.read_bytes(), type=CachedCosts)
+    assert cache.load(costs) is False
     assert costs.steps == {}
 
 
 def test_a_folder_that_cannot_be_written_is_said_and_no_more(spec, tmp_path, caplog):
     (tmp_path / "file").write_text("not a folder")
-    CostFile(tmp_path / "file" / "costs", spec, CONFIG, "a device").save(known(spec))
+    CostCache(tmp_path / "file" / "costs", spec, CONFIG, "a device").save(known_costs(spec))
     assert "the measured costs are not kept" in caplog.text
 
 
 def test_a_folder_that_cannot_be_read_is_said_and_measured_anew(spec, tmp_path, caplog):
-    file = CostFile(tmp_path, spec, CONFIG, "a device")
-    file.path.mkdir()
-    assert file.load(CostModel()) is False
+    cache = CostCache(tmp_path, spec, CONFIG, "a device")
+    cache.path.mkdir()
+    assert cache.load(CostModel()) is False
     assert "measured anew" in caplog.text
 
 
@@ -192,13 +192,13 @@ def test_costs_are_kept_in_the_folder_of_the_setting_or_in_the_users_cache(monke
 def test_a_real_model_is_measured_at_its_first_start_and_not_at_its_second(spec, tmp_path, monkeypatch):
     monkeypatch.setattr(calibration, "BUDGET_S", 120.0)  # a busy machine would leave the larger sizes out
     settings = msgspec.structs.replace(CONFIG, slots=2, cache_dir=str(tmp_path))
-    fleet, config = load_fleet([spec], settings, "cpu")
-    costs, (file,) = measured_costs(fleet, [spec], config)
-    shape = default_size(spec)
-    assert sorted(costs.steps[shape].points) == [1, 2, 4]
-    assert costs.decode_s(shape) > 0.0
-    assert costs.prompt_s(spec.name) > 0.0
-    assert file.path.exists()
+    executor, config = load_multi_model_executor([spec], settings, "cpu")
+    costs, (cache,) = load_or_measure_costs(executor, [spec], config)
+    batch_key = default_batch_key(spec)
+    assert sorted(costs.steps[batch_key].points) == [1, 2, 4]
+    assert costs.decode_s(batch_key) > 0.0
+    assert costs.text_encode_s(spec.name) > 0.0
+    assert cache.path.exists()
     monkeypatch.setattr("noria.engine.loading.measure", lambda *_: pytest.fail("measured again"))
-    again, _ = measured_costs(fleet, [spec], config)
-    assert again.steps[shape].points == costs.steps[shape].points
+    again, _ = load_or_measure_costs(executor, [spec], config)
+    assert again.steps[batch_key].points == costs.steps[batch_key].points

@@ -11,16 +11,16 @@ import torch
 from noria import schedulers
 from noria.config import EngineConfig
 from noria.engine import diffusion
-from noria.engine.diffusion import Burst, DiffusionExecutor
-from noria.engine.embeddings import EmbeddingCache
+from noria.engine.diffusion import PipelineFillDetector, DiffusionExecutor
+from noria.engine.embeddings import PromptEmbeddingCache
 from noria.engine.loading import warm_up
-from noria.engine.loop import Ended, ImageReady, PreviewReady, Wheel
+from noria.engine.loop import RequestClosed, ImageReady, PreviewReady, EngineLoop
 from noria.errors import ModelError
 from noria.models.catalog import open_model
 from noria.models.stable_diffusion import StableDiffusion
 from noria.request import ImageRequest
-from noria.sampling.previews import smaller
-from noria.scheduling.plans import End
+from noria.sampling.previews import downscale
+from noria.scheduling.plans import FinishReason
 from noria.scheduling.steps import StepScheduler
 
 # One uint8 step: kernels round differently with the batch's size, and a value near a half goes either way.
@@ -49,7 +49,7 @@ def padded(tiny_folder, request):
     return load(tiny_folder, request.param, buckets=(16,))
 
 
-def wish(spec, number, **fields):
+def make_request(spec, number, **fields):
     defaults = dict(  # noqa: C408 - reads as the call that it becomes
         request_id=f"r{number}",
         prompt=["a red circle", "a blue square above a green star", "", "a large ring at the top left"][number % 4],
@@ -66,28 +66,28 @@ def wish(spec, number, **fields):
     return ImageRequest(**(defaults | fields))
 
 
-def draw(executor, wishes, arrivals=None):
+def generate(executor, requests, arrivals=None):
     """Images [height, width, 3] by (request id, index); wish k is submitted before turn `arrivals[k]`."""
-    arrivals = arrivals or [0] * len(wishes)
+    arrivals = arrivals or [0] * len(requests)
     images, ends = {}, {}
 
-    def take(event):
+    def on_event(event):
         request = event.prepared.request
         if isinstance(event, ImageReady):
             pixels = np.frombuffer(event.pixels.rgb(), np.uint8)
             images[request.request_id, event.index] = pixels.reshape(request.height_px, request.width_px, 3)
-        elif isinstance(event, Ended):
+        elif isinstance(event, RequestClosed):
             ends[request.request_id] = event.event
 
-    wheel = Wheel(StepScheduler(8), executor, take, lambda: 0.0)
-    waiting = sorted(zip(arrivals, wishes, strict=True), key=lambda pair: pair[0])
-    turn = 0
-    while waiting or wheel.scheduler.num_seated or wheel.scheduler.num_waiting:
-        while waiting and waiting[0][0] <= turn:
-            wheel.submit(executor.prepare(waiting.pop(0)[1]))
-        wheel.turn()
-        turn += 1
-    assert {end.end for end in ends.values()} == {End.FINISHED}, ends
+    loop = EngineLoop(StepScheduler(8), executor, on_event, lambda: 0.0)
+    waiting = sorted(zip(arrivals, requests, strict=True), key=lambda pair: pair[0])
+    iteration = 0
+    while waiting or loop.scheduler.num_running or loop.scheduler.num_waiting:
+        while waiting and waiting[0][0] <= iteration:
+            loop.submit(executor.prepare(waiting.pop(0)[1]))
+        loop.run_iteration()
+        iteration += 1
+    assert {end.end for end in ends.values()} == {FinishReason.FINISHED}, ends
     return images
 
 
@@ -104,7 +104,7 @@ def pipeline(tiny_folder):
     return pipe
 
 
-def drawn_by_pipeline(pipe, request):
+def generate_with_pipeline(pipe, request):
     import diffusers
 
     choice = schedulers.find(request.scheduler)
@@ -133,55 +133,55 @@ DIFFUSION_SCHEDULERS = [choice.name for choice in schedulers.SCHEDULERS if choic
 def test_each_scheduler_draws_what_the_pipeline_draws(tiny, pipeline, name):
     spec, executor = tiny
     for number, (steps, guidance) in enumerate([(4, 1.0), (20, 5.0)]):
-        request = wish(spec, number + 1, scheduler=name, num_steps=steps, guidance_scale=guidance)
-        ours = draw(executor, [request])[request.request_id, 0]
-        theirs = drawn_by_pipeline(pipeline.to(executor.model.device), request)
+        request = make_request(spec, number + 1, scheduler=name, num_steps=steps, guidance_scale=guidance)
+        ours = generate(executor, [request])[request.request_id, 0]
+        theirs = generate_with_pipeline(pipeline.to(executor.model.device), request)
         assert difference(ours, theirs) <= PARITY_TOLERANCE, f"{name}, {steps} steps"
 
 
-def mixed_wishes(spec):
+def mixed_requests(spec):
     names = ["ddim", "euler", "euler-a", "dpm++2m-karras", "pndm", "heun", "unipc", "lms"]
     return [
-        wish(spec, k, scheduler=names[k % 8], num_steps=5 + 3 * k, guidance_scale=1.0 + 11 * (k % 5) / 4)
+        make_request(spec, k, scheduler=names[k % 8], num_steps=5 + 3 * k, guidance_scale=1.0 + 11 * (k % 5) / 4)
         for k in range(16)
     ]
 
 
 def test_alone_is_as_in_a_mixed_staggered_batch(tiny):
     spec, executor = tiny
-    wishes = mixed_wishes(spec)
-    together = draw(executor, wishes, arrivals=[(7 * k) % 23 for k in range(16)])
-    for request in wishes:
-        alone = draw(executor, [request])[request.request_id, 0]
-        assert difference(alone, together[request.request_id, 0]) <= NATURAL_TOLERANCE, request
+    requests = mixed_requests(spec)
+    together = generate(executor, requests, arrivals=[(7 * k) % 23 for k in range(16)])
+    for request in requests:
+        single = generate(executor, [request])[request.request_id, 0]
+        assert difference(single, together[request.request_id, 0]) <= NATURAL_TOLERANCE, request
 
 
 def test_at_one_padded_bucket_alone_is_as_in_a_mixed_batch_bit_by_bit(padded):
     spec, executor = padded
-    wishes = mixed_wishes(spec)
-    together = draw(executor, wishes, arrivals=[(5 * k) % 19 for k in range(16)])
+    requests = mixed_requests(spec)
+    together = generate(executor, requests, arrivals=[(5 * k) % 19 for k in range(16)])
     fresh = DiffusionExecutor(executor.model, executor._config)  # with no embedding left over from the crowd
-    for request in wishes:
-        alone = draw(fresh, [request])[request.request_id, 0]
-        assert np.array_equal(alone, together[request.request_id, 0]), request
+    for request in requests:
+        single = generate(fresh, [request])[request.request_id, 0]
+        assert np.array_equal(single, together[request.request_id, 0]), request
 
 
 def test_image_k_of_a_request_is_the_image_of_seed_plus_k(tiny):
     spec, executor = tiny
-    many = draw(executor, [wish(spec, 1, num_images=3, scheduler="euler-a")])
+    many = generate(executor, [make_request(spec, 1, num_images=3, scheduler="euler-a")])
     for k in range(3):
-        one = draw(executor, [wish(spec, 1, seed=1001 + k, scheduler="euler-a")])["r1", 0]
+        one = generate(executor, [make_request(spec, 1, seed=1001 + k, scheduler="euler-a")])["r1", 0]
         assert difference(many["r1", k], one) <= NATURAL_TOLERANCE
 
 
 def test_sizes_share_the_wheel(tiny):
     spec, executor = tiny
-    wishes = [wish(spec, 1), wish(spec, 2, width_px=48), wish(spec, 3, height_px=64)]
-    together = draw(executor, wishes)
-    for request in wishes:
+    requests = [make_request(spec, 1), make_request(spec, 2, width_px=48), make_request(spec, 3, height_px=64)]
+    together = generate(executor, requests)
+    for request in requests:
         image = together[request.request_id, 0]
         assert image.shape == (request.height_px, request.width_px, 3)
-        assert difference(draw(executor, [request])[request.request_id, 0], image) <= NATURAL_TOLERANCE
+        assert difference(generate(executor, [request])[request.request_id, 0], image) <= NATURAL_TOLERANCE
 
 
 @pytest.fixture(scope="module")
@@ -196,9 +196,9 @@ def bundled(bundled_folder):
 @pytest.mark.parametrize("name", DIFFUSION_SCHEDULERS)
 def test_the_bundled_model_draws_what_its_pipeline_draws(bundled, name):
     spec, executor, pipe = bundled
-    request = wish(spec, 1, prompt="a red circle above a blue square", scheduler=name, num_steps=6)
-    ours = draw(executor, [request])[request.request_id, 0]
-    assert difference(ours, drawn_by_pipeline(pipe, request)) <= PARITY_TOLERANCE
+    request = make_request(spec, 1, prompt="a red circle above a blue square", scheduler=name, num_steps=6)
+    ours = generate(executor, [request])[request.request_id, 0]
+    assert difference(ours, generate_with_pipeline(pipe, request)) <= PARITY_TOLERANCE
     assert ours.std() > 10, "a flat image is no drawing"
 
 
@@ -208,42 +208,42 @@ def test_latents_that_overflow_fail_their_request_alone(tiny):
 
     failures = []
 
-    def take(event):
+    def on_event(event):
         if isinstance(event, ImageReady):
             try:
                 event.pixels.rgb()
             except GenerationFailed as error:
                 failures.append((event.prepared.request.request_id, str(error)))
 
-    wheel = Wheel(StepScheduler(8), executor, take, lambda: 0.0)
+    loop = EngineLoop(StepScheduler(8), executor, on_event, lambda: 0.0)
     for number in (1, 2):
-        wheel.submit(executor.prepare(wish(spec, number, num_steps=3)))
-    wheel.turn()
+        loop.submit(executor.prepare(make_request(spec, number, num_steps=3)))
+    loop.run_iteration()
     with torch.inference_mode():
         executor._history(executor._requests["r1"].shape)[0] = math.nan
-    while wheel.turn() is not None:
+    while loop.run_iteration() is not None:
         pass
     assert [name for name, _ in failures] == ["r1"]
     assert "not finite" in failures[0][1]
-    later = draw(executor, [wish(spec, 5)])  # boards the very slot that held the NaN
-    assert difference(later["r5", 0], draw(executor, [wish(spec, 5)])["r5", 0]) == 0
+    later = generate(executor, [make_request(spec, 5)])  # boards the very slot that held the NaN
+    assert difference(later["r5", 0], generate(executor, [make_request(spec, 5)])["r5", 0]) == 0
 
 
 def test_a_model_that_raises_fails_the_turn_and_not_the_engine(tiny, monkeypatch):
     spec, executor = tiny
     ends = []
-    wheel = Wheel(StepScheduler(8), executor, ends.append, lambda: 0.0)
-    wheel.submit(executor.prepare(wish(spec, 1)))
+    loop = EngineLoop(StepScheduler(8), executor, ends.append, lambda: 0.0)
+    loop.submit(executor.prepare(make_request(spec, 1)))
 
     def broken(*_):
         raise RuntimeError("a tensor of another shape")
 
     with monkeypatch.context() as patch:
         patch.setattr(executor.model, "predict", broken)
-        wheel.turn()
-    assert (ends[-1].event.end, "another shape" in ends[-1].event.reason) == (End.FAILED, True)
+        loop.run_iteration()
+    assert (ends[-1].event.end, "another shape" in ends[-1].event.reason) == (FinishReason.FAILED, True)
     assert not executor._requests
-    draw(executor, [wish(spec, 2)])
+    generate(executor, [make_request(spec, 2)])
 
 
 @pytest.mark.parametrize("attention", ["plain", "sliced"])
@@ -252,28 +252,28 @@ def test_every_kind_of_attention_draws_the_same_image(tiny, tiny_folder, attenti
     other = load(
         tiny_folder, str(executor.model.device), attention=attention, channels_last=False, inference_mode=False
     )[1]
-    request = wish(spec, 1)
-    assert difference(draw(executor, [request])["r1", 0], draw(other, [request])["r1", 0]) <= NATURAL_TOLERANCE
+    request = make_request(spec, 1)
+    assert difference(generate(executor, [request])["r1", 0], generate(other, [request])["r1", 0]) <= NATURAL_TOLERANCE
 
 
 def test_whatever_the_tokenizer_raises_fails_the_newcomer_alone(tiny, monkeypatch):
     spec, executor = tiny
     ends = {}
-    wheel = Wheel(StepScheduler(8), executor, lambda e: ends.update({e.prepared.request.request_id: e}), lambda: 0.0)
-    wheel.submit(executor.prepare(wish(spec, 1)))
-    wheel.turn()
+    loop = EngineLoop(StepScheduler(8), executor, lambda e: ends.update({e.prepared.request.request_id: e}), lambda: 0.0)
+    loop.submit(executor.prepare(make_request(spec, 1)))
+    loop.run_iteration()
 
     def index_error(_):
         raise IndexError("index out of range in self")
 
     with monkeypatch.context() as patch:
         patch.setattr(executor._embeddings, "_encode", index_error)
-        wheel.submit(executor.prepare(wish(spec, 2, prompt="never seen before")))
-        wheel.turn()
-    while wheel.turn() is not None:
+        loop.submit(executor.prepare(make_request(spec, 2, prompt="never seen before")))
+        loop.run_iteration()
+    while loop.run_iteration() is not None:
         pass
-    assert (ends["r2"].event.end, "out of range" in ends["r2"].event.reason) == (End.FAILED, True)
-    assert ends["r1"].event.end is End.FINISHED
+    assert (ends["r2"].event.end, "out of range" in ends["r2"].event.reason) == (FinishReason.FAILED, True)
+    assert ends["r1"].event.end is FinishReason.FINISHED
 
 
 def test_a_model_that_cannot_draw_is_refused_at_warm_up(tiny, monkeypatch):
@@ -304,35 +304,35 @@ def test_weights_that_lack_parameters_are_refused(tiny_folder, tmp_path):
 
 def previews_and_image(spec, executor, **fields):
     """The previews [(call, [h, w, 3])] of one image, and its pixels [H, W, 3]."""
-    shown, images = [], []
+    previews, images = [], []
 
-    def take(event):
+    def on_event(event):
         match event:
             case PreviewReady(preview=preview):
                 rgb = np.frombuffer(preview.pixels.rgb(), np.uint8).reshape(preview.height_px, preview.width_px, 3)
-                shown.append((preview.call, rgb))
+                previews.append((preview.call, rgb))
             case ImageReady(pixels=pixels):
                 images.append(np.frombuffer(pixels.rgb(), np.uint8).reshape(spec.default_height_px, -1, 3))
 
-    request = wish(spec, 1, **fields)
-    wheel = Wheel(StepScheduler(8), executor, take, lambda: 0.0)
-    wheel.submit(executor.prepare(request))
-    while wheel.turn() is not None:
+    request = make_request(spec, 1, **fields)
+    loop = EngineLoop(StepScheduler(8), executor, on_event, lambda: 0.0)
+    loop.submit(executor.prepare(request))
+    while loop.run_iteration() is not None:
         pass
-    return shown, images[0]
+    return previews, images[0]
 
 
 @pytest.mark.parametrize("scheduler", ["ddim", "euler", "dpm++2m", "heun", "lcm", "unipc"])
 def test_a_late_preview_is_the_image_to_come_whatever_the_sampler(bundled, scheduler):
     spec, executor, _ = bundled
-    shown, image = previews_and_image(
+    previews, image = previews_and_image(
         spec, executor, num_previews=3, num_steps=16, scheduler=scheduler, guidance_scale=3.0, prompt="a red circle"
     )
-    calls = executor.prepare(wish(spec, 1, num_steps=16, scheduler=scheduler)).num_calls
-    assert [call for call, _ in shown] == [calls * k // 4 for k in (1, 2, 3)]
+    calls = executor.prepare(make_request(spec, 1, num_steps=16, scheduler=scheduler)).num_calls
+    assert [call for call, _ in previews] == [calls * k // 4 for k in (1, 2, 3)]
     scale = executor.model.latent_scale
     blocks = image.reshape(image.shape[0] // scale, scale, -1, scale, 3).mean(axis=(1, 3))
-    error = np.abs(shown[-1][1].astype(float) - blocks).mean() / 255
+    error = np.abs(previews[-1][1].astype(float) - blocks).mean() / 255
     # The last of three, at three quarters of the way. A linear map of this model's latents misses a block's mean colour by some 3 %.
     assert error < 0.06
     assert np.abs(np.full_like(blocks, blocks.mean()) - blocks).mean() / 255 > 2 * error  # it is no plain grey
@@ -340,28 +340,28 @@ def test_a_late_preview_is_the_image_to_come_whatever_the_sampler(bundled, sched
 
 def test_a_glimpse_is_the_preview_of_the_same_call_and_changes_nothing(bundled):
     spec, executor, _ = bundled
-    wishes = [wish(spec, number, num_previews=2, num_steps=6) for number in range(2)]
-    undisturbed = draw(executor, wishes)
-    previews, glimpses, images = {}, {}, {}
+    requests = [make_request(spec, number, num_previews=2, num_steps=6) for number in range(2)]
+    undisturbed = generate(executor, requests)
+    previews, thumbnails, images = {}, {}, {}
 
-    def take(event):
+    def on_event(event):
         request_id = event.prepared.request.request_id
         match event:
-            case PreviewReady(preview=shown):
-                previews[request_id, shown.call] = (shown.width_px, shown.height_px, bytes(shown.pixels.rgb()))
+            case PreviewReady(preview=preview):
+                previews[request_id, preview.call] = (preview.width_px, preview.height_px, bytes(preview.pixels.rgb()))
             case ImageReady(pixels=pixels):
                 images[request_id] = np.frombuffer(pixels.rgb(), np.uint8)
 
-    wheel = Wheel(StepScheduler(8), executor, take, lambda: 0.0, lambda _plan: True)
-    for each in wishes:
-        wheel.submit(executor.prepare(each))
-    while (turn := wheel.turn()) is not None:
-        for shown in turn.glimpses:
-            key = shown.image.request_id, shown.call
-            glimpses[key] = (shown.width_px, shown.height_px, bytes(shown.pixels.rgb()))
-    assert set(glimpses) == {(each.request_id, call) for each in wishes for call in range(6)}
+    loop = EngineLoop(StepScheduler(8), executor, on_event, lambda: 0.0, lambda _plan: True)
+    for each in requests:
+        loop.submit(executor.prepare(each))
+    while (iteration := loop.run_iteration()) is not None:
+        for thumbnail in iteration.thumbnails:
+            key = thumbnail.image.request_id, thumbnail.call
+            thumbnails[key] = (thumbnail.width_px, thumbnail.height_px, bytes(thumbnail.pixels.rgb()))
+    assert set(thumbnails) == {(each.request_id, call) for each in requests for call in range(6)}
     assert len(previews) == 4
-    assert previews == {key: glimpses[key] for key in previews}
+    assert previews == {key: thumbnails[key] for key in previews}
     for (request_id, _), pixels in undisturbed.items():
         assert np.array_equal(pixels.reshape(-1), images[request_id])
 
@@ -369,26 +369,26 @@ def test_a_glimpse_is_the_preview_of_the_same_call_and_changes_nothing(bundled):
 def test_a_glimpse_of_a_large_image_is_small(bundled):
     spec, executor, _ = bundled
     side_px = 72 * executor.model.latent_scale
-    wheel = Wheel(StepScheduler(8), executor, lambda _: None, lambda: 0.0, lambda _plan: True)
-    wheel.submit(executor.prepare(wish(spec, 0, num_steps=1, width_px=side_px, height_px=side_px // 9)))
-    (shown,) = wheel.turn().glimpses
-    assert (shown.width_px, shown.height_px) == (36, 4)
-    assert len(shown.pixels.rgb()) == 36 * 4 * 3
+    loop = EngineLoop(StepScheduler(8), executor, lambda _: None, lambda: 0.0, lambda _plan: True)
+    loop.submit(executor.prepare(make_request(spec, 0, num_steps=1, width_px=side_px, height_px=side_px // 9)))
+    (thumbnail,) = loop.run_iteration().thumbnails
+    assert (thumbnail.width_px, thumbnail.height_px) == (36, 4)
+    assert len(thumbnail.pixels.rgb()) == 36 * 4 * 3
 
 
 def test_what_is_made_smaller_is_the_mean_of_its_blocks():
     latents = torch.arange(2 * 130 * 64, dtype=torch.float32).reshape(1, 2, 130, 64)
-    small = smaller(latents, 64)
+    small = downscale(latents, 64)
     assert small.shape == (1, 2, 44, 22)
     assert small[0, 1, 0, 0] == latents[0, 1, :3, :3].mean()
     assert small[0, 0, 43, 21] == latents[0, 0, 129:, 63:].mean()  # what is left over
-    assert smaller(latents, 130) is latents
+    assert downscale(latents, 130) is latents
 
 
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
-class Memory:
+class LimitedMemory:
     """Stands before a model's call and lets at most `rows` pass: what torch raises on a device that is full."""
 
     def __init__(self, call, rows, error=FULL):
@@ -403,14 +403,14 @@ class Memory:
 @pytest.mark.parametrize(("part", "rows"), [("predict", 4), ("predict", 2), ("decode", 1), ("encode", 2)], ids=str)
 def test_a_full_memory_changes_no_image(tiny, monkeypatch, part, rows):
     spec, executor = tiny
-    wishes = [wish(spec, k, scheduler=name) for k, name in enumerate(["euler-a", "ddpm", "lcm", "dpm++2m"])]
-    undisturbed = draw(executor, wishes)
+    requests = [make_request(spec, k, scheduler=name) for k, name in enumerate(["euler-a", "ddpm", "lcm", "dpm++2m"])]
+    undisturbed = generate(executor, requests)
     with monkeypatch.context() as patch:
-        patch.setattr(executor.model, part, Memory(getattr(executor.model, part), rows))
-        patch.setattr(executor, "_embeddings", EmbeddingCache(executor.model.encode, 0, None))
-        squeezed = draw(executor, wishes)
+        patch.setattr(executor.model, part, LimitedMemory(getattr(executor.model, part), rows))
+        patch.setattr(executor, "_embeddings", PromptEmbeddingCache(executor.model.encode, 0, None))
+        constrained = generate(executor, requests)
     for image, pixels in undisturbed.items():
-        assert np.abs(squeezed[image].astype(int) - pixels.astype(int)).max() <= NATURAL_TOLERANCE
+        assert np.abs(constrained[image].astype(int) - pixels.astype(int)).max() <= NATURAL_TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -427,13 +427,13 @@ def test_a_full_memory_changes_no_image(tiny, monkeypatch, part, rows):
 def test_a_full_memory_is_known_by_what_a_plain_error_says(tiny, monkeypatch, text, fits):
     spec, executor = tiny
     ends = []
-    wheel = Wheel(StepScheduler(8), executor, ends.append, lambda: 0.0)
+    loop = EngineLoop(StepScheduler(8), executor, ends.append, lambda: 0.0)
     for number in range(2):
-        wheel.submit(executor.prepare(wish(spec, number, num_steps=1)))
-    monkeypatch.setattr(executor.model, "predict", Memory(executor.model.predict, 2, RuntimeError(text)))
-    while wheel.turn() is not None:
+        loop.submit(executor.prepare(make_request(spec, number, num_steps=1)))
+    monkeypatch.setattr(executor.model, "predict", LimitedMemory(executor.model.predict, 2, RuntimeError(text)))
+    while loop.run_iteration() is not None:
         pass
-    assert [event.event.end for event in ends if isinstance(event, Ended)] == [End.FAILED if fits else End.FINISHED] * 2
+    assert [event.event.finish_reason for event in ends if isinstance(event, RequestClosed)] == [FinishReason.FAILED if fits else FinishReason.FINISHED] * 2
 
 
 def test_a_preview_is_shown_once_though_its_step_had_to_be_tried_again(bundled, monkeypatch):
@@ -447,20 +447,20 @@ def test_a_preview_is_shown_once_though_its_step_had_to_be_tried_again(bundled, 
         return real(*arguments)
 
     monkeypatch.setattr(diffusion, "advance", advance)
-    told = []
-    wheel = Wheel(StepScheduler(8), executor, told.append, lambda: 0.0)
+    events = []
+    loop = EngineLoop(StepScheduler(8), executor, events.append, lambda: 0.0)
     for number in range(2):
-        wheel.submit(executor.prepare(wish(spec, number, num_previews=3)))
-    while wheel.turn() is not None:
+        loop.submit(executor.prepare(make_request(spec, number, num_previews=3)))
+    while loop.run_iteration() is not None:
         pass
-    shown = [(event.preview.image.request_id, event.preview.call) for event in told if isinstance(event, PreviewReady)]
-    assert sorted(shown) == [(name, call) for name in ("r0", "r1") for call in (2, 4, 6)]
+    previews = [(event.preview.image.request_id, event.preview.call) for event in events if isinstance(event, PreviewReady)]
+    assert sorted(previews) == [(name, call) for name in ("r0", "r1") for call in (2, 4, 6)]
 
 
 def test_noise_that_was_drawn_for_a_step_that_failed_is_the_same_at_the_next_try(tiny, monkeypatch):
     spec, executor = tiny
-    wishes = [wish(spec, k, scheduler="euler-a") for k in range(4)]
-    undisturbed = draw(executor, wishes)
+    requests = [make_request(spec, k, scheduler="euler-a") for k in range(4)]
+    undisturbed = generate(executor, requests)
     real, calls = diffusion.advance, []
 
     def advance(*arguments):
@@ -470,18 +470,18 @@ def test_noise_that_was_drawn_for_a_step_that_failed_is_the_same_at_the_next_try
         return real(*arguments)
 
     monkeypatch.setattr(diffusion, "advance", advance)
-    squeezed = draw(executor, wishes)
+    constrained = generate(executor, requests)
     assert calls[:6] == [4, 2, 2, 2, 2, 1]
     for image, pixels in undisturbed.items():
-        assert np.abs(squeezed[image].astype(int) - pixels.astype(int)).max() <= NATURAL_TOLERANCE
+        assert np.abs(constrained[image].astype(int) - pixels.astype(int)).max() <= NATURAL_TOLERANCE
 
 
 def test_the_first_turns_of_a_burst_say_nothing_of_costs():
-    burst, told = Burst(), []
+    detector, timed = PipelineFillDetector(), []
     for now in (0.0, 0.1, 0.2, 0.3, 0.4, 5.0, 5.1, 5.2):
-        burst.begins(now)
-        told.append(burst.ends(now + 0.099))
-    assert told == [False, False, True, True, True, False, False, True]
+        detector.begin_iteration(now)
+        timed.append(detector.end_iteration(now + 0.099))
+    assert timed == [False, False, True, True, True, False, False, True]
 
 
 class HostEvent:
@@ -505,15 +505,15 @@ def test_what_the_wheel_does_not_wait_for_is_timed_by_the_device(tiny, monkeypat
     monkeypatch.setattr(executor, "waits", False)
     if executor.model.device.type == "cpu":
         monkeypatch.setattr(torch.cuda, "Event", HostEvent)
-    told = []
-    wheel = Wheel(StepScheduler(8), executor, told.append, time.monotonic)
-    wheel.submit(executor.prepare(wish(spec, 1, num_steps=3)))
-    turns = []
-    while (turn := wheel.turn()) is not None:
-        turns.append(turn.outcome.spent)
-    assert not any(spent.is_known for spent in turns)
-    assert [spent.encode_s > 0 for spent in turns] == [True, False, False]
-    assert [spent.step_s > 0 for spent in turns] == [True, True, True]
-    assert [spent.decode_s > 0 for spent in turns] == [False, False, True]
-    times = told[-1].event.times
-    assert (times.boarding, times.decoding) == (turns[0], turns[-1])
+    events = []
+    loop = EngineLoop(StepScheduler(8), executor, events.append, time.monotonic)
+    loop.submit(executor.prepare(make_request(spec, 1, num_steps=3)))
+    device_timings = []
+    while (iteration := loop.run_iteration()) is not None:
+        device_timings.append(iteration.outcome.phase_timings)
+    assert not any(timings.is_known for timings in device_timings)
+    assert [timings.encode_s > 0 for timings in device_timings] == [True, False, False]
+    assert [timings.step_s > 0 for timings in device_timings] == [True, True, True]
+    assert [timings.decode_s > 0 for timings in device_timings] == [False, False, True]
+    request_timings = events[-1].event.times
+    assert (request_timings.boarding, request_timings.decoding) == (device_timings[0], device_timings[-1])

@@ -3,16 +3,16 @@
 import pytest
 
 from noria.engine.executor import FakeExecutor, VirtualClock
-from noria.engine.gauges import Gauges
-from noria.engine.loop import Turn, Wheel
+from noria.engine.gauges import EngineMetrics
+from noria.engine.loop import Iteration, EngineLoop
 from noria.observe import metrics
 from noria.observe.metrics import REGISTRY
 from noria.request import ImageRequest
-from noria.scheduling.plans import ImageId, Outcome, Plan, ShapeClass, Step
+from noria.scheduling.plans import ImageId, IterationResult, IterationPlan, BatchKey, Step
 from noria.scheduling.steps import StepScheduler
 
 
-class Holder:
+class MemoryOnlyExecutor:
     """As much of an executor as gauges ask."""
 
     def memory_bytes(self):
@@ -24,7 +24,7 @@ def value(name, **labels):
 
 
 @pytest.fixture
-def moved():
+def metric_delta():
     """How much a sample has moved since the test began, or since it was first asked for."""
     before = {}
 
@@ -36,12 +36,12 @@ def moved():
     return of
 
 
-def turn(side_px=64, images=2, overflowed=None):
+def make_iteration(side_px=64, images=2, oom_phase=None):
     steps = tuple(Step(ImageId(f"r{k}", 0), k, 0) for k in range(images))
-    return Turn(Plan((), steps, ()), Outcome(overflowed=overflowed), 0.03, ShapeClass(side_px, side_px, "m"))
+    return Iteration(IterationPlan((), steps, ()), IterationResult(oom_phase=oom_phase), 0.03, BatchKey(side_px, side_px, "m"))
 
 
-def test_a_turn_is_counted_with_its_batch_and_its_time(moved):
+def test_a_turn_is_counted_with_its_batch_and_its_time(metric_delta):
     asked = [
         ("noria_turns_total", {"engine": "engine-0"}),
         ("noria_engine_busy_seconds_total", {"engine": "engine-0"}),
@@ -49,16 +49,16 @@ def test_a_turn_is_counted_with_its_batch_and_its_time(moved):
         ("noria_step_seconds_sum", {"shape": "64x64"}),
     ]
     for name, labels in asked:
-        moved(name, **labels)
-    Gauges("engine-0", Holder(), 4).turned(turn())
-    assert [round(moved(name, **labels), 6) for name, labels in asked] == [1, 0.03, 2, 0.03]
+        metric_delta(name, **labels)
+    EngineMetrics("engine-0", MemoryOnlyExecutor(), 4).on_iteration(make_iteration())
+    assert [round(metric_delta(name, **labels), 6) for name, labels in asked] == [1, 0.03, 2, 0.03]
     assert value("noria_slots", engine="engine-0") == 4
 
 
-def test_a_turn_that_did_not_fit_is_counted_by_what_did_not(moved):
-    moved("noria_out_of_memory_total", engine="engine-0", part="steps")
-    Gauges("engine-0", Holder(), 4).turned(turn(overflowed="steps"))
-    assert moved("noria_out_of_memory_total", engine="engine-0", part="steps") == 1
+def test_a_turn_that_did_not_fit_is_counted_by_what_did_not(metric_delta):
+    metric_delta("noria_out_of_memory_total", engine="engine-0", part="steps")
+    EngineMetrics("engine-0", MemoryOnlyExecutor(), 4).on_iteration(make_iteration(oom_phase="steps"))
+    assert metric_delta("noria_out_of_memory_total", engine="engine-0", part="steps") == 1
 
 
 def total(name):
@@ -71,42 +71,42 @@ def test_who_boards_leaves_and_what_did_not_fit_is_no_step(memory):
     before = [total(name) for name in names]
     clock = VirtualClock()
     executor = FakeExecutor(clock, memory=memory)
-    gauges = Gauges("engine-0", Holder(), 4)
-    wheel = Wheel(StepScheduler(4), executor, gauges.happened, clock)
+    engine_metrics = EngineMetrics("engine-0", MemoryOnlyExecutor(), 4)
+    loop = EngineLoop(StepScheduler(4), executor, engine_metrics.on_event, clock)
     for name in "abc":
-        wish = ImageRequest(name, "a circle", "", 7, 8, 8, 3, 2.0, 2, "ddim", 1e6)
-        wheel.submit(executor.prepare(wish))
-    while (turned := wheel.turn()) is not None:
-        gauges.turned(turned)
+        image_request = ImageRequest(name, "a circle", "", 7, 8, 8, 3, 2.0, 2, "ddim", 1e6)
+        loop.submit(executor.prepare(image_request))
+    while (iteration := loop.run_iteration()) is not None:
+        engine_metrics.on_iteration(iteration)
     joins, leaves, steps, sizes = (total(name) - was for name, was in zip(names, before, strict=True))
     assert joins == leaves
     assert steps == sizes == (0 if 0 in memory.values() else 3 * 2 * 3)
     assert joins == 6 or 0 in memory.values()
 
 
-def test_however_many_sizes_callers_think_of_labels_are_bounded(moved):
+def test_however_many_sizes_callers_think_of_labels_are_bounded(metric_delta):
     for shape in ("other", "1000x1000"):
-        moved("noria_step_seconds_count", shape=shape)
-    gauges = Gauges("engine-0", Holder(), 4)
-    for side_px in range(1000, 1000 + metrics.MOST_SHAPES + 3):
-        gauges.turned(turn(side_px))
-    gauges.turned(turn(1000))
-    assert moved("noria_step_seconds_count", shape="other") == 3
-    assert moved("noria_step_seconds_count", shape="1000x1000") == 2
+        metric_delta("noria_step_seconds_count", shape=shape)
+    engine_metrics = EngineMetrics("engine-0", MemoryOnlyExecutor(), 4)
+    for side_px in range(1000, 1000 + metrics.MAX_SHAPES + 3):
+        engine_metrics.on_iteration(make_iteration(side_px))
+    engine_metrics.on_iteration(make_iteration(1000))
+    assert metric_delta("noria_step_seconds_count", shape="other") == 3
+    assert metric_delta("noria_step_seconds_count", shape="1000x1000") == 2
 
 
 def test_an_idle_engine_has_no_queue_and_still_holds_its_memory():
-    for gauge in (metrics.SLOTS_USED, metrics.QUEUE_DEPTH, metrics.QUEUE_DRAIN_SECONDS, metrics.OLDEST_AGE_SECONDS):
+    for gauge in (metrics.SLOTS_USED, metrics.QUEUE_DEPTH, metrics.BACKLOG_SECONDS, metrics.QUEUE_OLDEST_AGE_SECONDS):
         gauge.labels("engine-0").set(7)
-    Gauges("engine-0", Holder(), 4).stands(StepScheduler(4))
+    EngineMetrics("engine-0", MemoryOnlyExecutor(), 4).update_occupancy(StepScheduler(4))
     for name in ("noria_slots_used", "noria_queue_depth", "noria_queue_drain_seconds", "noria_oldest_age_seconds"):
         assert value(name, engine="engine-0") == 0
     assert value("noria_device_memory_bytes", engine="engine-0") == 12345
 
 
-def test_each_engine_counts_under_its_own_name(moved):
+def test_each_engine_counts_under_its_own_name(metric_delta):
     for engine in ("engine-0", "engine-1"):
-        moved("noria_turns_total", engine=engine)
-    Gauges("engine-1", Holder(), 8).turned(turn())
-    assert [moved("noria_turns_total", engine=f"engine-{k}") for k in range(2)] == [0, 1]
+        metric_delta("noria_turns_total", engine=engine)
+    EngineMetrics("engine-1", MemoryOnlyExecutor(), 8).on_iteration(make_iteration())
+    assert [metric_delta("noria_turns_total", engine=f"engine-{k}") for k in range(2)] == [0, 1]
     assert value("noria_slots", engine="engine-1") == 8

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from noria.engine.manifest import Manifest, read
+from noria.engine.manifest import CrashJournal, read_in_flight
 
-LIFE = """
+SCRIPT = """
 import os, signal, sys
 from noria.engine.manifest import Manifest
 manifest = Manifest(sys.argv[1])
@@ -21,10 +21,10 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.fixture
-def live(tmp_path):
-    def run(*turns):
+def run_and_kill(tmp_path):
+    def run(*iterations):
         """Who was aboard at the end before, as a life with these turns, ended by SIGKILL, finds it."""
-        command = [sys.executable, "-c", LIFE, str(tmp_path / "aboard"), *turns]
+        command = [sys.executable, "-c", SCRIPT, str(tmp_path / "aboard"), *iterations]
         done = subprocess.run(
             command, stdout=subprocess.PIPE, text=True, check=False, env=os.environ | {"PYTHONUNBUFFERED": "1"}
         )
@@ -34,53 +34,53 @@ def live(tmp_path):
     return run
 
 
-def test_a_killed_life_leaves_who_was_aboard(live):
-    assert live("a,b", "b,c") == []
-    assert live() == ["a", "b", "c"]
+def test_a_killed_life_leaves_who_was_aboard(run_and_kill):
+    assert run_and_kill("a,b", "b,c") == []
+    assert run_and_kill() == ["a", "b", "c"]
 
 
-def test_a_life_without_a_turn_leaves_what_it_found(live):
-    live("a")
-    live()
-    assert live() == ["a"]
+def test_a_life_without_a_turn_leaves_what_it_found(run_and_kill):
+    run_and_kill("a")
+    run_and_kill()
+    assert run_and_kill() == ["a"]
 
 
-def test_who_left_three_turns_ago_is_no_longer_aboard(live):
-    live("long-name-that-left,b", "b", "b", "b")
-    assert live() == ["b"]
+def test_who_left_three_turns_ago_is_no_longer_aboard(run_and_kill):
+    run_and_kill("long-name-that-left,b", "b", "b", "b")
+    assert run_and_kill() == ["b"]
 
 
 def test_who_is_being_prepared_is_aboard(tmp_path):
-    manifest = Manifest(tmp_path / "aboard")
-    manifest.turn(["a"])
-    with manifest.preparing("compiled"):
-        assert read(tmp_path / "aboard") == ("a", "compiled")
-    manifest.turn(["a"])
-    assert read(tmp_path / "aboard") == ("a",)
-    manifest.close()
+    journal = CrashJournal(tmp_path / "aboard")
+    journal.record_iteration(["a"])
+    with journal.preparing("compiled"):
+        assert read_in_flight(tmp_path / "aboard") == ("a", "compiled")
+    journal.record_iteration(["a"])
+    assert read_in_flight(tmp_path / "aboard") == ("a",)
+    journal.close()
 
 
 def test_no_file_and_an_empty_one_name_nobody(tmp_path):
-    assert read(tmp_path / "none") == ()
+    assert read_in_flight(tmp_path / "none") == ()
     (tmp_path / "empty").touch()
-    assert read(tmp_path / "empty") == ()
+    assert read_in_flight(tmp_path / "empty") == ()
 
 
 @pytest.mark.parametrize("kept_bytes", [2, 4, 20, 4096])
 def test_a_write_that_was_cut_names_nobody_and_ends_no_later_life(tmp_path, kept_bytes):
     path = tmp_path / "aboard"
-    manifest = Manifest(path)
-    manifest.turn([f"request-{number:04}" for number in range(1000)])
-    manifest.close()
+    journal = CrashJournal(path)
+    journal.record_iteration([f"request-{number:04}" for number in range(1000)])
+    journal.close()
     path.write_bytes(path.read_bytes()[:kept_bytes])
-    later = Manifest(path)
-    assert later.before == ()
-    later.turn(["a"])
+    later = CrashJournal(path)
+    assert later.previous_in_flight == ()
+    later.record_iteration(["a"])
     later.close()
-    assert read(path) == ("a",)
+    assert read_in_flight(path) == ("a",)
 
 
 def test_a_new_head_before_an_old_tail_names_nobody(tmp_path):
     path = tmp_path / "aboard"
     path.write_bytes((12).to_bytes(4, "little") + b'["new","n\xc3\xff"]')
-    assert read(path) == ()
+    assert read_in_flight(path) == ()

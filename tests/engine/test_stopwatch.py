@@ -6,14 +6,14 @@ import time
 import pytest
 import torch
 
-from noria.engine.cells import Spun
-from noria.engine.stopwatch import DeviceStopwatch, HostStopwatch, SpentTogether
-from noria.scheduling.plans import Measured, Times
-from noria.views import TurnView
-from waiting import WITHIN_S
+from noria.engine.cells import TimedIteration
+from noria.engine.stopwatch import DeviceStopwatch, HostStopwatch, CombinedTimings
+from noria.scheduling.plans import MeasuredTimings, RequestTimings
+from noria.views import IterationView
+from waiting import TIMEOUT_S
 
-TURN = TurnView(
-    number=1, began_at=0.0, seconds=0.125, encode_s=0.0, decode_s=0.0, num_boarded=1, num_stepped=1, num_decoded=1
+ITERATION = IterationView(
+    number=1, started_at=0.0, duration_s=0.125, text_encode_s=0.0, decode_s=0.0, num_joined=1, num_stepped=1, num_decoded=1
 )
 
 
@@ -38,7 +38,7 @@ class Event:
 
     def synchronize(self):
         assert self.at is not None
-        assert self.device.go.wait(WITHIN_S)
+        assert self.device.go.wait(TIMEOUT_S)
 
     def elapsed_time(self, end):
         assert self.device.go.is_set(), "CUDA would raise: the device is not there yet"
@@ -52,88 +52,88 @@ def device(monkeypatch):
     return device
 
 
-def turn_on(device):
+def run_iteration(device):
     """A turn that takes it 0.25 + 1 + 0.5 s, and a moment to order."""
-    watch = DeviceStopwatch()
-    for part, takes_s in (("boards", 0.25), ("steps", 1.0), ("decodes", 0.5)):
-        with watch.timing(part):
+    stopwatch = DeviceStopwatch()
+    for phase, takes_s in (("boards", 0.25), ("steps", 1.0), ("decodes", 0.5)):
+        with stopwatch.timing(phase):
             device.queue_s += takes_s
-    return watch.spent()
+    return stopwatch.timings()
 
 
 def test_what_is_done_at_once_is_timed_at_once():
-    watch = HostStopwatch()
-    with watch.timing("steps"):
+    stopwatch = HostStopwatch()
+    with stopwatch.timing("steps"):
         time.sleep(0.02)
-    spent = watch.spent()
-    assert spent.is_known
-    assert (spent.encode_s, spent.decode_s) == (0, 0)
-    assert 0.02 <= spent.step_s < WITHIN_S
+    timings = stopwatch.timings()
+    assert timings.is_known
+    assert (timings.text_encode_s, timings.decode_s) == (0, 0)
+    assert 0.02 <= timings.step_s < TIMEOUT_S
 
 
 def test_a_device_that_works_behind_is_asked_nothing_until_somebody_waits_for_it(device):
-    spent = turn_on(device)
-    assert not spent.is_known
-    told = []
-    reader = threading.Thread(target=lambda: told.append((spent.encode_s, spent.step_s, spent.decode_s)))
+    timings = run_iteration(device)
+    assert not timings.is_known
+    readings = []
+    reader = threading.Thread(target=lambda: readings.append((timings.text_encode_s, timings.step_s, timings.decode_s)))
     reader.start()
     reader.join(0.05)
-    assert told == []
+    assert readings == []
     device.go.set()
-    reader.join(WITHIN_S)
-    assert told == [(0.25, 1.0, 0.5)]
+    reader.join(TIMEOUT_S)
+    assert readings == [(0.25, 1.0, 0.5)]
 
 
 def test_a_part_that_failed_is_timed_and_one_that_was_not_begun_took_nothing(device):
-    watch = DeviceStopwatch()
+    stopwatch = DeviceStopwatch()
 
     def fail():
-        with watch.timing("steps"):
+        with stopwatch.timing("steps"):
             device.queue_s += 2.0
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
         fail()
     device.go.set()
-    spent = watch.spent()
-    assert (spent.encode_s, spent.step_s, spent.decode_s) == (0, 2.0, 0)
+    timings = stopwatch.timings()
+    assert (timings.text_encode_s, timings.step_s, timings.decode_s) == (0, 2.0, 0)
 
 
 def test_several_models_parts_are_added_up(device):
-    spent = SpentTogether((turn_on(device), Measured(1.0, 2.0, 3.0)))
-    assert not spent.is_known
+    timings = CombinedTimings((run_iteration(device), MeasuredTimings(1.0, 2.0, 3.0)))
+    assert not timings.is_known
     device.go.set()
-    assert (spent.encode_s, spent.step_s, spent.decode_s) == (1.25, 3.0, 3.5)
-    assert SpentTogether((Measured(), Measured())).is_known
+    assert (timings.text_encode_s, timings.step_s, timings.decode_s) == (1.25, 3.0, 3.5)
+    assert CombinedTimings((MeasuredTimings(), MeasuredTimings())).is_known
 
 
 def test_a_requests_stages_are_the_devices_and_fill_its_time_in_the_slot(device):
-    first, last = turn_on(device), turn_on(device)
-    times = Times(queue_s=1.0, slot_s=4.0, boarding=first, decoding=last)
+    first, last = run_iteration(device), run_iteration(device)
+    request_timings = RequestTimings(queue_s=1.0, slot_s=4.0, join_timings=first, decode_timings=last)
     device.go.set()
-    assert (times.encode_s, times.denoise_s, times.decode_s) == (0.25, 3.25, 0.5)
+    assert (request_timings.text_encode_s, request_timings.denoise_s, request_timings.decode_s) == (0.25, 3.25, 0.5)
 
 
 def test_a_turn_on_the_wheel_is_shown_as_long_as_the_device_took(device):
     device.go.set()
-    shown = Spun(TURN, turn_on(device)).timed()
-    assert (shown.seconds, shown.encode_s, shown.decode_s) == (1.75, 0.25, 0.5)
+    view = TimedIteration(ITERATION, run_iteration(device)).with_timings()
+    assert (view.duration_s, view.text_encode_s, view.decode_s) == (1.75, 0.25, 0.5)
 
 
 def test_a_turn_that_the_wheel_waited_for_is_shown_as_the_wheel_saw_it():
-    shown = Spun(TURN, Measured(0.025, 0.05, 0.0375)).timed()
-    assert (shown.seconds, shown.encode_s, shown.decode_s) == (0.125, 0.025, 0.0375)
-    assert Spun(TURN, None).timed() == TURN
+    view = TimedIteration(ITERATION, MeasuredTimings(0.025, 0.05, 0.0375)).with_timings()
+    assert (view.duration_s, view.text_encode_s, view.decode_s) == (0.125, 0.025, 0.0375)
+    assert TimedIteration(ITERATION, None).with_timings() == ITERATION
 
 
 @pytest.mark.gpu
 def test_a_gpu_is_timed_by_its_work_and_not_by_its_orders():
     matrix = torch.randn(8192, 8192, device="cuda:0")
     torch.cuda.synchronize()
-    watch, began = DeviceStopwatch(), time.perf_counter()
-    with watch.timing("decodes"):
+    stopwatch, began = DeviceStopwatch(), time.perf_counter()
+    with stopwatch.timing("decodes"):
         for _ in range(20):
             matrix = matrix @ matrix
     ordered_s = time.perf_counter() - began
-    spent_s = watch.spent().decode_s
-    assert ordered_s < spent_s <= time.perf_counter() - began
+    measured_s = stopwatch.timings().decode_s
+    assert ordered_s < measured_s <= time.perf_counter() - began

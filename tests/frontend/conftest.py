@@ -23,25 +23,25 @@ import waiting
 from noria.channel import EngineChannel
 from noria.config import Config, FrontendConfig
 from noria.frontend.app import build_app
-from noria.frontend.engine_link import EngineLink
+from noria.frontend.engine_link import EnginePool
 from noria.frontend.process import http_server
 from noria.messages import (
     Cancel,
     EngineState,
     Failed,
     Finished,
-    Follow,
+    ViewRequest,
     FromEngine,
-    Heard,
+    LoadAck,
     Hello,
     ImageDone,
-    Load,
+    EngineLoad,
     Preview,
     Progress,
     ShapeCosts,
     Submit,
     Timings,
-    WheelView,
+    EngineView,
 )
 from noria.observe.traces import NO_TRACER, Tracer
 from noria.request import ImageRequest
@@ -66,7 +66,7 @@ SPEC = ModelSpec(
 )
 
 
-LOAD = Load(1.5, 2, 3, 4, (ShapeCosts("tiny", 64, 48, {1: 0.01, 2: 0.015}, {1: 0.002}, 0.001, 8),))
+LOAD = EngineLoad(1.5, 2, 3, 4, (ShapeCosts("tiny", 64, 48, {1: 0.01, 2: 0.015}, {1: 0.002}, 0.001, 8),))
 
 
 class FakeEngine:
@@ -77,7 +77,7 @@ class FakeEngine:
         self.address = address
         self._first_state = state
         self._commands: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._ended = threading.Event()
+        self._stopped = threading.Event()
         self.reset()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -85,118 +85,118 @@ class FakeEngine:
     def reset(self) -> None:
         self.submitted: list[ImageRequest] = []
         self.cancelled: list[str] = []
-        self.num_heard = 0  # of its loads
-        self.follows: list[Follow] = []
-        self.views: Callable[[Follow, str], tuple[WheelView, bytes | None] | None] = lambda _follow, _life: None
-        self.greeted: list[str] = []  # by these names
-        self.holds = False  # answer nothing
-        self.stalls = False  # answer with steps and previews, and no image
-        self.fails: dict[str, object] | None = None  # the fields of its `Failed`
-        self.poison: int | None = None  # die of this seed, with all that is submitted within 0.1 s
+        self.num_load_acks = 0  # of its loads
+        self.view_requests: list[ViewRequest] = []
+        self.make_view: Callable[[ViewRequest, str], tuple[EngineView, bytes | None] | None] = lambda _follow, _life: None
+        self.hello_names: list[str] = []  # by these names
+        self.never_answers = False  # answer nothing
+        self.sends_no_images = False  # answer with steps and previews, and no image
+        self.failure: dict[str, object] | None = None  # the fields of its `Failed`
+        self.crash_seed: int | None = None  # die of this seed, with all that is submitted within 0.1 s
         self.answers_cancel = True
-        self.far: dict[str, object] = {}  # how far it comes with what is cancelled: fields of its `Failed`
-        self.nonsense = False  # finish without having sent an image
-        self.deaths = 0  # die at so many of the next submits
-        self.returns = True  # start again after such a death
-        self.ends = "crashed"  # what the next life tells of the last one's end, with whom it had aboard
-        self.aboard: list[str] = []  # requests that this life keeps to itself
+        self.cancel_progress: dict[str, object] = {}  # how far it comes with what is cancelled: fields of its `Failed`
+        self.sends_invalid_replies = False  # finish without having sent an image
+        self.num_crashes_left = 0  # die at so many of the next submits
+        self.restarts = True  # start again after such a death
+        self.exit_cause = "crashed"  # what the next life tells of the last one's end, with whom it had aboard
+        self.in_flight: list[str] = []  # requests that this life keeps to itself
 
     @property
     def colour(self) -> Callable[[int], tuple[int, int, int]]:
         return lambda seed: (seed % 251, seed % 13, 200)
 
-    def become(self, state: str) -> None:
+    def set_state(self, state: str) -> None:
         """Be "ready", "loading" or "dead"."""
         self._commands.put(state)
 
-    def end(self) -> None:
-        self._ended.set()
+    def stop(self) -> None:
+        self._stopped.set()
         self._thread.join()
 
     def _run(self) -> None:
-        state, channel, peers = self._first_state, EngineChannel(self.address), set()
-        life = (uuid.uuid4().hex, "none", ())
-        while not self._ended.is_set():
+        state, channel, clients = self._first_state, EngineChannel(self.address), set()
+        run_info = (uuid.uuid4().hex, "none", ())
+        while not self._stopped.is_set():
             with contextlib.suppress(queue.Empty):
                 state = self._commands.get_nowait()
                 if state == "dead":
                     channel.close()
-                    while state == "dead" and not self._ended.is_set():
+                    while state == "dead" and not self._stopped.is_set():
                         with contextlib.suppress(queue.Empty):
                             state = self._commands.get(timeout=0.02)
-                    channel, peers = EngineChannel(self.address), set()
-                    life, self.aboard = (uuid.uuid4().hex, self.ends, tuple(self.aboard)), []
-                for peer in peers:
-                    channel.send(peer, _state(state, life))
+                    channel, clients = EngineChannel(self.address), set()
+                    run_info, self.in_flight = (uuid.uuid4().hex, self.exit_cause, tuple(self.in_flight)), []
+                for client in clients:
+                    channel.send(client, _state_message(state, run_info))
             try:
-                peer, message = channel.inbox.get(timeout=0.01)
+                client, message = channel.inbox.get(timeout=0.01)
             except queue.Empty:
                 continue
             match message:
                 case Hello(name=name):
-                    self.greeted.append(name)
-                    peers.add(peer)
-                    channel.send(peer, _state(state, life))
-                    channel.send(peer, LOAD)
-                case Heard():
-                    self.num_heard += 1
-                case Follow():
-                    self.follows.append(message)
-                    if (answer := self.views(message, life[0])) is not None:
-                        channel.send(peer, *answer)
+                    self.hello_names.append(name)
+                    clients.add(client)
+                    channel.send(client, _state_message(state, run_info))
+                    channel.send(client, LOAD)
+                case LoadAck():
+                    self.num_load_acks += 1
+                case ViewRequest():
+                    self.view_requests.append(message)
+                    if (answer := self.make_view(message, run_info[0])) is not None:
+                        channel.send(client, *answer)
                 case Cancel(request_id=request_id):
-                    self._cancel(channel, peer, request_id)
+                    self._cancel(channel, client, request_id)
                 case Submit(request=request):
-                    self._submit(channel, peer, request)
+                    self._submit(channel, client, request)
         channel.close()
 
-    def _cancel(self, channel: EngineChannel, peer: bytes, request_id: str) -> None:
+    def _cancel(self, channel: EngineChannel, client: bytes, request_id: str) -> None:
         self.cancelled.append(request_id)
         if self.answers_cancel:
-            channel.send(peer, Failed(request_id, "cancelled", "cancelled", **self.far))
+            channel.send(client, Failed(request_id, "cancelled", "cancelled", **self.cancel_progress))
 
-    def _submit(self, channel: EngineChannel, peer: bytes, request: ImageRequest) -> None:
+    def _submit(self, channel: EngineChannel, client: bytes, request: ImageRequest) -> None:
         """All is decided before it is in `submitted`: who sees it there may say at once what shall become of the next."""
-        dies = self._dies_of(request)
-        keeps = dies or self.holds
-        answers = list(self._answers(request, keeps))
-        if keeps:
-            self.aboard.append(request.request_id)
-        if dies:
-            self.become("dead")
-            if self.returns:
-                self.become("ready")
+        crashes = self._crashes_on(request)
+        withholds = crashes or self.never_answers
+        replies = list(self._replies(request, withholds))
+        if withholds:
+            self.in_flight.append(request.request_id)
+        if crashes:
+            self.set_state("dead")
+            if self.restarts:
+                self.set_state("ready")
         self.submitted.append(request)
-        for message, *payload in answers:
-            channel.send(peer, message, *payload)
+        for message, *payload in replies:
+            channel.send(client, message, *payload)
 
-    def _dies_of(self, request: ImageRequest) -> bool:
-        if request.seed == self.poison:
+    def _crashes_on(self, request: ImageRequest) -> bool:
+        if request.seed == self.crash_seed:
             time.sleep(0.1)
             return True
-        if self.deaths == 0:
+        if self.num_crashes_left == 0:
             return False
-        self.deaths -= 1
+        self.num_crashes_left -= 1
         return True
 
-    def _answers(self, request: ImageRequest, keeps: bool) -> Iterator[tuple[FromEngine, *tuple[bytes, ...]]]:
+    def _replies(self, request: ImageRequest, withholds: bool) -> Iterator[tuple[FromEngine, *tuple[bytes, ...]]]:
         """What it says, each with the bytes beside it; no more than that it has accepted a request that it keeps."""
-        fails = self.fails
-        if not fails:
+        failure = self.failure
+        if not failure:
             yield (Progress(request.request_id, 0, 0, request.num_steps, 0.0, 0.5),)
-        if keeps:
+        if withholds:
             return
-        if fails:
-            yield (Failed(request.request_id, **fails),)
+        if failure:
+            yield (Failed(request.request_id, **failure),)
             return
-        num_images = 0 if self.nonsense else request.num_images
-        if request.watched:
+        num_images = 0 if self.sends_invalid_replies else request.num_images
+        if request.stream_progress:
             for call in range(1, request.num_steps + 1):
                 yield (Progress(request.request_id, None, call, request.num_steps, 0.0, 0.1),)
         for number in range(num_images * request.num_previews):
             preview = Preview(request.request_id, number % num_images, number, 4, 3)
             yield preview, bytes(self.colour(request.seed)) * 12
-        if self.stalls:
+        if self.sends_no_images:
             return
         for index in reversed(range(num_images)):  # images may come in any order
             seed = request.seed + index
@@ -205,9 +205,9 @@ class FakeEngine:
         yield (Finished(request.request_id, Timings(0.001, 0.002, 0.003, 0.004), request.num_steps, 2.5),)
 
 
-def _state(state: str, life: tuple[str, str, tuple[str, ...]]) -> EngineState:
-    incarnation, previous_end, aboard = life
-    return EngineState(incarnation, state, (SPEC,) if state == "ready" else (), "cpu", previous_end, aboard)
+def _state_message(state: str, run_info: tuple[str, str, tuple[str, ...]]) -> EngineState:
+    incarnation, exit_cause, in_flight = run_info
+    return EngineState(incarnation, state, (SPEC,) if state == "ready" else (), "cpu", exit_cause, in_flight)
 
 
 @contextlib.contextmanager
@@ -228,7 +228,7 @@ def serving(
 def _serving(
     config: Config, engine: FakeEngine, tracer: Tracer, restart_wait_s: float
 ) -> Iterator[tuple[str, uvicorn.Server]]:
-    link = EngineLink([engine.address], restart_wait_s=restart_wait_s)
+    link = EnginePool([engine.address], restart_wait_s=restart_wait_s)
     server = http_server(build_app(config, link, tracer=tracer), link, config.frontend)
     listener = socket.create_server(("127.0.0.1", 0))
     host, port = listener.getsockname()
@@ -248,13 +248,13 @@ def serve() -> Callable[..., contextlib.AbstractContextManager[tuple[str, uvicor
 
 @pytest.fixture
 def until() -> Callable[..., object]:
-    return waiting.until
+    return waiting.wait_until
 
 
 @pytest.fixture
 def ready() -> Callable[[str], object]:
     """Waits until the front end at an address has an engine that draws."""
-    return lambda address: waiting.until(
+    return lambda address: waiting.wait_until(
         lambda: httpx.get(f"{address}/readyz", verify=False, timeout=60).status_code == 200
     )
 
@@ -296,14 +296,14 @@ def new_engine(folder: pathlib.Path) -> Iterator[Callable[..., FakeEngine]]:
 
     yield make
     for engine in engines:
-        engine.end()
+        engine.stop()
 
 
 @pytest.fixture(scope="session")
 def shared_engine(folder: pathlib.Path) -> Iterator[FakeEngine]:
     engine = FakeEngine(f"ipc://{folder}/engine")
     yield engine
-    engine.end()
+    engine.stop()
 
 
 @pytest.fixture(scope="session")
@@ -326,8 +326,8 @@ def web(url: str) -> Iterator[httpx.Client]:
 def engine(shared_engine: FakeEngine, web: httpx.Client) -> Iterator[FakeEngine]:
     """The session's engine, ready, well-behaved and without memories."""
     shared_engine.reset()
-    shared_engine.become("ready")
-    waiting.until(lambda: web.get("/readyz").status_code == 200)
+    shared_engine.set_state("ready")
+    waiting.wait_until(lambda: web.get("/readyz").status_code == 200)
     yield shared_engine
     shared_engine.reset()
 
@@ -337,15 +337,15 @@ def post_and_leave(url: str, engine: FakeEngine) -> Callable[..., None]:
     """Posts what the engine then holds, and closes the connection when it has it: a client's own time-out might come before."""
 
     def leave(path: str, body: object, headers: Mapping[str, str] = MappingProxyType({})) -> None:
-        engine.holds = True
+        engine.never_answers = True
         content, host = json.dumps(body).encode(), httpx.URL(url)
         names = {"Host": "x", "Content-Type": "application/json", "Content-Length": str(len(content)), **headers}
         head = "".join(f"{name}: {value}\r\n" for name, value in names.items())
         with socket.create_connection((host.host, host.port), 60) as connection:
             connection.sendall(f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + content)
-            waiting.until(lambda: engine.submitted)
+            waiting.wait_until(lambda: engine.submitted)
             assert engine.cancelled == []
-        waiting.until(lambda: engine.cancelled)
+        waiting.wait_until(lambda: engine.cancelled)
         assert engine.cancelled == [request.request_id for request in engine.submitted]
 
     return leave

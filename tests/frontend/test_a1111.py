@@ -8,7 +8,7 @@ import threading
 import pytest
 from PIL import Image
 
-from noria.infotext import of_infotext
+from noria.infotext import from_infotext
 
 TITLE = "tiny [0123456789ab]"
 
@@ -32,7 +32,7 @@ def test_an_image_and_all_that_is_said_of_it(client, engine):
     info = json.loads(answer["info"])
     assert (info["seed"], info["all_seeds"], info["sampler_name"]) == (5, [5], "Euler")
     assert info["infotexts"] == [file.info["parameters"]]
-    assert of_infotext(info["infotexts"][0]).model_version == "0123456789ab"
+    assert from_infotext(info["infotexts"][0]).model_version == "0123456789ab"
 
 
 def test_batches_times_iterations_are_images_of_one_request(client, engine):

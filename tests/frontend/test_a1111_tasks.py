@@ -1,13 +1,13 @@
 """What is kept of a request on its way."""
 
-from noria.frontend.a1111_tasks import Task
-from noria.frontend.engine_link import PreviewImage, Progress
+from noria.frontend.a1111_tasks import A1111Task
+from noria.frontend.engine_link import PreviewImage, ProgressUpdate
 
 
 def test_the_last_that_was_heard_is_kept():
-    task = Task(wish=None)
-    first, second = Progress(3, 0, 20, 5.0), Progress(None, 4, 20, 4.0)
+    task = A1111Task(admitted=None)
+    first, second = ProgressUpdate(3, 0, 20, 5.0), ProgressUpdate(None, 4, 20, 4.0)
     early, late = PreviewImage(0, 2, 1, 1, b"abc"), PreviewImage(0, 4, 1, 1, b"def")
     for update in (first, early, second, late):
-        task.hear(update)
+        task.update(update)
     assert (task.progress, task.preview) == (second, late)

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from noria.config import FrontendConfig
 from noria.errors import InvalidField
 from noria.frontend import admission
-from noria.frontend.admission import admit, limits
-from noria.request import ImageBody
+from noria.frontend.admission import validate, limits
+from noria.request import ImageRequestBody
 from noria.sampling import noise
 
 
 def test_front_end_and_engine_agree_on_the_largest_seed():
-    assert admission._LARGEST_SEED == noise.MAX_SEED
+    assert admission._MAX_SEED == noise.MAX_SEED
 
 
 def draw_nothing() -> int:
@@ -25,21 +25,21 @@ def draw_nothing() -> int:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -0.001, 50.001])
 def test_guidance_that_is_no_guidance(spec, value):
     with pytest.raises(InvalidField, match=r"guidance_scale is .*; allowed are 0\.0 to 50\.0") as caught:
-        admit(ImageBody("p", guidance_scale=value), spec, FrontendConfig(), "id", lambda: 0)
+        validate(ImageRequestBody("p", guidance_scale=value), spec, FrontendConfig(), "id", lambda: 0)
     assert caught.value.field == "guidance_scale"
 
 
 def test_guidance_may_be_any_fraction(spec):
-    assert admit(ImageBody("p", guidance_scale=1.25), spec, FrontendConfig(), "id", lambda: 0).guidance_scale == 1.25
+    assert validate(ImageRequestBody("p", guidance_scale=1.25), spec, FrontendConfig(), "id", lambda: 0).guidance_scale == 1.25
 
 
 def test_default_steps_bow_to_the_operators_limit(spec):
-    assert admit(ImageBody("p"), spec, FrontendConfig(max_steps=5), "id", lambda: 0).num_steps == 5
+    assert validate(ImageRequestBody("p"), spec, FrontendConfig(max_steps=5), "id", lambda: 0).num_steps == 5
 
 
 def test_seed_is_drawn_only_where_none_is_given(spec):
-    assert admit(ImageBody("p"), spec, FrontendConfig(), "id", lambda: 42).seed == 42
-    assert admit(ImageBody("p", seed=0), spec, FrontendConfig(), "id", draw_nothing).seed == 0
+    assert validate(ImageRequestBody("p"), spec, FrontendConfig(), "id", lambda: 42).seed == 42
+    assert validate(ImageRequestBody("p", seed=0), spec, FrontendConfig(), "id", draw_nothing).seed == 0
 
 
 _numbers = st.none() | st.integers(-(2**70), 2**70) | st.integers(0, 300)
@@ -47,7 +47,7 @@ _numbers = st.none() | st.integers(-(2**70), 2**70) | st.integers(0, 300)
 
 @given(
     body=st.builds(
-        ImageBody,
+        ImageRequestBody,
         prompt=st.text(max_size=30),
         seed=_numbers,
         width=_numbers,
@@ -61,13 +61,13 @@ _numbers = st.none() | st.integers(-(2**70), 2**70) | st.integers(0, 300)
 def test_what_is_admitted_is_within_every_limit(spec, body):
     config = FrontendConfig(max_prompt_chars=20)
     try:
-        request = admit(body, spec, config, "id", lambda: 1)
+        request = validate(body, spec, config, "id", lambda: 1)
     except InvalidField as error:
         refused = error.field
     else:
         refused = None
     if refused is not None:
-        assert refused in ImageBody.__struct_fields__
+        assert refused in ImageRequestBody.__struct_fields__
         return
     allowed = limits(spec, config)
     got = {
@@ -79,7 +79,7 @@ def test_what_is_admitted_is_within_every_limit(spec, body):
         "guidance_scale": request.guidance_scale,
     }
     for name, value in got.items():
-        assert allowed[name].least <= value <= allowed[name].most
+        assert allowed[name].min <= value <= allowed[name].max
         assert value % allowed[name].multiple == 0 or allowed[name].multiple == 1
     assert request.seed + request.num_images < 2**63
     assert request.scheduler in spec.schedulers

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from noria.config import Config
 from noria.frontend.app import build_app
-from noria.frontend.engine_link import EngineLink
+from noria.frontend.engine_link import EnginePool
 
 
 def values(client):
@@ -29,7 +29,7 @@ def test_healthz_and_readyz(client):
 
 
 def test_nothing_is_ready_before_an_engine_is(folder):
-    with TestClient(build_app(Config(), EngineLink([f"ipc://{folder}/nobody"]))) as client:
+    with TestClient(build_app(Config(), EnginePool([f"ipc://{folder}/nobody"]))) as client:
         assert client.get("/readyz").status_code == 503
         assert client.get("/healthz").status_code == 200
         refusal = client.post("/t2i", json={"prompt": "p"})

@@ -8,7 +8,7 @@ import pytest
 
 from noria.config import Config
 from noria.frontend import bodies
-from noria.frontend.bodies import MOST_LONG, MOST_LONG_OF_A_CLIENT
+from noria.frontend.bodies import MAX_LARGE_BODIES, MAX_LARGE_BODIES_PER_CLIENT
 
 LONG = b'{"prompt": "p"}' + b" " * 70_000
 GO_ON = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -45,7 +45,7 @@ def post(url, content):
 
 @pytest.mark.parametrize("path", ["/t2i", "/v1/images/generations", "/v1/jobs", "/sdapi/v1/options"])
 def test_one_client_has_its_share_of_long_bodies_over_all_routes(announce, served, path):
-    for number in range(MOST_LONG_OF_A_CLIENT):
+    for number in range(MAX_LARGE_BODIES_PER_CLIENT):
         assert announce("127.0.0.2", path=("/t2i", path)[number % 2])[1] == GO_ON
     _, refused = announce("127.0.0.2", path=path)
     assert refused.startswith(b"HTTP/1.1 429 ")
@@ -56,15 +56,15 @@ def test_one_client_has_its_share_of_long_bodies_over_all_routes(announce, serve
 
 
 def test_only_so_many_long_bodies_are_received_at_once(announce, served):
-    for number in range(MOST_LONG):
-        assert announce(f"127.0.0.{number // MOST_LONG_OF_A_CLIENT + 2}")[1] == GO_ON
+    for number in range(MAX_LARGE_BODIES):
+        assert announce(f"127.0.0.{number // MAX_LARGE_BODIES_PER_CLIENT + 2}")[1] == GO_ON
     refused = post(served, LONG)
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limited")
     assert post(served, b'{"prompt": "p"}').status_code == 200
 
 
 def test_a_body_that_turns_out_to_be_long_counts_from_then_on(announce):
-    for _ in range(MOST_LONG_OF_A_CLIENT):
+    for _ in range(MAX_LARGE_BODIES_PER_CLIENT):
         announce("127.0.0.2")
     begun, said = announce("127.0.0.2", "Transfer-Encoding: chunked")
     assert said == GO_ON
@@ -75,9 +75,9 @@ def test_a_body_that_turns_out_to_be_long_counts_from_then_on(announce):
 def test_a_long_body_counts_until_it_is_there_or_late(announce, served, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(bodies, "_TIMEOUT_S", 0.3)
-        for begun, said in [announce("127.0.0.2") for _ in range(MOST_LONG_OF_A_CLIENT)]:
+        for begun, said in [announce("127.0.0.2") for _ in range(MAX_LARGE_BODIES_PER_CLIENT)]:
             refused = said.removeprefix(GO_ON) or begun.recv(4096)  # it may have come with the first words
             assert refused.startswith(b"HTTP/1.1 400 ")
-    for _ in range(MOST_LONG_OF_A_CLIENT):
+    for _ in range(MAX_LARGE_BODIES_PER_CLIENT):
         assert post(served, LONG).status_code == 200
     assert announce("127.0.0.2")[1] == GO_ON

@@ -9,7 +9,7 @@ import pytest
 import uvicorn
 
 from noria.frontend import connection
-from noria.frontend.connection import Connection
+from noria.frontend.connection import TimeoutHttpProtocol
 
 SIZE = 8_000_000  # more than the kernel takes for a client that reads nothing
 
@@ -25,7 +25,7 @@ class Server:
             self.app,
             interface="asgi3",
             loop="uvloop",
-            http=Connection,
+            http=TimeoutHttpProtocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -99,7 +99,7 @@ def test_a_client_that_reads_nothing_is_cut_off(server, path, end, until, monkey
 
 @pytest.mark.parametrize("path", ["/", "/stream"])
 def test_a_client_that_reads_slowly_gets_everything(server, path, until, monkeypatch):
-    looks, look = [], Connection._check_reader
+    looks, look = [], TimeoutHttpProtocol._on_stall_timeout
 
     def look_when_it_has_read_on(
         self, unread_before
@@ -108,7 +108,7 @@ def test_a_client_that_reads_slowly_gets_everything(server, path, until, monkeyp
         looks.append(unread_before)
         look(self, unread_before)
 
-    monkeypatch.setattr(Connection, "_check_reader", look_when_it_has_read_on)
+    monkeypatch.setattr(TimeoutHttpProtocol, "_check_reader", look_when_it_has_read_on)
     monkeypatch.setattr(connection, "STALL_TIMEOUT_S", 0.3)
     monkeypatch.setattr(connection, "LEAST_READ_BYTES", 1)
     with server.connect() as client:

@@ -9,13 +9,13 @@ import pytest
 from noria.config import Config
 from noria.errors import SetupError, all_codes
 from noria.frontend.app import build_app
-from noria.frontend.engine_link import EngineLink
-from noria.frontend.jobs import JobBody
-from noria.frontend.openai import GenerationsBody
-from noria.frontend.site import ASSETS
-from noria.jobs.records import FOLLOWS, Job
+from noria.frontend.engine_link import EnginePool
+from noria.frontend.jobs import JobRequestBody
+from noria.frontend.openai import GenerationsRequestBody
+from noria.frontend.site import ASSETS_PATH
+from noria.jobs.records import TRANSITIONS, Job
 from noria.jobs.webhooks import sign
-from noria.request import ImageBody
+from noria.request import ImageRequestBody
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 
@@ -36,8 +36,8 @@ def test_every_error_code_is_documented_with_its_status():
 
 
 def test_every_route_is_documented(interface):
-    for route in build_app(Config(), EngineLink([])).routes:
-        if route.path.startswith(f"{ASSETS}/"):  # the parts of the pages
+    for route in build_app(Config(), EnginePool([])).routes:
+        if route.path.startswith(f"{ASSETS_PATH}/"):  # the parts of the pages
             continue
         for method in route.methods - {"HEAD"}:
             assert f"| `{method} {route.path.replace(':path', '')}` |" in interface
@@ -45,16 +45,16 @@ def test_every_route_is_documented(interface):
 
 def test_every_field_is_documented(interface):
     own, openais = interface.split("## POST /v1/images/generations")
-    for field in ImageBody.__struct_fields__:
+    for field in ImageRequestBody.__struct_fields__:
         assert f"`{field}`" in own
-    for field in GenerationsBody.__struct_fields__:
+    for field in GenerationsRequestBody.__struct_fields__:
         assert f"`{field}`" in openais
     _, jobs = interface.split("## Jobs\n")
-    for field in JobBody.__struct_fields__:
+    for field in JobRequestBody.__struct_fields__:
         assert f"| `{field}` |" in jobs
     for field in Job.__struct_fields__:
         assert f'"{field}": ' in jobs
-    for status in FOLLOWS:
+    for status in TRANSITIONS:
         assert f"| `{status}` |" in jobs
 
 

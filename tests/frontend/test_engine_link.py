@@ -6,29 +6,29 @@ import time
 import msgspec
 import pytest
 
-from noria.channel import Lost
+from noria.channel import Disconnected
 from noria.config import FrontendConfig
 from noria.errors import DeadlineExceeded, EngineCrashed, EngineLost, EngineUnavailable, GenerationFailed
 from noria.frontend import engine_link
-from noria.frontend.admission import admit
-from noria.frontend.engine_link import EngineLink
-from noria.messages import WheelView
-from noria.request import ImageBody
+from noria.frontend.admission import validate
+from noria.frontend.engine_link import EnginePool
+from noria.messages import EngineView
+from noria.request import ImageRequestBody
 from noria.views import RatesView
-from waiting import until_async
+from waiting import wait_until_async
 
 
 @pytest.fixture
 def request_of(spec):
     def make(seed=1, timeout_s=60.0):
-        return admit(ImageBody("p"), spec, FrontendConfig(request_timeout_s=timeout_s), "name", lambda: seed)
+        return validate(ImageRequestBody("p"), spec, FrontendConfig(request_timeout_s=timeout_s), "name", lambda: seed)
 
     return make
 
 
 def test_no_engine_is_refused_at_once(request_of, folder):
     async def scenario():
-        async with EngineLink([f"ipc://{folder}/nobody", f"ipc://{folder}/no-one"]) as link:
+        async with EnginePool([f"ipc://{folder}/nobody", f"ipc://{folder}/no-one"]) as link:
             assert not link.ready
             assert not link.models
             with pytest.raises(EngineUnavailable, match="engine 0 is unknown, engine 1 is unknown") as caught:
@@ -44,16 +44,16 @@ def test_requests_go_to_the_engine_with_the_fewest(request_of, new_engine, spec)
         engine.holds = True
 
     async def scenario():
-        async with EngineLink([engine.address for engine in engines]) as link:
-            await until_async(lambda: all(view.state == "ready" for view in link.engines))
+        async with EnginePool([engine.address for engine in engines]) as link:
+            await wait_until_async(lambda: all(view.state == "ready" for view in link.engines))
             assert link.models == {spec.name: spec}
             tasks = [asyncio.create_task(link.submit(request_of())) for _ in range(6)]
-            await until_async(lambda: sum(len(engine.submitted) for engine in engines) == 6)
+            await wait_until_async(lambda: sum(len(engine.submitted) for engine in engines) == 6)
             assert [len(engine.submitted) for engine in engines] == [2, 2, 2]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await until_async(lambda: sum(len(engine.cancelled) for engine in engines) == 6)
+            await wait_until_async(lambda: sum(len(engine.cancelled) for engine in engines) == 6)
 
     asyncio.run(scenario())
 
@@ -65,10 +65,10 @@ def test_another_engine_takes_over_a_dead_ones_requests(request_of, new_engine, 
     second.holds = True
 
     async def scenario():
-        async with EngineLink([first.address, second.address]) as link:
-            await until_async(lambda: all(view.state == "ready" for view in link.engines))
+        async with EnginePool([first.address, second.address]) as link:
+            await wait_until_async(lambda: all(view.state == "ready" for view in link.engines))
             task = asyncio.create_task(link.submit(request_of(seed=77)))
-            await until_async(lambda: second.submitted)
+            await wait_until_async(lambda: second.submitted)
             assert second.submitted[0].seed == 77
             assert second.submitted[0].timeout_s < first.submitted[0].timeout_s
             assert second.submitted[0].alone  # nobody has told why the first engine ended
@@ -84,14 +84,14 @@ def test_death_turns_ready_off_at_once_and_a_new_life_on_again(request_of, new_e
     engine = new_engine()
 
     async def scenario():
-        async with EngineLink([engine.address]) as link:
+        async with EnginePool([engine.address]) as link:
             lives = set()
             for _ in range(5):
-                await until_async(lambda: link.ready)
+                await wait_until_async(lambda: link.ready)
                 lives.add(link.engines[0].incarnation)
                 assert (await link.submit(request_of())).num_steps_run == 12
                 engine.become("dead")
-                await until_async(lambda: not link.ready)
+                await wait_until_async(lambda: not link.ready)
                 engine.become("ready")
             assert len(lives) == 5
 
@@ -102,9 +102,9 @@ def test_request_in_flight_is_drawn_by_the_engines_next_life(request_of, new_eng
     engine = new_engine()
 
     async def scenario():
-        async with EngineLink([engine.address]) as link:
+        async with EnginePool([engine.address]) as link:
             for seed in range(5):
-                await until_async(lambda: link.ready)
+                await wait_until_async(lambda: link.ready)
                 engine.deaths = 1
                 assert (await link.submit(request_of(seed=seed))).images[0].seed == seed
 
@@ -116,8 +116,8 @@ def test_request_that_kills_engines_takes_no_other_with_it(request_of, new_engin
     engine.poison = 13
 
     async def scenario():
-        async with EngineLink([engine.address]) as link:
-            await until_async(lambda: link.ready)
+        async with EnginePool([engine.address]) as link:
+            await wait_until_async(lambda: link.ready)
             killer, *company = await asyncio.gather(
                 *(link.submit(request_of(seed=seed)) for seed in (13, 1, 2, 3)), return_exceptions=True
             )
@@ -133,10 +133,10 @@ def test_who_was_not_aboard_of_a_crashed_engine_is_no_suspect(request_of, new_en
     engine.holds = True
 
     async def scenario():
-        async with EngineLink([engine.address]) as link:
-            await until_async(lambda: link.ready)
+        async with EnginePool([engine.address]) as link:
+            await wait_until_async(lambda: link.ready)
             calls = [asyncio.create_task(link.submit(request_of(seed=seed))) for seed in (1, 2)]
-            await until_async(lambda: len(engine.submitted) == 2)
+            await wait_until_async(lambda: len(engine.submitted) == 2)
             engine.aboard = [name for name, wish in zip(engine.aboard, engine.submitted, strict=True) if wish.seed == 1]
             engine.holds = False
             engine.become("dead")
@@ -155,8 +155,8 @@ def test_who_loses_engines_to_somebodys_kills_flies_on_and_alone_only_after_thre
     engine.ends, engine.deaths = "killed", deaths
 
     async def scenario():
-        async with EngineLink([engine.address]) as link:
-            await until_async(lambda: link.ready)
+        async with EnginePool([engine.address]) as link:
+            await wait_until_async(lambda: link.ready)
             assert (await link.submit(request_of(seed=5))).images[0].seed == 5
             assert len(engine.submitted) == deaths + 1
             assert engine.submitted[-1].alone == alone
@@ -170,8 +170,8 @@ def test_who_comes_as_a_suspect_stays_alone_and_is_convicted_by_the_second_crash
     engine.deaths = deaths
 
     async def scenario():
-        async with EngineLink([engine.address]) as link:
-            await until_async(lambda: link.ready)
+        async with EnginePool([engine.address]) as link:
+            await wait_until_async(lambda: link.ready)
             call = link.submit(msgspec.structs.replace(request_of(seed=5), alone=True))
             if deaths == 1:
                 assert (await call).images[0].seed == 5
@@ -188,8 +188,8 @@ def test_thirteen_kills_are_enough(request_of, new_engine):
     engine.ends, engine.deaths = "killed", 13
 
     async def scenario():
-        async with EngineLink([engine.address]) as link:
-            await until_async(lambda: link.ready)
+        async with EnginePool([engine.address]) as link:
+            await wait_until_async(lambda: link.ready)
             with pytest.raises(EngineLost, match="was killed 13 times"):
                 await link.submit(request_of())
 
@@ -201,13 +201,13 @@ def test_new_requests_are_drawn_while_a_suspect_flies(request_of, new_engine):
     engine.holds = True
 
     async def scenario():
-        async with EngineLink([engine.address]) as link:
-            await until_async(lambda: link.ready)
+        async with EnginePool([engine.address]) as link:
+            await wait_until_async(lambda: link.ready)
             suspects = [asyncio.create_task(link.submit(request_of(seed=seed))) for seed in (1, 2)]
-            await until_async(lambda: len(engine.submitted) == 2)
+            await wait_until_async(lambda: len(engine.submitted) == 2)
             engine.become("dead")
             engine.become("ready")
-            await until_async(lambda: len(engine.submitted) == 3)
+            await wait_until_async(lambda: len(engine.submitted) == 3)
             engine.holds = False
             assert (await link.submit(request_of(seed=3))).images[0].seed == 3
             assert [wish.alone for wish in engine.submitted[2:]] == [True, False]
@@ -222,8 +222,8 @@ def test_a_watcher_is_told_that_its_request_waits_for_an_engine_again(request_of
     engine.deaths = 1
 
     async def scenario():
-        async with EngineLink([engine.address]) as link:
-            await until_async(lambda: link.ready)
+        async with EnginePool([engine.address]) as link:
+            await wait_until_async(lambda: link.ready)
             updates = []
             await link.submit(request_of(), updates.append)
             assert [update.finish_in_s for update in updates][-2:] == [None, 0.5]
@@ -236,14 +236,14 @@ def test_retry_waiting_for_its_turn_keeps_its_deadline(request_of, new_engine, m
     engine.holds = True
 
     async def scenario():
-        async with EngineLink([engine.address]) as link:
-            await until_async(lambda: link.ready)
+        async with EnginePool([engine.address]) as link:
+            await wait_until_async(lambda: link.ready)
             patient = asyncio.create_task(link.submit(request_of(seed=1, timeout_s=2000.0)))
             hasty = asyncio.create_task(link.submit(request_of(seed=2, timeout_s=1000.0)))
-            await until_async(lambda: len(engine.submitted) == 2)
+            await wait_until_async(lambda: len(engine.submitted) == 2)
             engine.become("dead")
             engine.become("ready")
-            await until_async(lambda: len(engine.submitted) == 3)
+            await wait_until_async(lambda: len(engine.submitted) == 3)
             assert not hasty.done()
             loop = asyncio.get_running_loop()
             monkeypatch.setattr(loop, "time", lambda: time.monotonic() + 1500.0)
@@ -259,8 +259,8 @@ def test_nonsense_fails_its_request_and_not_the_link(request_of, new_engine, cap
     engine = new_engine()
 
     async def scenario():
-        async with EngineLink([engine.address]) as link:
-            await until_async(lambda: link.ready)
+        async with EnginePool([engine.address]) as link:
+            await wait_until_async(lambda: link.ready)
             engine.nonsense = True
             with pytest.raises(GenerationFailed, match="makes no sense"):
                 await link.submit(request_of())
@@ -277,16 +277,16 @@ def test_stop_fails_what_is_in_flight_and_what_comes(request_of, new_engine):
     engine.holds = True
 
     async def scenario():
-        async with EngineLink([engine.address]) as link:
-            await until_async(lambda: link.ready)
+        async with EnginePool([engine.address]) as link:
+            await wait_until_async(lambda: link.ready)
             task = asyncio.create_task(link.submit(request_of()))
-            await until_async(lambda: engine.submitted)
+            await wait_until_async(lambda: engine.submitted)
             link.stop()
             for call in (task, link.submit(request_of())):
                 with pytest.raises(EngineUnavailable, match="is stopping") as caught:
                     await call
                 assert caught.value.retry_after_s > 0
-            await until_async(lambda: engine.cancelled)
+            await wait_until_async(lambda: engine.cancelled)
             assert len(engine.submitted) == 1
 
     asyncio.run(scenario())
@@ -298,11 +298,11 @@ def test_engine_that_never_answers_is_given_up(request_of, new_engine, monkeypat
     engine.holds = True
 
     async def scenario():
-        async with EngineLink([engine.address]) as link:
-            await until_async(lambda: link.ready)
+        async with EnginePool([engine.address]) as link:
+            await wait_until_async(lambda: link.ready)
             with pytest.raises(DeadlineExceeded, match=r"not done after 0\.1 s"):
                 await link.submit(request_of(timeout_s=0.1))
-            await until_async(lambda: engine.cancelled)
+            await wait_until_async(lambda: engine.cancelled)
 
     asyncio.run(scenario())
 
@@ -311,8 +311,8 @@ def test_pixels_arrive_as_they_were_sent(request_of, new_engine):
     engine = new_engine()
 
     async def scenario():
-        async with EngineLink([engine.address]) as link:
-            await until_async(lambda: link.ready)
+        async with EnginePool([engine.address]) as link:
+            await wait_until_async(lambda: link.ready)
             (image,) = (await link.submit(request_of(seed=9))).images
             assert (image.width_px, image.height_px) == (64, 48)
             assert bytes(image.rgb) == bytes(engine.colour(9)) * (64 * 48)
@@ -325,8 +325,8 @@ def test_callers_that_leave_leave_no_task_and_no_flight_behind(request_of, new_e
     engine.holds = True
 
     async def scenario():
-        async with EngineLink([engine.address]) as link:
-            await until_async(lambda: link.ready)
+        async with EnginePool([engine.address]) as link:
+            await wait_until_async(lambda: link.ready)
             before = len(asyncio.all_tasks())
             callers = [asyncio.create_task(link.submit(request_of(seed=k))) for k in range(300)]
             for number, caller in enumerate(callers):
@@ -334,11 +334,11 @@ def test_callers_that_leave_leave_no_task_and_no_flight_behind(request_of, new_e
                     await asyncio.sleep(0.001)
                 caller.cancel()
             await asyncio.gather(*callers, return_exceptions=True)
-            await until_async(lambda: len(asyncio.all_tasks()) == before)
-            assert not link._engines[0]._flights
+            await wait_until_async(lambda: len(asyncio.all_tasks()) == before)
+            assert not link._engines[0]._attempts
             assert not link._timers
             # The last words are still on their way to the engine.
-            await until_async(lambda: {r.request_id for r in engine.submitted} == set(engine.cancelled))
+            await wait_until_async(lambda: {r.request_id for r in engine.submitted} == set(engine.cancelled))
 
     asyncio.run(scenario())
 
@@ -347,8 +347,8 @@ def test_all_lives_of_a_front_end_greet_by_one_name_and_lone_ones_by_different_o
     engine = new_engine()
 
     async def live(name=None):
-        async with EngineLink([engine.address], name=name) as link:
-            await until_async(lambda: link.ready)
+        async with EnginePool([engine.address], name=name) as link:
+            await wait_until_async(lambda: link.ready)
 
     for name in ("frontend-0", "frontend-0", None, None):
         asyncio.run(live(name))
@@ -360,26 +360,26 @@ def test_every_load_is_acknowledged(new_engine):
     engine = new_engine()
 
     async def scenario():
-        async with EngineLink([engine.address]) as link:
-            await until_async(lambda: link.load.num_slots == 4)  # as the engine tells after its state
-            await until_async(lambda: engine.num_heard == 1)
+        async with EnginePool([engine.address]) as link:
+            await wait_until_async(lambda: link.load.num_slots == 4)  # as the engine tells after its state
+            await wait_until_async(lambda: engine.num_heard == 1)
 
     asyncio.run(scenario())
 
 
 def test_a_view_that_the_news_of_its_engines_death_has_overtaken_is_not_handed_on(new_engine):
     engine = new_engine()
-    view = WheelView("life", 0.0, 1, 4, (), (), 0, 0.0, (), (), RatesView(60.0, 0, 0, 0, None, None, None, 0, 0, 0))
+    view = EngineView("life", 0.0, 1, 4, (), (), 0, 0.0, (), (), RatesView(60.0, 0, 0, 0, None, None, None, 0, 0, 0))
 
     async def scenario():
-        async with EngineLink([engine.address]) as link:
-            await until_async(lambda: link.ready)
+        async with EnginePool([engine.address]) as link:
+            await wait_until_async(lambda: link.ready)
             heard = []
             link.on_view = lambda *told: heard.append(told)
             (peer,) = link._engines
-            await link._heard(peer, (view, None))
-            await link._heard(peer, Lost())
-            await link._heard(peer, (view, None))
+            await link._handle_event(peer, (view, None))
+            await link._handle_event(peer, Disconnected())
+            await link._handle_event(peer, (view, None))
             assert heard == [(0, view, None)]
 
     asyncio.run(scenario())

@@ -17,10 +17,10 @@ from starlette.responses import Response
 from noria.config import Config, FrontendConfig
 from noria.errors import ImageFileError
 from noria.frontend import bodies
-from noria.frontend.admission import admit
-from noria.frontend.studio import AnswerTimings, Drawing, Wish
-from noria.image_files import read_parameters
-from noria.request import ImageBody
+from noria.frontend.admission import validate
+from noria.frontend.studio import ResponseTimings, GenerationResult, AdmittedRequest
+from noria.image_files import read_metadata
+from noria.request import ImageRequestBody
 
 
 def error_of(response):
@@ -305,8 +305,8 @@ def test_engines_own_refusal_of_a_field_names_it(client, engine, path, field):
 )
 def test_any_model_name_fits_its_header(spec, model, header):
     spec = msgspec.structs.replace(spec, name=model)
-    wish = Wish(admit(ImageBody("p"), spec, FrontendConfig(), "id", lambda: 0), spec, "png", None, metadata=True)
-    drawing = Drawing(wish, [], AnswerTimings(0, 0, 0, 0, 0, 0, 0), 1, 1.0)
+    wish = AdmittedRequest(validate(ImageRequestBody("p"), spec, FrontendConfig(), "id", lambda: 0), spec, "png", None, metadata=True)
+    drawing = GenerationResult(wish, [], ResponseTimings(0, 0, 0, 0, 0, 0, 0), 1, 1.0)
     assert Response(headers=drawing.headers).headers["x-noria-model"] == header
 
 
@@ -395,7 +395,7 @@ def test_files_say_how_they_were_made(client, tmp_path, spec, file_format):
     body = {"prompt": "a red bicycle", "negative_prompt": "q", "seed": 5, "n": 2, "format": file_format}
     for image in client.post("/t2i", json=body).json()["images"]:
         (tmp_path / "image").write_bytes(base64.b64decode(image["b64_json"]))
-        said = read_parameters(tmp_path / "image")
+        said = read_metadata(tmp_path / "image")
         assert (said.prompt, said.negative_prompt, said.seed) == ("a red bicycle", "q", image["seed"])
         assert (said.width, said.inference_steps, said.model_version) == (64, spec.default_steps, spec.fingerprint)
 
@@ -405,5 +405,5 @@ def test_files_are_silent_if_asked(client, tmp_path, file_format):
     answer = client.post("/t2i", json={"prompt": "a secret", "format": file_format, "metadata": False})
     (tmp_path / "image").write_bytes(answer.content)
     with pytest.raises(ImageFileError, match="says nothing"):
-        read_parameters(tmp_path / "image")
+        read_metadata(tmp_path / "image")
     assert b"secret" not in answer.content

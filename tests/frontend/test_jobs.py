@@ -57,7 +57,7 @@ def ended(client, job_id):
         job = client.get(f"/v1/jobs/{job_id}").json()
         return job if job["completed_at"] else None
 
-    return waiting.until(has_ended)
+    return waiting.wait_until(has_ended)
 
 
 def stream(client, job_id, last=None):

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from noria.config import Config, FrontendConfig
 from noria.errors import ConfigError, InvalidField, RateLimited
 from noria.frontend.app import build_app
-from noria.frontend.engine_link import EngineLink
-from noria.frontend.keys import OPEN_PATHS, Caller, Pace, presented_key
-from noria.frontend.site import ASSETS
-from noria.keys import Key, draw_key
-from noria.request import ImageBody
+from noria.frontend.engine_link import EnginePool
+from noria.frontend.keys import OPEN_PATHS, ApiClient, TokenBucket, presented_key
+from noria.frontend.site import ASSETS_PATH
+from noria.keys import ApiKey, generate_key
+from noria.request import ImageRequestBody
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def serve_keys(serve, new_engine, tmp_path, ready):
 
     @contextlib.contextmanager
     def start(processes=1, **limits):
-        drawn = {name: draw_key(name) for name in limits}
+        drawn = {name: generate_key(name) for name in limits}
         file = tmp_path / "keys.toml"
         file.write_text("\n".join(drawn[name][1] + lines for name, lines in limits.items()))
         engine = new_engine()
@@ -62,12 +62,12 @@ def basic(password, user="user"):
 
 
 def is_open(path):
-    return path in OPEN_PATHS or path.startswith(f"{ASSETS}/")
+    return path in OPEN_PATHS or path.startswith(f"{ASSETS_PATH}/")
 
 
 def test_every_route_but_the_open_ones_needs_a_key(client_of):
     nobody = client_of()
-    for route in build_app(Config(), EngineLink([])).routes:
+    for route in build_app(Config(), EnginePool([])).routes:
         path = re.sub(r"{.*?}", "x", route.path)
         for method in route.methods - {"HEAD"}:
             answer = nobody.request(method, path)
@@ -182,7 +182,7 @@ def test_the_document_tells_of_keys_where_there_are_some(client_of, client):
 def test_no_front_end_starts_with_a_file_that_is_none(tmp_path):
     config = Config(frontend=FrontendConfig(keys_file=str(tmp_path / "none.toml")))
     with pytest.raises(ConfigError, match="cannot be read"):
-        build_app(config, EngineLink([]))
+        build_app(config, EnginePool([]))
 
 
 # ── How much of it: in virtual time ─────────────────────────────────────────────────────────────────────────────────────────
@@ -193,7 +193,7 @@ askings = st.lists(st.tuples(st.floats(0, 90), st.integers(1, 600)), max_size=60
 
 @given(rates, askings)
 def test_no_window_ever_has_more_than_its_share_and_a_burst(rate, askings):
-    pace, now, passed = Pace(rate), 1000.0, []
+    pace, now, passed = TokenBucket(rate), 1000.0, []
     for gap_s, num_images in askings:
         now += gap_s
         if num_images <= rate and pace.take(num_images, now) == 0:
@@ -205,7 +205,7 @@ def test_no_window_ever_has_more_than_its_share_and_a_burst(rate, askings):
 
 @given(rates, st.lists(st.tuples(st.floats(0, 90), st.integers(1, 600)), max_size=60))
 def test_nobody_who_keeps_to_the_rate_is_refused(rate, askings):
-    pace, now = Pace(rate), 1000.0
+    pace, now = TokenBucket(rate), 1000.0
     for pause_s, num_images in askings:
         fitting = min(num_images, rate)
         assert pace.take(fitting, now) == 0
@@ -214,7 +214,7 @@ def test_nobody_who_keeps_to_the_rate_is_refused(rate, askings):
 
 @given(rates, askings)
 def test_who_waits_as_told_passes_and_who_comes_much_sooner_does_not(rate, askings):
-    pace, now = Pace(rate), 1000.0
+    pace, now = TokenBucket(rate), 1000.0
     for gap_s, num_images in askings:
         now += gap_s
         fitting = min(num_images, rate)
@@ -226,59 +226,59 @@ def test_who_waits_as_told_passes_and_who_comes_much_sooner_does_not(rate, askin
 
 @given(rates, askings, st.integers(1, 600))
 def test_what_is_given_back_was_never_taken(rate, askings, undone):
-    pace, twin, now = Pace(rate), Pace(rate), 1000.0
+    pace, twin, now = TokenBucket(rate), TokenBucket(rate), 1000.0
     for gap_s, num_images in askings:
         now += gap_s
         undone_now = min(undone, rate)
         if pace.take(undone_now, now) == 0:
-            pace.give_back(undone_now)
+            pace.refund(undone_now)
         fitting = min(num_images, rate)
         assert pace.take(fitting, now) == pytest.approx(twin.take(fitting, now), abs=1e-5)
 
 
 def test_a_minutes_worth_passes_at_once_and_then_one_after_the_other():
-    pace = Pace(30)
+    pace = TokenBucket(30)
     assert [pace.take(1, 100.0) for _ in range(31)] == [0.0] * 30 + [pytest.approx(2.0)]
     assert pace.take(1, 102.0) == 0
     assert pace.take(30, 102.0) == pytest.approx(60.0)
 
 
 def test_images_in_flight_are_counted_until_they_leave():
-    caller = Caller(Key("a", "0" * 64, max_images_in_flight=4), 1)
-    caller.board(3, 0.0, 7.5)
+    caller = ApiClient(ApiKey("a", "0" * 64, max_images_in_flight=4), 1)
+    caller.acquire(3, 0.0, 7.5)
     with pytest.raises(RateLimited, match="has 3 images in flight; with 2 more they would be over 4") as caught:
-        caller.board(2, 0.0, 7.5)
+        caller.acquire(2, 0.0, 7.5)
     assert caught.value.retry_after_s == 7.5
-    caller.board(1, 0.0, 7.5)
-    caller.leave(3)
-    caller.board(3, 0.0, 7.5)
+    caller.acquire(1, 0.0, 7.5)
+    caller.release(3)
+    caller.acquire(3, 0.0, 7.5)
 
 
 def test_who_is_refused_for_one_limit_is_not_charged_for_the_other():
-    caller = Caller(Key("a", "0" * 64, max_images_in_flight=2, images_per_minute=3), 1)
-    caller.board(2, 0.0, 1.0)
+    caller = ApiClient(ApiKey("a", "0" * 64, max_images_in_flight=2, images_per_minute=3), 1)
+    caller.acquire(2, 0.0, 1.0)
     with pytest.raises(RateLimited, match="in flight"):
-        caller.board(1, 0.0, 1.0)
-    caller.leave(2)
-    caller.board(1, 0.0, 1.0)
+        caller.acquire(1, 0.0, 1.0)
+    caller.release(2)
+    caller.acquire(1, 0.0, 1.0)
     with pytest.raises(RateLimited, match="3 images a minute; 1 more pass in 20"):
-        caller.board(1, 0.0, 1.0)
-    caller.leave(1)
-    caller.board(1, 20.0, 1.0)
+        caller.acquire(1, 0.0, 1.0)
+    caller.release(1)
+    caller.acquire(1, 20.0, 1.0)
 
 
 def test_several_front_ends_share_a_keys_limits_and_each_grants_one_at_least():
-    key = Key("a", "0" * 64, max_images_in_flight=4, images_per_minute=10)
-    caller = Caller(key, 3)
+    key = ApiKey("a", "0" * 64, max_images_in_flight=4, images_per_minute=10)
+    caller = ApiClient(key, 3)
     with pytest.raises(InvalidField, match="n is 2; the key 'a' has 1 images in flight"):
-        caller.board(2, 0.0, 0.0)
+        caller.acquire(2, 0.0, 0.0)
     with pytest.raises(InvalidField, match="n is 4; the key 'a' has 3 images a minute"):
-        caller.permit(ImageBody("p", n=4))
-    lone = Caller(key, 64)
-    lone.board(1, 0.0, 0.0)
-    lone.leave(1)
+        caller.apply_priority(ImageRequestBody("p", n=4))
+    lone = ApiClient(key, 64)
+    lone.acquire(1, 0.0, 0.0)
+    lone.release(1)
     with pytest.raises(RateLimited, match="1 images a minute; 1 more pass in 60"):
-        lone.board(1, 0.0, 0.0)
+        lone.acquire(1, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -286,12 +286,12 @@ def test_several_front_ends_share_a_keys_limits_and_each_grants_one_at_least():
     [("high", None, None), ("high", "high", "high"), ("normal", None, None), ("normal", "low", "low"), ("low", None, "low")],
 )  # fmt: skip
 def test_a_key_has_priorities_up_to_its_own(highest, asked, given):
-    assert Caller(Key("a", "0" * 64, priority=highest), 1).permit(ImageBody("p", priority=asked)).priority == given
+    assert ApiClient(ApiKey("a", "0" * 64, priority=highest), 1).apply_priority(ImageRequestBody("p", priority=asked)).priority == given
 
 
 def test_a_priority_above_the_keys_is_refused():
     with pytest.raises(InvalidField, match="priority is 'high'; allowed for the key 'a' are low, normal") as caught:
-        Caller(Key("a", "0" * 64, priority="normal"), 1).permit(ImageBody("p", priority="high"))
+        ApiClient(ApiKey("a", "0" * 64, priority="normal"), 1).apply_priority(ImageRequestBody("p", priority="high"))
     assert caught.value.field == "priority"
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from noria.frontend.lag import watch_lag
+from noria.frontend.lag import monitor_event_loop_lag
 from noria.observe.metrics import REGISTRY
 
 
@@ -11,7 +11,7 @@ def test_what_blocks_the_loop_is_seen():
     before = REGISTRY.get_sample_value("noria_event_loop_lag_seconds_sum")
 
     async def scenario():
-        watching = asyncio.create_task(watch_lag())
+        watching = asyncio.create_task(monitor_event_loop_lag())
         await asyncio.sleep(0.3)
         time.sleep(0.5)  # noqa: ASYNC251 - it blocks: that is the point
         await asyncio.sleep(0.01)

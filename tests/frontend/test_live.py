@@ -14,13 +14,13 @@ import pytest
 
 from noria.config import Config, FrontendConfig
 from noria.frontend import connection, live
-from noria.frontend.audience import MOST_OF_A_CLIENT, MOST_WATCHERS, Audience
-from noria.frontend.live import what_to_show
-from noria.frontend.sheet import sheet
-from noria.keys import digest_of
-from noria.messages import WheelView
+from noria.frontend.audience import MAX_SUBSCRIBERS_PER_CLIENT, MAX_SUBSCRIBERS, LiveSubscribers
+from noria.frontend.live import resolve_live_setting
+from noria.frontend.sheet import make_sprite_sheet
+from noria.keys import key_digest
+from noria.messages import EngineView
 from noria.observe.logs import LineHandler, logging_to
-from noria.views import CellView, LeftView, RatesView, SeatView, TurnView, WaitingView
+from noria.views import ThumbnailView, DepartureView, RatesView, SlotView, IterationView, WaitingView
 
 _SO_ATTACH_FILTER = 26  # socket(7); the module `socket` has no name for it
 
@@ -28,7 +28,7 @@ RATES = RatesView(60.0, 1.0, 2.0, 3.0, 0.5, 0.9, 0.99, 4.0, 0.5, 0.75)
 
 
 def seat(number):
-    return SeatView(number, f"r{number}", 0, "tiny", 64, 48, "ddim", 6.5, 12, 3, 12, "normal", 1000.0, None, 1002.0)
+    return SlotView(number, f"r{number}", 0, "tiny", 64, 48, "ddim", 6.5, 12, 3, 12, "normal", 1000.0, None, 1002.0)
 
 
 class Wheel:
@@ -45,14 +45,14 @@ class Wheel:
             self.left_turns -= 1
         number = self.numbers[incarnation] = self.numbers.get(incarnation, 0) + 1
         seen = follow.seen or 0
-        turns = tuple(TurnView(n, 1000.0, 0.1, 0.0, 0.0, 0, 2, 0) for n in range(seen + 1, number + 1))
-        left = (LeftView(number, 0, f"gone-{number}", 0, "ok"),)
+        turns = tuple(IterationView(n, 1000.0, 0.1, 0.0, 0.0, 0, 2, 0) for n in range(seen + 1, number + 1))
+        left = (DepartureView(number, 0, f"gone-{number}", 0, "ok"),)
         cells, pixels = (), None
         if follow.pictures:
-            cells = tuple(CellView(n, f"r{n}", 0, 8, 6, 144 * n) for n in range(len(self.colours)))
+            cells = tuple(ThumbnailView(n, f"r{n}", 0, 8, 6, 144 * n) for n in range(len(self.colours)))
             pixels = b"".join(bytes(colour) * 48 for colour in self.colours)
         seats = tuple(seat(n) for n in range(len(self.colours)))
-        return WheelView(incarnation, 1001.0, number, 4, seats, (), 0, 1.5, turns, left, RATES, cells), pixels
+        return EngineView(incarnation, 1001.0, number, 4, seats, (), 0, 1.5, turns, left, RATES, cells), pixels
 
 
 class Stream:
@@ -110,7 +110,7 @@ def vanish(client):
 
 def fill(stack, url, **options):
     """As many streams as one client may have."""
-    streams = [stack.enter_context(watching(url, **options)) for _ in range(MOST_OF_A_CLIENT)]
+    streams = [stack.enter_context(watching(url, **options)) for _ in range(MAX_SUBSCRIBERS_PER_CLIENT)]
     assert {stream.next()[0] for stream in streams} == {"engines"}
     return streams
 
@@ -146,7 +146,7 @@ def test_the_engines_come_first_and_then_every_turn_of_the_wheel_once(site):
     numbers = [turn["number"] for view in views for turn in view["turns"]]
     assert numbers == sorted(set(numbers))
     assert set(msgspec.structs.asdict(seat(0))) == set(views[0]["seats"][0])
-    assert set(WheelView.__struct_fields__) | {"engine", "sheet"} == set(views[-1])
+    assert set(EngineView.__struct_fields__) | {"engine", "sheet"} == set(views[-1])
     assert views[0]["rates"]["p95_s"] == 0.9
 
 
@@ -172,9 +172,9 @@ def test_the_recorded_stream_is_as_a_server_sends_it():
     assert len(views) > 10
     for view in views:
         assert (
-            {*WheelView.__struct_fields__, "engine"} <= set(view) <= {*WheelView.__struct_fields__, "engine", "sheet"}
+            {*EngineView.__struct_fields__, "engine"} <= set(view) <= {*EngineView.__struct_fields__, "engine", "sheet"}
         )
-        for name, kind in (("seats", SeatView), ("waiting", WaitingView), ("turns", TurnView), ("left", LeftView)):
+        for name, kind in (("seats", SlotView), ("waiting", WaitingView), ("turns", IterationView), ("left", DepartureView)):
             msgspec.convert(view[name], list[kind])
         msgspec.convert(view["rates"], RatesView)
     assert any(len({(seat["width_px"], seat["height_px"]) for seat in view["seats"]}) > 1 for view in views)
@@ -274,7 +274,7 @@ def test_a_view_whose_pictures_are_made_while_its_engine_ends_is_shown_to_nobody
     def sheet_of(*given):
         made.release()
         ended.acquire(timeout=60)
-        return sheet(*given)
+        return make_sprite_sheet(*given)
 
     monkeypatch.setattr(live, "sheet", sheet_of)
     with watching(url) as stream:
@@ -320,7 +320,7 @@ def test_nonsense_of_an_engine_costs_its_view(site):
 
     def views(follow, incarnation):
         view, pixels = wheel(follow, incarnation)
-        return view, pixels[:10] if view.number == 2 else pixels
+        return view, pixels[:10] if view.last_iteration == 2 else pixels
 
     engine.views = views
     lines = []
@@ -355,7 +355,7 @@ def test_switched_off_it_says_by_which_setting(site):
 
 def test_with_keys_it_needs_one_and_shows_no_pictures(site, tmp_path):
     keys = tmp_path / "keys.toml"
-    keys.write_text(f'[[key]]\nname = "a"\nsha256 = "{digest_of(b"secret")}"\n')
+    keys.write_text(f'[[key]]\nname = "a"\nsha256 = "{key_digest(b"secret")}"\n')
     url, engine, _ = site(keys_file=str(keys))
     engine.views = Wheel()
     assert httpx.get(f"{url}/v1/live", verify=False, timeout=60).status_code == 401
@@ -365,9 +365,9 @@ def test_with_keys_it_needs_one_and_shows_no_pictures(site, tmp_path):
 
 
 def test_auto_shows_pictures_only_where_there_are_no_keys():
-    assert what_to_show(FrontendConfig()) == "full"
-    assert what_to_show(FrontendConfig(keys_file="keys.toml")) == "no-previews"
-    assert what_to_show(FrontendConfig(keys_file="keys.toml", live="full")) == "full"
+    assert resolve_live_setting(FrontendConfig()) == "full"
+    assert resolve_live_setting(FrontendConfig(keys_file="keys.toml")) == "no-previews"
+    assert resolve_live_setting(FrontendConfig(keys_file="keys.toml", live="full")) == "full"
 
 
 def test_who_asks_for_the_head_alone_watches_nothing(site):
@@ -383,11 +383,11 @@ def test_who_asks_for_the_head_alone_watches_nothing(site):
 def test_only_so_many_may_watch(site):
     url, _, _ = site()
     with contextlib.ExitStack() as stack:
-        for number in range(MOST_WATCHERS // MOST_OF_A_CLIENT):
+        for number in range(MAX_SUBSCRIBERS // MAX_SUBSCRIBERS_PER_CLIENT):
             fill(stack, url, address=f"127.0.0.{number + 2}")
         error, retry_after_s = refusal(url)
         assert (error["code"], error["retryable"]) == ("rate_limited", True)
-        assert error["message"].startswith(f"{MOST_WATCHERS} streams of GET /v1/live are under way already")
+        assert error["message"].startswith(f"{MAX_SUBSCRIBERS} streams of GET /v1/live are under way already")
         assert retry_after_s > 0
 
 
@@ -397,7 +397,7 @@ def test_one_client_leaves_places_for_others(site):
         fill(stack, url, address="127.0.0.2")
         error, retry_after_s = refusal(url, address="127.0.0.2")
         assert error["code"] == "rate_limited"
-        assert f"the address 127.0.0.2 has {MOST_OF_A_CLIENT} streams of GET /v1/live already" in error["message"]
+        assert f"the address 127.0.0.2 has {MAX_SUBSCRIBERS_PER_CLIENT} streams of GET /v1/live already" in error["message"]
         assert retry_after_s > 0
         error, _ = refusal(url, address="127.0.0.2", headers={"X-Forwarded-For": "192.0.2.1"})
         assert "the address 127.0.0.2 has" in error["message"]  # it is no proxy, and not believed
@@ -412,7 +412,7 @@ def test_who_leaves_frees_the_place(site, until, monkeypatch, leaves):
     url, _, _ = site()
     host = httpx.URL(url)
     with contextlib.ExitStack() as stack:
-        for _ in range(MOST_OF_A_CLIENT - 1):
+        for _ in range(MAX_SUBSCRIBERS_PER_CLIENT - 1):
             stack.enter_context(watching(url))
         last = stack.enter_context(socket.create_connection((host.host, host.port)))
         last.sendall(b"GET /v1/live HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -447,7 +447,7 @@ def test_whom_a_trusted_proxy_names_is_a_client_of_its_own(site, options, proxy)
 
 def test_with_keys_each_is_a_client_wherever_it_comes_from(site, tmp_path):
     keys = tmp_path / "keys.toml"
-    keys.write_text("".join(f'[[key]]\nname = "{name}"\nsha256 = "{digest_of(name.encode())}"\n' for name in "ab"))
+    keys.write_text("".join(f'[[key]]\nname = "{name}"\nsha256 = "{key_digest(name.encode())}"\n' for name in "ab"))
     url, _, _ = site(keys_file=str(keys))
     with contextlib.ExitStack() as stack:
         fill(stack, url, headers={"X-Api-Key": "a"})
@@ -519,11 +519,11 @@ def test_who_does_not_read_loses_views_and_holds_nobody_up(site):
 
 
 def test_a_mailbox_keeps_the_newest_views_of_each_engine_and_the_newest_state():
-    watcher = Audience().join("the address 192.0.2.1", pictures=True)
-    watcher.tell(b"old")
+    watcher = LiveSubscribers().add("the address 192.0.2.1", wants_thumbnails=True)
+    watcher.put_engines(b"old")
     for number in range(10):
-        watcher.show("engine-0", b"%d" % number)
-    watcher.show("engine-1", b"x")
-    watcher.tell(b"new")
+        watcher.put_view("engine-0", b"%d" % number)
+    watcher.put_view("engine-1", b"x")
+    watcher.put_engines(b"new")
     assert watcher.take() == [b"new", b"6", b"7", b"8", b"9", b"x"]
     assert watcher.take() == []

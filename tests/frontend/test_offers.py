@@ -6,8 +6,8 @@ import pytest
 
 from noria.config import FrontendConfig
 from noria.frontend.admission import limits
-from noria.frontend.offers import offer_of
-from noria.request import ImageBody
+from noria.frontend.offers import capabilities_of
+from noria.request import ImageRequestBody
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def offer(client):
 
 def test_an_offer_has_every_limit_and_the_names_are_those_of_a_body(offer, spec):
     config = FrontendConfig(max_images=4, max_steps=100, max_prompt_chars=200)
-    assert set(offer["settings"]) == set(limits(spec, config)) <= set(ImageBody.__struct_fields__)
+    assert set(offer["settings"]) == set(limits(spec, config)) <= set(ImageRequestBody.__struct_fields__)
     assert offer["settings"]["width"] == {"min": 16, "max": 128, "multiple": 8, "default": 64}
     assert offer["settings"]["n"]["max"] == 4
     assert offer["settings"]["seed"]["default"] is None
@@ -48,5 +48,5 @@ def test_openais_client_reads_on(url, offer):
 
 
 def test_the_operators_bounds_are_offered(spec):
-    offer = offer_of(spec, FrontendConfig(max_steps=5))
+    offer = capabilities_of(spec, FrontendConfig(max_steps=5))
     assert msgspec.to_builtins(offer.settings["inference_steps"])["default"] == 5

@@ -11,14 +11,14 @@ from noria.config import Config, FrontendConfig
 from noria.frontend import app
 from noria.frontend.app import build_app
 from noria.frontend.docs_page import docs_page
-from noria.frontend.engine_link import EngineLink
-from noria.frontend.openai import GenerationsBody
+from noria.frontend.engine_link import EnginePool
+from noria.frontend.openai import GenerationsRequestBody
 from noria.frontend.openapi import DESCRIPTIONS, openapi
 from noria.frontend.openapi_parts import served_errors
-from noria.frontend.site import ASSETS
-from noria.keys import draw_key
+from noria.frontend.site import ASSETS_PATH
+from noria.keys import generate_key
 from noria.observe.metrics import DECLARATIONS
-from noria.request import ImageBody
+from noria.request import ImageRequestBody
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_document_has_what_openapi_requires(document):
 
 
 def test_every_route_is_in_it(document):
-    routes = [route for route in build_app(Config(), EngineLink([])).routes if not route.path.startswith(f"{ASSETS}/")]
+    routes = [route for route in build_app(Config(), EnginePool([])).routes if not route.path.startswith(f"{ASSETS_PATH}/")]
     assert {re.sub(":path", "", route.path) for route in routes} == set(document["paths"])
     for route in routes:
         operations = document["paths"][re.sub(":path", "", route.path)]
@@ -78,7 +78,7 @@ def test_documented_bounds_are_enforced(client, document):
 
 
 def test_every_field_is_described_once():
-    assert set(DESCRIPTIONS) == set(ImageBody.__struct_fields__) | set(GenerationsBody.__struct_fields__)
+    assert set(DESCRIPTIONS) == set(ImageRequestBody.__struct_fields__) | set(GenerationsRequestBody.__struct_fields__)
 
 
 def test_examples_in_it_work(client, document, until):
@@ -116,7 +116,7 @@ def test_pages_load_nothing_from_elsewhere(client, path):
     response = client.get(path)
     assert response.headers["content-type"] == "text/html; charset=utf-8"
     page = _Page(response.text)
-    assert all(address.startswith(f"{ASSETS}/") for address in page.loaded)
+    assert all(address.startswith(f"{ASSETS_PATH}/") for address in page.loaded)
     assert {client.get(address).status_code for address in page.loaded} == {200}
     assert "script-src 'self'" in response.headers["content-security-policy"]
     assert all(anchor[1:] in page.ids for anchor in page.anchors if anchor.startswith("#"))
@@ -156,9 +156,9 @@ def test_docs_page_has_commands_that_ask_this_server_for_what_they_say(client):
 
 
 def test_docs_page_has_commands_with_a_key_where_one_is_needed(tmp_path, folder):
-    (tmp_path / "keys.toml").write_text(draw_key("alice")[1])
+    (tmp_path / "keys.toml").write_text(generate_key("alice")[1])
     config = Config(frontend=FrontendConfig(keys_file=str(tmp_path / "keys.toml")))
-    with TestClient(build_app(config, EngineLink([f"ipc://{folder}/nobody"]))) as closed:
+    with TestClient(build_app(config, EnginePool([f"ipc://{folder}/nobody"]))) as closed:
         text = _Page(closed.get("/docs").text).text
     assert 'curl -s http://testserver/v1/models -H "authorization: Bearer $NORIA_API_KEY"' in text
     assert "curl -s http://testserver/readyz" in text and "/readyz -H" not in text
@@ -184,7 +184,7 @@ def test_what_is_said_of_the_routes_is_made_once_for_all_who_ask(serve, new_engi
 
 
 def test_an_address_that_is_html_is_shown_as_text():
-    page = docs_page(openapi(None, FrontendConfig())).at("http://a<b>&c")
+    page = docs_page(openapi(None, FrontendConfig())).with_origin("http://a<b>&c")
     assert "a<b>" not in page
     assert "http://a&lt;b&gt;&amp;c/t2i" in page
 

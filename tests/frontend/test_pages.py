@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from noria.frontend.site import FOLDER
+from noria.frontend.site import PAGES_DIR
 
-FILES = sorted(FOLDER.iterdir())
-STYLE = (FOLDER / "style.css").read_text(encoding="utf-8")
+FILES = sorted(PAGES_DIR.iterdir())
+STYLE = (PAGES_DIR / "style.css").read_text(encoding="utf-8")
 SCHEMES = dict(zip(("light", "dark"), STYLE.split("@media (prefers-color-scheme: dark)"), strict=True))
 GROUNDS = ("bg", "surface", "sunken")
 TEXTS = ("ink", "muted", "link", "good", "warn", "bad")
@@ -27,7 +27,7 @@ def test_a_file_refers_to_nothing_outside_the_server(path):
     for target in ("".join(found) for found in referred):
         assert re.match(r"/(?!/)|\./|#|data:,|blob:", target), target
         if target.startswith(("/pages/", "./")):
-            assert (FOLDER / target.rpartition("/")[2]).exists(), target
+            assert (PAGES_DIR / target.rpartition("/")[2]).exists(), target
     assert not re.search(r"""["'(]\s*(https?:)?//\w""", text), "an address of another server"
 
 

@@ -3,42 +3,42 @@
 import pytest
 
 from noria.errors import RateLimited
-from noria.frontend.places import Places, client_named
+from noria.frontend.places import ConcurrencyLimiter, client_id
 
 
 def test_a_client_is_refused_at_its_share_and_all_at_the_whole():
-    places = Places("wheels", most=3, most_each=2, come_again_s=7.0)
-    places.take("a")
-    places.take("a")
+    places = ConcurrencyLimiter("wheels", max_total=3, max_per_client=2, retry_after_s=7.0)
+    places.acquire("a")
+    places.acquire("a")
     with pytest.raises(RateLimited, match=r"^a has 2 wheels already, .* one client may have of the 3 ") as refused:
-        places.take("a")
+        places.acquire("a")
     assert refused.value.retry_after_s == 7.0
-    places.take("b")
+    places.acquire("b")
     for client in "bc":
         with pytest.raises(RateLimited, match=r"^3 wheels are under way already"):
-            places.take(client)
+            places.acquire(client)
 
 
 def test_a_refusal_takes_nothing():
-    places = Places("wheels", most=2, most_each=2, come_again_s=7.0)
-    places.take("a")
-    places.take("b")
+    places = ConcurrencyLimiter("wheels", max_total=2, max_per_client=2, retry_after_s=7.0)
+    places.acquire("a")
+    places.acquire("b")
     for _ in range(5):
         with pytest.raises(RateLimited):
-            places.take("a")
-    places.leave("b")
-    places.take("a")
+            places.acquire("a")
+    places.release("b")
+    places.acquire("a")
     with pytest.raises(RateLimited, match=r"^a has 2 wheels"):
-        places.take("a")
+        places.acquire("a")
 
 
 def test_what_is_given_back_is_free_for_anybody():
-    places = Places("wheels", most=1, most_each=1, come_again_s=7.0)
-    with pytest.raises(ZeroDivisionError), places.one("a"):
+    places = ConcurrencyLimiter("wheels", max_total=1, max_per_client=1, retry_after_s=7.0)
+    with pytest.raises(ZeroDivisionError), places.hold("a"):
         _ = 1 / 0
-    with places.one("b"), pytest.raises(RateLimited), places.one("a"):
+    with places.hold("b"), pytest.raises(RateLimited), places.hold("a"):
         pass
-    with places.one("a"):
+    with places.hold("a"):
         pass
 
 
@@ -55,4 +55,4 @@ def test_what_is_given_back_is_free_for_anybody():
     ],
 )
 def test_a_client_is_its_key_or_its_address(key, host, name):
-    assert client_named(key, host) == name
+    assert client_id(key, host) == name

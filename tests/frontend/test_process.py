@@ -15,9 +15,9 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from noria.config import Config, FrontendConfig, JobsConfig
-from noria.frontend.engine_link import EngineLink
+from noria.frontend.engine_link import EnginePool
 from noria.frontend.process import http_server
-from noria.observe.logs import environment_of_children, new_mark
+from noria.observe.logs import child_log_environment, new_mark
 
 NO_JOBS_SET = JobsConfig()
 
@@ -126,7 +126,7 @@ def test_who_does_not_read_his_answer_is_left_at_the_end_of_a_drain_without_nois
 
     app = Starlette(routes=[Route("/", lambda _: answer)])
     app.state.drain = lambda: None
-    server = http_server(app, EngineLink([]), FrontendConfig(drain_s=0.2))
+    server = http_server(app, EnginePool([]), FrontendConfig(drain_s=0.2))
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as silent:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
@@ -143,7 +143,7 @@ def test_who_does_not_read_his_answer_is_left_at_the_end_of_a_drain_without_nois
 def test_who_does_not_read_the_log_holds_up_no_request_and_loses_no_line(start):
     """More lines than any pipe holds; nobody reads until all requests are answered."""
     mark = new_mark()
-    process, client, _ = start(more_environment=environment_of_children(mark))
+    process, client, _ = start(more_environment=child_log_environment(mark))
     with client:
         for number in range(300):
             assert client.get(f"/{number}/{'x' * 8000}").status_code == 404

@@ -15,12 +15,12 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from noria.frontend import bodies, recall
-from noria.frontend.recall import MOST_BYTES, MOST_OF_A_CLIENT, MOST_UPLOADS
+from noria.frontend.recall import MAX_BYTES, MAX_UPLOADS_PER_CLIENT, MAX_UPLOADS
 from noria.image_files import save_options
-from noria.parameters import Parameters
+from noria.parameters import GenerationMetadata
 
 PATH = "/v1/images/parameters"
-SAID = Parameters("a red circle", "blurry", 7, 32, 24, 20, 7.5, "euler", "tiny", "0123456789ab", "0.1.0")
+SAID = GenerationMetadata("a red circle", "blurry", 7, 32, 24, 20, 7.5, "euler", "tiny", "0123456789ab", "0.1.0")
 
 
 def file_of(parameters, file_format="png"):
@@ -58,7 +58,7 @@ def test_a_drawn_file_draws_itself_again(client, file_format):
 
 
 def test_what_a_file_does_not_say_is_left_to_the_server(client):
-    recalled = client.post(PATH, content=file_of(Parameters("a cat", model="tiny"))).json()
+    recalled = client.post(PATH, content=file_of(GenerationMetadata("a cat", model="tiny"))).json()
     assert recalled["settings"] == {"prompt": "a cat", "model": "tiny"}
 
 
@@ -137,12 +137,12 @@ def test_few_files_are_read_at_once(client, monkeypatch, until):
         return SAID
 
     monkeypatch.setattr(recall, "read_parameters", slowly)
-    with ThreadPoolExecutor(MOST_OF_A_CLIENT) as pool:
-        asked = [pool.submit(client.post, PATH, content=b"x") for _ in range(MOST_OF_A_CLIENT)]
+    with ThreadPoolExecutor(MAX_UPLOADS_PER_CLIENT) as pool:
+        asked = [pool.submit(client.post, PATH, content=b"x") for _ in range(MAX_UPLOADS_PER_CLIENT)]
         until(lambda: len(reading) == 2)
         assert client.get("/healthz").status_code == 200
         go.set()
-        assert [each.result().status_code for each in asked] == [200] * MOST_OF_A_CLIENT
+        assert [each.result().status_code for each in asked] == [200] * MAX_UPLOADS_PER_CLIENT
     assert max(most) == 2
 
 
@@ -169,39 +169,39 @@ def upload(client, until):
 
 
 def test_one_client_has_its_share_of_uploads_and_leaves_the_others(client, upload, until):
-    begun = [upload("127.0.0.2") for _ in range(MOST_OF_A_CLIENT)]
+    begun = [upload("127.0.0.2") for _ in range(MAX_UPLOADS_PER_CLIENT)]
     assert {said for _, said in begun} == {GO_ON}
     _, refused = upload("127.0.0.2")
     assert refused.startswith("HTTP/1.1 429 ")
     assert "\r\nretry-after: 5\r\n" in refused.lower()
-    assert f"the address 127.0.0.2 has {MOST_OF_A_CLIENT} uploads to {PATH} already" in refused
+    assert f"the address 127.0.0.2 has {MAX_UPLOADS_PER_CLIENT} uploads to {PATH} already" in refused
     assert client.post(PATH, content=file_of(SAID)).status_code == 200
     begun[0][0].close()
     until(lambda: upload("127.0.0.2")[1] == GO_ON)
 
 
 def test_only_so_many_uploads_are_held_by_all_together(upload):
-    for number in range(MOST_UPLOADS):
-        assert upload(f"127.0.0.{number // MOST_OF_A_CLIENT + 2}")[1] == GO_ON
+    for number in range(MAX_UPLOADS):
+        assert upload(f"127.0.0.{number // MAX_UPLOADS_PER_CLIENT + 2}")[1] == GO_ON
     _, refused = upload("127.0.0.100")
     assert refused.startswith("HTTP/1.1 429 ")
-    assert f"{MOST_UPLOADS} uploads to {PATH} are under way already" in refused
+    assert f"{MAX_UPLOADS} uploads to {PATH} are under way already" in refused
 
 
 def test_an_upload_that_does_not_go_on_gives_its_place_back(upload, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(bodies, "_TIMEOUT_S", 0.3)
-        for begun, said in [upload("127.0.0.2", b"\x89PNG") for _ in range(MOST_OF_A_CLIENT)]:
+        for begun, said in [upload("127.0.0.2", b"\x89PNG") for _ in range(MAX_UPLOADS_PER_CLIENT)]:
             refused = said.removeprefix(GO_ON) or begun.recv(4096).decode()  # it may have come with the first words
             assert refused.startswith("HTTP/1.1 400 ")
     assert upload("127.0.0.2")[1] == GO_ON
 
 
 def test_who_is_refused_and_sends_the_file_all_the_same_is_told_and_may_ask_again(upload, client):
-    for _ in range(MOST_OF_A_CLIENT):
+    for _ in range(MAX_UPLOADS_PER_CLIENT):
         assert upload("127.0.0.1")[1] == GO_ON
     for _ in range(3):
-        refused = client.post(PATH, content=b"\0" * MOST_BYTES)
+        refused = client.post(PATH, content=b"\0" * MAX_BYTES)
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limited")
 
 
@@ -211,14 +211,14 @@ def test_a_file_that_is_being_read_holds_its_place(client, upload, monkeypatch, 
     with ThreadPoolExecutor(2) as pool:
         asked = [pool.submit(client.post, PATH, content=b"x") for _ in range(2)]
         until(lambda: len(reading) == 2)
-        said = [upload("127.0.0.1")[1] for _ in range(MOST_OF_A_CLIENT - 1)]
-        assert [words.startswith("HTTP/1.1 429") for words in said] == [False] * (MOST_OF_A_CLIENT - 2) + [True]
+        said = [upload("127.0.0.1")[1] for _ in range(MAX_UPLOADS_PER_CLIENT - 1)]
+        assert [words.startswith("HTTP/1.1 429") for words in said] == [False] * (MAX_UPLOADS_PER_CLIENT - 2) + [True]
         go.set()
         assert [each.result().status_code for each in asked] == [200, 200]
 
 
 def test_a_file_beyond_the_bound_is_not_read(client):
-    refusal = client.post(PATH, content=b"\0" * (MOST_BYTES + 1))
+    refusal = client.post(PATH, content=b"\0" * (MAX_BYTES + 1))
     assert (refusal.status_code, refusal.json()["error"]["code"]) == (413, "body_too_large")
 
 
@@ -227,7 +227,7 @@ def test_nothing_can_be_said_before_a_model_is_known(folder):
 
     from noria.config import Config
     from noria.frontend.app import build_app
-    from noria.frontend.engine_link import EngineLink
+    from noria.frontend.engine_link import EnginePool
 
-    with TestClient(build_app(Config(), EngineLink([f"ipc://{folder}/nobody"]))) as client:
+    with TestClient(build_app(Config(), EnginePool([f"ipc://{folder}/nobody"]))) as client:
         assert client.post(PATH, content=file_of(SAID)).status_code == 503

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from noria.frontend.sheet import layout, sheet
-from noria.views import CellView
+from noria.frontend.sheet import layout, make_sprite_sheet
+from noria.views import ThumbnailView
 
 SIDES = st.integers(1, 64)
 
@@ -18,7 +18,7 @@ SIDES = st.integers(1, 64)
 def cells_of(sizes):
     cells, offset = [], 0
     for number, (width, height) in enumerate(sizes):
-        cells.append(CellView(number, f"r{number}", 0, width, height, offset))
+        cells.append(ThumbnailView(number, f"r{number}", 0, width, height, offset))
         offset += 3 * width * height
     return cells
 
@@ -43,7 +43,7 @@ def test_each_cell_of_the_file_has_its_own_colours():
     colours = [(250, 10, 10), (10, 250, 10), (10, 10, 250), (240, 240, 20), (0, 0, 0)]
     sizes = [(16, 16), (24, 16), (16, 24), (15, 17), (64, 64)]
     pixels = b"".join(bytes(colour) * (w * h) for colour, (w, h) in zip(colours, sizes, strict=True))
-    places, size, text = sheet(cells_of(sizes), memoryview(pixels))
+    places, size, text = make_sprite_sheet(cells_of(sizes), memoryview(pixels))
     picture = Image.open(io.BytesIO(base64.b64decode(text)))
     assert (picture.format, picture.size) == ("JPEG", size)
     for place, colour, (w, h) in zip(places, colours, sizes, strict=True):

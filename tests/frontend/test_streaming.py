@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from noria.config import Config
-from noria.frontend.engine_link import PreviewImage, Progress
-from noria.frontend.streaming import Mailbox, WatchedDrawing
+from noria.frontend.engine_link import PreviewImage, ProgressUpdate
+from noria.frontend.streaming import LatestUpdates, StreamedGeneration
 
 
 def events_of(response):
@@ -142,14 +142,14 @@ def test_priority_and_deadline_come_by_body_or_header_and_the_body_wins(client, 
 
 def test_a_full_mailbox_keeps_every_preview_and_the_newest_progress():
     async def scenario():
-        mailbox = Mailbox()
+        mailbox = LatestUpdates()
         previews = [PreviewImage(0, step, 1, 1, b"rgb") for step in range(3)]
         for step in range(1000):
-            mailbox.put(Progress(None, step, 1000, 1.0))
+            mailbox.put(ProgressUpdate(None, step, 1000, 1.0))
         for preview in previews:
             mailbox.put(preview)
         await mailbox.wait()
-        assert mailbox.take() == [*previews, Progress(None, 999, 1000, 1.0)]
+        assert mailbox.take() == [*previews, ProgressUpdate(None, 999, 1000, 1.0)]
         assert mailbox.take() == []
 
     asyncio.run(scenario())
@@ -163,19 +163,19 @@ def test_what_comes_while_its_reader_takes_its_time_is_told_before_the_end():
             self.is_read = asyncio.Event()
 
         async def draw(self, _wish, watch):
-            watch(Progress(None, 0, 2, 1.0))
+            watch(ProgressUpdate(None, 0, 2, 1.0))
             await self.is_read.wait()
             watch(PreviewImage(0, 1, 1, 1, b"rgb"))
             return "drawing"
 
     async def scenario():
         studio, heard = Draws(), []
-        drawing = WatchedDrawing(studio, wish=None)
-        async for happening in drawing.happenings():
+        drawing = StreamedGeneration(studio, admitted=None)
+        async for happening in drawing.updates():
             heard.append(happening)
             studio.is_read.set()
             await asyncio.wait([drawing._task])  # for so long the connection bears no more
-        assert heard == [Progress(None, 0, 2, 1.0), PreviewImage(0, 1, 1, 1, b"rgb"), "drawing"]
+        assert heard == [ProgressUpdate(None, 0, 2, 1.0), PreviewImage(0, 1, 1, 1, b"rgb"), "drawing"]
 
     asyncio.run(scenario())
 

@@ -11,8 +11,8 @@ import sqlalchemy as sa
 
 from noria.jobs.records import NewJob, new_job_id
 from noria.jobs.schema import database_url, open_database
-from noria.jobs.store import Store
-from waiting import WITHIN_S
+from noria.jobs.store import JobStore
+from waiting import TIMEOUT_S
 
 
 @pytest.fixture(scope="session")
@@ -21,8 +21,8 @@ def postgresql():
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")  # of XDG_RUNTIME_DIR, which a container has not
         pgserver = pytest.importorskip("pgserver", reason="pgserver has no wheel for this Python")
-        give_it_a_user()
-        patch.setattr("pgserver.postgres_server.pg_ctl", patiently(pgserver.pg_ctl))
+        create_postgresql_user()
+        patch.setattr("pgserver.postgres_server.pg_ctl", without_timeout(pgserver.pg_ctl))
         folder = tempfile.mkdtemp(prefix="noria-pg")  # short: its socket lies in it
         server = pgserver.get_server(folder)
     yield server.get_uri()
@@ -30,16 +30,16 @@ def postgresql():
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def patiently(pg_ctl):
+def without_timeout(pg_ctl):
     """As pgserver calls it, without its bound of ten seconds, which a busy machine may need: `pg_ctl --wait` has one of a minute."""
 
-    def call(*args, timeout=None, **more):
-        return pg_ctl(*args, **more)
+    def call(*args, timeout=None, **kwargs):
+        return pg_ctl(*args, **kwargs)
 
     return call
 
 
-def give_it_a_user():
+def create_postgresql_user():
     """PostgreSQL does not run as root; there it has a user of its own. pgserver makes that without its lock: when several workers
     come to a new machine at once, each makes the user again, with another number, and takes from the others what their folders belong to.
     """
@@ -73,7 +73,7 @@ def tracer(collector, monkeypatch):
     """Once it is closed, the collector has all its spans: a server waits for a second and a half, and then leaves them behind."""
     from noria.observe.otlp import OtlpTracer
 
-    monkeypatch.setattr("noria.observe.otlp._CLOSE_WITHIN_S", WITHIN_S)
+    monkeypatch.setattr("noria.observe.otlp._CLOSE_WITHIN_S", TIMEOUT_S)
     opened = OtlpTracer(collector.endpoint, 1.0, "frontend-0")
     yield opened
     opened.close()
@@ -88,7 +88,7 @@ def engine(database, tmp_path):
 
 @pytest.fixture
 def store(engine):
-    return Store(engine)
+    return JobStore(engine)
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import contextlib
 import pytest
 
 from noria.errors import InvalidField
-from noria.jobs.addresses import check, is_public
+from noria.jobs.addresses import check_webhook_url, is_public
 from noria.jobs.resolver import Resolver
 
 PUBLIC = ["93.184.216.34", "8.8.8.8", "2606:2800:220:1:248:1893:25c8:1946", "64:ff9b::8.8.8.8"]
@@ -66,15 +66,15 @@ def test_every_other_address_is_not(address):
     assert not is_public(address)
 
 
-def checked(url, *answer, allow_private=False):
+def resolve_target(url, *addresses, allow_private=False):
     """The target of `url` where its host resolves to `answer`, which is asked for once."""
     asked = []
 
     async def resolve(host, port):
         asked.append((host, port))
-        return list(answer)
+        return list(addresses)
 
-    target = asyncio.run(check(url, resolve, allow_private=allow_private))
+    target = asyncio.run(check_webhook_url(url, resolve, allow_private=allow_private))
     assert len(asked) == 1
     return target
 
@@ -124,7 +124,7 @@ def test_urls_of_another_kind_are_refused_before_anything_is_resolved(url):
         raise AssertionError(f"asked for {host}:{port}")
 
     with pytest.raises(InvalidField) as caught:
-        asyncio.run(check(url, resolve, allow_private=True))
+        asyncio.run(check_webhook_url(url, resolve, allow_private=True))
     assert caught.value.field == "webhook"
 
 
@@ -142,13 +142,13 @@ def test_urls_of_another_kind_are_refused_before_anything_is_resolved(url):
 def test_ways_to_write_loopback_are_refused_by_what_they_resolve_to(url):
     """The system's own resolver reads all of them; what it says is what counts."""
     with contextlib.closing(Resolver()) as resolver, pytest.raises(InvalidField, match=r"not public|no address"):
-        asyncio.run(check(url, resolver))
+        asyncio.run(check_webhook_url(url, resolver))
 
 
 @pytest.mark.parametrize("answer", [["127.0.0.1"], ["8.8.8.8", "10.0.0.1"], ["2606:2800:220:1::1", "::1"], []])
 def test_one_address_that_is_not_public_spoils_the_answer(answer):
     with pytest.raises(InvalidField) as caught:
-        checked("https://hooks.example/", *answer)
+        resolve_target("https://hooks.example/", *answer)
     assert not any(address in caught.value.message for address in answer)  # our network's names stay ours
 
 
@@ -157,21 +157,21 @@ def test_a_host_without_an_address_is_refused():
         raise OSError("Name or service not known")
 
     with pytest.raises(InvalidField, match=r"has no address \(Name or service not known\)"):
-        asyncio.run(check("https://nowhere.invalid/", resolve))
+        asyncio.run(check_webhook_url("https://nowhere.invalid/", resolve))
 
 
 def test_a_target_has_the_address_that_was_checked_and_the_name_that_was_asked_for():
-    target = checked("https://hooks.example/a/b?c=d#e", "8.8.8.8", "9.9.9.9")
+    target = resolve_target("https://hooks.example/a/b?c=d#e", "8.8.8.8", "9.9.9.9")
     assert (target.url, target.host_header, target.host) == (
         "https://8.8.8.8:443/a/b?c=d",
         "hooks.example",
         "hooks.example",
     )
-    target = checked("http://Hooks.Example:8080", "2606:2800:220:1::1")
+    target = resolve_target("http://Hooks.Example:8080", "2606:2800:220:1::1")
     assert (target.url, target.host_header) == ("http://[2606:2800:220:1::1]:8080/", "hooks.example:8080")
-    target = checked("http://[2606:2800:220:1::1]/x", "2606:2800:220:1::1")
+    target = resolve_target("http://[2606:2800:220:1::1]/x", "2606:2800:220:1::1")
     assert (target.url, target.host_header) == ("http://[2606:2800:220:1::1]:80/x", "[2606:2800:220:1::1]")
 
 
 def test_the_operator_can_allow_private_addresses():
-    assert checked("http://hooks.internal/", "10.0.0.1", allow_private=True).address == "10.0.0.1"
+    assert resolve_target("http://hooks.internal/", "10.0.0.1", allow_private=True).address == "10.0.0.1"

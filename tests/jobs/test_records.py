@@ -3,16 +3,16 @@
 import msgspec
 import pytest
 
-from noria.jobs.records import ENDED, FOLLOWS, Claim, as_job, before, new_job_id, order_of
+from noria.jobs.records import TERMINAL_STATUSES, TRANSITIONS, Claim, as_job, allowed_previous, new_job_id, queue_order
 
 
 def test_what_has_ended_is_followed_by_nothing():
-    assert {"succeeded", "failed", "canceled"} == ENDED
-    assert all(before(status) <= {"starting", "processing"} for status in FOLLOWS)
+    assert {"succeeded", "failed", "canceled"} == TERMINAL_STATUSES
+    assert all(allowed_previous(status) <= {"starting", "processing"} for status in TRANSITIONS)
 
 
 def test_only_what_is_drawn_can_succeed_or_be_handed_back():
-    assert before("succeeded") == before("starting") == {"processing"}
+    assert allowed_previous("succeeded") == allowed_previous("starting") == {"processing"}
 
 
 def test_names_of_jobs_cannot_be_guessed_and_fit_into_a_path():
@@ -22,8 +22,8 @@ def test_names_of_jobs_cannot_be_guessed_and_fit_into_a_path():
 
 
 def test_a_low_job_is_overtaken_for_a_while_and_not_for_ever():
-    assert order_of(100, "high") < order_of(100, "normal") < order_of(100, "low")
-    assert order_of(0, "low") < order_of(1201, "high")
+    assert queue_order(100, "high") < queue_order(100, "normal") < queue_order(100, "low")
+    assert queue_order(0, "low") < queue_order(1201, "high")
 
 
 def test_a_job_has_replicates_fields(store, job):

@@ -8,13 +8,13 @@ import threading
 import pytest
 
 from noria.errors import InvalidField
-from noria.jobs.addresses import check
+from noria.jobs.addresses import check_webhook_url
 from noria.jobs.resolver import Resolver
-from waiting import WITHIN_S
+from waiting import TIMEOUT_S
 
 
 def test_the_systems_addresses_are_given():
-    with contextlib.closing(Resolver(patience_s=WITHIN_S)) as resolver:
+    with contextlib.closing(Resolver(timeout_s=TIMEOUT_S)) as resolver:
         assert "127.0.0.1" in asyncio.run(resolver("127.0.0.1", 80))
 
 
@@ -22,14 +22,14 @@ def test_a_look_up_without_an_answer_is_given_up_with_words_that_say_so():
     released = threading.Event()
 
     def hang(*_):
-        released.wait(WITHIN_S)
+        released.wait(TIMEOUT_S)
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
-    with contextlib.closing(Resolver(hang, patience_s=0.05)) as resolver:
+    with contextlib.closing(Resolver(hang, timeout_s=0.05)) as resolver:
         try:
             for _ in range(20):  # more than there are threads: waiting for one counts, too
                 with pytest.raises(InvalidField, match=r"has no address \(no answer within 0\.05 s; try again later\)"):
-                    asyncio.run(check("https://slow.example/", resolver))
+                    asyncio.run(check_webhook_url("https://slow.example/", resolver))
         finally:
             released.set()
 
@@ -41,6 +41,6 @@ def test_look_ups_keep_out_of_the_event_loops_own_threads():
         asked_in.append(threading.current_thread().name)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 80))]
 
-    with contextlib.closing(Resolver(note, patience_s=WITHIN_S)) as resolver:
+    with contextlib.closing(Resolver(note, timeout_s=TIMEOUT_S)) as resolver:
         assert asyncio.run(resolver("hooks.example", 80)) == ["192.0.2.1"]
     assert asked_in[0].startswith("resolve")

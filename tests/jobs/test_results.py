@@ -7,13 +7,13 @@ import uuid
 import pytest
 
 from noria.errors import ConfigError
-from noria.jobs.results import Results
+from noria.jobs.results import ResultStore
 
 
 @pytest.fixture(params=["local", "memory"])
 def results(request, tmp_path):
     setting = "auto" if request.param == "local" else f"memory://{uuid.uuid4().hex}"
-    return Results(setting, tmp_path)
+    return ResultStore(setting, tmp_path)
 
 
 def test_what_is_saved_is_read(results):
@@ -45,7 +45,7 @@ def test_a_job_is_deleted_with_whatever_its_writers_left(results):
 
 
 def test_discarding_the_only_attempt_leaves_no_folder(tmp_path):
-    results = Results("auto", tmp_path)
+    results = ResultStore("auto", tmp_path)
     results.save("job_a", 1, [b"first"], "png")
     (tmp_path / "results" / "job_a" / ".1-1.png.part").write_bytes(b"ha")  # of a writer that was killed
     results.discard("job_a", 1)
@@ -53,7 +53,7 @@ def test_discarding_the_only_attempt_leaves_no_folder(tmp_path):
 
 
 def test_a_local_file_appears_as_a_whole(tmp_path, monkeypatch):
-    results = Results("auto", tmp_path)
+    results = ResultStore("auto", tmp_path)
     seen = []
     rename = pathlib.Path.rename
     monkeypatch.setattr(
@@ -73,11 +73,11 @@ def test_a_local_file_appears_as_a_whole(tmp_path, monkeypatch):
 )
 def test_a_folder_that_cannot_be_used_is_refused_with_the_reason(setting, words, tmp_path):
     with pytest.raises(ConfigError, match=words):
-        Results(setting, tmp_path)
+        ResultStore(setting, tmp_path)
 
 
 def test_a_url_of_a_file_names_a_local_folder(tmp_path):
-    Results(f"file://{tmp_path}/there/", pathlib.Path("/nowhere")).save("job_a", 1, [b"x"], "webp")
+    ResultStore(f"file://{tmp_path}/there/", pathlib.Path("/nowhere")).save("job_a", 1, [b"x"], "webp")
     assert (tmp_path / "there" / "job_a" / "1-0.webp").read_bytes() == b"x"
     assert oct(os.stat(tmp_path / "there").st_mode)[-3:] in ("700", "750", "755")
 
@@ -92,5 +92,5 @@ def test_a_url_of_a_file_names_a_local_folder(tmp_path):
 )
 def test_a_password_in_the_url_is_refused_and_not_shown(tmp_path, setting):
     with pytest.raises(ConfigError, match=r"^setting jobs\.results") as refused:
-        Results(setting, tmp_path)
+        ResultStore(setting, tmp_path)
     assert "hunter2" not in str(refused.value)

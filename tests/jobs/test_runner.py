@@ -15,54 +15,54 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from noria.errors import DeadlineExceeded, EngineLost, EngineUnavailable, GenerationFailed, InternalError, QueueFull
-from noria.jobs.blocking import Blocking
-from noria.jobs.records import ENDED
-from noria.jobs.results import Results
-from noria.jobs.runner import MAX_ENGINE_LOSSES, RESULTS_OUT_S, TICK_S, Drawn, PutBack, Runner, verdict
+from noria.jobs.blocking import ThreadOffloader
+from noria.jobs.records import TERMINAL_STATUSES
+from noria.jobs.results import ResultStore
+from noria.jobs.runner import MAX_ENGINE_LOSSES, RESULTS_RETRY_S, TICK_S, JobOutput, Requeue, JobWorker, retry_decision
 from noria.jobs.schema import database_url, open_database
-from noria.jobs.store import LEASE_S, Store
-from waiting import until_async
+from noria.jobs.store import LEASE_S, JobStore
+from waiting import wait_until_async
 
 
-class FakePainter:
+class FakeExecutor:
     """Draws at once, unless its `behaviour` does otherwise."""
 
-    def __init__(self, behaviour=None, room=4):
-        self.behaviour, self._room = behaviour, room
-        self.drawing, self.most_at_once, self.cancelled = 0, 0, []
+    def __init__(self, behaviour=None, capacity=4):
+        self.behaviour, self._capacity = behaviour, capacity
+        self.num_running, self.max_running, self.cancelled = 0, 0, []
 
-    def serves(self):
+    def available_models(self):
         return {("shapes", "v1")}
 
-    def room(self):
-        return self._room
+    def capacity(self):
+        return self._capacity
 
-    async def draw(self, record, tell):
-        self.drawing += 1
-        self.most_at_once = max(self.most_at_once, self.drawing)
+    async def execute(self, record, report_progress):
+        self.num_running += 1
+        self.max_running = max(self.max_running, self.num_running)
         try:
             if self.behaviour is not None:
-                await self.behaviour(record, tell)
+                await self.behaviour(record, report_progress)
         except asyncio.CancelledError:
             self.cancelled.append(record.id)
             raise
         finally:
-            self.drawing -= 1
-        return Drawn([f"drawn from {record.request}".encode()], "png", {"denoise_s": 0.1})
+            self.num_running -= 1
+        return JobOutput([f"drawn from {record.request}".encode()], "png", {"denoise_s": 0.1})
 
 
 @contextlib.asynccontextmanager
-async def running(store, results, painter, owner="server/frontend-0/1", clock=time.time):
-    blocking = Blocking()
-    runner = Runner(store, results, painter, blocking, owner, clock)
-    task = asyncio.create_task(runner.run())
+async def running(store, results, executor, owner="server/frontend-0/1", clock=time.time):
+    offload = ThreadOffloader()
+    worker = JobWorker(store, results, executor, offload, owner, clock)
+    task = asyncio.create_task(worker.run())
     try:
-        yield runner
+        yield worker
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await runner.stop()
-        blocking.close()
+        await worker.stop()
+        offload.close()
 
 
 def accept(store, new):
@@ -75,14 +75,14 @@ def status_of(store, job_id):
 
 @pytest.fixture
 def results(tmp_path):
-    return Results("auto", tmp_path)
+    return ResultStore("auto", tmp_path)
 
 
 def files_in(tmp_path):
     return sorted(str(path.relative_to(tmp_path / "results")) for path in (tmp_path / "results").rglob("*.png*"))
 
 
-async def hold(record, tell):
+async def hang(record, report_progress):
     await asyncio.Event().wait()
 
 
@@ -90,15 +90,15 @@ async def hold(record, tell):
 
 
 def test_jobs_are_drawn_as_many_at_once_as_there_is_room(store, results, job, tmp_path):
-    async def slowly(record, tell):
+    async def slowly(record, report_progress):
         await asyncio.sleep(0.05)
 
     async def scenario():
-        painter = FakePainter(slowly, room=3)
+        executor = FakeExecutor(slowly, capacity=3)
         names = [accept(store, job()) for _ in range(7)]
-        async with running(store, results, painter):
-            await until_async(lambda: all(status_of(store, name) == "succeeded" for name in names))
-        assert painter.most_at_once == 3
+        async with running(store, results, executor):
+            await wait_until_async(lambda: all(status_of(store, name) == "succeeded" for name in names))
+        assert executor.max_running == 3
         return names
 
     names = asyncio.run(scenario())
@@ -113,20 +113,20 @@ def test_progress_is_written_down_twice_a_second_at_most(store, results, job):
         return [event for event in store.events(job_id, 0) if event.type == "progress"]
 
     async def scenario():
-        async def chatter(record, tell):
+        async def chatter(record, report_progress):
             nonlocal began
             began = time.monotonic()
             for step in itertools.count():
-                tell(json.dumps({"step": step}).encode())
-                runner.wake()
+                report_progress(json.dumps({"step": step}).encode())
+                worker.wake()
                 await asyncio.sleep(0.01)
                 if len(written(record.id)) >= 3:
                     return
 
         began = 0.0
         name = accept(store, job())
-        async with running(store, results, FakePainter(chatter)) as runner:
-            await until_async(lambda: status_of(store, name) == "succeeded")
+        async with running(store, results, FakeExecutor(chatter)) as worker:
+            await wait_until_async(lambda: status_of(store, name) == "succeeded")
         return time.monotonic() - began, written(name)
 
     took_s, progress = asyncio.run(scenario())
@@ -136,36 +136,36 @@ def test_progress_is_written_down_twice_a_second_at_most(store, results, job):
 
 
 def test_a_cancelled_job_is_let_go_within_a_second_though_another_process_cancelled_it(engine, results, job, tmp_path):
-    class Counts(Store):
+    class CountingStore(JobStore):
         """How many ticks of the runner have begun."""
 
         num_ticks = 0
 
-        def beat(self, claims, now):
+        def renew(self, claims, now):
             self.num_ticks += 1
-            return super().beat(claims, now)
+            return super().renew(claims, now)
 
-    store = Counts(engine)
+    store = CountingStore(engine)
     tick_of_its_end = None
 
-    async def hold_and_count(record, tell):
+    async def hang_and_count(record, report_progress):
         nonlocal tick_of_its_end
         try:
-            await hold(record, tell)
+            await hang(record, report_progress)
         finally:
             tick_of_its_end = store.num_ticks
 
     async def scenario():
-        painter = FakePainter(hold_and_count)
+        executor = FakeExecutor(hang_and_count)
         name = accept(store, job())
-        async with running(store, results, painter):
-            await until_async(lambda: painter.drawing == 1)
+        async with running(store, results, executor):
+            await wait_until_async(lambda: executor.num_running == 1)
             store.cancel(name, time.time())  # behind the runner's back
             tick_before = store.num_ticks
-            await until_async(lambda: painter.drawing == 0)
+            await wait_until_async(lambda: executor.num_running == 0)
             assert tick_of_its_end <= tick_before + 1  # and not when its lease is renewed, ten ticks later
             assert TICK_S < 1.0
-            assert painter.cancelled == [name]
+            assert executor.cancelled == [name]
         assert status_of(store, name) == "canceled"
 
     asyncio.run(scenario())
@@ -176,12 +176,12 @@ def test_a_drawing_that_ends_too_late_leaves_no_file(store, results, job, tmp_pa
     async def scenario():
         name = accept(store, job())
 
-        async def cancelled_meanwhile(record, tell):
+        async def cancelled_meanwhile(record, report_progress):
             store.cancel(name, time.time())
 
-        async with running(store, results, FakePainter(cancelled_meanwhile)) as runner:
-            await until_async(lambda: status_of(store, name) == "canceled")
-            await until_async(lambda: not runner._flights)
+        async with running(store, results, FakeExecutor(cancelled_meanwhile)) as worker:
+            await wait_until_async(lambda: status_of(store, name) == "canceled")
+            await wait_until_async(lambda: not worker._running_jobs)
 
     asyncio.run(scenario())
     assert files_in(tmp_path) == []
@@ -189,26 +189,26 @@ def test_a_drawing_that_ends_too_late_leaves_no_file(store, results, job, tmp_pa
 
 def test_who_stops_hands_back_at_once(store, results, job):
     async def scenario():
-        painter = FakePainter(hold)
+        executor = FakeExecutor(hang)
         names = [accept(store, job()) for _ in range(3)]
-        async with running(store, results, painter):
-            await until_async(lambda: painter.drawing == 3)
+        async with running(store, results, executor):
+            await wait_until_async(lambda: executor.num_running == 3)
         for name in names:
             record = store.get(name)
             assert (record.status, record.owner, record.lease_until, record.num_losses) == ("starting", None, None, 0)
-        async with running(store, results, FakePainter(), owner="other/frontend-0/1"):
-            await until_async(lambda: all(status_of(store, name) == "succeeded" for name in names))
+        async with running(store, results, FakeExecutor(), owner="other/frontend-0/1"):
+            await wait_until_async(lambda: all(status_of(store, name) == "succeeded" for name in names))
 
     asyncio.run(scenario())
 
 
 def test_who_rests_claims_nothing_more(store, results, job):
     async def scenario():
-        painter = FakePainter()
-        async with running(store, results, painter) as runner:
-            runner.rest()
+        executor = FakeExecutor()
+        async with running(store, results, executor) as worker:
+            worker.stop_claiming()
             name = accept(store, job())
-            runner.wake()
+            worker.wake()
             await asyncio.sleep(0.2)
             assert status_of(store, name) == "starting"
 
@@ -219,24 +219,24 @@ def test_two_runners_draw_each_job_once(database, tmp_path, job):
     now = time.time()  # stands: no lease runs out, however long the machine looks elsewhere
 
     async def scenario():
-        stores = [Store(open_database(database_url(database, tmp_path))) for _ in range(2)]
-        painters = [FakePainter(), FakePainter()]
-        drawn = []
+        stores = [JobStore(open_database(database_url(database, tmp_path))) for _ in range(2)]
+        executors = [FakeExecutor(), FakeExecutor()]
+        executed = []
 
-        async def note(record, tell):
-            drawn.append(record.id)
+        async def record_and_wait(record, report_progress):
+            executed.append(record.id)
             await asyncio.sleep(0.01)
 
         names = [accept(stores[0], job()) for _ in range(20)]
         async with contextlib.AsyncExitStack() as stack:
-            for number, (store, painter) in enumerate(zip(stores, painters, strict=True)):
-                painter.behaviour = note
+            for number, (store, executor) in enumerate(zip(stores, executors, strict=True)):
+                executor.behaviour = record_and_wait
                 owner = f"server/frontend-{number}/1"
                 await stack.enter_async_context(
-                    running(store, Results("auto", tmp_path), painter, owner, clock=lambda: now)
+                    running(store, ResultStore("auto", tmp_path), executor, owner, clock=lambda: now)
                 )
-            await until_async(lambda: all(status_of(stores[0], name) == "succeeded" for name in names))
-        assert sorted(drawn) == sorted(names)
+            await wait_until_async(lambda: all(status_of(stores[0], name) == "succeeded" for name in names))
+        assert sorted(executed) == sorted(names)
         for store in stores:
             store.close()
 
@@ -249,28 +249,28 @@ def test_two_runners_draw_each_job_once(database, tmp_path, job):
 @pytest.mark.parametrize(
     ("error", "decision"),
     [
-        (QueueFull("full", retry_after_s=3.0), PutBack(3.0)),
-        (QueueFull("full", retry_after_s=1000.0), PutBack(30.0)),
-        (EngineUnavailable("restarting"), PutBack(1.0)),
-        (EngineLost("lost"), PutBack(1.0, lost=True)),
+        (QueueFull("full", retry_after_s=3.0), Requeue(3.0)),
+        (QueueFull("full", retry_after_s=1000.0), Requeue(30.0)),
+        (EngineUnavailable("restarting"), Requeue(1.0)),
+        (EngineLost("lost"), Requeue(1.0, engine_lost=True)),
         (GenerationFailed("broken"), None),
         (DeadlineExceeded("late"), None),
         (InternalError("bug"), None),
     ],
 )
 def test_only_the_loads_and_the_engines_troubles_put_a_job_back(error, decision):
-    assert verdict(error, 0) == decision
+    assert retry_decision(error, 0) == decision
 
 
 def test_a_job_that_engines_keep_ending_with_fails():
-    assert verdict(EngineLost("lost"), MAX_ENGINE_LOSSES - 2) is not None
-    assert verdict(EngineLost("lost"), MAX_ENGINE_LOSSES - 1) is None
+    assert retry_decision(EngineLost("lost"), MAX_ENGINE_LOSSES - 2) is not None
+    assert retry_decision(EngineLost("lost"), MAX_ENGINE_LOSSES - 1) is None
 
 
 def test_a_job_waits_for_an_engine_and_is_drawn_then(store, results, job):
     tries = []
 
-    async def unavailable_at_first(record, tell):
+    async def unavailable_at_first(record, report_progress):
         tries.append(record.attempt)
         if len(tries) == 1:
             raise EngineUnavailable("restarting")
@@ -279,8 +279,8 @@ def test_a_job_waits_for_an_engine_and_is_drawn_then(store, results, job):
 
     async def scenario():
         name = accept(store, job())
-        async with running(store, results, FakePainter(unavailable_at_first)):
-            await until_async(lambda: status_of(store, name) == "succeeded")
+        async with running(store, results, FakeExecutor(unavailable_at_first)):
+            await wait_until_async(lambda: status_of(store, name) == "succeeded")
         assert store.get(name).num_engine_losses == 1
 
     asyncio.run(scenario())
@@ -288,16 +288,16 @@ def test_a_job_waits_for_an_engine_and_is_drawn_then(store, results, job):
 
 
 def test_a_job_that_cannot_be_drawn_fails_with_the_reason(store, results, job):
-    async def refuse(record, tell):
+    async def refuse(record, report_progress):
         raise GenerationFailed("the model returned NaN.")
 
-    async def broken(record, tell):
+    async def broken(record, report_progress):
         raise ZeroDivisionError
 
     async def scenario(behaviour):
         name = accept(store, job())
-        async with running(store, results, FakePainter(behaviour)):
-            await until_async(lambda: status_of(store, name) in ENDED)
+        async with running(store, results, FakeExecutor(behaviour)):
+            await wait_until_async(lambda: status_of(store, name) in TERMINAL_STATUSES)
         return store.get(name)
 
     failed = asyncio.run(scenario(refuse))
@@ -320,20 +320,20 @@ def test_a_results_folder_that_fails_costs_no_job_a_try(store, results, job, tmp
         (tmp_path / "results").rmdir()
         (tmp_path / "results").touch()  # a file in the folder's place
         began = time.time()
-        painter = FakePainter()
-        async with running(store, results, painter) as runner:
-            await until_async(lambda: store.get(name).attempt == 1 and status_of(store, name) == "starting")
+        executor = FakeExecutor()
+        async with running(store, results, executor) as worker:
+            await wait_until_async(lambda: store.get(name).attempt == 1 and status_of(store, name) == "starting")
             waiting = store.get(name)
             assert (waiting.owner, waiting.num_losses, waiting.num_engine_losses) == (None, 0, 0)
-            assert waiting.not_before >= began + RESULTS_OUT_S
+            assert waiting.not_before >= began + RESULTS_RETRY_S
             other = accept(store, job())
-            runner.wake()
+            worker.wake()
             await asyncio.sleep(2 * TICK_S)
             assert store.get(other).attempt == 0  # no more is drawn for a folder that is out
         (tmp_path / "results").unlink()
-        ahead = RESULTS_OUT_S
-        async with running(store, results, FakePainter(), clock=lambda: time.time() + ahead):
-            await until_async(lambda: status_of(store, name) == status_of(store, other) == "succeeded")
+        ahead = RESULTS_RETRY_S
+        async with running(store, results, FakeExecutor(), clock=lambda: time.time() + ahead):
+            await wait_until_async(lambda: status_of(store, name) == status_of(store, other) == "succeeded")
 
     asyncio.run(scenario())
 
@@ -342,23 +342,23 @@ def test_leases_are_renewed_though_every_thread_of_the_callers_waits(store, resu
     released = threading.Event()
 
     async def scenario():
-        blocking = Blocking()
+        offload = ThreadOffloader()
         now = time.time()
-        runner = Runner(store, results, FakePainter(hold), blocking, "server/frontend-0/1", clock=lambda: now)
-        slow = [asyncio.ensure_future(blocking(released.wait, 120)) for _ in range(100)]  # readers of images, say
-        task = asyncio.create_task(runner.run())
+        worker = JobWorker(store, results, FakeExecutor(hang), offload, "server/frontend-0/1", clock=lambda: now)
+        slow = [asyncio.ensure_future(offload(released.wait, 120)) for _ in range(100)]  # readers of images, say
+        task = asyncio.create_task(worker.run())
         name = accept(store, job())
-        await until_async(lambda: status_of(store, name) == "processing")
+        await wait_until_async(lambda: status_of(store, name) == "processing")
         leased_until = store.get(name).lease_until
         now += LEASE_S / 2
-        await until_async(lambda: store.get(name).lease_until > leased_until)
+        await wait_until_async(lambda: store.get(name).lease_until > leased_until)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await runner.stop()
+        await worker.stop()
         assert status_of(store, name) == "starting"
         released.set()
         await asyncio.gather(*slow)
-        blocking.close()
+        offload.close()
 
     try:
         asyncio.run(scenario())
@@ -367,27 +367,27 @@ def test_leases_are_renewed_though_every_thread_of_the_callers_waits(store, resu
 
 
 def test_the_files_of_a_job_stay_when_nobody_knows_whether_it_has_succeeded(engine, results, job):
-    class LosesTheAnswer(Store):
+    class StoreLosingTheCommitReply(JobStore):
         """Its connection breaks after the COMMIT has taken effect, before the answer is back."""
 
         def finish(self, *args):
             super().finish(*args)
             raise OperationalError("COMMIT", {}, ConnectionResetError())
 
-    store = LosesTheAnswer(engine)
+    store = StoreLosingTheCommitReply(engine)
 
     async def scenario():
         name = accept(store, job())
-        async with running(store, results, FakePainter()) as runner:
-            await until_async(lambda: status_of(store, name) == "succeeded")
-            await until_async(lambda: not runner._flights)
+        async with running(store, results, FakeExecutor()) as worker:
+            await wait_until_async(lambda: status_of(store, name) == "succeeded")
+            await wait_until_async(lambda: not worker._running_jobs)
         return name
 
     name = asyncio.run(scenario())
     assert results.read(name, store.get(name).output) is not None
 
 
-VICTIM = """
+KILLED_WORKER = """
 import asyncio, pathlib, sys
 from noria.jobs.blocking import Blocking
 from noria.jobs.results import Results
@@ -411,29 +411,29 @@ asyncio.run(Runner(store, results, Painter(), Blocking(), "server/frontend-0/fir
 
 
 @pytest.mark.parametrize("heir", ["server/frontend-0/second", "other/frontend-0/first"])
-def test_a_runner_that_is_killed_is_resumed_by_another_with_the_same_request(database, tmp_path, job, heir):
-    store, results = Store(open_database(database_url(database, tmp_path))), Results("auto", tmp_path)
+def test_a_runner_that_is_killed_is_resumed_by_another_with_the_same_request(database, tmp_path, job, successor):
+    store, results = JobStore(open_database(database_url(database, tmp_path))), ResultStore("auto", tmp_path)
     name = accept(store, job())
-    victim = subprocess.Popen(
-        [sys.executable, "-c", VICTIM, database, str(tmp_path)], stdout=subprocess.PIPE, env=os.environ, text=True
+    killed = subprocess.Popen(
+        [sys.executable, "-c", KILLED_WORKER, database, str(tmp_path)], stdout=subprocess.PIPE, env=os.environ, text=True
     )
-    assert victim.stdout.readline() == "drawing\n"
-    os.kill(victim.pid, signal.SIGKILL)
-    victim.wait()
-    victim.stdout.close()
+    assert killed.stdout.readline() == "drawing\n"
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
+    killed.stdout.close()
     assert status_of(store, name) == "processing"
 
     async def scenario():
         # Its own successor need not wait for the lease; anybody else does, here by a clock that is ahead.
-        blocking = Blocking()
-        ahead = 0.0 if heir.startswith("server/frontend-0/") else 60.0
-        runner = Runner(store, results, FakePainter(), blocking, heir, clock=lambda: time.time() + ahead)
-        task = asyncio.create_task(runner.run())
-        await until_async(lambda: status_of(store, name) == "succeeded")
+        offload = ThreadOffloader()
+        ahead = 0.0 if successor.startswith("server/frontend-0/") else 60.0
+        worker = JobWorker(store, results, FakeExecutor(), offload, successor, clock=lambda: time.time() + ahead)
+        task = asyncio.create_task(worker.run())
+        await wait_until_async(lambda: status_of(store, name) == "succeeded")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await runner.stop()
-        blocking.close()
+        await worker.stop()
+        offload.close()
 
     asyncio.run(scenario())
     record = store.get(name)
@@ -441,7 +441,7 @@ def test_a_runner_that_is_killed_is_resumed_by_another_with_the_same_request(dat
     assert results.read(name, "2-0.png") == b'drawn from {"seed": 7}'
     statuses = [json.loads(event.data)["status"] for event in store.events(name, 0) if event.type == "status"]
     assert statuses[-1] == "succeeded"
-    assert sum(status in ENDED for status in statuses) == 1
+    assert sum(status in TERMINAL_STATUSES for status in statuses) == 1
     store.close()
 
 

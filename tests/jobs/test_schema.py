@@ -7,9 +7,9 @@ import pytest
 import sqlalchemy as sa
 
 from noria.errors import ConfigError
-from noria.jobs.schema import about, database_url, open_database, writing
-from noria.jobs.store import Store
-from waiting import WITHIN_S
+from noria.jobs.schema import about, database_url, open_database, write_transaction
+from noria.jobs.store import JobStore
+from waiting import TIMEOUT_S
 
 
 def test_many_processes_may_open_an_empty_database_at_once(database, tmp_path, job):
@@ -25,15 +25,15 @@ def test_many_processes_may_open_an_empty_database_at_once(database, tmp_path, j
     for opener in openers:
         opener.stdin.write("now\n")
         opener.stdin.close()
-    assert [opener.wait(WITHIN_S) for opener in openers] == [0] * 6
-    store = Store(open_database(database_url(database, tmp_path)))
+    assert [opener.wait(TIMEOUT_S) for opener in openers] == [0] * 6
+    store = JobStore(open_database(database_url(database, tmp_path)))
     record, created = store.accept(job(), 10, 1.0)
     assert (created, store.get(record.id)) == (True, record)
     store.close()
 
 
 def test_a_database_of_another_version_is_refused_in_words(engine, database, tmp_path):
-    with writing(engine) as connection:
+    with write_transaction(engine) as connection:
         connection.execute(about.update().values(value="99"))
     with pytest.raises(ConfigError, match="tables of version 99; this Noria knows version 1"):
         open_database(database_url(database, tmp_path))

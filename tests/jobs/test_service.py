@@ -10,33 +10,33 @@ import noria.jobs.results
 import noria.jobs.service
 from noria.config import JobsConfig
 from noria.errors import InvalidField, JobNotFound, JobsUnavailable
-from noria.jobs.runner import Drawn
-from noria.jobs.service import JobService, clean
+from noria.jobs.runner import JobOutput
+from noria.jobs.service import JobService, clean_up
 from noria.observe.metrics import REGISTRY
 
 
-class Painter:
-    def serves(self):
+class FakeExecutor:
+    def available_models(self):
         return {("shapes", "v1")}
 
-    def room(self):
+    def capacity(self):
         return 2
 
-    async def draw(self, record, tell):
-        return Drawn([b"first", b"second"], "webp", {})
+    async def execute(self, record, report_progress):
+        return JobOutput([b"first", b"second"], "webp", {})
 
 
 @contextlib.asynccontextmanager
 async def serving(config, folder, clock=time.time):
     service = JobService(config, folder, "server/frontend-0", clock)
-    await service.start(Painter())
+    await service.start(FakeExecutor())
     try:
         yield service
     finally:
         await service.stop()
 
 
-async def ended(service, job_id):
+async def wait_until_ended(service, job_id):
     async with asyncio.timeout(60):
         while (record := await service.get(job_id)).completed_at is None:  # noqa: ASYNC110 - it happens in a database
             await asyncio.sleep(0.02)
@@ -48,11 +48,11 @@ def test_a_job_is_accepted_drawn_and_read(database, tmp_path, job):
         async with serving(JobsConfig(database=database), tmp_path) as service:
             record, created = await service.accept(job())
             assert created
-            assert (await ended(service, record.id)).status == "succeeded"
+            assert (await wait_until_ended(service, record.id)).status == "succeeded"
             assert await service.image(record.id, 1) == (b"second", "webp")
             with pytest.raises(JobNotFound, match=r"no image 2: its images are 0 to 1\."):
                 await service.image(record.id, 2)
-            assert [shown.id for shown in await service.page(5, None)] == [record.id]
+            assert [listed.id for listed in await service.page(5, None)] == [record.id]
             assert [event.seq for event in await service.events(record.id, 1)] == [2, 3]
             other, _ = await service.accept(job(model="other"))
             assert (await service.cancel(other.id)).status == "canceled"
@@ -79,7 +79,7 @@ def test_jobs_and_their_files_go_when_their_time_is_over(tmp_path, job):
         nonlocal ahead
         async with serving(JobsConfig(ttl_s=60), tmp_path) as service:
             record, _ = await service.accept(job())
-            await ended(service, record.id)
+            await wait_until_ended(service, record.id)
         ahead = 61.0
         async with serving(JobsConfig(ttl_s=60), tmp_path, lambda: time.time() + ahead) as service:
             async with asyncio.timeout(60):
@@ -93,9 +93,9 @@ def test_jobs_and_their_files_go_when_their_time_is_over(tmp_path, job):
 
 
 def test_a_folder_that_cannot_be_deleted_keeps_no_other_job_from_going(store, tmp_path, job, monkeypatch, caplog):
-    class Results(noria.jobs.results.Results):
+    class Results(noria.jobs.results.ResultStore):
         def delete(self, job_id):
-            if job_id in stuck:
+            if job_id in undeletable:
                 raise PermissionError(13, "Permission denied", job_id)
             super().delete(job_id)
 
@@ -103,14 +103,14 @@ def test_a_folder_that_cannot_be_deleted_keeps_no_other_job_from_going(store, tm
     names = [store.accept(job(), 1000, 0.0)[0].id for _ in range(6)]
     for number, name in enumerate(names):
         store.cancel(name, float(number))
-    stuck = {names[0], names[1], names[3]}
+    undeletable = {names[0], names[1], names[3]}
     results = Results("auto", tmp_path)
-    clean(store, results, 60.0, 1000.0)
-    assert {record.id for record in store.page(10)} == stuck
+    clean_up(store, results, 60.0, 1000.0)
+    assert {record.id for record in store.page(10)} == undeletable
     assert "the images of 3 ended jobs" in caplog.text
     assert "Permission denied" in caplog.text
-    stuck = set()
-    clean(store, results, 60.0, 1000.0)
+    undeletable = set()
+    clean_up(store, results, 60.0, 1000.0)
     assert store.page(10) == []
 
 
@@ -118,7 +118,7 @@ def test_an_image_that_is_gone_is_not_found(tmp_path, job):
     async def scenario():
         async with serving(JobsConfig(), tmp_path) as service:
             record, _ = await service.accept(job())
-            await ended(service, record.id)
+            await wait_until_ended(service, record.id)
             (tmp_path / "results" / record.id / "1-0.webp").unlink()
             with pytest.raises(JobNotFound, match="no longer there"):
                 await service.image(record.id, 0)
@@ -138,22 +138,22 @@ def test_a_database_that_breaks_is_told_as_such(tmp_path, job):
 
 
 def test_jobs_are_counted_when_they_are_accepted_and_once_when_they_end(database, tmp_path, job):
-    def counted(name, **labels):
+    def sample(name, **labels):
         return REGISTRY.get_sample_value(name, labels) or 0.0
 
     statuses = ("succeeded", "canceled")
-    before = [counted("noria_jobs_accepted_total"), *(counted("noria_jobs_total", status=s) for s in statuses)]
+    before = [sample("noria_jobs_accepted_total"), *(sample("noria_jobs_total", status=s) for s in statuses)]
 
     async def scenario():
         async with serving(JobsConfig(database=database), tmp_path) as service:
             record, _ = await service.accept(job(idempotency_key="once"))
             await service.accept(job(idempotency_key="once"))
-            await ended(service, record.id)
+            await wait_until_ended(service, record.id)
             await service.cancel(record.id)  # has ended
             other, _ = await service.accept(job(model="other"))
             await service.cancel(other.id)
             await service.cancel(other.id)
 
     asyncio.run(scenario())
-    after = [counted("noria_jobs_accepted_total"), *(counted("noria_jobs_total", status=s) for s in statuses)]
+    after = [sample("noria_jobs_accepted_total"), *(sample("noria_jobs_total", status=s) for s in statuses)]
     assert [b - a for a, b in zip(before, after, strict=True)] == [2, 1, 1]

@@ -21,9 +21,9 @@ from hypothesis.stateful import (
 
 from noria.errors import GenerationFailed, IdempotencyConflict, JobNotFound, QueueFull
 from noria.jobs.outbox import Outbox
-from noria.jobs.records import ENDED, Claim
-from noria.jobs.schema import database_url, events, jobs, open_database, writing
-from noria.jobs.store import LEASE_S, MAX_LOSSES, Store
+from noria.jobs.records import TERMINAL_STATUSES, Claim
+from noria.jobs.schema import database_url, events, jobs, open_database, write_transaction
+from noria.jobs.store import LEASE_S, MAX_LOSSES, JobStore
 
 SHAPES = {("shapes", "v1")}
 
@@ -132,12 +132,12 @@ def test_a_runner_claims_only_what_it_serves(store, job):
 
 
 def test_two_runners_never_claim_the_same_job(store, job):
-    wanted = {accept(store, job()).id for _ in range(20)}
+    job_ids = {accept(store, job()).id for _ in range(20)}
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
         owners = [f"s/f{k}/1" for k in range(4)]
         claimed = list(threads.map(lambda owner: [store.claim(owner, SHAPES, 4, 0.0) for _ in range(8)], owners))
-    names = [record.id for runner in claimed for batch in runner for record in batch]
-    assert sorted(names) == sorted(wanted)
+    names = [record.id for worker in claimed for batch in worker for record in batch]
+    assert sorted(names) == sorted(job_ids)
 
 
 def test_a_lease_that_ran_out_is_claimed_by_another_and_its_first_holder_has_no_say(store, job):
@@ -165,15 +165,15 @@ def test_a_restarted_front_end_takes_back_at_once_what_its_predecessor_held(stor
     store.claim("s/f10/old", SHAPES, 1, 0.0)
     store.claim("s/f1/new", SHAPES, 1, 0.0)
     assert [record.id for record in store.take_back("s/f1/new", 1.0)] == [its.id]
-    (mine,) = store.claim("s/f1/new", SHAPES, 9, 1.0)
-    assert (mine.attempt, mine.num_losses) == (2, 1)
+    (claimed,) = store.claim("s/f1/new", SHAPES, 9, 1.0)
+    assert (claimed.attempt, claimed.num_losses) == (2, 1)
 
 
 def test_a_job_that_ends_every_process_is_failed_with_a_reason(store, job):
     record = accept(store, job())
-    for turn in range(MAX_LOSSES):
-        assert store.claim(f"s/f/{turn}", SHAPES, 1, 0.0)
-        store.take_back(f"s/f/{turn + 1}", 0.0)
+    for index in range(MAX_LOSSES):
+        assert store.claim(f"s/f/{index}", SHAPES, 1, 0.0)
+        store.take_back(f"s/f/{index + 1}", 0.0)
     assert store.claim("s/f/last", SHAPES, 1, 0.0) == []
     failed = store.get(record.id)
     assert (failed.status, failed.error_code) == ("failed", "engine_lost")
@@ -182,8 +182,8 @@ def test_a_job_that_ends_every_process_is_failed_with_a_reason(store, job):
 
 def test_what_is_handed_back_waits_as_long_as_said(store, job):
     accept(store, job())
-    (mine,) = store.claim("s/f/1", SHAPES, 1, 0.0)
-    assert store.hand_back(claim_of(mine), 1.0, delay_s=5.0)
+    (claimed,) = store.claim("s/f/1", SHAPES, 1, 0.0)
+    assert store.hand_back(claim_of(claimed), 1.0, delay_s=5.0)
     assert store.claim("s/f/1", SHAPES, 1, 5.9) == []
     (again,) = store.claim("s/f/1", SHAPES, 1, 6.0)
     assert (again.owner, again.num_losses, again.num_engine_losses) == ("s/f/1", 0, 0)
@@ -192,7 +192,7 @@ def test_what_is_handed_back_waits_as_long_as_said(store, job):
 @pytest.mark.parametrize("claimed", [False, True])
 def test_cancelling_ends_a_job_wherever_it_is(store, job, claimed):
     record = accept(store, job())
-    holders = [claim_of(mine) for mine in store.claim("s/f/1", SHAPES, 1, 0.0)] if claimed else []
+    holders = [claim_of(record_claimed) for record_claimed in store.claim("s/f/1", SHAPES, 1, 0.0)] if claimed else []
     assert store.cancel(record.id, 1.0).status == "canceled"
     assert store.claim("s/f/2", SHAPES, 1, 100.0) == []
     assert store.still_held(holders) == set()
@@ -205,24 +205,24 @@ def test_cancelling_ends_a_job_wherever_it_is(store, job, claimed):
 
 def test_events_are_numbered_without_gaps_and_can_be_resumed(store, job):
     record = accept(store, job())
-    (mine,) = store.claim("s/f/1", SHAPES, 1, 1.0)
-    store.beat({claim_of(mine): b'{"step": 1}'}, 2.0)
-    store.beat({claim_of(mine): None}, 3.0)  # renews, and tells nothing
-    store.finish(claim_of(mine), ["1-0.png"], {}, 4.0)
-    told = store.events(record.id, 0)
-    assert [(event.seq, event.type) for event in told] == [(1, "status"), (2, "status"), (3, "progress"), (4, "status")]
-    assert [json.loads(event.data).get("status") for event in told] == ["starting", "processing", None, "succeeded"]
-    assert store.events(record.id, 2) == told[2:]
+    (claimed,) = store.claim("s/f/1", SHAPES, 1, 1.0)
+    store.beat({claim_of(claimed): b'{"step": 1}'}, 2.0)
+    store.beat({claim_of(claimed): None}, 3.0)  # renews, and tells nothing
+    store.finish(claim_of(claimed), ["1-0.png"], {}, 4.0)
+    job_events = store.events(record.id, 0)
+    assert [(event.seq, event.type) for event in job_events] == [(1, "status"), (2, "status"), (3, "progress"), (4, "status")]
+    assert [json.loads(event.data).get("status") for event in job_events] == ["starting", "processing", None, "succeeded"]
+    assert store.events(record.id, 2) == job_events[2:]
     assert store.events(record.id, 99) == []
 
 
 def test_a_webhook_is_told_of_the_first_start_and_of_the_end(store, engine, job):
     record = accept(store, job(webhook="https://example.com/"))
-    (mine,) = store.claim("s/f/1", SHAPES, 1, 1.0)
-    store.hand_back(claim_of(mine), 2.0)
-    (mine,) = store.claim("s/f/1", SHAPES, 1, 3.0)
-    store.fail(claim_of(mine), GenerationFailed("broken"), 4.0)
-    bodies = [json.loads(delivery.body) for delivery in Outbox(engine).take(9, 5.0)]
+    (claimed,) = store.claim("s/f/1", SHAPES, 1, 1.0)
+    store.hand_back(claim_of(claimed), 2.0)
+    (claimed,) = store.claim("s/f/1", SHAPES, 1, 3.0)
+    store.fail(claim_of(claimed), GenerationFailed("broken"), 4.0)
+    bodies = [json.loads(delivery.body) for delivery in Outbox(engine).claim_due(9, 5.0)]
     assert [(body["id"], body["status"], body["error"]) for body in bodies] == [
         (record.id, "processing", None),
         (record.id, "failed", "broken"),
@@ -232,9 +232,9 @@ def test_a_webhook_is_told_of_the_first_start_and_of_the_end(store, engine, job)
 def test_a_webhook_is_told_only_what_it_asked_for(store, engine, job):
     for webhook, wanted in ((None, ("start", "completed")), ("https://example.com/", ("completed",))):
         accept(store, job(webhook=webhook, webhook_events=wanted))
-    for mine in store.claim("s/f/1", SHAPES, 9, 1.0):
-        store.finish(claim_of(mine), ["1-0.png"], {}, 2.0)
-    assert [json.loads(delivery.body)["status"] for delivery in Outbox(engine).take(9, 5.0)] == ["succeeded"]
+    for claimed in store.claim("s/f/1", SHAPES, 9, 1.0):
+        store.finish(claim_of(claimed), ["1-0.png"], {}, 2.0)
+    assert [json.loads(delivery.body)["status"] for delivery in Outbox(engine).claim_due(9, 5.0)] == ["succeeded"]
 
 
 # ── Time to live ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -263,7 +263,7 @@ def test_a_job_that_nobody_could_draw_in_time_fails_and_says_so(store, job):
 # ── Everything at once ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class TwoRunners(RuleBasedStateMachine):
+class TwoWorkers(RuleBasedStateMachine):
     """Two runners that crash and come back, clients, and a clock that jumps; beside them a model of who holds what."""
 
     database = ""
@@ -274,111 +274,111 @@ class TwoRunners(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.engine = open_database(database_url(self.database, pathlib.Path("/nowhere")))
-        with writing(self.engine) as connection:
+        with write_transaction(self.engine) as connection:
             connection.execute(events.delete())
             connection.execute(jobs.delete())
-        self.store = Store(self.engine)
+        self.store = JobStore(self.engine)
         self.now = 1000.0
         self.incarnations = itertools.count()
         self.owners = {name: f"s/{name}/first" for name in ("a", "b")}
-        self.status, self.holder, self.lease = {}, {}, {}
+        self.statuses, self.holders, self.leases = {}, {}, {}
 
     def teardown(self):
         self.store.close()
 
-    def holds(self, claim):
-        return self.status[claim.job_id] == "processing" and self.holder[claim.job_id] == claim
+    def is_held(self, claim):
+        return self.statuses[claim.job_id] == "processing" and self.holders[claim.job_id] == claim
 
     @rule(target=made, priority=st.sampled_from(["low", "normal", "high"]))
     def accept(self, priority):
         record, created = self.store.accept(self.job(priority=priority), 1000, self.now)
         assert created
-        self.status[record.id] = "starting"
+        self.statuses[record.id] = "starting"
         return record.id
 
     @rule(seconds=st.sampled_from([0.1, 4.0, LEASE_S + 1, 1000.0, -500.0]))
-    def clock_moves(self, seconds):
+    def move_clock(self, seconds):
         self.now += seconds
 
     @rule(target=claims, who=st.sampled_from(["a", "b"]), limit=st.integers(1, 3))
-    def claim(self, who, limit):
+    def claim(self, worker, limit):
         free = {
             name
-            for name, status in self.status.items()
-            if status == "starting" or (status == "processing" and self.lease[name] < self.now)
+            for name, status in self.statuses.items()
+            if status == "starting" or (status == "processing" and self.leases[name] < self.now)
         }
-        claimed = self.store.claim(self.owners[who], SHAPES, limit, self.now)
+        claimed = self.store.claim(self.owners[worker], SHAPES, limit, self.now)
         assert len(claimed) == min(limit, len(free))
         assert {record.id for record in claimed} <= free
         for record in claimed:
-            self.status[record.id] = "processing"
-            self.holder[record.id] = claim_of(record)
-            self.lease[record.id] = self.now + LEASE_S
+            self.statuses[record.id] = "processing"
+            self.holders[record.id] = claim_of(record)
+            self.leases[record.id] = self.now + LEASE_S
         return multiple(*map(claim_of, claimed))
 
     @rule(claim=claims, progress=st.sampled_from([None, b'{"step": 1}']))
-    def beat(self, claim, progress):
-        lost = self.store.beat({claim: progress}, self.now)
-        assert (claim not in lost) == self.holds(claim)
-        assert (claim in self.store.still_held([claim])) == self.holds(claim)
-        if self.holds(claim):
-            self.lease[claim.job_id] = self.now + LEASE_S
+    def renew(self, claim, progress):
+        lost = self.store.renew({claim: progress}, self.now)
+        assert (claim not in lost) == self.is_held(claim)
+        assert (claim in self.store.still_held([claim])) == self.is_held(claim)
+        if self.is_held(claim):
+            self.leases[claim.job_id] = self.now + LEASE_S
 
     @rule(claim=claims)
     def finish(self, claim):
-        held = self.holds(claim)
+        held = self.is_held(claim)
         assert self.store.finish(claim, [f"{claim.attempt}-0.png"], {}, self.now) == held
         if held:
-            self.status[claim.job_id] = "succeeded"
+            self.statuses[claim.job_id] = "succeeded"
 
     @rule(claim=claims)
     def fail(self, claim):
-        held = self.holds(claim)
+        held = self.is_held(claim)
         assert self.store.fail(claim, GenerationFailed("broken"), self.now) == held
         if held:
-            self.status[claim.job_id] = "failed"
+            self.statuses[claim.job_id] = "failed"
 
     @rule(claim=claims)
-    def hand_back(self, claim):
-        held = self.holds(claim)
-        assert self.store.hand_back(claim, -1e6) == held  # free from then on, wherever the clock jumps
+    def requeue(self, claim):
+        held = self.is_held(claim)
+        assert self.store.requeue(claim, -1e6) == held  # free from then on, wherever the clock jumps
         if held:
-            self.status[claim.job_id] = "starting"
+            self.statuses[claim.job_id] = "starting"
 
     @rule(name=made)
     def cancel(self, name):
         record = self.store.cancel(name, self.now)
-        if self.status[name] not in ENDED:
-            self.status[name] = "canceled"
-        assert record.status == self.status[name]
+        if self.statuses[name] not in TERMINAL_STATUSES:
+            self.statuses[name] = "canceled"
+        assert record.status == self.statuses[name]
 
     @rule(who=st.sampled_from(["a", "b"]))
-    def crash_and_come_back(self, who):
-        old = self.owners[who]
-        self.owners[who] = f"s/{who}/{next(self.incarnations)}"
-        held = [name for name in self.status if self.status[name] == "processing" and self.holder[name].owner == old]
-        assert len(self.store.take_back(self.owners[who], -1e6)) == len(held)
+    def crash_and_restart(self, worker):
+        old = self.owners[worker]
+        self.owners[worker] = f"s/{worker}/{next(self.incarnations)}"
+        held = [name for name in self.statuses if self.statuses[name] == "processing" and self.holders[name].owner == old]
+        assert len(self.store.reclaim(self.owners[worker], -1e6)) == len(held)
         for name in held:
-            self.status[name] = "starting"
+            self.statuses[name] = "starting"
 
     @precondition(lambda self: self.status)
     @invariant()
     def each_job_ends_at_most_once_and_its_events_say_so(self):
         with self.engine.connect() as connection:
             rows = connection.execute(sa.select(jobs.c.id, jobs.c.status, jobs.c.last_event, jobs.c.output)).all()
-            told = connection.execute(sa.select(events).order_by(events.c.seq)).all()
-        assert {row.id: row.status for row in rows} == self.status
+            rows_of_events = connection.execute(sa.select(events).order_by(events.c.seq)).all()
+        assert {row.id: row.status for row in rows} == self.statuses
         for row in rows:
-            mine = [event for event in told if event.job_id == row.id]
-            assert [event.seq for event in mine] == list(range(1, row.last_event + 1))
-            statuses = [json.loads(event.data)["status"] for event in mine if event.type == "status"]
+            own_events = [event for event in rows_of_events if event.job_id == row.id]
+            assert [event.seq for event in own_events] == list(range(1, row.last_event + 1))
+            statuses = [json.loads(event.data)["status"] for event in own_events if event.type == "status"]
             assert statuses[-1] == row.status
-            assert sum(status in ENDED for status in statuses) == (row.status in ENDED)
+            assert sum(status in TERMINAL_STATUSES for status in statuses) == (row.status in TERMINAL_STATUSES)
             assert (row.output is not None) == (row.status == "succeeded")
 
 
 def test_two_runners_that_crash_and_clocks_that_jump_end_each_job_once(database, job):
-    machine = type("Machine", (TwoRunners,), {"database": database, "job": staticmethod(job)})
+    machine = type("Machine", (TwoWorkers,), {"database": database, "job": staticmethod(job)})
     few = settings(
         max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck), database=None
     )

@@ -10,17 +10,17 @@ import uuid
 import pytest
 
 from noria.errors import EngineUnavailable, GenerationFailed
-from noria.jobs.blocking import Blocking
+from noria.jobs.blocking import ThreadOffloader
 from noria.jobs.outbox import Outbox, WebhookDelivery
-from noria.jobs.records import ENDED
-from noria.jobs.results import Results
-from noria.jobs.runner import Drawn, Runner
-from noria.jobs.tracing import trace_of
-from noria.jobs.webhooks import Sender
-from noria.observe.context import CURRENT
+from noria.jobs.records import TERMINAL_STATUSES
+from noria.jobs.results import ResultStore
+from noria.jobs.runner import JobOutput, JobWorker
+from noria.jobs.tracing import stored_trace_context
+from noria.jobs.webhooks import WebhookClient
+from noria.observe.context import CURRENT_REQUEST
 from noria.observe.trace_context import TraceContext
-from noria.observe.traces import ACTIVE, NO_TRACER
-from waiting import until_async
+from noria.observe.traces import CURRENT_SPAN, NO_TRACER
+from waiting import wait_until_async
 
 
 @pytest.fixture
@@ -28,75 +28,75 @@ def caller():
     return TraceContext(uuid.uuid4().hex, uuid.uuid4().hex[:16], True, "vendor=x")
 
 
-def kept(caller):
+def stored_request(caller):
     request = {"seed": 7, "traceparent": caller.traceparent, "tracestate": caller.tracestate}
     return json.dumps({"request": request, "metadata": True}).encode()
 
 
 def test_a_kept_request_tells_its_trace_and_one_from_before_there_were_any_tells_none(caller):
-    assert trace_of(kept(caller)) == caller
-    assert trace_of('{"request": {"seed": 7}}') is None
-    assert trace_of('{"request": {"seed": 7, "traceparent": "nonsense"}}') is None
+    assert stored_trace_context(stored_request(caller)) == caller
+    assert stored_trace_context('{"request": {"seed": 7}}') is None
+    assert stored_trace_context('{"request": {"seed": 7, "traceparent": "nonsense"}}') is None
 
 
-class Painter:
+class FakeExecutor:
     """Fails with one of `errors` after the other, then draws; notes on whose behalf."""
 
     def __init__(self, *errors):
-        self.errors, self.seen = list(errors), []
+        self.errors, self.contexts = list(errors), []
 
-    def serves(self):
+    def available_models(self):
         return {("shapes", "v1")}
 
-    def room(self):
+    def capacity(self):
         return 4
 
-    async def draw(self, record, tell):
-        self.seen.append((CURRENT.get(), ACTIVE.get().context))
+    async def execute(self, record, report_progress):
+        self.contexts.append((CURRENT_REQUEST.get(), CURRENT_SPAN.get().context))
         if self.errors:
             raise self.errors.pop(0)
-        return Drawn([b"an image"], "png", {})
+        return JobOutput([b"an image"], "png", {})
 
 
-def drawn(store, results, new, painter, tracer, until=lambda record: record.status in ENDED):
+def run_job(store, results, new, executor, tracer, is_done=lambda record: record.status in TERMINAL_STATUSES):
     """Has the job drawn to its end, or so far; returns its record."""
     record, _ = store.accept(new, 9, time.time())
 
     async def scenario():
-        blocking = Blocking()
-        runner = Runner(store, results, painter, blocking, "s/frontend-0/1", time.time, tracer)
-        running = asyncio.create_task(runner.run())
-        await until_async(lambda: until(store.get(record.id)))
+        offload = ThreadOffloader()
+        worker = JobWorker(store, results, executor, offload, "s/frontend-0/1", time.time, tracer)
+        running = asyncio.create_task(worker.run())
+        await wait_until_async(lambda: is_done(store.get(record.id)))
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        await runner.stop()
-        blocking.close()
+        await worker.stop()
+        offload.close()
 
     asyncio.run(scenario())
     return store.get(record.id)
 
 
 def test_a_job_is_drawn_on_behalf_of_its_maker_also_without_a_tracer(store, tmp_path, job, caller):
-    painter = Painter()
-    record = drawn(store, Results("auto", tmp_path), job(request=kept(caller)), painter, NO_TRACER)
-    ((who, context),) = painter.seen
+    executor = FakeExecutor()
+    record = run_job(store, ResultStore("auto", tmp_path), job(request=stored_request(caller)), executor, NO_TRACER)
+    ((who, context),) = executor.contexts
     assert (who.request_id, who.trace_id, who.span_id) == (record.id, caller.trace_id, caller.span_id)
     assert context == caller
 
 
 def test_each_drawing_of_a_job_is_a_span_that_says_how_it_ended(store, tmp_path, job, caller, tracer, collector):
-    painter = Painter(EngineUnavailable("later", retry_after_s=0.1), GenerationFailed("no"))
-    assert drawn(store, Results("auto", tmp_path), job(request=kept(caller)), painter, tracer).status == "failed"
+    executor = FakeExecutor(EngineUnavailable("later", retry_after_s=0.1), GenerationFailed("no"))
+    assert run_job(store, ResultStore("auto", tmp_path), job(request=stored_request(caller)), executor, tracer).status == "failed"
     tracer.close()
     spans = sorted(collector.of_trace(caller.trace_id), key=lambda span: span.began)
     assert [(span.name, span.kind, span.parent_id) for span in spans] == [("draw job", "consumer", caller.span_id)] * 2
-    told = [(span.attributes["noria.job.attempt"], span.failed, span.attributes["error.type"]) for span in spans]
-    assert told == [(1, True, "engine_unavailable"), (2, True, "generation_failed")]
-    assert [context.span_id for _, context in painter.seen] == [span.span_id for span in spans]
+    spans_reported = [(span.attributes["noria.job.attempt"], span.failed, span.attributes["error.type"]) for span in spans]
+    assert spans_reported == [(1, True, "engine_unavailable"), (2, True, "generation_failed")]
+    assert [context.span_id for _, context in executor.contexts] == [span.span_id for span in spans]
 
 
 def test_a_drawing_whose_images_could_not_be_written_failed(store, tmp_path, job, caller, tracer, collector, caplog):
-    results = Results("auto", tmp_path)
+    results = ResultStore("auto", tmp_path)
     (tmp_path / "results").rmdir()
     (tmp_path / "results").touch()  # a file in the folder's place
 
@@ -104,20 +104,20 @@ def test_a_drawing_whose_images_could_not_be_written_failed(store, tmp_path, job
         return record.attempt == 1 and record.status == "starting"
 
     with caplog.at_level("INFO", "noria.jobs"):
-        record = drawn(store, results, job(request=kept(caller)), Painter(), tracer, until=is_handed_back)
+        record = run_job(store, results, job(request=stored_request(caller)), FakeExecutor(), tracer, is_done=is_handed_back)
     tracer.close()
     (span,) = collector.of_trace(caller.trace_id)
     assert (span.failed, span.attributes["error.type"]) == (True, "jobs_unavailable")
-    said = [line.noria_fields for line in caplog.records if hasattr(line, "noria_fields")]
-    assert [each["event"] for each in said] == ["job_handed_back"]
+    log_fields = [line.noria_fields for line in caplog.records if hasattr(line, "noria_fields")]
+    assert [each["event"] for each in log_fields] == ["job_handed_back"]
     assert record.id in caplog.text
 
 
 def test_an_outbox_knows_the_trace_of_its_deliveries(store, engine, job, caller):
-    of_trace, _ = store.accept(job(request=kept(caller), webhook="https://example.com/"), 9, 0.0)
+    of_trace, _ = store.accept(job(request=stored_request(caller), webhook="https://example.com/"), 9, 0.0)
     store.accept(job(webhook="https://example.com/"), 9, 0.0)
     store.claim("s/f/1", {("shapes", "v1")}, 2, 0.0)
-    traces = {json.loads(each.body)["id"]: each.trace for each in Outbox(engine).take(9, 1.0)}
+    traces = {json.loads(each.body)["id"]: each.trace for each in Outbox(engine).claim_due(9, 1.0)}
     assert traces.pop(of_trace.id) == caller
     assert list(traces.values()) == [None]
 
@@ -159,11 +159,11 @@ async def to_loopback(host, port):
 
 def send(delivery, tracer, *, allow_private=True):
     async def once():
-        sender = Sender(bytes(32), allow_private=allow_private, resolve=to_loopback, tracer=tracer)
+        client = WebhookClient(bytes(32), allow_private=allow_private, resolve=to_loopback, tracer=tracer)
         try:
-            return await sender.send(delivery, time.time())
+            return await client.send(delivery, time.time())
         finally:
-            await sender.close()
+            await client.close()
 
     return asyncio.run(once())
 

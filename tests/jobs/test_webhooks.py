@@ -15,15 +15,15 @@ import pytest
 import sqlalchemy as sa
 
 from noria.errors import ConfigError
-from noria.jobs.blocking import Blocking
-from noria.jobs.outbox import TAKEN_S, Outbox, WebhookDelivery
-from noria.jobs.postman import Postman
+from noria.jobs.blocking import ThreadOffloader
+from noria.jobs.outbox import CLAIM_S, Outbox, WebhookDelivery
+from noria.jobs.postman import WebhookDispatcher
 from noria.jobs.resolver import Resolver
 from noria.jobs.schema import deliveries
-from noria.jobs.store import Store
-from noria.jobs.webhooks import MAX_TRIES, Sender, delay_s, read_secret, sign
+from noria.jobs.store import JobStore
+from noria.jobs.webhooks import MAX_TRIES, WebhookClient, retry_delay_s, read_secret, sign
 from noria.observe.logs import LineHandler, logging_to
-from waiting import EVERY_S, WITHIN_S, until_async
+from waiting import POLL_INTERVAL_S, TIMEOUT_S, wait_until_async
 
 SECRET = bytes(range(32))
 DELIVERY = WebhookDelivery("msg_1", "http://hooks.example/in", '{"id": "job_1", "status": "succeeded"}', 1, "job_1")
@@ -33,16 +33,16 @@ class Receiver:
     """A real server on loopback that answers with the next of `statuses`, then 204, and keeps what it got."""
 
     def __init__(self, statuses=(), certificate=None, body=b"", headers=()):
-        self.got = []
-        self.names = []  # asked for by TLS
-        receiver, left = self, list(statuses)
+        self.received = []
+        self.server_names = []  # asked for by TLS
+        receiver, remaining = self, list(statuses)
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self):
                 content = self.rfile.read(int(self.headers["Content-Length"]))
-                receiver.got.append((self.path, {name.lower(): text for name, text in self.headers.items()}, content))
+                receiver.received.append((self.path, {name.lower(): text for name, text in self.headers.items()}, content))
                 with contextlib.suppress(OSError):
-                    self.send_response(left.pop(0) if left else 204)
+                    self.send_response(remaining.pop(0) if remaining else 204)
                     for name, text in headers:
                         self.send_header(name, text)
                     self.end_headers()
@@ -56,7 +56,7 @@ class Receiver:
         if certificate:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(certificate)
-            context.sni_callback = lambda _socket, name, _context: self.names.append(name)
+            context.sni_callback = lambda _socket, name, _context: self.server_names.append(name)
             self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         self.port = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever)
@@ -77,11 +77,11 @@ async def to_loopback(host, port):
 
 def send(url, *, resolve=to_loopback, allow_private=True, now=1_795_230_000.9):
     async def once():
-        sender = Sender(SECRET, allow_private=allow_private, resolve=resolve)
+        client = WebhookClient(SECRET, allow_private=allow_private, resolve=resolve)
         try:
-            return await sender.send(WebhookDelivery("msg_1", url, DELIVERY.body, 1, "job_1"), now)
+            return await client.send(WebhookDelivery("msg_1", url, DELIVERY.body, 1, "job_1"), now)
         finally:
-            await sender.close()
+            await client.close()
 
     return asyncio.run(once())
 
@@ -104,7 +104,7 @@ def hmac_by_rfc_2104(key, text):
 def test_a_receiver_can_verify_what_it_got():
     with Receiver() as receiver:
         assert send(f"http://hooks.example:{receiver.port}/in?a=b") is None
-    ((path, headers, content),) = receiver.got
+    ((path, headers, content),) = receiver.received
     assert (path, content.decode(), headers["content-type"]) == ("/in?a=b", DELIVERY.body, "application/json")
     assert headers["host"] == f"hooks.example:{receiver.port}"
     assert (headers["webhook-id"], headers["webhook-timestamp"]) == ("msg_1", "1795230000")
@@ -142,10 +142,10 @@ def test_a_file_that_holds_no_secret_is_refused(tmp_path, text, words):
 
 
 def test_loopback_is_refused_at_delivery_whatever_was_said_at_acceptance():
-    with Receiver() as receiver, contextlib.closing(Resolver(patience_s=WITHIN_S)) as resolver:
-        why_not = send(f"http://127.0.0.1:{receiver.port}/", resolve=resolver, allow_private=False)
-    assert "not public" in why_not
-    assert receiver.got == []
+    with Receiver() as receiver, contextlib.closing(Resolver(timeout_s=TIMEOUT_S)) as resolver:
+        reason = send(f"http://127.0.0.1:{receiver.port}/", resolve=resolver, allow_private=False)
+    assert "not public" in reason
+    assert receiver.received == []
 
 
 def test_a_name_that_moves_to_our_network_after_its_check_is_refused():
@@ -155,14 +155,14 @@ def test_a_name_that_moves_to_our_network_after_its_check_is_refused():
         return answers.pop(0)
 
     async def accept_then_send(url):
-        sender = Sender(SECRET, allow_private=False, resolve=rebinding)
-        await sender.check(url)
-        return await sender.send(WebhookDelivery("msg_1", url, "{}", 1, "job_1"), 0.0)
+        client = WebhookClient(SECRET, allow_private=False, resolve=rebinding)
+        await client.check_url(url)
+        return await client.send(WebhookDelivery("msg_1", url, "{}", 1, "job_1"), 0.0)
 
     with Receiver() as receiver:
-        why_not = asyncio.run(accept_then_send(f"http://hooks.example:{receiver.port}/"))
-    assert "not public" in why_not
-    assert receiver.got == []
+        reason = asyncio.run(accept_then_send(f"http://hooks.example:{receiver.port}/"))
+    assert "not public" in reason
+    assert receiver.received == []
 
 
 def test_no_redirect_is_followed():
@@ -171,7 +171,7 @@ def test_no_redirect_is_followed():
         Receiver([307], headers=[("Location", f"http://127.0.0.1:{elsewhere.port}/")]) as receiver,
     ):
         assert send(f"http://hooks.example:{receiver.port}/") == "it answered 307"
-    assert elsewhere.got == []
+    assert elsewhere.received == []
 
 
 def test_no_proxy_of_the_environment_is_asked(monkeypatch):
@@ -206,22 +206,22 @@ def test_a_certificate_is_asked_for_and_checked_by_name_though_an_address_is_con
     with Receiver(certificate=certificate) as receiver:
         assert send(f"https://hooks.example:{receiver.port}/") is None
         assert "CERTIFICATE_VERIFY_FAILED" in send(f"https://other.example:{receiver.port}/")
-    assert receiver.names == ["hooks.example", "other.example"]
-    assert len(receiver.got) == 1
+    assert receiver.server_names == ["hooks.example", "other.example"]
+    assert len(receiver.received) == 1
 
 
 # ── Again and again ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_tries_spread_over_hours_and_then_end():
-    waits = [delay_s(number, 0.5) for number in range(1, MAX_TRIES)]
+    waits = [retry_delay_s(number, 0.5) for number in range(1, MAX_TRIES)]
     assert waits[0] == 5.0
     assert waits == sorted(waits)
     assert max(waits) == 3600.0
     assert 3 * 3600 < sum(waits) < 24 * 3600
-    assert delay_s(MAX_TRIES, 0.5) is None
-    assert delay_s(1, 0.0) == 4.0
-    assert delay_s(1, 0.999) < 6.0
+    assert retry_delay_s(MAX_TRIES, 0.5) is None
+    assert retry_delay_s(1, 0.0) == 4.0
+    assert retry_delay_s(1, 0.999) < 6.0
 
 
 def due_at(engine):
@@ -234,15 +234,15 @@ def test_a_delivery_is_taken_by_one_and_due_again_if_that_one_dies(store, engine
     store.accept(job(webhook="https://example.com/"), 9, 0.0)
     store.claim("s/f/1", {("shapes", "v1")}, 1, 0.0)
     outbox, other = Outbox(engine), Outbox(engine)
-    (first,) = outbox.take(9, 1.0)
-    assert other.take(9, 1.0) == []
-    (second,) = other.take(9, 1.0 + TAKEN_S)
+    (first,) = outbox.claim_due(9, 1.0)
+    assert other.claim_due(9, 1.0) == []
+    (second,) = other.claim_due(9, 1.0 + CLAIM_S)
     assert (second.id, second.body, second.num_tries) == (first.id, first.body, 2)
-    outbox.put_off(first, 9999.0)  # has no say any more
-    assert len(outbox.take(9, 1.0 + 2 * TAKEN_S)) == 1
+    outbox.reschedule(first, 9999.0)  # has no say any more
+    assert len(outbox.claim_due(9, 1.0 + 2 * CLAIM_S)) == 1
 
 
-def test_a_receiver_that_fails_twice_gets_the_same_message_until_it_has_accepted(store: Store, engine, job):
+def test_a_receiver_that_fails_twice_gets_the_same_message_until_it_has_accepted(store: JobStore, engine, job):
     with Receiver([500, 503]) as receiver:
         new = job(webhook=f"http://hooks.example:{receiver.port}/", webhook_events=("completed",))
         record, _ = store.accept(new, 9, 0.0)
@@ -251,33 +251,33 @@ def test_a_receiver_that_fails_twice_gets_the_same_message_until_it_has_accepted
 
         async def deliver():
             nonlocal now
-            blocking = Blocking()
-            sender = Sender(SECRET, allow_private=True, resolve=to_loopback)
-            postman = Postman(Outbox(engine), sender, blocking, clock=lambda: now, uniform=lambda: 0.5)
-            running = asyncio.create_task(postman.run())
-            async with asyncio.timeout(WITHIN_S):
-                while (due := await blocking(due_at, engine)) is not None:
-                    if due < now + TAKEN_S:  # put off: while a try runs the clock stands, however long it takes
+            offload = ThreadOffloader()
+            client = WebhookClient(SECRET, allow_private=True, resolve=to_loopback)
+            dispatcher = WebhookDispatcher(Outbox(engine), client, offload, clock=lambda: now, uniform=lambda: 0.5)
+            running = asyncio.create_task(dispatcher.run())
+            async with asyncio.timeout(TIMEOUT_S):
+                while (due := await offload(due_at, engine)) is not None:
+                    if due < now + CLAIM_S:  # put off: while a try runs the clock stands, however long it takes
                         now = due
-                    await asyncio.sleep(EVERY_S)
+                    await asyncio.sleep(POLL_INTERVAL_S)
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-            await sender.close()
-            blocking.close()
+            await client.close()
+            offload.close()
 
         asyncio.run(deliver())
-    assert len({headers["webhook-id"] for _, headers, _ in receiver.got}) == 1
-    assert [headers["webhook-timestamp"] for _, headers, _ in receiver.got] == ["0", "5", "17"]
-    assert len({headers["webhook-signature"] for _, headers, _ in receiver.got}) == 3
-    assert [json.loads(content)["status"] for _, _, content in receiver.got] == ["canceled"] * 3
+    assert len({headers["webhook-id"] for _, headers, _ in receiver.received}) == 1
+    assert [headers["webhook-timestamp"] for _, headers, _ in receiver.received] == ["0", "5", "17"]
+    assert len({headers["webhook-signature"] for _, headers, _ in receiver.received}) == 3
+    assert [json.loads(content)["status"] for _, _, content in receiver.received] == ["canceled"] * 3
 
 
-def of_webhooks(lines):
+def webhook_lines(lines):
     return [line for line in lines if line["logger"] == "noria.webhooks"]
 
 
 @pytest.mark.parametrize("allow_private", [True, False])
-def test_a_line_about_a_webhook_names_its_job_and_not_the_query_of_its_url(store: Store, engine, job, allow_private):
+def test_a_line_about_a_webhook_names_its_job_and_not_the_query_of_its_url(store: JobStore, engine, job, allow_private):
     lines = []
     with Receiver([500]) as receiver, logging_to(LineHandler("frontend-0", lines.append), "info"):
         url = f"http://hooks.example:{receiver.port}/in?auth=hunter2"
@@ -285,19 +285,19 @@ def test_a_line_about_a_webhook_names_its_job_and_not_the_query_of_its_url(store
         store.cancel(record.id, 0.0)
 
         async def try_once():
-            blocking = Blocking()
-            sender = Sender(SECRET, allow_private=allow_private, resolve=to_loopback)
-            running = asyncio.create_task(Postman(Outbox(engine), sender, blocking).run())
-            await until_async(lambda: of_webhooks(lines))
+            offload = ThreadOffloader()
+            client = WebhookClient(SECRET, allow_private=allow_private, resolve=to_loopback)
+            running = asyncio.create_task(WebhookDispatcher(Outbox(engine), client, offload).run())
+            await wait_until_async(lambda: webhook_lines(lines))
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-            await sender.close()
-            blocking.close()
+            await client.close()
+            offload.close()
 
         asyncio.run(try_once())
     assert not [line for line in lines if line["logger"].startswith("http")]
-    said = of_webhooks(lines)[0]
-    assert (said["event"], said["request_id"]) == ("webhook_failed", record.id)
-    assert said["url"] == f"http://hooks.example:{receiver.port}/in"
-    assert ("500" if allow_private else "/in'") in said["why_not"]
-    assert "hunter2" not in str(said)
+    webhook_line = webhook_lines(lines)[0]
+    assert (webhook_line["event"], webhook_line["request_id"]) == ("webhook_failed", record.id)
+    assert webhook_line["url"] == f"http://hooks.example:{receiver.port}/in"
+    assert ("500" if allow_private else "/in'") in webhook_line["why_not"]
+    assert "hunter2" not in str(webhook_line)

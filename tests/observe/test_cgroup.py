@@ -16,7 +16,7 @@ def test_the_groups_own_file_is_read(tmp_path):
     assert num_oom_kills(events) == 0
 
 
-def test_without_cgroup_v2_nothing_is_told(tmp_path):
+def test_without_cgroup_v2_nothing_is_reported(tmp_path):
     assert memory_events(tmp_path) is None
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("4:memory:/process\n0::/\n")

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from noria.observe.gpus import Gpus
+from noria.observe.gpus import GpuCollector
 from noria.observe.metrics import GPU_METRICS
 
 
@@ -18,7 +18,7 @@ def nvml(**differences):
             raise NVMLError("Not Supported")
         return 5_000
 
-    told = {
+    attributes = {
         "NVMLError": NVMLError,
         "NVML_TEMPERATURE_GPU": 0,
         "NVML_CLOCK_SM": 1,
@@ -33,7 +33,7 @@ def nvml(**differences):
         "nvmlDeviceGetTotalEnergyConsumption": energy,
         "nvmlDeviceGetClockInfo": lambda gpu, kind: 1700,
     }
-    return SimpleNamespace(**told | differences)
+    return SimpleNamespace(**attributes | differences)
 
 
 def samples(collector):
@@ -41,7 +41,7 @@ def samples(collector):
 
 
 def test_every_gpu_has_its_figures_in_the_exporters_units():
-    found = samples(Gpus(nvml()))
+    found = samples(GpuCollector(nvml()))
     assert {name for name, gpu in found if gpu == "0"} == set(GPU_METRICS)
     assert found["DCGM_FI_DEV_GPU_UTIL", "1"].value == 91
     assert found["DCGM_FI_DEV_FB_USED", "0"].value == 3072
@@ -49,8 +49,8 @@ def test_every_gpu_has_its_figures_in_the_exporters_units():
     assert found["DCGM_FI_DEV_POWER_USAGE", "0"].labels == {"gpu": "0", "UUID": "GPU-0", "modelName": "NVIDIA H100"}
 
 
-def test_what_a_gpu_does_not_tell_is_left_out():
-    found = samples(Gpus(nvml()))
+def test_what_a_gpu_does_not_report_is_left_out():
+    found = samples(GpuCollector(nvml()))
     assert ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "0") in found
     assert ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "1") not in found
 
@@ -61,15 +61,15 @@ def test_a_gpu_that_is_lost_hides_no_other():
             raise NVMLError("GPU is lost")
         return number
 
-    assert {gpu for _, gpu in samples(Gpus(nvml(nvmlDeviceGetHandleByIndex=handle)))} == {"1"}
+    assert {gpu for _, gpu in samples(GpuCollector(nvml(nvmlDeviceGetHandleByIndex=handle)))} == {"1"}
 
 
 def test_a_driver_that_is_gone_leaves_no_figures_and_no_error():
     def count():
         raise NVMLError("Driver Not Loaded")
 
-    assert samples(Gpus(nvml(nvmlDeviceGetCount=count))) == {}
+    assert samples(GpuCollector(nvml(nvmlDeviceGetCount=count))) == {}
 
 
 def test_without_nvml_there_are_none():
-    assert list(Gpus(None).collect()) == []
+    assert list(GpuCollector(None).collect()) == []

@@ -15,24 +15,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noria.keys import draw_key
+from noria.keys import generate_key
 from noria.observe import lines
-from noria.observe.context import CURRENT, RequestContext
+from noria.observe.context import CURRENT_REQUEST, RequestContext
 from noria.observe.lines import (
-    CUT,
-    INDENT,
-    LONGEST_LINE_BYTES,
+    TRUNCATION_MARK,
+    EXCEPTION_INDENT,
+    MAX_LINE_BYTES,
     Line,
     as_json,
     as_text,
-    fault_line,
+    unstructured_line,
     fields,
-    line_of,
-    new_line,
+    line_from_record,
+    make_line,
 )
 from noria.observe.logs import LineHandler, logging_to, render_for
 
-KEY, _ = draw_key("alice")
+KEY, _ = generate_key("alice")
 
 texts = st.text(st.characters(exclude_categories=[]), max_size=200)
 hostile = st.sampled_from(
@@ -74,14 +74,14 @@ def raised(message: str) -> Exception:
 @settings(deadline=None)  # a busy machine is no failure
 @given(texts | hostile, texts | hostile)
 def test_a_record_is_one_line_of_json_that_reads_back(message: str, prompt: str) -> None:
-    line = as_json(line_of(record(message, {"prompt": prompt}), "frontend-0"))
+    line = as_json(line_from_record(record(message, {"prompt": prompt}), "frontend-0"))
     assert len(line.decode().splitlines()) == 1
     assert not re.search("[\x00-\x1f\x7f-\x9f\u2028-\u202e]", line.decode())
-    told = json.loads(line)
-    assert [*told][:5] == ["time", "level", "logger", "process", "message"]
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", told["time"])
-    if not any("\ud800" <= letter <= "\udfff" for letter in message + prompt) and "[redacted]" not in str(told):
-        assert (told["message"], told["prompt"]) == (message.replace("%", "%%"), prompt)
+    parsed = json.loads(line)
+    assert [*parsed][:5] == ["time", "level", "logger", "process", "message"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", parsed["time"])
+    if not any("\ud800" <= letter <= "\udfff" for letter in message + prompt) and "[redacted]" not in str(parsed):
+        assert (parsed["message"], parsed["prompt"]) == (message.replace("%", "%%"), prompt)
 
 
 @settings(deadline=None)  # a busy machine is no failure
@@ -89,19 +89,19 @@ def test_a_record_is_one_line_of_json_that_reads_back(message: str, prompt: str)
 def test_a_record_is_one_line_of_text_and_an_exceptions_lines_are_indented(
     message: str, prompt: str, complaint: str
 ) -> None:
-    line = as_text(line_of(record(message, {"prompt": prompt}, raised(complaint)), "frontend-0")).decode()
+    line = as_text(line_from_record(record(message, {"prompt": prompt}, raised(complaint)), "frontend-0")).decode()
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e]", line)
     first, *others = line.split("\n")
     assert first.startswith("20")
     assert others
-    assert all(other.startswith(INDENT) for other in others)
+    assert all(other.startswith(EXCEPTION_INDENT) for other in others)
 
 
 def test_text_has_the_fields_that_have_a_value() -> None:
-    said = fields(
+    extra = fields(
         event="request", request_id="abc", n=2, prompt="a red circle", seed=None, total_s=0.25, ids=["a", "b"]
     )
-    line = as_text(line_of(record("drawn", said["noria_fields"]), "frontend-0")).decode()
+    line = as_text(line_from_record(record("drawn", extra["noria_fields"]), "frontend-0")).decode()
     assert line.endswith(
         r'noria.test: drawn  request_id=abc n=2 prompt="a red circle" total_s=0.25 ids="[\"a\",\"b\"]"'
     )
@@ -114,11 +114,11 @@ def test_a_field_cannot_take_the_place_of_a_lines_own() -> None:
 
 @pytest.mark.parametrize("value", [2**70, float("nan"), float("inf"), b"\xff", object(), {"a": 1}, [1, "a\nb", None]])
 def test_any_value_is_bearable(value: object) -> None:
-    assert "value" in json.loads(as_json(line_of(record(extra={"value": value}), "p")))
+    assert "value" in json.loads(as_json(line_from_record(record(extra={"value": value}), "p")))
 
 
-CYCLE: list[object] = []
-CYCLE.append(CYCLE)
+CYCLIC_LIST: list[object] = []
+CYCLIC_LIST.append(CYCLIC_LIST)
 
 
 @pytest.mark.parametrize("render", [as_json, as_text])
@@ -128,7 +128,7 @@ CYCLE.append(CYCLE)
         ["\x00" * 100_000] * 1000,
         ["\U0001f600" * 8192] * 64,
         [["x" * 8192] * 64] * 64,
-        [CYCLE] * 65,
+        [CYCLIC_LIST] * 65,
         [2**62] * 100_000,
         ("a", ["b", ("\x1b" * 100_000,)]),
         {"key": ["x" * 100_000] * 64},
@@ -138,25 +138,25 @@ CYCLE.append(CYCLE)
     ids=lambda value: str(value)[:20],
 )
 def test_no_value_makes_a_line_too_long(render: Callable[[Line], bytes], value: object) -> None:
-    written = render(line_of(record("m", {"one": value, "other": value, "short": "kept"}), "p"))
-    assert len(written) <= LONGEST_LINE_BYTES
+    written = render(line_from_record(record("m", {"one": value, "other": value, "short": "kept"}), "p"))
+    assert len(written) <= MAX_LINE_BYTES
     assert b"kept" in written
-    assert (CUT.encode() in written) == (value != list(range(60)))
+    assert (TRUNCATION_MARK.encode() in written) == (value != list(range(60)))
 
 
 def test_a_list_that_is_cut_says_so_and_keeps_its_beginning() -> None:
-    told = json.loads(as_json(line_of(record("m", {"ids": list(range(100)), "texts": ["x" * 2000] * 64}), "p")))
-    assert told["ids"] == [*range(64), CUT]
-    assert told["texts"] == ["x" * 512 + CUT] * 64
+    parsed = json.loads(as_json(line_from_record(record("m", {"ids": list(range(100)), "texts": ["x" * 2000] * 64}), "p")))
+    assert parsed["ids"] == [*range(64), TRUNCATION_MARK]
+    assert parsed["texts"] == ["x" * 512 + TRUNCATION_MARK] * 64
 
 
 def test_huge_fields_are_cut_and_say_so() -> None:
     huge = {f"field_{number}": "\x00" * 100_000 for number in range(20)}
-    line = as_json(line_of(record("x" * 1_000_000, huge, raised("y" * 1_000_000)), "p"))
-    assert len(line) <= LONGEST_LINE_BYTES
-    told = json.loads(line)
-    assert told["message"].endswith("… [cut]")
-    assert told["exception"].startswith("Traceback (most recent call last)")
+    line = as_json(line_from_record(record("x" * 1_000_000, huge, raised("y" * 1_000_000)), "p"))
+    assert len(line) <= MAX_LINE_BYTES
+    parsed = json.loads(line)
+    assert parsed["message"].endswith("… [cut]")
+    assert parsed["exception"].startswith("Traceback (most recent call last)")
 
 
 # ── No secret is in it ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -165,7 +165,7 @@ def test_huge_fields_are_cut_and_say_so() -> None:
 @pytest.mark.parametrize("render", [as_json, as_text])
 def test_no_secret_is_in_a_line_nor_in_its_traceback(render: Callable[[Line], bytes]) -> None:
     error = raised(f"postgresql://noria:hunter2@db and {KEY}")
-    line = line_of(record(f"a {KEY}", {"path": "/hook?token=hunter2", "authorization": "hunter2"}, error), "p")
+    line = line_from_record(record(f"a {KEY}", {"path": "/hook?token=hunter2", "authorization": "hunter2"}, error), "p")
     written = render(line).decode()
     assert "Traceback" in written
     assert KEY not in written
@@ -175,22 +175,22 @@ def test_no_secret_is_in_a_line_nor_in_its_traceback(render: Callable[[Line], by
 @pytest.mark.parametrize("cut_off", [1, 20, len(KEY) - 7])
 def test_no_secret_is_in_a_line_that_was_too_long_to_be_read_to_its_end(cut_off: int) -> None:
     first, last = "first line\n", KEY
-    told = first + "x" * (65_536 - len(first) - len(last) + cut_off) + last + "x"
-    assert KEY[:-cut_off] not in str(line_of(record(told), "p")["message"])
+    message = first + "x" * (65_536 - len(first) - len(last) + cut_off) + last + "x"
+    assert KEY[:-cut_off] not in str(line_from_record(record(message), "p")["message"])
 
 
 def test_what_of_a_hostile_text_is_not_shown_is_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
     """A path may have 64 kB, needs no key, and is cleaned in the event loop."""
     lengths: list[int] = []
     monkeypatch.setattr(lines, "redacted", lambda text: lengths.append(len(text)) or text)
-    line = line_of(record("x" * 65_536, {"path": "y" * 65_536}), "p")
+    line = line_from_record(record("x" * 65_536, {"path": "y" * 65_536}), "p")
     assert str(line["path"]).endswith("… [cut]")
     assert max(lengths) <= 16_384
 
 
 def test_what_a_process_prints_is_cleaned_too() -> None:
     text = f"Traceback (most recent call last):\n  File x\nValueError: {KEY}\n"
-    line = fault_line(0.0, "engine-0", text, is_fault=True)
+    line = unstructured_line(0.0, "engine-0", text, is_traceback=True)
     assert (line["level"], line["process"], line["logger"]) == ("error", "engine-0", "stderr")
     assert line["message"] == "ValueError: noria_[redacted]"
     assert KEY not in as_json(line).decode()
@@ -199,7 +199,7 @@ def test_what_a_process_prints_is_cleaned_too() -> None:
 # ── Whose line it is ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def lines_of(do: Callable[[logging.Logger], object]) -> list[Line]:
+def logged_lines(do: Callable[[logging.Logger], object]) -> list[Line]:
     lines: list[Line] = []
     with logging_to(LineHandler("frontend-0", lines.append), "info"):
         do(logging.getLogger("noria.test.logs"))
@@ -207,42 +207,42 @@ def lines_of(do: Callable[[logging.Logger], object]) -> list[Line]:
 
 
 def test_every_line_of_a_request_has_its_ids() -> None:
-    token = CURRENT.set(RequestContext("abc", "1" * 32, "2" * 16))
+    token = CURRENT_REQUEST.set(RequestContext("abc", "1" * 32, "2" * 16))
     try:
-        (line,) = lines_of(lambda log: log.info("x", extra=fields(n=1)))
+        (line,) = logged_lines(lambda log: log.info("x", extra=fields(n=1)))
     finally:
-        CURRENT.reset(token)
+        CURRENT_REQUEST.reset(token)
     assert (line["request_id"], line["trace_id"], line["span_id"], line["n"]) == ("abc", "1" * 32, "2" * 16, 1)
 
 
 def test_a_lines_own_ids_win_and_what_is_not_traced_has_no_trace() -> None:
-    token = CURRENT.set(RequestContext("abc"))
+    token = CURRENT_REQUEST.set(RequestContext("abc"))
     try:
-        (line,) = lines_of(lambda log: log.info("x", extra=fields(request_id="def")))
+        (line,) = logged_lines(lambda log: log.info("x", extra=fields(request_id="def")))
     finally:
-        CURRENT.reset(token)
+        CURRENT_REQUEST.reset(token)
     assert line["request_id"] == "def"
     assert "trace_id" not in line
 
 
-def test_a_thread_is_told_nothing_that_it_is_not_given() -> None:
-    token = CURRENT.set(RequestContext("abc"))
+def test_a_thread_inherits_no_request_context() -> None:
+    token = CURRENT_REQUEST.set(RequestContext("abc"))
 
-    def aside(log: logging.Logger) -> None:
+    def log_in_thread(log: logging.Logger) -> None:
         thread = threading.Thread(target=log.info, args=("x",))
         thread.start()
         thread.join()
 
     try:
-        (line,) = lines_of(aside)
+        (line,) = logged_lines(log_in_thread)
     finally:
-        CURRENT.reset(token)
+        CURRENT_REQUEST.reset(token)
     assert "request_id" not in line
 
 
 def test_what_is_below_the_level_is_not_logged_and_the_root_is_left_as_it_was() -> None:
     before = logging.getLogger().level, list(logging.getLogger().handlers)
-    assert lines_of(lambda log: log.debug("x")) == []
+    assert logged_lines(lambda log: log.debug("x")) == []
     assert (logging.getLogger().level, list(logging.getLogger().handlers)) == before
 
 
@@ -269,10 +269,10 @@ def test_auto_is_text_on_a_terminal_and_json_elsewhere(
 ) -> None:
     with (tmp_path / "log").open("w") as file:
         render = render_for(log_format, Terminal() if terminal else file, environment)  # type: ignore[arg-type]
-    assert render(new_line(0.0, "error", "l", "p", "m")).startswith(begins)
+    assert render(make_line(0.0, "error", "l", "p", "m")).startswith(begins)
 
 
-ALONE = """
+STANDALONE_SCRIPT = """
 import logging, warnings
 from noria.observe.logs import fields, logging_here
 with logging_here("generate", "info"):
@@ -282,11 +282,11 @@ with logging_here("generate", "info"):
 
 
 @pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
-def test_a_process_that_is_alone_writes_json_to_its_stderr(locale: str) -> None:
+def test_a_standalone_process_writes_json_to_its_stderr(locale: str) -> None:
     environment = os.environ | {"LC_ALL": locale, "PYTHONUTF8": "0"}
     environment.pop("_NORIA_LOG_MARK", None)
-    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, env=environment, check=True)
-    said, warned = (msgspec.json.decode(line) for line in done.stderr.splitlines())
-    assert (said["message"], said["process"], said["request_id"]) == ("ünï\ncode", "generate", "abc")
-    assert (warned["logger"], warned["level"]) == ("py.warnings", "warning")
-    assert "beware" in warned["message"]
+    done = subprocess.run([sys.executable, "-c", STANDALONE_SCRIPT], capture_output=True, env=environment, check=True)
+    info_line, warning_line = (msgspec.json.decode(line) for line in done.stderr.splitlines())
+    assert (info_line["message"], info_line["process"], info_line["request_id"]) == ("ünï\ncode", "generate", "abc")
+    assert (warning_line["logger"], warning_line["level"]) == ("py.warnings", "warning")
+    assert "beware" in warning_line["message"]

@@ -3,7 +3,7 @@
 import pathlib
 import re
 
-from noria.children import Kind
+from noria.children import ChildKind
 from noria.observe.requests import REQUEST_FIELDS
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -24,7 +24,7 @@ def test_every_event_is_documented_and_no_other() -> None:
     own = set(re.findall(r'(?:event="|_said_of\(delivery, "|_said_of\(")([a-z_]+)"', SOURCE))
     of_children = set(re.findall(r'\.log\(logging\.[A-Z]+, "([a-z_]+)"', SOURCE))
     documented = set(first_cells("Events"))
-    kinds = Kind.__args__
+    kinds = ChildKind.__args__
     assert own <= documented
     assert {name.partition("_")[2] for name in documented - own} == of_children
     assert {name.partition("_")[0] for name in documented - own} == set(kinds)

@@ -9,7 +9,7 @@ import threading
 import psutil
 import pytest
 
-from noria.observe.machine import Processes, children_of, name_of
+from noria.observe.machine import ProcessCollector, child_processes, process_name
 
 SUPERVISOR = """
 import setproctitle, subprocess, sys
@@ -25,7 +25,7 @@ stranger.kill()
 """
 
 
-def test_a_front_end_tells_of_all_processes_of_its_server_and_of_no_others():
+def test_a_front_end_reports_all_processes_of_its_server_and_no_others():
     run = subprocess.run([sys.executable, "-c", SUPERVISOR], capture_output=True, text=True, check=True, timeout=120)
     lines = [line for line in run.stdout.splitlines() if line.startswith("noria_process_resident_memory_bytes{")]
     assert {line.partition('"')[2].partition('"')[0] for line in lines} == {"supervisor", "engine-0", "frontend-1"}
@@ -36,7 +36,7 @@ def test_a_process_that_ended_between_two_looks_has_no_name():
     with subprocess.Popen(["sleep", "60"]) as child:
         process = psutil.Process(child.pid)
         child.kill()
-    assert name_of(process) is None
+    assert process_name(process) is None
 
 
 @pytest.mark.parametrize("kernel_lists", [True, False])
@@ -44,7 +44,7 @@ def test_children_are_those_of_all_threads_that_live(kernel_lists, monkeypatch):
     if not kernel_lists:
         monkeypatch.setattr(pathlib.Path, "glob", lambda self, pattern: iter(()))
     with contextlib.ExitStack() as stack:
-        started, let_go = [], threading.Event()
+        started, finish = [], threading.Event()
 
         def start():
             started.append(stack.enter_context(subprocess.Popen(["sleep", "60"])))
@@ -53,16 +53,16 @@ def test_children_are_those_of_all_threads_that_live(kernel_lists, monkeypatch):
         def start_and_stay():
             start()
             ready.set()
-            let_go.wait()
+            finish.wait()
 
-        before, ready = children_of(psutil.Process()), threading.Event()
+        before, ready = child_processes(psutil.Process()), threading.Event()
         start()
         threading.Thread(target=start_and_stay).start()
-        stack.callback(let_go.set)
+        stack.callback(finish.set)
         ready.wait()
         with subprocess.Popen(["true"]):
             pass
-        found = set(children_of(psutil.Process())) - set(before)
+        found = set(child_processes(psutil.Process())) - set(before)
         assert {child.pid for child in found} == {child.pid for child in started}
 
 
@@ -74,11 +74,11 @@ def test_a_process_that_has_ended_has_no_children(kernel_lists, monkeypatch):
     if not kernel_lists:
         monkeypatch.setattr(pathlib.Path, "glob", lambda self, pattern: iter(()))
     with pytest.raises(psutil.NoSuchProcess):
-        children_of(process)
+        child_processes(process)
 
 
-def test_a_process_that_nobody_supervises_tells_of_itself():
-    families = {family.name: family for family in Processes().collect()}
+def test_an_unsupervised_process_reports_itself():
+    families = {family.name: family for family in ProcessCollector().collect()}
     (sample,) = families["noria_process_start_time_seconds"].samples
     assert sample.value == psutil.Process().create_time()
     assert families["noria_machine_cores"].samples[0].value >= 1

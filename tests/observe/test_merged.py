@@ -13,9 +13,9 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from noria.observe.exemplars import Exemplars
-from noria.observe.merged import Merged
+from noria.observe.merged import MultiprocessReader
 
-COUNTING = """
+COUNTING_SCRIPT = """
 import sys
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 registry = CollectorRegistry()
@@ -31,19 +31,19 @@ for line in sys.stdin:
 """
 
 
-class Counting:
+class CountingProcess:
     """A process that counts what it is told."""
 
     def __init__(self, folder):
         self.process = subprocess.Popen(
-            [sys.executable, "-c", COUNTING],
+            [sys.executable, "-c", COUNTING_SCRIPT],
             env=os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(folder)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
 
-    def do(self, line):
+    def run_line(self, line):
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
         assert self.process.stdout.readline() == "done\n"
@@ -56,11 +56,11 @@ class Counting:
 
 
 @pytest.fixture
-def counting(tmp_path):
+def start_process(tmp_path):
     processes = []
 
     def start():
-        processes.append(Counting(tmp_path))
+        processes.append(CountingProcess(tmp_path))
         return processes[-1]
 
     yield start
@@ -68,80 +68,80 @@ def counting(tmp_path):
         process.end()
 
 
-def theirs(folder, write):
+def expected_lines(folder, write):
     collector = MultiProcessCollector(CollectorRegistry(), str(folder))
     return sorted(write(collector).decode().removesuffix("# EOF\n").splitlines())
 
 
-def check(merged, folder):
-    assert sorted(merged.text(None).splitlines()) == theirs(folder, generate_latest)
-    assert sorted(merged.text(Exemplars()).splitlines()) == theirs(folder, generate_openmetrics)
+def assert_same_as_prometheus_client(reader, folder):
+    assert sorted(reader.text(None).splitlines()) == expected_lines(folder, generate_latest)
+    assert sorted(reader.text(Exemplars()).splitlines()) == expected_lines(folder, generate_openmetrics)
 
 
-def test_it_says_what_prometheus_client_says_whatever_happens_between_scrapes(counting, tmp_path):
-    merged, first, second = Merged(str(tmp_path)), counting(), counting()
-    check(merged, tmp_path)
+def test_it_says_what_prometheus_client_says_whatever_happens_between_scrapes(start_process, tmp_path):
+    reader, first, second = MultiprocessReader(str(tmp_path)), start_process(), start_process()
+    assert_same_as_prometheus_client(reader, tmp_path)
     first.do("plain.inc(); slots.set(8); seconds.labels('/a').observe(0.05)")
-    check(merged, tmp_path)
+    assert_same_as_prometheus_client(reader, tmp_path)
     second.do("plain.inc(2.5); slots.set(16); drain.labels('x').set(3); seconds.labels('/a').observe(5)")
     first.do("drain.labels('x').set(7); drain.labels('y').set(-1.5)")
-    check(merged, tmp_path)
+    assert_same_as_prometheus_client(reader, tmp_path)
     second.do("counter.labels('é \\\"\\\\ \\n', 'k').inc(12345678); seconds.labels('/b').observe(1e9)")
     first.do("counter.labels('b', 'k').inc(1e21); alone.observe(1.5); plain.inc(float('inf'))")
-    check(merged, tmp_path)
+    assert_same_as_prometheus_client(reader, tmp_path)
 
 
-def test_gauges_go_with_their_process_and_counters_stay(counting, tmp_path):
-    merged, first, second = Merged(str(tmp_path)), counting(), counting()
+def test_gauges_go_with_their_process_and_counters_stay(start_process, tmp_path):
+    reader, first, second = MultiprocessReader(str(tmp_path)), start_process(), start_process()
     first.do("plain.inc(3); slots.set(8); drain.labels('x').set(9)")
     second.do("plain.inc(4); slots.set(16); drain.labels('x').set(1)")
-    check(merged, tmp_path)
+    assert_same_as_prometheus_client(reader, tmp_path)
     first.end()
     mark_process_dead(first.process.pid, str(tmp_path))
-    check(merged, tmp_path)
-    text = merged.text(None)
+    assert_same_as_prometheus_client(reader, tmp_path)
+    text = reader.text(None)
     assert "noria_plain_total 7.0\n" in text
     assert "noria_slots 16.0\n" in text
     assert 'noria_drain{a="x"} 1.0\n' in text
 
 
-def test_gauges_whose_processes_have_all_ended_are_not_there(counting, tmp_path):
-    merged, first = Merged(str(tmp_path)), counting()
+def test_gauges_whose_processes_have_all_ended_are_not_there(start_process, tmp_path):
+    reader, first = MultiprocessReader(str(tmp_path)), start_process()
     first.do("drain.labels('x').set(9)")
-    assert "noria_drain" in merged.text(None)
+    assert "noria_drain" in reader.text(None)
     first.end()
     mark_process_dead(first.process.pid, str(tmp_path))
-    assert "noria_drain" not in merged.text(None)
+    assert "noria_drain" not in reader.text(None)
 
 
-def test_a_file_that_grows_beyond_its_first_size_is_read_on(counting, tmp_path):
-    merged, first = Merged(str(tmp_path)), counting()
+def test_a_file_that_grows_beyond_its_first_size_is_read_on(start_process, tmp_path):
+    reader, first = MultiprocessReader(str(tmp_path)), start_process()
     for start in range(0, 600, 200):
         first.do(f"[seconds.labels('/' + str(k)).observe(k) for k in range({start}, {start + 200})]")
-        check(merged, tmp_path)
+        assert_same_as_prometheus_client(reader, tmp_path)
 
 
-def test_a_file_that_is_just_being_made_says_nothing_yet(counting, tmp_path):
-    merged, first = Merged(str(tmp_path)), counting()
+def test_a_file_that_is_just_being_made_says_nothing_yet(start_process, tmp_path):
+    reader, first = MultiprocessReader(str(tmp_path)), start_process()
     first.do("plain.inc(3)")
     for name, content in (("counter_1.db", b""), ("gauge_livesum_1.db", b""), ("counter_2.db", b"\0" * 65_536)):
         (tmp_path / name).write_bytes(content)
-    assert "noria_plain_total 3.0\n" in merged.text(None)
+    assert "noria_plain_total 3.0\n" in reader.text(None)
 
 
-def test_the_room_behind_the_entries_is_not_read(counting, tmp_path):
+def test_the_room_behind_the_entries_is_not_read(start_process, tmp_path):
     """Files of processes that have ended stay: each costs a scrape its few kB, not its 64."""
-    merged, first = Merged(str(tmp_path)), counting()
+    reader, first = MultiprocessReader(str(tmp_path)), start_process()
     first.do("plain.inc(3)")
     os.truncate(tmp_path / f"counter_{first.process.pid}.db", 2**40)  # of which nothing is on the disk
-    assert "noria_plain_total 3.0\n" in merged.text(None)
+    assert "noria_plain_total 3.0\n" in reader.text(None)
 
 
-def test_exemplars_stand_behind_their_buckets(counting, tmp_path):
-    first, exemplars = counting(), Exemplars()
+def test_exemplars_stand_behind_their_buckets(start_process, tmp_path):
+    first, exemplars = start_process(), Exemplars()
     first.do("seconds.labels('/a').observe(0.5)")
-    exemplars.note("noria_seconds", {"path": "/a"}, (0.1, 1, 1e7), 0.5, {"request_id": 'a"b'}, 123.25)
-    lines = Merged(str(tmp_path)).text(exemplars).splitlines()
+    exemplars.record("noria_seconds", {"path": "/a"}, (0.1, 1, 1e7), 0.5, {"request_id": 'a"b'}, 123.25)
+    lines = MultiprocessReader(str(tmp_path)).text(exemplars).splitlines()
     assert 'noria_seconds_bucket{le="1.0",path="/a"} 1.0 # {request_id="a\\"b"} 0.5 123.25' in lines
     assert sum(" # " in line for line in lines if not line.startswith("#")) == 1
 
@@ -177,32 +177,32 @@ A, B, C = (entry(f"noria_{name}", f"noria_{name}_total", {}, "Help.", value=1.0)
 )
 @pytest.mark.parametrize("kind", ["counter", "gauge_livesum"])
 def test_an_entry_that_cannot_be_is_read_when_it_can(tmp_path, kind, broken):
-    merged, path = Merged(str(tmp_path)), tmp_path / f"{kind}_1.db"
+    reader, path = MultiprocessReader(str(tmp_path)), tmp_path / f"{kind}_1.db"
     write(path, A, broken, C)
     for _ in range(3):
-        assert counts(merged) == {"noria_a_total": 1.0}
+        assert counts(reader) == {"noria_a_total": 1.0}
     write(path, A, B, C)
     for _ in range(3):
-        assert counts(merged) == {"noria_a_total": 1.0, "noria_b_total": 1.0, "noria_c_total": 1.0}
+        assert counts(reader) == {"noria_a_total": 1.0, "noria_b_total": 1.0, "noria_c_total": 1.0}
 
 
 @pytest.mark.parametrize(("used", "found"), [(2**31 - 1, {"noria_a_total": 1.0}), (-1, {})])
 def test_a_length_that_cannot_be_is_not_believed(tmp_path, used, found):
-    merged, path = Merged(str(tmp_path)), tmp_path / "counter_1.db"
+    reader, path = MultiprocessReader(str(tmp_path)), tmp_path / "counter_1.db"
     write(path, A, used=used)
-    assert counts(merged) == found
+    assert counts(reader) == found
     write(path, A, B)
-    assert counts(merged) == {"noria_a_total": 1.0, "noria_b_total": 1.0}
+    assert counts(reader) == {"noria_a_total": 1.0, "noria_b_total": 1.0}
 
 
 def test_a_file_that_is_shorter_than_it_was_is_another(tmp_path):
-    merged, path = Merged(str(tmp_path)), tmp_path / "counter_1.db"
+    reader, path = MultiprocessReader(str(tmp_path)), tmp_path / "counter_1.db"
     write(path, A, B, C)
-    assert len(counts(merged)) == 3
+    assert len(counts(reader)) == 3
     write(path, B, A)
-    assert counts(merged) == {"noria_a_total": 1.0, "noria_b_total": 1.0, "noria_c_total": 0.0}
+    assert counts(reader) == {"noria_a_total": 1.0, "noria_b_total": 1.0, "noria_c_total": 0.0}
 
 
-def counts(merged):
-    lines = [line.split(" ") for line in merged.text(None).splitlines() if not line.startswith("#")]
+def counts(reader):
+    lines = [line.split(" ") for line in reader.text(None).splitlines() if not line.startswith("#")]
     return {name: float(value) for name, value in lines}

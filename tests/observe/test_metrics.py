@@ -10,15 +10,15 @@ from typing import get_args
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from noria.jobs.records import ENDED
-from noria.messages import PreviousEnd
+from noria.jobs.records import TERMINAL_STATUSES
+from noria.messages import ExitCause
 from noria.observe import metrics
 from noria.observe.exemplars import Exemplars
 from noria.observe.exposition import exposition, observe
-from noria.observe.machine import Processes
+from noria.observe.machine import ProcessCollector
 from noria.observe.metrics import DECLARATIONS, REGISTRY
 from noria.observe.page import QUERIES, metrics_page
-from noria.scheduling.plans import Part
+from noria.scheduling.plans import Phase
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 
@@ -30,7 +30,7 @@ def test_the_page_is_written_from_the_declarations():
 def test_what_is_exported_is_what_is_declared():
     exported = {
         f"{family.name}_total" if family.type == "counter" else family.name: family.type
-        for family in (*REGISTRY.collect(), *Processes().collect())
+        for family in (*REGISTRY.collect(), *ProcessCollector().collect())
     }
     declared = {each.name: each.kind for each in DECLARATIONS.values() if not each.name.startswith("DCGM_")}
     assert exported == declared
@@ -55,12 +55,12 @@ def test_what_can_be_counted_counts_from_0_on():
         for family in text_string_to_metric_families(run.stdout)
         for sample in family.samples
     }
-    for name, values in (("noria_jobs_total", ENDED), ("noria_webhooks_total", ("delivered", "failed"))):
+    for name, values in (("noria_jobs_total", TERMINAL_STATUSES), ("noria_webhooks_total", ("delivered", "failed"))):
         assert [found[name, value] for value in values] == [0.0] * len(values)
     for engine in ("engine-0", "engine-1"):
         assert found["noria_engine_up", engine] == 0.0
-        assert [found["noria_engine_starts_total", engine, end] for end in get_args(PreviousEnd)] == [0.0] * 3
-        assert [found["noria_out_of_memory_total", engine, part] for part in get_args(Part)] == [0.0] * 3
+        assert [found["noria_engine_starts_total", engine, end] for end in get_args(ExitCause)] == [0.0] * 3
+        assert [found["noria_out_of_memory_total", engine, part] for part in get_args(Phase)] == [0.0] * 3
         assert [found[f"noria_{name}_total", engine] for name in ("turns", "joins", "engine_busy_seconds")] == [0.0] * 3
     assert found["noria_engines_configured",] == 2.0
 
@@ -91,14 +91,14 @@ def test_who_asks_for_openmetrics_gets_it_with_the_latest_request_of_each_bucket
 
 
 def test_an_exemplar_that_has_no_room_for_both_ids_has_the_trace():
-    trace, name, longest = "a" * 32, "x" * 128, "x" * (128 - len("trace_id" + "a" * 32 + "request_id"))
+    trace, long_id, longest_id = "a" * 32, "x" * 128, "x" * (128 - len("trace_id" + "a" * 32 + "request_id"))
     exemplars = Exemplars()
-    for seconds, request_id in ((0.5, longest), (1.5, longest + "x"), (2.5, name)):
-        who = {"trace_id": trace, "request_id": request_id}
-        exemplars.note("noria_seconds", {}, (1.0, 2.0), seconds, who, 123.25)
-    said = [exemplars.words("noria_seconds_bucket", frozenset({("le", bound)})) for bound in ("1.0", "2.0", "+Inf")]
-    assert said[0] == f' # {{request_id="{longest}",trace_id="{trace}"}} 0.5 123.25'
-    assert said[1:] == [f' # {{trace_id="{trace}"}} 1.5 123.25', f' # {{trace_id="{trace}"}} 2.5 123.25']
+    for seconds, request_id in ((0.5, longest_id), (1.5, longest_id + "x"), (2.5, long_id)):
+        exemplar_labels = {"trace_id": trace, "request_id": request_id}
+        exemplars.record("noria_seconds", {}, (1.0, 2.0), seconds, exemplar_labels, 123.25)
+    suffixes = [exemplars.openmetrics_suffix("noria_seconds_bucket", frozenset({("le", bound)})) for bound in ("1.0", "2.0", "+Inf")]
+    assert suffixes[0] == f' # {{request_id="{longest_id}",trace_id="{trace}"}} 0.5 123.25'
+    assert suffixes[1:] == [f' # {{trace_id="{trace}"}} 1.5 123.25', f' # {{trace_id="{trace}"}} 2.5 123.25']
 
 
 def test_values_of_several_processes_are_summed(tmp_path):

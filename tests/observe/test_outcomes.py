@@ -7,10 +7,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from noria.errors import RequestError, ServingError, all_codes
 from noria.observe import metrics
-from noria.observe.outcomes import OTHER, REASONS, count, expect_models
+from noria.observe.outcomes import OTHER, REJECTION_REASONS, count_request, init_model_series
 
 # Of what is asked about images that are made already, or said before a body is read as a wish: HTTP requests, but none for images.
-NEVER_OF_A_WISH = {
+NEVER_AN_IMAGE_REQUEST_OUTCOME = {
     "invalid_body",
     "unauthorized",
     "unsupported_media_type",
@@ -40,9 +40,9 @@ def test_all_that_can_become_of_a_models_requests_is_0_before_the_first_comes():
     found = series_after("expect_models(['tiny'])")
     outcomes = {labels[1] for name, *labels in found if name == "noria_requests_total"}
     kinds = {code for code, kind in all_codes().items() if issubclass(kind, RequestError | ServingError)}
-    assert outcomes == {"ok"} | kinds - NEVER_OF_A_WISH - {"model_not_found"}
+    assert outcomes == {"ok"} | kinds - NEVER_AN_IMAGE_REQUEST_OUTCOME - {"model_not_found"}
     reasons = {labels[1] for name, *labels in found if name == "noria_rejected_total"}
-    assert reasons == set(REASONS) - {"model_not_found"}
+    assert reasons == set(REJECTION_REASONS) - {"model_not_found"}
     for name in ("noria_images_total", "noria_deadline_missed_total"):
         assert found[name, "tiny"] == 0.0
     assert {found[name, *labels] for name, *labels in found if "tiny" in labels and name.endswith("_total")} == {0.0}
@@ -51,23 +51,23 @@ def test_all_that_can_become_of_a_models_requests_is_0_before_the_first_comes():
 def test_refusals_of_no_model_are_0_before_the_first_comes():
     found = series_after("expect_no_model()")
     for name in ("noria_requests_total", "noria_rejected_total"):
-        of_none = {labels[1]: value for (found_name, *labels), value in found.items() if found_name == name}
-        assert of_none == {"engine_unavailable": 0.0, "model_not_found": 0.0}
+        values = {labels[1]: value for (found_name, *labels), value in found.items() if found_name == name}
+        assert values == {"engine_unavailable": 0.0, "model_not_found": 0.0}
 
 
 def test_a_model_that_nobody_serves_is_counted_as_other():
     counter = metrics.REQUESTS.labels(OTHER, "cancelled")._value
     before = counter.get()
     for model in (None, "a model of last year's"):
-        count(model, "cancelled")
+        count_request(model, "cancelled")
     assert counter.get() - before == 2
     assert not any("a model of last year's" in labels for labels in metrics.REQUESTS._metrics)
 
 
 def test_a_refusal_is_a_request_and_a_rejection_and_a_failure_is_a_request():
-    expect_models(["counted"])
+    init_model_series(["counted"])
     for outcome in ("queue_full", "generation_failed", "ok"):
-        count("counted", outcome)
+        count_request("counted", outcome)
     assert {
         outcome
         for (model, outcome), each in metrics.REQUESTS._metrics.items()

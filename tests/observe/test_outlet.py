@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from noria.observe.lines import as_json, new_line
-from noria.observe.logs import environment_of_children, new_mark
-from noria.observe.outlet import Outlet, SharedPipe
+from noria.observe.lines import as_json, make_line
+from noria.observe.logs import child_log_environment, new_mark
+from noria.observe.outlet import NonBlockingWriter, SharedPipe
 
 PIPE_BYTES = 65_536
 
@@ -32,8 +32,8 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 
 @pytest.fixture
-def outlet(pipe: tuple[int, int]) -> Iterator[Outlet]:
-    made = Outlet(as_json, SharedPipe(pipe[1]), "child", most_waiting_bytes=200_000)
+def writer(pipe: tuple[int, int]) -> Iterator[NonBlockingWriter]:
+    made = NonBlockingWriter(as_json, SharedPipe(pipe[1]), "child", max_buffered_bytes=200_000)
     made.start()
     yield made
     with contextlib.suppress(OSError):
@@ -42,9 +42,9 @@ def outlet(pipe: tuple[int, int]) -> Iterator[Outlet]:
     assert not made.is_alive()
 
 
-def put(outlet: Outlet, numbers: range, num_chars: int = 1000) -> None:
+def put(writer: NonBlockingWriter, numbers: range, num_chars: int = 1000) -> None:
     for number in numbers:
-        outlet.put(new_line(0.0, "info", "l", "p", "x" * num_chars) | {"number": number})
+        writer.put(make_line(0.0, "info", "l", "p", "x" * num_chars) | {"number": number})
 
 
 def reader(fd: int) -> Callable[[], list[dict]]:
@@ -67,61 +67,61 @@ def reader(fd: int) -> Callable[[], list[dict]]:
 
 
 def test_a_line_is_in_the_pipe_when_it_is_put(pipe: tuple[int, int]) -> None:
-    outlet = Outlet(as_json, SharedPipe(pipe[1]), "child")  # its thread has not even begun
-    put(outlet, range(10))
+    writer = NonBlockingWriter(as_json, SharedPipe(pipe[1]), "child")  # its thread has not even begun
+    put(writer, range(10))
     assert [json.loads(line)["number"] for line in os.read(pipe[0], PIPE_BYTES).splitlines()] == list(range(10))
 
 
 @pytest.mark.parametrize("num_chars", [10, 1950, 2100, 8000])  # 2100: none fits into the rest of another's page
 def test_a_pipe_that_nobody_reads_has_room_left_for_what_is_no_line(
-    pipe: tuple[int, int], outlet: Outlet, num_chars: int
+    pipe: tuple[int, int], writer: NonBlockingWriter, num_chars: int
 ) -> None:
-    put(outlet, range(100), num_chars)
+    put(writer, range(100), num_chars)
     time.sleep(0.1)  # the thread does what it can
     os.set_blocking(pipe[1], False)
     assert os.write(pipe[1], b"\n" * (PIPE_BYTES // 2)) == PIPE_BYTES // 2
 
 
-def test_lines_that_waited_come_in_order_and_lost_ones_are_told(pipe: tuple[int, int], outlet: Outlet) -> None:
-    put(outlet, range(300))  # 16 kB in the pipe, 200 kB behind it
+def test_lines_that_waited_come_in_order_and_lost_ones_are_reported(pipe: tuple[int, int], writer: NonBlockingWriter) -> None:
+    put(writer, range(300))  # 16 kB in the pipe, 200 kB behind it
     lines = reader(pipe[0])
-    outlet.flush(60)
-    put(outlet, range(300, 310))
-    outlet.close(60)
+    writer.flush(60)
+    put(writer, range(300, 310))
+    writer.close(60)
     os.close(pipe[1])
     found = lines()
     numbers = [line["number"] for line in found if "number" in line]
-    (told,) = [line for line in found if "lost" in line]
+    (loss_line,) = [line for line in found if "lost" in line]
     assert numbers == sorted(numbers)
     assert numbers[-10:] == list(range(300, 310))
-    assert (told["process"], told["logger"]) == ("child", "noria.relay")
-    assert 0 < told["lost"] == 310 - len(numbers)
+    assert (loss_line["process"], loss_line["logger"]) == ("child", "noria.relay")
+    assert 0 < loss_line["lost"] == 310 - len(numbers)
 
 
-def test_a_line_that_is_longer_than_the_share_comes_whole(pipe: tuple[int, int], outlet: Outlet) -> None:
+def test_a_line_that_is_longer_than_the_share_comes_whole(pipe: tuple[int, int], writer: NonBlockingWriter) -> None:
     lines = reader(pipe[0])
-    outlet.put(new_line(0.0, "info", "l", "p", "m") | {f"field_{number}": "x" * 8000 for number in range(7)})
-    outlet.close(60)
+    writer.put(make_line(0.0, "info", "l", "p", "m") | {f"field_{number}": "x" * 8000 for number in range(7)})
+    writer.close(60)
     os.close(pipe[1])
     (line,) = lines()
     assert line["field_6"] == "x" * 8000
 
 
-def test_who_waits_for_a_reader_that_is_gone_does_not_wait(pipe: tuple[int, int], outlet: Outlet) -> None:
-    put(outlet, range(30))
+def test_who_waits_for_a_reader_that_is_gone_does_not_wait(pipe: tuple[int, int], writer: NonBlockingWriter) -> None:
+    put(writer, range(30))
     os.close(pipe[0])
-    put(outlet, range(30))
+    put(writer, range(30))
     began = time.monotonic()
-    outlet.flush(60)
-    outlet.close(60)
+    writer.flush(60)
+    writer.close(60)
     assert time.monotonic() - began < 30
-    assert not outlet.is_alive()
+    assert not writer.is_alive()
 
 
 # ── Processes that end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 # Their last words may take as long as they take on a busy machine: 2 s are for the reader that never comes.
-HEAD = """
+SCRIPT_HEAD = """
 import logging, os, signal, sys, threading
 from noria.observe.logs import fields, logging_here
 from noria.observe.outlet import Outlet
@@ -146,9 +146,9 @@ with logging_here("child", "info"):
 )
 def test_lines_that_waited_are_written_before_the_process_ends(pipe: tuple[int, int], end: str, status: int) -> None:
     mark = new_mark()
-    environment = os.environ | environment_of_children(mark)
+    environment = os.environ | child_log_environment(mark)
     with subprocess.Popen(
-        [sys.executable, "-c", HEAD + end], stdout=subprocess.PIPE, stderr=pipe[1], env=environment
+        [sys.executable, "-c", SCRIPT_HEAD + end], stdout=subprocess.PIPE, stderr=pipe[1], env=environment
     ) as process:
         os.close(pipe[1])
         assert process.stdout is not None
@@ -161,8 +161,8 @@ def test_lines_that_waited_are_written_before_the_process_ends(pipe: tuple[int, 
 
 
 def test_a_crash_dump_does_not_wait_for_who_reads_nothing(pipe: tuple[int, int]) -> None:
-    script = HEAD + "    import faulthandler; faulthandler.enable(); os.kill(os.getpid(), signal.SIGSEGV)"
-    environment = os.environ | environment_of_children(new_mark())
+    script = SCRIPT_HEAD + "    import faulthandler; faulthandler.enable(); os.kill(os.getpid(), signal.SIGSEGV)"
+    environment = os.environ | child_log_environment(new_mark())
     with subprocess.Popen([sys.executable, "-c", script], stderr=pipe[1], env=environment) as process:
         assert process.wait(60) == -signal.SIGSEGV
     os.close(pipe[1])

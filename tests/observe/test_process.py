@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 
-from waiting import until
+from waiting import wait_until
 
 
 def test_child_ends_with_its_parent():
@@ -15,9 +15,9 @@ def test_child_ends_with_its_parent():
     )
     with subprocess.Popen([sys.executable, "-c", parent, child], stdout=subprocess.PIPE, text=True) as process:
         child_pid = int(process.stdout.readline())
-        assert _lives(child_pid)
+        assert _is_alive(child_pid)
         process.kill()
-    until(lambda: not _lives(child_pid))
+    wait_until(lambda: not _is_alive(child_pid))
 
 
 def test_child_ends_when_its_parent_was_gone_before():
@@ -27,7 +27,7 @@ def test_child_ends_when_its_parent_was_gone_before():
         assert (result.returncode, result.stdout) == (status, output)
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"

@@ -27,10 +27,10 @@ members = st.dictionaries(keys, values, max_size=32)
 
 
 @given(ids[32], ids[16], st.booleans(), members)
-def test_what_is_said_is_read_again(trace_id, span_id, is_sampled, notes):
-    said = TraceContext(trace_id, span_id, is_sampled, ",".join(f"{key}={value}" for key, value in notes.items()))
-    headers = said.headers
-    assert parse([headers["traceparent"]], [headers["tracestate"]] if "tracestate" in headers else []) == said
+def test_what_is_written_is_read_again(trace_id, span_id, is_sampled, notes):
+    written = TraceContext(trace_id, span_id, is_sampled, ",".join(f"{key}={value}" for key, value in notes.items()))
+    headers = written.headers
+    assert parse([headers["traceparent"]], [headers["tracestate"]] if "tracestate" in headers else []) == written
 
 
 def test_the_specifications_own_example_is_read():

@@ -13,11 +13,11 @@ from noria.errors import ConfigError
 from noria.frontend import spans
 from noria.observe import otlp
 from noria.observe.collector import check_traces, open_tracer
-from noria.observe.context import CURRENT, RequestContext
-from noria.observe.otlp import OncePer, OtlpTracer
+from noria.observe.context import CURRENT_REQUEST, RequestContext
+from noria.observe.otlp import RateLimitFilter, OtlpTracer
 from noria.observe.trace_context import TraceContext
-from noria.observe.traces import ACTIVE, NO_SPAN, NO_TRACER, NoSpan, record, working_for
-from waiting import WITHIN_S
+from noria.observe.traces import CURRENT_SPAN, NO_SPAN, NO_TRACER, NoSpan, record_span, request_scope
+from waiting import TIMEOUT_S
 
 
 def context(is_sampled=True):
@@ -25,13 +25,13 @@ def context(is_sampled=True):
 
 
 @pytest.fixture
-def patience(monkeypatch):
+def long_close_timeout(monkeypatch):
     """What is closed has brought away all it had, however long that takes on a busy machine."""
-    monkeypatch.setattr(otlp, "_CLOSE_WITHIN_S", WITHIN_S)
+    monkeypatch.setattr(otlp, "_CLOSE_WITHIN_S", TIMEOUT_S)
 
 
 @pytest.fixture
-def tracer(collector, patience):
+def tracer(collector, long_close_timeout):
     opened = OtlpTracer(collector.endpoint, 1.0, "frontend-0")
     yield opened
     opened.close()
@@ -48,13 +48,13 @@ def test_without_an_endpoint_a_callers_context_is_handed_on_and_nothing_else_hap
 def test_what_is_done_inside_is_done_for_the_request_and_not_after():
     caller = context()
     span = NoSpan(caller)
-    with working_for("an-id", span):
-        assert RequestContext("an-id", caller.trace_id, caller.span_id) == CURRENT.get()
-        assert ACTIVE.get() is span
-        with pytest.raises(LookupError), working_for("another", NO_SPAN):
+    with request_scope("an-id", span):
+        assert RequestContext("an-id", caller.trace_id, caller.span_id) == CURRENT_REQUEST.get()
+        assert CURRENT_SPAN.get() is span
+        with pytest.raises(LookupError), request_scope("another", NO_SPAN):
             raise LookupError
-        assert ACTIVE.get() is span
-    assert (CURRENT.get(), ACTIVE.get()) == (None, NO_SPAN)
+        assert CURRENT_SPAN.get() is span
+    assert (CURRENT_REQUEST.get(), CURRENT_SPAN.get()) == (None, NO_SPAN)
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def test_an_endpoint_with_a_password_is_refused_and_not_shown():
 def test_a_recorded_span_is_brought_with_its_times_and_its_failure(tracer, collector):
     caller = context()
     span = tracer.span("whole", "client", caller, {"a": 1})
-    record(tracer, "part", span, 1000.25, 1001.5, {"b": "c"}, "queue_full")
+    record_span(tracer, "part", span, 1000.25, 1001.5, {"b": "c"}, "queue_full")
     span.end()
-    record(tracer, "late", span, 1.0, 2.0)  # of what is over nobody is told any more
+    record_span(tracer, "late", span, 1.0, 2.0)  # of what is over nobody is told any more
     tracer.close()
     whole, part = sorted(collector.of_trace(caller.trace_id), key=lambda each: each.name, reverse=True)
     assert (whole.name, whole.kind, whole.parent_id, whole.attributes) == ("whole", "client", caller.span_id, {"a": 1})
@@ -97,35 +97,35 @@ def test_the_caller_decides_and_the_ratio_where_there_is_none(collector):
     tracer.close()
 
 
-def test_what_the_environment_calls_us_goes_first(collector, monkeypatch, patience):
+def test_what_the_environment_calls_us_goes_first(collector, monkeypatch, long_close_timeout):
     monkeypatch.setenv("OTEL_SERVICE_NAME", "pictures")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.namespace=shop,service.instance.id=mine")
     tracer, caller = OtlpTracer(collector.endpoint, 1.0, "frontend-0"), context()
     tracer.span("a", "server", caller).end()
     tracer.close()
     (span,) = collector.of_trace(caller.trace_id)
-    said = {"service.name": "pictures", "service.namespace": "shop", "service.instance.id": "mine"}
-    assert span.resource.items() >= said.items()
+    expected = {"service.name": "pictures", "service.namespace": "shop", "service.instance.id": "mine"}
+    assert span.resource.items() >= expected.items()
 
 
 def test_a_collector_that_never_answers_holds_the_end_up_for_two_seconds_at_most(monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "280")  # that the SDK would wait
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        tracer = OtlpTracer(f"http://127.0.0.1:{silent.getsockname()[1]}/", 1.0, "frontend-0")
+    with socket.create_server(("127.0.0.1", 0)) as unresponsive:
+        tracer = OtlpTracer(f"http://127.0.0.1:{unresponsive.getsockname()[1]}/", 1.0, "frontend-0")
         tracer.span("a", "server", None).end()
         began = time.monotonic()
         tracer.close()
         assert time.monotonic() - began < 60  # 1.5 on a machine with nothing else to do
 
 
-def test_complaints_come_through_once_in_a_while():
+def test_warnings_are_rate_limited():
     now = [100.0]
-    limit, line = OncePer(60.0, lambda: now[0]), logging.LogRecord("x", logging.ERROR, "", 0, "down", (), None)
-    assert [limit.filter(line), limit.filter(line)] == [True, False]
+    rate_limit, log_record = RateLimitFilter(60.0, lambda: now[0]), logging.LogRecord("x", logging.ERROR, "", 0, "down", (), None)
+    assert [rate_limit.filter(log_record), rate_limit.filter(log_record)] == [True, False]
     now[0] += 59.0
-    assert not limit.filter(line)
+    assert not rate_limit.filter(log_record)
     now[0] += 1.0
-    assert [limit.filter(line), limit.filter(line)] == [True, False]
+    assert [rate_limit.filter(log_record), rate_limit.filter(log_record)] == [True, False]
 
 
 def test_without_tracing_a_request_costs_microseconds():
@@ -135,8 +135,8 @@ def test_without_tracing_a_request_costs_microseconds():
 
     def hooks():
         span = spans.begin(NO_TRACER, scope, headers, "an-id")
-        with working_for("an-id", span):
-            spans.tell(span, {})
+        with request_scope("an-id", span):
+            spans.add_server_timing(span, {})
             spans.finish(span, scope, 200)
 
     seconds = min(timeit.repeat(hooks, number=1000, repeat=20)) / 1000

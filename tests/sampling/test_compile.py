@@ -185,7 +185,7 @@ def test_diffusers_is_left_as_it_was():
 
 def test_threads_may_compile_at_once():
     compiler._compile_cached.cache_clear()
-    alone = compile_sampler("ddpm", STABLE_DIFFUSION, 15)
+    single_threaded = compile_sampler("ddpm", STABLE_DIFFUSION, 15)
     compiler._compile_cached.cache_clear()
     tables = []
     threads = [
@@ -196,7 +196,7 @@ def test_threads_may_compile_at_once():
     for thread in threads:
         thread.join()
     assert len(tables) == 4
-    assert all(np.array_equal(table.coefficients, alone.coefficients) for table in tables)
+    assert all(np.array_equal(table.coefficients, single_threaded.coefficients) for table in tables)
 
 
 def test_compiling_leaves_no_openmp_threads_behind():

@@ -25,9 +25,9 @@ def test_draws_are_those_of_diffusers(seed, image, shape_CHW, dtype):
 
 def test_a_list_of_generators_draws_as_one_stream_per_image():
     generators = [torch.Generator().manual_seed(5 + k) for k in range(3)]
-    together_BCHW = randn_tensor((3, 4, 8, 8), generator=generators, dtype=torch.float32)
-    alone_BCHW = torch.stack([NoiseStream(5, (4, 8, 8), torch.float32, image=k).initial() for k in range(3)])
-    assert torch.equal(together_BCHW, alone_BCHW)
+    batched_BCHW = randn_tensor((3, 4, 8, 8), generator=generators, dtype=torch.float32)
+    separate_BCHW = torch.stack([NoiseStream(5, (4, 8, 8), torch.float32, image=k).initial() for k in range(3)])
+    assert torch.equal(batched_BCHW, separate_BCHW)
 
 
 def test_image_k_is_image_0_of_seed_plus_k():

@@ -73,7 +73,7 @@ def diffusers_samples(
 ) -> list[torch.Tensor]:
     """x_0, x_1, … [C, H, W] of a pipeline's loop in float32."""
     with quiet_diffusers():
-        scheduler = _real(choice, config)
+        scheduler = _diffusers_scheduler(choice, config)
         scheduler.set_timesteps(num_steps, **set_timesteps)
         generator = torch.Generator().manual_seed(seed)
         options = pipeline_options(scheduler, generator)
@@ -88,19 +88,19 @@ def diffusers_samples(
     return samples
 
 
-def _real(choice: SchedulerChoice, config: dict):
+def _diffusers_scheduler(choice: SchedulerChoice, config: dict):
     """A copy: KDPM2 takes half a second to make."""
-    return copy.deepcopy(_made(choice.name, json.dumps(config)))
+    return copy.deepcopy(_make_scheduler(choice.name, json.dumps(config)))
 
 
 @functools.lru_cache
-def _made(name: str, config_json: str):
+def _make_scheduler(name: str, config_json: str):
     choice, config = schedulers.find(name), json.loads(config_json)
-    kind = getattr(diffusers.schedulers, choice.diffusers_class)
-    known = inspect.signature(kind).parameters
+    scheduler_class = getattr(diffusers.schedulers, choice.diffusers_class)
+    known = inspect.signature(scheduler_class).parameters
     pipeline = {"steps_offset": 1, "clip_sample": False} if choice.family == "diffusion" else {}
     shift = {"flow_shift": config["shift"]} if "shift" in config else {}
-    return kind.from_config(config, **{k: v for k, v in (pipeline | shift).items() if k in known}, **choice.overrides)
+    return scheduler_class.from_config(config, **{k: v for k, v in (pipeline | shift).items() if k in known}, **choice.overrides)
 
 
 def table_samples(table: SamplerTable, seed: int) -> list[torch.Tensor]:
@@ -108,7 +108,7 @@ def table_samples(table: SamplerTable, seed: int) -> list[torch.Tensor]:
     stream = NoiseStream(seed, SHAPE_CHW, torch.float32)
     history = step.empty_history(1, SHAPE_CHW)
     start = stream.initial() * table.init_noise_sigma
-    step.board(history, 0, start)
+    step.init_slot(history, 0, start)
     slots, samples = torch.zeros(1, dtype=torch.int64), [start]
     for call in range(table.num_calls):
         cursors = torch.tensor([call])

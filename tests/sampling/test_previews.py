@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from noria.sampling.previews import clean_latents, clean_weights, fit_colours, preview_pixels, smaller
+from noria.sampling.previews import clean_latents, clean_weights, fit_colours, preview_pixels, downscale
 
 ALPHA_BARS = np.linspace(0.999, 0.004, 1000)
 
 
-def given_and_said(clean_BCHW, noise_BCHW, alpha_B, prediction_type):
+def model_inputs_and_outputs(clean_BCHW, noise_BCHW, alpha_B, prediction_type):
     """What a perfect model is given, and what it says."""
     alpha_B111 = torch.tensor(alpha_B, dtype=torch.float32)[:, None, None, None]
     inputs = alpha_B111.sqrt() * clean_BCHW + (1 - alpha_B111).sqrt() * noise_BCHW
@@ -24,7 +24,7 @@ def test_what_a_perfect_model_says_is_the_image(prediction_type):
     timesteps = np.array([0.0, 333.0, 500.25, 999.0], np.float32)
     alpha_B = np.interp(timesteps, np.arange(1000), ALPHA_BARS)
     weights = torch.from_numpy(clean_weights(timesteps, ALPHA_BARS, prediction_type))
-    inputs, outputs = given_and_said(clean, noise, alpha_B, prediction_type)
+    inputs, outputs = model_inputs_and_outputs(clean, noise, alpha_B, prediction_type)
     torch.testing.assert_close(clean_latents(inputs, outputs, weights), clean, rtol=0, atol=2e-4)
 
 
@@ -54,10 +54,10 @@ def test_colours_are_those_that_a_linear_encoder_has_encoded():
     colours = fit_colours(encode, 8)
     wanted = torch.tensor([[250, 10, 128], [0, 255, 64], [77, 78, 79]], dtype=torch.uint8)
     pixels = (wanted.float() / 127.5 - 1)[:, :, None, None].expand(-1, -1, 16, 24)
-    shown = preview_pixels(encode(pixels), colours)
-    assert shown.shape == (3, 2, 3, 3)
-    assert shown.dtype == torch.uint8
-    assert (shown.int() - wanted[:, None, None, :].int()).abs().max() <= 1
+    preview = preview_pixels(encode(pixels), colours)
+    assert preview.shape == (3, 2, 3, 3)
+    assert preview.dtype == torch.uint8
+    assert (preview.int() - wanted[:, None, None, :].int()).abs().max() <= 1
 
 
 def test_colours_beyond_the_brightest_are_the_brightest():
@@ -71,5 +71,5 @@ def test_colours_beyond_the_brightest_are_the_brightest():
 )
 def test_no_side_of_a_smaller_one_is_longer_than_asked(size, most, shown):
     latents = torch.full((2, 4, *size), 0.5)
-    assert smaller(latents, most).shape == (2, 4, *shown)
-    assert (smaller(latents, most) == 0.5).all()
+    assert downscale(latents, most).shape == (2, 4, *shown)
+    assert (downscale(latents, most) == 0.5).all()

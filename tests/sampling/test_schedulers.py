@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from noria import schedulers
 from noria.errors import InvalidField
-from noria.schedulers import REFUSED, SCHEDULERS, find
+from noria.schedulers import UNSUPPORTED, SCHEDULERS, find
 
 NAMES = [choice.name for choice in SCHEDULERS]
 EXPORTED = sorted(
@@ -57,7 +57,7 @@ def test_case_and_separators_do_not_matter(name, separators, shout):
 
 
 def test_spellings_are_of_one_choice_each():
-    spellings = [schedulers._key(name) for choice in SCHEDULERS for name in (choice.name, *choice.aliases)]
+    spellings = [schedulers._normalized(name) for choice in SCHEDULERS for name in (choice.name, *choice.aliases)]
     assert len(spellings) == len(set(spellings))
 
 
@@ -70,25 +70,25 @@ def test_an_unknown_name_is_told_the_nearest_and_all():
     assert all(name in caught.value.message for name in NAMES)
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", UNSUPPORTED)
 def test_a_refused_scheduler_is_told_why(name):
     with pytest.raises(InvalidField) as caught:
         find(name)
     assert caught.value.field == "scheduler"
-    assert REFUSED[name] in caught.value.message
+    assert UNSUPPORTED[name] in caught.value.message
 
 
 @pytest.mark.parametrize("diffusers_class", EXPORTED)
 def test_every_scheduler_of_diffusers_is_served_or_refused_with_a_reason(diffusers_class):
     if diffusers_class in ("SchedulerMixin", "FlaxSchedulerMixin"):
         return
-    if diffusers_class not in REFUSED:
+    if diffusers_class not in UNSUPPORTED:
         assert diffusers_class in {find(diffusers_class).diffusers_class, *find(diffusers_class).aliases}
 
 
 def test_diffusers_exports_what_the_table_names():
     assert {choice.diffusers_class for choice in SCHEDULERS} <= set(EXPORTED)
-    assert {name for name in REFUSED if name.endswith("Scheduler")} <= set(EXPORTED)
+    assert {name for name in UNSUPPORTED if name.endswith("Scheduler")} <= set(EXPORTED)
 
 
 @pytest.mark.parametrize(
@@ -110,12 +110,12 @@ def test_diffusers_exports_what_the_table_names():
 )
 def test_a_models_configuration_names_its_family_and_its_choice(config, family, name):
     assert schedulers.family_of(config) == family
-    assert schedulers.of_config(config).name == name
+    assert schedulers.choice_for_config(config).name == name
 
 
 def test_a_configuration_of_a_refused_class_is_refused():
     with pytest.raises(InvalidField, match="tokens"):
-        schedulers.of_config({"_class_name": "AmusedScheduler"})
+        schedulers.choice_for_config({"_class_name": "AmusedScheduler"})
 
 
 def test_the_table_cannot_be_changed():

@@ -51,9 +51,9 @@ def advance(history, images: list[Image], slots: list[int]) -> torch.Tensor:
     return samples
 
 
-def alone(number: int) -> torch.Tensor:
+def run_in_own_batch(number: int) -> torch.Tensor:
     image, history = Image(number), step.empty_history(1, SHAPE_CHW)
-    step.board(history, 0, image.start)
+    step.init_slot(history, 0, image.start)
     while not image.done:
         samples = advance(history, [image], [0])
     return samples[0]
@@ -63,25 +63,25 @@ def alone(number: int) -> torch.Tensor:
 @given(
     st.permutations(range(len(MIX))), st.lists(st.integers(0, 4), min_size=len(MIX), max_size=len(MIX)), st.randoms()
 )
-def test_an_image_in_a_mixed_batch_is_the_image_alone(slots, boards_at, random):
+def test_an_image_in_a_mixed_batch_is_the_image_alone(slots, joins_at, random):
     """To the bit, whatever its slot, its place in the batch, its company and the turn at which each boards."""
     history = step.empty_history(len(MIX), SHAPE_CHW)
     images = [Image(number) for number in range(len(MIX))]
     finished: dict[int, torch.Tensor] = {}
-    turn = 0
+    iteration = 0
     while len(finished) < len(MIX):
         for number in range(len(MIX)):
-            if boards_at[number] == turn:
-                step.board(history, slots[number], images[number].start)
-        aboard = [n for n in range(len(MIX)) if boards_at[n] <= turn and n not in finished]
-        random.shuffle(aboard)
-        turn += 1
-        if not aboard:
+            if joins_at[number] == iteration:
+                step.init_slot(history, slots[number], images[number].start)
+        in_flight = [n for n in range(len(MIX)) if joins_at[n] <= iteration and n not in finished]
+        random.shuffle(in_flight)
+        iteration += 1
+        if not in_flight:
             continue
-        samples = advance(history, [images[n] for n in aboard], [slots[n] for n in aboard])
-        finished |= {n: sample for n, sample in zip(aboard, samples, strict=True) if images[n].done}
+        samples = advance(history, [images[n] for n in in_flight], [slots[n] for n in in_flight])
+        finished |= {n: sample for n, sample in zip(in_flight, samples, strict=True) if images[n].done}
     for number, sample in finished.items():
-        assert torch.equal(sample, alone(number)), MIX[number]
+        assert torch.equal(sample, run_in_own_batch(number)), MIX[number]
         at = torch.tensor([slots[number]]), torch.tensor([images[number].cursor])
         assert torch.equal(step.samples(history, *at)[0], sample), "a finished image keeps its last sample"
 
@@ -90,7 +90,7 @@ def test_a_new_image_is_not_poisoned_by_the_one_before():
     history = step.empty_history(1, SHAPE_CHW)
     history.fill_(float("nan"))
     image = Image(0)
-    step.board(history, 0, image.start)
+    step.init_slot(history, 0, image.start)
     assert advance(history, [image], [0]).isfinite().all()
 
 
@@ -99,11 +99,11 @@ def test_a_model_that_overflows_spoils_its_own_image_only():
     broken, whole = Image(2), Image(2)
     broken.outputs[1] = float("nan")
     for slot in (0, 1):
-        step.board(history, slot, whole.start)
+        step.init_slot(history, slot, whole.start)
     while not whole.done:
         samples = advance(history, [broken, whole], [0, 1])
     assert samples[0].isnan().any()
-    assert torch.equal(samples[1], alone(2))
+    assert torch.equal(samples[1], run_in_own_batch(2))
 
 
 def test_the_model_is_given_the_current_sample_scaled():

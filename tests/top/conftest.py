@@ -7,15 +7,15 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-from showing import LiveServer
+from showing import FakeLiveServer
 
 
 @pytest.fixture
 def live_server():
     servers = []
 
-    def start(*answers, port=0):
-        servers.append(LiveServer(answers, port))
+    def start(*responses, port=0):
+        servers.append(FakeLiveServer(responses, port))
         return servers[-1]
 
     yield start

@@ -17,12 +17,12 @@ import pytest
 from picturing import svg_of
 
 from noria import __version__
-from noria.bench.server import DIRECT, running_server
+from noria.bench.server import NO_PROXY_OPENER, running_server
 from noria.models.catalog import BUNDLED
-from noria.top.board import Board
-from noria.top.events import Reader
-from noria.top.frame import frame
-from waiting import until
+from noria.top.board import ServerState
+from noria.top.events import LiveEventParser
+from noria.top.frame import render_frame
+from waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -31,28 +31,28 @@ MODELS = ("noria-shapes", "more-shapes")
 NUM_USERS = 24  # half as many again as there are slots
 
 
-def draw(port, dice):
+def generate(port, rng):
     body = {
         "prompt": "a red circle above a blue square",
-        "model": dice.choice(MODELS),
-        "scheduler": dice.choice(["dpm++2m", "dpm++2m", "euler-a", "ddim", "heun"]),
-        "inference_steps": dice.choice([20, 30, 40]),
-        "guidance_scale": dice.choice([1.0, 3.0, 7.5]),
-        "priority": dice.choice(["normal", "normal", "normal", "high"]),
-    } | ({"deadline_ms": 580_000} if dice.random() < 0.3 else {})
+        "model": rng.choice(MODELS),
+        "scheduler": rng.choice(["dpm++2m", "dpm++2m", "euler-a", "ddim", "heun"]),
+        "inference_steps": rng.choice([20, 30, 40]),
+        "guidance_scale": rng.choice([1.0, 3.0, 7.5]),
+        "priority": rng.choice(["normal", "normal", "normal", "high"]),
+    } | ({"deadline_ms": 580_000} if rng.random() < 0.3 else {})
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/t2i", json.dumps(body).encode(), {"content-type": "application/json"}
     )
-    with DIRECT.open(request, timeout=280) as answer:
+    with NO_PROXY_OPENER.open(request, timeout=280) as answer:
         return answer.status
 
 
-def draw_until(shown, port, dice):
+def generate_until(stop, port, rng):
     """One image after the other, so that there is something to see for as long as somebody looks; returns how they were answered."""
-    answered = {draw(port, dice)}
-    while not shown.is_set():
-        answered.add(draw(port, dice))
-    return answered
+    statuses = {generate(port, rng)}
+    while not stop.is_set():
+        statuses.add(generate(port, rng))
+    return statuses
 
 
 def frame_with_bars(url):
@@ -73,49 +73,49 @@ def second_model(tmp_path):
     return folder
 
 
-def test_it_shows_what_a_real_server_draws(second_model):
-    dice = random.Random(2)
+def test_it_shows_what_a_real_server_generates(second_model):
+    rng = random.Random(2)
     command = ["bundled", "--more-models", str(second_model), "--slots", "16", "--queue-limit-s", "3600"]
     with (
         running_server(command) as server,
         concurrent.futures.ThreadPoolExecutor(NUM_USERS) as pool,
     ):
         url = f"http://127.0.0.1:{server.port}"
-        shown = threading.Event()
-        drawn = [pool.submit(draw_until, shown, server.port, dice) for _ in range(NUM_USERS)]
+        stop = threading.Event()
+        clients = [pool.submit(generate_until, stop, server.port, rng) for _ in range(NUM_USERS)]
         try:
-            text = until(lambda: frame_with_bars(url))
+            text = wait_until(lambda: frame_with_bars(url))
             if os.environ.get("NORIA_SCREENSHOTS"):
                 PICTURE.write_text(svg_of(a_full_frame(url), 120), encoding="utf-8")
         finally:
-            shown.set()
-        assert set().union(*(future.result() for future in drawn)) == {200}
+            stop.set()
+        assert set().union(*(future.result() for future in clients)) == {200}
     assert text.startswith(f"noria {__version__} · {url} · {', '.join(MODELS)}\nengine-0 ready · cpu · ")
     assert "of 16 slots" in text
-    drawing = re.findall(r"^ ?\d+ .*?█.* (\S*shapes) ", text, re.MULTILINE)
-    assert drawing and set(drawing) <= {"noria-shapes", "more-shapes"}
+    running_models = re.findall(r"^ ?\d+ .*?█.* (\S*shapes) ", text, re.MULTILINE)
+    assert running_models and set(running_models) <= {"noria-shapes", "more-shapes"}
 
 
-def is_mixed(wheel):
-    return len({seat.call for seat in wheel.view.seats}) > 7 and wheel.view.rates.p50_s is not None
+def is_mixed(history):
+    return len({image.call for image in history.view.seats}) > 7 and history.view.rates.p50_s is not None
 
 
 def a_full_frame(url):
     """The wheel when it is nearly full, somebody waits, and so many have come and gone that no two are equally far."""
-    board, reader, deadline = Board(), Reader(), time.monotonic() + 200
-    with DIRECT.open(f"{url}/v1/live?pictures=false", timeout=60) as answer:
+    state, parser, deadline = ServerState(), LiveEventParser(), time.monotonic() + 200
+    with NO_PROXY_OPENER.open(f"{url}/v1/live?pictures=false", timeout=60) as answer:
         while time.monotonic() < deadline:
-            event = reader.line(answer.readline().decode().rstrip("\r\n"))
+            event = parser.feed_line(answer.readline().decode().rstrip("\r\n"))
             if event is None:
                 continue
-            board.take(event, time.monotonic())
-            wheel = board.wheels.get("engine-0")
+            state.apply(event, time.monotonic())
+            history = state.histories.get("engine-0")
             if (
-                wheel
-                and len(wheel.turns) > 60
-                and len(wheel.view.seats) > 12
-                and wheel.view.waiting
-                and is_mixed(wheel)
+                history
+                and len(history.iterations) > 60
+                and len(history.view.slots) > 12
+                and history.view.waiting
+                and is_mixed(history)
             ):
-                return frame(board, "http://127.0.0.1:8000", ("q leaves", "dim"), 120, 32, time.monotonic())
+                return render_frame(state, "http://127.0.0.1:8000", ("q leaves", "dim"), 120, 32, time.monotonic())
     raise AssertionError("the wheel was never full")

@@ -4,28 +4,28 @@ import io
 
 import pytest
 from rich.console import Console
-from showing import AT, a_seat, a_view
+from showing import SERVER_TIME, slot_view, engine_view
 
-from noria.top.board import Board
-from noria.top.events import Engines, EngineSaid, ServerSaid, Wheel
-from noria.top.frame import frame
+from noria.top.board import ServerState
+from noria.top.events import EnginesEvent, EngineInfo, ServerInfo, EngineViewEvent
+from noria.top.frame import render_frame
 
-NOTE = ("q leaves", "dim")
+FOOTER = ("q leaves", "dim")
 URL = "http://127.0.0.1:8000"
 
 
-def board_of(*views, more_engines=(), models=("noria-shapes",)):
-    board = Board()
-    said = [EngineSaid(f"engine-{k}", "ready", "cpu", "life-1") for k in range(len(views))]
-    board.take(Engines((*said, *more_engines), ServerSaid("9.9", models)), 0.0)
-    for engine, view in zip(said, views, strict=True):
-        board.take(Wheel(engine.name, view), 0.0)
-    return board
+def state_of(*views, more_engines=(), models=("noria-shapes",)):
+    state = ServerState()
+    engine_infos = [EngineInfo(f"engine-{k}", "ready", "cpu", "life-1") for k in range(len(views))]
+    state.apply(EnginesEvent((*engine_infos, *more_engines), ServerInfo("9.9", models)), 0.0)
+    for engine, view in zip(engine_infos, views, strict=True):
+        state.apply(EngineViewEvent(engine.name, view), 0.0)
+    return state
 
 
-def shown(board, width=120, height=None, now=0.0):
+def rendered_lines(state, width=120, height=None, now=0.0):
     """The lines as a real console prints them."""
-    rows = frame(board, URL, NOTE, width, height, now)
+    rows = render_frame(state, URL, FOOTER, width, height, now)
     console = Console(record=True, width=width, file=io.StringIO(), color_system=None)
     for row in rows:
         console.print(row)
@@ -37,11 +37,11 @@ def slot_line(lines, slot):
 
 
 def test_the_head_says_which_server():
-    assert shown(board_of(a_view()))[0] == "noria 9.9 · http://127.0.0.1:8000 · noria-shapes"
+    assert rendered_lines(state_of(engine_view()))[0] == "noria 9.9 · http://127.0.0.1:8000 · noria-shapes"
 
 
 def test_an_engine_says_its_state_device_slots_queue_and_figures():
-    lines = shown(board_of(a_view(seats=[a_seat(0), a_seat(1)], num_waiting=3)))
+    lines = rendered_lines(state_of(engine_view(slots=[slot_view(0), slot_view(1)], num_waiting=3)))
     assert lines[1] == "engine-0 ready · cpu · 2 of 8 slots · 3 waiting"
     assert lines[2] == (
         "images/s 4.21 · steps/s 88.4 · p50 1.9 s · p95 3.1 s · p99 4.0 s · batch 7.30 · drain 4.5 s · busy 99% · occupancy 46%"
@@ -49,14 +49,14 @@ def test_an_engine_says_its_state_device_slots_queue_and_figures():
 
 
 def test_a_slot_whose_image_is_paused_says_so_instead_of_when_it_is_done():
-    lines = shown(board_of(a_view(seats=[a_seat(0), a_seat(1, paused=True)])))
+    lines = rendered_lines(state_of(engine_view(slots=[slot_view(0), slot_view(1, paused=True)])))
     assert slot_line(lines, 0).split()[2:5] == ["5/20", "3.0", "s"]
     assert slot_line(lines, 1).split()[2:4] == ["5/20", "paused"]
 
 
 def test_a_slot_says_everything_of_its_image():
-    seat = a_seat(2, index=1, due_at=AT + 5, priority="high")
-    line = slot_line(shown(board_of(a_view(seats=[seat])), width=130), 2)
+    seat = slot_view(2, index=1, due_at=SERVER_TIME + 5, priority="high")
+    line = slot_line(rendered_lines(state_of(engine_view(slots=[seat])), width=130), 2)
     assert line.split() == (
         [
             "2",
@@ -81,8 +81,8 @@ TWO = ("noria-shapes", "stable-diffusion-xl-base-1.0")
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
 def test_each_slot_says_its_model_where_there_are_several(width):
-    seats = [a_seat(slot, model=TWO[slot % 2]) for slot in range(4)]
-    lines = shown(board_of(a_view(4, seats), models=TWO), width)
+    seats = [slot_view(slot, model=TWO[slot % 2]) for slot in range(4)]
+    lines = rendered_lines(state_of(engine_view(4, seats), models=TWO), width)
     heading = next(line for line in lines if line.startswith("# "))
     column = heading.index("model")
     assert [slot_line(lines, slot)[column : column + 14].rstrip() for slot in range(4)] == [
@@ -92,9 +92,9 @@ def test_each_slot_says_its_model_where_there_are_several(width):
     assert "scheduler" in heading or width < 80
 
 
-def test_who_waits_says_a_model_where_there_are_several():
-    said = [board_of(a_view(num_waiting=1), models=models) for models in (TWO, TWO[:1])]
-    waiting = [next(line for line in shown(board) if line.startswith("waits")) for board in said]
+def test_a_waiting_request_names_its_model_where_there_are_several():
+    said = [state_of(engine_view(num_waiting=1), models=models) for models in (TWO, TWO[:1])]
+    waiting = [next(line for line in rendered_lines(board) if line.startswith("waits")) for board in said]
     assert waiting == [
         "waits 64×64 boards now 25 steps euler noria-shapes wait-0",
         "waits 64×64 boards now 25 steps euler wait-0",
@@ -102,28 +102,28 @@ def test_who_waits_says_a_model_where_there_are_several():
 
 
 def test_time_goes_on_between_two_views():
-    line = slot_line(shown(board_of(a_view(seats=[a_seat(0, due_at=AT + 5)])), now=2.0), 0)
+    line = slot_line(rendered_lines(state_of(engine_view(slots=[slot_view(0, due_at=SERVER_TIME + 5)])), now=2.0), 0)
     assert "1.0 s" in line and "3.0 s" in line
-    line = slot_line(shown(board_of(a_view(seats=[a_seat(0, due_at=AT + 5)])), now=9.0), 0)
+    line = slot_line(rendered_lines(state_of(engine_view(slots=[slot_view(0, due_at=SERVER_TIME + 5)])), now=9.0), 0)
     assert "now" in line and "late" in line
 
 
 def test_a_slot_that_was_left_says_how_for_a_moment():
-    board = board_of(a_view(num_slots=8))
-    assert slot_line(shown(board, now=1.0), 7).split() == ["7", "ok"]
-    assert set(slot_line(shown(board, now=9.0), 7).split()[1]) == {"·"}
+    board = state_of(engine_view(num_slots=8))
+    assert slot_line(rendered_lines(board, now=1.0), 7).split() == ["7", "ok"]
+    assert set(slot_line(rendered_lines(board, now=9.0), 7).split()[1]) == {"·"}
 
 
 def test_the_queue_is_in_its_order_and_says_how_many_more_there_are():
-    lines = shown(board_of(a_view(num_waiting=20)))
+    lines = rendered_lines(state_of(engine_view(num_waiting=20)))
     waiting = [line for line in lines if line.startswith("waits")]
     assert waiting[0].split() == ["waits", "64×64", "boards", "now", "25", "steps", "euler", "wait-0"]
     assert waiting[1].split() == ["waits", "64×64", "boards", "in", "1.0", "s", "25", "steps", "euler", "wait-1"]
     assert lines[lines.index(waiting[-1]) + 1] == f"… and {20 - len(waiting)} images more"
 
 
-def test_turns_are_shown_by_stage():
-    lines = shown(board_of(a_view()), width=60)
+def test_iterations_are_plotted_by_stage():
+    lines = rendered_lines(state_of(engine_view()), width=60)
     curves = {
         line[:9].strip(): line[9:] for line in lines if line[:9].strip() in ("encode", "denoise", "decode", "batch")
     }
@@ -139,8 +139,8 @@ def test_turns_are_shown_by_stage():
 @pytest.mark.parametrize("num_slots", [1, 2, 16, 64, 256])
 @pytest.mark.parametrize("num_engines", [1, 3])
 def test_a_frame_is_as_large_as_asked(width, height, num_slots, num_engines):
-    views = [a_view(num_slots, [a_seat(slot) for slot in range(num_slots)], num_waiting=9)] * num_engines
-    rows = frame(board_of(*views, models=TWO[:num_engines]), URL, NOTE, width, height, 0.0)
+    views = [engine_view(num_slots, [slot_view(slot) for slot in range(num_slots)], num_waiting=9)] * num_engines
+    rows = render_frame(state_of(*views, models=TWO[:num_engines]), URL, FOOTER, width, height, 0.0)
     assert len(rows) == height
     assert {row.cell_len for row in rows} == {width}
     assert rows[-1].plain.startswith("q leaves")
@@ -150,27 +150,27 @@ def test_a_frame_is_as_large_as_asked(width, height, num_slots, num_engines):
 @pytest.mark.parametrize("num_slots", [1, 8, 16, 64])
 @pytest.mark.parametrize("models", [TWO[:1], TWO])
 def test_every_slot_is_seen_at_every_size(width, height, num_slots, models):
-    seats = [a_seat(slot, call=20) for slot in range(num_slots)]
-    text = "\n".join(shown(board_of(a_view(num_slots, seats, num_waiting=9), models=models), width, height))
+    seats = [slot_view(slot, call=20) for slot in range(num_slots)]
+    text = "\n".join(rendered_lines(state_of(engine_view(num_slots, seats, num_waiting=9), models=models), width, height))
     for slot in range(num_slots):
         assert f" {slot} ██" in text.replace("\n", "\n "), slot
     assert "waits" in text
 
 
 def test_more_slots_than_columns_have_room_for_are_a_character_each():
-    seats = [a_seat(slot, call=10) for slot in range(250)]
-    lines = shown(board_of(a_view(256, seats)), 60, 15)
+    seats = [slot_view(slot, call=10) for slot in range(250)]
+    lines = rendered_lines(state_of(engine_view(256, seats)), 60, 15)
     assert sum(line.count("▄") for line in lines if set(line) <= set("▄·")) == 250
 
 
 def test_slots_that_cannot_be_shown_at_all_are_counted():
-    lines = shown(board_of(a_view(256)), 40, 10)
+    lines = rendered_lines(state_of(engine_view(256)), 40, 10)
     assert "… and 96 more slots" in lines
 
 
 def test_engines_share_the_screen_and_loading_ones_have_their_line():
-    loading = EngineSaid("engine-9", "loading")
-    lines = shown(board_of(a_view(16), a_view(16), more_engines=[loading]), 80, 40)
+    loading = EngineInfo("engine-9", "loading")
+    lines = rendered_lines(state_of(engine_view(16), engine_view(16), more_engines=[loading]), 80, 40)
     assert [line.split()[0] for line in lines if line.startswith("engine-")] == ["engine-0", "engine-1", "engine-9"]
     assert lines[0] == "noria 9.9 · http://127.0.0.1:8000 · 8.42 images/s, 177 steps/s in all · noria-s…"
     # Slots of each have a line of their own, which one engine alone could not have had twice.
@@ -178,17 +178,17 @@ def test_engines_share_the_screen_and_loading_ones_have_their_line():
 
 
 def test_engines_without_room_are_counted():
-    views = [a_view(4)] * 12
-    assert any("more engines" in line for line in shown(board_of(*views), 60, 8))
+    views = [engine_view(4)] * 12
+    assert any("more engines" in line for line in rendered_lines(state_of(*views), 60, 8))
 
 
-def test_nothing_that_a_server_says_commands_the_terminal():
+def test_server_text_never_reaches_the_terminal_as_control_codes():
     evil = "\x1b]0;owned\x07\x9b2J\r\n\u202e"
-    seat = a_seat(0, request_id=evil, scheduler=evil)
-    board = Board()
-    board.take(Engines((EngineSaid(evil, "ready", evil, "life-1"),), ServerSaid(evil, (evil,))), 0.0)
-    board.take(Wheel(evil, a_view(seats=[seat], incarnation="life-1")), 0.0)
+    seat = slot_view(0, request_id=evil, scheduler=evil)
+    board = ServerState()
+    board.apply(EnginesEvent((EngineInfo(evil, "ready", evil, "life-1"),), ServerInfo(evil, (evil,))), 0.0)
+    board.apply(EngineViewEvent(evil, engine_view(slots=[seat], incarnation="life-1")), 0.0)
     for size in ((60, 15), (200, 50), (200, None)):
-        text = "".join(row.plain for row in frame(board, evil, (evil, "red"), *size, 0.0))
+        text = "".join(row.plain for row in render_frame(board, evil, (evil, "red"), *size, 0.0))
         assert not set(text) & set("\x1b\x07\x9b\r\n\u202e")
         assert r"\x1b]0;owned" in text

@@ -6,94 +6,94 @@ import socket
 import threading
 
 import pytest
-from showing import a_view, engines_said, nobody, wheel_said
+from showing import engine_view, engines_event, unreachable_url, view_event
 
 from noria.config import FrontendConfig
 from noria.errors import ConfigError, LiveError
-from noria.top.events import Engines, Wheel
-from noria.top.stream import Away, checked_url, events, local_url
+from noria.top.events import EnginesEvent, EngineViewEvent
+from noria.top.stream import ServerUnreachable, checked_url, stream_events, local_url
 
 
-def refusal(message, code="unauthorized"):
+def error_body(message, code="unauthorized"):
     return json.dumps({"error": {"code": code, "message": message, "request_id": "r"}}).encode()
 
 
-def heard(url, key=None):
+def collect_events(url, key=None):
     """Everything that `url` says until it ends."""
 
     async def listen():
         found = []
         try:
-            async for event in events(url, key):
+            async for event in stream_events(url, key):
                 found.append(event)  # noqa: PERF401 - what was heard before the end counts
-        except Away as error:
+        except ServerUnreachable as error:
             return found, str(error)
 
     return asyncio.run(listen())
 
 
-def test_what_is_said_is_heard_until_the_connection_ends(live_server):
-    server = live_server([engines_said("engine-0"), b": still here\n\n", wheel_said("engine-0", a_view()), None])
-    found, words = heard(server.url)
-    assert [type(event) for event in found] == [Engines, Wheel]
+def test_events_are_read_until_the_connection_ends(live_server):
+    server = live_server([engines_event("engine-0"), b": still here\n\n", view_event("engine-0", engine_view()), None])
+    found, words = collect_events(server.url)
+    assert [type(event) for event in found] == [EnginesEvent, EngineViewEvent]
     assert words == "it has ended the connection"
     assert server.asked == [("/v1/live?pictures=false", None)]
 
 
 def test_the_key_is_sent(live_server):
     server = live_server([None])
-    heard(server.url, "noria-key")
+    collect_events(server.url, "noria-key")
     assert server.asked == [("/v1/live?pictures=false", "Bearer noria-key")]
 
 
 def test_pieces_of_any_size_and_ends_of_lines_in_names_are_read(live_server):
-    said = engines_said("engine\u2028-\x85é")
+    said = engines_event("engine\u2028-\x85é")
     server = live_server([*(bytes([byte]) for byte in said), None])
-    ((event,), _) = heard(server.url)
+    ((event,), _) = collect_events(server.url)
     assert event.engines[0].name == "engine\u2028-\x85é"
 
 
-def test_nobody_there_is_away():
-    with nobody() as url:
-        found, words = heard(url)
+def test_nobody_listening_is_unreachable():
+    with unreachable_url() as url:
+        found, words = collect_events(url)
     assert found == []
     assert "failed" in words or "refused" in words
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_server_that_is_full_or_ends_is_away(live_server, status):
-    assert heard(live_server((status, refusal("come again"))).url) == ([], f"it answers {status}: come again")
+def test_a_server_that_is_full_or_stops_is_unreachable(live_server, status):
+    assert collect_events(live_server((status, error_body("come again"))).url) == ([], f"it answers {status}: come again")
 
 
 @pytest.mark.parametrize(
     ("status", "body", "words"),
     [
-        (401, refusal("no key came with it."), r"wants an API key: no key came with it\. .*--key-file FILE"),
-        (404, refusal("live is off."), r"does not show its wheel: live is off\. .*frontend\.live is off there"),
-        (418, refusal("\x1b[2Jno"), r"answers 418: \\x1b\[2Jno"),
+        (401, error_body("no key came with it."), r"wants an API key: no key came with it\. .*--key-file FILE"),
+        (404, error_body("live is off."), r"does not show its wheel: live is off\. .*frontend\.live is off there"),
+        (418, error_body("\x1b[2Jno"), r"answers 418: \\x1b\[2Jno"),
         (404, b"<h1>Not Found</h1>", r"is no Noria: it answers GET /v1/live with status 404\. Name the URL"),
         (200, b"<h1>Welcome</h1>", "is no Noria"),
         (401, b"Who?", "is no Noria"),
     ],
 )
-def test_a_refusal_is_told_in_words(live_server, status, body, words):
+def test_an_error_response_is_reported_in_words(live_server, status, body, words):
     with pytest.raises(LiveError, match=words):
-        heard(live_server((status, body)).url)
+        collect_events(live_server((status, body)).url)
 
 
 @pytest.mark.parametrize("said", [b"event: engines\ndata: {}\n\n", b"event: wheel\ndata: \xff\n\n"])
-def test_what_is_not_understood_is_told(live_server, said):
+def test_an_unknown_stream_is_reported(live_server, said):
     with pytest.raises(LiveError, match="says what this version of Noria does not understand"):
-        heard(live_server([said]).url)
+        collect_events(live_server([said]).url)
 
 
 def test_a_line_without_end_is_not_kept(live_server):
     server = live_server([b"x" * 2**20] * 20)
     with pytest.raises(LiveError, match="lines of more than"):
-        heard(server.url)
+        collect_events(server.url)
 
 
-def test_what_speaks_no_http_is_away():
+def test_a_server_without_http_is_unreachable():
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer():
@@ -103,7 +103,7 @@ def test_what_speaks_no_http_is_away():
             connection.close()
 
         threading.Thread(target=answer, daemon=True).start()
-        found, words = heard(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        found, words = collect_events(f"http://127.0.0.1:{listener.getsockname()[1]}")
     assert found == []
     assert words
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noria.top.words import bar, flow, level, line, number, seconds, sparkline, squeezed
+from noria.top.words import bar, flow, level, line, format_number, format_seconds, sparkline, elide_middle
 
 
 @given(st.lists(st.text()), st.integers(1, 80))
@@ -57,11 +57,11 @@ def test_a_sparkline_shows_the_last_values_at_the_right():
     ],
 )
 def test_durations_are_short(value, said):
-    assert seconds(value) == said
+    assert format_seconds(value) == said
 
 
 def test_numbers_have_three_digits():
-    assert [number(value) for value in (0, 9.994, 9.996, 99.96)] == ["0.00", "9.99", "10.0", "100"]
+    assert [format_number(value) for value in (0, 9.994, 9.996, 99.96)] == ["0.00", "9.99", "10.0", "100"]
 
 
 def test_items_that_do_not_fit_any_more_are_left_out():
@@ -70,11 +70,11 @@ def test_items_that_do_not_fit_any_more_are_left_out():
 
 
 @given(st.text(), st.integers(1, 40))
-def test_what_is_squeezed_fits_and_keeps_both_ends(text, width):
-    made = squeezed(text, width)
+def test_elided_text_fits_and_keeps_both_ends(text, width):
+    made = elide_middle(text, width)
     assert len(made) <= width
     assert made == text or (text.startswith(made.partition("…")[0]) and text.endswith(made.rpartition("…")[2]))
 
 
-def test_names_that_differ_at_an_end_differ_squeezed():
-    assert [squeezed(f"diffusion-{end}", 10) for end in ("v1-5", "xl-base")] == ["diffu…v1-5", "diffu…base"]
+def test_names_that_differ_at_an_end_differ_when_elided():
+    assert [elide_middle(f"diffusion-{end}", 10) for end in ("v1-5", "xl-base")] == ["diffu…v1-5", "diffu…base"]

@@ -43,20 +43,20 @@ class Pipeline:
         import diffusers
 
         choice = schedulers.find(name)
-        kind = getattr(diffusers, choice.diffusers_class)
-        self.pipe.scheduler = kind.from_config(self._scheduler_config, **choice.overrides)
+        scheduler_class = getattr(diffusers, choice.diffusers_class)
+        self.pipe.scheduler = scheduler_class.from_config(self._scheduler_config, **choice.overrides)
 
     @torch.inference_mode()
-    def draw(self, prompt: str, num_steps: int, guidance_scale: float) -> Any:
+    def generate(self, prompt: str, num_steps: int, guidance_scale: float) -> Any:
         """A PIL image through the pipeline's own call."""
-        seeded = torch.Generator("cpu").manual_seed(1)
+        generator = torch.Generator("cpu").manual_seed(1)
         (image,) = self.pipe(
-            prompt, num_inference_steps=num_steps, guidance_scale=guidance_scale, generator=seeded
+            prompt, num_inference_steps=num_steps, guidance_scale=guidance_scale, generator=generator
         ).images
         return image
 
     @torch.inference_mode()
-    def loop(self, prompts: list[str], num_steps: int, guidance_scale: float) -> torch.Tensor:
+    def generate_batch(self, prompts: list[str], num_steps: int, guidance_scale: float) -> torch.Tensor:
         """The shortest loop that draws: encode, step all rows together with the diffusers scheduler, decode; uint8 [B, H, W, 3]."""
         pipe, batch = self.pipe, len(prompts)
         size = pipe.unet.config.sample_size
@@ -75,12 +75,12 @@ class Pipeline:
         return ((images / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1) * 255).round().to(torch.uint8).cpu()
 
 
-def timed(repeat: int, call: Any) -> list[float]:
+def time_calls(num_calls: int, function: Any) -> list[float]:
     """Seconds of each of `repeat` calls, after one that does not count."""
-    call()
+    function()
     seconds = []
-    for _ in range(repeat):
+    for _ in range(num_calls):
         started = time.perf_counter()
-        call()
+        function()
         seconds.append(time.perf_counter() - started)
     return seconds

@@ -11,14 +11,14 @@ import msgspec
 from msgspec import Struct
 
 from noria.bench import load
-from noria.bench.workload import Ask, Mix
+from noria.bench.workload import RequestTemplate, Mix
 from noria.spec import ModelSpec
 
-_REPEATS = 3  # of each request alone; the quickest counts, since nothing but a disturbance makes one slower
+_NUM_REPEATS = 3  # of each request alone; the quickest counts, since nothing but a disturbance makes one slower
 _FEW_STEPS = 5
 _NUM_USERS = 32  # twice a CPU's slots: there is always someone waiting to board
 _WARM_UP_SHARE = 0.25
-STEADY_USERS = 8
+NUM_STEADY_USERS = 8
 
 
 class SoloCost(Struct, frozen=True):
@@ -31,9 +31,9 @@ class SoloCost(Struct, frozen=True):
     fixed_s: float
     call_s: float
 
-    def fits(self, ask: Ask) -> bool:
+    def matches(self, template: RequestTemplate) -> bool:
         """Whether it is about requests such as `ask`."""
-        return (self.width, self.height, self.guided, self.n) == (ask.width, ask.height, ask.guided, ask.n)
+        return (self.width, self.height, self.guided, self.n) == (template.width, template.height, template.guided, template.n)
 
 
 class Capacity(Struct, frozen=True):
@@ -42,84 +42,84 @@ class Capacity(Struct, frozen=True):
     rows_per_s: float
     images_per_s: float
     requests_per_s: float
-    failures: int
+    num_failures: int
 
 
-def solo_s(costs: Iterable[SoloCost], ask: Ask) -> float:
+def solo_s(costs: Iterable[SoloCost], template: RequestTemplate) -> float:
     """Seconds that `ask` takes alone; it must be of a kind that was measured."""
-    cost = next(cost for cost in costs if cost.fits(ask))
-    return cost.fixed_s + cost.call_s * ask.num_calls
+    cost = next(cost for cost in costs if cost.matches(template))
+    return cost.fixed_s + cost.call_s * template.num_calls
 
 
 def measure_solo(url: str, mix: Mix, spec: ModelSpec) -> tuple[SoloCost, ...]:
     """Ask for one request at a time, of every size, guidance and number of images in `mix`, with few steps and with the model's."""
     guidances = {guidance > 1.0: guidance for guidance in mix.guidance.values}.values()
-    kinds = list(itertools.product(mix.sizes.values, guidances, mix.num_images.values))
+    shapes = list(itertools.product(mix.sizes.values, guidances, mix.num_images.values))
     steps = (_FEW_STEPS, max(spec.default_steps, 2 * _FEW_STEPS))
     pairs = [
-        tuple(Ask("a red circle", 1, *size, count, guidance, spec.default_scheduler, n) for count in steps)
-        for size, guidance, n in kinds
+        tuple(RequestTemplate("a red circle", 1, *size, count, guidance, spec.default_scheduler, n) for count in steps)
+        for size, guidance, n in shapes
     ]
     seconds = dict.fromkeys(itertools.chain.from_iterable(pairs), math.inf)
     with httpx.Client(timeout=300, trust_env=False) as client:
-        for _, ask in itertools.product(range(_REPEATS), list(seconds)):  # in rounds: a disturbance hits no kind twice
+        for _, template in itertools.product(range(_NUM_REPEATS), list(seconds)):  # in rounds: a disturbance hits no kind twice
             started = time.perf_counter()
-            client.post(url, json=msgspec.to_builtins(ask)).raise_for_status()
-            seconds[ask] = min(seconds[ask], time.perf_counter() - started)
-    return tuple(solo_cost(few, seconds[few], many, seconds[many]) for few, many in pairs)
+            client.post(url, json=msgspec.to_builtins(template)).raise_for_status()
+            seconds[template] = min(seconds[template], time.perf_counter() - started)
+    return tuple(fit_solo_cost(few, seconds[few], many, seconds[many]) for few, many in pairs)
 
 
-def solo_cost(few: Ask, few_s: float, many: Ask, many_s: float) -> SoloCost:
+def fit_solo_cost(few: RequestTemplate, few_s: float, many: RequestTemplate, many_s: float) -> SoloCost:
     """The line through what a request takes with few steps and with many; neither part is below 0."""
     call_s = max(0.0, many_s - few_s) / (many.num_calls - few.num_calls)
     fixed_s = max(0.0, few_s - call_s * few.num_calls)
     return SoloCost(few.width, few.height, few.guided, few.n, fixed_s, call_s)
 
 
-def saturate(port: int, path: str, mix: Mix, spec: ModelSpec, seconds: float, seed: int) -> Capacity:
+def measure_capacity(port: int, path: str, mix: Mix, spec: ModelSpec, seconds: float, seed: int) -> Capacity:
     """Keep the server busy with `mix` for `seconds`; the first quarter is warm-up. No request has a deadline.
 
     Raises:
         RuntimeError: nothing was finished after the warm-up.
 
     """
-    asks = list(itertools.islice(mix.asks(seed), 4096))
+    templates = list(itertools.islice(mix.templates(seed), 4096))
 
     def body(number: int) -> dict[str, Any]:
-        return msgspec.to_builtins(asks[number % len(asks)])  # type: ignore[no-any-return]
+        return msgspec.to_builtins(templates[number % len(templates)])  # type: ignore[no-any-return]
 
-    started = time.monotonic()
-    replies = load.closed_loop(port, _NUM_USERS, seconds, body, path)
-    return capacity(replies, asks, spec, started + _WARM_UP_SHARE * seconds, started + seconds)
+    start = time.monotonic()
+    replies = load.run_closed_loop(port, _NUM_USERS, seconds, body, path)
+    return capacity_of_replies(replies, templates, spec, start + _WARM_UP_SHARE * seconds, start + seconds)
 
 
-def steady_errors(port: int, path: str, mix: Mix, seconds: float, seed: int) -> list[float]:
+def measure_prediction_errors(port: int, path: str, mix: Mix, seconds: float, seed: int) -> list[float]:
     """How wrong predictions are while 8 users keep a server busy with `mix`: by how much each request took longer, as a share of it.
 
     Each user sends the next request when the last is done, so the load is steady. The first quarter of `seconds` is warm-up.
     """
-    asks = list(itertools.islice(mix.asks(seed), 4096))
+    templates = list(itertools.islice(mix.templates(seed), 4096))
 
     def body(number: int) -> dict[str, Any]:
-        return msgspec.to_builtins(asks[number % len(asks)])  # type: ignore[no-any-return]
+        return msgspec.to_builtins(templates[number % len(templates)])  # type: ignore[no-any-return]
 
-    start = time.monotonic() + _WARM_UP_SHARE * seconds
-    replies = load.closed_loop(port, STEADY_USERS, seconds, body, path)
-    told = [(reply.seconds, reply.predicted_s) for reply in replies if reply.status == 200 and reply.sent >= start]
-    return [took_s / predicted_s - 1.0 for took_s, predicted_s in told if predicted_s]
+    counted_from = time.monotonic() + _WARM_UP_SHARE * seconds
+    replies = load.run_closed_loop(port, NUM_STEADY_USERS, seconds, body, path)
+    predictions = [(reply.latency_s, reply.predicted_s) for reply in replies if reply.status == 200 and reply.sent_s >= counted_from]
+    return [took_s / predicted_s - 1.0 for took_s, predicted_s in predictions if predicted_s]
 
 
-def capacity(replies: list[load.Reply], asks: list[Ask], spec: ModelSpec, start: float, end: float) -> Capacity:
+def capacity_of_replies(replies: list[load.Reply], templates: list[RequestTemplate], spec: ModelSpec, start: float, end: float) -> Capacity:
     """What was finished between `start` and `end`, a second."""
-    done = [asks[reply.number % len(asks)] for reply in replies if reply.status == 200 and start <= reply.done < end]
-    if not done:
+    finished = [templates[reply.number % len(templates)] for reply in replies if reply.status == 200 and start <= reply.done_s < end]
+    if not finished:
         statuses = sorted({reply.status for reply in replies})
         raise RuntimeError(
             f"the server finished nothing in {end - start:.1f} s under load; its answers were {statuses}"
         )
     return Capacity(
-        rows_per_s=sum(ask.rows(spec) for ask in done) / (end - start),
-        images_per_s=sum(ask.n for ask in done) / (end - start),
-        requests_per_s=len(done) / (end - start),
-        failures=sum(reply.status != 200 for reply in replies),
+        rows_per_s=sum(template.rows(spec) for template in finished) / (end - start),
+        images_per_s=sum(template.n for template in finished) / (end - start),
+        requests_per_s=len(finished) / (end - start),
+        num_failures=sum(reply.status != 200 for reply in replies),
     )

@@ -3,29 +3,29 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Part = Literal["metrics", "logs", "live"]
+Feature = Literal["metrics", "logs", "live"]
 """What is measured: counting and being scraped, logging, one open page /live."""
 
-PARTS: tuple[Part, ...] = get_args(Part)
+FEATURES: tuple[Feature, ...] = get_args(Feature)
 
 
 @dataclass(frozen=True)
 class CostOptions:
     """Of one bench."""
 
-    pairs: int = 80
-    requests: int = 32  # of each run
-    users: int = 16
-    parts: tuple[Part, ...] = PARTS
+    num_pairs: int = 80
+    num_requests: int = 32  # of each run
+    num_users: int = 16
+    features: tuple[Feature, ...] = FEATURES
     seed: int = 1
 
 
-def read_parts(text: str) -> tuple[Part, ...]:
+def read_features(text: str) -> tuple[Feature, ...]:
     """`metrics,live` as parts, `none` as no part; raises ValueError naming all of them."""
-    asked = [] if text == "none" else text.split(",")
-    if unknown := [name for name in asked if name not in PARTS]:
-        raise ValueError(f"{unknown[0]!r}; parts are {', '.join(PARTS)}, or none")
-    return tuple(part for part in PARTS if part in asked)
+    names = [] if text == "none" else text.split(",")
+    if unknown := [name for name in names if name not in FEATURES]:
+        raise ValueError(f"{unknown[0]!r}; parts are {', '.join(FEATURES)}, or none")
+    return tuple(feature for feature in FEATURES if feature in names)
 
 
 def read_pairs(text: str) -> int:

@@ -20,14 +20,14 @@ import setproctitle
 from msgspec import Struct
 
 from noria.messages import engine_name
-from noria.observe.ended import fold_ended
+from noria.observe.ended import merge_dead_processes
 from noria.observe.process import die_with_parent
 
 LABEL_SETS = 100
-_NOBODY = 2**22 + 1  # no process has this id
+_UNUSED_PID = 2**22 + 1  # no process has this id
 
 
-class Counted(Struct, frozen=True):
+class SyntheticProcess(Struct, frozen=True):
     """What is to be there."""
 
     role: Literal["supervisor", "frontend", "engine"]
@@ -39,23 +39,23 @@ class Counted(Struct, frozen=True):
     num_restarts: int = 0
 
 
-def main(task: Counted) -> int:
+def main(process: SyntheticProcess) -> int:
     """Be it, until SIGTERM."""
-    die_with_parent(signal.SIGKILL if task.role != "supervisor" else signal.SIGTERM, task.parent_pid)
-    if task.role == "supervisor":
+    die_with_parent(signal.SIGKILL if process.role != "supervisor" else signal.SIGTERM, process.parent_pid)
+    if process.role == "supervisor":
         setproctitle.setproctitle("noria supervisor")
-        return _supervise(task)
-    setproctitle.setproctitle(f"noria {task.role} {task.name}")
-    count_everything(task.name, [engine_name(k) for k in range(task.num_engines)])
+        return _supervise(process)
+    setproctitle.setproctitle(f"noria {process.role} {process.name}")
+    populate_metrics(process.name, [engine_name(k) for k in range(process.num_engines)])
     print("counted", flush=True)
-    if task.port:
-        _serve(task.port)
+    if process.port:
+        _serve(process.port)
     else:
         signal.pause()
     return 0
 
 
-def count_everything(name: str, engines: list[str]) -> None:
+def populate_metrics(name: str, engines: list[str]) -> None:
     """Count under `LABEL_SETS` label sets of HTTP requests and their times, and as many of image requests; and some of all else.
 
     All processes count all of it, but that only one of `engines` has a wheel, under its `name`.
@@ -64,52 +64,52 @@ def count_everything(name: str, engines: list[str]) -> None:
     from noria.observe.exposition import observe
 
     for k in range(LABEL_SETS):
-        method, path, who = ("GET", "POST")[k % 2], f"/v1/path-{k // 2}", {"request_id": f"{k:032x}"}
+        method, path, exemplar = ("GET", "POST")[k % 2], f"/v1/path-{k // 2}", {"request_id": f"{k:032x}"}
         metrics.HTTP_REQUESTS.labels(method, path, "200").inc()
-        observe(metrics.HTTP_REQUEST_SECONDS, 0.037 * k, {"method": method, "path": path}, who)
+        observe(metrics.HTTP_REQUEST_SECONDS, 0.037 * k, {"method": method, "path": path}, exemplar)
         metrics.REQUESTS.labels(f"model-{k % 5}", f"outcome-{k // 5}").inc()
     for k in range(5):
         observe(metrics.REQUEST_SECONDS, 0.3 * k, {"model": f"model-{k}"}, {"request_id": f"{k:032x}"})
         observe(metrics.QUEUE_SECONDS, 0.1 * k, {"model": f"model-{k}"}, {"request_id": f"{k:032x}"})
     for stage in ("queue", "encode", "denoise", "decode", "postprocess"):
         metrics.STAGE_SECONDS.labels(stage).observe(0.1)
-    for k in range(metrics.MOST_SHAPES):
-        metrics.STEP_SECONDS.labels(f"{8 * k}x{8 * k}").observe(0.01 * k)
-    metrics.expect_engines(engines)
+    for k in range(metrics.MAX_SHAPES):
+        metrics.ITERATION_SECONDS.labels(f"{8 * k}x{8 * k}").observe(0.01 * k)
+    metrics.init_engine_series(engines)
     if name in engines:
-        _count_wheel(name)
+        _populate_engine_metrics(name)
 
 
-def _count_wheel(engine: str) -> None:
+def _populate_engine_metrics(engine: str) -> None:
     """All that an engine counts under its name, with two models and as many outcomes as there may be."""
     from noria.observe import metrics
 
     for gauge in (metrics.ENGINE_UP, metrics.SLOTS, metrics.SLOTS_USED, metrics.QUEUE_DEPTH):
         gauge.labels(engine).set(1)
-    for told in (metrics.QUEUE_DRAIN_SECONDS, metrics.OLDEST_AGE_SECONDS, metrics.DEVICE_MEMORY_BYTES):
-        told.labels(engine).set(3.3)
+    for measure in (metrics.BACKLOG_SECONDS, metrics.QUEUE_OLDEST_AGE_SECONDS, metrics.DEVICE_MEMORY_BYTES):
+        measure.labels(engine).set(3.3)
     metrics.BATCH_SIZE.labels(engine).observe(12)
     for k in range(2):
         metrics.DENOISE_STEPS.labels(engine, f"model-{k}").inc(12)
     for k in range(20):
-        metrics.LEAVES.labels(engine, f"outcome-{k}").inc()
+        metrics.DEPARTURES.labels(engine, f"outcome-{k}").inc()
 
 
-def _supervise(task: Counted) -> int:
+def _supervise(process: SyntheticProcess) -> int:
     with tempfile.TemporaryDirectory(prefix="noria-") as directory:
         environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": directory}
-        names = [("engine", engine_name(k)) for k in range(task.num_engines)]
+        names = [("engine", engine_name(k)) for k in range(process.num_engines)]
         # The one that answers comes last, when all others have counted.
-        names += [("frontend", f"frontend-{k}") for k in reversed(range(task.num_frontends))]
+        names += [("frontend", f"frontend-{k}") for k in reversed(range(process.num_frontends))]
         children = []
         for role, name in names:
             child = msgspec.json.encode(
                 {
                     "role": role,
                     "name": name,
-                    "port": task.port if name == "frontend-0" else 0,
+                    "port": process.port if name == "frontend-0" else 0,
                     "parent_pid": os.getpid(),
-                    "num_engines": task.num_engines,
+                    "num_engines": process.num_engines,
                 }
             )
             command = [sys.executable, "-m", "noria.bench.counted", child.decode()]
@@ -117,33 +117,33 @@ def _supervise(task: Counted) -> int:
             assert children[-1].stdout is not None
             children[-1].stdout.readline()
             if len(children) == 1:
-                _restart(pathlib.Path(directory), children[0].pid, task.num_restarts)
+                _simulate_restarts(pathlib.Path(directory), children[0].pid, process.num_restarts)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         try:
             children[-1].wait()
         finally:
-            for started in children:
-                started.kill()
-                started.wait()
+            for child_process in children:
+                child_process.kill()
+                child_process.wait()
     return 1
 
 
-def _restart(folder: pathlib.Path, pid: int, num: int) -> None:
+def _simulate_restarts(folder: pathlib.Path, pid: int, num_restarts: int) -> None:
     """As if so many processes had ended, each having counted what `pid` has."""
-    for _ in range(num):
+    for _ in range(num_restarts):
         for kind in ("counter", "histogram"):
-            shutil.copy(folder / f"{kind}_{pid}.db", folder / f"{kind}_{_NOBODY}.db")
-        fold_ended(str(folder))
+            shutil.copy(folder / f"{kind}_{pid}.db", folder / f"{kind}_{_UNUSED_PID}.db")
+        merge_dead_processes(str(folder))
 
 
 def _serve(port: int) -> None:
     from noria.config import Config, FrontendConfig
     from noria.frontend.app import build_app
-    from noria.frontend.engine_link import EngineLink
+    from noria.frontend.engine_link import EnginePool
     from noria.frontend.process import http_server
 
     with tempfile.TemporaryDirectory(prefix="noria-data-") as folder:
-        link = EngineLink([])
+        link = EnginePool([])
         config = Config(data_dir=folder, frontend=FrontendConfig(drain_s=0.1))
         http_server(build_app(config, link), link, config.frontend).run(
             sockets=[socket.create_server(("127.0.0.1", port))]
@@ -151,4 +151,4 @@ def _serve(port: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(msgspec.json.decode(sys.argv[1], type=Counted)))
+    sys.exit(main(msgspec.json.decode(sys.argv[1], type=SyntheticProcess)))

@@ -20,33 +20,33 @@ _QUEUE = re.compile(r"\bqueue;dur=([\d.]+)")
 class Reply:
     """One answer; times are monotonic seconds."""
 
-    sent: float
-    done: float
+    sent_s: float
+    done_s: float
     status: int  # 0: the connection broke
     num_bytes: int
     number: int = 0  # of the request in its run
     predicted_s: float | None = None  # until its pixels, as the server said it had told itself at admission
 
     @property
-    def seconds(self) -> float:
+    def latency_s(self) -> float:
         """What the user waited."""
-        return self.done - self.sent
+        return self.done_s - self.sent_s
 
 
-def closed_loop(
+def run_closed_loop(
     port: int,
     num_users: int,
     seconds: float,
     body: Callable[[int], Mapping[str, Any]],
     path: str = "/t2i",
-    most: int | None = None,
+    max_requests: int | None = None,
 ) -> list[Reply]:
     """Load `POST path` on loopback `port` for `seconds`, or with `most` requests; number k carries `body(k)`. Replies in order of their end."""
-    numbers = itertools.count() if most is None else iter(range(most))
+    numbers = itertools.count() if max_requests is None else iter(range(max_requests))
     replies, interrupted = list[Reply](), threading.Event()
     stop = time.monotonic() + seconds
 
-    def use() -> None:
+    def user_loop() -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
         while time.monotonic() < stop and not interrupted.is_set() and (number := next(numbers, None)) is not None:
             text, sent = json.dumps(body(number)), time.monotonic()
@@ -54,14 +54,14 @@ def closed_loop(
                 connection.request("POST", path, text, {"content-type": "application/json"})
                 answer = connection.getresponse()
                 status, num_bytes = answer.status, len(answer.read())
-                told = predicted_s(answer.headers.get("Server-Timing", ""))
+                predicted = predicted_s(answer.headers.get("Server-Timing", ""))
             except (OSError, http.client.HTTPException):
                 connection.close()  # the next request opens it again
-                status, num_bytes, told = 0, 0, None
-            replies.append(Reply(sent, time.monotonic(), status, num_bytes, number, told))
+                status, num_bytes, predicted = 0, 0, None
+            replies.append(Reply(sent, time.monotonic(), status, num_bytes, number, predicted))
         connection.close()
 
-    users = [threading.Thread(target=use) for _ in range(num_users)]
+    users = [threading.Thread(target=user_loop) for _ in range(num_users)]
     try:
         for user in users:
             user.start()
@@ -69,7 +69,7 @@ def closed_loop(
             user.join()
     finally:  # Ctrl-C, also while they start: nobody asks a server again that is about to end
         interrupted.set()
-    return sorted(replies, key=lambda reply: reply.done)
+    return sorted(replies, key=lambda reply: reply.done_s)
 
 
 def predicted_s(server_timing: str) -> float | None:
@@ -86,14 +86,14 @@ def queue_s(server_timing: str) -> float | None:
 
 def batch_size(headers: Mapping[str, str]) -> float | None:
     """How many images were drawn together, Noria's on average over its steps; None where a server does not tell. Names in lower case."""
-    told = headers.get("x-batch-size") or headers.get("x-noria-mean-batch")
-    return float(told) if told else None
+    value = headers.get("x-batch-size") or headers.get("x-noria-mean-batch")
+    return float(value) if value else None
 
 
 def images_per_second(replies: list[Reply], warm_up_s: float) -> float:
     """Completions a second from the first one after `warm_up_s` to the last, that first one not counted."""
-    start = min(reply.sent for reply in replies) + warm_up_s
-    ends = [reply.done for reply in replies if reply.done >= start and reply.status == 200]
+    start = min(reply.sent_s for reply in replies) + warm_up_s
+    ends = [reply.done_s for reply in replies if reply.done_s >= start and reply.status == 200]
     if len(ends) < 2:
         raise RuntimeError(f"only {len(ends)} images came back after the warm-up: too few to count")
     return (len(ends) - 1) / (ends[-1] - ends[0])

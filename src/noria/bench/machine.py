@@ -26,7 +26,7 @@ _VERSIONS = (
 )
 
 
-def provenance() -> dict[str, Any]:
+def collect_provenance() -> dict[str, Any]:
     """Everything about this run that is not its measurements."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -61,18 +61,18 @@ def _version(name: str) -> str | None:
 
 def _commit() -> str | None:
     """The checkout's commit, marked where the tree differs from it; None outside a checkout."""
-    here = pathlib.Path(__file__).parent
+    folder = pathlib.Path(__file__).parent
     try:
-        found = subprocess.run(  # git, from PATH, as the developer has it
+        described = subprocess.run(  # git, from PATH, as the developer has it
             ["git", "describe", "--always", "--dirty", "--abbrev=12"],  # noqa: S607
-            cwd=here,
+            cwd=folder,
             capture_output=True,
             text=True,
             check=True,
         )
     except (OSError, subprocess.CalledProcessError):
         return None
-    return found.stdout.strip()
+    return described.stdout.strip()
 
 
 def _cpu_model() -> str:

@@ -10,40 +10,40 @@ from dataclasses import dataclass, field
 
 SCRAPE_EVERY_S = 15.0  # as deploy/prometheus.yml has it
 _ACCEPT = "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"  # Prometheus' own wish, shortened
-_AT_ONCE = 65536  # bytes
-_VIEW = b"event: wheel"
-_SHOWN_WITHIN_S = 60.0
+_READ_BYTES = 65536  # bytes
+_VIEW_EVENT = b"event: wheel"
+_READY_TIMEOUT_S = 60.0
 
 
 @dataclass
-class Seen:
+class ViewerStats:
     """What they were given."""
 
-    views: int = 0  # of the wheel
+    num_views: int = 0  # of the wheel
     live_bytes: int = 0
     scrapes_s: list[float] = field(default_factory=list)  # how long each scrape took
     fault: str = ""  # why somebody saw nothing
-    shown: threading.Event = field(default_factory=threading.Event)  # the page has shown a wheel, or it will show none
+    ready: threading.Event = field(default_factory=threading.Event)  # the page has shown a wheel, or it will show none
 
 
 @contextlib.contextmanager
-def onlookers(port: int, *, live: bool, scrapes: bool) -> Iterator[Seen]:
+def background_viewers(port: int, *, live: bool, scrapes: bool) -> Iterator[ViewerStats]:
     """Look at the server on loopback `port` meanwhile; a page is open, and has shown a wheel or a fault, before the work begins."""
-    seen, ended = Seen(), threading.Event()
+    stats, ended = ViewerStats(), threading.Event()
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
         connection.connect()
         page: socket.socket = connection.sock  # which the answer takes over
         threads = []
         if live:
-            threads.append(threading.Thread(target=_watch, args=(connection, seen, ended)))
+            threads.append(threading.Thread(target=_read_live_view, args=(connection, stats, ended)))
         if scrapes:
-            threads.append(threading.Thread(target=_scrape, args=(port, seen, ended)))
+            threads.append(threading.Thread(target=_scrape_loop, args=(port, stats, ended)))
         for thread in threads:
             thread.start()
         try:
             if live:
-                seen.shown.wait(_SHOWN_WITHIN_S)
-            yield seen
+                stats.ready.wait(_READY_TIMEOUT_S)
+            yield stats
         finally:
             ended.set()
             with contextlib.suppress(OSError):
@@ -52,37 +52,37 @@ def onlookers(port: int, *, live: bool, scrapes: bool) -> Iterator[Seen]:
                 thread.join()
 
 
-def _watch(connection: http.client.HTTPConnection, seen: Seen, ended: threading.Event) -> None:
+def _read_live_view(connection: http.client.HTTPConnection, stats: ViewerStats, ended: threading.Event) -> None:
     """Read `GET /v1/live`, pictures too, as a browser does."""
-    last = b""
+    tail = b""
     try:
         connection.request("GET", "/v1/live", headers={"Accept": "text/event-stream"})
         answer = connection.getresponse()
         if answer.status != 200:
-            seen.fault = f"GET /v1/live was answered {answer.status}"
+            stats.fault = f"GET /v1/live was answered {answer.status}"
             return
-        while part := answer.read1(_AT_ONCE):
-            seen.live_bytes += len(part)
+        while chunk := answer.read1(_READ_BYTES):
+            stats.live_bytes += len(chunk)
             # An event's name may be cut in two by the reads.
-            seen.views += (last + part).count(_VIEW)
-            last = part[1 - len(_VIEW) :]
-            if seen.views:
-                seen.shown.set()
+            stats.num_views += (tail + chunk).count(_VIEW_EVENT)
+            tail = chunk[1 - len(_VIEW_EVENT) :]
+            if stats.num_views:
+                stats.ready.set()
         if not ended.is_set():
-            seen.fault = "GET /v1/live ended"
+            stats.fault = "GET /v1/live ended"
     except (OSError, http.client.HTTPException) as error:
         if not ended.is_set():
-            seen.fault = f"GET /v1/live broke off: {error}"
+            stats.fault = f"GET /v1/live broke off: {error}"
     finally:
-        seen.shown.set()
+        stats.ready.set()
 
 
-def _scrape(port: int, seen: Seen, ended: threading.Event) -> None:
+def _scrape_loop(port: int, stats: ViewerStats, ended: threading.Event) -> None:
     while True:
         try:
-            seen.scrapes_s.append(scrape(port)[0])
+            stats.scrapes_s.append(scrape(port)[0])
         except (OSError, http.client.HTTPException) as error:
-            seen.fault = f"GET /metrics failed: {error}"
+            stats.fault = f"GET /metrics failed: {error}"
         if ended.wait(SCRAPE_EVERY_S):
             return
 

@@ -18,33 +18,33 @@ import httpx
 import msgspec
 
 from noria.bench import load
-from noria.bench.keeping import Keeper
-from noria.bench.statistics import Record
+from noria.bench.keeping import ReplySampler
+from noria.bench.statistics import RequestRecord
 from noria.bench.workload import Arrival
 from noria.observe.process import die_with_parent
 
 _START_S = 0.2  # for the tasks of a long trace to come up
 
 
-class Job(msgspec.Struct, frozen=True):
+class OpenLoopConfig(msgspec.Struct, frozen=True):
     """What to send, and where."""
 
     url: str
     arrivals: tuple[Arrival, ...]
     grace_s: float = 2.0
-    keep: str | None = None  # folder for a sample of the replies
+    sample_folder: str | None = None  # folder for a sample of the replies
 
 
-async def run(job: Job, tell: Callable[[Record], None]) -> None:
+async def run_open_loop(config: OpenLoopConfig, on_record: Callable[[RequestRecord], None]) -> None:
     """Send `job.arrivals`; `tell` hears of each one's end."""
     loop = asyncio.get_running_loop()
     start_s = loop.time() + _START_S
-    end_s = max((a.intended_s + (a.deadline_s or 0.0) for a in job.arrivals), default=0.0) + job.grace_s
-    keeper = None if job.keep is None else Keeper(pathlib.Path(job.keep))
+    end_s = max((a.intended_s + (a.deadline_s or 0.0) for a in config.arrivals), default=0.0) + config.grace_s
+    sampler = None if config.sample_folder is None else ReplySampler(pathlib.Path(config.sample_folder))
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(timeout=None, limits=limits, trust_env=False) as client:  # noqa: S113 - end_s is the time-out
         tasks = [
-            asyncio.create_task(_send(client, job.url, arrival, start_s, tell, keeper)) for arrival in job.arrivals
+            asyncio.create_task(_send(client, config.url, arrival, start_s, on_record, sampler)) for arrival in config.arrivals
         ]
         if not tasks:
             return
@@ -60,34 +60,34 @@ async def _send(
     url: str,
     arrival: Arrival,
     start_s: float,
-    tell: Callable[[Record], None],
-    keeper: Keeper | None,
+    on_record: Callable[[RequestRecord], None],
+    sampler: ReplySampler | None,
 ) -> None:
     loop, text = asyncio.get_running_loop(), msgspec.json.encode(arrival.body)
     await asyncio.sleep(start_s + arrival.intended_s - loop.time())
-    record = Record(
+    record = RequestRecord(
         number=arrival.number,
         intended_s=arrival.intended_s,
         sent_s=loop.time() - start_s,
         done_s=None,
         status=0,
         deadline_s=arrival.deadline_s,
-        patience=arrival.patience,
+        deadline_class=arrival.deadline_class,
         rows=arrival.rows,
-        num_images=arrival.ask.n,
+        num_images=arrival.template.n,
     )
     try:
         answer = await client.post(url, content=text, headers=load.HEADERS)
-        record = msgspec.structs.replace(record, done_s=loop.time() - start_s, **_read(answer))
-        if keeper is not None and answer.status_code == 200:
-            keeper.keep(arrival.number, answer.content, answer.headers.get("content-type", ""))
+        record = msgspec.structs.replace(record, done_s=loop.time() - start_s, **_response_fields(answer))
+        if sampler is not None and answer.status_code == 200:
+            sampler.offer(arrival.number, answer.content, answer.headers.get("content-type", ""))
     except httpx.RequestError:  # the connection broke, or what came cannot be unpacked
         record = msgspec.structs.replace(record, done_s=loop.time() - start_s)
     finally:  # also when the run is over before the answer
-        tell(record)
+        on_record(record)
 
 
-def _read(answer: httpx.Response) -> dict[str, object]:
+def _response_fields(answer: httpx.Response) -> dict[str, object]:
     """The fields of a record that an answer fills."""
     fields: dict[str, object] = {"status": answer.status_code}
     if answer.status_code != 200:
@@ -110,13 +110,13 @@ def image_files(answer: httpx.Response) -> list[bytes]:
 def main() -> None:
     """Read the job, do it, write the records; end with who has started it."""
     die_with_parent()
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
+    config = msgspec.json.decode(sys.stdin.buffer.read(), type=OpenLoopConfig)
 
-    def tell(record: Record) -> None:
+    def write_record(record: RequestRecord) -> None:
         sys.stdout.buffer.write(msgspec.json.encode(record) + b"\n")
         sys.stdout.buffer.flush()
 
-    asyncio.run(run(job, tell))
+    asyncio.run(run_open_loop(config, write_record))
 
 
 if __name__ == "__main__":

@@ -5,20 +5,20 @@ from typing import Literal, get_args
 
 from noria.bench.workload import Arrivals
 
-Target = Literal["least-slack", "shortest-first", "fcfs", "seed"]
+DeadlineTarget = Literal["least-slack", "shortest-first", "fcfs", "seed"]
 """A policy of Noria's, or the seed's server."""
 
-TARGETS: tuple[Target, ...] = get_args(Target)
+DEADLINE_TARGETS: tuple[DeadlineTarget, ...] = get_args(DeadlineTarget)
 ARRIVALS: tuple[Arrivals, ...] = get_args(Arrivals)
 
 
 @dataclass(frozen=True)
-class ContractOptions:
+class DeadlineOptions:
     """Of one bench; `loads` are per cent of Noria's measured capacity."""
 
     loads: tuple[int, ...] = (50, 75, 90, 110, 130, 150)
     seconds: float = 30.0
-    targets: tuple[Target, ...] = TARGETS
+    targets: tuple[DeadlineTarget, ...] = DEADLINE_TARGETS
     mix: str = "mixed"
     arrivals: Arrivals = "poisson"
     seed: int = 1
@@ -35,12 +35,12 @@ def read_loads(text: str) -> tuple[int, ...]:
     return tuple(sorted(set(loads)))
 
 
-def read_targets(text: str) -> tuple[Target, ...]:
+def read_deadline_targets(text: str) -> tuple[DeadlineTarget, ...]:
     """`fcfs,seed` as targets; raises ValueError naming all of them."""
-    asked = text.split(",")
-    if unknown := [name for name in asked if name not in TARGETS]:
-        raise ValueError(f"{unknown[0]!r}; policies are {', '.join(TARGETS)}")
-    return tuple(target for target in TARGETS if target in asked)
+    names = text.split(",")
+    if unknown := [name for name in names if name not in DEADLINE_TARGETS]:
+        raise ValueError(f"{unknown[0]!r}; policies are {', '.join(DEADLINE_TARGETS)}")
+    return tuple(target for target in DEADLINE_TARGETS if target in names)
 
 
 def read_seconds(text: str) -> float:

@@ -24,7 +24,7 @@ from noria.errors import ConfigError
 REQUIREMENTS = {"litserve": "litserve==0.2.19", "bentoml": "bentoml==1.4.39", "ray": "ray[serve]==2.60.0"}
 
 # What draws. pip may not install any of it a second time: every target draws with the same.
-_SHARED = (
+_SHARED_PACKAGES = (
     "torch",
     "diffusers",
     "transformers",
@@ -39,12 +39,12 @@ _MARKER = "noria-peer.json"
 _LAST_LINES = 8
 
 
-class _Made(msgspec.Struct, frozen=True):
+class _EnvironmentMarker(msgspec.Struct, frozen=True):
     """What an environment was made for; another wish makes another environment."""
 
     requirement: str
     python: str
-    behind: tuple[str, ...]
+    fallback_paths: tuple[str, ...]
 
 
 def folder_of(peer: str) -> pathlib.Path:
@@ -60,12 +60,12 @@ def python_of(peer: str) -> pathlib.Path:
         ConfigError: it is not installed, half made, or made for another version, Python or environment of Noria's.
 
     """
-    if not _is_whole(peer):
+    if not _is_installed(peer):
         raise ConfigError(f"{peer} is not installed for this Noria; install it with: noria bench install {peer}")
     return _python_in(folder_of(peer))
 
 
-def install(peer: str, say: Callable[[str], None]) -> None:
+def install(peer: str, log_status: Callable[[str], None]) -> None:
     """Make the environment of `peer` unless it is there; `say` is told, a line at a time, what takes long.
 
     Raises:
@@ -74,45 +74,45 @@ def install(peer: str, say: Callable[[str], None]) -> None:
     """
     if peer not in REQUIREMENTS:
         raise ConfigError(f"no peer is called {peer!r}; peers are {', '.join(REQUIREMENTS)}")
-    folder, wanted = folder_of(peer), _wanted(peer)
-    if _is_whole(peer):
-        say(f"{wanted.requirement} is installed in {folder}")
+    folder, expected = folder_of(peer), _expected_marker(peer)
+    if _is_installed(peer):
+        log_status(f"{expected.requirement} is installed in {folder}")
         return
     shutil.rmtree(folder, ignore_errors=True)
-    say(f"making a virtual environment in {folder}")
+    log_status(f"making a virtual environment in {folder}")
     _run([sys.executable, "-m", "venv", str(folder)], f"no virtual environment could be made in {folder}")
     # Python 3.11 brings a setuptools older than torch wants, which would stand before Noria's.
     _run([*_pip(folder), "uninstall", "--yes", "--quiet", "setuptools"], f"no pip in {folder}")
-    _put_behind(folder, wanted.behind)
-    say(f"installing {wanted.requirement}")
-    _pip_install(folder, wanted.requirement)
+    _add_fallback_paths(folder, expected.fallback_paths)
+    log_status(f"installing {expected.requirement}")
+    _pip_install(folder, expected.requirement)
     _check_shared(folder)
-    (folder / _MARKER).write_bytes(msgspec.json.encode(wanted))
-    say(f"{wanted.requirement} is installed in {folder}")
+    (folder / _MARKER).write_bytes(msgspec.json.encode(expected))
+    log_status(f"{expected.requirement} is installed in {folder}")
 
 
 def constraints() -> list[str]:
     """The versions that a peer has to do with, as pip reads them: those of the environment that Noria runs in."""
-    return [f"{name}=={importlib.metadata.version(name)}" for name in _SHARED]
+    return [f"{name}=={importlib.metadata.version(name)}" for name in _SHARED_PACKAGES]
 
 
 def versions_of(peer: str) -> dict[str, str]:
     """What pip installed for it, by name; nothing where it is not installed."""
-    places = [str(place) for place in (folder_of(peer) / "lib").glob("python*/site-packages")]
-    return {found.name: found.version for found in importlib.metadata.distributions(path=places)}
+    directories = [str(directory) for directory in (folder_of(peer) / "lib").glob("python*/site-packages")]
+    return {found.name: found.version for found in importlib.metadata.distributions(path=directories)}
 
 
-def _wanted(peer: str) -> _Made:
-    places = [*site.getsitepackages(), site.getusersitepackages()]
-    return _Made(REQUIREMENTS[peer], sys.version, tuple(place for place in places if place in sys.path))
+def _expected_marker(peer: str) -> _EnvironmentMarker:
+    directories = [*site.getsitepackages(), site.getusersitepackages()]
+    return _EnvironmentMarker(REQUIREMENTS[peer], sys.version, tuple(directory for directory in directories if directory in sys.path))
 
 
-def _is_whole(peer: str) -> bool:
+def _is_installed(peer: str) -> bool:
     try:
-        made = msgspec.json.decode((folder_of(peer) / _MARKER).read_bytes(), type=_Made)
+        marker = msgspec.json.decode((folder_of(peer) / _MARKER).read_bytes(), type=_EnvironmentMarker)
     except (OSError, msgspec.DecodeError):
         return False
-    return made == _wanted(peer) and _python_in(folder_of(peer)).is_file()
+    return marker == _expected_marker(peer) and _python_in(folder_of(peer)).is_file()
 
 
 def _python_in(folder: pathlib.Path) -> pathlib.Path:
@@ -123,10 +123,10 @@ def _pip(folder: pathlib.Path) -> list[str]:
     return [str(_python_in(folder)), "-m", "pip", "--no-input", "--disable-pip-version-check"]
 
 
-def _put_behind(folder: pathlib.Path, behind: Sequence[str]) -> None:
+def _add_fallback_paths(folder: pathlib.Path, paths: Sequence[str]) -> None:
     """Have its Python search `behind` last; addsitedir also follows what is installed there as editable."""
     (packages,) = (folder / "lib").glob("python*/site-packages")
-    lines = [f"import site; site.addsitedir({place!r})\n" for place in behind]
+    lines = [f"import site; site.addsitedir({path!r})\n" for path in paths]
     (packages / "noria.pth").write_text("".join(lines))
 
 
@@ -142,12 +142,12 @@ def _pip_install(folder: pathlib.Path, requirement: str) -> None:
 
 def _check_shared(folder: pathlib.Path) -> None:
     """Raises ConfigError when something that draws is not Noria's own."""
-    look = "import importlib.metadata as m, sys; print(*(n + '==' + m.version(n) for n in sys.argv[1:]), sep='\\n')"
-    seen = _run(
-        [str(_python_in(folder)), "-c", look, *_SHARED], f"{folder} does not see Noria's environment"
+    script = "import importlib.metadata as m, sys; print(*(n + '==' + m.version(n) for n in sys.argv[1:]), sep='\\n')"
+    found = _run(
+        [str(_python_in(folder)), "-c", script, *_SHARED_PACKAGES], f"{folder} does not see Noria's environment"
     ).splitlines()
-    if other := sorted(set(seen) - set(constraints())):
-        raise ConfigError(f"{folder} would draw with {', '.join(other)}, Noria draws with {', '.join(constraints())}")
+    if different := sorted(set(found) - set(constraints())):
+        raise ConfigError(f"{folder} would draw with {', '.join(different)}, Noria draws with {', '.join(constraints())}")
 
 
 def _run(command: list[str], problem: str) -> str:

@@ -5,12 +5,12 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from noria.bench.options import Target
-from noria.bench.report import Run
+from noria.bench.options import DeadlineTarget
+from noria.bench.report import DeadlineRun
 from noria.bench.statistics import attainment
 
 # Okabe and Ito's colours, which the colour-blind tell apart; line styles too, for paper.
-_STYLES: dict[Target, dict[str, Any]] = {
+_STYLES: dict[DeadlineTarget, dict[str, Any]] = {
     "least-slack": {"color": "#0072B2", "linestyle": "-", "marker": "o"},
     "shortest-first": {"color": "#009E73", "linestyle": "--", "marker": "s"},
     "fcfs": {"color": "#E69F00", "linestyle": "-.", "marker": "^"},
@@ -18,7 +18,7 @@ _STYLES: dict[Target, dict[str, Any]] = {
 }
 
 
-def draw(runs: Sequence[Run], folder: pathlib.Path) -> list[pathlib.Path]:
+def plot_runs(runs: Sequence[DeadlineRun], folder: pathlib.Path) -> list[pathlib.Path]:
     """Write the pictures into `folder`, which is made if it is not there; returns their names."""
     import matplotlib as mpl
 
@@ -28,22 +28,22 @@ def draw(runs: Sequence[Run], folder: pathlib.Path) -> list[pathlib.Path]:
         {"svg.hashsalt": "noria", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
     ):
         return [
-            _against_load(
+            _plot_against_load(
                 runs, folder / "attainment.svg", "done by their deadline", lambda r: attainment(r.records), top=1.0
             ),
-            _against_load(runs, folder / "goodput.svg", "requests done by their deadline, per second", Run.goodput),
-            _latencies(runs, folder / "latency.svg"),
+            _plot_against_load(runs, folder / "goodput.svg", "requests done by their deadline, per second", DeadlineRun.goodput),
+            _plot_latencies(runs, folder / "latency.svg"),
         ]
 
 
-def _against_load(
-    runs: Sequence[Run], file: pathlib.Path, label: str, value: Callable[[Run], float], top: float | None = None
+def _plot_against_load(
+    runs: Sequence[DeadlineRun], file: pathlib.Path, label: str, value: Callable[[DeadlineRun], float], top: float | None = None
 ) -> pathlib.Path:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(6.4, 4.0), layout="constrained")
     for target, style in _STYLES.items():
-        points = sorted((run.load, value(run)) for run in runs if run.target == target)
+        points = sorted((run.load_percent, value(run)) for run in runs if run.target == target)
         if points:
             axes.plot(*zip(*points, strict=True), label=target, **style)
     axes.axvline(100, color="0.75", linewidth=1, zorder=0)
@@ -53,11 +53,11 @@ def _against_load(
     return _write(figure, file)
 
 
-def _latencies(runs: Sequence[Run], file: pathlib.Path) -> pathlib.Path:
+def _plot_latencies(runs: Sequence[DeadlineRun], file: pathlib.Path) -> pathlib.Path:
     """One small plot a load: the share of all requests that had their images within so many seconds."""
     from matplotlib import pyplot
 
-    loads = sorted({run.load for run in runs})
+    loads = sorted({run.load_percent for run in runs})
     columns = min(3, len(loads))
     figure, grid = pyplot.subplots(
         math.ceil(len(loads) / columns),
@@ -70,7 +70,7 @@ def _latencies(runs: Sequence[Run], file: pathlib.Path) -> pathlib.Path:
     )
     for axes, load in zip(grid.flat, loads, strict=False):
         for run in runs:
-            if run.load == load:
+            if run.load_percent == load:
                 style = {key: value for key, value in _STYLES[run.target].items() if key != "marker"}
                 seconds = sorted(record.latency_s for record in run.records if math.isfinite(record.latency_s))
                 shares = [(k + 1) / len(run.records) for k in range(len(seconds))]

@@ -16,17 +16,17 @@ from typing import Any
 import msgspec
 
 from noria.bench import load
-from noria.bench.machine import provenance
-from noria.bench.server import RunningServer, flags_of, running_server
+from noria.bench.machine import collect_provenance
+from noria.bench.server import RunningServer, config_flags, running_server
 from noria.bench.workload import caption
 from noria.config import Config
 from noria.models.catalog import open_model
 
 NUM_USERS = 8
-ROUNDS = 3
-_LOADED_S = 10.0  # of each round's eight users
+NUM_ROUNDS = 3
+_LOAD_S = 10.0  # of each round's eight users
 _WARM_UP_S = 2.0  # of it, until the users are out of step
-_SINGLE_IMAGES = 6  # of each round
+_NUM_SINGLE_IMAGES = 6  # of each round
 
 
 def main(config: Config, output: pathlib.Path | None = None) -> int:
@@ -43,42 +43,42 @@ def measure(config: Config) -> dict[str, Any]:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the supervisor gives its engines; read when torch is imported
     import torch
 
-    from noria.bench.baselines import Pipeline, timed
-    from noria.engine.loading import look_at_machine
-    from noria.engine.resources import resolve, resolve_device
+    from noria.bench.baselines import Pipeline, time_calls
+    from noria.engine.loading import detect_machine
+    from noria.engine.resources import resolve_auto, resolve_device
 
-    found = provenance()
+    header = collect_provenance()
     spec = open_model(config.model)
-    machine = look_at_machine()
+    machine = detect_machine()
     device = resolve_device(config.engine.devices[0], machine)
-    settings = resolve(config.engine, spec, device, machine)
+    settings = resolve_auto(config.engine, spec, device, machine)
     assert isinstance(settings.threads, int)
     torch.set_num_threads(settings.threads)
     steps, guidance = spec.default_steps, spec.default_guidance
     pipeline = Pipeline(spec, settings, device)
     rounds: list[dict[str, Any]] = []
-    with running_server([config.model, *flags_of(config)]) as server:
-        for number in range(ROUNDS):
-            _say(f"round {number + 1} of {ROUNDS}")
+    with running_server([config.model, *config_flags(config)]) as server:
+        for number in range(NUM_ROUNDS):
+            _log_status(f"round {number + 1} of {NUM_ROUNDS}")
             captions = [caption(k) for k in range(NUM_USERS)]
-            loop_s = timed(3, lambda: pipeline.loop(captions, steps, guidance))  # noqa: B023 - called at once
-            replies, cpu_s = _loaded(server, NUM_USERS, _LOADED_S, 1000 * number)
-            single_s = timed(_SINGLE_IMAGES, lambda: pipeline.draw(caption(1), steps, guidance))
-            alone, _ = _loaded(server, 1, _SINGLE_IMAGES * statistics.median(single_s), 1000 * number + 500)
+            loop_s = time_calls(3, lambda: pipeline.generate_batch(captions, steps, guidance))  # noqa: B023 - called at once
+            replies, cpu_s = _run_users(server, NUM_USERS, _LOAD_S, 1000 * number)
+            single_s = time_calls(_NUM_SINGLE_IMAGES, lambda: pipeline.generate(caption(1), steps, guidance))
+            single_replies, _ = _run_users(server, 1, _NUM_SINGLE_IMAGES * statistics.median(single_s), 1000 * number + 500)
             rounds.append(
                 {
                     "loop_images_per_s": NUM_USERS / statistics.median(loop_s),
                     "server_images_per_s": load.images_per_second(replies, _WARM_UP_S),
                     "pipeline_seconds": statistics.median(single_s),
-                    "server_seconds": statistics.median(reply.seconds for reply in alone if reply.status == 200),
+                    "server_seconds": statistics.median(reply.latency_s for reply in single_replies if reply.status == 200),
                     "frontend_cpu_ms": 1000 * cpu_s / len(replies),
-                    "requests": len(replies) + len(alone),
-                    "failures": sum(reply.status != 200 for reply in [*replies, *alone]),
+                    "requests": len(replies) + len(single_replies),
+                    "failures": sum(reply.status != 200 for reply in [*replies, *single_replies]),
                 }
             )
         seconds_to_ready = server.seconds_to_ready
     return {
-        **found,
+        **header,
         "bench": "quick",
         "model": {"name": spec.name, "fingerprint": spec.fingerprint, "unet_parameters": spec.num_parameters},
         "workload": {"steps": steps, "guidance": guidance, "scheduler": spec.default_scheduler, "users": NUM_USERS},
@@ -125,24 +125,24 @@ def table(result: dict[str, Any]) -> str:
         f"{result['model']['name']}, {result['workload']['steps']} guided steps, {machine['cores']} cores of {machine['cpu']}, "
         f"noria {result['noria']} at {result['commit']}, {result['date'][:10]}; load before {machine['load_average_before']:.1f}."
     )
-    more = (
+    details = (
         f"Bare is, for 8 users, the shortest in-process loop at batch 8; for 1 user, diffusers' own pipeline. Front end: "
         f"{s['frontend_cpu_ms']:.1f} ms of CPU a request, PNG included. Ready {result['seconds_to_ready']:.1f} s after the start. "
         f"Failures: {s['failures']}."
     )
-    return "\n".join([*lines, "", more, where])
+    return "\n".join([*lines, "", details, where])
 
 
-def _loaded(server: RunningServer, num_users: int, seconds: float, first: int) -> tuple[list[load.Reply], float]:
+def _run_users(server: RunningServer, num_users: int, seconds: float, first_caption: int) -> tuple[list[load.Reply], float]:
     """The replies to captions from number `first` on, and the CPU seconds that the front ends spent meanwhile."""
 
     def cpu_s() -> float:
         return sum(sum(frontend.cpu_times()[:2]) for frontend in server.children("frontend"))
 
     before = cpu_s()
-    replies = load.closed_loop(server.port, num_users, seconds, lambda k: {"prompt": caption(first + k), "seed": k})
+    replies = load.run_closed_loop(server.port, num_users, seconds, lambda k: {"prompt": caption(first_caption + k), "seed": k})
     return replies, cpu_s() - before
 
 
-def _say(text: str) -> None:
+def _log_status(text: str) -> None:
     print(f"noria bench quick: {text}", file=sys.stderr, flush=True)

@@ -8,9 +8,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from noria.bench.options import Target
+from noria.bench.options import DeadlineTarget
 from noria.bench.statistics import (
-    Record,
+    RequestRecord,
     attainment,
     goodput,
     percentile,
@@ -23,40 +23,40 @@ PREDICTION_BOUND = 0.15
 _RAMP = 0.2  # of a run's length, until as much work is in flight as this load brings
 
 
-class Run(Struct, frozen=True):
+class DeadlineRun(Struct, frozen=True):
     """One trace sent to one target."""
 
-    target: Target
-    load: int  # per cent of Noria's capacity
+    target: DeadlineTarget
+    load_percent: int  # per cent of Noria's capacity
     seconds: float  # over which the requests arrived
-    records: tuple[Record, ...]
-    memory: tuple[tuple[float, int], ...]  # seconds, bytes
-    others_share: float = 0.0  # of the machine's CPU time, that strangers took meanwhile
+    records: tuple[RequestRecord, ...]
+    memory_samples: tuple[tuple[float, int], ...]  # seconds, bytes
+    other_cpu_share: float = 0.0  # of the machine's CPU time, that strangers took meanwhile
 
-    def goodput(self, weight: Callable[[Record], float] = lambda _: 1.0) -> float:
+    def goodput(self, weight: Callable[[RequestRecord], float] = lambda _: 1.0) -> float:
         """Requests a second (or their `weight`) done by their deadline, ramp left out."""
         return goodput(self.records, _RAMP * self.seconds, self.seconds, weight)
 
     def memory_growth(self) -> float:
         """The median of the memory in the last fifth of the run over that in the first; NaN without samples."""
         fifth = self.seconds / 5
-        first = [held for at, held in self.memory if at <= fifth]
-        last = [held for at, held in self.memory if 4 * fifth <= at <= self.seconds]
+        first = [held for at, held in self.memory_samples if at <= fifth]
+        last = [held for at, held in self.memory_samples if 4 * fifth <= at <= self.seconds]
         return statistics.median(last) / statistics.median(first) if first and last else math.nan
 
 
-def summarise_run(run: Run) -> dict[str, Any]:
+def summarise_run(run: DeadlineRun) -> dict[str, Any]:
     """Its numbers; what cannot be said is null."""
     records = run.records
     latencies = [record.latency_s for record in records]
     errors = prediction_errors(records)
     batches = [record.batch_size for record in records if record.batch_size]
-    patiences = sorted({record.patience for record in records})
+    deadline_classes = sorted({record.deadline_class for record in records})
     found = {
         "requests": len(records),
         "attainment": attainment(records),
         "attainment_by_patience": {
-            kind: attainment([record for record in records if record.patience == kind]) for kind in patiences
+            deadline_class: attainment([record for record in records if record.deadline_class == deadline_class]) for deadline_class in deadline_classes
         },
         "refused": sum(record.status == 429 for record in records),
         "expired": sum(record.status == 504 for record in records),
@@ -70,30 +70,30 @@ def summarise_run(run: Run) -> dict[str, Any]:
         "prediction_error": {f"p{100 * share:.0f}": percentile(errors, share) for share in (0.05, 0.5, 0.95)},
         "predictions_within_bound": share_within(errors, PREDICTION_BOUND),
         "memory_growth": run.memory_growth(),
-        "others_share": run.others_share,
+        "others_share": run.other_cpu_share,
         "mean_batch": statistics.mean(batches) if batches else math.nan,
     }
-    return for_json(found)  # type: ignore[no-any-return]
+    return finite_json(found)  # type: ignore[no-any-return]
 
 
-def of_errors(errors: Sequence[float]) -> dict[str, Any]:
+def summarise_errors(errors: Sequence[float]) -> dict[str, Any]:
     """How good predictions were whose relative errors these are."""
     found = {
         "requests": len(errors),
         "within_bound": share_within(errors, PREDICTION_BOUND),
         **{f"p{100 * share:.0f}": percentile(errors, share) for share in (0.05, 0.5, 0.95)},
     }
-    return for_json(found)  # type: ignore[no-any-return]
+    return finite_json(found)  # type: ignore[no-any-return]
 
 
-def summarise(runs: Sequence[Run], same_image: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+def summarise(runs: Sequence[DeadlineRun], same_image: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     """Each run's numbers, and what the bench was made to ask; what was not measured is null."""
-    by_key = {(run.target, run.load): run for run in runs}
-    targets, loads = _in_order(run.target for run in runs), sorted({run.load for run in runs})
-    steady = [run for run in runs if run.load <= STEADY_LOAD and run.target == "least-slack"]
+    by_key = {(run.target, run.load_percent): run for run in runs}
+    targets, loads = _unique_in_order(run.target for run in runs), sorted({run.load_percent for run in runs})
+    steady = [run for run in runs if run.load_percent <= STEADY_LOAD and run.target == "least-slack"]
     errors = [error for run in steady for error in prediction_errors(run.records)]
     found = {
-        "runs": [{"target": run.target, "load": run.load, **summarise_run(run)} for run in runs],
+        "runs": [{"target": run.target, "load": run.load_percent, **summarise_run(run)} for run in runs],
         "attainment_over_seed": {str(load): _ratio(by_key, load, "least-slack", "seed") for load in loads},
         "attainment_over_fcfs": {str(load): _ratio(by_key, load, "least-slack", "fcfs") for load in loads},
         "overload_goodput_over_peak": {
@@ -104,32 +104,32 @@ def summarise(runs: Sequence[Run], same_image: Mapping[str, Sequence[int]]) -> d
             for target in targets
         },
         "overload_memory_growth": {
-            target: max((run.memory_growth() for run in runs if run.target == target and run.load > 100), default=None)
+            target: max((run.memory_growth() for run in runs if run.target == target and run.load_percent > 100), default=None)
             for target in targets
         },
-        "open_loop_prediction": of_errors(errors),
+        "open_loop_prediction": summarise_errors(errors),
         "largest_channel_difference": {name: max(values) for name, values in same_image.items()},
-        "equal_files": _equal_files(runs),
+        "equal_files": _equal_files_share(runs),
     }
-    return for_json(found)  # type: ignore[no-any-return]
+    return finite_json(found)  # type: ignore[no-any-return]
 
 
-def _ratio(by_key: Mapping[tuple[Target, int], Run], load: int, ours: Target, theirs: Target) -> float:
+def _ratio(by_key: Mapping[tuple[DeadlineTarget, int], DeadlineRun], load: int, ours: DeadlineTarget, theirs: DeadlineTarget) -> float:
     if (ours, load) not in by_key or (theirs, load) not in by_key:
         return math.nan
-    missed = attainment(by_key[theirs, load].records)
-    return attainment(by_key[ours, load].records) / missed if missed else math.inf
+    baseline = attainment(by_key[theirs, load].records)
+    return attainment(by_key[ours, load].records) / baseline if baseline else math.inf
 
 
-def _over_peak(runs: Sequence[Run], target: Target, weight: Callable[[Record], float]) -> float:
+def _over_peak(runs: Sequence[DeadlineRun], target: DeadlineTarget, weight: Callable[[RequestRecord], float]) -> float:
     """The lowest goodput above 100 % over the highest at any load."""
-    found = {run.load: run.goodput(weight) for run in runs if run.target == target}
+    found = {run.load_percent: run.goodput(weight) for run in runs if run.target == target}
     over = [value for load, value in found.items() if load > 100]
     peak = max(found.values(), default=0.0)
     return min(over) / peak if over and peak else math.nan
 
 
-def _equal_files(runs: Sequence[Run]) -> float:
+def _equal_files_share(runs: Sequence[DeadlineRun]) -> float:
     """Of the requests that Noria drew in several runs, the share whose files were the same in all of them, byte for byte."""
     digests: dict[int, list[str]] = {}
     for run in runs:
@@ -140,24 +140,24 @@ def _equal_files(runs: Sequence[Run]) -> float:
     return sum(len(set(found)) == 1 for found in repeated) / len(repeated) if repeated else math.nan
 
 
-def for_json(value: Any) -> Any:
+def finite_json(value: Any) -> Any:
     """`value` as JSON can say it: what is no number, or endless, is null; the rest is rounded to what can be measured."""
     match value:
         case float():
             return round(value, 4) if math.isfinite(value) else None
         case dict():
-            return {key: for_json(part) for key, part in value.items()}
+            return {key: finite_json(part) for key, part in value.items()}
         case list() | tuple():
-            return [for_json(part) for part in value]
+            return [finite_json(part) for part in value]
         case _:
             return value
 
 
-def line(run: Run) -> str:
+def run_line(run: DeadlineRun) -> str:
     """A run in a few words, for who is watching."""
     found = summarise_run(run)
     return (
-        f"{run.load} % {run.target}: attainment {found['attainment']:.2f} of {found['requests']} requests, "
+        f"{run.load_percent} % {run.target}: attainment {found['attainment']:.2f} of {found['requests']} requests, "
         f"{found['refused']} refused, {found['expired']} expired, {found['unanswered']} unanswered"
     )
 
@@ -166,12 +166,12 @@ def tables(document: Mapping[str, Any]) -> str:
     """The document's summary as Markdown."""
     summary = document["summary"]
     rows = {(row["target"], row["load"]): row for row in summary["runs"]}
-    targets, loads = _in_order(target for target, _ in rows), sorted({load for _, load in rows})
+    targets, loads = _unique_in_order(target for target, _ in rows), sorted({load for _, load in rows})
 
     def by_load(title: str, cell: Callable[[Mapping[str, Any]], Any]) -> list[str]:
         lines = [f"| {title} | {' | '.join(f'{load} %' for load in loads)} |", f"|---|{'---|' * len(loads)}"]
         for target in targets:
-            cells = [_shown(cell(rows[target, load])) if (target, load) in rows else "–" for load in loads]
+            cells = [_format(cell(rows[target, load])) if (target, load) in rows else "–" for load in loads]
             lines.append(f"| {target} | {' | '.join(cells)} |")
         return [*lines, ""]
 
@@ -179,7 +179,7 @@ def tables(document: Mapping[str, Any]) -> str:
         "| ratio of attainment | " + " | ".join(f"{load} %" for load in loads) + " |",
         f"|---|{'---|' * len(loads)}",
         *(
-            f"| least-slack / {other} | {' | '.join(_shown(summary[key].get(str(load))) for load in loads)} |"
+            f"| least-slack / {other} | {' | '.join(_format(summary[key].get(str(load))) for load in loads)} |"
             for other, key in (("seed", "attainment_over_seed"), ("fcfs", "attainment_over_fcfs"))
         ),
         "",
@@ -214,13 +214,13 @@ def _findings(document: Mapping[str, Any]) -> list[str]:
         for name, found in capacity.items()
     ]
     lines += [
-        f"Above 100 %, {target}: goodput at least {_shown(found['requests'])} of its peak in requests/s, {_shown(found['rows'])} in "
-        f"rows/s; memory at most × {_shown(summary['overload_memory_growth'][target])}."
+        f"Above 100 %, {target}: goodput at least {_format(found['requests'])} of its peak in requests/s, {_format(found['rows'])} in "
+        f"rows/s; memory at most × {_format(summary['overload_memory_growth'][target])}."
         for target, found in summary["overload_goodput_over_peak"].items()
     ]
     lines += [
-        f"Predicted finish {when}: {_shown(found['within_bound'])} of {found['requests']} within ± {PREDICTION_BOUND:.0%}; error p5 "
-        f"{_shown(found['p5'])}, median {_shown(found['p50'])}, p95 {_shown(found['p95'])}."
+        f"Predicted finish {when}: {_format(found['within_bound'])} of {found['requests']} within ± {PREDICTION_BOUND:.0%}; error p5 "
+        f"{_format(found['p5'])}, median {_format(found['p50'])}, p95 {_format(found['p95'])}."
         for when, found in predictions.items()
     ]
     lines += [
@@ -235,9 +235,9 @@ def _findings(document: Mapping[str, Any]) -> list[str]:
     return [text + "  " for text in lines]  # two spaces: a new line in Markdown
 
 
-def _shown(value: float | None) -> str:
+def _format(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
-def _in_order(targets: Iterable[Target]) -> list[Target]:
+def _unique_in_order(targets: Iterable[DeadlineTarget]) -> list[DeadlineTarget]:
     return list(dict.fromkeys(targets))

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from noria.bench.statistics import Record
+from noria.bench.statistics import RequestRecord
 
 
 class Traffic(Struct, frozen=True):
@@ -16,32 +16,32 @@ class Traffic(Struct, frozen=True):
     kind: Literal["closed", "open"]
     seconds: float  # that it lasts
     mix: str  # a name of `workload.MIXES`
-    users: int | None = None
-    user_every_s: float | None = None  # a user more, until all are there
+    num_users: int | None = None
+    spawn_interval_s: float | None = None  # a user more, until all are there
     arrivals: str | None = None  # `poisson` or `bursty`
     rows_per_s: float | None = None  # work that arrives
     seed: int = 1
 
 
-class Usage(Struct, frozen=True):
+class ResourceUsage(Struct, frozen=True):
     """What the server's processes, and the device, were seen to use; the lists have a value for each moment of `at_s`."""
 
     at_s: tuple[float, ...] = ()
     cpu_cores: tuple[float, ...] = ()  # CPU seconds a second
     resident_bytes: tuple[int, ...] = ()
-    gpu_share: tuple[float, ...] = ()  # utilisation, 0 to 1; empty without NVML
+    gpu_utilisation: tuple[float, ...] = ()  # utilisation, 0 to 1; empty without NVML
     gpu_bytes: tuple[int, ...] = ()  # more than before the server's start
     energy_j: float | None = None  # of the device (NVML), or of the CPU packages (RAPL), over the run
-    others_share: float = 0.0  # of the machine's CPU time, that strangers took
+    other_cpu_share: float = 0.0  # of the machine's CPU time, that strangers took
     matrix_gflops: tuple[float, ...] = ()  # of the idle machine's CPUs, before the server's start and after its end
 
 
-class Sample(Struct, frozen=True):
+class ImageCheck(Struct, frozen=True):
     """A reply that was decoded and compared with what diffusers' pipeline draws of the same body alone."""
 
     number: int  # its record's
     psnr_db: float | None  # peak signal-to-noise ratio of the worst image; None: the same, or nothing to compare
-    wrong: str = ""  # why it is; empty: it is right
+    problem: str = ""  # why it is; empty: it is right
 
 
 class BenchRun(Struct, frozen=True):
@@ -53,32 +53,32 @@ class BenchRun(Struct, frozen=True):
     bench: str  # scenario1, scenario2, mixed, or the name of a sweep
     target: str
     traffic: Traffic
-    about: dict[str, Any]
+    provenance: dict[str, Any]
     model: dict[str, Any]
     settings: dict[str, Any]
-    records: tuple[Record, ...] = ()
-    usage: Usage = Usage()
-    samples: tuple[Sample, ...] = ()
+    records: tuple[RequestRecord, ...] = ()
+    usage: ResourceUsage = ResourceUsage()
+    image_checks: tuple[ImageCheck, ...] = ()
     variant: str = ""  # of a sweep, such as "250 ms, 8"; and "poisson" or "bursty" in `mixed`
     complete: bool = True  # False: it was interrupted
     seconds_to_ready: float | None = None  # from the start of the server's process
 
     @property
-    def lasted_s(self) -> float:
+    def duration_s(self) -> float:
         """Seconds that its traffic lasted: until its last sign of life, where it was interrupted."""
         if self.complete:
             return self.traffic.seconds
-        seen = [moment for record in self.records for moment in (record.sent_s, record.done_s) if moment is not None]
-        return min(self.traffic.seconds, max(seen, default=0.0))
+        moments = [moment for record in self.records for moment in (record.sent_s, record.done_s) if moment is not None]
+        return min(self.traffic.seconds, max(moments, default=0.0))
 
     @property
     def file_name(self) -> str:
         """Its own in a folder of runs."""
-        words = "-".join(filter(None, (self.bench, self.target, self.variant)))
-        return re.sub(r"[^a-z0-9.]+", "-", words.lower()) + ".json"
+        stem = "-".join(filter(None, (self.bench, self.target, self.variant)))
+        return re.sub(r"[^a-z0-9.]+", "-", stem.lower()) + ".json"
 
 
-def write(run: BenchRun, folder: pathlib.Path) -> pathlib.Path:
+def write_run(run: BenchRun, folder: pathlib.Path) -> pathlib.Path:
     """Write it whole, or leave what was there; returns the file."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / run.file_name
@@ -87,7 +87,7 @@ def write(run: BenchRun, folder: pathlib.Path) -> pathlib.Path:
     return partial.replace(file)
 
 
-def read(folder: pathlib.Path) -> list[BenchRun]:
+def read_runs(folder: pathlib.Path) -> list[BenchRun]:
     """Every run in `folder`, by bench, variant and target as they were begun.
 
     Raises:
@@ -101,4 +101,4 @@ def read(folder: pathlib.Path) -> list[BenchRun]:
             runs.append(msgspec.json.decode(file.read_bytes(), type=BenchRun))
         except msgspec.DecodeError as error:
             raise ValueError(f"{file} is no run of a bench: {error}") from error
-    return sorted(runs, key=lambda run: run.about.get("date", ""))
+    return sorted(runs, key=lambda run: run.provenance.get("date", ""))

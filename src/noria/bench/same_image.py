@@ -10,33 +10,33 @@ import numpy as np
 from PIL import Image
 
 from noria.bench.openloop import image_files
-from noria.bench.workload import Ask, mixed
+from noria.bench.workload import RequestTemplate, mixed
 from noria.spec import ModelSpec
 
 IN_FLIGHT = 32
-_PROBES = (3, 15, 28)  # places in the crowd of those that are asked for alone too
+_PROBE_INDICES = (3, 15, 28)  # places in the crowd of those that are asked for alone too
 _NUM_STEPS = 8  # an image that has drifted has done so by then
 _SEED = 11
 
 
-def differences(url: str, spec: ModelSpec) -> list[int]:
+def max_channel_differences(url: str, spec: ModelSpec) -> list[int]:
     """For each probe, the largest difference of a channel (of 255) between its image alone and among 32 in flight."""
-    crowd = _crowd(spec)
+    batch = _batch_templates(spec)
     with httpx.Client(timeout=300, trust_env=False, limits=httpx.Limits(max_connections=None)) as client:
-        alone = {place: _pixels(client, url, crowd[place]) for place in _PROBES}
-        with ThreadPoolExecutor(IN_FLIGHT) as callers:
-            together = list(callers.map(lambda ask: _pixels(client, url, ask), crowd))
-    return [int(np.abs(together[place] - pixels).max()) for place, pixels in alone.items()]
+        solo_pixels = {index: _pixels(client, url, batch[index]) for index in _PROBE_INDICES}
+        with ThreadPoolExecutor(IN_FLIGHT) as executor:
+            batched_pixels = list(executor.map(lambda ask: _pixels(client, url, ask), batch))
+    return [int(np.abs(batched_pixels[index] - pixels).max()) for index, pixels in solo_pixels.items()]
 
 
-def _crowd(spec: ModelSpec) -> list[Ask]:
+def _batch_templates(spec: ModelSpec) -> list[RequestTemplate]:
     """32 requests of one size, so that all of them can share every step, with every guidance and scheduler of the mix."""
     size = {"width": spec.default_width_px, "height": spec.default_height_px}
-    asks = itertools.islice(mixed(spec).asks(_SEED), IN_FLIGHT)
-    return [msgspec.structs.replace(ask, **size, n=1, inference_steps=_NUM_STEPS) for ask in asks]
+    templates = itertools.islice(mixed(spec).templates(_SEED), IN_FLIGHT)
+    return [msgspec.structs.replace(template, **size, n=1, inference_steps=_NUM_STEPS) for template in templates]
 
 
-def _pixels(client: httpx.Client, url: str, ask: Ask) -> np.ndarray:
-    answer = client.post(url, json=msgspec.to_builtins(ask)).raise_for_status()
+def _pixels(client: httpx.Client, url: str, template: RequestTemplate) -> np.ndarray:
+    answer = client.post(url, json=msgspec.to_builtins(template)).raise_for_status()
     (file,) = image_files(answer)
     return np.asarray(Image.open(io.BytesIO(file)).convert("RGB")).astype(int)

@@ -15,12 +15,12 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from noria.bench.keeping import kept
-from noria.bench.runs import Sample
+from noria.bench.keeping import sampled_replies
+from noria.bench.runs import ImageCheck
 from noria.config import EngineConfig
 from noria.spec import ModelSpec
 
-PSNR_DB = 30.0  # an image below it is another image
+MIN_PSNR_DB = 30.0  # an image below it is another image
 
 Body = Mapping[str, Any]
 
@@ -29,35 +29,35 @@ _UNREADABLE = (OSError, SyntaxError, Image.DecompressionBombError)
 _MALFORMED = (msgspec.DecodeError, ValueError, KeyError, TypeError)
 
 
-def check(
-    folder: pathlib.Path, body_of: Callable[[int], Body], draw: Callable[[Body], list[np.ndarray]]
-) -> tuple[Sample, ...]:
+def check_replies(
+    folder: pathlib.Path, body_of: Callable[[int], Body], generate: Callable[[Body], list[np.ndarray]]
+) -> tuple[ImageCheck, ...]:
     """Judge every reply in `folder` (see `keeping`); `draw` gives the images of a body as uint8 [H, W, 3]."""
-    return tuple(judge(number, file, draw(body_of(number))) for number, file in kept(folder).items())
+    return tuple(check_reply(number, file, generate(body_of(number))) for number, file in sampled_replies(folder).items())
 
 
-def judge(number: int, file: pathlib.Path, expected: list[np.ndarray]) -> Sample:
+def check_reply(number: int, file: pathlib.Path, expected: list[np.ndarray]) -> ImageCheck:
     """Compare the images of the reply in `file` with what they should be."""
     try:
         images = [_pixels(content) for content in _files(file)]
     except (*_UNREADABLE, *_MALFORMED) as error:
-        return Sample(number, None, f"cannot be decoded: {error}")
+        return ImageCheck(number, None, f"cannot be decoded: {error}")
     if len(images) != len(expected):
-        return Sample(number, None, f"has {len(images)} images instead of {len(expected)}")
-    for got, wanted in zip(images, expected, strict=True):
-        if got.shape != wanted.shape:
-            return Sample(number, None, f"is {_size(got)} instead of {_size(wanted)} pixels")
-    worst = min(psnr_db(got, wanted) for got, wanted in zip(images, expected, strict=True))
-    if worst < PSNR_DB:
-        return Sample(
-            number, worst, f"is another image: {worst:.1f} dB beside its solo run, where {PSNR_DB:.0f} is the least"
+        return ImageCheck(number, None, f"has {len(images)} images instead of {len(expected)}")
+    for actual, wanted in zip(images, expected, strict=True):
+        if actual.shape != wanted.shape:
+            return ImageCheck(number, None, f"is {_size_text(actual)} instead of {_size_text(wanted)} pixels")
+    worst_db = min(psnr_db(actual, wanted) for actual, wanted in zip(images, expected, strict=True))
+    if worst_db < MIN_PSNR_DB:
+        return ImageCheck(
+            number, worst_db, f"is another image: {worst_db:.1f} dB beside its solo run, where {MIN_PSNR_DB:.0f} is the least"
         )
-    return Sample(number, worst if math.isfinite(worst) else None)
+    return ImageCheck(number, worst_db if math.isfinite(worst_db) else None)
 
 
-def psnr_db(one: np.ndarray, other: np.ndarray) -> float:
+def psnr_db(left: np.ndarray, right: np.ndarray) -> float:
     """The peak signal-to-noise ratio of two uint8 images of one shape, in decibels; endless where they are the same."""
-    error = float(np.mean((one.astype(float) - other.astype(float)) ** 2))
+    error = float(np.mean((left.astype(float) - right.astype(float)) ** 2))
     return 10 * math.log10(255.0**2 / error) if error else math.inf
 
 
@@ -71,35 +71,35 @@ def _pixels(content: bytes) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
 
 
-def _size(image: np.ndarray) -> str:
+def _size_text(image: np.ndarray) -> str:
     return f"{image.shape[1]} × {image.shape[0]}"
 
 
-class SoloRuns:
+class SoloGenerator:
     """What diffusers' pipeline draws of bodies alone, in this process, set as the servers are; each is drawn once."""
 
     def __init__(self, spec: ModelSpec, config: EngineConfig) -> None:
         """Loads nothing before the first image is asked for; the UNet is not compiled, which would take longer than all else."""
         self._spec, self._config = spec, msgspec.structs.replace(config, compile=False)
         self._pipeline: Any = None
-        self._drawn: dict[bytes, list[np.ndarray]] = {}
+        self._images: dict[bytes, list[np.ndarray]] = {}
 
-    def draw(self, body: Body) -> list[np.ndarray]:
+    def generate(self, body: Body) -> list[np.ndarray]:
         """Its images, each drawn alone from the body's seed + its place: uint8 [H, W, 3]."""
         key = msgspec.json.encode(body, order="deterministic")
-        if key not in self._drawn:
-            self._drawn[key] = [self._image(body, body["seed"] + place) for place in range(body.get("n", 1))]
-        return self._drawn[key]
+        if key not in self._images:
+            self._images[key] = [self._generate_one(body, body["seed"] + index) for index in range(body.get("n", 1))]
+        return self._images[key]
 
-    def _image(self, body: Body, seed: int) -> np.ndarray:
+    def _generate_one(self, body: Body, seed: int) -> np.ndarray:
         import torch
 
         if self._pipeline is None:
-            self._pipeline = _loaded(self._spec, self._config)
+            self._pipeline = _load_pipeline(self._spec, self._config)
         spec, pipeline = self._spec, self._pipeline
         pipeline.use_scheduler(body.get("scheduler", spec.default_scheduler))
         with torch.inference_mode():
-            (picture,) = pipeline.pipe(
+            (image,) = pipeline.pipe(
                 body["prompt"],
                 width=body.get("width", spec.default_width_px),
                 height=body.get("height", spec.default_height_px),
@@ -107,19 +107,19 @@ class SoloRuns:
                 guidance_scale=body.get("guidance_scale", spec.default_guidance),
                 generator=torch.Generator("cpu").manual_seed(seed),
             ).images
-        return np.asarray(picture)
+        return np.asarray(image)
 
 
-def _loaded(spec: ModelSpec, config: EngineConfig) -> Any:
+def _load_pipeline(spec: ModelSpec, config: EngineConfig) -> Any:
     import torch
 
     from noria.bench.baselines import Pipeline
-    from noria.engine.loading import look_at_machine
-    from noria.engine.resources import resolve, resolve_device
+    from noria.engine.loading import detect_machine
+    from noria.engine.resources import resolve_auto, resolve_device
 
-    machine = look_at_machine()
+    machine = detect_machine()
     device = resolve_device(config.devices[0], machine)
-    settings = resolve(config, spec, device, machine)
+    settings = resolve_auto(config, spec, device, machine)
     assert isinstance(settings.threads, int)
     torch.set_num_threads(settings.threads)
     return Pipeline(spec, settings, device)

@@ -26,7 +26,7 @@ class Scenario:
     """One of the article's; `seconds` is a run's length where nobody says."""
 
     name: str
-    users: int
+    num_users: int
     seconds: float = 90.0
 
     @property
@@ -38,34 +38,34 @@ class Scenario:
 SCENARIOS = {scenario.name: scenario for scenario in (Scenario("scenario1", 1), Scenario("scenario2", 8))}
 
 
-def traffic(scenario: Scenario, seconds: float, seed: int) -> Traffic:
+def scaled_traffic(scenario: Scenario, seconds: float, seed: int) -> Traffic:
     """The scenario in `seconds` instead of 900, everything in proportion."""
     return Traffic(
         kind="closed",
         seconds=seconds,
         mix="alike",
-        users=scenario.users,
-        user_every_s=_FULL_USER_EVERY_S * seconds / FULL_S,
+        num_users=scenario.num_users,
+        spawn_interval_s=_FULL_USER_EVERY_S * seconds / FULL_S,
         seed=seed,
     )
 
 
-def number(user: int, count: int, users: int) -> int:
+def request_number(user_index: int, request_index: int, num_users: int) -> int:
     """The number, in a run, of a user's request; both count from 0."""
-    return count * users + user
+    return request_index * num_users + user_index
 
 
-def body(number: int, seed: int) -> dict[str, Any]:
+def request_body(number: int, seed: int) -> dict[str, Any]:
     """What request `number` asks for; what it leaves out is the model's own."""
-    dice = random.Random(f"{seed} {number}")  # noqa: S311 - to be repeated, not to be secret
+    rng = random.Random(f"{seed} {number}")  # noqa: S311 - to be repeated, not to be secret
     return {
         "prompt": caption(number),
-        "seed": dice.randint(0, 1_000_000),
+        "seed": rng.randint(0, 1_000_000),
         "inference_steps": _STEPS,
         "metadata": False,  # files carry nothing but pixels
     }
 
 
-def rows(spec: ModelSpec) -> float:
+def rows_per_request(spec: ModelSpec) -> float:
     """The work of a request, in inputs of the UNet at the model's own size."""
     return _STEPS * (2.0 if spec.default_guidance > 1.0 else 1.0)

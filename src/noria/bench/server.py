@@ -20,10 +20,10 @@ import psutil
 from noria.bench import peers
 from noria.bench.targets.catalog import Target, TargetSettings
 from noria.config import Config
-from noria.settings import settings as known_settings
+from noria.settings import list_settings as known_settings
 from noria.spec import ModelSpec
 
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy that the environment names is asked
+NO_PROXY_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy that the environment names is asked
 _READY_WITHIN_S = 300.0  # a UNet that is compiled on few cores takes minutes
 
 
@@ -112,15 +112,15 @@ def running_target(
 
     """
     if target.module is None:
-        with running_server([config.model, *flags_of(config), *flags], port) as server:  # the later flag wins
+        with running_server([config.model, *config_flags(config), *flags], port) as server:  # the later flag wins
             yield server
         return
     python = sys.executable if target.peer is None else str(peers.python_of(target.peer))
 
     def command(port: int) -> list[str]:
-        job = {"spec": spec, "config": config.engine, "port": port, "parent_pid": os.getpid()}
-        job["settings"] = settings or target.settings
-        return [python, "-m", str(target.module), msgspec.json.encode(job).decode()]
+        launch = {"spec": spec, "config": config.engine, "port": port, "parent_pid": os.getpid()}
+        launch["settings"] = settings or target.settings
+        return [python, "-m", str(target.module), msgspec.json.encode(launch).decode()]
 
     with running_process(command, port) as server:
         yield server
@@ -164,11 +164,11 @@ def _free_port() -> Iterator[int]:
     It is kept by a socket that is bound and never listens. A server can bind beside it if it sets SO_REUSEADDR or SO_REUSEPORT, as
     the frameworks do; one that came up a second later on a port that was free and kept by nobody would now and then find it taken.
     """
-    with socket.socket() as keeper:
-        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        keeper.bind(("127.0.0.1", 0))
-        yield keeper.getsockname()[1]
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
 
 
 def _wait_until_ready(child: "subprocess.Popen[bytes]", url: str, deadline: float) -> None:
@@ -176,13 +176,13 @@ def _wait_until_ready(child: "subprocess.Popen[bytes]", url: str, deadline: floa
         if child.poll() is not None:
             raise RuntimeError(f"the server ended with status {child.returncode}; its own words are above")
         with contextlib.suppress(OSError, http.client.HTTPException):  # refused, any status but 2xx, no answer yet
-            DIRECT.open(url, timeout=5).close()
+            NO_PROXY_OPENER.open(url, timeout=5).close()
             return
         time.sleep(0.05)
     raise RuntimeError(f"the server was not ready within {_READY_WITHIN_S:.0f} s")
 
 
-def flags_of(config: Config) -> list[str]:
+def config_flags(config: Config) -> list[str]:
     """The settings that differ from the defaults, as `noria serve` takes them; model, host and port are the bench's."""
     flags = []
     for setting in known_settings():
@@ -198,7 +198,7 @@ def flags_of(config: Config) -> list[str]:
     return flags
 
 
-def apart(config: Config, folder: str) -> Config:
+def isolated_config(config: Config, folder: str) -> Config:
     """`config` for servers that are only measured: they keep costs in `folder`, and say nothing unless something is wrong."""
     engine = config.engine
     if not engine.cache_dir:  # what was measured at another time, on a busier machine, makes bad promises

@@ -13,16 +13,16 @@ from typing import Any
 
 from prometheus_client.metrics import MetricWrapperBase
 
-from noria.children import Kind
+from noria.children import ChildKind
 from noria.observe import exposition, metrics
 
-_CHILDREN: tuple[Kind, ...] = ("engine", "frontend")
+_CHILDREN: tuple[ChildKind, ...] = ("engine", "frontend")
 
 
-class Silence:
+class NullMetric:
     """In a metric's place."""
 
-    def labels(self, *_: str, **__: str) -> "Silence":
+    def labels(self, *_: str, **__: str) -> "NullMetric":
         """Itself, whatever the labels."""
         return self
 
@@ -43,19 +43,19 @@ class Silence:
         return contextlib.nullcontext()
 
 
-def silence() -> None:
+def disable_metrics() -> None:
     """Count nothing in this process from now on; before the modules that count are imported."""
     for name, value in list(vars(metrics).items()):
         if isinstance(value, MetricWrapperBase):
-            setattr(metrics, name, Silence())
-    setattr(exposition, "observe", _observe_nothing)  # noqa: B010 - another signature, that takes anything
+            setattr(metrics, name, NullMetric())
+    setattr(exposition, "observe", _ignore_observation)  # noqa: B010 - another signature, that takes anything
 
 
-def _observe_nothing(*_: object) -> None:
+def _ignore_observation(*_: object) -> None:
     pass
 
 
-def command_of(kind: Kind, text: str) -> list[str]:
+def command_of(kind: ChildKind, text: str) -> list[str]:
     """How the supervisor starts silent children."""
     return [sys.executable, "-m", "noria.bench.silent", kind, text]
 
@@ -63,14 +63,14 @@ def command_of(kind: Kind, text: str) -> list[str]:
 def main(arguments: Sequence[str]) -> int:
     """Serve as `noria serve ARGUMENTS` does, or be one of that server's children."""
     if arguments[0] in _CHILDREN:
-        silence()
+        disable_metrics()
         sys.argv[1:] = arguments[1:]
         runpy.run_module(f"noria.{arguments[0]}.process", run_name="__main__", alter_sys=True)
         return 0
     from noria import cli, supervisor
 
-    supervise: Any = supervisor
-    supervise.serve = functools.partial(supervisor.serve, command_of=command_of)
+    supervisor_module: Any = supervisor
+    supervisor_module.serve = functools.partial(supervisor.serve, build_command=command_of)
     return cli.main(["serve", *arguments])
 
 

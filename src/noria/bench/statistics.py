@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from msgspec import Struct
 
 
-class Record(Struct, frozen=True, array_like=True):
+class RequestRecord(Struct, frozen=True, array_like=True):
     """One request; times are seconds from the trace's start. In JSON an array, in the order of the fields."""
 
     number: int
@@ -19,7 +19,7 @@ class Record(Struct, frozen=True, array_like=True):
     done_s: float | None  # None: no answer while the run lasted
     status: int  # HTTP's; 0: the connection broke, or there was no answer
     deadline_s: float | None  # from intended_s; None: it had none
-    patience: str
+    deadline_class: str
     rows: float
     num_images: int
     predicted_s: float | None = None  # from its arrival, as the server told with the answer
@@ -33,7 +33,7 @@ class Record(Struct, frozen=True, array_like=True):
         return math.inf if self.done_s is None or self.status != 200 else self.done_s - self.intended_s
 
     @property
-    def met(self) -> bool:
+    def met_deadline(self) -> bool:
         """Whether its images were there in time."""
         return (
             self.latency_s <= (math.inf if self.deadline_s is None else self.deadline_s) and self.latency_s < math.inf
@@ -45,30 +45,30 @@ def percentile(values: Iterable[float], share: float) -> float:
     ordered = sorted(values)
     if not ordered:
         return math.nan
-    place = share * (len(ordered) - 1)
-    low, high = math.floor(place), math.ceil(place)
+    position = share * (len(ordered) - 1)
+    low, high = math.floor(position), math.ceil(position)
     if ordered[low] == ordered[high]:  # also of two infinities
         return ordered[low]
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
-def attainment(records: Sequence[Record]) -> float:
+def attainment(records: Sequence[RequestRecord]) -> float:
     """The share of requests that were done by their deadline; NaN of none."""
-    return sum(record.met for record in records) / len(records) if records else math.nan
+    return sum(record.met_deadline for record in records) / len(records) if records else math.nan
 
 
 def goodput(
-    records: Iterable[Record], start_s: float, end_s: float, weight: Callable[[Record], float] = lambda _: 1.0
+    records: Iterable[RequestRecord], start_s: float, end_s: float, weight: Callable[[RequestRecord], float] = lambda _: 1.0
 ) -> float:
     """Requests a second (or their `weight`) that were done by their deadline, of those done between `start_s` and `end_s`.
 
     Counted by their end: a window inside the run has as much work in flight at its start as at its end.
     """
-    done = (record for record in records if record.met and record.done_s is not None)
+    done = (record for record in records if record.met_deadline and record.done_s is not None)
     return sum(weight(record) for record in done if start_s <= (record.done_s or 0.0) < end_s) / (end_s - start_s)
 
 
-def prediction_errors(records: Iterable[Record]) -> list[float]:
+def prediction_errors(records: Iterable[RequestRecord]) -> list[float]:
     """For each request that was told when it would be done: by how much it took longer, as a share of what was told."""
     return [
         (record.done_s - record.sent_s) / record.predicted_s - 1.0

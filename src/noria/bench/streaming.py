@@ -18,17 +18,17 @@ from typing import Any
 
 import msgspec
 
-from noria.bench.machine import provenance
+from noria.bench.machine import collect_provenance
 from noria.bench.server import running_process
-from noria.bench.targets.bodies import CHUNK_BYTES, WAYS
-from noria.bench.targets.streaming_app import StreamingJob, image_like
+from noria.bench.targets.bodies import CHUNK_BYTES, RESPONSE_MODES
+from noria.bench.targets.streaming_app import StreamingJob, random_image_bytes
 
 NUM_BYTES = 800_000  # of a 512 × 512 PNG, nearly uncompressed
-ROUNDS = 5
+NUM_ROUNDS = 5
 _ROUND_S = 1.0  # of each way in each round
-_FEWEST = 3  # replies of each way in each round, however long they take
+_MIN_REPLIES = 3  # replies of each way in each round, however long they take
 
-WORDS = {  # of the table
+MODE_LABELS = {  # of the table
     "plain": "Response",
     "bytesio": "StreamingResponse(BytesIO)",
     "chunks": "StreamingResponse, async generator of 64 kB chunks",
@@ -52,8 +52,8 @@ def measure(num_bytes: int, round_s: float) -> dict[str, Any]:
         RuntimeError: the server did not start, or gave another body than it should.
 
     """
-    about = provenance()
-    about["versions"] |= {name: importlib.metadata.version(name) for name in ("fastapi", "anyio")}
+    header = collect_provenance()
+    header["versions"] |= {name: importlib.metadata.version(name) for name in ("fastapi", "anyio")}
     rounds: list[dict[str, dict[str, Any]]] = []
 
     def command(port: int) -> list[str]:
@@ -64,37 +64,37 @@ def measure(num_bytes: int, round_s: float) -> dict[str, Any]:
         running_process(command) as server,
         contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as connection,
     ):
-        asking = _Asking(connection, image_like(num_bytes))
-        for way in WAYS:
-            asking.measure(way, 0.0)  # warm-up
-        for number in range(ROUNDS):
-            print(f"noria bench streaming: round {number + 1} of {ROUNDS}", file=sys.stderr, flush=True)
-            rounds.append({way: asking.measure(way, round_s) for way in WAYS})
+        client = _StreamingClient(connection, random_image_bytes(num_bytes))
+        for mode in RESPONSE_MODES:
+            client.measure(mode, 0.0)  # warm-up
+        for number in range(NUM_ROUNDS):
+            print(f"noria bench streaming: round {number + 1} of {NUM_ROUNDS}", file=sys.stderr, flush=True)
+            rounds.append({mode: client.measure(mode, round_s) for mode in RESPONSE_MODES})
     return {
-        **about,
+        **header,
         "bench": "streaming",
-        "workload": {"bytes": num_bytes, "clients": 1, "rounds": ROUNDS, "round_s": round_s},
+        "workload": {"bytes": num_bytes, "clients": 1, "rounds": NUM_ROUNDS, "round_s": round_s},
         "rounds": rounds,
-        "summary": summarise(rounds, image_like(num_bytes)),
+        "summary": summarise(rounds, random_image_bytes(num_bytes)),
     }
 
 
-class _Asking:
+class _StreamingClient:
     """One client on one kept connection."""
 
     def __init__(self, connection: http.client.HTTPConnection, content: bytes) -> None:
         self._connection, self._content = connection, content
 
-    def measure(self, way: str, seconds: float) -> dict[str, Any]:
+    def measure(self, mode: str, seconds: float) -> dict[str, Any]:
         """Ask for `seconds`, and a few times at least."""
         latencies_ms: list[float] = []
         cpu_before_s, until = float(self._get("/cpu")), time.monotonic() + seconds
-        while len(latencies_ms) < _FEWEST or time.monotonic() < until:
+        while len(latencies_ms) < _MIN_REPLIES or time.monotonic() < until:
             sent = time.perf_counter()
-            content = self._get(f"/{way}")
+            content = self._get(f"/{mode}")
             latencies_ms.append(1000 * (time.perf_counter() - sent))
             if content != self._content:
-                raise RuntimeError(f"{way} gave {len(content)} bytes that are not the body's {len(self._content)}")
+                raise RuntimeError(f"{mode} gave {len(content)} bytes that are not the body's {len(self._content)}")
         cpu_s = float(self._get("/cpu")) - cpu_before_s
         return {
             "replies": len(latencies_ms),
@@ -113,22 +113,22 @@ class _Asking:
 
 def summarise(rounds: list[dict[str, dict[str, Any]]], content: bytes) -> dict[str, dict[str, float]]:
     """For each way, how many pieces it sends `content` in, and medians over the rounds."""
-    pieces = {
+    num_pieces = {
         "plain": 1,
         "bytesio": sum(1 for _ in io.BytesIO(content)),  # lines
         "chunks": -(-len(content) // CHUNK_BYTES),
         "generator": 1,
     }
     return {
-        way: {
-            "pieces": pieces[way],
-            "replies": sum(r[way]["replies"] for r in rounds),
-            "latency_ms": statistics.median(r[way]["latency_ms"] for r in rounds),
-            "cpu_ms": statistics.median(r[way]["cpu_ms"] for r in rounds),
-            "cpu_ms_least": min(r[way]["cpu_ms"] for r in rounds),
-            "cpu_ms_most": max(r[way]["cpu_ms"] for r in rounds),
+        mode: {
+            "pieces": num_pieces[mode],
+            "replies": sum(r[mode]["replies"] for r in rounds),
+            "latency_ms": statistics.median(r[mode]["latency_ms"] for r in rounds),
+            "cpu_ms": statistics.median(r[mode]["cpu_ms"] for r in rounds),
+            "cpu_ms_least": min(r[mode]["cpu_ms"] for r in rounds),
+            "cpu_ms_most": max(r[mode]["cpu_ms"] for r in rounds),
         }
-        for way in rounds[0]
+        for mode in rounds[0]
     }
 
 
@@ -136,9 +136,9 @@ def table(result: dict[str, Any]) -> str:
     """The result as a Markdown table with a line on where it was measured."""
     summary, machine = result["summary"], result["machine"]
     lines = ["| the body is given by | pieces | latency, ms | server's CPU, ms a reply |", "|---|---|---|---|"]
-    for way, row in summary.items():
+    for mode, row in summary.items():
         cpu = f"{row['cpu_ms']:.2f} ({row['cpu_ms_least']:.2f}–{row['cpu_ms_most']:.2f})"
-        lines.append(f"| {WORDS[way]} | {row['pieces']} | {row['latency_ms']:.2f} | {cpu} |")
+        lines.append(f"| {MODE_LABELS[mode]} | {row['pieces']} | {row['latency_ms']:.2f} | {cpu} |")
     where = (
         f"{result['workload']['bytes'] / 1000:.0f} kB, one client; medians of {result['workload']['rounds']} rounds (least–most). "
         f"{machine['cores']} cores of {machine['cpu']}, noria {result['noria']} at {result['commit']}, {result['date'][:10]}; "

@@ -19,33 +19,33 @@ from typing import Any
 import msgspec
 
 from noria.bench import clients, peers, runs
-from noria.bench.clients import Body, Load
-from noria.bench.machine import provenance
-from noria.bench.meters import Gpus, find_gpus, matrix_gflops
-from noria.bench.runs import BenchRun, Sample
-from noria.bench.samples import SoloRuns, check
-from noria.bench.server import DIRECT, RunningServer, apart, running_target
+from noria.bench.clients import Body, LoadGenerator
+from noria.bench.machine import collect_provenance
+from noria.bench.meters import GpuMeter, find_gpus, matrix_gflops
+from noria.bench.runs import BenchRun, ImageCheck
+from noria.bench.samples import SoloGenerator, check_replies
+from noria.bench.server import NO_PROXY_OPENER, RunningServer, isolated_config, running_target
 from noria.bench.targets.catalog import Target, TargetSettings
-from noria.bench.watching import Observations, watched
+from noria.bench.watching import ResourceTrace, monitor_resources
 from noria.config import Config
 from noria.errors import ConfigError, NoriaError
 from noria.models.catalog import open_model
 from noria.observe.process import sigterm_interrupts
 from noria.spec import ModelSpec
 
-_WARM_UP_USERS = 8
-_SAMPLE_S = 0.5
+_NUM_WARM_UP_USERS = 8
+_SAMPLE_INTERVAL_S = 0.5
 
-Report = Callable[[pathlib.Path, Sequence[BenchRun]], list[pathlib.Path]]
+ReportWriter = Callable[[pathlib.Path, Sequence[BenchRun]], list[pathlib.Path]]
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """One run to be made; `settings` are turned at targets that are not Noria: None, their own."""
 
     bench: str
     target: Target
-    load: Load
+    load_generator: LoadGenerator
     config: Config
     settings: TargetSettings | None = None
     variant: str = ""
@@ -56,7 +56,7 @@ class Plan:
         return " ".join(filter(None, (self.bench, self.target.name, self.variant and f"({self.variant})")))
 
     @property
-    def told_settings(self) -> dict[str, Any]:
+    def reported_settings(self) -> dict[str, Any]:
         """The engine's, and the target's own beside them, with the peer's version."""
         found: dict[str, Any] = msgspec.to_builtins(self.config.engine)
         del found["cache_dir"]  # the bench's own, for as long as it lasts
@@ -76,64 +76,64 @@ class Suite:
     spec: ModelSpec
     runs: list[BenchRun] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)  # what did not go well, a line each
-    _solo: tuple[bytes, SoloRuns] | None = None  # the last engine settings', since each holds a model
+    _solo_generator: tuple[bytes, SoloGenerator] | None = None  # the last engine settings', since each holds a model
 
-    def run(self, plan: Plan) -> None:
+    def run(self, plan: RunPlan) -> None:
         """Make one run and write it; one that is cut short is written too, as incomplete, if it has recorded anything.
 
         Raises:
             RuntimeError: the server did not start, or ended; or the client did.
 
         """
-        about = provenance()
+        header = collect_provenance()
         if plan.target.peer is not None:
-            about["peer_versions"] = peers.versions_of(plan.target.peer)
+            header["peer_versions"] = peers.versions_of(plan.target.peer)
         with tempfile.TemporaryDirectory(prefix="noria-bench-") as name:
             folder = pathlib.Path(name)
-            seen, samples, ready_s = Observations(), tuple[Sample, ...](), None
+            resources, image_checks, ready_s = ResourceTrace(), tuple[ImageCheck, ...](), None
             try:
-                say(f"{plan.name}: starting")
-                seen.matrix_gflops.append(matrix_gflops())
+                log_status(f"{plan.name}: starting")
+                resources.matrix_gflops.append(matrix_gflops())
                 gpus = find_gpus(plan.config.engine.devices, os.environ)
                 if gpus is not None:
-                    about["machine"]["gpu"] = ", ".join(gpus.names)
+                    header["machine"]["gpu"] = ", ".join(gpus.names)
                 with running_target(plan.target, self.spec, plan.config, plan.settings) as server:
                     ready_s = server.seconds_to_ready
-                    self._load(plan, server, gpus, folder, seen)
-                seen.matrix_gflops.append(matrix_gflops())
-                say(f"{plan.name}: comparing some of its images with their solo runs")
-                samples = check(folder / "kept", plan.load.body, self._solo_runs(plan.config).draw)
+                    self._measure_load(plan, server, gpus, folder, resources)
+                resources.matrix_gflops.append(matrix_gflops())
+                log_status(f"{plan.name}: comparing some of its images with their solo runs")
+                image_checks = check_replies(folder / "kept", plan.load_generator.body, self._solo_generator_for(plan.config).generate)
             except BaseException:
-                self._keep(self._run(plan, about, folder, seen, samples, ready_s, complete=False))
+                self._save(self._build_run(plan, header, folder, resources, image_checks, ready_s, complete=False))
                 raise
-            self._keep(self._run(plan, about, folder, seen, samples, ready_s, complete=True))
+            self._save(self._build_run(plan, header, folder, resources, image_checks, ready_s, complete=True))
 
-    def _load(
-        self, plan: Plan, server: RunningServer, gpus: Gpus | None, folder: pathlib.Path, seen: Observations
+    def _measure_load(
+        self, plan: RunPlan, server: RunningServer, gpus: GpuMeter | None, folder: pathlib.Path, resources: ResourceTrace
     ) -> None:
         """Warm a server up and load it; `seen` is filled, whatever happens."""
         url = f"http://127.0.0.1:{server.port}"
-        say(f"{plan.name}: ready after {server.seconds_to_ready:.0f} s; warming up")
-        warm_up(url + plan.target.path, plan.load.warm_up)
-        with watched(server, gpus, _SAMPLE_S, seen):
-            clients.send(plan.load, url, plan.target.path, folder, server.process, self._progress(plan))
+        log_status(f"{plan.name}: ready after {server.seconds_to_ready:.0f} s; warming up")
+        warm_up(url + plan.target.path, plan.load_generator.warm_up_bodies)
+        with monitor_resources(server, gpus, _SAMPLE_INTERVAL_S, resources):
+            clients.run_load(plan.load_generator, url, plan.target.path, folder, server.process, self._progress(plan))
 
-    def _progress(self, plan: Plan) -> Callable[[str], None]:
-        return lambda words: say(f"{plan.name}: {words}")
+    def _progress(self, plan: RunPlan) -> Callable[[str], None]:
+        return lambda words: log_status(f"{plan.name}: {words}")
 
-    def _solo_runs(self, config: Config) -> SoloRuns:
+    def _solo_generator_for(self, config: Config) -> SoloGenerator:
         key = msgspec.json.encode(config.engine)
-        if self._solo is None or self._solo[0] != key:
-            self._solo = key, SoloRuns(self.spec, config.engine)
-        return self._solo[1]
+        if self._solo_generator is None or self._solo_generator[0] != key:
+            self._solo_generator = key, SoloGenerator(self.spec, config.engine)
+        return self._solo_generator[1]
 
-    def _run(
+    def _build_run(
         self,
-        plan: Plan,
-        about: dict[str, Any],
+        plan: RunPlan,
+        header: dict[str, Any],
         folder: pathlib.Path,
-        seen: Observations,
-        samples: tuple[Sample, ...],
+        resources: ResourceTrace,
+        image_checks: tuple[ImageCheck, ...],
         ready_s: float | None,
         *,
         complete: bool,
@@ -142,27 +142,27 @@ class Suite:
         return BenchRun(
             bench=plan.bench,
             target=plan.target.name,
-            traffic=plan.load.traffic,
-            about=about,
+            traffic=plan.load_generator.traffic,
+            provenance=header,
             model={"name": spec.name, "fingerprint": spec.fingerprint, "unet_parameters": spec.num_parameters},
-            settings=plan.told_settings,
-            records=tuple(clients.records(folder)),
-            usage=seen.usage,
-            samples=samples,
+            settings=plan.reported_settings,
+            records=tuple(clients.read_records(folder)),
+            usage=resources.usage,
+            image_checks=image_checks,
             variant=plan.variant,
             complete=complete,
             seconds_to_ready=ready_s,
         )
 
-    def _keep(self, run: BenchRun) -> None:
+    def _save(self, run: BenchRun) -> None:
         if run.records or run.complete:
             self.runs.append(run)
-            file = runs.write(run, self.folder)
-            say(f"{run.target}: {in_words(run)}; wrote {file}")
+            file = runs.write_run(run, self.folder)
+            log_status(f"{run.target}: {run_line(run)}; wrote {file}")
 
 
 def main(
-    config: Config, folder: pathlib.Path, plans: Callable[[Config, ModelSpec], Iterable[Plan]], report: Report
+    config: Config, folder: pathlib.Path, plans: Callable[[Config, ModelSpec], Iterable[RunPlan]], write_report: ReportWriter
 ) -> int:
     """Make the runs that `plans` gives, one by one, and the report of all of them; returns the exit status.
 
@@ -180,19 +180,19 @@ def main(
             f"--out {folder} cannot be made ({error}); name a folder, or one that is not there."
         ) from error
     with sigterm_interrupts(), tempfile.TemporaryDirectory(prefix="noria-bench-") as cache:
-        suite = Suite(apart(config, cache), folder, spec)
+        suite = Suite(isolated_config(config, cache), folder, spec)
         status = _run_all(suite, plans)
     if suite.runs:
-        for file in report(folder, suite.runs):
-            say(f"wrote {file}")
+        for file in write_report(folder, suite.runs):
+            log_status(f"wrote {file}")
             if file.suffix == ".md":
                 print(file.read_text(encoding="utf-8"))
     for failure in suite.failures:
-        say(failure)
+        log_status(failure)
     return status
 
 
-def _run_all(suite: Suite, plans: Callable[[Config, ModelSpec], Iterable[Plan]]) -> int:
+def _run_all(suite: Suite, plans: Callable[[Config, ModelSpec], Iterable[RunPlan]]) -> int:
     """Returns the exit status; every plan is tried, until somebody interrupts."""
     try:
         for plan in plans(suite.config, suite.spec):
@@ -200,9 +200,9 @@ def _run_all(suite: Suite, plans: Callable[[Config, ModelSpec], Iterable[Plan]])
                 suite.run(plan)
             except (RuntimeError, OSError, NoriaError) as error:
                 suite.failures.append(f"{plan.name} failed: {error}")
-                say(suite.failures[-1])
+                log_status(suite.failures[-1])
     except KeyboardInterrupt:
-        say("interrupted; what follows is what was measured until now")
+        log_status("interrupted; what follows is what was measured until now")
         return 130
     except (RuntimeError, OSError, NoriaError) as error:  # of the plans: Noria's capacity could not be measured
         suite.failures.append(f"stopped: {error}")
@@ -212,31 +212,31 @@ def _run_all(suite: Suite, plans: Callable[[Config, ModelSpec], Iterable[Plan]])
 def warm_up(url: str, bodies: Sequence[Body]) -> None:
     """Ask for everything once, eight at a time; errors do not matter here, since they come again and are counted then."""
 
-    def ask(body: Body) -> None:
+    def send(body: Body) -> None:
         text = msgspec.json.encode(body)
         request = urllib.request.Request(url, text, {"content-type": "application/json"})  # noqa: S310 - our own server
         try:
-            with DIRECT.open(request, timeout=300) as answer:
+            with NO_PROXY_OPENER.open(request, timeout=300) as answer:
                 answer.read()
         except (OSError, http.client.HTTPException):
             time.sleep(0.05)  # a server that refuses is not asked in a hot loop
 
-    with ThreadPoolExecutor(_WARM_UP_USERS) as users:
-        list(users.map(ask, bodies))
+    with ThreadPoolExecutor(_NUM_WARM_UP_USERS) as users:
+        list(users.map(send, bodies))
 
 
-def in_words(run: BenchRun) -> str:
+def run_line(run: BenchRun) -> str:
     """What came of a run, for who is watching."""
-    seconds = run.lasted_s or run.traffic.seconds
-    failed = sum(record.status != 200 for record in run.records)
-    done = sum(record.status == 200 and (record.done_s or 0.0) <= seconds for record in run.records)
-    wrong = [sample for sample in run.samples if sample.wrong]
-    words = [f"{len(run.records)} requests", f"{done / seconds:.2f}/s", f"{failed} failed"]
-    words.append(f"{len(wrong)} of {len(run.samples)} images looked at are wrong")
-    words += [f"request {sample.number} {sample.wrong}" for sample in wrong[:3]]
-    return ", ".join(words) + ("" if run.complete else "; incomplete")
+    seconds = run.duration_s or run.traffic.seconds
+    num_failed = sum(record.status != 200 for record in run.records)
+    num_done = sum(record.status == 200 and (record.done_s or 0.0) <= seconds for record in run.records)
+    failed_checks = [sample for sample in run.image_checks if sample.problem]
+    parts = [f"{len(run.records)} requests", f"{num_done / seconds:.2f}/s", f"{num_failed} failed"]
+    parts.append(f"{len(failed_checks)} of {len(run.image_checks)} images looked at are wrong")
+    parts += [f"request {sample.number} {sample.problem}" for sample in failed_checks[:3]]
+    return ", ".join(parts) + ("" if run.complete else "; incomplete")
 
 
-def say(text: str) -> None:
+def log_status(text: str) -> None:
     """Tell who is watching."""
     print(f"noria bench: {text}", file=sys.stderr, flush=True)

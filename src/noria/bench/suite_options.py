@@ -5,8 +5,8 @@ from typing import Literal, get_args
 
 from noria.bench.targets.catalog import Target, read_targets
 
-ArrivalsAsked = Literal["poisson", "bursty", "both"]
-ARRIVALS: tuple[ArrivalsAsked, ...] = get_args(ArrivalsAsked)
+ArrivalsOption = Literal["poisson", "bursty", "both"]
+ARRIVALS: tuple[ArrivalsOption, ...] = get_args(ArrivalsOption)
 SWEEPS = ("attention", "channels-last", "dtype", "compile", "batching", "slots", "policy")
 PEERS_SWEEP = "peers"  # which `all` leaves out, since it needs what not everybody has installed
 DEFAULT_LOAD = 80  # per cent of Noria's capacity, in `noria bench mixed`
@@ -21,11 +21,11 @@ class SuiteOptions:
     seconds: float | None = None  # of each run; None: the bench's own
     full: bool = False  # 15 minutes where nobody says, and whole grids
     seed: int = 1  # of the dice that draw the requests
-    arrivals: ArrivalsAsked = "poisson"
-    load: int = DEFAULT_LOAD  # per cent of Noria's capacity, which is measured first
-    rate: float | None = None  # rows a second instead
+    arrivals: ArrivalsOption = "poisson"
+    load_percent: int = DEFAULT_LOAD  # per cent of Noria's capacity, which is measured first
+    rows_per_s: float | None = None  # rows a second instead
 
-    def length_s(self, default_s: float) -> float:
+    def duration_s(self, default_s: float) -> float:
         """Of a run, in a bench whose own is `default_s`."""
         return self.seconds or (FULL_S if self.full else default_s)
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from noria.bench.targets.catalog import TargetSettings
 
-SECONDS = 45.0
-_ARTICLE_BATCHING = ((500, 8), (250, 8), (1000, 8), (500, 4), (500, 16))  # ms, images; in its order
+DEFAULT_SECONDS = 45.0
+_REFERENCE_BATCHING = ((500, 8), (250, 8), (1000, 8), (500, 4), (500, 16))  # ms, images; in its order
 _USERS_ROWS = 16  # of 8 users, all guided: the one bucket that compiled and not compiled are compared with
 
 
@@ -62,7 +62,7 @@ def _compile(full: bool) -> tuple[Variant, ...]:  # noqa: ARG001
 
 def _batching(full: bool) -> tuple[Variant, ...]:
     grid = [(timeout_ms, size) for timeout_ms in (250, 500, 1000) for size in (4, 8, 16)]
-    cells = (*_ARTICLE_BATCHING, *(cell for cell in grid if full and cell not in _ARTICLE_BATCHING))
+    cells = (*_REFERENCE_BATCHING, *(cell for cell in grid if full and cell not in _REFERENCE_BATCHING))
     return tuple(
         Variant(
             f"{timeout_ms} ms, {size}",

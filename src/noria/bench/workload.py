@@ -24,10 +24,10 @@ Arrivals = Literal["poisson", "bursty"]
 
 # Gaps are gamma-distributed with mean 1 and this shape, as in vLLM's `--burstiness`: 1 is Poisson; at 1/4 their coefficient of
 # variation is 2, so that requests come in clumps.
-_SHAPES: dict[Arrivals, float] = {"poisson": 1.0, "bursty": 0.25}
+_GAMMA_SHAPES: dict[Arrivals, float] = {"poisson": 1.0, "bursty": 0.25}
 
 
-class Ask(Struct, frozen=True):
+class RequestTemplate(Struct, frozen=True):
     """One request's body, every setting said, so that no server's defaults matter."""
 
     prompt: str
@@ -63,17 +63,17 @@ class Arrival(Struct, frozen=True):
     number: int
     intended_s: float
     deadline_s: float | None  # None: it has none
-    patience: str  # the name of its DeadlineClass; empty without a deadline
+    deadline_class: str  # the name of its DeadlineClass; empty without a deadline
     rows: float
-    ask: Ask
+    template: RequestTemplate
 
     @property
     def body(self) -> dict[str, Any]:
         """What is sent; files carry nothing but pixels, so that equal images are equal bytes."""
-        told: dict[str, Any] = {"metadata": False}
+        extra: dict[str, Any] = {"metadata": False}
         if self.deadline_s is not None:
-            told["deadline_ms"] = round(1000 * self.deadline_s)
-        return msgspec.to_builtins(self.ask) | told  # type: ignore[no-any-return]
+            extra["deadline_ms"] = round(1000 * self.deadline_s)
+        return msgspec.to_builtins(self.template) | extra  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ class Weighted(Generic[T]):
     values: tuple[T, ...]
     weights: tuple[float, ...]
 
-    def draw(self, dice: random.Random) -> T:
+    def draw(self, rng: random.Random) -> T:
         """One of them."""
-        return dice.choices(self.values, self.weights)[0]
+        return rng.choices(self.values, self.weights)[0]
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class DeadlineClass:
 
 
 # Before anything was measured: alone, a request has its image after 1 × its own time; in a full batch of 16 after about 4 to 6 ×.
-DEADLINES = Weighted(
+DEADLINE_CLASSES = Weighted(
     (DeadlineClass("tight", 3.0, 0.5), DeadlineClass("normal", 6.0, 1.0), DeadlineClass("loose", 15.0, 2.0)),
     (0.25, 0.5, 0.25),
 )
@@ -114,20 +114,20 @@ class Mix:
     schedulers: Weighted[str]
     num_images: Weighted[int]
 
-    def asks(self, seed: int) -> Iterator[Ask]:
+    def templates(self, seed: int) -> Iterator[RequestTemplate]:
         """An endless row of requests."""
-        dice = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
+        rng = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
         for number in itertools.count():
-            width, height = self.sizes.draw(dice)
-            yield Ask(
+            width, height = self.sizes.draw(rng)
+            yield RequestTemplate(
                 prompt=caption(number),
-                seed=dice.randrange(2**32),
+                seed=rng.randrange(2**32),
                 width=width,
                 height=height,
-                inference_steps=self.steps.draw(dice),
-                guidance_scale=self.guidance.draw(dice),
-                scheduler=self.schedulers.draw(dice),
-                n=self.num_images.draw(dice),
+                inference_steps=self.steps.draw(rng),
+                guidance_scale=self.guidance.draw(rng),
+                scheduler=self.schedulers.draw(rng),
+                n=self.num_images.draw(rng),
             )
 
 
@@ -146,7 +146,7 @@ def mixed(spec: ModelSpec) -> Mix:
     )
 
 
-def alike(spec: ModelSpec) -> Mix:
+def uniform(spec: ModelSpec) -> Mix:
     """Every caller asks for one image with the model's own settings: what microbatching is best at."""
     return Mix(
         sizes=Weighted(((spec.default_width_px, spec.default_height_px),), (1.0,)),
@@ -157,13 +157,13 @@ def alike(spec: ModelSpec) -> Mix:
     )
 
 
-MIXES: dict[str, Callable[[ModelSpec], Mix]] = {"mixed": mixed, "alike": alike}
+MIXES: dict[str, Callable[[ModelSpec], Mix]] = {"mixed": mixed, "alike": uniform}
 
 
-def trace(
+def generate_trace(
     mix: Mix,
     spec: ModelSpec,
-    solo_s: Callable[[Ask], float] | None,
+    solo_s: Callable[[RequestTemplate], float] | None,
     *,
     rows_per_s: float,
     seconds: float,
@@ -175,27 +175,27 @@ def trace(
     Every rate draws the same requests in the same order, as many as its work needs. Their gaps are scaled so that they fill `seconds`
     exactly: the load is what it is called, not what the dice made of it.
     """
-    gaps, classes = random.Random(seed + 1), random.Random(seed + 2)  # noqa: S311
-    shape = _SHAPES[arrivals]
-    drawn: list[tuple[float, Ask, DeadlineClass]] = []
+    gap_rng, class_rng = random.Random(seed + 1), random.Random(seed + 2)  # noqa: S311
+    shape = _GAMMA_SHAPES[arrivals]
+    entries: list[tuple[float, RequestTemplate, DeadlineClass]] = []
     clock = work = 0.0
-    for ask in mix.asks(seed):
-        drawn.append((clock, ask, DEADLINES.draw(classes)))
-        clock += gaps.gammavariate(shape, 1 / shape)
-        work += ask.rows(spec)
+    for template in mix.templates(seed):
+        entries.append((clock, template, DEADLINE_CLASSES.draw(class_rng)))
+        clock += gap_rng.gammavariate(shape, 1 / shape)
+        work += template.rows(spec)
         if work >= rows_per_s * seconds:
             break
     scale = work / rows_per_s / clock
     return tuple(
         Arrival(
             number=number,
-            intended_s=at * scale,
-            deadline_s=None if solo_s is None else kind.factor * solo_s(ask) + kind.constant_s,
-            patience="" if solo_s is None else kind.name,
-            rows=ask.rows(spec),
-            ask=ask,
+            intended_s=at_gaps * scale,
+            deadline_s=None if solo_s is None else deadline_class.factor * solo_s(template) + deadline_class.constant_s,
+            deadline_class="" if solo_s is None else deadline_class.name,
+            rows=template.rows(spec),
+            template=template,
         )
-        for number, (at, ask, kind) in enumerate(drawn)
+        for number, (at_gaps, template, deadline_class) in enumerate(entries)
     )
 
 

@@ -16,7 +16,7 @@ from noria.observe.metrics import DECLARATIONS
 DASHBOARDS = (SERVICE, CONTAINER, GPU)
 
 
-def build(folder: pathlib.Path, say: Callable[[str], None]) -> None:
+def build(folder: pathlib.Path, report: Callable[[str], None]) -> None:
     """Write each dashboard into `folder`, which is made if it is not there.
 
     Raises:
@@ -24,28 +24,28 @@ def build(folder: pathlib.Path, say: Callable[[str], None]) -> None:
 
     """
     for dashboard in DASHBOARDS:
-        check(dashboard)
+        check_metrics(dashboard)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for dashboard in DASHBOARDS:
             file = folder / f"{dashboard.uid}.json"
             file.write_text(json.dumps(to_grafana(dashboard), indent=1) + "\n", encoding="utf-8")
-            say(f"wrote {file}")
+            report(f"wrote {file}")
     except OSError as error:
         raise ConfigError(
             f"the dashboards cannot be written to {folder}: {error}. Name a folder that can be."
         ) from error
 
 
-def check(dashboard: Dashboard) -> None:
+def check_metrics(dashboard: Dashboard) -> None:
     """Raises ConfigError where a panel asks for a metric that is not declared."""
-    known = [name for declared in DECLARATIONS.values() for name in declared.series]
+    known_metrics = [name for declared in DECLARATIONS.values() for name in declared.series]
     for row in dashboard.rows:
         for panel in row.panels:
             for query in panel.queries:
                 for name in metrics_in(query.expr):
-                    if name not in known:
+                    if name not in known_metrics:
                         raise ConfigError(
                             f"the panel {panel.title!r} of {dashboard.title!r} asks for {name!r}, which is not declared in "
-                            f"observe/metrics.py.{did_you_mean(name, known)}"
+                            f"observe/metrics.py.{did_you_mean(name, known_metrics)}"
                         )

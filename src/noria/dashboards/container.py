@@ -2,7 +2,7 @@
 
 from noria.dashboards.panels import Dashboard, Query, Row, quantiles, stat, timeseries
 
-_IN = 'instance=~"$instance"'
+_INSTANCE_FILTER = 'instance=~"$instance"'
 
 CONTAINER = Dashboard(
     "noria-container",
@@ -15,23 +15,23 @@ CONTAINER = Dashboard(
                 stat(
                     "CPU",
                     "Share of the cores that the server may use.",
-                    f"sum(rate(noria_process_cpu_seconds_total{{{_IN}}}[1m])) / sum(noria_machine_cores{{{_IN}}})",
+                    f"sum(rate(noria_process_cpu_seconds_total{{{_INSTANCE_FILTER}}}[1m])) / sum(noria_machine_cores{{{_INSTANCE_FILTER}}})",
                     unit="percentunit",
                 ),
                 stat(
                     "Memory",
                     "Share of the memory that the server may use; what processes share counts for each.",
-                    f"sum(noria_process_resident_memory_bytes{{{_IN}}}) / sum(noria_machine_memory_bytes{{{_IN}}})",
+                    f"sum(noria_process_resident_memory_bytes{{{_INSTANCE_FILTER}}}) / sum(noria_machine_memory_bytes{{{_INSTANCE_FILTER}}})",
                     unit="percentunit",
                     alarm=0.9,
                 ),
                 stat(
-                    "Processes", "Supervisor, front ends, engines.", f"count(noria_process_start_time_seconds{{{_IN}}})"
+                    "Processes", "Supervisor, front ends, engines.", f"count(noria_process_start_time_seconds{{{_INSTANCE_FILTER}}})"
                 ),
                 stat(
                     "Youngest process",
                     "Since when: a restart shows here.",
-                    f"1000 * max(noria_process_start_time_seconds{{{_IN}}})",
+                    f"1000 * max(noria_process_start_time_seconds{{{_INSTANCE_FILTER}}})",
                     unit="dateTimeFromNow",
                 ),
             ),
@@ -42,13 +42,13 @@ CONTAINER = Dashboard(
                 timeseries(
                     "CPU by process",
                     "Cores. A front end near 1 is full: add one (`frontend.processes`).",
-                    Query(f"rate(noria_process_cpu_seconds_total{{{_IN}}}[1m])", "{{process}}"),
+                    Query(f"rate(noria_process_cpu_seconds_total{{{_INSTANCE_FILTER}}}[1m])", "{{process}}"),
                     stacked=True,
                 ),
                 timeseries(
                     "Memory by process",
                     "Resident. It is flat under any load; what grows is a fault.",
-                    Query(f"noria_process_resident_memory_bytes{{{_IN}}}", "{{process}}"),
+                    Query(f"noria_process_resident_memory_bytes{{{_INSTANCE_FILTER}}}", "{{process}}"),
                     unit="bytes",
                     stacked=True,
                 ),
@@ -60,19 +60,19 @@ CONTAINER = Dashboard(
                 timeseries(
                     "Event-loop lag",
                     "How late front ends wake; whoever blocks them makes all callers wait.",
-                    *quantiles("noria_event_loop_lag_seconds", _IN, shares=(0.5, 0.99)),
+                    *quantiles("noria_event_loop_lag_seconds", _INSTANCE_FILTER, probabilities=(0.5, 0.99)),
                     unit="s",
                 ),
                 timeseries(
                     "Time by route",
                     "95 % of a route's requests were quicker. What is watched lasts as long as it is watched.",
-                    *quantiles("noria_http_request_seconds", _IN, by="path", shares=(0.95,)),
+                    *quantiles("noria_http_request_seconds", _INSTANCE_FILTER, by="path", probabilities=(0.95,)),
                     unit="s",
                 ),
                 timeseries(
                     "Requests by route",
                     "Every route, by its template.",
-                    Query(f"sum by (path) (rate(noria_http_requests_total{{{_IN}}}[1m]))", "{{path}}"),
+                    Query(f"sum by (path) (rate(noria_http_requests_total{{{_INSTANCE_FILTER}}}[1m]))", "{{path}}"),
                     unit="reqps",
                     stacked=True,
                 ),

@@ -6,81 +6,81 @@ dcgm-exporter's label for the machine was renamed once, so that panels ask by `g
 
 from noria.dashboards.panels import Dashboard, Query, Row, stat, states, timeseries
 
-_IN = 'instance=~"$instance"'
-_ENGINE = "{{instance}} {{engine}}"
+_INSTANCE_FILTER = 'instance=~"$instance"'
+_ENGINE_LEGEND = "{{instance}} {{engine}}"
 
 
-def _summed(metric: str, rate: str = "") -> str:
+def _sum_by_engine(metric: str, rate: str = "") -> str:
     """A figure of each engine of each server; of a counter, its increase a second over `rate`."""
-    asked = f"{metric}{{{_IN}}}"
-    return f"sum by (instance, engine) ({f'rate({asked}[{rate}])' if rate else asked})"
+    selector = f"{metric}{{{_INSTANCE_FILTER}}}"
+    return f"sum by (instance, engine) ({f'rate({selector}[{rate}])' if rate else selector})"
 
 
-def _of_engines(metric: str, rate: str = "", legend: str = _ENGINE) -> Query:
-    return Query(_summed(metric, rate), legend)
+def _per_engine(metric: str, rate: str = "", legend: str = _ENGINE_LEGEND) -> Query:
+    return Query(_sum_by_engine(metric, rate), legend)
 
 
-def _of_gpus(metric: str, legend: str = "GPU {{gpu}}") -> Query:
+def _per_gpu(metric: str, legend: str = "GPU {{gpu}}") -> Query:
     """A figure of each GPU, once, whoever tells it."""
     return Query(f"max by (gpu, UUID) ({metric})", legend)
 
 
-_EACH_ENGINE = Row(
+_PER_ENGINE_ROW = Row(
     "Each engine",
     (
         states(
             "Ready",
             "1 is ready; 0 loads its model, or has ended.",
-            _of_engines("noria_engine_up"),
+            _per_engine("noria_engine_up"),
         ),
         timeseries(
             "Busy",
             "Share of time in turns. One far below the others gets less to do, or has just come.",
-            _of_engines("noria_engine_busy_seconds_total", rate="1m"),
+            _per_engine("noria_engine_busy_seconds_total", rate="1m"),
             unit="percentunit",
         ),
         timeseries(
             "Slots used",
             "Images in the batch, and how many can be.",
-            _of_engines("noria_slots_used"),
-            _of_engines("noria_slots", legend=f"of {_ENGINE}"),
+            _per_engine("noria_slots_used"),
+            _per_engine("noria_slots", legend=f"of {_ENGINE_LEGEND}"),
         ),
-        timeseries("Waiting", "Images that wait for one of its slots.", _of_engines("noria_queue_depth")),
+        timeseries("Waiting", "Images that wait for one of its slots.", _per_engine("noria_queue_depth")),
         timeseries(
             "Batch",
             "Images a turn, on average. None where there was no turn.",
             Query(
-                f"{_summed('noria_batch_size_sum', '1m')} / ({_summed('noria_batch_size_count', '1m')} > 0)",
-                _ENGINE,
+                f"{_sum_by_engine('noria_batch_size_sum', '1m')} / ({_sum_by_engine('noria_batch_size_count', '1m')} > 0)",
+                _ENGINE_LEGEND,
             ),
         ),
         timeseries(
             "A turn",
             "Mean time of a turn. One far above the others, with the same batch, has a slower or sicker device.",
             Query(
-                f"{_summed('noria_engine_busy_seconds_total', '1m')} / ({_summed('noria_turns_total', '1m')} > 0)",
-                _ENGINE,
+                f"{_sum_by_engine('noria_engine_busy_seconds_total', '1m')} / ({_sum_by_engine('noria_turns_total', '1m')} > 0)",
+                _ENGINE_LEGEND,
             ),
             unit="s",
         ),
         timeseries(
             "Image steps/s",
             "Steps of single images: what each engine has done of the work.",
-            _of_engines("noria_denoise_steps_total", rate="1m"),
+            _per_engine("noria_denoise_steps_total", rate="1m"),
             stacked=True,
         ),
         timeseries(
             "Memory held",
             "On its device; of a CPU, its resident memory.",
-            _of_engines("noria_device_memory_bytes"),
+            _per_engine("noria_device_memory_bytes"),
             unit="bytes",
         ),
         timeseries(
             "Out of memory",
             "Turns in five minutes that did not fit, by what did not.",
             Query(
-                f"sum by (instance, engine, part) (increase(noria_out_of_memory_total{{{_IN}}}[5m]))",
-                f"{_ENGINE} {{{{part}}}}",
+                f"sum by (instance, engine, part) (increase(noria_out_of_memory_total{{{_INSTANCE_FILTER}}}[5m]))",
+                f"{_ENGINE_LEGEND} {{{{part}}}}",
             ),
             stacked=True,
         ),
@@ -88,8 +88,8 @@ _EACH_ENGINE = Row(
             "Ended and started again",
             "In five minutes, by how: `crashed` is their own doing or a request's, `killed` somebody else's.",
             Query(
-                f'sum by (instance, engine, previous_end) (increase(noria_engine_starts_total{{{_IN},previous_end!="none"}}[5m]))',
-                f"{_ENGINE} {{{{previous_end}}}}",
+                f'sum by (instance, engine, previous_end) (increase(noria_engine_starts_total{{{_INSTANCE_FILTER},previous_end!="none"}}[5m]))',
+                f"{_ENGINE_LEGEND} {{{{previous_end}}}}",
             ),
             stacked=True,
         ),
@@ -105,66 +105,66 @@ GPU = Dashboard(
             "Engine",
             (
                 stat(
-                    "Engines ready", "None is a reason to wake somebody.", f"sum(noria_engine_up{{{_IN}}}) or vector(0)"
+                    "Engines ready", "None is a reason to wake somebody.", f"sum(noria_engine_up{{{_INSTANCE_FILTER}}}) or vector(0)"
                 ),
                 stat(
                     "Busy",
                     "Share of time in turns, of the engines that are ready.",
-                    f"sum(rate(noria_engine_busy_seconds_total{{{_IN}}}[1m])) / (sum(noria_engine_up{{{_IN}}}) > 0)",
+                    f"sum(rate(noria_engine_busy_seconds_total{{{_INSTANCE_FILTER}}}[1m])) / (sum(noria_engine_up{{{_INSTANCE_FILTER}}}) > 0)",
                     unit="percentunit",
                 ),
                 stat(
                     "Turns/s",
                     "Of the wheel: nearly all are steps of the whole batch.",
-                    f"sum(rate(noria_turns_total{{{_IN}}}[1m]))",
+                    f"sum(rate(noria_turns_total{{{_INSTANCE_FILTER}}}[1m]))",
                 ),
-                stat("Image steps/s", "Steps of single images.", f"sum(rate(noria_denoise_steps_total{{{_IN}}}[1m]))"),
+                stat("Image steps/s", "Steps of single images.", f"sum(rate(noria_denoise_steps_total{{{_INSTANCE_FILTER}}}[1m]))"),
                 stat(
                     "Mean batch",
                     "Images a turn.",
-                    f"sum(rate(noria_batch_size_sum{{{_IN}}}[1m])) / (sum(rate(noria_batch_size_count{{{_IN}}}[1m])) > 0)",
+                    f"sum(rate(noria_batch_size_sum{{{_INSTANCE_FILTER}}}[1m])) / (sum(rate(noria_batch_size_count{{{_INSTANCE_FILTER}}}[1m])) > 0)",
                 ),
                 stat(
                     "Restarts, 1 h",
                     "Engines that ended and were started again.",
-                    f'sum(increase(noria_engine_starts_total{{{_IN},previous_end!="none"}}[1h]))',
+                    f'sum(increase(noria_engine_starts_total{{{_INSTANCE_FILTER},previous_end!="none"}}[1h]))',
                     alarm=1,
                 ),
                 stat(
                     "Out of memory, 1 h",
                     "Turns that did not fit; nobody failed by them.",
-                    f"sum(increase(noria_out_of_memory_total{{{_IN}}}[1h]))",
+                    f"sum(increase(noria_out_of_memory_total{{{_INSTANCE_FILTER}}}[1h]))",
                     alarm=1,
                 ),
                 stat(
                     "Memory held",
                     "By engines, on their devices.",
-                    f"sum(noria_device_memory_bytes{{{_IN}}})",
+                    f"sum(noria_device_memory_bytes{{{_INSTANCE_FILTER}}})",
                     unit="bytes",
                 ),
             ),
         ),
-        _EACH_ENGINE,
+        _PER_ENGINE_ROW,
         Row(
             "GPU",
             (
                 timeseries(
                     "Utilisation",
                     "Share of time in which any kernel ran: 100 % does not mean that it is full. And in which its memory was read or written.",
-                    _of_gpus("DCGM_FI_DEV_GPU_UTIL"),
-                    _of_gpus("DCGM_FI_DEV_MEM_COPY_UTIL", "memory of GPU {{gpu}}"),
+                    _per_gpu("DCGM_FI_DEV_GPU_UTIL"),
+                    _per_gpu("DCGM_FI_DEV_MEM_COPY_UTIL", "memory of GPU {{gpu}}"),
                     unit="percent",
                 ),
                 timeseries(
                     "Memory",
                     "Framebuffer in use, and free.",
-                    _of_gpus("DCGM_FI_DEV_FB_USED"),
-                    _of_gpus("DCGM_FI_DEV_FB_FREE", "free of GPU {{gpu}}"),
+                    _per_gpu("DCGM_FI_DEV_FB_USED"),
+                    _per_gpu("DCGM_FI_DEV_FB_FREE", "free of GPU {{gpu}}"),
                     unit="decmbytes",
                 ),
-                timeseries("Power", "Draw of the board.", _of_gpus("DCGM_FI_DEV_POWER_USAGE"), unit="watt"),
-                timeseries("Temperature", "Of the GPU.", _of_gpus("DCGM_FI_DEV_GPU_TEMP"), unit="celsius"),
-                timeseries("Clock", "Of the multiprocessors.", _of_gpus("DCGM_FI_DEV_SM_CLOCK"), unit="rotmhz"),
+                timeseries("Power", "Draw of the board.", _per_gpu("DCGM_FI_DEV_POWER_USAGE"), unit="watt"),
+                timeseries("Temperature", "Of the GPU.", _per_gpu("DCGM_FI_DEV_GPU_TEMP"), unit="celsius"),
+                timeseries("Clock", "Of the multiprocessors.", _per_gpu("DCGM_FI_DEV_SM_CLOCK"), unit="rotmhz"),
                 timeseries(
                     "Energy an image",
                     "Joules: of all GPUs, over all images.",

@@ -5,7 +5,7 @@ from typing import Any
 from noria.dashboards.panels import WIDTH, Dashboard, Panel, Query
 
 _SCHEMA_VERSION = 41
-_SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+_DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _ROW_HEIGHT = 1
 
 
@@ -14,7 +14,7 @@ def to_grafana(dashboard: Dashboard) -> dict[str, Any]:
     return {
         "uid": dashboard.uid,
         "title": dashboard.title,
-        "description": dashboard.text,
+        "description": dashboard.description,
         "tags": list(dashboard.tags),
         "schemaVersion": _SCHEMA_VERSION,
         "editable": False,
@@ -37,7 +37,7 @@ def _instance() -> dict[str, Any]:
         "name": "instance",
         "label": "Server",
         "type": "query",
-        "datasource": _SOURCE,
+        "datasource": _DATASOURCE,
         "query": {"query": query, "refId": "instance"},
         "includeAll": True,
         "allValue": ".*",
@@ -49,20 +49,20 @@ def _instance() -> dict[str, Any]:
 
 def _panels(dashboard: Dashboard) -> list[dict[str, Any]]:
     """Rows from top to bottom, panels from left to right; a new line where one does not fit."""
-    found: list[dict[str, Any]] = []
+    panels: list[dict[str, Any]] = []
     y = 0
     for row in dashboard.rows:
-        place = {"x": 0, "y": y, "w": WIDTH, "h": _ROW_HEIGHT}
-        found.append({"id": len(found) + 1, "type": "row", "title": row.title, "gridPos": place, "panels": []})
+        grid_position = {"x": 0, "y": y, "w": WIDTH, "h": _ROW_HEIGHT}
+        panels.append({"id": len(panels) + 1, "type": "row", "title": row.title, "gridPos": grid_position, "panels": []})
         x, y, line_height = 0, y + _ROW_HEIGHT, 0
         for panel in row.panels:
             if x + panel.width > WIDTH:
                 x, y, line_height = 0, y + line_height, 0
-            place = {"x": x, "y": y, "w": panel.width, "h": panel.height}
-            found.append({"id": len(found) + 1, "gridPos": place, **_panel(panel)})
+            grid_position = {"x": x, "y": y, "w": panel.width, "h": panel.height}
+            panels.append({"id": len(panels) + 1, "gridPos": grid_position, **_panel(panel)})
             x, line_height = x + panel.width, max(line_height, panel.height)
         y += line_height
-    return found
+    return panels
 
 
 def _panel(panel: Panel) -> dict[str, Any]:
@@ -91,18 +91,18 @@ def _panel(panel: Panel) -> dict[str, Any]:
     return {
         "type": panel.kind,
         "title": panel.title,
-        "description": panel.text,
-        "datasource": _SOURCE,
+        "description": panel.description,
+        "datasource": _DATASOURCE,
         "fieldConfig": {"defaults": defaults, "overrides": []},
         "options": options,
-        "targets": [_target(query, place, panel) for place, query in enumerate(panel.queries)],
+        "targets": [_target(query, index, panel) for index, query in enumerate(panel.queries)],
     }
 
 
-def _target(query: Query, place: int, panel: Panel) -> dict[str, Any]:
+def _target(query: Query, index: int, panel: Panel) -> dict[str, Any]:
     return {
-        "refId": chr(ord("A") + place),
-        "datasource": _SOURCE,
+        "refId": chr(ord("A") + index),
+        "datasource": _DATASOURCE,
         "expr": query.expr,
         "legendFormat": query.legend,
         "exemplar": query.exemplars,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-Kind = Literal["timeseries", "stat", "heatmap", "state-timeline"]
+PanelKind = Literal["timeseries", "stat", "heatmap", "state-timeline"]
 Unit = Literal[
     "short",
     "s",
@@ -38,8 +38,8 @@ class Panel:
 
     title: str
     queries: tuple[Query, ...]
-    text: str
-    kind: Kind = "timeseries"
+    description: str
+    kind: PanelKind = "timeseries"
     unit: Unit = "short"
     width: int = 12
     height: int = 8
@@ -61,7 +61,7 @@ class Dashboard:
 
     uid: str
     title: str
-    text: str
+    description: str
     rows: tuple[Row, ...]
     tags: tuple[str, ...] = field(default=("noria",))
 
@@ -71,33 +71,33 @@ class Dashboard:
         return tuple(query for row in self.rows for panel in row.panels for query in panel.queries)
 
 
-def timeseries(title: str, text: str, *queries: Query | str, **more: object) -> Panel:
+def timeseries(title: str, description: str, *queries: Query | str, **options: object) -> Panel:
     """A panel of lines; a query may be just its PromQL."""
-    asked = tuple(query if isinstance(query, Query) else Query(query) for query in queries)
-    return Panel(title, asked, text, **more)  # type: ignore[arg-type]
+    panel_queries = tuple(query if isinstance(query, Query) else Query(query) for query in queries)
+    return Panel(title, panel_queries, description, **options)  # type: ignore[arg-type]
 
 
-def stat(title: str, text: str, expr: str, **more: object) -> Panel:
+def stat(title: str, description: str, expr: str, **options: object) -> Panel:
     """A panel of one number."""
-    return Panel(title, (Query(expr),), text, kind="stat", width=3, height=4, **more)  # type: ignore[arg-type]
+    return Panel(title, (Query(expr),), description, kind="stat", width=3, height=4, **options)  # type: ignore[arg-type]
 
 
-def states(title: str, text: str, query: Query) -> Panel:
+def states(title: str, description: str, query: Query) -> Panel:
     """A panel of bars over time, one for each series: green at 1, red at 0, none where it was not there."""
-    return Panel(title, (query,), text, kind="state-timeline")
+    return Panel(title, (query,), description, kind="state-timeline")
 
 
 def quantiles(
-    metric: str, selector: str, by: str = "", shares: tuple[float, ...] = (0.5, 0.95, 0.99)
+    metric: str, selector: str, by: str = "", probabilities: tuple[float, ...] = (0.5, 0.95, 0.99)
 ) -> tuple[Query, ...]:
     """The quantiles of a histogram over five minutes, the highest with exemplars; `by` is a label to keep, if any."""
-    kept = f"le, {by}" if by else "le"
+    by_labels = f"le, {by}" if by else "le"
     legend = " {{" + by + "}}" if by else ""
     return tuple(
         Query(
-            f"histogram_quantile({share}, sum by ({kept}) (rate({metric}_bucket{{{selector}}}[5m])))",
-            f"p{100 * share:g}{legend}",
-            exemplars=share == max(shares),
+            f"histogram_quantile({probability}, sum by ({by_labels}) (rate({metric}_bucket{{{selector}}}[5m])))",
+            f"p{100 * probability:g}{legend}",
+            exemplars=probability == max(probabilities),
         )
-        for share in shares
+        for probability in probabilities
     )

@@ -5,7 +5,7 @@ Prometheus itself judges the expressions, in the tests.
 
 import re
 
-_NOT_NAMES = (
+_NON_METRIC_PATTERNS = (
     r'"(?:\\.|[^"\\])*"',  # strings
     r"\{[^}]*\}",  # labels asked for
     r"\[[^\]]*\]",  # ranges
@@ -19,6 +19,6 @@ _NAME = re.compile(r"[A-Za-z_:][\w:]*")
 
 def metrics_in(expr: str) -> list[str]:
     """Their names, each once, in order."""
-    for pattern in _NOT_NAMES:
+    for pattern in _NON_METRIC_PATTERNS:
         expr = re.sub(pattern, " ", expr)
     return list(dict.fromkeys(_NAME.findall(expr)))

@@ -17,16 +17,16 @@ import msgspec
 
 from noria import __version__
 from noria.config import EngineConfig
-from noria.engine.loop import Ended, Happening, ImageReady, Wheel
+from noria.engine.loop import RequestClosed, EngineEvent, ImageReady, EngineLoop
 from noria.errors import GenerationFailed, ModelError, NoriaError
 from noria.request import ImageRequest
-from noria.scheduling.costs import CostModel, Curve
-from noria.scheduling.plans import End, ShapeClass
+from noria.scheduling.costs import CostModel, CostCurve
+from noria.scheduling.plans import FinishReason, BatchKey
 from noria.scheduling.steps import StepScheduler
 from noria.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from noria.engine.diffusion import DiffusionExecutor, PreparedImages
+    from noria.engine.diffusion import DiffusionExecutor, CompiledImageRequest
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ BUDGET_S = 3.0
 _STEPS = 3  # of a measured request: one alone would time the first touch of its memory
 
 
-class KeptCurve(msgspec.Struct, frozen=True):
+class CachedCurve(msgspec.Struct, frozen=True):
     """A `Curve` of one shape class, as the file has it."""
 
     width_px: int
@@ -44,16 +44,16 @@ class KeptCurve(msgspec.Struct, frozen=True):
     seconds: dict[int, float]
 
 
-class KeptCosts(msgspec.Struct, frozen=True):
+class CachedCosts(msgspec.Struct, frozen=True):
     """The file: what was measured of one model under one `key`."""
 
     key: dict[str, str]
-    steps: list[KeptCurve]
-    decodes: list[KeptCurve]
-    encode_s: float
+    steps: list[CachedCurve]
+    decodes: list[CachedCurve]
+    text_encode_s: float
 
 
-def measure(executor: "DiffusionExecutor", spec: ModelSpec, config: EngineConfig, costs: CostModel) -> None:
+def measure_costs(executor: "DiffusionExecutor", spec: ModelSpec, config: EngineConfig, costs: CostModel) -> None:
     """Draw until `costs` knows the default size in every batch that the slots allow, or the budget is spent.
 
     Raises:
@@ -61,33 +61,33 @@ def measure(executor: "DiffusionExecutor", spec: ModelSpec, config: EngineConfig
 
     """
     assert isinstance(config.slots, int)
-    started, waits, again = time.monotonic(), executor.waits, CostModel(costs.most_rows)
-    executor.waits = True
+    started, was_synchronous, second_pass = time.monotonic(), executor.is_synchronous, CostModel(costs.max_rows)
+    executor.is_synchronous = True
     try:
-        for num_images in _ladder(config.slots):
+        for num_images in _batch_sizes(config.slots):
             began = time.monotonic()
-            draw_throw_away(executor, spec, config, CostModel(costs.most_rows), num_images, steps=2)
-            for measured in (costs, again):
-                draw_throw_away(executor, spec, config, measured, num_images, _STEPS)
+            run_warmup_request(executor, spec, config, CostModel(costs.max_rows), num_images, steps=2)
+            for measured in (costs, second_pass):
+                run_warmup_request(executor, spec, config, measured, num_images, _STEPS)
             now = time.monotonic()
             if now - started + 2 * (now - began) > BUDGET_S:  # the next size takes up to twice as long
                 break
-        draw_throw_away(executor, spec, config, CostModel(costs.most_rows), 1, steps=2, guidance=1.0)
-        for measured in (costs, again):
-            draw_throw_away(executor, spec, config, measured, 1, _STEPS, guidance=1.0)
+        run_warmup_request(executor, spec, config, CostModel(costs.max_rows), 1, steps=2, guidance=1.0)
+        for measured in (costs, second_pass):
+            run_warmup_request(executor, spec, config, measured, 1, _STEPS, guidance=1.0)
     finally:
-        executor.waits = waits
-    costs.pace = 1.0
-    costs.take_the_quicker(again)
-    costs.settle()
+        executor.is_synchronous = was_synchronous
+    costs.slowdown = 1.0
+    costs.merge_min(second_pass)
+    costs.refresh_knees()
 
 
-def _ladder(num_slots: int) -> list[int]:
+def _batch_sizes(num_slots: int) -> list[int]:
     """1, 2, 4, … and the number of slots itself."""
     return [*(2**power for power in range(num_slots.bit_length()) if 2**power < num_slots), num_slots]
 
 
-def draw_throw_away(
+def run_warmup_request(
     executor: "DiffusionExecutor",
     spec: ModelSpec,
     config: EngineConfig,
@@ -98,9 +98,9 @@ def draw_throw_away(
 ) -> None:
     """Draw `num_images` images of the default size that nobody sees; raises ModelError if that is not possible."""
     assert isinstance(config.slots, int)
-    events: list[Happening[PreparedImages]] = []
+    events: list[EngineEvent[CompiledImageRequest]] = []
     scheduler = StepScheduler(config.slots, config.decode_batch, costs=costs)
-    wheel: Wheel[PreparedImages] = Wheel(scheduler, executor, events.append, time.monotonic)
+    loop: EngineLoop[CompiledImageRequest] = EngineLoop(scheduler, executor, events.append, time.monotonic)
     request = ImageRequest(
         request_id=f"throw-away-{num_images}",
         prompt=f"{num_images} throw-away images, {steps} steps",  # new each time: nothing of it is cached
@@ -116,8 +116,8 @@ def draw_throw_away(
         model=spec.name,
     )
     try:
-        wheel.submit(executor.prepare(request))
-        while wheel.turn() is not None:
+        loop.submit(executor.prepare(request))
+        while loop.run_iteration() is not None:
             pass
         for event in events:
             _expect_success(event)
@@ -127,14 +127,14 @@ def draw_throw_away(
         ) from error
 
 
-def _expect_success(event: "Happening[PreparedImages]") -> None:
+def _expect_success(event: "EngineEvent[CompiledImageRequest]") -> None:
     if isinstance(event, ImageReady):
         event.pixels.rgb()
-    elif isinstance(event, Ended) and event.event.end is not End.FINISHED:
-        raise GenerationFailed(event.event.reason)
+    elif isinstance(event, RequestClosed) and event.event.finish_reason is not FinishReason.FINISHED:
+        raise GenerationFailed(event.event.message)
 
 
-class CostFile:
+class CostCache:
     """Where one engine keeps what it has measured; nobody misses it if it cannot be written."""
 
     def __init__(self, folder: pathlib.Path, spec: ModelSpec, config: EngineConfig, device: str) -> None:
@@ -147,57 +147,57 @@ class CostFile:
     def load(self, costs: CostModel) -> bool:
         """Fill `costs` with what was kept of this model, device and settings; False if there is nothing, or nothing usable."""
         try:
-            kept = msgspec.json.decode(self.path.read_bytes(), type=KeptCosts)
+            cached = msgspec.json.decode(self.path.read_bytes(), type=CachedCosts)
         except FileNotFoundError:
             return False
         except (OSError, msgspec.DecodeError) as error:
             _log.warning("the measured costs in %s cannot be used and are measured anew: %s", self.path, error)
             return False
-        curves = [*kept.steps, *kept.decodes]
+        curves = [*cached.steps, *cached.decodes]
         sane = all(curve.seconds for curve in curves) and all(
             seconds > 0.0 and count > 0 for curve in curves for count, seconds in curve.seconds.items()
         )
-        if kept.key != self._key or not kept.steps or not sane:
+        if cached.key != self._key or not cached.steps or not sane:
             return False
-        costs.steps |= {self._shape(curve): Curve(dict(curve.seconds)) for curve in kept.steps}
-        costs.decodes |= {self._shape(curve): Curve(dict(curve.seconds)) for curve in kept.decodes}
-        costs.encode_s[self._model] = kept.encode_s
-        costs.settle()
+        costs.steps |= {self._batch_key(curve): CostCurve(dict(curve.seconds)) for curve in cached.steps}
+        costs.decodes |= {self._batch_key(curve): CostCurve(dict(curve.seconds)) for curve in cached.decodes}
+        costs.text_encode_s_by_model[self._model] = cached.text_encode_s
+        costs.refresh_knees()
         return True
 
     def save(self, costs: CostModel) -> None:
         """Keep what `costs` knows of this model."""
-        kept = KeptCosts(
+        cached = CachedCosts(
             self._key,
-            [_kept(shape, curve) for shape, curve in costs.steps.items() if shape.model == self._model],
-            [_kept(shape, curve) for shape, curve in costs.decodes.items() if shape.model == self._model],
-            costs.encode_s.get(self._model, 0.0),
+            [_to_cached_curve(batch_key, curve) for batch_key, curve in costs.steps.items() if batch_key.model == self._model],
+            [_to_cached_curve(batch_key, curve) for batch_key, curve in costs.decodes.items() if batch_key.model == self._model],
+            costs.text_encode_s_by_model.get(self._model, 0.0),
         )
-        aside = self.path.with_suffix(f".{os.getpid()}")
+        temporary = self.path.with_suffix(f".{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            aside.write_bytes(msgspec.json.encode(kept))
-            aside.replace(self.path)  # whole or not at all: another engine may read it now
+            temporary.write_bytes(msgspec.json.encode(cached))
+            temporary.replace(self.path)  # whole or not at all: another engine may read it now
         except OSError as error:
             _log.warning("the measured costs are not kept: %s", error)
 
-    def _shape(self, curve: KeptCurve) -> ShapeClass:
-        return ShapeClass(curve.width_px, curve.height_px, self._model)
+    def _batch_key(self, curve: CachedCurve) -> BatchKey:
+        return BatchKey(curve.width_px, curve.height_px, self._model)
 
 
-def _kept(shape: ShapeClass, curve: Curve) -> KeptCurve:
-    return KeptCurve(shape.width_px, shape.height_px, dict(curve.points))
+def _to_cached_curve(batch_key: BatchKey, curve: CostCurve) -> CachedCurve:
+    return CachedCurve(batch_key.width_px, batch_key.height_px, dict(curve.points))
 
 
 def cost_key(spec: ModelSpec, config: EngineConfig, device: str) -> dict[str, str]:
     """All that a step's cost depends on."""
-    matters: dict[str, Any] = {
+    settings: dict[str, Any] = {
         name: getattr(config, name)
         for name in ("dtype", "slots", "threads", "attention", "channels_last", "compile", "buckets", "decode_batch")
     }
     versions = {name: importlib.metadata.version(name) for name in ("torch", "diffusers")} | {"noria": __version__}
     return (
-        {"model": spec.fingerprint, "device": device} | versions | {name: str(value) for name, value in matters.items()}
+        {"model": spec.fingerprint, "device": device} | versions | {name: str(value) for name, value in settings.items()}
     )
 
 

@@ -5,46 +5,46 @@ from dataclasses import dataclass
 import msgspec
 
 from noria.engine.executor import PreviewPixels
-from noria.messages import WheelView
+from noria.messages import EngineView
 from noria.request import request_id_of
-from noria.scheduling.plans import Spent
-from noria.views import CellView, TurnView
+from noria.scheduling.plans import PhaseTimings
+from noria.views import ThumbnailView, IterationView
 
 
 @dataclass(frozen=True)
-class Spun:
+class TimedIteration:
     """A turn as the wheel saw it, and what the device will have taken for it."""
 
-    turn: TurnView  # its stages not filled in
-    spent: Spent | None
+    view: IterationView  # its stages not filled in
+    timings: PhaseTimings | None
 
-    def timed(self) -> TurnView:
+    def with_timings(self) -> IterationView:
         """With its stages; waits for the device. Where that works behind the wheel, the turn's seconds are the device's, too."""
-        if self.spent is None:
-            return self.turn
-        encode_s, step_s, decode_s = self.spent.encode_s, self.spent.step_s, self.spent.decode_s
-        seconds = self.turn.seconds if self.spent.is_known else encode_s + step_s + decode_s
-        return msgspec.structs.replace(self.turn, seconds=seconds, encode_s=encode_s, decode_s=decode_s)
+        if self.timings is None:
+            return self.view
+        text_encode_s, step_s, decode_s = self.timings.text_encode_s, self.timings.step_s, self.timings.decode_s
+        seconds = self.view.duration_s if self.timings.is_known else text_encode_s + step_s + decode_s
+        return msgspec.structs.replace(self.view, seconds=seconds, encode_s=text_encode_s, decode_s=decode_s)
 
 
 @dataclass(frozen=True)
-class Shown:
+class PendingView:
     """A view without its turns and cells; its turns, and its slots' pictures."""
 
-    view: WheelView
-    turns: tuple[Spun, ...] = ()
-    pictures: tuple[tuple[int, PreviewPixels], ...] = ()
+    view: EngineView
+    iterations: tuple[TimedIteration, ...] = ()
+    thumbnails: tuple[tuple[int, PreviewPixels], ...] = ()
 
 
-def packed(shown: Shown) -> tuple[WheelView, bytes | None]:
+def resolve_view(pending: PendingView) -> tuple[EngineView, bytes | None]:
     """The view as it is sent, and the frame beside it, if any; waits for the device."""
-    cells, parts, offset = [], [], 0
-    for slot, picture in shown.pictures:
-        image = picture.image
-        cells.append(
-            CellView(slot, request_id_of(image.request_id), image.index, picture.width_px, picture.height_px, offset)
+    thumbnails, frames, offset = [], [], 0
+    for slot, thumbnail in pending.thumbnails:
+        image = thumbnail.image
+        thumbnails.append(
+            ThumbnailView(slot, request_id_of(image.request_id), image.index, thumbnail.width_px, thumbnail.height_px, offset)
         )
-        parts.append(picture.pixels.rgb())
-        offset += 3 * picture.width_px * picture.height_px
-    turns = tuple(spun.timed() for spun in shown.turns)
-    return msgspec.structs.replace(shown.view, turns=turns, cells=tuple(cells)), b"".join(parts) if parts else None
+        frames.append(thumbnail.pixels.rgb())
+        offset += 3 * thumbnail.width_px * thumbnail.height_px
+    iterations = tuple(iteration.with_timings() for iteration in pending.iterations)
+    return msgspec.structs.replace(pending.view, turns=iterations, cells=tuple(thumbnails)), b"".join(frames) if frames else None

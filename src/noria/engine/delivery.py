@@ -6,63 +6,63 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from noria.channel import EngineChannel, Peer
-from noria.engine.cells import Shown, packed
-from noria.engine.desk import Departure, Desk
-from noria.engine.loop import Ended, Happening, ImageReady, Moved, PreviewReady
+from noria.channel import EngineChannel, ClientId
+from noria.engine.cells import PendingView, resolve_view
+from noria.engine.desk import CancelCommand, RequestReceiver
+from noria.engine.loop import RequestClosed, EngineEvent, ImageReady, ProgressChanged, PreviewReady
 from noria.engine.spans import StageSpans
 from noria.errors import DeadlineUnmeetable, NoriaError, QueueFull
 from noria.messages import Failed, Finished, ImageDone, Preview, Progress, Timings
-from noria.scheduling.plans import End
+from noria.scheduling.plans import FinishReason
 
 if TYPE_CHECKING:
-    from noria.engine.diffusion import PreparedImages
+    from noria.engine.diffusion import CompiledImageRequest
 
-CODES = {
-    End.FAILED: "generation_failed",
-    End.CANCELLED: "cancelled",
-    End.EXPIRED: "deadline_exceeded",
-    End.REFUSED: QueueFull.code,
-    End.UNMEETABLE: DeadlineUnmeetable.code,
+ERROR_CODE_BY_REASON = {
+    FinishReason.FAILED: "generation_failed",
+    FinishReason.CANCELLED: "cancelled",
+    FinishReason.EXPIRED: "deadline_exceeded",
+    FinishReason.REFUSED: QueueFull.code,
+    FinishReason.UNMEETABLE: DeadlineUnmeetable.code,
 }
 """What a request that ended so is answered with, of `noria.errors`."""
 
 
-class Delivery(threading.Thread):
+class ResponseSender(threading.Thread):
     """Sends what the wheel hands over, in order, waiting for the device's copies where need be."""
 
-    def __init__(self, channel: EngineChannel, desk: Desk, spans: StageSpans) -> None:
+    def __init__(self, channel: EngineChannel, receiver: RequestReceiver, spans: StageSpans) -> None:
         super().__init__(name="delivery", daemon=True)
         self._spans = spans
-        self._arrivals, self._busy = desk.arrivals, desk.watch.delivery
-        self.parcels: queue.SimpleQueue[tuple[Peer, Happening[PreparedImages] | Shown] | None] = queue.SimpleQueue()
+        self._commands, self._busy_timer = receiver.commands, receiver.watchdog.sender
+        self.outbox: queue.SimpleQueue[tuple[ClientId, EngineEvent[CompiledImageRequest] | PendingView] | None] = queue.SimpleQueue()
         self._channel = channel
-        self._landed: dict[str, float] = {}  # when the last image's pixels of a request were there, monotonic seconds
+        self._pixels_ready_s: dict[str, float] = {}  # when the last image's pixels of a request were there, monotonic seconds
         self._failed: dict[str, NoriaError] = {}  # requests with an image that failed after its decoding
 
     def run(self) -> None:
         """Deliver until a None comes."""
-        while (parcel := self.parcels.get()) is not None:
-            peer, event = parcel
-            with self._busy:
+        while (item := self.outbox.get()) is not None:
+            client, event = item
+            with self._busy_timer:
                 match event:
-                    case Moved():
-                        self._channel.send(peer, _progress(event))
+                    case ProgressChanged():
+                        self._channel.send(client, _progress(event))
                     case PreviewReady():
-                        self._preview(peer, event)
+                        self._send_preview(client, event)
                     case ImageReady():
-                        self._image(peer, event)
-                    case Ended():
-                        self._end(peer, event)
-                    case Shown():
-                        self._channel.send(peer, *packed(event))
+                        self._send_image(client, event)
+                    case RequestClosed():
+                        self._send_end(client, event)
+                    case PendingView():
+                        self._channel.send(client, *resolve_view(event))
 
-    def _preview(self, peer: Peer, ready: "PreviewReady[PreparedImages]") -> None:
-        shown = ready.preview
-        message = Preview(shown.image.request_id, shown.image.index, shown.call, shown.width_px, shown.height_px)
-        self._channel.send(peer, message, shown.pixels.rgb())
+    def _send_preview(self, client: ClientId, ready: "PreviewReady[CompiledImageRequest]") -> None:
+        preview = ready.preview
+        message = Preview(preview.image.request_id, preview.image.index, preview.call, preview.width_px, preview.height_px)
+        self._channel.send(client, message, preview.pixels.rgb())
 
-    def _image(self, peer: Peer, ready: "ImageReady[PreparedImages]") -> None:
+    def _send_image(self, client: ClientId, ready: "ImageReady[CompiledImageRequest]") -> None:
         request = ready.prepared.request
         if request.request_id in self._failed:
             return
@@ -70,47 +70,47 @@ class Delivery(threading.Thread):
             rgb = ready.pixels.rgb()
         except NoriaError as error:
             self._failed[request.request_id] = error
-            self._arrivals.put(Departure(peer, request.request_id))  # its other images need not be drawn
+            self._commands.put(CancelCommand(client, request.request_id))  # its other images need not be drawn
             return
-        self._landed[request.request_id] = time.monotonic()
-        done = ImageDone(
+        self._pixels_ready_s[request.request_id] = time.monotonic()
+        message = ImageDone(
             request.request_id, ready.index, request.seed + ready.index, request.width_px, request.height_px
         )
-        self._channel.send(peer, done, rgb)
+        self._channel.send(client, message, rgb)
 
-    def _end(self, peer: Peer, ended: "Ended[PreparedImages]") -> None:
+    def _send_end(self, client: ClientId, ended: "RequestClosed[CompiledImageRequest]") -> None:
         event = ended.event
         error = self._failed.pop(event.request_id, None)
-        is_drawn = event.end is End.FINISHED
+        is_generated = event.finish_reason is FinishReason.FINISHED
         # A device that works behind the wheel had not drawn it when the wheel saw its end.
-        landed = self._landed.pop(event.request_id, event.at)
-        at = max(landed, event.at) if is_drawn else event.at
-        times = replace(event.times, slot_s=event.times.slot_s + at - event.at)
-        code = error.code if error is not None else None if is_drawn else CODES[event.end]
-        self._spans.ended(ended.prepared.request, times, at, code, is_drawn=is_drawn)
-        timings = Timings(times.queue_s, times.encode_s, times.denoise_s, times.decode_s)
+        pixels_ready_s = self._pixels_ready_s.pop(event.request_id, event.finished_at)
+        at = max(pixels_ready_s, event.finished_at) if is_generated else event.finished_at
+        request_timings = replace(event.timings, slot_s=event.timings.slot_s + at - event.finished_at)
+        code = error.code if error is not None else None if is_generated else ERROR_CODE_BY_REASON[event.finish_reason]
+        self._spans.record(ended.prepared.request, request_timings, at, code, is_generated=is_generated)
+        timings = Timings(request_timings.queue_s, request_timings.text_encode_s, request_timings.denoise_s, request_timings.decode_s)
         if code is None:
-            self._channel.send(peer, Finished(event.request_id, timings, times.num_calls, times.mean_batch))
+            self._channel.send(client, Finished(event.request_id, timings, request_timings.num_calls, request_timings.mean_batch))
             return
         failed = Failed(
             event.request_id,
             code,
-            event.reason if error is None else error.message,
+            event.message if error is None else error.message,
             retry_after_s=event.retry_after_s,
             timings=timings,
-            num_steps_run=times.num_calls,
-            mean_batch=times.mean_batch,
+            num_steps_run=request_timings.num_calls,
+            mean_batch=request_timings.mean_batch,
         )
-        self._channel.send(peer, failed)
+        self._channel.send(client, failed)
 
 
-def _progress(moved: "Moved[PreparedImages]") -> Progress:
-    at = moved.whereabouts
+def _progress(event: "ProgressChanged[CompiledImageRequest]") -> Progress:
+    progress = event.progress
     return Progress(
-        request_id=moved.prepared.request.request_id,
-        queue_position=at.queue_position,
-        call=at.call,
-        num_calls=moved.prepared.num_calls,
-        start_in_s=at.start_in_s,
-        finish_in_s=at.finish_in_s,
+        request_id=event.prepared.request.request_id,
+        queue_position=progress.queue_position,
+        call=progress.call,
+        num_calls=event.prepared.num_calls,
+        start_in_s=progress.start_in_s,
+        finish_in_s=progress.finish_in_s,
     )

@@ -12,64 +12,64 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from noria.channel import EngineChannel, Peer
+from noria.channel import EngineChannel, ClientId
 from noria.engine.executor import Executor
-from noria.engine.manifest import Manifest
+from noria.engine.manifest import CrashJournal
 from noria.engine.spans import StageSpans
-from noria.engine.watch import Watch
+from noria.engine.watch import HangWatchdog
 from noria.errors import EngineUnavailable, InvalidField, RequestCancelled, RequestError
 from noria.messages import (
     Cancel,
     EngineState,
     Failed,
-    Follow,
-    Heard,
+    ViewRequest,
+    LoadAck,
     Hello,
-    Load,
+    EngineLoad,
     Ping,
     Pong,
-    PreviousEnd,
+    ExitCause,
     Submit,
     Timings,
 )
 from noria.observe.lines import fields
 from noria.observe.traces import NO_TRACER, Tracer
 from noria.request import ImageRequest, request_id_of
-from noria.scheduling.plans import Times
+from noria.scheduling.plans import RequestTimings
 from noria.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from noria.engine.diffusion import PreparedImages
+    from noria.engine.diffusion import CompiledImageRequest
 
 _log = logging.getLogger("noria.engine")
 
 
 @dataclass(frozen=True)
-class Arrival:
+class SubmitCommand:
     """A request with its sampler compiled, and who asked."""
 
-    peer: Peer
-    prepared: "PreparedImages"
+    client: ClientId
+    prepared: "CompiledImageRequest"
     arrived: float  # monotonic seconds, when its frame was read
 
 
 @dataclass(frozen=True)
-class Departure:
+class CancelCommand:
     """Who has left, and its request; None: all of its requests."""
 
-    peer: Peer
+    client: ClientId
     request_id: str | None
 
 
 @dataclass(frozen=True)
-class Watching:
+class SubscribeCommand:
     """Who wants to see the wheel."""
 
-    peer: Peer
-    message: Follow
+    client: ClientId
+    view_request: ViewRequest
 
 
-class Desk(threading.Thread):
+class RequestReceiver(threading.Thread):
     """Answers peers. Requests pass on to the wheel once prepared; what cannot be drawn never gets there.
 
     A sampler that is new takes up to a second to compile, so that is done aside, one at a time: who needs a known one passes.
@@ -81,82 +81,82 @@ class Desk(threading.Thread):
         models: Sequence[ModelSpec],
         device: str,
         *,
-        watch: Watch,
-        manifest: Manifest,
-        previous_end: PreviousEnd = "none",
+        watchdog: HangWatchdog,
+        crash_journal: CrashJournal,
+        previous_exit: ExitCause = "none",
         tracer: Tracer = NO_TRACER,
     ) -> None:
         super().__init__(name="desk", daemon=True)
         self._spans = StageSpans(tracer)
-        self.watch, self.manifest = watch, manifest
-        self.arrivals: queue.SimpleQueue[Arrival | Departure | Watching | None] = queue.SimpleQueue()
+        self.watchdog, self.crash_journal = watchdog, crash_journal
+        self.commands: queue.SimpleQueue[SubmitCommand | CancelCommand | SubscribeCommand | None] = queue.SimpleQueue()
         self._channel, self._models, self._device = channel, tuple(models), device
-        self._previous_end: PreviousEnd = previous_end
+        self._previous_exit: ExitCause = previous_exit
         self.incarnation = uuid.uuid4().hex
-        self._executor: Executor[PreparedImages] | None = None
-        self._most_images = 0
+        self._executor: Executor[CompiledImageRequest] | None = None
+        self._max_images = 0
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="compiler")
-        self._peers: dict[str, Peer] = {}  # by name
-        self._load: Load | None = None
-        self._telling: dict[Peer, Load] = {}  # what each has been sent and has not said to have read
-        self._preparing: dict[tuple[Peer, str], float] = {}  # when they came, monotonic seconds
+        self._clients: dict[str, ClientId] = {}  # by name
+        self._load: EngineLoad | None = None
+        self._unacked_loads: dict[ClientId, EngineLoad] = {}  # what each has been sent and has not said to have read
+        self._preparing: dict[tuple[ClientId, str], float] = {}  # when they came, monotonic seconds
         self._lock = (
             threading.Lock()
         )  # over what two threads change: the executor, the peers and their loads, who is being prepared
 
-    def open(self, executor: "Executor[PreparedImages]", device: str, most_images: int) -> None:
+    def set_ready(self, executor: "Executor[CompiledImageRequest]", device: str, max_images: int) -> None:
         """The models are warm: tell every peer. A request for more than `most_images` could never be taken."""
         with self._lock:
-            self._executor, self._device, self._most_images = executor, device, most_images
-            for peer in self._peers.values():
-                self._channel.send(peer, self._state())
+            self._executor, self._device, self._max_images = executor, device, max_images
+            for client in self._clients.values():
+                self._channel.send(client, self._state())
 
-    def tell_load(self, load: Load) -> None:
+    def publish_load(self, load: EngineLoad) -> None:
         """Send `load` to every peer, to who has not read the last one as soon as it has: the newest, and none between."""
         with self._lock:
             self._load = load
-            for peer in self._peers.values():
-                self._tell_load(peer)
+            for client in self._clients.values():
+                self._send_load(client)
 
     def run(self) -> None:
         """Serve the channel's inbox for as long as the process lives."""
         while True:
-            peer, message = self._channel.inbox.get()
+            client, message = self._channel.inbox.get()
             match message:
                 case Hello(name):
-                    self._greet(peer, name)
-                case Heard():
-                    self._heard(peer)
+                    self._register_client(client, name)
+                case LoadAck():
+                    self._ack_load(client)
                 case Submit(request):
-                    self._submit(peer, request)
+                    self._submit(client, request)
                 case Cancel(request_id):
-                    self._cancel(peer, request_id)
-                case Follow():
-                    self.arrivals.put(Watching(peer, message))
+                    self._cancel(client, request_id)
+                case ViewRequest():
+                    self.commands.put(SubscribeCommand(client, message))
                 case Ping():
-                    self._channel.send(peer, Pong(self.incarnation, self.watch.stuck_s, self.watch.limit_s))
+                    self._channel.send(client, Pong(self.incarnation, self.watchdog.busy_s, self.watchdog.hang_limit_s))
 
-    def _greet(self, peer: Peer, name: str) -> None:
+    def _register_client(self, client: ClientId, name: str) -> None:
         """A peer's life begins, or its connection's: a life before it waits for nothing any more."""
         with self._lock:
-            if name in self._peers:
-                before = self._peers[name]
-                self._preparing = {each: came for each, came in self._preparing.items() if each[0] != before}
-                self.arrivals.put(Departure(before, None))
-                self._telling.pop(before, None)
-            self._peers[name] = peer
-            self._channel.send(peer, self._state())
-            self._tell_load(peer)
+            if name in self._clients:
+                previous_client = self._clients[name]
+                self._preparing = {key: arrived for key, arrived in self._preparing.items() if key[0] != previous_client}
+                self.commands.put(CancelCommand(previous_client, None))
+                self._unacked_loads.pop(previous_client, None)
+            self._clients[name] = client
+            self._channel.send(client, self._state())
+            self._send_load(client)
 
-    def _tell_load(self, peer: Peer) -> None:
-        if self._load is not None and peer not in self._telling:
-            self._telling[peer] = self._load
-            self._channel.send(peer, self._load)
+    def _send_load(self, client: ClientId) -> None:
+        if self._load is not None and client not in self._unacked_loads:
+            self._unacked_loads[client] = self._load
+            self._channel.send(client, self._load)
 
-    def _heard(self, peer: Peer) -> None:
+    def _ack_load(self, client: ClientId) -> None:
         with self._lock:
-            if self._telling.pop(peer, self._load) is not self._load:
-                self._tell_load(peer)
+            if self._unacked_loads.pop(client, self._load) is not self._load:
+                self._send_load(client)
 
     def _state(self) -> EngineState:
         ready = self._executor is not None
@@ -165,67 +165,67 @@ class Desk(threading.Thread):
             "ready" if ready else "loading",
             self._models if ready else (),
             self._device,
-            self._previous_end,
-            self.manifest.before,
+            self._previous_exit,
+            self.crash_journal.previous_in_flight,
         )
 
-    def _submit(self, peer: Peer, request: ImageRequest) -> None:
+    def _submit(self, client: ClientId, request: ImageRequest) -> None:
         executor, arrived = self._executor, time.monotonic()
         if executor is None:
-            words = "the model is still loading"
-            self._refuse(
-                peer, request, arrived, Failed(request.request_id, EngineUnavailable.code, words, retry_after_s=2.0)
+            text = "the model is still loading"
+            self._reject(
+                client, request, arrived, Failed(request.request_id, EngineUnavailable.code, text, retry_after_s=2.0)
             )
             return
-        if request.num_images > self._most_images:
-            words = f"n is {request.num_images}; this server's slots and queue hold {self._most_images} images at most"
-            self._refuse(peer, request, arrived, Failed(request.request_id, InvalidField.code, words, "n"))
+        if request.num_images > self._max_images:
+            text = f"n is {request.num_images}; this server's slots and queue hold {self._max_images} images at most"
+            self._reject(client, request, arrived, Failed(request.request_id, InvalidField.code, text, "n"))
             return
         with self._lock:
-            self._preparing[peer, request.request_id] = arrived
-        if executor.is_prompt(request):
-            self._prepare(executor, peer, request, arrived)
+            self._preparing[client, request.request_id] = arrived
+        if executor.is_compiled(request):
+            self._prepare(executor, client, request, arrived)
         else:
-            self._compiler.submit(self._prepare, executor, peer, request, arrived)
+            self._compiler.submit(self._prepare, executor, client, request, arrived)
 
-    def _prepare(self, executor: "Executor[PreparedImages]", peer: Peer, request: ImageRequest, arrived: float) -> None:
+    def _prepare(self, executor: "Executor[CompiledImageRequest]", client: ClientId, request: ImageRequest, arrived: float) -> None:
         failed = prepared = None
         try:
-            with self.manifest.preparing(request.request_id):
+            with self.crash_journal.preparing(request.request_id):
                 prepared = executor.prepare(request)
         except RequestError as error:
             failed = Failed(request.request_id, error.code, error.message, error.field)
         except Exception:
-            said = fields(event="request_broke", request_id=request_id_of(request.request_id))
-            _log.exception("request %s cannot be prepared", request.request_id, extra=said)
+            log_fields = fields(event="request_broke", request_id=request_id_of(request.request_id))
+            _log.exception("request %s cannot be prepared", request.request_id, extra=log_fields)
             failed = Failed(request.request_id, "generation_failed", "the request could not be prepared")
         with self._lock:
-            if (peer, request.request_id) not in self._preparing:  # cancelled meanwhile, and told so
-                self._trace(request, arrived, RequestCancelled.code)
+            if (client, request.request_id) not in self._preparing:  # cancelled meanwhile, and told so
+                self._record_span(request, arrived, RequestCancelled.code)
                 return
-            del self._preparing[peer, request.request_id]
+            del self._preparing[client, request.request_id]
             if prepared is not None:
-                self.arrivals.put(Arrival(peer, prepared, arrived))
+                self.commands.put(SubmitCommand(client, prepared, arrived))
         if failed is not None:
-            self._refuse(peer, request, arrived, failed)
+            self._reject(client, request, arrived, failed)
 
-    def _refuse(self, peer: Peer, request: ImageRequest, arrived: float, failed: Failed) -> None:
-        self._tell(peer, failed, arrived)
-        self._trace(request, arrived, failed.code)
+    def _reject(self, client: ClientId, request: ImageRequest, arrived: float, failed: Failed) -> None:
+        self._send_failed(client, failed, arrived)
+        self._record_span(request, arrived, failed.code)
 
-    def _trace(self, request: ImageRequest, arrived: float, code: str) -> None:
+    def _record_span(self, request: ImageRequest, arrived: float, code: str) -> None:
         now = time.monotonic()
-        self._spans.ended(request, Times(queue_s=now - arrived), now, code)
+        self._spans.record(request, RequestTimings(queue_s=now - arrived), now, code)
 
-    def _cancel(self, peer: Peer, request_id: str) -> None:
+    def _cancel(self, client: ClientId, request_id: str) -> None:
         with self._lock:
-            if (peer, request_id) not in self._preparing:
-                self.arrivals.put(Departure(peer, request_id))
+            if (client, request_id) not in self._preparing:
+                self.commands.put(CancelCommand(client, request_id))
                 return
-            arrived = self._preparing.pop((peer, request_id))
-        self._tell(peer, Failed(request_id, "cancelled", "cancelled by the caller"), arrived)
+            arrived = self._preparing.pop((client, request_id))
+        self._send_failed(client, Failed(request_id, "cancelled", "cancelled by the caller"), arrived)
 
-    def _tell(self, peer: Peer, failed: Failed, arrived: float) -> None:
+    def _send_failed(self, client: ClientId, failed: Failed, arrived: float) -> None:
         """A request that came then never got to the wheel."""
-        waited = Timings(queue_s=time.monotonic() - arrived)
-        self._channel.send(peer, msgspec.structs.replace(failed, timings=waited))
+        timings = Timings(queue_s=time.monotonic() - arrived)
+        self._channel.send(client, msgspec.structs.replace(failed, timings=timings))

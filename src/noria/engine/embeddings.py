@@ -9,31 +9,31 @@ from collections.abc import Callable, Iterable
 import torch
 
 
-class EmbeddingCache:
+class PromptEmbeddingCache:
     """The embeddings [T, D] of the prompts used last, encoded together when they are missing.
 
     `padded_batch` encodes in batches of exactly that many, because a kernel's result may differ in the last bit with its batch.
     """
 
-    def __init__(self, encode: Callable[[list[str]], torch.Tensor], capacity: int, padded_batch: int | None) -> None:
-        self._encode, self._capacity, self._padded_batch = encode, capacity, padded_batch
-        self._held: OrderedDict[str, torch.Tensor] = OrderedDict()
+    def __init__(self, text_encode: Callable[[list[str]], torch.Tensor], capacity: int, padded_batch: int | None) -> None:
+        self._text_encode, self._capacity, self._padded_batch = text_encode, capacity, padded_batch
+        self._entries: OrderedDict[str, torch.Tensor] = OrderedDict()
 
     def get(self, prompts: Iterable[str]) -> dict[str, torch.Tensor]:
         """One embedding [T, D] per different prompt."""
         wanted = dict.fromkeys(prompts)
-        missing = [prompt for prompt in wanted if prompt not in self._held]
-        found = {prompt: self._held[prompt] for prompt in wanted if prompt in self._held}
+        missing = [prompt for prompt in wanted if prompt not in self._entries]
+        found = {prompt: self._entries[prompt] for prompt in wanted if prompt in self._entries}
         size = self._padded_batch or max(1, len(missing))
         for start in range(0, len(missing), size):
             chunk = missing[start : start + size]
             padding = [""] * (size - len(chunk)) if self._padded_batch else []
-            encoded = self._encode(chunk + padding)
+            embeddings = self._text_encode(chunk + padding)
             # A view would keep the whole batch in memory for as long as one of its prompts is held.
-            found |= {prompt: encoded[row].clone() for row, prompt in enumerate(chunk)}
+            found |= {prompt: embeddings[row].clone() for row, prompt in enumerate(chunk)}
         for prompt in wanted:
-            self._held[prompt] = found[prompt]
-            self._held.move_to_end(prompt)
-        while len(self._held) > self._capacity:
-            self._held.popitem(last=False)
+            self._entries[prompt] = found[prompt]
+            self._entries.move_to_end(prompt)
+        while len(self._entries) > self._capacity:
+            self._entries.popitem(last=False)
         return found

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from noria.request import ImageRequest
-from noria.scheduling.plans import ImageId, Outcome, Part, Plan, Step
+from noria.scheduling.plans import ImageId, IterationResult, Phase, IterationPlan, Step
 
 
 class Pixels(Protocol):
@@ -30,7 +30,7 @@ class PreviewPixels:
     pixels: Pixels
 
 
-class Prepared(Protocol):
+class CompiledRequest(Protocol):
     """A request made ready for the device: all that can be done for it without the device."""
 
     @property
@@ -44,7 +44,7 @@ class Prepared(Protocol):
         ...
 
 
-P = TypeVar("P", bound=Prepared)
+P = TypeVar("P", bound=CompiledRequest)
 
 
 class Executor(Protocol[P]):
@@ -54,7 +54,7 @@ class Executor(Protocol[P]):
         """Compile what the request needs; raises `errors.RequestError` if it cannot be drawn."""
         ...
 
-    def is_prompt(self, request: ImageRequest) -> bool:
+    def is_compiled(self, request: ImageRequest) -> bool:
         """Whether `prepare` would return at once: nothing new is to be compiled."""
         ...
 
@@ -66,14 +66,14 @@ class Executor(Protocol[P]):
         """The request has ended; plans will not name it again."""
         ...
 
-    def execute(self, plan: Plan, *, glimpse: bool = False) -> Outcome:
+    def execute(self, plan: IterationPlan, *, with_thumbnails: bool = False) -> IterationResult:
         """Carry out one turn. May return while the device still works; never raises for one request's sake.
 
         With `glimpse`, make a small picture of every image that steps: `glimpses` has them.
         """
         ...
 
-    def take(self, image: ImageId) -> Pixels:
+    def take_pixels(self, image: ImageId) -> Pixels:
         """The pixels of an image that the last turn decoded; given out once."""
         ...
 
@@ -81,7 +81,7 @@ class Executor(Protocol[P]):
         """Those that the last turn made; given out once."""
         ...
 
-    def glimpses(self) -> list[PreviewPixels]:
+    def thumbnails(self) -> list[PreviewPixels]:
         """The pictures of the last turn, for who watches the wheel, at most `GLIMPSE_PX` a side; given out once."""
         ...
 
@@ -90,7 +90,7 @@ class Executor(Protocol[P]):
         ...
 
 
-GLIMPSE_PX = 64
+THUMBNAIL_MAX_PX = 64
 """The longest side of a picture on the wheel: 64 of them are less than a megabyte, five times a second."""
 
 
@@ -112,7 +112,7 @@ class VirtualClock:
 
 
 @dataclass(frozen=True)
-class FakePrepared:
+class FakeCompiledRequest:
     """A request of the fake device: as many calls as steps."""
 
     request: ImageRequest
@@ -141,28 +141,28 @@ class FakeExecutor:
     def __init__(
         self,
         clock: VirtualClock,
-        turn_s: Callable[[Plan], float] = lambda plan: 1.0,  # noqa: ARG005
-        memory: Mapping[Part, int] | None = None,
+        iteration_s: Callable[[IterationPlan], float] = lambda plan: 1.0,  # noqa: ARG005
+        memory: Mapping[Phase, int] | None = None,
     ) -> None:
         """`memory` is how many images fit each part of a turn; what it does not name has room for all."""
         self.clock = clock
-        self.turn_s = turn_s
+        self.iteration_s = iteration_s
         self.memory = memory or {}
         self.failing: dict[ImageId, str] = {}  # images to fail at their next turn
         self._previews: list[PreviewPixels] = []
-        self._glimpses: list[PreviewPixels] = []
-        self._accepted: dict[str, FakePrepared] = {}
+        self._thumbnails: list[PreviewPixels] = []
+        self._accepted: dict[str, FakeCompiledRequest] = {}
         self._slots: dict[int, tuple[ImageId, int]] = {}  # whose image a slot holds, and its next call
 
-    def prepare(self, request: ImageRequest) -> FakePrepared:
+    def prepare(self, request: ImageRequest) -> FakeCompiledRequest:
         """Nothing to compile."""
-        return FakePrepared(request)
+        return FakeCompiledRequest(request)
 
-    def is_prompt(self, request: ImageRequest) -> bool:  # noqa: ARG002
+    def is_compiled(self, request: ImageRequest) -> bool:  # noqa: ARG002
         """Always."""
         return True
 
-    def accept(self, prepared: FakePrepared) -> None:
+    def accept(self, prepared: FakeCompiledRequest) -> None:
         """Remember it."""
         self._accepted[prepared.request.request_id] = prepared
 
@@ -170,55 +170,55 @@ class FakeExecutor:
         """Forget it."""
         del self._accepted[request_id]
 
-    def execute(self, plan: Plan, *, glimpse: bool = False) -> Outcome:
+    def execute(self, plan: IterationPlan, *, with_thumbnails: bool = False) -> IterationResult:
         """Let time pass; fail what `failing` names."""
-        self.clock.now += self.turn_s(plan)
-        if len(plan.boards) > self.memory.get("boards", len(plan.boards)):
-            return Outcome(overflowed="boards")
-        for seat in plan.boards:
-            self._slots[seat.slot] = (seat.image, 0)
+        self.clock.now += self.iteration_s(plan)
+        if len(plan.joins) > self.memory.get("boards", len(plan.joins)):
+            return IterationResult(oom_phase="boards")
+        for assignment in plan.joins:
+            self._slots[assignment.slot] = (assignment.image, 0)
         if len(plan.steps) > self.memory.get("steps", len(plan.steps)):
-            return Outcome(overflowed="steps")
+            return IterationResult(oom_phase="steps")
         for step in plan.steps:
             assert self._slots[step.slot] == (step.image, step.call), (
                 f"{step} but the slot holds {self._slots[step.slot]}"
             )
             self._slots[step.slot] = (step.image, step.call + 1)
-            self._show(step, glimpse=glimpse)
+            self._make_previews(step, with_thumbnails=with_thumbnails)
         if len(plan.decodes) > self.memory.get("decodes", len(plan.decodes)):
-            return Outcome(overflowed="decodes")
-        for seat in plan.decodes:
-            held = self._slots[seat.slot]
-            assert held == (seat.image, self._accepted[seat.image.request_id].num_calls), (
-                f"{seat} but the slot holds {held}"
+            return IterationResult(oom_phase="decodes")
+        for assignment in plan.decodes:
+            held = self._slots[assignment.slot]
+            assert held == (assignment.image, self._accepted[assignment.image.request_id].num_calls), (
+                f"{assignment} but the slot holds {held}"
             )
-        named = {part.image for parts in (plan.boards, plan.steps, plan.decodes) for part in parts}
-        return Outcome({image: self.failing.pop(image) for image in named & self.failing.keys()})
+        planned = {item.image for items in (plan.joins, plan.steps, plan.decodes) for item in items}
+        return IterationResult({image: self.failing.pop(image) for image in planned & self.failing.keys()})
 
-    def _show(self, step: Step, *, glimpse: bool) -> None:
+    def _make_previews(self, step: Step, *, with_thumbnails: bool) -> None:
         prepared = self._accepted[step.image.request_id]
         pixels = FakePixels(prepared.request.seed + step.image.index, 3)
-        shown = PreviewPixels(step.image, step.call, 1, 1, pixels)
+        preview = PreviewPixels(step.image, step.call, 1, 1, pixels)
         if step.call in preview_calls(prepared.num_calls, prepared.request.num_previews):
-            self._previews.append(shown)
-        if glimpse:
-            self._glimpses.append(shown)
+            self._previews.append(preview)
+        if with_thumbnails:
+            self._thumbnails.append(preview)
 
     def previews(self) -> list[PreviewPixels]:
         """One pixel each."""
-        shown, self._previews = self._previews, []
-        return shown
+        previews, self._previews = self._previews, []
+        return previews
 
-    def glimpses(self) -> list[PreviewPixels]:
+    def thumbnails(self) -> list[PreviewPixels]:
         """One pixel each."""
-        shown, self._glimpses = self._glimpses, []
-        return shown
+        thumbnails, self._thumbnails = self._thumbnails, []
+        return thumbnails
 
     def memory_bytes(self) -> int:
         """A fake device has none."""
         return 0
 
-    def take(self, image: ImageId) -> FakePixels:
+    def take_pixels(self, image: ImageId) -> FakePixels:
         """A flat image of the request's size."""
         request = self._accepted[image.request_id].request
         return FakePixels(request.seed + image.index, request.width_px * request.height_px * 3)

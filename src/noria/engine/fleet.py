@@ -9,95 +9,95 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from noria.engine.executor import PreviewPixels
-from noria.engine.stopwatch import SpentTogether
+from noria.engine.stopwatch import CombinedTimings
 from noria.request import ImageRequest
-from noria.scheduling.plans import ImageId, Outcome, Plan, Seat, Spent, Step
+from noria.scheduling.plans import ImageId, IterationResult, IterationPlan, SlotAssignment, PhaseTimings, Step
 
 if TYPE_CHECKING:
-    from noria.engine.diffusion import DiffusionExecutor, PreparedImages
+    from noria.engine.diffusion import DiffusionExecutor, CompiledImageRequest
     from noria.engine.pixels import HostPixels
 
-Place = TypeVar("Place", Seat, Step)
+PlanItemT = TypeVar("Place", SlotAssignment, Step)
 
 
-class Fleet:
+class MultiModelExecutor:
     """An executor whose requests are drawn by the model that they name."""
 
     def __init__(self, executors: "Mapping[str, DiffusionExecutor]") -> None:
         """`executors` by their models' names, all on one device and with as many slots."""
         self.executors = executors
-        self._of: dict[str, DiffusionExecutor] = {}  # whose a request is
+        self._executor_by_request: dict[str, DiffusionExecutor] = {}  # whose a request is
 
     @property
     def device(self) -> str:
         """As torch names it."""
         return str(next(iter(self.executors.values())).model.device)
 
-    def prepare(self, request: ImageRequest) -> "PreparedImages":
+    def prepare(self, request: ImageRequest) -> "CompiledImageRequest":
         """Compile what the request needs; raises `errors.RequestError` if it cannot be drawn."""
         return self.executors[request.model].prepare(request)
 
-    def is_prompt(self, request: ImageRequest) -> bool:
+    def is_compiled(self, request: ImageRequest) -> bool:
         """Whether `prepare` would return at once."""
-        return self.executors[request.model].is_prompt(request)
+        return self.executors[request.model].is_compiled(request)
 
-    def accept(self, prepared: "PreparedImages") -> None:
+    def accept(self, prepared: "CompiledImageRequest") -> None:
         """Remember a request until `forget`."""
-        executor = self._of[prepared.request.request_id] = self.executors[prepared.request.model]
+        executor = self._executor_by_request[prepared.request.request_id] = self.executors[prepared.request.model]
         executor.accept(prepared)
 
     def forget(self, request_id: str) -> None:
         """The request has ended."""
-        self._of.pop(request_id).forget(request_id)
+        self._executor_by_request.pop(request_id).forget(request_id)
 
-    def execute(self, plan: Plan, *, glimpse: bool = False) -> Outcome:
+    def execute(self, plan: IterationPlan, *, with_thumbnails: bool = False) -> IterationResult:
         """One turn: all who board, then the steps, then the decodes; the first part that does not fit the memory ends it."""
-        whole, spent = Outcome(), list[Spent]()
-        for executor, part in self._parts(plan):
-            done = executor.execute(part, glimpse=glimpse)
-            whole = Outcome(
-                {**whole.failed, **done.failed},
-                done.overflowed,
-                timed=whole.timed and done.timed,
-                boarding_s=whole.boarding_s + done.boarding_s,
+        total, timings = IterationResult(), list[PhaseTimings]()
+        for executor, sub_plan in self._split(plan):
+            result = executor.execute(sub_plan, with_thumbnails=with_thumbnails)
+            total = IterationResult(
+                {**total.failed, **result.failed},
+                result.oom_phase,
+                is_timed=total.is_timed and result.is_timed,
+                join_s=total.join_s + result.join_s,
             )
-            spent += [done.spent] if done.spent is not None else []
-            if done.overflowed is not None:
+            timings += [result.phase_timings] if result.phase_timings is not None else []
+            if result.oom_phase is not None:
                 break
-        return replace(whole, spent=spent[0] if len(spent) == 1 else SpentTogether(tuple(spent)))
+        return replace(total, spent=timings[0] if len(timings) == 1 else CombinedTimings(tuple(timings)))
 
-    def take(self, image: ImageId) -> "HostPixels":
+    def take_pixels(self, image: ImageId) -> "HostPixels":
         """The pixels of an image that the last turn decoded."""
-        return self._of[image.request_id].take(image)
+        return self._executor_by_request[image.request_id].take_pixels(image)
 
     def previews(self) -> list[PreviewPixels]:
         """Those that the last turn made."""
         return [preview for executor in self.executors.values() for preview in executor.previews()]
 
-    def glimpses(self) -> list[PreviewPixels]:
+    def thumbnails(self) -> list[PreviewPixels]:
         """Those that the last turn made for who watches the wheel."""
-        return [glimpse for executor in self.executors.values() for glimpse in executor.glimpses()]
+        return [thumbnail for executor in self.executors.values() for thumbnail in executor.thumbnails()]
 
     def memory_bytes(self) -> int:
         """What the device's memory holds of all models."""
         return next(iter(self.executors.values())).memory_bytes()  # of the process, so of all
 
-    def _parts(self, plan: Plan) -> "list[tuple[DiffusionExecutor, Plan]]":
+    def _split(self, plan: IterationPlan) -> "list[tuple[DiffusionExecutor, IterationPlan]]":
         """The plan as it is, if it is about one model; else phase by phase, each by executor, so that no phase is left half done."""
-        images = [seat.image for seat in (*plan.boards, *plan.decodes)] + [step.image for step in plan.steps]
-        here = {id(self._of[image.request_id]) for image in images}
-        if len(here) == 1:
-            return [(executor, plan) for executor in self.executors.values() if id(executor) in here]
-        parts: list[tuple[DiffusionExecutor, Plan]] = []
-        for phase in (Plan(plan.boards, (), ()), Plan((), plan.steps, ()), Plan((), (), plan.decodes)):
+        images = [assignment.image for assignment in (*plan.joins, *plan.decodes)] + [step.image for step in plan.steps]
+        executor_ids = {id(self._executor_by_request[image.request_id]) for image in images}
+        if len(executor_ids) == 1:
+            return [(executor, plan) for executor in self.executors.values() if id(executor) in executor_ids]
+        sub_plans: list[tuple[DiffusionExecutor, IterationPlan]] = []
+        for phase in (IterationPlan(plan.joins, (), ()), IterationPlan((), plan.steps, ()), IterationPlan((), (), plan.decodes)):
             for executor in self.executors.values():
-                part = self._of_one(executor, phase)
-                if part.boards or part.steps or part.decodes:
-                    parts.append((executor, part))
-        return parts
+                sub_plan = self._only_of(executor, phase)
+                if sub_plan.joins or sub_plan.steps or sub_plan.decodes:
+                    sub_plans.append((executor, sub_plan))
+        return sub_plans
 
-    def _of_one(self, executor: "DiffusionExecutor", phase: Plan) -> Plan:
-        def own(places: tuple[Place, ...]) -> tuple[Place, ...]:
-            return tuple(place for place in places if self._of[place.image.request_id] is executor)
+    def _only_of(self, executor: "DiffusionExecutor", phase: IterationPlan) -> IterationPlan:
+        def keep_own(items: tuple[PlanItemT, ...]) -> tuple[PlanItemT, ...]:
+            return tuple(item for item in items if self._executor_by_request[item.image.request_id] is executor)
 
-        return Plan(own(phase.boards), own(phase.steps), own(phase.decodes))
+        return IterationPlan(keep_own(phase.joins), keep_own(phase.steps), keep_own(phase.decodes))

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from noria.config import EngineConfig
-from noria.engine.calibration import CostFile, cost_folder, draw_throw_away, measure
-from noria.engine.fleet import Fleet
-from noria.engine.resources import Machine, resolve, resolve_device, usable_cores
+from noria.engine.calibration import CostCache, cost_folder, run_warmup_request, measure_costs
+from noria.engine.fleet import MultiModelExecutor
+from noria.engine.resources import Machine, resolve_auto, resolve_device, usable_cores
 from noria.errors import ConfigError
 from noria.scheduling.costs import CostModel
 from noria.spec import ModelSpec
@@ -32,37 +32,37 @@ def warm_up(executor: "DiffusionExecutor", spec: ModelSpec, config: EngineConfig
     """
     for bucket in config.buckets or (2,):
         guidance = 2.0 if bucket > 1 else 1.0
-        draw_throw_away(executor, spec, config, CostModel(), max(1, bucket // 2), steps=2, guidance=guidance)
+        run_warmup_request(executor, spec, config, CostModel(), max(1, bucket // 2), steps=2, guidance=guidance)
 
 
-def measured_costs(fleet: Fleet, models: Sequence[ModelSpec], config: EngineConfig) -> tuple[CostModel, list[CostFile]]:
+def load_or_measure_costs(multi_executor: MultiModelExecutor, models: Sequence[ModelSpec], config: EngineConfig) -> tuple[CostModel, list[CostCache]]:
     """Warm each model up; return what their work costs, kept from an earlier start or measured now, and where that is kept.
 
     Raises:
         ModelError: a model that cannot draw on this device with these settings.
 
     """
-    costs, files = CostModel(most_rows(config)), []
+    costs, caches = CostModel(max_rows(config)), []
     for spec in models:
-        executor = fleet.executors[spec.name]
-        file = cost_file(spec, config, executor.model.device)
+        executor = multi_executor.executors[spec.name]
+        cache = cost_cache(spec, config, executor.model.device)
         warm_up(executor, spec, config)
-        if not file.load(costs):
-            measure(executor, spec, config, costs)
-            file.save(costs)
-        files.append(file)
-    return costs, files
+        if not cache.load(costs):
+            measure_costs(executor, spec, config, costs)
+            cache.save(costs)
+        caches.append(cache)
+    return costs, caches
 
 
-def most_rows(config: EngineConfig) -> int:
+def max_rows(config: EngineConfig) -> int:
     """The rows of a full wheel, or of the largest bucket; `config` has no "auto" left."""
     assert isinstance(config.slots, int)
     return max(config.buckets, default=2 * config.slots)
 
 
-def cost_file(spec: ModelSpec, config: EngineConfig, device: "torch.device") -> CostFile:
+def cost_cache(spec: ModelSpec, config: EngineConfig, device: "torch.device") -> CostCache:
     """Where the costs of this model are kept, under these settings on this device."""
-    return CostFile(cost_folder(config.cache_dir), spec, config, device_name(device))
+    return CostCache(cost_folder(config.cache_dir), spec, config, device_name(device))
 
 
 def device_name(device: "torch.device") -> str:
@@ -82,7 +82,7 @@ def _cpuinfo() -> list[str]:
         return []
 
 
-def look_at_machine() -> Machine:
+def detect_machine() -> Machine:
     """What the settings depend on, of the machine that this process runs on."""
     import torch
 
@@ -103,13 +103,13 @@ def load_executor(spec: ModelSpec, config: EngineConfig, device: str) -> tuple["
     from noria.engine.diffusion import DiffusionExecutor
     from noria.models.stable_diffusion import StableDiffusion
 
-    machine = look_at_machine()
+    machine = detect_machine()
     device = resolve_device(device, machine)
     if device != "cpu" and (not machine.has_cuda or int(device.partition(":")[2]) >= torch.cuda.device_count()):
         raise ConfigError(
             f"device {device!r} is not here: torch sees {torch.cuda.device_count()} CUDA devices. Use --devices cpu or auto."
         )
-    config = resolve(config, spec, device, machine)
+    config = resolve_auto(config, spec, device, machine)
     assert isinstance(config.threads, int)
     torch.set_num_threads(config.threads)
     torch.backends.cudnn.benchmark = config.cudnn_benchmark and bool(config.buckets)
@@ -118,7 +118,7 @@ def load_executor(spec: ModelSpec, config: EngineConfig, device: str) -> tuple["
     return DiffusionExecutor(StableDiffusion.load(spec, config, device), config), config
 
 
-def load_fleet(models: Sequence[ModelSpec], config: EngineConfig, device: str) -> tuple[Fleet, EngineConfig]:
+def load_multi_model_executor(models: Sequence[ModelSpec], config: EngineConfig, device: str) -> tuple[MultiModelExecutor, EngineConfig]:
     """Every model's executor, with `config` resolved for all of them: as many slots as the most demanding one allows.
 
     Raises:
@@ -126,10 +126,10 @@ def load_fleet(models: Sequence[ModelSpec], config: EngineConfig, device: str) -
         ModelError: a model that cannot be loaded.
 
     """
-    machine = look_at_machine()
-    resolved = [resolve(config, spec, resolve_device(device, machine), machine) for spec in models]
+    machine = detect_machine()
+    resolved = [resolve_auto(config, spec, resolve_device(device, machine), machine) for spec in models]
     config = min(resolved, key=lambda each: each.slots)
-    return Fleet({spec.name: load_executor(spec, config, device)[0] for spec in models}), config
+    return MultiModelExecutor({spec.name: load_executor(spec, config, device)[0] for spec in models}), config
 
 
 def cgroup_cpus(root: pathlib.Path) -> float | None:

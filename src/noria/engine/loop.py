@@ -9,29 +9,29 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from noria.engine.executor import Executor, P, Pixels, Prepared, PreviewPixels
+from noria.engine.executor import Executor, P, Pixels, CompiledRequest, PreviewPixels
 from noria.request import ImageRequest
 from noria.scheduling.plans import (
-    Event,
+    SchedulerEvent,
     ImageDecoded,
-    Outcome,
-    Plan,
-    RequestEnded,
-    ShapeClass,
-    Ticket,
-    Whereabouts,
+    IterationResult,
+    IterationPlan,
+    RequestFinished,
+    BatchKey,
+    SchedulableRequest,
+    RequestProgress,
 )
 from noria.scheduling.steps import StepScheduler
 
-_BETWEEN_NEWS_S = 0.1  # to watchers: a forecast takes the wheel's time
+_PROGRESS_INTERVAL_S = 0.1  # to watchers: a forecast takes the wheel's time
 
 
 @dataclass(frozen=True)
-class Moved(Generic[P]):
+class ProgressChanged(Generic[P]):
     """How far a request is: once when it is accepted, and now and then if it is watched."""
 
     prepared: P
-    whereabouts: Whereabouts
+    progress: RequestProgress
 
 
 @dataclass(frozen=True)
@@ -52,48 +52,48 @@ class ImageReady(Generic[P]):
 
 
 @dataclass(frozen=True)
-class Ended(Generic[P]):
+class RequestClosed(Generic[P]):
     """A request ended; nothing more will come of it."""
 
     prepared: P
-    event: RequestEnded
+    event: RequestFinished
 
 
-Happening = Moved[P] | PreviewReady[P] | ImageReady[P] | Ended[P]
+EngineEvent = ProgressChanged[P] | PreviewReady[P] | ImageReady[P] | RequestClosed[P]
 
 
 @dataclass(frozen=True)
-class Turn:
+class Iteration:
     """What one turn was, for metrics and for who watches the wheel."""
 
-    plan: Plan
-    outcome: Outcome
-    seconds: float
-    stepped: ShapeClass | None = None  # of the images that did; None where no step was done
-    num_boarded: int = 0  # images that got a slot, also those that failed in this turn; not who had to give it back
-    glimpses: Sequence[PreviewPixels] = ()  # of all of them, where they were asked for
+    plan: IterationPlan
+    outcome: IterationResult
+    duration_s: float
+    batch_key: BatchKey | None = None  # of the images that did; None where no step was done
+    num_joined: int = 0  # images that got a slot, also those that failed in this turn; not who had to give it back
+    thumbnails: Sequence[PreviewPixels] = ()  # of all of them, where they were asked for
 
 
-class Wheel(Generic[P]):
+class EngineLoop(Generic[P]):
     """A scheduler and an executor, and the requests they share."""
 
     def __init__(
         self,
         scheduler: StepScheduler,
         executor: Executor[P],
-        deliver: Callable[[Happening[P]], None],
+        on_event: Callable[[EngineEvent[P]], None],
         clock: Callable[[], float],
-        about_to: Callable[[Plan], bool] = lambda _plan: False,
+        on_plan: Callable[[IterationPlan], bool] = lambda _plan: False,
     ) -> None:
         """`about_to` is called with each plan before anything of it is done, and says whether the turn has glimpses."""
         self.scheduler = scheduler
         self._executor = executor
-        self._deliver = deliver
+        self._on_event = on_event
         self._clock = clock
-        self._about_to = about_to
+        self._on_plan = on_plan
         self._requests: dict[str, P] = {}
-        self._watched: set[str] = set()
-        self._last_news = -math.inf
+        self._streaming: set[str] = set()
+        self._last_progress_s = -math.inf
 
     def submit(self, prepared: P, arrived: float | None = None) -> None:
         """Take a request in; it boards at the next turn, or is refused at once.
@@ -106,80 +106,80 @@ class Wheel(Generic[P]):
         assert request.request_id not in self._requests, request.request_id
         self._requests[request.request_id] = prepared
         self._executor.accept(prepared)
-        self._tell(self.scheduler.submit(_ticket(prepared, arrived), now, arrived))
+        self._handle_events(self.scheduler.submit(_schedulable(prepared, arrived), now, arrived))
         if request.request_id in self._requests:  # not refused
-            self._tell_whereabouts([request.request_id], now)
-            if request.watched:
-                self._watched.add(request.request_id)
+            self._report_progress([request.request_id], now)
+            if request.stream_progress:
+                self._streaming.add(request.request_id)
 
     def cancel(self, request_id: str) -> None:
         """Forget a request; it is gone from the next turn."""
-        self._tell(self.scheduler.cancel(request_id, self._clock()))
+        self._handle_events(self.scheduler.cancel(request_id, self._clock()))
 
-    def turn(self) -> Turn | None:
+    def run_iteration(self) -> Iteration | None:
         """Carry out one turn, or return None when there is nothing to do."""
         started = self._clock()
-        self._tell(self.scheduler.expire(started))
+        self._handle_events(self.scheduler.expire(started))
         plan = self.scheduler.plan(started)
         if plan is None:
             return None
-        glimpse = self._about_to(plan)
-        shape = _shape(self._requests[plan.steps[0].image.request_id].request) if plan.steps else None
-        outcome = self._executor.execute(plan, glimpse=glimpse)
+        with_thumbnails = self._on_plan(plan)
+        batch_key = _batch_key(self._requests[plan.steps[0].image.request_id].request) if plan.steps else None
+        outcome = self._executor.execute(plan, with_thumbnails=with_thumbnails)
         now = self._clock()
         for preview in self._executor.previews():
             if preview.image.request_id in self._requests:
-                self._deliver(PreviewReady(self._requests[preview.image.request_id], preview))
-        self._tell(self.scheduler.commit(plan, outcome, now, now - started))
-        if self._watched and now - self._last_news >= _BETWEEN_NEWS_S:
-            self._last_news = now
-            self._tell_whereabouts(self._watched, now)
-        boarded = [
-            seat
-            for seat in plan.boards
-            if outcome.overflowed != "boards" or seat.image.request_id not in self._requests  # failed, even alone
+                self._on_event(PreviewReady(self._requests[preview.image.request_id], preview))
+        self._handle_events(self.scheduler.commit(plan, outcome, now, now - started))
+        if self._streaming and now - self._last_progress_s >= _PROGRESS_INTERVAL_S:
+            self._last_progress_s = now
+            self._report_progress(self._streaming, now)
+        joined = [
+            assignment
+            for assignment in plan.joins
+            if outcome.oom_phase != "boards" or assignment.image.request_id not in self._requests  # failed, even alone
         ]
-        stepped = shape if outcome.overflowed not in ("boards", "steps") else None
-        glimpses = self._executor.glimpses() if glimpse else []
-        return Turn(plan, outcome, now - started, stepped, len(boarded), glimpses)
+        stepped_key = batch_key if outcome.oom_phase not in ("boards", "steps") else None
+        thumbnails = self._executor.thumbnails() if with_thumbnails else []
+        return Iteration(plan, outcome, now - started, stepped_key, len(joined), thumbnails)
 
-    def request(self, request_id: str) -> ImageRequest:
+    def find_request(self, request_id: str) -> ImageRequest:
         """One that has not ended."""
         return self._requests[request_id].request
 
-    def _tell_whereabouts(self, request_ids: Iterable[str], now: float) -> None:
-        for request_id, whereabouts in self.scheduler.whereabouts(request_ids, now).items():
-            self._deliver(Moved(self._requests[request_id], whereabouts))
+    def _report_progress(self, request_ids: Iterable[str], now: float) -> None:
+        for request_id, progress in self.scheduler.progress(request_ids, now).items():
+            self._on_event(ProgressChanged(self._requests[request_id], progress))
 
-    def _tell(self, events: list[Event]) -> None:
+    def _handle_events(self, events: list[SchedulerEvent]) -> None:
         for event in events:
             match event:
                 case ImageDecoded(image):
-                    self._deliver(ImageReady(self._requests[image.request_id], image.index, self._executor.take(image)))
-                case RequestEnded():
+                    self._on_event(ImageReady(self._requests[image.request_id], image.index, self._executor.take_pixels(image)))
+                case RequestFinished():
                     prepared = self._requests.pop(event.request_id)
                     self._executor.forget(event.request_id)
-                    self._watched.discard(event.request_id)
-                    self._deliver(Ended(prepared, event))
+                    self._streaming.discard(event.request_id)
+                    self._on_event(RequestClosed(prepared, event))
 
 
-def _ticket(prepared: Prepared, arrived: float) -> Ticket:
+def _schedulable(prepared: CompiledRequest, arrived: float) -> SchedulableRequest:
     """What the scheduler may know of a request that arrived then."""
     request = prepared.request
-    due = arrived + request.deadline_s if request.deadline_s is not None else None
-    ends = [arrived + request.timeout_s, *([due] if due is not None else [])]
-    return Ticket(
+    deadline = arrived + request.deadline_s if request.deadline_s is not None else None
+    expiries = [arrived + request.timeout_s, *([deadline] if deadline is not None else [])]
+    return SchedulableRequest(
         request_id=request.request_id,
-        shape=_shape(request),
+        batch_key=_batch_key(request),
         num_images=request.num_images,
         num_calls=prepared.num_calls,
-        deadline=min(ends) if math.isfinite(min(ends)) else None,
-        due=due,
+        expires_at=min(expiries) if math.isfinite(min(expiries)) else None,
+        deadline=deadline,
         rows=2 if request.guided else 1,
         priority=request.priority,
-        alone=request.alone,
+        exclusive=request.exclusive,
     )
 
 
-def _shape(request: ImageRequest) -> ShapeClass:
-    return ShapeClass(request.width_px, request.height_px, request.model)
+def _batch_key(request: ImageRequest) -> BatchKey:
+    return BatchKey(request.width_px, request.height_px, request.model)

@@ -19,22 +19,22 @@ _LENGTH_BYTES = 4
 _RUN_AHEAD = 3  # turns: on a GPU the wheel is two ahead of the device, so the turn that fails may be that long ago
 
 
-class Manifest:
+class CrashJournal:
     """One engine's. `before` is what the life before this one left."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Open the file at `path`, which need not exist yet. It is not touched before the first request is."""
-        self.before: tuple[str, ...] = read(path)
+        self.previous_in_flight: tuple[str, ...] = read_in_flight(path)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-        self._turns: deque[frozenset[str]] = deque(maxlen=_RUN_AHEAD)
+        self._iterations: deque[frozenset[str]] = deque(maxlen=_RUN_AHEAD)
         self._preparing: set[str] = set()
         self._written: frozenset[str] | None = None
         self._lock = threading.Lock()  # the wheel, the desk and the compiler
 
-    def turn(self, request_ids: Iterable[str]) -> None:
+    def record_iteration(self, request_ids: Iterable[str]) -> None:
         """A turn with these requests is about to begin."""
         with self._lock:
-            self._turns.append(frozenset(request_ids))
+            self._iterations.append(frozenset(request_ids))
             self._write()
 
     @contextlib.contextmanager
@@ -56,14 +56,14 @@ class Manifest:
         os.close(self._file)
 
     def _write(self) -> None:
-        names = frozenset(self._preparing.union(*self._turns))
-        if names != self._written:
-            self._written = names
-            text = msgspec.json.encode(sorted(names))
+        request_ids = frozenset(self._preparing.union(*self._iterations))
+        if request_ids != self._written:
+            self._written = request_ids
+            text = msgspec.json.encode(sorted(request_ids))
             os.pwrite(self._file, len(text).to_bytes(_LENGTH_BYTES, "little") + text, 0)
 
 
-def read(path: str | os.PathLike[str]) -> tuple[str, ...]:
+def read_in_flight(path: str | os.PathLike[str]) -> tuple[str, ...]:
     """The requests that were aboard when the file at `path` was last written; none where there is no file, or nothing to be read.
 
     SIGKILL can cut a write that is longer than a page, so that the file has its new head and its old tail.

@@ -19,20 +19,20 @@ from typing import TYPE_CHECKING
 import msgspec
 import setproctitle
 
-from noria.channel import EngineChannel, Peer
+from noria.channel import EngineChannel, ClientId
 from noria.config import EngineConfig
-from noria.engine.delivery import Delivery
-from noria.engine.desk import Arrival, Departure, Desk, Watching
+from noria.engine.delivery import ResponseSender
+from noria.engine.desk import SubmitCommand, CancelCommand, RequestReceiver, SubscribeCommand
 from noria.engine.executor import Executor
-from noria.engine.gauges import Gauges
-from noria.engine.loading import load_fleet, measured_costs
-from noria.engine.loop import Ended, Happening, Wheel
-from noria.engine.manifest import Manifest
-from noria.engine.showing import Showing
+from noria.engine.gauges import EngineMetrics
+from noria.engine.loading import load_multi_model_executor, load_or_measure_costs
+from noria.engine.loop import RequestClosed, EngineEvent, EngineLoop
+from noria.engine.manifest import CrashJournal
+from noria.engine.showing import LiveViewPublisher
 from noria.engine.spans import StageSpans
-from noria.engine.watch import Watch
+from noria.engine.watch import HangWatchdog
 from noria.errors import InvalidField, SetupError
-from noria.messages import Failed, Load, PreviousEnd, ShapeCosts
+from noria.messages import Failed, EngineLoad, ExitCause, ShapeCosts
 from noria.observe import metrics
 from noria.observe.collector import open_tracer
 from noria.observe.logs import fields, logging_here
@@ -40,16 +40,16 @@ from noria.observe.process import die_with_parent
 from noria.observe.traces import NO_TRACER, Tracer
 from noria.request import request_id_of
 from noria.scheduling.costs import CostModel
-from noria.scheduling.plans import Plan
+from noria.scheduling.plans import IterationPlan
 from noria.scheduling.policies import POLICIES
 from noria.scheduling.steps import StepScheduler
 from noria.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from noria.engine.diffusion import PreparedImages
+    from noria.engine.diffusion import CompiledImageRequest
 
 _log = logging.getLogger("noria.engine")
-_BETWEEN_LOADS_S = 0.5
+_LOAD_INTERVAL_S = 0.5
 
 
 class EngineTask(msgspec.Struct, frozen=True):
@@ -60,28 +60,28 @@ class EngineTask(msgspec.Struct, frozen=True):
     device: str
     address: str
     name: str
-    manifest: str  # a file that outlives the engine: who is aboard
+    crash_journal: str  # a file that outlives the engine: who is aboard
     log_level: str = "info"
     traces_endpoint: str = ""
     parent_pid: int | None = None  # the engine does not outlive it
-    previous_end: PreviousEnd = "none"  # of the life before this one
+    previous_exit: ExitCause = "none"  # of the life before this one
 
 
 def shape_costs(costs: CostModel) -> tuple[ShapeCosts, ...]:
     """What a cost model knows, as peers are told of it."""
     return tuple(
         ShapeCosts(
-            model=shape.model,
-            width_px=shape.width_px,
-            height_px=shape.height_px,
-            step_s={rows: round(costs.step_s(shape, rows), 6) for rows in sorted(curve.points)},
-            decode_s={n: round(costs.decode_s(shape, n), 6) for n in sorted(costs.decodes[shape].points)}
-            if shape in costs.decodes
+            model=batch_key.model,
+            width_px=batch_key.width_px,
+            height_px=batch_key.height_px,
+            step_s={rows: round(costs.step_s(batch_key, rows), 6) for rows in sorted(curve.points)},
+            decode_s={n: round(costs.decode_s(batch_key, n), 6) for n in sorted(costs.decodes[batch_key].points)}
+            if batch_key in costs.decodes
             else {},
-            encode_s=round(costs.prompt_s(shape.model), 6),
-            most_rows=costs.rows_limit(shape),
+            text_encode_s=round(costs.text_encode_s(batch_key.model), 6),
+            max_rows=costs.rows_limit(batch_key),
         )
-        for shape, curve in costs.steps.items()
+        for batch_key, curve in costs.steps.items()
     )
 
 
@@ -92,122 +92,122 @@ class Engine:
         self,
         name: str,
         channel: EngineChannel,
-        desk: Desk,
-        executor: "Executor[PreparedImages]",
+        receiver: RequestReceiver,
+        executor: "Executor[CompiledImageRequest]",
         scheduler: StepScheduler,
         tracer: Tracer = NO_TRACER,
     ) -> None:
         spans = StageSpans(tracer, scheduler.num_slots)
-        self._channel, self._desk, self._delivery = channel, desk, Delivery(channel, desk, spans)
-        self._peers: dict[str, Peer] = {}
-        self._wheel: Wheel[PreparedImages] = Wheel(scheduler, executor, self._deliver, time.monotonic, self._about_to)
-        self._told_load: tuple[float, Load | None] = (-math.inf, None)
-        self._gauges = Gauges(name, executor, scheduler.num_slots)
-        self._showing: Showing[Peer] = Showing(desk.incarnation, scheduler, self._wheel.request, time.monotonic())
+        self._channel, self._receiver, self._sender = channel, receiver, ResponseSender(channel, receiver, spans)
+        self._client_by_request: dict[str, ClientId] = {}
+        self._loop: EngineLoop[CompiledImageRequest] = EngineLoop(scheduler, executor, self._on_event, time.monotonic, self._on_plan)
+        self._last_load: tuple[float, EngineLoad | None] = (-math.inf, None)
+        self._metrics = EngineMetrics(name, executor, scheduler.num_slots)
+        self._live_view: LiveViewPublisher[ClientId] = LiveViewPublisher(receiver.incarnation, scheduler, self._loop.find_request, time.monotonic())
 
     def run(self) -> None:
         """Turn until `stop`."""
-        self._delivery.start()
-        while self._take_arrivals():
-            self._show()  # after the turn: who was shown the last one has asked for the next while this one lasted
-            with self._desk.watch.wheel:
-                turn = self._wheel.turn()
-            if turn is not None:
-                self._gauges.turned(turn)
-                self._showing.turned(turn, time.monotonic(), time.time())
-            self._gauges.stands(self._wheel.scheduler)
-            self._tell_load()
-        self._delivery.parcels.put(None)
-        self._delivery.join(timeout=5)
+        self._sender.start()
+        while self._process_commands():
+            self._publish_views()  # after the turn: who was shown the last one has asked for the next while this one lasted
+            with self._receiver.watchdog.loop:
+                iteration = self._loop.run_iteration()
+            if iteration is not None:
+                self._metrics.on_iteration(iteration)
+                self._live_view.on_iteration(iteration, time.monotonic(), time.time())
+            self._metrics.update_occupancy(self._loop.scheduler)
+            self._publish_load()
+        self._sender.outbox.put(None)
+        self._sender.join(timeout=5)
 
-    def _show(self) -> None:
+    def _publish_views(self) -> None:
         """Answer those who follow, as far as it is due."""
         began = time.thread_time()  # not counting when other processes had the core
-        if views := self._showing.views(time.monotonic(), time.time()):
+        if views := self._live_view.views(time.monotonic(), time.time()):
             for view in views:
-                self._delivery.parcels.put(view)
-            self._showing.took(time.thread_time() - began)
+                self._sender.outbox.put(view)
+            self._live_view.record_cost(time.thread_time() - began)
 
     def stop(self) -> None:
         """Make `run` return after the turn in progress; safe in a signal handler."""
-        self._desk.arrivals.put(None)
+        self._receiver.commands.put(None)
 
-    def _tell_load(self) -> None:
+    def _publish_load(self) -> None:
         """Tell the peers how busy it is: twice a second at most, and once when there is nothing left to do."""
-        scheduler, (told_s, told) = self._wheel.scheduler, self._told_load
-        idle, now = scheduler.num_seated == scheduler.num_waiting == 0, time.monotonic()
-        if now - told_s < _BETWEEN_LOADS_S and not idle:
+        scheduler, (last_load_s, last_load) = self._loop.scheduler, self._last_load
+        idle, now = scheduler.num_running == scheduler.num_waiting == 0, time.monotonic()
+        if now - last_load_s < _LOAD_INTERVAL_S and not idle:
             return
         if idle:
-            scheduler.costs.settle()  # nobody is under way whose batch would change
-        load = Load(
-            scheduler.drain_s,
-            scheduler.num_seated,
+            scheduler.costs.refresh_knees()  # nobody is under way whose batch would change
+        load = EngineLoad(
+            scheduler.backlog_s,
+            scheduler.num_running,
             scheduler.num_waiting,
             scheduler.num_slots,
             shape_costs(scheduler.costs),
         )
-        if load != told:
-            self._told_load = now, load
-            self._desk.tell_load(load)
+        if load != last_load:
+            self._last_load = now, load
+            self._receiver.publish_load(load)
 
-    def _take_arrivals(self) -> bool:
+    def _process_commands(self) -> bool:
         """Everything that has come in; when the wheel is empty, waits for something, or until there is something to show.
 
         False once `stop` was called.
         """
-        idle = self._wheel.scheduler.num_seated == 0 and self._wheel.scheduler.num_waiting == 0
-        patience_s = self._showing.wait_s(time.monotonic()) if idle else None
+        idle = self._loop.scheduler.num_running == 0 and self._loop.scheduler.num_waiting == 0
+        timeout_s = self._live_view.wait_s(time.monotonic()) if idle else None
         while True:
             try:
-                arrival = self._desk.arrivals.get(idle, patience_s)
+                command = self._receiver.commands.get(idle, timeout_s)
             except queue.Empty:
                 return True
             idle = False
-            match arrival:
+            match command:
                 case None:
                     return False
-                case Arrival():
-                    self._submit(arrival)
-                case Departure(peer, request_id):
-                    self._cancel(peer, request_id)
-                case Watching(peer, message):
-                    self._showing.follow(peer, message)
+                case SubmitCommand():
+                    self._submit(command)
+                case CancelCommand(client, request_id):
+                    self._cancel(client, request_id)
+                case SubscribeCommand(client, view_request):
+                    self._live_view.subscribe(client, view_request)
 
-    def _submit(self, arrival: Arrival) -> None:
-        request_id = arrival.prepared.request.request_id
-        if request_id in self._peers:
-            words = f"request_id is {request_id!r}, which is being drawn; use another"
-            self._channel.send(arrival.peer, Failed(request_id, InvalidField.code, words, "request_id"))
+    def _submit(self, command: SubmitCommand) -> None:
+        request_id = command.prepared.request.request_id
+        if request_id in self._client_by_request:
+            text = f"request_id is {request_id!r}, which is being drawn; use another"
+            self._channel.send(command.client, Failed(request_id, InvalidField.code, text, "request_id"))
             return
-        self._peers[request_id] = arrival.peer
-        self._wheel.submit(arrival.prepared, arrival.arrived)
+        self._client_by_request[request_id] = command.client
+        self._loop.submit(command.prepared, command.arrived)
 
-    def _cancel(self, peer: Peer, request_id: str | None) -> None:
+    def _cancel(self, client: ClientId, request_id: str | None) -> None:
         """Forget a request of `peer`, or all of them: then nothing is shown to it any more, either."""
         if request_id is None:
-            self._showing.leave(peer)
-        for leaving in [name for name, owner in self._peers.items() if owner == peer and request_id in (None, name)]:
-            self._wheel.cancel(leaving)
+            self._live_view.unsubscribe(client)
+        for cancelled_id in [held_id for held_id, owner in self._client_by_request.items() if owner == client and request_id in (None, held_id)]:
+            self._loop.cancel(cancelled_id)
 
-    def _about_to(self, plan: Plan) -> bool:
-        images = [seat.image for seat in (*plan.boards, *plan.decodes)] + [step.image for step in plan.steps]
-        self._desk.manifest.turn({image.request_id for image in images})
-        return self._showing.about_to(plan, time.monotonic())
+    def _on_plan(self, plan: IterationPlan) -> bool:
+        images = [assignment.image for assignment in (*plan.joins, *plan.decodes)] + [step.image for step in plan.steps]
+        self._receiver.crash_journal.record_iteration({image.request_id for image in images})
+        return self._live_view.on_plan(plan, time.monotonic())
 
-    def _deliver(self, event: "Happening[PreparedImages]") -> None:
+    def _on_event(self, event: "EngineEvent[CompiledImageRequest]") -> None:
         request_id = event.prepared.request.request_id
-        self._delivery.parcels.put((self._peers[request_id], event))
-        self._gauges.happened(event)
-        self._showing.happened(event, time.monotonic())
-        if isinstance(event, Ended):
-            del self._peers[request_id]
-            _log.debug("%s has left the wheel", request_id, extra=_said_of_end(event))
+        self._sender.outbox.put((self._client_by_request[request_id], event))
+        self._metrics.on_event(event)
+        self._live_view.on_event(event, time.monotonic())
+        if isinstance(event, RequestClosed):
+            del self._client_by_request[request_id]
+            _log.debug("%s has left the wheel", request_id, extra=_end_log_fields(event))
 
 
-def _said_of_end(ended: "Ended[PreparedImages]") -> dict[str, dict[str, object]]:
-    flight, event = ended.prepared.request.request_id, ended.event
-    return fields(event="request_left", request_id=request_id_of(flight), flight=flight, end=event.end.value)
+def _end_log_fields(ended: "RequestClosed[CompiledImageRequest]") -> dict[str, dict[str, object]]:
+    attempt, event = ended.prepared.request.request_id, ended.event
+    return fields(event="request_left", request_id=request_id_of(attempt), flight=attempt, end=event.finish_reason.value)
 
 
 def main(task: EngineTask) -> int:
@@ -215,25 +215,25 @@ def main(task: EngineTask) -> int:
     die_with_parent(signal.SIGKILL, task.parent_pid)
     setproctitle.setproctitle(f"noria engine {task.name}")
     threading.excepthook = _end_process
-    metrics.ENGINE_STARTS.labels(task.name, task.previous_end).inc()
+    metrics.ENGINE_STARTS.labels(task.name, task.previous_exit).inc()
     channel = EngineChannel(task.address)
-    watch = Watch(task.config.hang_timeout_s, time.monotonic)
-    manifest = Manifest(task.manifest)
+    watchdog = HangWatchdog(task.config.hang_timeout_s, time.monotonic)
+    crash_journal = CrashJournal(task.crash_journal)
     tracer = open_tracer(task.traces_endpoint, 1.0, task.name)  # who asks has decided which requests are traced
-    desk = Desk(
+    receiver = RequestReceiver(
         channel,
         task.models,
         task.device,
-        watch=watch,
-        manifest=manifest,
-        previous_end=task.previous_end,
+        watchdog=watchdog,
+        crash_journal=crash_journal,
+        previous_exit=task.previous_exit,
         tracer=tracer,
     )
-    desk.start()
+    receiver.start()
     try:
-        fleet, config = load_fleet(task.models, task.config, task.device)
-        costs, kept = measured_costs(fleet, task.models, config)
-        watch.expect(costs.longest_s)
+        executor, config = load_multi_model_executor(task.models, task.config, task.device)
+        costs, cost_caches = load_or_measure_costs(executor, task.models, config)
+        watchdog.expect_iteration(costs.longest_s)
     except SetupError as error:
         _log.error("%s", error.message)
         return error.exit_status
@@ -246,31 +246,31 @@ def main(task: EngineTask) -> int:
         POLICIES[config.policy],
         costs,
     )
-    engine = Engine(task.name, channel, desk, fleet, scheduler, tracer)
+    engine = Engine(task.name, channel, receiver, executor, scheduler, tracer)
     signal.signal(signal.SIGTERM, lambda *_: engine.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when an engine stops
-    desk.open(fleet, fleet.device, config.slots + config.queue_limit)
+    receiver.set_ready(executor, executor.device, config.slots + config.queue_limit)
     _log.info(
         "%s ready: %s on %s, %s, %s slots, %s threads",
         task.name,
         ", ".join(spec.name for spec in task.models),
-        fleet.device,
+        executor.device,
         config.dtype,
         config.slots,
         config.threads,
         extra=fields(
             event="models_ready",
             models=[spec.name for spec in task.models],
-            device=str(fleet.device),
+            device=str(executor.device),
             dtype=config.dtype,
             slots=config.slots,
             threads=config.threads,
-            previous_end=task.previous_end,
+            previous_end=task.previous_exit,
         ),
     )
     engine.run()
-    for file in kept:
-        file.save(costs)
+    for cost_cache in cost_caches:
+        cost_cache.save(costs)
     channel.close()
     tracer.close()
     return 0
@@ -279,8 +279,8 @@ def main(task: EngineTask) -> int:
 def _end_process(fault: threading.ExceptHookArgs) -> None:
     """A thread that ends leaves requests unanswered for ever: the whole engine ends instead, and the supervisor starts another."""
     name = fault.thread and fault.thread.name
-    said = fields(event="thread_failed", thread=name)
-    _log.critical("the %s thread failed; the engine ends", name, exc_info=fault.exc_value, extra=said)
+    log_fields = fields(event="thread_failed", thread=name)
+    _log.critical("the %s thread failed; the engine ends", name, exc_info=fault.exc_value, extra=log_fields)
     logging.shutdown()  # has that line written, though the supervisor may be slow to read
     os._exit(1)
 

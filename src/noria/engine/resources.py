@@ -29,7 +29,7 @@ def resolve_device(name: str, machine: Machine) -> str:
     return "cuda:0" if name == "cuda" else name
 
 
-def resolve(config: EngineConfig, spec: ModelSpec, device: str, machine: Machine) -> EngineConfig:
+def resolve_auto(config: EngineConfig, spec: ModelSpec, device: str, machine: Machine) -> EngineConfig:
     """`config` without a single "auto" left, for an engine on `device` ("cpu" or "cuda:N").
 
     Raises:
@@ -41,19 +41,19 @@ def resolve(config: EngineConfig, spec: ModelSpec, device: str, machine: Machine
         raise ConfigError(
             "engine.compile needs engine.buckets, or every new number of rows is compiled in service. Try --buckets 2,4,8,16."
         )
-    most_rows = max(config.buckets, default=None)
-    if most_rows is not None and most_rows < 2:
+    max_rows = max(config.buckets, default=None)
+    if max_rows is not None and max_rows < 2:
         raise ConfigError(
             f"engine.buckets is {config.buckets}; a guided image has two rows, so the largest must be 2 or more."
         )
     cpu_slots = 2 if spec.num_parameters > FULL_SIZE_PARAMETERS else 16
     slots = cpu_slots if on_cpu else 32
-    if most_rows is not None:  # a full wheel has two rows a slot, and all of them must fit
-        slots = min(slots, most_rows // 2)
-        if config.slots != "auto" and config.slots > most_rows // 2:
+    if max_rows is not None:  # a full wheel has two rows a slot, and all of them must fit
+        slots = min(slots, max_rows // 2)
+        if config.slots != "auto" and config.slots > max_rows // 2:
             raise ConfigError(
                 f"engine.slots is {config.slots}, whose {2 * config.slots} guided rows do not fit the largest of engine.buckets, "
-                f"{most_rows}. Use at most {most_rows // 2} slots, or a bucket of {2 * config.slots}."
+                f"{max_rows}. Use at most {max_rows // 2} slots, or a bucket of {2 * config.slots}."
             )
     return msgspec.structs.replace(
         config,

@@ -7,9 +7,9 @@ A request that is in no trace, or in one that is not recorded, costs the look at
 import time
 
 from noria.observe.trace_context import parse
-from noria.observe.traces import Attributes, Tracer, Value
+from noria.observe.traces import Attributes, Tracer, AttributeValue
 from noria.request import ImageRequest, request_id_of
-from noria.scheduling.plans import Times
+from noria.scheduling.plans import RequestTimings
 
 
 class StageSpans:
@@ -19,8 +19,8 @@ class StageSpans:
         """`num_slots` are the wheel's."""
         self._tracer, self._num_slots = tracer, num_slots
 
-    def ended(
-        self, request: ImageRequest, times: Times, at: float, code: str | None = None, *, is_drawn: bool = False
+    def record(
+        self, request: ImageRequest, timings: RequestTimings, at: float, code: str | None = None, *, is_generated: bool = False
     ) -> None:
         """The request has ended `at`, monotonic seconds; with `code`, in vain, and the last stage that it reached is what failed."""
         if not request.traceparent:
@@ -28,18 +28,18 @@ class StageSpans:
         parent = parse([request.traceparent], [request.tracestate])
         if parent is None or not parent.is_sampled:
             return
-        stages = _stages(times, is_drawn=is_drawn)
+        stages = _stages(timings, is_generated=is_generated)
         ended = time.time() - (time.monotonic() - at)
         began = ended - sum(seconds for _, seconds in stages)
         for number, (name, seconds) in enumerate(stages, 1):
-            span = self._tracer.span(name, "internal", parent, self._attributes(name, request, times), began)
+            span = self._tracer.span(name, "internal", parent, self._attributes(name, request, timings), began)
             if code is not None and number == len(stages):
                 span.fail(code)
             began += seconds
             span.end(began)
 
-    def _attributes(self, stage: str, request: ImageRequest, times: Times) -> Attributes:
-        attributes: dict[str, Value] = {
+    def _attributes(self, stage: str, request: ImageRequest, timings: RequestTimings) -> Attributes:
+        attributes: dict[str, AttributeValue] = {
             "noria.request_id": request_id_of(request.request_id),
             "gen_ai.request.model": request.model,
         }
@@ -47,17 +47,17 @@ class StageSpans:
             attributes |= {
                 "noria.steps": request.num_steps,
                 "noria.scheduler": request.scheduler,
-                "noria.mean_batch": times.mean_batch,
+                "noria.mean_batch": timings.mean_batch,
                 "noria.slots": self._num_slots,
             }
         return attributes
 
 
-def _stages(times: Times, *, is_drawn: bool) -> list[tuple[str, float]]:
+def _stages(timings: RequestTimings, *, is_generated: bool) -> list[tuple[str, float]]:
     """The stages that were reached, each with its seconds; they follow each other without gaps."""
-    stages = [("queue", times.queue_s)]
-    if is_drawn or times.encode_s + times.denoise_s > 0:
-        stages += [("encode", times.encode_s), ("denoise", times.denoise_s)]
-    if is_drawn:
-        stages.append(("decode", times.decode_s))
+    stages = [("queue", timings.queue_s)]
+    if is_generated or timings.text_encode_s + timings.denoise_s > 0:
+        stages += [("encode", timings.text_encode_s), ("denoise", timings.denoise_s)]
+    if is_generated:
+        stages.append(("decode", timings.decode_s))
     return stages

@@ -11,59 +11,59 @@ from dataclasses import dataclass
 
 import torch
 
-from noria.scheduling.plans import Measured, Part, Spent
+from noria.scheduling.plans import MeasuredTimings, Phase, PhaseTimings
 
 
 class HostStopwatch:
     """Of parts that are over when they have been done."""
 
     def __init__(self) -> None:
-        self._seconds: dict[Part, float] = {}
+        self._seconds: dict[Phase, float] = {}
 
     @contextlib.contextmanager
-    def timing(self, part: Part) -> Iterator[None]:
+    def timing(self, phase: Phase) -> Iterator[None]:
         """Inside, the part is done."""
         started = time.perf_counter()
         try:
             yield
         finally:
-            self._seconds[part] = time.perf_counter() - started
+            self._seconds[phase] = time.perf_counter() - started
 
-    def spent(self) -> Measured:
+    def timings(self) -> MeasuredTimings:
         """What they took."""
-        took = self._seconds
-        return Measured(took.get("boards", 0.0), took.get("steps", 0.0), took.get("decodes", 0.0))
+        seconds = self._seconds
+        return MeasuredTimings(seconds.get("boards", 0.0), seconds.get("steps", 0.0), seconds.get("decodes", 0.0))
 
 
 class DeviceStopwatch:
     """Of parts that the device is ordered to do."""
 
     def __init__(self) -> None:
-        self._events: dict[Part, tuple[torch.cuda.Event, torch.cuda.Event]] = {}
+        self._events: dict[Phase, tuple[torch.cuda.Event, torch.cuda.Event]] = {}
 
     @contextlib.contextmanager
-    def timing(self, part: Part) -> Iterator[None]:
+    def timing(self, phase: Phase) -> Iterator[None]:
         """Inside, the part is ordered."""
         began = _event()
         try:
             yield
         finally:
-            self._events[part] = began, _event()
+            self._events[phase] = began, _event()
 
-    def spent(self) -> "DeviceSpent":
+    def timings(self) -> "DeviceTimings":
         """What they will have taken."""
-        return DeviceSpent(self._events)
+        return DeviceTimings(self._events)
 
 
 @dataclass(frozen=True)
-class DeviceSpent:
+class DeviceTimings:
     """Parts between events of a device; their seconds can be asked from any thread, which then waits for the device to be there."""
 
-    _events: Mapping[Part, tuple[torch.cuda.Event, torch.cuda.Event]]
+    _events: Mapping[Phase, tuple[torch.cuda.Event, torch.cuda.Event]]
     is_known: bool = False
 
     @property
-    def encode_s(self) -> float:
+    def text_encode_s(self) -> float:
         """On `boards`."""
         return self._seconds("boards")
 
@@ -77,40 +77,40 @@ class DeviceSpent:
         """On `decodes`, and on copying them to the host."""
         return self._seconds("decodes")
 
-    def _seconds(self, part: Part) -> float:
-        if part not in self._events:
+    def _seconds(self, phase: Phase) -> float:
+        if phase not in self._events:
             return 0.0
-        began, ended = self._events[part]
+        began, ended = self._events[phase]
         ended.synchronize()
         elapsed_ms: float = began.elapsed_time(ended)
         return elapsed_ms / 1000
 
 
 @dataclass(frozen=True)
-class SpentTogether:
+class CombinedTimings:
     """What several executors took, one after the other, for the parts of one turn."""
 
-    each: tuple[Spent, ...]
+    parts: tuple[PhaseTimings, ...]
 
     @property
     def is_known(self) -> bool:
         """Whether nobody has to wait for any of it."""
-        return all(spent.is_known for spent in self.each)
+        return all(part.is_known for part in self.parts)
 
     @property
-    def encode_s(self) -> float:
+    def text_encode_s(self) -> float:
         """On `boards`."""
-        return sum(spent.encode_s for spent in self.each)
+        return sum(part.text_encode_s for part in self.parts)
 
     @property
     def step_s(self) -> float:
         """On `steps`."""
-        return sum(spent.step_s for spent in self.each)
+        return sum(part.step_s for part in self.parts)
 
     @property
     def decode_s(self) -> float:
         """On `decodes`."""
-        return sum(spent.decode_s for spent in self.each)
+        return sum(part.decode_s for part in self.parts)
 
 
 def _event() -> torch.cuda.Event:

@@ -6,10 +6,10 @@ which hangs could hold.
 
 from collections.abc import Callable
 
-_TOLERATED = 10.0  # times the longest piece of work so far: the largest size that may be asked for has 4–16 times the usual pixels
+_HANG_FACTOR = 10.0  # times the longest piece of work so far: the largest size that may be asked for has 4–16 times the usual pixels
 
 
-class Busy:
+class BusyTimer:
     """One thread's pieces of work: a context manager around each."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -26,29 +26,29 @@ class Busy:
         self._since = None
 
     @property
-    def stuck_s(self) -> float:
+    def busy_s(self) -> float:
         """Seconds since the present piece of work began; 0 when there is none."""
         since = self._since
         return 0.0 if since is None else self._clock() - since
 
 
-class Watch:
+class HangWatchdog:
     """The threads that wait for the device: the wheel, a piece of whose work is a turn, and the delivery, with an image each."""
 
     def __init__(self, hang_timeout_s: float, clock: Callable[[], float]) -> None:
-        self.wheel, self.delivery = Busy(clock), Busy(clock)
+        self.loop, self.sender = BusyTimer(clock), BusyTimer(clock)
         self._hang_timeout_s = hang_timeout_s
 
-    def expect(self, turn_s: float) -> None:
+    def expect_iteration(self, iteration_s: float) -> None:
         """A turn may take `turn_s` seconds, as one did while the model warmed up."""
-        self.wheel.longest_s = max(self.wheel.longest_s, turn_s)
+        self.loop.longest_s = max(self.loop.longest_s, iteration_s)
 
     @property
-    def stuck_s(self) -> float:
+    def busy_s(self) -> float:
         """Seconds that the busier thread has been at its present piece of work."""
-        return max(self.wheel.stuck_s, self.delivery.stuck_s)
+        return max(self.loop.busy_s, self.sender.busy_s)
 
     @property
-    def limit_s(self) -> float:
+    def hang_limit_s(self) -> float:
         """More than this is a hang."""
-        return max(self._hang_timeout_s, _TOLERATED * max(self.wheel.longest_s, self.delivery.longest_s))
+        return max(self._hang_timeout_s, _HANG_FACTOR * max(self.loop.longest_s, self.sender.longest_s))

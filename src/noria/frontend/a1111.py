@@ -22,18 +22,18 @@ from noria.frontend.a1111_bodies import (
     as_image_body,
     check_body,
     check_settings,
-    in_their_words,
-    model_named,
+    error_in_a1111_terms,
+    find_model_name,
     title,
 )
-from noria.frontend.a1111_tasks import Tasks
-from noria.frontend.admission import heed
-from noria.frontend.bodies import Bodies, decode
-from noria.frontend.encoding import base64_texts, encode_preview
-from noria.frontend.leaving import unless_disconnected
-from noria.frontend.studio import Drawing, Studio, Wish
+from noria.frontend.a1111_tasks import A1111Tasks
+from noria.frontend.admission import apply_headers
+from noria.frontend.bodies import JsonBodyReader, decode
+from noria.frontend.encoding import to_base64, write_preview
+from noria.frontend.leaving import cancel_on_disconnect
+from noria.frontend.studio import GenerationResult, GenerationService, AdmittedRequest
 from noria.infotext import to_infotext
-from noria.parameters import of_request
+from noria.parameters import metadata_for
 
 ROOT = "/sdapi/v1"
 
@@ -46,7 +46,7 @@ _EMPTY_LISTS: Mapping[str, list[Any]] = {
 }
 
 
-class Txt2ImgAnswer(Struct, frozen=True):
+class Txt2ImgResponse(Struct, frozen=True):
     """The answer of `POST /sdapi/v1/txt2img`: files in base64, the fields as they were understood, and a JSON text with the rest."""
 
     images: list[str]
@@ -68,7 +68,7 @@ class TaskState(Struct, frozen=True):
     stopping_generation: bool = False
 
 
-class ProgressAnswer(Struct, frozen=True):
+class ProgressResponse(Struct, frozen=True):
     """The answer of `GET /sdapi/v1/progress`."""
 
     progress: float  # 0 to 1
@@ -85,12 +85,12 @@ class Options(Struct, frozen=True):
     samples_format: str | None = None
 
 
-class A1111:
+class A1111Routes:
     """The routes under /sdapi/v1, and the two settings that their users share."""
 
-    def __init__(self, studio: Studio, bodies: Bodies) -> None:
-        self._studio, self._bodies = studio, bodies
-        self._tasks = Tasks(studio)
+    def __init__(self, generation_service: GenerationService, body_reader: JsonBodyReader) -> None:
+        self._generation_service, self._body_reader = generation_service, body_reader
+        self._tasks = A1111Tasks(generation_service)
         self._settings: dict[str, Any] = {}
 
     @property
@@ -110,42 +110,42 @@ class A1111:
 
     async def txt2img(self, http: Request) -> Response:
         """Images for a prompt, in base64."""
-        raw = await self._bodies.read(http)
+        raw = await self._body_reader.read(http)
         body = decode(raw, Txt2Img, strict=False)  # as A1111 has it, "20" is a number
         check_body(msgspec.json.decode(raw))
         try:
-            wish = self._admit(http, body)
-            drawing = await unless_disconnected(http, self._tasks.draw(wish))
+            admitted = self._admit(http, body)
+            result = await cancel_on_disconnect(http, self._tasks.generate(admitted))
         except InvalidField as error:  # also of an engine, which knows what its samplers can do
-            raise in_their_words(error) from error
-        sent = body.send_images is not False
-        texts = await self._studio.in_base64(drawing) if sent else []
-        return _json(Txt2ImgAnswer(texts, body, _info(drawing, body)), drawing.headers)
+            raise error_in_a1111_terms(error) from error
+        send_images = body.send_images is not False
+        b64_files = await self._generation_service.files_as_base64(result) if send_images else []
+        return _json_response(Txt2ImgResponse(b64_files, body, _generation_info(result, body)), result.headers)
 
-    def _admit(self, http: Request, body: Txt2Img) -> Wish:
-        own = body.override_settings or {}
-        check_settings(own)
-        settings = self._settings | own
-        wanted = as_image_body(body, settings, self._model(settings))
-        return self._studio.admit(heed(wanted, http.headers), http.state.caller, http.state.request_id)
+    def _admit(self, http: Request, body: Txt2Img) -> AdmittedRequest:
+        overrides = body.override_settings or {}
+        check_settings(overrides)
+        settings = self._settings | overrides
+        image_body = as_image_body(body, settings, self._model_name(settings))
+        return self._generation_service.admit(apply_headers(image_body, http.headers), http.state.caller, http.state.request_id)
 
-    def _model(self, settings: Mapping[str, Any]) -> str | None:
+    def _model_name(self, settings: Mapping[str, Any]) -> str | None:
         checkpoint = settings.get("sd_model_checkpoint")
-        return model_named(str(checkpoint), self._studio.link.models) if checkpoint else None
+        return find_model_name(str(checkpoint), self._generation_service.engine_pool.models) if checkpoint else None
 
     async def options(self, http: Request) -> Response:
         """GET tells the settings; POST changes the model and the files' format of all later requests by this route."""
         if http.method == "POST":
-            raw = await self._bodies.read(http)
+            raw = await self._body_reader.read(http)
             decode(raw, Options)
             sent: dict[str, Any] = msgspec.json.decode(raw)
             check_settings(sent)
             changed = {name: sent[name] for name in Options.__struct_fields__ if sent.get(name)}
-            self._studio.spec(self._model(changed))  # refuses what is not served
+            self._generation_service.resolve_model(self._model_name(changed))  # refuses what is not served
             self._settings |= changed
-            return _json(None)
-        spec = self._studio.spec(self._model(self._settings))
-        return _json(
+            return _json_response(None)
+        spec = self._generation_service.resolve_model(self._model_name(self._settings))
+        return _json_response(
             {
                 "sd_model_checkpoint": title(spec),
                 "sd_checkpoint_hash": spec.fingerprint,
@@ -157,22 +157,22 @@ class A1111:
 
     async def sd_models(self, _: Request) -> Response:
         """The models served."""
-        self._studio.spec()  # refuses while none is known
+        self._generation_service.resolve_model()  # refuses while none is known
         names = ("title", "model_name", "hash", "sha256", "filename", "config")
-        return _json(
+        return _json_response(
             [
                 dict(zip(names, (title(spec), spec.name, spec.fingerprint, None, spec.name, None), strict=True))
-                for spec in self._studio.link.models.values()
+                for spec in self._generation_service.engine_pool.models.values()
             ]
         )
 
     async def samplers(self, _: Request) -> Response:
         """A1111's names of the samplers of the model that is set."""
-        return _json([{"name": name, "aliases": [], "options": {}} for name in self._samplers_and_types()[0]])
+        return _json_response([{"name": name, "aliases": [], "options": {}} for name in self._samplers_and_types()[0]])
 
     async def schedulers(self, _: Request) -> Response:
         """The schedule types of the model that is set."""
-        return _json(
+        return _json_response(
             [
                 {
                     "name": name.lower(),
@@ -186,46 +186,46 @@ class A1111:
         )
 
     def _samplers_and_types(self) -> tuple[list[str], list[str]]:
-        return samplers_and_types(self._studio.spec(self._model(self._settings)).schedulers)
+        return samplers_and_types(self._generation_service.resolve_model(self._model_name(self._settings)).schedulers)
 
     async def progress(self, http: Request) -> Response:
         """How far the request is that has been drawn for longest, of those that came by this route."""
-        tasks = self._tasks.of(http.state.caller)
+        tasks = self._tasks.of_client(http.state.caller)
         if not tasks:
-            return _json(ProgressAnswer(0.0, 0.0, TaskState()))
+            return _json_response(ProgressResponse(0.0, 0.0, TaskState()))
         task = tasks[0]
-        step, num_steps, finish_in_s = 0, task.wish.request.num_steps, None
+        step, num_steps, finish_in_s = 0, task.admitted.request.num_steps, None
         if task.progress is not None:
             step, num_steps, finish_in_s = task.progress.step, task.progress.num_steps, task.progress.finish_in_s
         image = None
         if task.preview is not None and http.query_params.get("skip_current_image", "false").lower() != "true":
-            size = task.wish.request.width_px, task.wish.request.height_px
-            (image,) = base64_texts([await asyncio.to_thread(encode_preview, task.preview, "png", size)])
+            size = task.admitted.request.width_px, task.admitted.request.height_px
+            (image,) = to_base64([await asyncio.to_thread(write_preview, task.preview, "png", size)])
         state = TaskState(
             len(tasks), sampling_step=step, sampling_steps=num_steps, interrupted=task.interrupted, job="txt2img"
         )
-        return _json(ProgressAnswer(step / max(num_steps, 1), finish_in_s or 0.0, state, image))
+        return _json_response(ProgressResponse(step / max(num_steps, 1), finish_in_s or 0.0, state, image))
 
     async def interrupt(self, http: Request) -> Response:
         """End every request that came by this route, at its next step."""
-        for task in self._tasks.of(http.state.caller):
+        for task in self._tasks.of_client(http.state.caller):
             task.interrupt()
-        return _json({})
+        return _json_response({})
 
     async def skip(self, http: Request) -> Response:
         """End the one that has been drawn for longest."""
-        for task in self._tasks.of(http.state.caller)[:1]:
+        for task in self._tasks.of_client(http.state.caller)[:1]:
             task.interrupt()
-        return _json({})
+        return _json_response({})
 
     async def empty_list(self, http: Request) -> Response:
         """What this server has none of."""
-        return _json(_EMPTY_LISTS[http.url.path.rpartition("/")[2]])
+        return _json_response(_EMPTY_LISTS[http.url.path.rpartition("/")[2]])
 
 
-def _info(drawing: Drawing, body: Txt2Img) -> str:
+def _generation_info(result: GenerationResult, body: Txt2Img) -> str:
     """A1111's JSON of how the images were made; `infotexts` are what their files say."""
-    request, spec, num_images = drawing.request, drawing.wish.spec, len(drawing.files)
+    request, spec, num_images = result.request, result.admitted.spec, len(result.files)
     seeds = [request.seed + index for index in range(num_images)]
     info = {
         "prompt": request.prompt,
@@ -248,7 +248,7 @@ def _info(drawing: Drawing, body: Txt2Img) -> str:
         "sd_model_hash": spec.fingerprint,
         "extra_generation_params": {},
         "index_of_first_image": 0,
-        "infotexts": [to_infotext(of_request(request, spec, seed)) for seed in seeds],
+        "infotexts": [to_infotext(metadata_for(request, spec, seed)) for seed in seeds],
         "styles": [],
         "job_timestamp": time.strftime("%Y%m%d%H%M%S"),
         "clip_skip": 1,
@@ -257,5 +257,5 @@ def _info(drawing: Drawing, body: Txt2Img) -> str:
     return msgspec.json.encode(info).decode()
 
 
-def _json(answer: Any, headers: Mapping[str, str] | None = None) -> Response:
+def _json_response(answer: Any, headers: Mapping[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(answer), media_type="application/json", headers=headers)

@@ -9,9 +9,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from noria.a1111_names import AUTOMATIC, scheduler_of
-from noria.errors import InvalidField, shown
-from noria.request import ImageBody, Priority
+from noria.a1111_names import AUTOMATIC, scheduler_for
+from noria.errors import InvalidField, short_repr
+from noria.request import ImageRequestBody, Priority
 from noria.spec import ModelSpec
 
 _NUM_PREVIEWS = 4  # for GET /progress: A1111 makes one every 10 steps, of the 20 to 50 that its users ask for
@@ -61,7 +61,7 @@ DESCRIPTIONS = {
 }
 
 # What would change the image and is not served: in words, and the values beside null, false, 0 and nothing that mean "off".
-_UNSERVED: Mapping[str, tuple[str, tuple[object, ...]]] = {
+_UNSUPPORTED_FIELDS: Mapping[str, tuple[str, tuple[object, ...]]] = {
     "enable_hr": ("the hires fix", ()),
     "restore_faces": ("face restoration", ()),
     "tiling": ("tiling", ()),
@@ -78,7 +78,7 @@ _UNSERVED: Mapping[str, tuple[str, tuple[object, ...]]] = {
     "eta": ("another eta than the sampler's own", (1,)),  # webuiapi sends 1 with every sampler
     "infotext": ("settings as a text", ()),
 }
-_UNSERVED_SETTINGS: Mapping[str, tuple[str, tuple[object, ...]]] = {
+_UNSUPPORTED_SETTINGS: Mapping[str, tuple[str, tuple[object, ...]]] = {
     "CLIP_stop_at_last_layers": ("Clip skip", (1,)),
     "sd_vae": ("another VAE", ("Automatic", "None")),
     "sd_hypernetwork": ("hypernetworks", ("None",)),
@@ -87,7 +87,7 @@ _UNSERVED_SETTINGS: Mapping[str, tuple[str, tuple[object, ...]]] = {
     "token_merging_ratio": ("token merging", ()),
 }
 _FILE_FORMATS = {"png": "png", "webp": "webp", "jpg": "jpeg", "jpeg": "jpeg"}
-_THEIR_NAMES = {
+_A1111_FIELD_NAMES = {
     "inference_steps": "steps",
     "guidance_scale": "cfg_scale",
     "n": "batch_size × n_iter",
@@ -101,36 +101,36 @@ def check_body(sent: Mapping[str, Any]) -> None:
     scripts = sent.get("alwayson_scripts")
     if isinstance(scripts, dict) and not any(isinstance(each, dict) and each.get("args") for each in scripts.values()):
         sent = {**sent, "alwayson_scripts": None}  # scripts that are named and given nothing to do
-    _check_off(sent, _UNSERVED)
+    _reject_unsupported(sent, _UNSUPPORTED_FIELDS)
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
     """Raises InvalidField where `settings`, the server's or a request's own, ask for what is not served."""
-    _check_off(settings, _UNSERVED_SETTINGS)
+    _reject_unsupported(settings, _UNSUPPORTED_SETTINGS)
     file_format = settings.get("samples_format")
     if file_format and not (isinstance(file_format, str) and file_format in _FILE_FORMATS):
         raise InvalidField(
-            f"samples_format is {shown(file_format)}; allowed are {', '.join(_FILE_FORMATS)}.", field="samples_format"
+            f"samples_format is {short_repr(file_format)}; allowed are {', '.join(_FILE_FORMATS)}.", field="samples_format"
         )
 
 
-def _check_off(sent: Mapping[str, Any], unserved: Mapping[str, tuple[str, tuple[object, ...]]]) -> None:
-    for name, (what, also_off) in unserved.items():
+def _reject_unsupported(sent: Mapping[str, Any], unsupported: Mapping[str, tuple[str, tuple[object, ...]]]) -> None:
+    for name, (feature, off_values) in unsupported.items():
         value = sent.get(name)
-        if value and value not in also_off:
-            off = " or ".join(shown(each) for each in (*also_off, None))
+        if value and value not in off_values:
+            off = " or ".join(short_repr(each) for each in (*off_values, None))
             raise InvalidField(
-                f"{name} is {shown(value)}; {what} is not served here: leave it out, or send {off}.", field=name
+                f"{name} is {short_repr(value)}; {feature} is not served here: leave it out, or send {off}.", field=name
             )
 
 
-def as_image_body(body: Txt2Img, settings: Mapping[str, Any], model: str | None) -> ImageBody:
+def as_image_body(body: Txt2Img, settings: Mapping[str, Any], model: str | None) -> ImageRequestBody:
     """`body` under the server's and its own `settings`, checked by `check_settings`; raises InvalidField."""
     for name in ("batch_size", "n_iter"):
         got = getattr(body, name)
         if got is not None and got < 1:
             raise InvalidField(f"{name} is {got}; allowed is 1 or more.", field=name)
-    return ImageBody(
+    return ImageRequestBody(
         prompt=body.prompt or "",
         negative_prompt=body.negative_prompt or "",
         model=model,
@@ -154,16 +154,16 @@ def _scheduler(body: Txt2Img) -> str | None:
     sampler, schedule_type = body.sampler_name or body.sampler_index, body.scheduler or AUTOMATIC
     if not sampler and schedule_type.lower() == AUTOMATIC.lower():
         return None
-    return scheduler_of(sampler or _DEFAULT_SAMPLER, schedule_type)
+    return scheduler_for(sampler or _DEFAULT_SAMPLER, schedule_type)
 
 
-def in_their_words(error: InvalidField) -> InvalidField:
+def error_in_a1111_terms(error: InvalidField) -> InvalidField:
     """`error`, which speaks of an `ImageBody`'s fields, as one of A1111's."""
-    ours, theirs = error.field or "", _THEIR_NAMES.get(error.field or "")
-    if theirs is None:
+    noria_field, a1111_field = error.field or "", _A1111_FIELD_NAMES.get(error.field or "")
+    if a1111_field is None:
         return error
-    message = theirs + error.message.removeprefix(ours) if error.message.startswith(ours) else error.message
-    return InvalidField(message, field=theirs)
+    message = a1111_field + error.message.removeprefix(noria_field) if error.message.startswith(noria_field) else error.message
+    return InvalidField(message, field=a1111_field)
 
 
 def title(spec: ModelSpec) -> str:
@@ -171,7 +171,7 @@ def title(spec: ModelSpec) -> str:
     return f"{spec.name} [{spec.fingerprint}]"
 
 
-def model_named(checkpoint: str, models: Mapping[str, ModelSpec]) -> str:
+def find_model_name(checkpoint: str, models: Mapping[str, ModelSpec]) -> str:
     """The name of the model that `checkpoint` means: a title, a name, a file of that name, or a hash; else `checkpoint` itself."""
     for spec in models.values():
         files = {f"{spec.name}{extension}" for extension in (".safetensors", ".ckpt")}

@@ -9,25 +9,25 @@ import asyncio
 from dataclasses import dataclass
 
 from noria.errors import RequestCancelled
-from noria.frontend.engine_link import PreviewImage, Progress, Update
-from noria.frontend.keys import Caller
-from noria.frontend.studio import Drawing, Studio, Wish
+from noria.frontend.engine_link import PreviewImage, ProgressUpdate, Update
+from noria.frontend.keys import ApiClient
+from noria.frontend.studio import GenerationResult, GenerationService, AdmittedRequest
 
 
 @dataclass(eq=False)
-class Task:
+class A1111Task:
     """One request, from its admission to its end."""
 
-    wish: Wish
-    drawing: asyncio.Task[Drawing] | None = None
-    progress: Progress | None = None  # the last that was heard
+    admitted: AdmittedRequest
+    generation: asyncio.Task[GenerationResult] | None = None
+    progress: ProgressUpdate | None = None  # the last that was heard
     preview: PreviewImage | None = None  # likewise
     interrupted: bool = False
 
-    def hear(self, update: Update) -> None:
+    def update(self, update: Update) -> None:
         """Keep what is last."""
         match update:
-            case Progress():
+            case ProgressUpdate():
                 self.progress = update
             case PreviewImage():
                 self.preview = update
@@ -35,28 +35,28 @@ class Task:
     def interrupt(self) -> None:
         """End it at its next step."""
         self.interrupted = True
-        if self.drawing is not None:
-            self.drawing.cancel()
+        if self.generation is not None:
+            self.generation.cancel()
 
 
-class Tasks:
+class A1111Tasks:
     """Those of one front end, in the order of their arrival."""
 
-    def __init__(self, studio: Studio) -> None:
-        self._studio = studio
-        self._tasks: list[Task] = []
+    def __init__(self, generation_service: GenerationService) -> None:
+        self._generation_service = generation_service
+        self._tasks: list[A1111Task] = []
 
-    def of(self, caller: Caller) -> list[Task]:
+    def of_client(self, api_client: ApiClient) -> list[A1111Task]:
         """The caller's, from the one that has been drawn for longest."""
-        return [task for task in self._tasks if task.wish.caller is caller]
+        return [task for task in self._tasks if task.admitted.api_client is api_client]
 
-    async def draw(self, wish: Wish) -> Drawing:
+    async def generate(self, admitted: AdmittedRequest) -> GenerationResult:
         """The wish's files; raises as `Studio.draw` does, and RequestCancelled when it is interrupted."""
-        task = Task(wish)
-        task.drawing = asyncio.create_task(self._studio.draw(wish, task.hear))
+        task = A1111Task(admitted)
+        task.generation = asyncio.create_task(self._generation_service.generate(admitted, task.update))
         self._tasks.append(task)
         try:
-            return await task.drawing
+            return await task.generation
         except asyncio.CancelledError:
             if task.interrupted:
                 raise RequestCancelled("interrupted by POST /sdapi/v1/interrupt or /skip.") from None

@@ -20,24 +20,24 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from noria.config import Config, FrontendConfig
-from noria.errors import InternalError, MethodNotAllowed, NoriaError, RouteNotFound, Unauthorized, did_you_mean, shown
-from noria.frontend.a1111 import A1111, ROOT
-from noria.frontend.bodies import Bodies
+from noria.errors import InternalError, MethodNotAllowed, NoriaError, RouteNotFound, Unauthorized, did_you_mean, short_repr
+from noria.frontend.a1111 import A1111Routes, ROOT
+from noria.frontend.bodies import JsonBodyReader
 from noria.frontend.docs_page import DocsPage, docs_page
-from noria.frontend.engine_link import EngineLink
-from noria.frontend.images import Images
-from noria.frontend.jobs import Jobs
-from noria.frontend.keys import OPEN_PATHS, Callers
-from noria.frontend.lag import watch_lag
+from noria.frontend.engine_link import EnginePool
+from noria.frontend.images import ImageRoutes
+from noria.frontend.jobs import JobRoutes
+from noria.frontend.keys import OPEN_PATHS, ClientDirectory
+from noria.frontend.lag import monitor_event_loop_lag
 from noria.frontend.live import Live
-from noria.frontend.middleware import Gate, RequestLog
-from noria.frontend.openai import OpenAI
+from noria.frontend.middleware import AuthMiddleware, ObservabilityMiddleware
+from noria.frontend.openai import OpenAIRoutes
 from noria.frontend.openapi import openapi
-from noria.frontend.recall import Recall
-from noria.frontend.refusals import error_answer
-from noria.frontend.site import PAGE_HEADERS, site_routes
-from noria.frontend.studio import Studio
-from noria.jobs.service import JobService, lone_place, open_service
+from noria.frontend.recall import ImageMetadataRoute
+from noria.frontend.refusals import error_body
+from noria.frontend.site import PAGE_HEADERS, page_routes
+from noria.frontend.studio import GenerationService
+from noria.jobs.service import JobService, random_worker_id, open_job_service
 from noria.keys import read_keys
 from noria.observe.exposition import exposition
 from noria.observe.traces import NO_TRACER, Tracer
@@ -51,7 +51,7 @@ PAGES = {
 
 def build_app(
     config: Config,
-    link: EngineLink,
+    engine_pool: EnginePool,
     open_jobs: Callable[[], JobService] | None = None,
     tracer: Tracer = NO_TRACER,
 ) -> Starlette:
@@ -64,41 +64,41 @@ def build_app(
         ConfigError: the file of API keys is not one.
 
     """
-    callers = Callers(read_keys(config.frontend.keys_file), config.frontend.processes)
-    studio = Studio(link, config.frontend, tracer=tracer, log_prompts=config.log_prompts)
-    bodies = Bodies(config.frontend.max_body_bytes)
-    jobs = Jobs(studio, bodies, config, open_jobs or functools.partial(open_service, config, lone_place(), tracer))
-    images = Images(studio, bodies)
-    openai = OpenAI(studio, bodies)
-    live = Live(link, config.frontend)
-    own = OwnRoutes(config, link)
+    clients = ClientDirectory(read_keys(config.frontend.keys_file), config.frontend.processes)
+    generation_service = GenerationService(engine_pool, config.frontend, tracer=tracer, log_prompts=config.log_prompts)
+    body_reader = JsonBodyReader(config.frontend.max_body_bytes)
+    jobs = JobRoutes(generation_service, body_reader, config, open_jobs or functools.partial(open_job_service, config, random_worker_id(), tracer))
+    images = ImageRoutes(generation_service, body_reader)
+    openai = OpenAIRoutes(generation_service, body_reader)
+    live = Live(engine_pool, config.frontend)
+    server_routes = ServerRoutes(config, engine_pool)
     routes = [
         Route("/t2i", images.t2i, methods=["POST"]),
         Route("/v1/images/generations", openai.generations, methods=["POST"]),
-        Route("/v1/images/parameters", Recall(studio).parameters, methods=["POST"]),
+        Route("/v1/images/parameters", ImageMetadataRoute(generation_service).metadata, methods=["POST"]),
         Route("/v1/models", openai.models),
         Route("/v1/models/{model:path}", openai.model),
         *jobs.routes,
         *live.routes,
-        *A1111(studio, bodies).routes,
-        Route("/healthz", own.healthz),
-        Route("/readyz", own.readyz),
-        Route("/metrics", own.metrics),
-        Route("/openapi.json", own.openapi),
-        Route("/docs", own.docs),
+        *A1111Routes(generation_service, body_reader).routes,
+        Route("/healthz", server_routes.healthz),
+        Route("/readyz", server_routes.readyz),
+        Route("/metrics", server_routes.metrics),
+        Route("/openapi.json", server_routes.openapi),
+        Route("/docs", server_routes.docs),
     ]
-    routes = [route if route.path in OPEN_PATHS else _gated(route, callers) for route in routes]
-    routes += site_routes(PAGES)  # open: a page shows nothing but what its reader's own key lets it ask for
-    known = [route.path for route in routes]
+    routes = [route if route.path in OPEN_PATHS else _authenticated(route, clients) for route in routes]
+    routes += page_routes(PAGES)  # open: a page shows nothing but what its reader's own key lets it ask for
+    known_paths = [route.path for route in routes]
 
-    def refuse(http: Request, error: Exception) -> Response:
+    def handle_noria_error(http: Request, error: Exception) -> Response:
         assert isinstance(error, NoriaError), "registered for nothing else"
         headers = {"Connection": "close"} if getattr(http.state, "must_close", False) else None
         return error_response(error, http, headers)
 
-    def refuse_route(http: Request, error: Exception) -> Response:
+    def handle_routing_error(http: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException), "registered for nothing else"
-        return _routing_response(http, error, known)
+        return _routing_response(http, error, known_paths)
 
     def drain() -> None:
         jobs.drain()
@@ -106,19 +106,19 @@ def build_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        async with link:
+        async with engine_pool:
             await jobs.start()
-            lag = asyncio.create_task(watch_lag())
+            lag_task = asyncio.create_task(monitor_event_loop_lag())
             try:
                 yield
             finally:
-                lag.cancel()
+                lag_task.cancel()
                 await jobs.stop()
 
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(RequestLog, crashed=_crash_response, tracer=tracer)],
-        exception_handlers={NoriaError: refuse, HTTPException: refuse_route},
+        middleware=[Middleware(ObservabilityMiddleware, crashed=_internal_error_response, tracer=tracer)],
+        exception_handlers={NoriaError: handle_noria_error, HTTPException: handle_routing_error},
         lifespan=lifespan,
     )
     app.state.drain = drain
@@ -126,17 +126,17 @@ def build_app(
     return app
 
 
-def _gated(route: Route, callers: Callers) -> Route:
-    return Route(route.path, route.endpoint, methods=route.methods, middleware=[Middleware(Gate, callers=callers)])
+def _authenticated(route: Route, clients: ClientDirectory) -> Route:
+    return Route(route.path, route.endpoint, methods=route.methods, middleware=[Middleware(AuthMiddleware, callers=clients)])
 
 
-class OwnRoutes:
+class ServerRoutes:
     """The routes about the server itself."""
 
-    def __init__(self, config: Config, link: EngineLink) -> None:
-        self._link = link
+    def __init__(self, config: Config, engine_pool: EnginePool) -> None:
+        self._engine_pool = engine_pool
         # Open to all, and some milliseconds of work: done once for each model that was the first one last.
-        self._interface = functools.lru_cache(maxsize=1)(functools.partial(_Interface.of, config.frontend))
+        self._api_docs = functools.lru_cache(maxsize=1)(functools.partial(_ApiDocs.build, config.frontend))
 
     async def healthz(self, _: Request) -> Response:
         """200 as long as this process answers at all."""
@@ -144,8 +144,8 @@ class OwnRoutes:
 
     async def readyz(self, _: Request) -> Response:
         """200 if an image request would be taken now, else 503; the state of each engine in both."""
-        body = {"ready": self._link.ready, "engines": self._link.engines}
-        return _json(body, 200 if self._link.ready else 503)
+        body = {"ready": self._engine_pool.ready, "engines": self._engine_pool.engines}
+        return _json(body, 200 if self._engine_pool.ready else 503)
 
     async def metrics(self, http: Request) -> Response:
         """Prometheus' text format or OpenMetrics, summed over all processes."""
@@ -155,27 +155,27 @@ class OwnRoutes:
 
     async def openapi(self, _: Request) -> Response:
         """The HTTP interface as an OpenAPI 3.1 document."""
-        return Response(self._interface(self._spec).document, media_type="application/json")
+        return Response(self._api_docs(self._default_model_spec).document, media_type="application/json")
 
     async def docs(self, http: Request) -> Response:
         """The same document, for people."""
-        page = self._interface(self._spec).page
-        return HTMLResponse(page.at(str(http.base_url).rstrip("/")), headers=PAGE_HEADERS)
+        page = self._api_docs(self._default_model_spec).page
+        return HTMLResponse(page.with_origin(str(http.base_url).rstrip("/")), headers=PAGE_HEADERS)
 
     @property
-    def _spec(self) -> ModelSpec | None:
-        return next(iter(self._link.models.values()), None)
+    def _default_model_spec(self) -> ModelSpec | None:
+        return next(iter(self._engine_pool.models.values()), None)
 
 
 @dataclass(frozen=True)
-class _Interface:
+class _ApiDocs:
     """What is said of the routes."""
 
     document: bytes
     page: DocsPage
 
     @classmethod
-    def of(cls, config: FrontendConfig, spec: ModelSpec | None) -> Self:
+    def build(cls, config: FrontendConfig, spec: ModelSpec | None) -> Self:
         """`spec` is that of the first model; None: no engine was ready yet."""
         document = openapi(spec, config)
         return cls(msgspec.json.encode(document), docs_page(document))
@@ -187,8 +187,8 @@ def error_response(error: NoriaError, http: Request, headers: dict[str, str] | N
     headers = dict(headers or {})
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
-    of_a1111 = http.url.path.startswith(f"{ROOT}/")
-    response = _json(error_answer(error, http.state.request_id, of_a1111=of_a1111), error.http_status, headers)
+    for_a1111 = http.url.path.startswith(f"{ROOT}/")
+    response = _json(error_body(error, http.state.request_id, for_a1111=for_a1111), error.http_status, headers)
     if isinstance(error, Unauthorized):
         response.headers.append("WWW-Authenticate", 'Bearer realm="noria"')
         # A header of its own: Chromium finds none that stands behind another. Not for a page's script, which has a field for the key:
@@ -198,22 +198,22 @@ def error_response(error: NoriaError, http: Request, headers: dict[str, str] | N
     return response
 
 
-def _routing_response(http: Request, error: HTTPException, known: list[str]) -> Response:
+def _routing_response(http: Request, error: HTTPException, known_paths: list[str]) -> Response:
     """Starlette's own 404 and 405, in our shape."""
     path = http.url.path
     if error.status_code == MethodNotAllowed.http_status:
         allow = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
-        refusal: NoriaError = MethodNotAllowed(f"{http.method} is not allowed for {shown(path)}; allowed is {allow}.")
-        return error_response(refusal, http, {"Allow": allow})
-    refusal = RouteNotFound(f"there is no {shown(path)}.{did_you_mean(path, known)} GET /docs lists the routes.")
-    return error_response(refusal, http)
+        noria_error: NoriaError = MethodNotAllowed(f"{http.method} is not allowed for {short_repr(path)}; allowed is {allow}.")
+        return error_response(noria_error, http, {"Allow": allow})
+    noria_error = RouteNotFound(f"there is no {short_repr(path)}.{did_you_mean(path, known_paths)} GET /docs lists the routes.")
+    return error_response(noria_error, http)
 
 
-def _crash_response(request_id: str) -> Response:
+def _internal_error_response(request_id: str) -> Response:
     """The answer when our own code broke: says nothing of its insides, but names the line of the log."""
     message = f"the server failed on this request; its log has the details under {request_id}."
     error = InternalError(message)
-    return _json(error_answer(error, request_id), error.http_status)
+    return _json(error_body(error, request_id), error.http_status)
 
 
 def _json(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -7,80 +7,80 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator
 
-from noria.frontend.places import Places
+from noria.frontend.places import ConcurrencyLimiter
 from noria.observe import metrics
 
-MOST_WATCHERS = 64
+MAX_SUBSCRIBERS = 64
 """Of one front end: a view with pictures is some 100 kB, five times a second to each."""
-MOST_OF_A_CLIENT = 16
+MAX_SUBSCRIBERS_PER_CLIENT = 16
 """Of these, so that it takes four to keep others out. An open page or terminal is one."""
 
-_MOST_UNREAD = 4  # views of one engine: nearly a second
-_COME_AGAIN_S = 10.0
+_MAX_UNREAD_VIEWS = 4  # views of one engine: nearly a second
+_RETRY_AFTER_S = 10.0
 
 
-class Watcher:
+class Subscriber:
     """One client's mailbox."""
 
-    def __init__(self, client: str, *, pictures: bool) -> None:
-        self.client, self.pictures = client, pictures
-        self._news: bytes | None = None
+    def __init__(self, client: str, *, wants_thumbnails: bool) -> None:
+        self.client, self.wants_thumbnails = client, wants_thumbnails
+        self._engines_event: bytes | None = None
         self._views: dict[str, deque[bytes]] = {}
-        self._filled = asyncio.Event()
+        self._updated = asyncio.Event()
 
-    def tell(self, news: bytes) -> None:
+    def put_engines(self, engines_event: bytes) -> None:
         """Leave the newest state of the engines; it replaces what was not read."""
-        self._news = news
-        self._filled.set()
+        self._engines_event = engines_event
+        self._updated.set()
 
-    def show(self, engine: str, view: bytes) -> None:
+    def put_view(self, engine: str, view: bytes) -> None:
         """Leave a view of an engine's wheel."""
-        self._views.setdefault(engine, deque(maxlen=_MOST_UNREAD)).append(view)
-        self._filled.set()
+        self._views.setdefault(engine, deque(maxlen=_MAX_UNREAD_VIEWS)).append(view)
+        self._updated.set()
 
     async def wait(self) -> None:
         """Until there is something to take."""
-        await self._filled.wait()
+        await self._updated.wait()
 
     def take(self) -> list[bytes]:
         """All that is unread: the engines' state first, then the views of each in their order."""
-        frames = [] if self._news is None else [self._news]
+        frames = [] if self._engines_event is None else [self._engines_event]
         for views in self._views.values():
             frames += views
             views.clear()
-        self._news = None
-        self._filled.clear()
+        self._engines_event = None
+        self._updated.clear()
         return frames
 
 
-class Audience:
+class LiveSubscribers:
     """All who watch by one front end."""
 
     def __init__(self) -> None:
-        self._watchers: list[Watcher] = []
-        self._places = Places("streams of GET /v1/live", MOST_WATCHERS, MOST_OF_A_CLIENT, _COME_AGAIN_S)
+        self._subscribers: list[Subscriber] = []
+        self._limiter = ConcurrencyLimiter("streams of GET /v1/live", MAX_SUBSCRIBERS, MAX_SUBSCRIBERS_PER_CLIENT, _RETRY_AFTER_S)
 
     def __len__(self) -> int:
-        return len(self._watchers)
+        return len(self._subscribers)
 
-    def __iter__(self) -> Iterator[Watcher]:
-        return iter(self._watchers)
+    def __iter__(self) -> Iterator[Subscriber]:
+        return iter(self._subscribers)
 
     @property
-    def wants_pictures(self) -> bool:
+    def wants_thumbnails(self) -> bool:
         """Whether anybody does."""
-        return any(watcher.pictures for watcher in self._watchers)
+        return any(subscriber.wants_thumbnails for subscriber in self._subscribers)
 
-    def join(self, client: str, *, pictures: bool) -> Watcher:
+    def add(self, client: str, *, wants_thumbnails: bool) -> Subscriber:
         """One more, of `client`; `leave` has to follow. Raises RateLimited if there are as many as there may be."""
-        self._places.take(client)
-        watcher = Watcher(client, pictures=pictures)
-        self._watchers.append(watcher)
-        metrics.LIVE_WATCHERS.inc()
-        return watcher
+        self._limiter.acquire(client)
+        subscriber = Subscriber(client, wants_thumbnails=wants_thumbnails)
+        self._subscribers.append(subscriber)
+        metrics.LIVE_SUBSCRIBERS.inc()
+        return subscriber
 
-    def leave(self, watcher: Watcher) -> None:
+    def remove(self, subscriber: Subscriber) -> None:
         """It reads no more."""
-        self._watchers.remove(watcher)
-        self._places.leave(watcher.client)
-        metrics.LIVE_WATCHERS.dec()
+        self._subscribers.remove(subscriber)
+        self._limiter.release(subscriber.client)
+        metrics.LIVE_SUBSCRIBERS.dec()

@@ -21,24 +21,24 @@ from noria.errors import (
     RequestCancelled,
     UnsupportedMediaType,
     did_you_mean,
-    shown,
+    short_repr,
 )
-from noria.frontend.places import Places, client_of
+from noria.frontend.places import ConcurrencyLimiter, client_id_of
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 # The default max_body_bytes at 35 kB/s. A body that stops half-way would hold its connection for ever.
 _TIMEOUT_S = 30.0
 
-MOST_LONG = 64  # 64 MiB with the default max_body_bytes
-MOST_LONG_OF_A_CLIENT = 16
-_SHORT_BYTES = 65_536  # as much of a body as uvicorn has by itself; no request that is drawn comes near
-_COME_AGAIN_S = 5.0  # a body takes up to 30 s, most take less than one
+MAX_LARGE_BODIES = 64  # 64 MiB with the default max_body_bytes
+MAX_LARGE_BODIES_PER_CLIENT = 16
+_MAX_SMALL_BODY_BYTES = 65_536  # as much of a body as uvicorn has by itself; no request that is drawn comes near
+_RETRY_AFTER_S = 5.0  # a body takes up to 30 s, most take less than one
 
-_JSON_NAMES = {"int": "an integer", "float": "a number", "str": "a string", "bool": "true or false", "array": "a list"}
+_JSON_TYPE_NAMES = {"int": "an integer", "float": "a number", "str": "a string", "bool": "true or false", "array": "a list"}
 
 
-class Bodies:
+class JsonBodyReader:
     """Reads JSON for every route of a front end.
 
     A short body costs no more than its connection does. Of long ones so many are received at once that all of them together fit into memory.
@@ -46,13 +46,13 @@ class Bodies:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._long = Places(
-            f"bodies of more than {_SHORT_BYTES} bytes", MOST_LONG, MOST_LONG_OF_A_CLIENT, _COME_AGAIN_S
+        self._large_bodies = ConcurrencyLimiter(
+            f"bodies of more than {_MAX_SMALL_BODY_BYTES} bytes", MAX_LARGE_BODIES, MAX_LARGE_BODIES_PER_CLIENT, _RETRY_AFTER_S
         )
 
-    async def read_json(self, http: Request, kind: type[T]) -> T:
+    async def read_json(self, http: Request, struct_type: type[T]) -> T:
         """The body of `http` as a `kind`; raises as `read` and `decode` do."""
-        return decode(await self.read(http), kind)
+        return decode(await self.read(http), struct_type)
 
     async def read(self, http: Request) -> bytes:
         """The body of `http`, which says that it is JSON.
@@ -65,20 +65,20 @@ class Bodies:
         """
         media_type = http.headers.get("content-type", "")
         if media_type.partition(";")[0].strip().lower() != "application/json":
-            raise UnsupportedMediaType(f"Content-Type is {shown(media_type)}; send application/json.")
-        long = False
-        with contextlib.ExitStack() as place:
+            raise UnsupportedMediaType(f"Content-Type is {short_repr(media_type)}; send application/json.")
+        is_large = False
+        with contextlib.ExitStack() as large_body_slot:
 
-            def grow(num_bytes: int) -> None:
-                nonlocal long
-                if num_bytes > _SHORT_BYTES and not long:
-                    place.enter_context(self._long.one(client_of(http)))
-                    long = True
+            def on_size(num_bytes: int) -> None:
+                nonlocal is_large
+                if num_bytes > _MAX_SMALL_BODY_BYTES and not is_large:
+                    large_body_slot.enter_context(self._large_bodies.hold(client_id_of(http)))
+                    is_large = True
 
-            return await read_bytes(http, self._max_bytes, grow)
+            return await read_bytes(http, self._max_bytes, on_size)
 
 
-async def read_bytes(http: Request, max_bytes: int, grow: Callable[[int], None] = lambda _: None) -> bytes:
+async def read_bytes(http: Request, max_bytes: int, on_size: Callable[[int], None] = lambda _: None) -> bytes:
     """The body of `http`, whatever it says that it is.
 
     `grow` is told how long the body is going to be, or is by now, and may raise.
@@ -90,10 +90,10 @@ async def read_bytes(http: Request, max_bytes: int, grow: Callable[[int], None] 
 
     """
     too_large = BodyTooLarge(f"the body is longer than {max_bytes} bytes.")
-    announced = int(http.headers.get("content-length", 0))
-    if announced > max_bytes:
+    content_length = int(http.headers.get("content-length", 0))
+    if content_length > max_bytes:
         raise too_large
-    grow(announced)
+    on_size(content_length)
     body = bytearray()
     try:
         async with asyncio.timeout(_TIMEOUT_S):
@@ -101,7 +101,7 @@ async def read_bytes(http: Request, max_bytes: int, grow: Callable[[int], None] 
                 body += chunk
                 if len(body) > max_bytes:
                     raise too_large
-                grow(len(body))
+                on_size(len(body))
     except TimeoutError as error:
         http.state.must_close = True
         raise InvalidBody(f"the body did not arrive within {_TIMEOUT_S:g} s; {len(body)} bytes of it did.") from error
@@ -110,7 +110,7 @@ async def read_bytes(http: Request, max_bytes: int, grow: Callable[[int], None] 
     return bytes(body)
 
 
-def decode(raw: bytes, kind: type[T], *, strict: bool = True) -> T:
+def decode(raw: bytes, struct_type: type[T], *, strict: bool = True) -> T:
     """`raw` as a `kind`; numbers and booleans may come as strings if not `strict`.
 
     Raises:
@@ -119,56 +119,56 @@ def decode(raw: bytes, kind: type[T], *, strict: bool = True) -> T:
 
     """
     try:
-        return msgspec.json.decode(raw, type=kind, strict=strict)
+        return msgspec.json.decode(raw, type=struct_type, strict=strict)
     except msgspec.ValidationError as error:
-        raise _in_our_words(str(error), raw, kind) from error
+        raise _translate_validation_error(str(error), raw, struct_type) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidBody(_why_not_json(raw, error)) from error
+        raise InvalidBody(_invalid_json_message(raw, error)) from error
 
 
-def _why_not_json(raw: bytes, error: Exception) -> str:
+def _invalid_json_message(raw: bytes, error: Exception) -> str:
     if not raw.strip():
         return 'the body is empty; send a JSON object such as {"prompt": "a red bicycle"}.'
     hint = " NaN and Infinity are no JSON numbers." if re.search(rb"\b(NaN|Infinity)\b", raw) else ""
     return f"the body is not JSON: {error}.{hint}"
 
 
-def _in_our_words(text: str, raw: bytes, kind: type[T]) -> InvalidBody | InvalidField:
+def _translate_validation_error(text: str, raw: bytes, struct_type: type[T]) -> InvalidBody | InvalidField:
     """A sentence of msgspec's, such as "Expected `int | null`, got `str` - at `$.seed`", as an error of ours."""
-    fields = kind.__struct_fields__
-    what, _, place = text.partition(" - at `$")
-    field = re.split(r"[.\[]", place.strip("`").lstrip("."))[0]
-    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", what, re.DOTALL):
-        got = unknown[1]
-        hint = did_you_mean(got, fields)
-        return InvalidField(f"unknown field {shown(got)}.{hint} Known are: {', '.join(fields)}.", field=got[:80])
-    if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
+    fields = struct_type.__struct_fields__
+    problem, _, path = text.partition(" - at `$")
+    field = re.split(r"[.\[]", path.strip("`").lstrip("."))[0]
+    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", problem, re.DOTALL):
+        name = unknown[1]
+        hint = did_you_mean(name, fields)
+        return InvalidField(f"unknown field {short_repr(name)}.{hint} Known are: {', '.join(fields)}.", field=name[:80])
+    if missing := re.fullmatch(r"Object missing required field `(.*)`", problem):
         return InvalidField(f"{missing[1]} is missing.", field=missing[1])
     if not field:
-        return InvalidBody(f"the body is not an object: {what}.")
-    return InvalidField(f"{field} is {_value_of(field, raw)}; {_expected(field, kind)}.", field=field)
+        return InvalidBody(f"the body is not an object: {problem}.")
+    return InvalidField(f"{field} is {_value_of(field, raw)}; {_allowed_types(field, struct_type)}.", field=field)
 
 
 def _value_of(field: str, raw: bytes) -> str:
     try:
-        return shown(msgspec.json.decode(raw)[field])
+        return short_repr(msgspec.json.decode(raw)[field])
     except (msgspec.DecodeError, RecursionError):  # a number out of range, or too deep: it cannot be shown
         return "out of range"
 
 
-def _expected(field: str, kind: type[T]) -> str:
-    declared = next(each.type for each in msgspec.structs.fields(kind) if each.name == field)
-    return f"allowed is {' or '.join(_words(declared))}"
+def _allowed_types(field: str, struct_type: type[T]) -> str:
+    declared = next(each.type for each in msgspec.structs.fields(struct_type) if each.name == field)
+    return f"allowed is {' or '.join(_type_names(declared))}"
 
 
-def _words(declared: Any) -> list[str]:
+def _type_names(declared: Any) -> list[str]:
     """`int | None` as ["an integer", "null"]; `Literal["png", "webp"]` as ['"png"', '"webp"']."""
     if declared is NoneType:
         return ["null"]
     if isinstance(declared, type):
-        return [_JSON_NAMES.get(declared.__name__, declared.__name__)]
+        return [_JSON_TYPE_NAMES.get(declared.__name__, declared.__name__)]
     if isinstance(declared, str | int | float):
         return [msgspec.json.encode(declared).decode()]
     if get_origin(declared) is dict:
         return ["an object"]
-    return [word for part in get_args(declared) for word in _words(part)]
+    return [type_name for argument in get_args(declared) for type_name in _type_names(argument)]

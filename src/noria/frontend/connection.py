@@ -16,19 +16,19 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_TIMEOUT_S = 30.0  # as for a body
 STALL_TIMEOUT_S = 30.0
-LEAST_READ_BYTES = (
+MIN_READ_BYTES = (
     32_768  # in that time: at 1 kB/s an image takes minutes; receivers tell of progress in pieces of some kB
 )
-VANISHED_TIMEOUT_S = 60.0
+TCP_USER_TIMEOUT_S = 60.0
 """What is sent may stay unconfirmed for so long: Linux itself goes on for 15 minutes (tcp(7), tcp_retries2)."""
 
-_TOO_SLOW = (
+_REQUEST_TIMEOUT_RESPONSE = (
     b"HTTP/1.1 408 Request Timeout\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: 40\r\nconnection: close\r\n\r\n"
     b"The head of the request took too long.\r\n"
 )
 
 
-class Connection(HttpToolsProtocol):
+class TimeoutHttpProtocol(HttpToolsProtocol):
     """One client's."""
 
     _head_timer: asyncio.TimerHandle | None = None
@@ -38,7 +38,7 @@ class Connection(HttpToolsProtocol):
         """A client that says nothing at all is waited for as between two requests."""
         super().connection_made(transport)
         sock = transport.get_extra_info("socket")
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(VANISHED_TIMEOUT_S * 1000))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(TCP_USER_TIMEOUT_S * 1000))
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def data_received(self, data: bytes) -> None:
@@ -46,7 +46,7 @@ class Connection(HttpToolsProtocol):
         super().data_received(data)
         answering = self.cycle is not None and not self.cycle.response_complete
         if not answering and self._head_timer is None and not self.transport.is_closing():
-            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
+            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._on_head_timeout)
 
     def on_headers_complete(self) -> None:
         """A request begins. Who asks again has read, unless so much is left that its answer could not be written.
@@ -62,19 +62,19 @@ class Connection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """The client does not read as fast as it is written to."""
         super().pause_writing()
-        self._watch_reader()
+        self._start_stall_timer()
 
     def resume_writing(self) -> None:
         """It has read nearly all."""
         self._stop_stall_timer()
         super().resume_writing()
         if self.cycle.response_complete:
-            self._watch_rest()
+            self._start_stall_timer_if_unread()
 
     def on_response_complete(self) -> None:
         """All is written, but perhaps not read."""
         super().on_response_complete()
-        self._watch_rest()
+        self._start_stall_timer_if_unread()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is over."""
@@ -83,26 +83,26 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
 
-    def _head_is_late(self) -> None:
+    def _on_head_timeout(self) -> None:
         self._head_timer = None
-        self.transport.write(_TOO_SLOW)
+        self.transport.write(_REQUEST_TIMEOUT_RESPONSE)
         self.transport.close()
 
-    def _watch_rest(self) -> None:
+    def _start_stall_timer_if_unread(self) -> None:
         if self.transport.get_write_buffer_size() > 0:
-            self._watch_reader()
+            self._start_stall_timer()
 
-    def _watch_reader(self) -> None:
+    def _start_stall_timer(self) -> None:
         """Look again later. Nothing more is written until then: the application waits, or has written all."""
         if self._stall_timer is None:
-            self._stall_timer = self.loop.call_later(STALL_TIMEOUT_S, self._check_reader, self._unread_bytes())
+            self._stall_timer = self.loop.call_later(STALL_TIMEOUT_S, self._on_stall_timeout, self._unread_bytes())
 
-    def _check_reader(self, unread_before: int) -> None:
-        self._stall_timer, unread = None, self._unread_bytes()
-        if unread > max(unread_before - LEAST_READ_BYTES, 0):
+    def _on_stall_timeout(self, previous_unread_bytes: int) -> None:
+        self._stall_timer, unread_bytes = None, self._unread_bytes()
+        if unread_bytes > max(previous_unread_bytes - MIN_READ_BYTES, 0):
             self.transport.abort()  # close() would wait until all is read
-        elif unread > 0:
-            self._watch_reader()
+        elif unread_bytes > 0:
+            self._start_stall_timer()
 
     def _unread_bytes(self) -> int:
         """Of what was written, how much the client's side has not confirmed: here, and in the kernel, which takes a MB at a time."""

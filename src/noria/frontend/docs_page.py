@@ -16,7 +16,7 @@ from noria.frontend.openapi_parts import first_line, served_errors
 from noria.observe.metrics import DECLARATIONS
 from noria.observe.page import QUERIES
 
-_ORIGIN = "\ue000"  # a character that nobody else uses: where the address of the server will be
+_ORIGIN_PLACEHOLDER = "\ue000"  # a character that nobody else uses: where the address of the server will be
 _GROUPS = {  # what paths begin with; the first that fits has them
     "Draw": ("/t2i", "/v1/images/"),
     "Models": ("/v1/models",),
@@ -33,11 +33,11 @@ class _Operation:
 
     method: str
     path: str
-    said: dict[str, Any]  # as OpenAPI has it
+    spec: dict[str, Any]  # as OpenAPI has it
 
     @property
     def group(self) -> str:
-        return next(title for title, begins in _GROUPS.items() if self.path.startswith(begins))
+        return next(title for title, prefixes in _GROUPS.items() if self.path.startswith(prefixes))
 
     @property
     def anchor(self) -> str:
@@ -50,7 +50,7 @@ class DocsPage:
 
     parts: tuple[str, ...]
 
-    def at(self, origin: str) -> str:
+    def with_origin(self, origin: str) -> str:
         """The page for who has found the server at `origin`: "http://localhost:8000"."""
         return escape(origin).join(self.parts)
 
@@ -68,19 +68,19 @@ def docs_page(document: dict[str, Any]) -> DocsPage:
     served = schemas["ImageBody"]["properties"]["scheduler"].get("examples", [])  # none while the model is loading
     page = _page(
         document["info"]["version"],
-        f'<nav class="contents" aria-label="On this page">{"".join(contents)}{_LISTS}</nav>'
+        f'<nav class="contents" aria-label="On this page">{"".join(contents)}{_REFERENCE_LINKS}</nav>'
         f"<div><h1>Interface</h1><p>{escape(document['info']['description'])} The same for programs: "
-        f'<a href="/openapi.json">OpenAPI</a>.</p>{_keys(document["components"])}'
+        f'<a href="/openapi.json">OpenAPI</a>.</p>{_auth_note(document["components"])}'
         f"{_TRY_IT}{''.join(sections)}{_schedulers(served)}{_errors()}{_metrics()}</div>",
     )
-    return DocsPage(tuple(page.split(_ORIGIN)))
+    return DocsPage(tuple(page.split(_ORIGIN_PLACEHOLDER)))
 
 
 def _operations(paths: dict[str, Any]) -> Iterable[tuple[str, str, dict[str, Any]]]:
-    return ((method, path, said) for path, item in paths.items() for method, said in item.items())
+    return ((method, path, spec) for path, item in paths.items() for method, spec in item.items())
 
 
-_LISTS = (
+_REFERENCE_LINKS = (
     '<p>Lists</p><ul><li><a href="#schedulers">Schedulers</a></li><li><a href="#errors">Errors</a></li>'
     '<li><a href="#metrics">Metrics</a></li></ul>'
 )
@@ -105,19 +105,19 @@ def _contents(title: str, operations: Sequence[_Operation]) -> str:
 
 
 def _section(operation: _Operation, schemas: dict[str, Any]) -> str:
-    method, path, said = operation.method, operation.path, operation.said
+    method, path, spec = operation.method, operation.path, operation.spec
     parts = [
         f'<section id="{operation.anchor}"><h3><code>{method.upper()} {escape(path)}</code></h3>',
-        f"<p><strong>{escape(said['summary'])}.</strong> {_prose(said['description'])}</p>",
+        f"<p><strong>{escape(spec['summary'])}.</strong> {_with_inline_code(spec['description'])}</p>",
     ]
-    bodies = said.get("requestBody", {}).get("content", {})
+    bodies = spec.get("requestBody", {}).get("content", {})
     if "application/json" in bodies:
-        parts.append(_fields(f"{method.upper()} {path}", _resolved(bodies["application/json"]["schema"], schemas)))
+        parts.append(_fields(f"{method.upper()} {path}", _resolve_ref(bodies["application/json"]["schema"], schemas)))
     elif bodies:
         parts.append(f"<p>Body: {', '.join(f'<code>{media_type}</code>' for media_type in bodies)}</p>")
     parts.append(f"<pre>{escape(_curl(operation, schemas))}</pre>")
-    for media_type, content in said["responses"]["200"]["content"].items():
-        shape = _resolved(content["schema"], schemas) if "schema" in content else {}
+    for media_type, content in spec["responses"]["200"]["content"].items():
+        shape = _resolve_ref(content["schema"], schemas) if "schema" in content else {}
         names = ", ".join(f"<code>{escape(name)}</code>" for name in shape.get("properties", {}))
         parts.append(f"<p>Answer: <code>{media_type}</code>{' with ' + names if names else ''}</p>")
     return "".join(parts) + "</section>"
@@ -128,39 +128,39 @@ def _fields(title: str, schema: dict[str, Any]) -> str:
     rows = (
         (
             f"<code>{escape(name)}</code>",
-            escape(_allowed(field)),
+            escape(_allowed_values(field)),
             "required" if name in required else escape(json.dumps(field.get("default"))),
-            _prose(field["description"]),
+            _with_inline_code(field["description"]),
         )
         for name, field in schema["properties"].items()
     )
     return _table(f"Fields of {title}", ("Field", "Allowed", "Default", "Meaning"), rows)
 
 
-def _allowed(field: dict[str, Any]) -> str:
+def _allowed_values(field: dict[str, Any]) -> str:
     """A field's values in a few words: "integer, 64 to 512, multiple of 8". That null is the default goes without saying."""
-    kind = next(kind for kind in field.get("anyOf", [field]) if kind.get("type") != "null")
-    facts = kind | field
-    words = [_kind(kind)]
+    variant = next(variant for variant in field.get("anyOf", [field]) if variant.get("type") != "null")
+    facts = variant | field
+    parts = [_type_name(variant)]
     if "minimum" in facts:
-        words.append(f"{facts['minimum']} to {facts['maximum']}")
+        parts.append(f"{facts['minimum']} to {facts['maximum']}")
     if "multipleOf" in facts:
-        words.append(f"multiple of {facts['multipleOf']}")
+        parts.append(f"multiple of {facts['multipleOf']}")
     if "maxLength" in facts:
-        words.append(f"at most {facts['maxLength']} characters")
+        parts.append(f"at most {facts['maxLength']} characters")
     if "examples" in facts:
-        words.append("one of " + ", ".join(facts["examples"]))
-    return ", ".join(words)
+        parts.append("one of " + ", ".join(facts["examples"]))
+    return ", ".join(parts)
 
 
-def _kind(schema: dict[str, Any]) -> str:
+def _type_name(schema: dict[str, Any]) -> str:
     if "enum" in schema:
         return " or ".join(value for value in schema["enum"] if value is not None)
-    kind = schema["type"]
-    return kind if isinstance(kind, str) else str(kind[0])
+    type_name = schema["type"]
+    return type_name if isinstance(type_name, str) else str(type_name[0])
 
 
-def _keys(components: dict[str, Any]) -> str:
+def _auth_note(components: dict[str, Any]) -> str:
     if "securitySchemes" not in components:
         return ""
     return (
@@ -183,12 +183,12 @@ def _schedulers(names: list[str]) -> str:
 def _errors() -> str:
     rows = (
         (
-            str(kind.http_status),
-            f"<code>{kind.code}</code>",
-            "yes" if kind.retryable else "no",
-            escape(first_line(kind)),
+            str(error_type.http_status),
+            f"<code>{error_type.code}</code>",
+            "yes" if error_type.retryable else "no",
+            escape(first_line(error_type)),
         )
-        for kind in served_errors()
+        for error_type in served_errors()
     )
     shape = '{"error": {"code": …, "message": …, "type": …, "param": …, "retryable": …, "request_id": …}}'
     return (
@@ -199,17 +199,17 @@ def _errors() -> str:
 
 def _metrics() -> str:
     parts = []
-    for part, declared in itertools.groupby(DECLARATIONS.values(), key=lambda each: each.part):
+    for section, declared in itertools.groupby(DECLARATIONS.values(), key=lambda each: each.section):
         rows = (
             (
                 f"<code>{each.name}</code>",
                 each.kind,
                 " ".join(f"<code>{label}</code>" for label in each.labels),
-                _prose(each.help),
+                _with_inline_code(each.help),
             )
             for each in declared
         )
-        parts.append(f"<h3>{escape(part)}</h3>" + _table(part, ("Metric", "Kind", "Labels", "Meaning"), rows))
+        parts.append(f"<h3>{escape(section)}</h3>" + _table(section, ("Metric", "Kind", "Labels", "Meaning"), rows))
     queries = ((escape(question), f"<code>{escape(query)}</code>") for question, query in QUERIES.items())
     return (
         '<section id="metrics"><h2>Metrics</h2><p><a href="/metrics">/metrics</a> has their values now, as Prometheus reads '
@@ -228,44 +228,44 @@ def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> s
     )
 
 
-def _cell(head: str, said: str) -> str:
+def _cell(head: str, content: str) -> str:
     """A narrow screen shows no row of heads: each cell brings its own."""
-    return f'<td data-head="{escape(head)}">{said}</td>'
+    return f'<td data-head="{escape(head)}">{content}</td>'
 
 
 def _curl(operation: _Operation, schemas: dict[str, Any]) -> str:
     """The command that asks for it. In the path, a name in capitals stands for what the caller puts there."""
-    said, path = operation.said, operation.path
-    bodies = said.get("requestBody", {}).get("content", {})
-    answers = said["responses"]["200"]["content"]
+    spec, path = operation.spec, operation.path
+    bodies = spec.get("requestBody", {}).get("content", {})
+    content = spec["responses"]["200"]["content"]
     parts = ["curl -s"]
-    if "text/event-stream" in answers:
+    if "text/event-stream" in content:
         parts.append("-N")
     if operation.method != "get" and not bodies:
         parts.append(f"-X {operation.method.upper()}")
-    parts.append(_ORIGIN + re.sub(r"{(\w+)}", lambda name: name[1].upper(), path))
-    if "security" in said:
+    parts.append(_ORIGIN_PLACEHOLDER + re.sub(r"{(\w+)}", lambda name: name[1].upper(), path))
+    if "security" in spec:
         parts.append('-H "authorization: Bearer $NORIA_API_KEY"')
     if "application/json" in bodies:
-        example = _resolved(bodies["application/json"]["schema"], schemas)["example"]
+        example = _resolve_ref(bodies["application/json"]["schema"], schemas)["example"]
         parts.append(f"-H 'content-type: application/json' \\\n  -d '{json.dumps(example)}'")
     elif bodies:
         parts.append("--data-binary @image.png")
-    if "image/png" in answers:
+    if "image/png" in content:
         parts.append("-o image.png")
     return " ".join(parts)
 
 
-def _prose(text: str) -> str:
+def _with_inline_code(text: str) -> str:
     """Escaped text, with `code` between backquotes."""
     return "".join(
         f"<code>{part}</code>" if number % 2 else part for number, part in enumerate(escape(text).split("`"))
     )
 
 
-def _resolved(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = schemas[schema["$ref"].rpartition("/")[2]]
-    return found
+def _resolve_ref(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
+    resolved: dict[str, Any] = schemas[schema["$ref"].rpartition("/")[2]]
+    return resolved
 
 
 def _page(version: str, content: str) -> str:

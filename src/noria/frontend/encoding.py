@@ -17,52 +17,52 @@ from typing import Any
 
 from PIL import Image
 
-from noria.frontend.engine_link import DrawnImage, PreviewImage
+from noria.frontend.engine_link import RawImage, PreviewImage
 from noria.image_files import save_options
-from noria.parameters import Parameters
+from noria.parameters import GenerationMetadata
 from noria.request import ImageFormat
 
-_OPTIONS: dict[ImageFormat, dict[str, Any]] = {
+_SAVE_OPTIONS: dict[ImageFormat, dict[str, Any]] = {
     "png": {"compress_level": 1},
     "webp": {"quality": 90, "method": 2},
     "jpeg": {"quality": 95},
 }
 
 
-def encode_images(
-    images: Sequence[DrawnImage],
+def write_images(
+    images: Sequence[RawImage],
     file_format: ImageFormat,
     quality: int | None = None,
-    parameters: Sequence[Parameters] | None = None,
+    metadata: Sequence[GenerationMetadata] | None = None,
 ) -> list[bytes]:
     """Each image as a file, which says how it was made if its `parameters` are given.
 
     `quality` (0 to 100) is WebP's or JPEG's own, and means nothing to PNG, which loses nothing.
     """
-    options = _OPTIONS[file_format] | ({"quality": quality} if quality is not None and file_format != "png" else {})
-    said = [{} for _ in images] if parameters is None else [save_options(each, file_format) for each in parameters]
-    return [_encode(image, file_format, options | more) for image, more in zip(images, said, strict=True)]
+    options = _SAVE_OPTIONS[file_format] | ({"quality": quality} if quality is not None and file_format != "png" else {})
+    metadata_options = [{} for _ in images] if metadata is None else [save_options(each, file_format) for each in metadata]
+    return [_write_image(image, file_format, options | more) for image, more in zip(images, metadata_options, strict=True)]
 
 
-def encode_preview(preview: PreviewImage, file_format: ImageFormat, size_px: tuple[int, int] | None = None) -> bytes:
+def write_preview(preview: PreviewImage, file_format: ImageFormat, size_px: tuple[int, int] | None = None) -> bytes:
     """A preview as a file, enlarged to `size_px`, or as small as it came (64 × 64 pixels take 0.2 ms)."""
     small = (preview.width_px, preview.height_px)
     pixels = Image.frombytes("RGB", small, preview.rgb)
-    return _file(pixels.resize(size_px, Image.Resampling.BICUBIC) if size_px else pixels, file_format, {})
+    return _to_bytes(pixels.resize(size_px, Image.Resampling.BICUBIC) if size_px else pixels, file_format, {})
 
 
-def _encode(image: DrawnImage, file_format: ImageFormat, options: dict[str, Any]) -> bytes:
+def _write_image(image: RawImage, file_format: ImageFormat, options: dict[str, Any]) -> bytes:
     size = (image.width_px, image.height_px)
     pixels = Image.frombuffer("RGB", size, image.rgb, "raw", "RGB", 0, 1)  # type: ignore[arg-type] # any buffer will do
-    return _file(pixels, file_format, options)
+    return _to_bytes(pixels, file_format, options)
 
 
-def _file(pixels: Image.Image, file_format: ImageFormat, options: dict[str, Any]) -> bytes:
+def _to_bytes(pixels: Image.Image, file_format: ImageFormat, options: dict[str, Any]) -> bytes:
     file = io.BytesIO()
     pixels.save(file, format=file_format, **options)
     return file.getvalue()
 
 
-def base64_texts(files: Sequence[bytes]) -> list[str]:
+def to_base64(files: Sequence[bytes]) -> list[str]:
     """Each file as JSON carries it."""
     return [base64.b64encode(file).decode("ascii") for file in files]

@@ -12,16 +12,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from noria.frontend import streaming
-from noria.frontend.admission import heed
-from noria.frontend.bodies import Bodies
-from noria.frontend.encoding import base64_texts, encode_preview
-from noria.frontend.engine_link import PreviewImage, Progress, Update
-from noria.frontend.leaving import unless_disconnected
-from noria.frontend.studio import AnswerTimings, Drawing, Studio, Wish
-from noria.request import ImageBody, ImageFormat
+from noria.frontend.admission import apply_headers
+from noria.frontend.bodies import JsonBodyReader
+from noria.frontend.encoding import to_base64, write_preview
+from noria.frontend.engine_link import PreviewImage, ProgressUpdate, Update
+from noria.frontend.leaving import cancel_on_disconnect
+from noria.frontend.studio import ResponseTimings, GenerationResult, GenerationService, AdmittedRequest
+from noria.request import ImageRequestBody, ImageFormat
 
 
-class AnsweredImage(Struct, frozen=True):
+class ResponseImage(Struct, frozen=True):
     """One image of an `ImagesAnswer`: the file in base64, and the seed that draws it again."""
 
     index: int
@@ -32,7 +32,7 @@ class AnsweredImage(Struct, frozen=True):
     b64_json: str
 
 
-class ImagesAnswer(Struct, frozen=True):
+class ImagesResponse(Struct, frozen=True):
     """The JSON answer of `POST /t2i`; the settings are those used, defaults filled in."""
 
     request_id: str
@@ -43,11 +43,11 @@ class ImagesAnswer(Struct, frozen=True):
     scheduler: str
     num_steps_run: int
     mean_batch: float
-    timings: AnswerTimings
-    images: list[AnsweredImage]
+    timings: ResponseTimings
+    images: list[ResponseImage]
 
 
-class AnsweredPreview(Struct, frozen=True):
+class PreviewEvent(Struct, frozen=True):
     """An event of a stream: what image `index` is going to be, as far as `step` tells; a few pixels wide, to be shown enlarged."""
 
     index: int
@@ -58,60 +58,60 @@ class AnsweredPreview(Struct, frozen=True):
     b64_json: str
 
 
-class Images:
+class ImageRoutes:
     """The route `POST /t2i`."""
 
-    def __init__(self, studio: Studio, bodies: Bodies) -> None:
-        self._studio, self._bodies = studio, bodies
+    def __init__(self, generation_service: GenerationService, body_reader: JsonBodyReader) -> None:
+        self._generation_service, self._body_reader = generation_service, body_reader
 
     async def t2i(self, http: Request) -> Response:
         """One image as a file; several, or one for a client that takes no image, as `ImagesAnswer`."""
-        body = await self._bodies.read_json(http, ImageBody)
-        wish = self._studio.admit(heed(body, http.headers), http.state.caller, http.state.request_id)
+        body = await self._body_reader.read_json(http, ImageRequestBody)
+        admitted = self._generation_service.admit(apply_headers(body, http.headers), http.state.caller, http.state.request_id)
         if body.stream:
-            return await streaming.watch(http, self._studio, wish, lambda happening: self._frames(happening, wish))
-        drawing = await unless_disconnected(http, self._studio.draw(wish))
+            return await streaming.stream_generation(http, self._generation_service, admitted, lambda update: self._frames(update, admitted))
+        result = await cancel_on_disconnect(http, self._generation_service.generate(admitted))
         if body.n == 1 and not _wants_json(http.headers.get("accept", "")):
-            return Response(drawing.files[0], media_type=f"image/{wish.file_format}", headers=drawing.headers)
-        answer = images_answer(drawing, http.state.request_id, await self._studio.in_base64(drawing))
-        return Response(msgspec.json.encode(answer), media_type="application/json", headers=drawing.headers)
+            return Response(result.files[0], media_type=f"image/{admitted.file_format}", headers=result.headers)
+        response = images_response(result, http.state.request_id, await self._generation_service.files_as_base64(result))
+        return Response(msgspec.json.encode(response), media_type="application/json", headers=result.headers)
 
-    async def _frames(self, happening: Update | Drawing, wish: Wish) -> list[bytes]:
-        match happening:
-            case Progress():
-                return [streaming.event("progress", happening)]
+    async def _frames(self, update: Update | GenerationResult, admitted: AdmittedRequest) -> list[bytes]:
+        match update:
+            case ProgressUpdate():
+                return [streaming.serialize_event("progress", update)]
             case PreviewImage():
-                (text,) = base64_texts([encode_preview(happening, wish.file_format)])
-                size = happening.width_px, happening.height_px
-                shown = AnsweredPreview(happening.index, happening.step, wish.file_format, *size, text)
-                return [streaming.event("preview", shown)]
-            case Drawing():
-                texts = await self._studio.in_base64(happening)
-                return [streaming.event("finished", images_answer(happening, wish.request.request_id, texts))]
+                (b64_file,) = to_base64([write_preview(update, admitted.file_format)])
+                size = update.width_px, update.height_px
+                preview_event = PreviewEvent(update.index, update.step, admitted.file_format, *size, b64_file)
+                return [streaming.serialize_event("preview", preview_event)]
+            case GenerationResult():
+                b64_files = await self._generation_service.files_as_base64(update)
+                return [streaming.serialize_event("finished", images_response(update, admitted.request.request_id, b64_files))]
 
 
 def _wants_json(accept: str) -> bool:
     """Whether a client that sent this Accept header takes JSON but no image; most take anything, whatever they name first."""
-    kinds = {kind.partition(";")[0].strip().lower() for kind in accept.split(",")}
-    return "application/json" in kinds and not any(kind == "*/*" or kind.startswith("image/") for kind in kinds)
+    media_types = {kind.partition(";")[0].strip().lower() for kind in accept.split(",")}
+    return "application/json" in media_types and not any(kind == "*/*" or kind.startswith("image/") for kind in media_types)
 
 
-def images_answer(drawing: Drawing, request_id: str, texts: list[str]) -> ImagesAnswer:
+def images_response(result: GenerationResult, request_id: str, b64_files: list[str]) -> ImagesResponse:
     """`drawing` as JSON; `texts` are its files in base64."""
-    request = drawing.request
+    request = result.request
     images = [
-        AnsweredImage(index, request.seed + index, drawing.wish.file_format, request.width_px, request.height_px, text)
-        for index, text in enumerate(texts)
+        ResponseImage(index, request.seed + index, result.admitted.file_format, request.width_px, request.height_px, text)
+        for index, text in enumerate(b64_files)
     ]
-    return ImagesAnswer(
+    return ImagesResponse(
         request_id=request_id,
-        model=drawing.wish.spec.name,
+        model=result.admitted.spec.name,
         created=int(time.time()),
         inference_steps=request.num_steps,
         guidance_scale=request.guidance_scale,
         scheduler=request.scheduler,
-        num_steps_run=drawing.num_steps_run,
-        mean_batch=round(drawing.mean_batch, 2),
-        timings=drawing.timings,
+        num_steps_run=result.num_steps_run,
+        mean_batch=round(result.mean_batch, 2),
+        timings=result.timings,
         images=images,
     )

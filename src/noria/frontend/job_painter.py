@@ -9,19 +9,19 @@ import msgspec
 from msgspec import Struct
 
 from noria.errors import DeadlineExceeded, EngineUnavailable
-from noria.frontend.engine_link import Progress, Update
-from noria.frontend.spans import describe
-from noria.frontend.studio import Studio, Wish, on_behalf
+from noria.frontend.engine_link import ProgressUpdate, Update
+from noria.frontend.spans import add_request_attributes
+from noria.frontend.studio import GenerationService, AdmittedRequest, with_trace_context
 from noria.jobs.records import JobRecord
-from noria.jobs.runner import Drawn
+from noria.jobs.runner import JobOutput
 from noria.observe import metrics
-from noria.observe.traces import ACTIVE
+from noria.observe.traces import CURRENT_SPAN
 from noria.request import ImageFormat, ImageRequest
 
-_UNTOLD_SLOTS = 16  # until the engines have told
+_DEFAULT_NUM_SLOTS = 16  # until the engines have told
 
 
-class KeptWish(Struct, frozen=True):
+class StoredRequest(Struct, frozen=True):
     """All that it takes to draw a wish again, to the same image: its defaults are filled in, its seed is drawn."""
 
     request: ImageRequest
@@ -30,58 +30,58 @@ class KeptWish(Struct, frozen=True):
     metadata: bool
 
 
-def keep(wish: Wish) -> bytes:
+def serialize_request(admitted: AdmittedRequest) -> bytes:
     """`wish` as the database keeps it; its model is kept beside it."""
-    request = msgspec.structs.replace(on_behalf(wish.request), watched=True)
-    return msgspec.json.encode(KeptWish(request, wish.file_format, wish.quality, wish.metadata))
+    request = msgspec.structs.replace(with_trace_context(admitted.request), watched=True)
+    return msgspec.json.encode(StoredRequest(request, admitted.file_format, admitted.quality, admitted.metadata))
 
 
-class StudioPainter:
+class GenerationJobExecutor:
     """Draws jobs in the studio, as any request is drawn; a `Painter`."""
 
     def __init__(
         self,
-        studio: Studio,
+        generation_service: GenerationService,
         concurrency: int | Literal["auto"],
         num_frontends: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._studio, self._concurrency, self._num_frontends, self._clock = studio, concurrency, num_frontends, clock
+        self._generation_service, self._concurrency, self._num_frontends, self._clock = generation_service, concurrency, num_frontends, clock
 
-    def serves(self) -> set[tuple[str, str]]:
+    def available_models(self) -> set[tuple[str, str]]:
         """The models that a ready engine serves."""
-        link = self._studio.link
-        return {(spec.name, spec.fingerprint) for spec in link.models.values()} if link.ready else set()
+        engine_pool = self._generation_service.engine_pool
+        return {(spec.name, spec.fingerprint) for spec in engine_pool.models.values()} if engine_pool.ready else set()
 
-    def room(self) -> int:
+    def capacity(self) -> int:
         """As set; else twice what the engines seat, so that their scheduler has a choice, shared among the front ends."""
         if self._concurrency != "auto":
             return self._concurrency
-        return math.ceil(2 * (self._studio.link.load.num_slots or _UNTOLD_SLOTS) / self._num_frontends)
+        return math.ceil(2 * (self._generation_service.engine_pool.load.num_slots or _DEFAULT_NUM_SLOTS) / self._num_frontends)
 
-    async def draw(self, record: JobRecord, tell: Callable[[bytes], None]) -> Drawn:
+    async def execute(self, record: JobRecord, on_progress: Callable[[bytes], None]) -> JobOutput:
         """One job's files; raises NoriaError."""
-        kept = msgspec.json.decode(record.request, type=KeptWish)
-        spec = self._studio.link.models.get(record.model)
+        stored = msgspec.json.decode(record.request, type=StoredRequest)
+        spec = self._generation_service.engine_pool.models.get(record.model)
         if spec is None or spec.fingerprint != record.version:  # since it was claimed
             raise EngineUnavailable(f"model {record.model!r} of version {record.version} is no longer served.")
-        describe(ACTIVE.get(), kept.request)
-        request = self._in_time(record, kept.request)
+        add_request_attributes(CURRENT_SPAN.get(), stored.request)
+        request = self._with_remaining_time(record, stored.request)
 
-        def watch(update: Update) -> None:
-            if isinstance(update, Progress):
-                tell(msgspec.json.encode(update))
+        def on_update(update: Update) -> None:
+            if isinstance(update, ProgressUpdate):
+                on_progress(msgspec.json.encode(update))
 
-        drawing = await self._studio.draw(Wish(request, spec, kept.file_format, kept.quality, kept.metadata), watch)
-        timings = {**msgspec.structs.asdict(drawing.timings), "num_steps_run": drawing.num_steps_run}
-        return Drawn(drawing.files, kept.file_format, timings)
+        result = await self._generation_service.generate(AdmittedRequest(request, spec, stored.file_format, stored.quality, stored.metadata), on_update)
+        timings = {**msgspec.structs.asdict(result.timings), "num_steps_run": result.num_steps_run}
+        return JobOutput(result.files, stored.file_format, timings)
 
-    def _in_time(self, record: JobRecord, request: ImageRequest) -> ImageRequest:
+    def _with_remaining_time(self, record: JobRecord, request: ImageRequest) -> ImageRequest:
         """Its deadline counts from its acceptance, however often it is drawn; without one a job waits as long as it takes."""
         if request.deadline_s is None:  # `request_timeout_s` is for those whom somebody waits for
             return msgspec.structs.replace(request, timeout_s=math.inf)
-        left_s = record.created_at + request.deadline_s - self._clock()
-        if left_s <= 0:
+        remaining_s = record.created_at + request.deadline_s - self._clock()
+        if remaining_s <= 0:
             metrics.DEADLINES_MISSED.labels(record.model).inc()
             raise DeadlineExceeded(f"not done {request.deadline_s:g} s after it was accepted.")
-        return msgspec.structs.replace(request, deadline_s=left_s)
+        return msgspec.structs.replace(request, deadline_s=remaining_s)

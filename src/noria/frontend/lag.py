@@ -4,13 +4,13 @@ import asyncio
 
 from noria.observe import metrics
 
-_EVERY_S = 0.5
+_INTERVAL_S = 0.5
 
 
-async def watch_lag() -> None:
+async def monitor_event_loop_lag() -> None:
     """Look twice a second, until cancelled."""
     loop = asyncio.get_running_loop()
     while True:
-        due = loop.time() + _EVERY_S
-        await asyncio.sleep(_EVERY_S)
-        metrics.EVENT_LOOP_LAG_SECONDS.observe(max(0.0, loop.time() - due))
+        expected_at = loop.time() + _INTERVAL_S
+        await asyncio.sleep(_INTERVAL_S)
+        metrics.EVENT_LOOP_LAG_SECONDS.observe(max(0.0, loop.time() - expected_at))

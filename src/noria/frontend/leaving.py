@@ -11,26 +11,26 @@ from noria.errors import RequestCancelled
 T = TypeVar("T")
 
 
-async def until(end: Coroutine[Any, Any, object], work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+async def run_until(end: Coroutine[Any, Any, object], work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     """Do `work`, and cancel it at `end`: a task that is done, or was cancelled."""
-    working, ending = asyncio.create_task(work), asyncio.create_task(end)
+    work_task, end_task = asyncio.create_task(work), asyncio.create_task(end)
     try:
-        await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({work_task, end_task}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        working.cancel()
-        ending.cancel()
-        await asyncio.gather(working, ending, return_exceptions=True)
-    return working
+        work_task.cancel()
+        end_task.cancel()
+        await asyncio.gather(work_task, end_task, return_exceptions=True)
+    return work_task
 
 
-async def unless_disconnected(http: Request, work: Coroutine[Any, Any, T]) -> T:
+async def cancel_on_disconnect(http: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, which is cancelled when the client leaves; the body of `http` must have been read."""
 
-    async def client_left() -> None:
+    async def client_disconnected() -> None:
         while (await http.receive())["type"] != "http.disconnect":
             pass
 
-    working = await until(client_left(), work)
-    if working.cancelled():
+    work_task = await run_until(client_disconnected(), work)
+    if work_task.cancelled():
         raise RequestCancelled("the client closed the connection.")
-    return working.result()
+    return work_task.result()

@@ -15,64 +15,64 @@ Pure. The rules (ADR 6 has the reasons):
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from noria.messages import PreviousEnd
+from noria.messages import ExitCause
 
-MOST_CRASHES = 2
-MOST_EXCUSES_IN_COMPANY = 3  # whoever kills engines for a reason that we cannot see may have one in this request
-MOST_EXCUSES_ALONE = 10
+MAX_CRASHES = 2
+MAX_EXCUSED_SHARED = 3  # whoever kills engines for a reason that we cannot see may have one in this request
+MAX_EXCUSED_EXCLUSIVE = 10
 
-Blame = Literal["suspected", "excused", "forgotten"]
+LossCause = Literal["suspected", "excused", "forgotten"]
 
 
 @dataclass(frozen=True)
-class Obituary:
+class ExitReport:
     """What an engine's next life tells of the end of the one before."""
 
-    previous_end: PreviousEnd
-    aboard: frozenset[str]  # the flights that it was drawing, or preparing
+    exit_cause: ExitCause
+    in_flight: frozenset[str]  # the flights that it was drawing, or preparing
 
-    def blame(self, flight_id: str) -> Blame:
+    def loss_cause(self, attempt_id: str) -> LossCause:
         """How the loss of that flight counts."""
-        aboard = flight_id in self.aboard
-        match self.previous_end:
+        was_in_flight = attempt_id in self.in_flight
+        match self.exit_cause:
             case "crashed":
-                return "suspected" if aboard else "excused"
+                return "suspected" if was_in_flight else "excused"
             case "killed":
-                return "excused" if aboard else "forgotten"
+                return "excused" if was_in_flight else "forgotten"
             case "none":  # an engine that knows of no earlier life has nothing to tell
                 return "suspected"
 
 
 @dataclass(frozen=True)
-class Losses:
+class AttemptHistory:
     """What one request has lost so far."""
 
     num_crashes: int = 0
     num_excused: int = 0
-    num_excused_alone: int = 0
+    num_excused_exclusive: int = 0
 
     @property
-    def flies_alone(self) -> bool:
+    def needs_exclusive(self) -> bool:
         """Whether its next engine takes nobody else aboard with it."""
-        return self.num_crashes > 0 or self.num_excused >= MOST_EXCUSES_IN_COMPANY
+        return self.num_crashes > 0 or self.num_excused >= MAX_EXCUSED_SHARED
 
     @property
-    def is_convicted(self) -> bool:
+    def crashes_engines(self) -> bool:
         """Whether it is known to crash engines."""
-        return self.num_crashes >= MOST_CRASHES
+        return self.num_crashes >= MAX_CRASHES
 
     @property
-    def is_hopeless(self) -> bool:
+    def retries_exhausted(self) -> bool:
         """Whether it has been tried often enough, guilty or not."""
-        return self.num_excused_alone >= MOST_EXCUSES_ALONE
+        return self.num_excused_exclusive >= MAX_EXCUSED_EXCLUSIVE
 
-    def after(self, blame: Blame) -> "Losses":
+    def with_loss(self, cause: LossCause) -> "AttemptHistory":
         """The same with one loss more, of a flight as `flies_alone` said."""
-        match blame:
+        match cause:
             case "suspected":
                 return replace(self, num_crashes=self.num_crashes + 1)
-            case "excused" if self.flies_alone:
-                return replace(self, num_excused_alone=self.num_excused_alone + 1)
+            case "excused" if self.needs_exclusive:
+                return replace(self, num_excused_alone=self.num_excused_exclusive + 1)
             case "excused":
                 return replace(self, num_excused=self.num_excused + 1)
             case "forgotten":

@@ -18,35 +18,35 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from noria.errors import InternalError
 from noria.frontend import spans
-from noria.frontend.keys import Callers
-from noria.frontend.site import ASSETS
+from noria.frontend.keys import ClientDirectory
+from noria.frontend.site import ASSETS_PATH
 from noria.observe import metrics
 from noria.observe.lines import fields
-from noria.observe.requests import Note, noting
-from noria.observe.traces import NO_TRACER, Tracer, working_for
+from noria.observe.requests import RequestLogRecord, request_log_scope
+from noria.observe.traces import NO_TRACER, Tracer, request_scope
 
 log = logging.getLogger("noria.access")
 
-_SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 # Asked every few seconds, for ever, or by the dozen whenever a page is opened: not worth a line each.
-_QUIET = frozenset({"/healthz", "/readyz", "/metrics", f"{ASSETS}/{{name}}"})
+_DEBUG_LEVEL_PATHS = frozenset({"/healthz", "/readyz", "/metrics", f"{ASSETS_PATH}/{{name}}"})
 
 
 def request_id_of(headers: Headers) -> str:
     """The client's own X-Request-Id if it is one that logs and headers bear, else a new one."""
-    sent = headers.get("x-request-id", "")
-    return sent if _SANE_ID.fullmatch(sent) else uuid.uuid4().hex
+    client_id = headers.get("x-request-id", "")
+    return client_id if _VALID_REQUEST_ID.fullmatch(client_id) else uuid.uuid4().hex
 
 
-class RequestLog:
+class ObservabilityMiddleware:
     """Puts `request_id` on the request's state and X-Request-Id on its response; counts, times, traces and logs it.
 
     `crashed` makes the response to an exception that nobody mapped; its traceback goes to the log only.
     """
 
-    def __init__(self, app: ASGIApp, crashed: Callable[[str], Response], tracer: Tracer = NO_TRACER) -> None:
+    def __init__(self, app: ASGIApp, internal_error_response: Callable[[str], Response], tracer: Tracer = NO_TRACER) -> None:
         self._app = app
-        self._crashed = crashed
+        self._internal_error_response = internal_error_response
         self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,61 +60,61 @@ class RequestLog:
         span = spans.begin(self._tracer, scope, headers, request_id)
         status: int | None = None
 
-        async def send_named(message: Message) -> None:
+        async def send_with_request_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message)["X-Request-Id"] = request_id
-                spans.tell(span, message)
+                spans.add_server_timing(span, message)
             await send(message)
 
-        with working_for(request_id, span), noting() as note:
+        with request_scope(request_id, span), request_log_scope() as log_record:
             try:
-                await self._app(scope, receive, send_named)
+                await self._app(scope, receive, send_with_request_id)
             except Exception:
                 log.exception("%s broke", request_id)
                 scope["state"]["error_code"] = InternalError.code
                 span.fail(InternalError.code)  # also where a status was sent that says otherwise
                 if status is None:
-                    await self._crashed(request_id)(scope, receive, send_named)
+                    await self._internal_error_response(request_id)(scope, receive, send_with_request_id)
             finally:
                 status = status or 499  # none: cancelled, the client or we are leaving
-                _account(scope, status, time.perf_counter() - started, note)
+                _record_http_request(scope, status, time.perf_counter() - started, log_record)
                 spans.finish(span, scope, status)
 
 
-class Gate:
+class AuthMiddleware:
     """Puts `caller` on the request's state; goes around a route, inside what turns errors into responses. Raises Unauthorized."""
 
-    def __init__(self, app: ASGIApp, callers: Callers) -> None:
-        self._app, self._callers = app, callers
+    def __init__(self, app: ASGIApp, clients: ClientDirectory) -> None:
+        self._app, self._clients = app, clients
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, if its key is known."""
-        scope["state"]["caller"] = self._callers.find(Headers(scope=scope))
+        scope["state"]["caller"] = self._clients.find(Headers(scope=scope))
         await self._app(scope, receive, send)
 
 
-def _account(scope: Scope, status: int, seconds: float, note: Note) -> None:
+def _record_http_request(scope: Scope, status: int, duration_s: float, log_record: RequestLogRecord) -> None:
     route = scope.get("route")
     path = "other" if route is None else route.path
     method = scope["method"] if scope["method"] in spans.METHODS else "other"
     metrics.HTTP_REQUESTS.labels(method, path, str(status)).inc()
-    metrics.HTTP_REQUEST_SECONDS.labels(method, path).observe(seconds)
+    metrics.HTTP_REQUEST_SECONDS.labels(method, path).observe(duration_s)
     target = scope["raw_path"].decode("latin-1")  # still percent-encoded, and without its query
     state = scope["state"]
     key = state["caller"].name if "caller" in state else None
-    said = {
+    log_fields = {
         "request_id": state["request_id"],
         "method": scope["method"],
         "path": target,
         "status": status,
-        "seconds": seconds,
+        "seconds": duration_s,
         "key": key,
     }
-    if note.said:
-        note.write(**said)
+    if log_record.fields:
+        log_record.write(**log_fields)
         return
-    level = logging.DEBUG if path in _QUIET else logging.INFO
-    line = fields(event="access", **said, outcome=state.get("error_code"), job_id=state.get("job_id"))
-    log.log(level, "%s %s %d", scope["method"], target, status, extra=line)
+    level = logging.DEBUG if path in _DEBUG_LEVEL_PATHS else logging.INFO
+    extra = fields(event="access", **log_fields, outcome=state.get("error_code"), job_id=state.get("job_id"))
+    log.log(level, "%s %s %d", scope["method"], target, status, extra=extra)

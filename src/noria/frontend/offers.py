@@ -20,34 +20,34 @@ class Bounds(Struct, frozen=True):
     default: float | None
 
 
-class OfferedScheduler(Struct, frozen=True):
+class SchedulerInfo(Struct, frozen=True):
     """A scheduler that the model can be sampled with."""
 
     name: str
     description: str
 
 
-class Offer(Struct, frozen=True):
+class ModelCapabilities(Struct, frozen=True):
     """A model as forms and clients need it; the names of `settings` are the fields of `POST /t2i`."""
 
     version: str  # the model's fingerprint
     pipeline: str  # its diffusers class
     settings: dict[str, Bounds]
     default_scheduler: str
-    schedulers: list[OfferedScheduler]
+    schedulers: list[SchedulerInfo]
     max_prompt_chars: int
 
 
-def offer_of(spec: ModelSpec, config: FrontendConfig) -> Offer:
+def capabilities_of(spec: ModelSpec, config: FrontendConfig) -> ModelCapabilities:
     """What may be asked of `spec` behind a front end with this `config`."""
-    return Offer(
+    return ModelCapabilities(
         version=spec.fingerprint,
         pipeline=spec.pipeline,
         settings={
-            field: Bounds(allowed.least, allowed.most, allowed.multiple, allowed.default)
+            field: Bounds(allowed.min, allowed.max, allowed.multiple, allowed.default)
             for field, allowed in limits(spec, config).items()
         },
         default_scheduler=spec.default_scheduler,
-        schedulers=[OfferedScheduler(name, schedulers.find(name).description) for name in spec.schedulers],
+        schedulers=[SchedulerInfo(name, schedulers.find(name).description) for name in spec.schedulers],
         max_prompt_chars=config.max_prompt_chars,
     )

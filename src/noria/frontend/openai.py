@@ -14,22 +14,22 @@ from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from noria.errors import InvalidField, shown
+from noria.errors import InvalidField, short_repr
 from noria.frontend import streaming
-from noria.frontend.admission import heed
-from noria.frontend.bodies import Bodies
-from noria.frontend.encoding import base64_texts, encode_preview
-from noria.frontend.engine_link import EngineLoad, PreviewImage, Update
-from noria.frontend.keys import Caller
-from noria.frontend.leaving import unless_disconnected
-from noria.frontend.offers import Offer, offer_of
-from noria.frontend.studio import AnswerTimings, Drawing, Studio, Wish
+from noria.frontend.admission import apply_headers
+from noria.frontend.bodies import JsonBodyReader
+from noria.frontend.encoding import to_base64, write_preview
+from noria.frontend.engine_link import PoolLoad, PreviewImage, Update
+from noria.frontend.keys import ApiClient
+from noria.frontend.leaving import cancel_on_disconnect
+from noria.frontend.offers import ModelCapabilities, capabilities_of
+from noria.frontend.studio import ResponseTimings, GenerationResult, GenerationService, AdmittedRequest
 from noria.messages import ShapeCosts
-from noria.request import ImageBody, ImageFormat, ImageRequest, Priority
+from noria.request import ImageRequestBody, ImageFormat, ImageRequest, Priority
 from noria.spec import ModelSpec
 
 
-class GenerationsBody(Struct, frozen=True, forbid_unknown_fields=True):
+class GenerationsRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
     """The body of `POST /v1/images/generations`: OpenAI's fields, then Noria's own."""
 
     prompt: str
@@ -57,7 +57,7 @@ class GenerationsBody(Struct, frozen=True, forbid_unknown_fields=True):
     metadata: bool = True
 
 
-IGNORED = ("quality", "style", "background", "moderation", "user", "safety_identifier")
+IGNORED_FIELDS = ("quality", "style", "background", "moderation", "user", "safety_identifier")
 
 
 class GeneratedImage(Struct, frozen=True):
@@ -67,7 +67,7 @@ class GeneratedImage(Struct, frozen=True):
     seed: int
 
 
-class GenerationsAnswer(Struct, frozen=True):
+class GenerationsResponse(Struct, frozen=True):
     """OpenAI's answer, with Noria's additions at the end."""
 
     created: int  # Unix time, s
@@ -76,7 +76,7 @@ class GenerationsAnswer(Struct, frozen=True):
     size: str
     model: str
     request_id: str
-    timings: AnswerTimings
+    timings: ResponseTimings
 
 
 class PartialImage(Struct, frozen=True, kw_only=True):
@@ -104,7 +104,7 @@ class CompletedImage(Struct, frozen=True, kw_only=True):
     output_format: ImageFormat
     model: str
     request_id: str
-    timings: AnswerTimings
+    timings: ResponseTimings
     usage: dict[str, Any]
     quality: str = "auto"
     background: str = "opaque"
@@ -124,7 +124,7 @@ class ModelCard(Struct, frozen=True):
 
     id: str
     created: int
-    noria: Offer
+    noria: ModelCapabilities
     object: Literal["model"] = "model"
     owned_by: str = "noria"
 
@@ -141,9 +141,9 @@ class ModelDetail(Struct, frozen=True):
     default_guidance: float
     default_scheduler: str
     schedulers: tuple[str, ...]
-    load: EngineLoad
+    load: PoolLoad
     costs: list[ShapeCosts]  # of each engine and size; in seconds
-    noria: Offer
+    noria: ModelCapabilities
     object: Literal["model"] = "model"
     owned_by: str = "noria"
 
@@ -155,30 +155,30 @@ class ModelList(Struct, frozen=True):
     object: Literal["list"] = "list"
 
 
-class OpenAI:
+class OpenAIRoutes:
     """The routes under /v1."""
 
-    def __init__(self, studio: Studio, bodies: Bodies) -> None:
-        self._studio, self._bodies = studio, bodies
+    def __init__(self, generation_service: GenerationService, body_reader: JsonBodyReader) -> None:
+        self._generation_service, self._body_reader = generation_service, body_reader
         self._created = int(time.time())
 
     async def generations(self, http: Request) -> Response:
         """Images for a prompt, in base64."""
-        body = await self._bodies.read_json(http, GenerationsBody)
-        wish = admit_generation(self._studio, body, http.state.caller, http.state.request_id, http.headers)
+        body = await self._body_reader.read_json(http, GenerationsRequestBody)
+        admitted = admit_generation(self._generation_service, body, http.state.caller, http.state.request_id, http.headers)
         if body.stream:
-            return await streaming.watch(http, self._studio, wish, _Frames(self._studio, wish))
-        drawing = await unless_disconnected(http, self._studio.draw(wish))
-        return _json(_answer(drawing, http.state.request_id, await self._studio.in_base64(drawing)), drawing.headers)
+            return await streaming.stream_generation(http, self._generation_service, admitted, _EventFrames(self._generation_service, admitted))
+        result = await cancel_on_disconnect(http, self._generation_service.generate(admitted))
+        return _json_response(_generations_response(result, http.state.request_id, await self._generation_service.files_as_base64(result)), result.headers)
 
     async def models(self, _: Request) -> Response:
         """The models served."""
-        self._studio.spec()  # refuses while none is known
-        return _json(ModelList([self._card(spec) for spec in self._studio.link.models.values()]))
+        self._generation_service.resolve_model()  # refuses while none is known
+        return _json_response(ModelList([self._card(spec) for spec in self._generation_service.engine_pool.models.values()]))
 
     async def model(self, http: Request) -> Response:
         """One model by its name, or by the alias, with what its work costs here."""
-        spec = self._studio.spec(http.path_params["model"])
+        spec = self._generation_service.resolve_model(http.path_params["model"])
         detail = ModelDetail(
             id=spec.name,
             created=self._created,
@@ -189,87 +189,87 @@ class OpenAI:
             default_guidance=spec.default_guidance,
             default_scheduler=spec.default_scheduler,
             schedulers=spec.schedulers,
-            load=self._studio.link.load,
-            costs=self._studio.link.costs(spec.name),
-            noria=offer_of(spec, self._studio.config),
+            load=self._generation_service.engine_pool.load,
+            costs=self._generation_service.engine_pool.costs(spec.name),
+            noria=capabilities_of(spec, self._generation_service.config),
         )
-        return _json(detail)
+        return _json_response(detail)
 
     def _card(self, spec: ModelSpec) -> ModelCard:
-        return ModelCard(spec.name, self._created, offer_of(spec, self._studio.config))
+        return ModelCard(spec.name, self._created, capabilities_of(spec, self._generation_service.config))
 
 
 def admit_generation(
-    studio: Studio, body: GenerationsBody, caller: Caller, request_id: str, headers: Mapping[str, str]
-) -> Wish:
+    generation_service: GenerationService, body: GenerationsRequestBody, api_client: ApiClient, request_id: str, headers: Mapping[str, str]
+) -> AdmittedRequest:
     """`body` as a wish; raises as `Studio.admit` does, in the words of this route's fields."""
     try:
-        return studio.admit(heed(_as_image_body(body), headers), caller, request_id, body.output_compression)
+        return generation_service.admit(apply_headers(_as_image_body(body), headers), api_client, request_id, body.output_compression)
     except InvalidField as error:
         if error.field in ("width", "height"):  # this body has no such fields
             error.field = "size"
         raise
 
 
-class _Frames:
+class _EventFrames:
     """What OpenAI's clients are told of what happens: pictures, and nothing of progress."""
 
-    def __init__(self, studio: Studio, wish: Wish) -> None:
-        self._studio, self._wish = studio, wish
+    def __init__(self, generation_service: GenerationService, admitted: AdmittedRequest) -> None:
+        self._generation_service, self._admitted = generation_service, admitted
         self._num_sent: dict[int, int] = {}  # previews, by image
 
-    async def __call__(self, happening: Update | Drawing) -> list[bytes]:
-        match happening:
+    async def __call__(self, update: Update | GenerationResult) -> list[bytes]:
+        match update:
             case PreviewImage():
-                return [self._partial(happening)]
-            case Drawing():
-                texts = await self._studio.in_base64(happening)
-                return [self._completed(happening, index, text) for index, text in enumerate(texts)]
+                return [self._partial(update)]
+            case GenerationResult():
+                b64_files = await self._generation_service.files_as_base64(update)
+                return [self._completed(update, index, text) for index, text in enumerate(b64_files)]
         return []
 
     def _partial(self, preview: PreviewImage) -> bytes:
-        request = self._wish.request
-        file = encode_preview(preview, self._wish.file_format, (request.width_px, request.height_px))
+        request = self._admitted.request
+        file = write_preview(preview, self._admitted.file_format, (request.width_px, request.height_px))
         number = self._num_sent.get(preview.index, 0)
         self._num_sent[preview.index] = number + 1
         partial = PartialImage(
-            b64_json=base64_texts([file])[0],
+            b64_json=to_base64([file])[0],
             partial_image_index=number,
             index=preview.index,
             created_at=int(time.time()),
             size=_size(request),
-            output_format=self._wish.file_format,
+            output_format=self._admitted.file_format,
         )
-        return streaming.event(partial.type, partial)
+        return streaming.serialize_event(partial.type, partial)
 
-    def _completed(self, drawing: Drawing, index: int, text: str) -> bytes:
+    def _completed(self, result: GenerationResult, index: int, b64_file: str) -> bytes:
         completed = CompletedImage(
-            b64_json=text,
+            b64_json=b64_file,
             index=index,
-            seed=drawing.request.seed + index,
+            seed=result.request.seed + index,
             created_at=int(time.time()),
-            size=_size(drawing.request),
-            output_format=self._wish.file_format,
-            model=self._wish.spec.name,
-            request_id=drawing.request.request_id,
-            timings=drawing.timings,
+            size=_size(result.request),
+            output_format=self._admitted.file_format,
+            model=self._admitted.spec.name,
+            request_id=result.request.request_id,
+            timings=result.timings,
             usage=NO_USAGE,
         )
-        return streaming.event(completed.type, completed)
+        return streaming.serialize_event(completed.type, completed)
 
 
 def _size(request: ImageRequest) -> str:
     return f"{request.width_px}x{request.height_px}"
 
 
-def _as_image_body(body: GenerationsBody) -> ImageBody:
+def _as_image_body(body: GenerationsRequestBody) -> ImageRequestBody:
     if body.response_format == "url":
         raise InvalidField(
             'response_format is "url"; only "b64_json" is served: images are stored for jobs only (POST /v1/jobs).',
             field="response_format",
         )
-    width, height = _sides(body.size)
-    return ImageBody(
+    width, height = _parse_size(body.size)
+    return ImageRequestBody(
         prompt=body.prompt,
         negative_prompt=body.negative_prompt,
         seed=body.seed,
@@ -289,29 +289,29 @@ def _as_image_body(body: GenerationsBody) -> ImageBody:
     )
 
 
-def _sides(size: str | None) -> tuple[int | None, int | None]:
+def _parse_size(size: str | None) -> tuple[int | None, int | None]:
     if size in (None, "auto"):
         return None, None
     sides = re.fullmatch(r"(\d{1,6})x(\d{1,6})", size, re.ASCII)
     if sides is None:
         raise InvalidField(
-            f'size is {shown(size)}; allowed are "auto" and widthxheight, such as "512x512".', field="size"
+            f'size is {short_repr(size)}; allowed are "auto" and widthxheight, such as "512x512".', field="size"
         )
     return int(sides[1]), int(sides[2])
 
 
-def _answer(drawing: Drawing, request_id: str, texts: list[str]) -> GenerationsAnswer:
-    request = drawing.request
-    return GenerationsAnswer(
+def _generations_response(result: GenerationResult, request_id: str, b64_files: list[str]) -> GenerationsResponse:
+    request = result.request
+    return GenerationsResponse(
         created=int(time.time()),
-        data=[GeneratedImage(text, request.seed + index) for index, text in enumerate(texts)],
-        output_format=drawing.wish.file_format,
+        data=[GeneratedImage(text, request.seed + index) for index, text in enumerate(b64_files)],
+        output_format=result.admitted.file_format,
         size=_size(request),
-        model=drawing.wish.spec.name,
+        model=result.admitted.spec.name,
         request_id=request_id,
-        timings=drawing.timings,
+        timings=result.timings,
     )
 
 
-def _json(answer: Any, headers: dict[str, str] | None = None) -> Response:
+def _json_response(answer: Any, headers: dict[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(answer), media_type="application/json", headers=headers)

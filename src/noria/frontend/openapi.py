@@ -21,21 +21,21 @@ from noria.errors import (
     Unauthorized,
     UnreadableImage,
 )
-from noria.frontend.a1111 import Options, ProgressAnswer, Txt2ImgAnswer
+from noria.frontend.a1111 import Options, ProgressResponse, Txt2ImgResponse
 from noria.frontend.a1111_bodies import DESCRIPTIONS as A1111_DESCRIPTIONS
 from noria.frontend.a1111_bodies import Txt2Img
 from noria.frontend.admission import limits
-from noria.frontend.images import ImagesAnswer
-from noria.frontend.jobs import JobBody, JobList
+from noria.frontend.images import ImagesResponse
+from noria.frontend.jobs import JobRequestBody, JobList
 from noria.frontend.keys import OPEN_PATHS
-from noria.frontend.openai import IGNORED, GenerationsAnswer, GenerationsBody, ModelCard, ModelDetail, ModelList
+from noria.frontend.openai import IGNORED_FIELDS, GenerationsResponse, GenerationsRequestBody, ModelCard, ModelDetail, ModelList
 from noria.frontend.openapi_a1111 import a1111_paths
 from noria.frontend.openapi_jobs import job_paths
-from noria.frontend.openapi_parts import error_responses, json_of, operation, parameter, plain
-from noria.frontend.recall import MOST_BYTES, Recalled
-from noria.frontend.refusals import ErrorAnswer
+from noria.frontend.openapi_parts import error_responses, json_content, operation, parameter, get_only
+from noria.frontend.recall import MAX_BYTES, RecoveredSettings
+from noria.frontend.refusals import ErrorBody
 from noria.jobs.records import Job
-from noria.request import ImageBody
+from noria.request import ImageRequestBody
 from noria.spec import ModelSpec
 
 DESCRIPTIONS = {
@@ -59,7 +59,7 @@ DESCRIPTIONS = {
     "priority": "`low`, `normal` or `high`: who boards first when there is a queue",
     "deadline_ms": "milliseconds from now after which the images are of no use: refused at once if that cannot be met",
     "metadata": "whether the files say how they were made",
-} | dict.fromkeys(IGNORED, "accepted for OpenAI's clients, and ignored")
+} | dict.fromkeys(IGNORED_FIELDS, "accepted for OpenAI's clients, and ignored")
 
 # Of the fields of A1111's bodies; its names are not ours.
 _DESCRIPTIONS_A1111 = A1111_DESCRIPTIONS | {
@@ -74,22 +74,22 @@ _DESCRIPTIONS_JOBS = {
 }
 
 _STRUCTS = (
-    ImageBody,
-    ImagesAnswer,
-    GenerationsBody,
-    GenerationsAnswer,
+    ImageRequestBody,
+    ImagesResponse,
+    GenerationsRequestBody,
+    GenerationsResponse,
     ModelList,
     ModelCard,
     ModelDetail,
-    Recalled,
+    RecoveredSettings,
     Txt2Img,
-    Txt2ImgAnswer,
+    Txt2ImgResponse,
     Options,
-    ProgressAnswer,
-    JobBody,
+    ProgressResponse,
+    JobRequestBody,
     Job,
     JobList,
-    ErrorAnswer,
+    ErrorBody,
 )
 
 _EXAMPLES: dict[str, dict[str, Any]] = {
@@ -107,7 +107,7 @@ def openapi(spec: ModelSpec | None, config: FrontendConfig) -> dict[str, Any]:
     components: dict[str, Any] = {"schemas": _schemas(spec, config)}
     if config.keys_file:
         components["securitySchemes"] = _SECURITY_SCHEMES
-        _lock(paths)
+        _require_keys(paths)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -135,19 +135,19 @@ _SECURITY_SCHEMES = {
 }
 
 
-def _lock(paths: dict[str, Any]) -> None:
+def _require_keys(paths: dict[str, Any]) -> None:
     """Write into `paths` which operations need a key, and what becomes of them without."""
     for path, item in paths.items():
         if path in OPEN_PATHS:
             continue
-        for described in item.values():
-            described["security"] = [{name: []} for name in _SECURITY_SCHEMES]
-            described["responses"] |= error_responses([Unauthorized])
+        for operation_object in item.values():
+            operation_object["security"] = [{name: []} for name in _SECURITY_SCHEMES]
+            operation_object["responses"] |= error_responses([Unauthorized])
 
 
 def _schemas(spec: ModelSpec | None, config: FrontendConfig) -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(_STRUCTS, ref_template="#/components/schemas/{name}")
-    for body in (ImageBody, GenerationsBody):
+    for body in (ImageRequestBody, GenerationsRequestBody):
         schema = schemas[body.__name__]
         schema["example"] = _EXAMPLES[body.__name__]
         for name, field in schema["properties"].items():
@@ -155,11 +155,11 @@ def _schemas(spec: ModelSpec | None, config: FrontendConfig) -> dict[str, Any]:
         for name in ("prompt", "negative_prompt"):
             schema["properties"][name]["maxLength"] = config.max_prompt_chars
         if spec is not None:
-            _fill_in(schema["properties"], spec, config)
+            _add_model_bounds(schema["properties"], spec, config)
     for other, descriptions in (
         (Txt2Img, _DESCRIPTIONS_A1111),
         (Options, _DESCRIPTIONS_A1111),
-        (JobBody, _DESCRIPTIONS_JOBS),
+        (JobRequestBody, _DESCRIPTIONS_JOBS),
     ):
         schema = schemas[other.__name__]
         schema["example"] = _EXAMPLES[other.__name__]
@@ -168,18 +168,18 @@ def _schemas(spec: ModelSpec | None, config: FrontendConfig) -> dict[str, Any]:
     return schemas
 
 
-def _fill_in(properties: dict[str, Any], spec: ModelSpec, config: FrontendConfig) -> None:
+def _add_model_bounds(properties: dict[str, Any], spec: ModelSpec, config: FrontendConfig) -> None:
     """Write the model's bounds, defaults and schedulers into the fields of one body."""
     for name, allowed in limits(spec, config).items():
         if name not in properties:
             continue
-        kind = "number" if name == "guidance_scale" else "integer"
+        json_type = "number" if name == "guidance_scale" else "integer"
         nullable = "anyOf" in properties[name]
         properties[name] = {
-            "type": [kind, "null"] if nullable else kind,
+            "type": [json_type, "null"] if nullable else json_type,
             "description": properties[name]["description"],
         }
-        properties[name] |= {"minimum": allowed.least, "maximum": allowed.most}
+        properties[name] |= {"minimum": allowed.min, "maximum": allowed.max}
         if allowed.multiple > 1:
             properties[name]["multipleOf"] = allowed.multiple
         if allowed.default is not None:
@@ -194,24 +194,24 @@ def _paths() -> dict[str, Any]:
                 "Draw images",
                 "One image as a file, with its seed in X-Noria-Seed and its times in Server-Timing; "
                 "several, or one for a client that accepts JSON but no image, as JSON.",
-                body=ImageBody,
-                answers={f"image/{name}": {} for name in ("png", "webp", "jpeg")} | json_of(ImagesAnswer),
+                body=ImageRequestBody,
+                content={f"image/{name}": {} for name in ("png", "webp", "jpeg")} | json_content(ImagesResponse),
             )
         },
         "/v1/images/generations": {
             "post": operation(
                 "Draw images, as OpenAI's API does",
                 "The unmodified OpenAI clients work; Noria's own fields go in `extra_body`.",
-                body=GenerationsBody,
-                answers=json_of(GenerationsAnswer),
+                body=GenerationsRequestBody,
+                content=json_content(GenerationsResponse),
             )
         },
-        "/v1/images/parameters": {"post": _recall()},
+        "/v1/images/parameters": {"post": _image_metadata_operation()},
         "/v1/models": {
             "get": operation(
                 "List the models served",
                 "As OpenAI's API does; `noria` says what may be asked of each: bounds, defaults, schedulers.",
-                answers=json_of(ModelList),
+                content=json_content(ModelList),
                 errors=[EngineUnavailable],
             )
         },
@@ -219,7 +219,7 @@ def _paths() -> dict[str, Any]:
             "get": operation(
                 "Tell of one model",
                 "OpenAI's card, and what the model's work costs on the engines here.",
-                answers=json_of(ModelDetail),
+                content=json_content(ModelDetail),
                 errors=[ModelNotFound, EngineUnavailable],
             )
             | {"parameters": [parameter("model", "path")]}
@@ -230,32 +230,32 @@ def _paths() -> dict[str, Any]:
                 "Watch the batch",
                 "Server-sent events: `engines`, the state of each, at every change; `wheel`, up to five times a second for each: who is in "
                 "which slot, who waits, the last turns, and what the images are going to be, unless `pictures` is false. Without an end.",
-                answers={"text/event-stream": {}},
+                content={"text/event-stream": {}},
                 errors=[InvalidField, RouteNotFound, RateLimited],
             )
             | {"parameters": [parameter("pictures", "query")]}
         },
         **a1111_paths(),
-        "/healthz": plain("Tell that the process lives", "200 as long as it answers at all.", "application/json"),
-        "/readyz": plain(
+        "/healthz": get_only("Tell that the process lives", "200 as long as it answers at all.", "application/json"),
+        "/readyz": get_only(
             "Tell whether a request would be taken",
             "200 if an engine is ready, else 503; tells each one's state.",
             "application/json",
         ),
-        "/metrics": plain("Measure", "Prometheus' text format, summed over all processes.", "text/plain"),
-        "/openapi.json": plain("Describe this interface", "OpenAPI 3.1.", "application/json"),
-        "/docs": plain("Describe it to people", "One page, nothing loaded from elsewhere.", "text/html"),
-        "/live": plain("Watch the wheel", "A page of the running batch, its queue and its figures.", "text/html"),
-        "/": plain("Draw in a browser", "The playground.", "text/html"),
+        "/metrics": get_only("Measure", "Prometheus' text format, summed over all processes.", "text/plain"),
+        "/openapi.json": get_only("Describe this interface", "OpenAPI 3.1.", "application/json"),
+        "/docs": get_only("Describe it to people", "One page, nothing loaded from elsewhere.", "text/html"),
+        "/live": get_only("Watch the wheel", "A page of the running batch, its queue and its figures.", "text/html"),
+        "/": get_only("Draw in a browser", "The playground.", "text/html"),
     }
 
 
-def _recall() -> dict[str, Any]:
+def _image_metadata_operation() -> dict[str, Any]:
     described = operation(
         "Read an image file's settings",
-        f"The body is the file, at most {MOST_BYTES // 2**20} MiB of PNG, WebP or JPEG, of Noria or with A1111's text. "
+        f"The body is the file, at most {MAX_BYTES // 2**20} MiB of PNG, WebP or JPEG, of Noria or with A1111's text. "
         "`settings` is a body of `POST /t2i`; `unusable` says what of the file cannot be had here, and why.",
-        answers=json_of(Recalled),
+        content=json_content(RecoveredSettings),
         errors=[InvalidBody, BodyTooLarge, UnreadableImage, RateLimited, EngineUnavailable],
     )
     image: dict[str, Any] = {f"image/{name}": {} for name in ("png", "webp", "jpeg")}

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from noria.frontend.a1111 import ROOT, Options, ProgressAnswer, Txt2ImgAnswer
+from noria.frontend.a1111 import ROOT, Options, ProgressResponse, Txt2ImgResponse
 from noria.frontend.a1111_bodies import Txt2Img
-from noria.frontend.openapi_parts import json_of, operation, plain
+from noria.frontend.openapi_parts import json_content, operation, get_only
 
 
 def a1111_paths() -> dict[str, Any]:
@@ -24,39 +24,39 @@ def a1111_paths() -> dict[str, Any]:
                 "Draw images, as A1111's API does",
                 "Bounds are those of `/t2i`. What A1111 has and Noria has not is refused unless it is off.",
                 body=Txt2Img,
-                answers=json_of(Txt2ImgAnswer),
+                content=json_content(Txt2ImgResponse),
             )
         },
         f"{ROOT}/options": {
             "get": operation(
-                "Tell the settings of A1111's routes", "Those that mean something.", answers=json_of(Options)
+                "Tell the settings of A1111's routes", "Those that mean something.", content=json_content(Options)
             ),
             "post": operation(
-                "Change them", "For all users of A1111's routes.", body=Options, answers={"application/json": {}}
+                "Change them", "For all users of A1111's routes.", body=Options, content={"application/json": {}}
             ),
         },
         f"{ROOT}/progress": {
             "get": operation(
                 "Tell how far A1111's clients' requests are",
                 "Of the one that has been drawn for longest; `?skip_current_image=true` leaves its picture out.",
-                answers=json_of(ProgressAnswer),
+                content=json_content(ProgressResponse),
             )
         },
         f"{ROOT}/interrupt": {
             "post": operation(
                 "End all requests of A1111's clients",
                 "They are answered 499; those that came by other routes go on.",
-                answers={"application/json": {}},
+                content={"application/json": {}},
             )
         },
         f"{ROOT}/skip": {
             "post": operation(
                 "End one request of A1111's clients",
                 "The one that has been drawn for longest.",
-                answers={"application/json": {}},
+                content={"application/json": {}},
             )
         },
     } | {
-        f"{ROOT}/{name}": plain("List, as A1111's API does", what.capitalize() + ".", "application/json")
-        for name, what in lists.items()
+        f"{ROOT}/{name}": get_only("List, as A1111's API does", description.capitalize() + ".", "application/json")
+        for name, description in lists.items()
     }

@@ -14,21 +14,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from noria.config import FrontendConfig
-from noria.errors import ImageFileError, InvalidField, ModelNotFound, UnreadableImage, shown
-from noria.frontend.admission import admit
+from noria.errors import ImageFileError, InvalidField, ModelNotFound, UnreadableImage, short_repr
+from noria.frontend.admission import validate
 from noria.frontend.bodies import read_bytes
-from noria.frontend.places import Places, client_of
-from noria.frontend.studio import Studio
-from noria.image_files import read_parameters
-from noria.parameters import Parameters
-from noria.request import ImageBody
+from noria.frontend.places import ConcurrencyLimiter, client_id_of
+from noria.frontend.studio import GenerationService
+from noria.image_files import read_metadata
+from noria.parameters import GenerationMetadata
+from noria.request import ImageRequestBody
 from noria.spec import ModelSpec
 
-MOST_BYTES = 16 * 2**20  # a PNG of 2048 × 2048 incompressible pixels has 12.6 MB
-MOST_UPLOADS = 16  # held at once, also those still being received: 256 MiB of a front end
-MOST_OF_A_CLIENT = 4
-_COME_AGAIN_S = 5.0  # a body takes up to 30 s, most take less than one
-_AT_ONCE = 2  # a file made to hurt takes seconds of a core, and front ends have other work for theirs
+MAX_BYTES = 16 * 2**20  # a PNG of 2048 × 2048 incompressible pixels has 12.6 MB
+MAX_UPLOADS = 16  # held at once, also those still being received: 256 MiB of a front end
+MAX_UPLOADS_PER_CLIENT = 4
+_RETRY_AFTER_S = 5.0  # a body takes up to 30 s, most take less than one
+_MAX_CONCURRENT_READS = 2  # a file made to hurt takes seconds of a core, and front ends have other work for theirs
 _SETTINGS = (
     "prompt",
     "negative_prompt",
@@ -41,7 +41,7 @@ _SETTINGS = (
 )
 
 
-class Unusable(Struct, frozen=True):
+class RejectedSetting(Struct, frozen=True):
     """A setting that the file has and that is of no use here, and why."""
 
     field: str
@@ -49,93 +49,93 @@ class Unusable(Struct, frozen=True):
     reason: str
 
 
-class Recalled(Struct, frozen=True):
+class RecoveredSettings(Struct, frozen=True):
     """The answer of `POST /v1/images/parameters`; `settings` is a body of `POST /t2i`."""
 
     source: Literal["noria", "a1111"]  # whose text was read
     settings: dict[str, Any]
-    unusable: list[Unusable]
+    rejected: list[RejectedSetting]
     model_version: str | None  # that drew it: a fingerprint, or what another program takes for one
     noria: str | None  # the version that drew it; null: another program did
     other: dict[str, str]  # what else another program's file says: things that Noria has not
 
 
-class Recall:
+class ImageMetadataRoute:
     """The route."""
 
-    def __init__(self, studio: Studio) -> None:
-        self._studio = studio
-        self._uploads = Places("uploads to /v1/images/parameters", MOST_UPLOADS, MOST_OF_A_CLIENT, _COME_AGAIN_S)
-        self._readers = asyncio.Semaphore(_AT_ONCE)
+    def __init__(self, generation_service: GenerationService) -> None:
+        self._generation_service = generation_service
+        self._upload_limiter = ConcurrencyLimiter("uploads to /v1/images/parameters", MAX_UPLOADS, MAX_UPLOADS_PER_CLIENT, _RETRY_AFTER_S)
+        self._read_semaphore = asyncio.Semaphore(_MAX_CONCURRENT_READS)
 
-    async def parameters(self, http: Request) -> Response:
+    async def metadata(self, http: Request) -> Response:
         """What the file in the body says, as `Recalled`. Raises RateLimited before anything of the body is asked for."""
-        self._studio.spec()  # refuses while no model is known: nobody could say what is usable
-        with self._uploads.one(client_of(http)):
-            file = await read_bytes(http, MOST_BYTES)
-            async with self._readers:
-                answer = await asyncio.to_thread(self._answer, file)
-        return Response(answer, media_type="application/json")
+        self._generation_service.resolve_model()  # refuses while no model is known: nobody could say what is usable
+        with self._upload_limiter.hold(client_id_of(http)):
+            file = await read_bytes(http, MAX_BYTES)
+            async with self._read_semaphore:
+                response = await asyncio.to_thread(self._encode_response, file)
+        return Response(response, media_type="application/json")
 
-    def _answer(self, file: bytes) -> bytes:
-        return msgspec.json.encode(self._recalled(_said(file)))
+    def _encode_response(self, file: bytes) -> bytes:
+        return msgspec.json.encode(self._recover(_read_metadata(file)))
 
-    def _recalled(self, said: Parameters) -> Recalled:
-        unusable = []
+    def _recover(self, metadata: GenerationMetadata) -> RecoveredSettings:
+        rejected = []
         try:
-            spec = self._studio.spec(said.model)
+            spec = self._generation_service.resolve_model(metadata.model)
         except ModelNotFound as error:
-            spec = self._studio.spec()
-            unusable.append(Unusable("model", said.model, error.message))
+            spec = self._generation_service.resolve_model()
+            rejected.append(RejectedSetting("model", metadata.model, error.message))
         else:
-            unusable += _of_another_version(said, spec)
-        settings, refused = usable(said, spec, self._studio.config)
-        return Recalled(
-            source="a1111" if said.noria is None else "noria",
+            rejected += _rejected_version(metadata, spec)
+        settings, rejected_values = usable_settings(metadata, spec, self._generation_service.config)
+        return RecoveredSettings(
+            source="a1111" if metadata.noria is None else "noria",
             settings=settings | {"model": spec.name},
-            unusable=unusable + refused,
-            model_version=said.model_version,
-            noria=said.noria,
-            other=said.other,
+            rejected=rejected + rejected_values,
+            model_version=metadata.model_version,
+            noria=metadata.noria,
+            other=metadata.other,
         )
 
 
-def usable(said: Parameters, spec: ModelSpec, config: FrontendConfig) -> tuple[dict[str, Any], list[Unusable]]:
+def usable_settings(metadata: GenerationMetadata, spec: ModelSpec, config: FrontendConfig) -> tuple[dict[str, Any], list[RejectedSetting]]:
     """The settings of `said` that `spec` can be asked for, and the others with the refusal that each would get.
 
     The prompt is there in any case, since no body of `POST /t2i` is without one.
     """
     settings: dict[str, Any] = {"prompt": ""}
-    unusable = []
+    rejected = []
     for field in _SETTINGS:
-        value = getattr(said, field)
+        value = getattr(metadata, field)
         if value is None or (field == "negative_prompt" and not value):
             continue
         try:
-            alone: dict[str, Any] = {"prompt": "", field: value}
-            admit(ImageBody(**alone), spec, config, "", lambda: 0)
+            single_setting: dict[str, Any] = {"prompt": "", field: value}
+            validate(ImageRequestBody(**single_setting), spec, config, "", lambda: 0)
         except InvalidField as error:
-            unusable.append(Unusable(field, value, error.message))
+            rejected.append(RejectedSetting(field, value, error.message))
         else:
             settings[field] = value
-    return settings, unusable
+    return settings, rejected
 
 
-def _of_another_version(said: Parameters, spec: ModelSpec) -> list[Unusable]:
-    if said.model is None or said.model_version in (None, spec.fingerprint):
+def _rejected_version(metadata: GenerationMetadata, spec: ModelSpec) -> list[RejectedSetting]:
+    if metadata.model is None or metadata.model_version in (None, spec.fingerprint):
         return []
     return [
-        Unusable(
+        RejectedSetting(
             "model_version",
-            said.model_version,
-            f"the file was drawn by version {shown(said.model_version)} of {spec.name}; served is {spec.fingerprint!r}, "
+            metadata.model_version,
+            f"the file was drawn by version {short_repr(metadata.model_version)} of {spec.name}; served is {spec.fingerprint!r}, "
             "which may draw another image.",
         )
     ]
 
 
-def _said(file: bytes) -> Parameters:
+def _read_metadata(file: bytes) -> GenerationMetadata:
     try:
-        return read_parameters(io.BytesIO(file), "the file")
+        return read_metadata(io.BytesIO(file), "the file")
     except ImageFileError as error:
         raise UnreadableImage(error.message) from error

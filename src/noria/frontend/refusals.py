@@ -10,7 +10,7 @@ from msgspec import UNSET, Struct, UnsetType
 from noria.errors import NoriaError
 
 # The word that OpenAI's API has for a status, which its clients show.
-_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 499: "cancelled_error"}
+_TYPE_BY_STATUS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 499: "cancelled_error"}
 
 
 class ErrorDetail(Struct, frozen=True):
@@ -24,16 +24,16 @@ class ErrorDetail(Struct, frozen=True):
     request_id: str
 
 
-class ErrorAnswer(Struct, frozen=True):
+class ErrorBody(Struct, frozen=True):
     """Every refusal and failure, on every route."""
 
     error: ErrorDetail
     detail: str | UnsetType = UNSET
 
 
-def error_answer(error: NoriaError, request_id: str, *, of_a1111: bool = False) -> ErrorAnswer:
+def error_body(error: NoriaError, request_id: str, *, for_a1111: bool = False) -> ErrorBody:
     """`error` as its caller reads it."""
-    return ErrorAnswer(
+    return ErrorBody(
         ErrorDetail(
             code=error.code,
             message=error.message,
@@ -42,9 +42,9 @@ def error_answer(error: NoriaError, request_id: str, *, of_a1111: bool = False) 
             retryable=error.retryable,
             request_id=request_id,
         ),
-        detail=error.message if of_a1111 else UNSET,
+        detail=error.message if for_a1111 else UNSET,
     )
 
 
 def _type_of(status: int) -> str:
-    return _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return _TYPE_BY_STATUS.get(status, "invalid_request_error" if status < 500 else "server_error")

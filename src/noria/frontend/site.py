@@ -12,10 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-FOLDER = pathlib.Path(__file__).parent / "pages"
-ASSETS = "/pages"  # /pages/NAME is pages/NAME
+PAGES_DIR = pathlib.Path(__file__).parent / "pages"
+ASSETS_PATH = "/pages"  # /pages/NAME is pages/NAME
 
-_TYPES = {
+_MEDIA_TYPES = {
     ".html": "text/html",
     ".css": "text/css",
     ".js": "text/javascript",
@@ -23,13 +23,13 @@ _TYPES = {
 }
 
 # Pages draw pictures that they have made themselves (blob:, data:), and talk to this server only.
-_POLICY = (
+_CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 PAGE_HEADERS = {
     "Cache-Control": "no-cache",  # ask each time: a new version is seen at once, and a 304 is small
-    "Content-Security-Policy": _POLICY,
+    "Content-Security-Policy": _CONTENT_SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
@@ -37,7 +37,7 @@ PAGE_HEADERS = {
 
 
 @dataclass(frozen=True)
-class PageFile:
+class StaticFile:
     """One file, ready to be sent."""
 
     content: bytes
@@ -45,10 +45,10 @@ class PageFile:
     etag: str
 
     @classmethod
-    def read(cls, path: pathlib.Path) -> "PageFile":
+    def read(cls, path: pathlib.Path) -> "StaticFile":
         """As it is in the package."""
         content = path.read_bytes()
-        return cls(content, _TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:16]}"')
+        return cls(content, _MEDIA_TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:16]}"')
 
     async def __call__(self, http: Request) -> Response:
         """The file, or 304 to who has it."""
@@ -58,9 +58,9 @@ class PageFile:
         return Response(self.content, media_type=self.media_type, headers=headers)
 
 
-def site_routes(pages: dict[str, str]) -> list[Route]:
+def page_routes(pages: dict[str, str]) -> list[Route]:
     """A route for each of `pages`, the path of a page to the name of its file; and one for all the files of `pages/`."""
-    files = {path.name: PageFile.read(path) for path in sorted(FOLDER.iterdir()) if path.suffix in _TYPES}
+    files = {path.name: StaticFile.read(path) for path in sorted(PAGES_DIR.iterdir()) if path.suffix in _MEDIA_TYPES}
 
     async def asset(http: Request) -> Response:
         name = http.path_params["name"]
@@ -69,4 +69,4 @@ def site_routes(pages: dict[str, str]) -> list[Route]:
         return await files[name](http)
 
     # One route: each would have a histogram of its own in /metrics.
-    return [*(Route(path, files[name].__call__) for path, name in pages.items()), Route(f"{ASSETS}/{{name}}", asset)]
+    return [*(Route(path, files[name].__call__) for path, name in pages.items()), Route(f"{ASSETS_PATH}/{{name}}", asset)]

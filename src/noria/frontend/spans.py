@@ -9,30 +9,30 @@ from starlette.types import Message, Scope
 
 from noria.frontend.keys import OPEN_PATHS
 from noria.observe.trace_context import parse
-from noria.observe.traces import NO_SPAN, NO_TRACER, NoSpan, Span, Tracer, Value
+from noria.observe.traces import NO_SPAN, NO_TRACER, NoSpan, Span, Tracer, AttributeValue
 from noria.request import ImageRequest
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 """Those that have a name in metrics and spans: callers may make up others without end."""
 
-_UNTRACED = OPEN_PATHS | {"/live", "/v1/live"}  # probes, pages, and a stream that lasts as long as somebody looks
-_UNTRACED_FOLDER = "/pages/"
+_UNTRACED_PATHS = OPEN_PATHS | {"/live", "/v1/live"}  # probes, pages, and a stream that lasts as long as somebody looks
+_UNTRACED_PREFIX = "/pages/"
 # What nobody was to blame for but the load, us, or a client that left. Other 4xx are the caller's mistakes, and the conventions have
 # their spans be no errors of the server's.
-_FAILURES = frozenset({429, 499})
+_FAILURE_STATUSES = frozenset({429, 499})
 
 
 def begin(tracer: Tracer, scope: Scope, headers: Headers, request_id: str) -> Span:
     """The span of an HTTP request that has come in, on behalf of the caller's if it came with one."""
     path: str = scope["path"]
-    if path in _UNTRACED or path.startswith(_UNTRACED_FOLDER):
+    if path in _UNTRACED_PATHS or path.startswith(_UNTRACED_PREFIX):
         return NO_SPAN
-    came_with = headers.getlist("traceparent")
-    parent = parse(came_with, headers.getlist("tracestate")) if came_with else None
+    traceparents = headers.getlist("traceparent")
+    parent = parse(traceparents, headers.getlist("tracestate")) if traceparents else None
     if tracer is NO_TRACER:  # most servers: not even the attributes are made
         return NoSpan(parent) if parent is not None else NO_SPAN
     method: str = scope["method"]
-    attributes: dict[str, Value] = {"url.path": path, "url.scheme": scope["scheme"], "noria.request_id": request_id}
+    attributes: dict[str, AttributeValue] = {"url.path": path, "url.scheme": scope["scheme"], "noria.request_id": request_id}
     if method in METHODS:
         attributes["http.request.method"] = method
     else:
@@ -40,20 +40,20 @@ def begin(tracer: Tracer, scope: Scope, headers: Headers, request_id: str) -> Sp
     return tracer.span(_name(scope), "server", parent, attributes)
 
 
-def tell(span: Span, response: Message) -> None:
+def add_server_timing(span: Span, response: Message) -> None:
     """Have the head of the response say which span it was, where there is one to be found: browsers' tools show Server-Timing."""
     if span.is_recording and span.context is not None and span.context.is_sampled:
         headers = MutableHeaders(scope=response)
-        said = headers.get("server-timing")
-        mine = f'traceparent;desc="{span.context.traceparent}"'
-        headers["Server-Timing"] = mine if said is None else f"{said}, {mine}"
+        existing = headers.get("server-timing")
+        entry = f'traceparent;desc="{span.context.traceparent}"'
+        headers["Server-Timing"] = entry if existing is None else f"{existing}, {entry}"
 
 
 def finish(span: Span, scope: Scope, status: int) -> None:
     """The request was answered with `status`; 499 where its client, or we, left before it was."""
     if not span.is_recording:
         return
-    attributes: dict[str, Value] = {"http.response.status_code": status}
+    attributes: dict[str, AttributeValue] = {"http.response.status_code": status}
     if (route := scope.get("route")) is not None:
         attributes["http.route"] = route.path
         span.rename(f"{_name(scope)} {route.path}")
@@ -63,8 +63,8 @@ def finish(span: Span, scope: Scope, status: int) -> None:
     code = state.get("error_code")
     if code is not None:
         attributes["noria.outcome"] = code
-    span.note(attributes)
-    if status in _FAILURES or status >= 500:
+    span.set_attributes(attributes)
+    if status in _FAILURE_STATUSES or status >= 500:
         span.fail(code or str(status))
     span.end()
 
@@ -75,11 +75,11 @@ def _name(scope: Scope) -> str:
     return method if method in METHODS else "HTTP"
 
 
-def describe(span: Span, request: ImageRequest) -> None:
+def add_request_attributes(span: Span, request: ImageRequest) -> None:
     """Say what was asked for."""
     if not span.is_recording:
         return
-    attributes: dict[str, Value] = {
+    attributes: dict[str, AttributeValue] = {
         "gen_ai.operation.name": "generate_content",
         "gen_ai.output.type": "image",
         "gen_ai.provider.name": "noria",
@@ -97,4 +97,4 @@ def describe(span: Span, request: ImageRequest) -> None:
         attributes["gen_ai.request.choice.count"] = request.num_images
     if request.deadline_s is not None:
         attributes["noria.deadline_s"] = request.deadline_s
-    span.note(attributes)
+    span.set_attributes(attributes)

@@ -16,103 +16,103 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from noria.errors import NoriaError, RequestCancelled
-from noria.frontend.engine_link import PreviewImage, Progress, Update
-from noria.frontend.leaving import unless_disconnected, until
-from noria.frontend.refusals import error_answer
-from noria.frontend.studio import Drawing, Studio, Wish
+from noria.frontend.engine_link import PreviewImage, ProgressUpdate, Update
+from noria.frontend.leaving import cancel_on_disconnect, run_until
+from noria.frontend.refusals import error_body
+from noria.frontend.studio import GenerationResult, GenerationService, AdmittedRequest
 
 _KEEP_ALIVE_S = 15.0  # proxies close a connection that is silent for longer than 30 to 60 s
-_LAST_FRAME_S = 1.0  # to read what was sent before a drain; who needs longer misses nothing that lasts
+_FLUSH_GRACE_S = 1.0  # to read what was sent before a drain; who needs longer misses nothing that lasts
 
 
-class Mailbox:
+class LatestUpdates:
     """What a watcher has not read yet: the newest progress, and every preview."""
 
     def __init__(self) -> None:
-        self._progress: Progress | None = None
+        self._progress: ProgressUpdate | None = None
         self._previews: list[PreviewImage] = []
-        self._filled = asyncio.Event()
+        self._updated = asyncio.Event()
 
     @property
-    def filled(self) -> bool:
+    def has_updates(self) -> bool:
         """Whether there is something to take."""
-        return self._filled.is_set()
+        return self._updated.is_set()
 
     def put(self, update: Update) -> None:
         """Leave `update`; never waits."""
-        if isinstance(update, Progress):
+        if isinstance(update, ProgressUpdate):
             self._progress = update
         else:
             self._previews.append(update)
-        self._filled.set()
+        self._updated.set()
 
     async def wait(self) -> None:
         """Until there is something."""
-        await self._filled.wait()
+        await self._updated.wait()
 
     def take(self) -> list[Update]:
         """All there is: previews in their order, then the newest progress."""
         updates: list[Update] = [*self._previews, *([self._progress] if self._progress else [])]
         self._previews, self._progress = [], None
-        self._filled.clear()
+        self._updated.clear()
         return updates
 
 
-class WatchedDrawing:
+class StreamedGeneration:
     """A wish that is being drawn, and its mailbox."""
 
-    def __init__(self, studio: Studio, wish: Wish) -> None:
-        self.wish = wish
-        self._mailbox = Mailbox()
-        self._task = asyncio.create_task(studio.draw(wish, self._mailbox.put))
+    def __init__(self, generation_service: GenerationService, admitted: AdmittedRequest) -> None:
+        self.admitted = admitted
+        self._updates = LatestUpdates()
+        self._task = asyncio.create_task(generation_service.generate(admitted, self._updates.put))
 
-    async def accepted(self) -> None:
+    async def wait_until_accepted(self) -> None:
         """Until an engine has taken the wish; raises what refused it, while the answer can still have a status.
 
         What fails after that, however soon, is told in the stream.
         """
-        await self._until_news(None)
-        if self._task.done() and not self._mailbox.filled:
+        await self._wait_for_update(None)
+        if self._task.done() and not self._updates.has_updates:
             self._task.result()
 
-    async def happenings(self) -> AsyncIterator[Update | Drawing | None]:
+    async def updates(self) -> AsyncIterator[Update | GenerationResult | None]:
         """Its updates, then its drawing; None where nothing has happened for a while. Raises what ended it."""
         while True:
-            await self._until_news(_KEEP_ALIVE_S)
+            await self._wait_for_update(_KEEP_ALIVE_S)
             has_ended = self._task.done()  # asked first: while its reader takes these updates there may be more of them
-            updates = self._mailbox.take()
-            for update in updates:
+            pending = self._updates.take()
+            for update in pending:
                 yield update
             if has_ended:
                 yield self._task.result()
                 return
-            if not updates:
+            if not pending:
                 yield None
 
-    async def _until_news(self, patience_s: float | None) -> None:
-        news = asyncio.create_task(self._mailbox.wait())
+    async def _wait_for_update(self, timeout_s: float | None) -> None:
+        update_task = asyncio.create_task(self._updates.wait())
         try:
-            await asyncio.wait({news, self._task}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({update_task, self._task}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            news.cancel()
+            update_task.cancel()
 
-    async def end(self) -> None:
+    async def cancel(self) -> None:
         """Take it out of the engine, if it is still there."""
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError, NoriaError):
             await self._task
 
 
-def event(name: str, data: Any, event_id: str | None = None) -> bytes:
+def serialize_event(name: str, data: Any, event_id: str | None = None) -> bytes:
     """One event as it goes over the wire; `data` is anything that msgspec makes JSON of, which is one line."""
-    number = f"id: {event_id}\n" if event_id is not None else ""
-    return f"{number}event: {name}\ndata: ".encode() + msgspec.json.encode(data) + b"\n\n"
+    id_line = f"id: {event_id}\n" if event_id is not None else ""
+    return f"{id_line}event: {name}\ndata: ".encode() + msgspec.json.encode(data) + b"\n\n"
 
 
-COMMENT = b": still here\n\n"
+KEEP_ALIVE_COMMENT = b": still here\n\n"
 """What no client shows, and every proxy counts as life."""
 
-HEADERS: Mapping[str, str] = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # nginx would collect the events
+SSE_HEADERS: Mapping[str, str] = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # nginx would collect the events
 
 
 class EventStream(Response):
@@ -123,7 +123,7 @@ class EventStream(Response):
     def __init__(
         self,
         frames: AsyncGenerator[bytes, None],
-        end: Callable[[], Awaitable[None]],
+        on_close: Callable[[], Awaitable[None]],
         draining: asyncio.Event | None = None,
     ) -> None:
         """`end` is called once, also when the client has left before the first frame.
@@ -131,9 +131,9 @@ class EventStream(Response):
         `draining`, once set, ends frames that have no end of their own, and soon their connection, whether its client has read them or not:
         it comes again, elsewhere. None: a server that is to stop waits for the frames as for any answer.
         """
-        super().__init__(headers=HEADERS)
+        super().__init__(headers=SSE_HEADERS)
         del self.headers["content-length"]
-        self._frames, self._end, self._draining = frames, end, draining
+        self._frames, self._on_close, self._draining = frames, on_close, draining
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write until the end of the frames or of the client."""
@@ -143,21 +143,21 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": b""})
                 return
             with contextlib.suppress(RequestCancelled):
-                await unless_disconnected(Request(scope, receive), self._write(scope, send))
+                await cancel_on_disconnect(Request(scope, receive), self._write(scope, send))
         finally:
             await self._frames.aclose()
-            await self._end()
+            await self._on_close()
 
     async def _write(self, scope: Scope, send: Send) -> None:
         if self._draining is None:
             await self._write_all(send)
             return
-        writing = await until(self._draining.wait(), self._write_all(send))
-        if not writing.cancelled():
-            writing.result()
+        write_task = await run_until(self._draining.wait(), self._write_all(send))
+        if not write_task.cancelled():
+            write_task.result()
             return
         # Not taken back when all is sent: that is not read yet, and a connection closes when it is.
-        asyncio.get_running_loop().call_later(_LAST_FRAME_S, scope["state"]["abort"])
+        asyncio.get_running_loop().call_later(_FLUSH_GRACE_S, scope["state"]["abort"])
         await send({"type": "http.response.body", "body": b""})
 
     async def _write_all(self, send: Send) -> None:
@@ -166,33 +166,33 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b""})
 
 
-Frames = Callable[[Update | Drawing], Awaitable[list[bytes]]]
+UpdateFormatter = Callable[[Update | GenerationResult], Awaitable[list[bytes]]]
 """What a route writes of something that has happened."""
 
 
-async def watch(http: Request, studio: Studio, wish: Wish, frames_of: Frames) -> EventStream:
+async def stream_generation(http: Request, generation_service: GenerationService, admitted: AdmittedRequest, format_update: UpdateFormatter) -> EventStream:
     """The answer that shows `wish` while it is drawn, once an engine has accepted it; an error on the way is its last event.
 
     Raises:
         NoriaError: what refused it, or RequestCancelled; nothing has been answered then.
 
     """
-    drawing = WatchedDrawing(studio, wish)
+    generation = StreamedGeneration(generation_service, admitted)
     try:
-        await unless_disconnected(http, drawing.accepted())
+        await cancel_on_disconnect(http, generation.wait_until_accepted())
     except BaseException:
-        await drawing.end()
+        await generation.cancel()
         raise
 
     async def frames() -> AsyncGenerator[bytes, None]:
         try:
-            async for happening in drawing.happenings():
-                if happening is None:
-                    yield COMMENT
+            async for update in generation.updates():
+                if update is None:
+                    yield KEEP_ALIVE_COMMENT
                     continue
-                for frame in await frames_of(happening):
+                for frame in await format_update(update):
                     yield frame
         except NoriaError as error:
-            yield event("error", error_answer(error, http.state.request_id))
+            yield serialize_event("error", error_body(error, http.state.request_id))
 
-    return EventStream(frames(), drawing.end)
+    return EventStream(frames(), generation.cancel)

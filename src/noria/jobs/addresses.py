@@ -11,16 +11,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from noria.errors import InvalidField, shown
+from noria.errors import InvalidField, short_repr
 
-Resolve = Callable[[str, int], Awaitable[list[str]]]
+ResolveHost = Callable[[str, int], Awaitable[list[str]]]
 """The addresses of a host for a port, in order of preference; raises OSError when there is none."""
 
-_LONGEST_URL = 2048
-_PORTS = {"http": 80, "https": 443}
+_MAX_URL_CHARS = 2048
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 # IANA's registries of special-purpose addresses, and multicast; `ipaddress.is_global` differs from one Python to the next.
-_SPECIAL_V4 = tuple(
+_NOT_PUBLIC_V4 = tuple(
     map(
         ipaddress.IPv4Network,
         (
@@ -45,7 +45,7 @@ _SPECIAL_V4 = tuple(
     )
 )
 _UNICAST_V6 = ipaddress.IPv6Network("2000::/3")  # all that IANA has given out so far
-_SPECIAL_V6 = tuple(
+_NOT_PUBLIC_V6 = tuple(
     map(
         ipaddress.IPv6Network,
         (
@@ -62,7 +62,7 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 @dataclass(frozen=True)
-class Target:
+class WebhookTarget:
     """Where a delivery goes."""
 
     scheme: str  # http or https
@@ -81,32 +81,32 @@ class Target:
     def host_header(self) -> str:
         """What the client was told to ask for."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
+        return host if self.port == _DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
 
-async def check(url: str, resolve: Resolve, *, allow_private: bool = False) -> Target:
+async def check_webhook_url(url: str, resolve: ResolveHost, *, allow_private: bool = False) -> WebhookTarget:
     """`url` as a place that a webhook may be sent to.
 
     Raises:
         InvalidField: for `webhook`; the URL is of another kind, its host has no address, or one that is not public.
 
     """
-    scheme, host, port, path = _parts(url)
+    scheme, host, port, path = _split_url(url)
     try:
         addresses = await resolve(host, port)
     except (OSError, UnicodeError) as error:
-        raise _refused(url, f"its host {shown(host)} has no address ({error})") from error
+        raise _invalid_webhook(url, f"its host {short_repr(host)} has no address ({error})") from error
     if not addresses:
-        raise _refused(url, f"its host {shown(host)} has no address")
+        raise _invalid_webhook(url, f"its host {short_repr(host)} has no address")
     if not allow_private:
         for text in addresses:
             if not is_public(text):
                 # Which one it is stays with us: names of our network are nobody else's business.
-                raise _refused(
+                raise _invalid_webhook(
                     url,
-                    f"its host {shown(host)} has an address that is not public; the operator can allow those (jobs.webhook_allow_private)",
+                    f"its host {short_repr(host)} has an address that is not public; the operator can allow those (jobs.webhook_allow_private)",
                 )
-    return Target(scheme, host, port, addresses[0], path)
+    return WebhookTarget(scheme, host, port, addresses[0], path)
 
 
 def is_public(text: str) -> bool:
@@ -118,34 +118,34 @@ def is_public(text: str) -> bool:
     if isinstance(address, ipaddress.IPv6Address) and address in _NAT64:
         address = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
     if isinstance(address, ipaddress.IPv4Address):
-        return not any(address in network for network in _SPECIAL_V4)
-    return address in _UNICAST_V6 and not any(address in network for network in _SPECIAL_V6)
+        return not any(address in network for network in _NOT_PUBLIC_V4)
+    return address in _UNICAST_V6 and not any(address in network for network in _NOT_PUBLIC_V6)
 
 
-def _parts(url: str) -> tuple[str, str, int, str]:
+def _split_url(url: str) -> tuple[str, str, int, str]:
     """Scheme, host, port, and path with query."""
-    if len(url) > _LONGEST_URL:
-        raise _refused(url, f"it has {len(url)} characters; at most {_LONGEST_URL} are allowed")
+    if len(url) > _MAX_URL_CHARS:
+        raise _invalid_webhook(url, f"it has {len(url)} characters; at most {_MAX_URL_CHARS} are allowed")
     if not re.fullmatch(r"[!-~]+", url) or "\\" in url:  # what parsers disagree about
-        raise _refused(
+        raise _invalid_webhook(
             url, "it has characters that a URL cannot have (spaces, backslashes, beyond ASCII): percent-encode them"
         )
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
     except ValueError as error:
-        raise _refused(url, f"it is not a URL ({error})") from error
-    if parts.scheme not in _PORTS:
-        raise _refused(url, "allowed are http:// and https://")
+        raise _invalid_webhook(url, f"it is not a URL ({error})") from error
+    if parts.scheme not in _DEFAULT_PORTS:
+        raise _invalid_webhook(url, "allowed are http:// and https://")
     if "@" in parts.netloc:
-        raise _refused(url, "it holds a user or a password; webhooks are signed instead")
+        raise _invalid_webhook(url, "it holds a user or a password; webhooks are signed instead")
     if "%" in host or not re.fullmatch(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+", host):
-        raise _refused(url, f"its host {shown(host)} is not a name or an address")
+        raise _invalid_webhook(url, f"its host {short_repr(host)} is not a name or an address")
     if port == 0:
-        raise _refused(url, "its port is 0; allowed are 1 to 65535")
+        raise _invalid_webhook(url, "its port is 0; allowed are 1 to 65535")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return parts.scheme, host, port or _PORTS[parts.scheme], path
+    return parts.scheme, host, port or _DEFAULT_PORTS[parts.scheme], path
 
 
-def _refused(url: str, why: str) -> InvalidField:
-    return InvalidField(f"webhook is {shown(url)}: {why}.", field="webhook")
+def _invalid_webhook(url: str, reason: str) -> InvalidField:
+    return InvalidField(f"webhook is {short_repr(url)}: {reason}.", field="webhook")

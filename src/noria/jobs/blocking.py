@@ -14,16 +14,16 @@ from noria.errors import JobsUnavailable
 P = ParamSpec("P")
 T = TypeVar("T")
 
-NUM_CALLERS_THREADS = 8  # for the routes, webhooks and tidying
-NUM_RUNNERS_THREADS = (
+NUM_REQUEST_THREADS = 8  # for the routes, webhooks and tidying
+NUM_WORKER_THREADS = (
     4  # for claims and leases: kept apart, so that they never stand in line behind a hundred slow readers
 )
 
 
-class Blocking:
+class ThreadOffloader:
     """Runs calls in threads of its own: `await blocking(store.get, job_id)`."""
 
-    def __init__(self, num_threads: int = NUM_CALLERS_THREADS) -> None:
+    def __init__(self, num_threads: int = NUM_REQUEST_THREADS) -> None:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="jobs")
 
     async def __call__(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -34,12 +34,12 @@ class Blocking:
 
         """
         context = contextvars.copy_context()  # whose work it is: no thread has it by itself
-        work = functools.partial(context.run, call, *args, **kwargs)
+        bound_call = functools.partial(context.run, call, *args, **kwargs)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+            return await asyncio.get_running_loop().run_in_executor(self._pool, bound_call)
         except (SQLAlchemyError, OSError) as error:
-            what = "database" if isinstance(error, SQLAlchemyError) else "results folder"
-            raise JobsUnavailable(f"the jobs' {what} does not answer; try again later.", retry_after_s=5.0) from error
+            failed_part = "database" if isinstance(error, SQLAlchemyError) else "results folder"
+            raise JobsUnavailable(f"the jobs' {failed_part} does not answer; try again later.", retry_after_s=5.0) from error
 
     def close(self) -> None:
         """Wait for the calls that run."""

@@ -8,7 +8,7 @@ from noria.errors import JobsUnavailable
 log = logging.getLogger("noria.jobs")
 
 
-async def forever(work: Callable[[], Awaitable[None]], pause: Callable[[], Awaitable[None]]) -> None:
+async def run_periodically(work: Callable[[], Awaitable[None]], pause: Callable[[], Awaitable[None]]) -> None:
     """Do `work`, then `pause`, until cancelled. What goes wrong is logged and tried again: jobs would wait for ever otherwise."""
     while True:
         try:

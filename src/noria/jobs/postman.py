@@ -8,80 +8,80 @@ from collections.abc import Callable
 from typing import Any
 
 from noria.errors import JobsUnavailable
-from noria.jobs.blocking import Blocking
-from noria.jobs.loops import forever
+from noria.jobs.blocking import ThreadOffloader
+from noria.jobs.loops import run_periodically
 from noria.jobs.outbox import Outbox, WebhookDelivery
-from noria.jobs.webhooks import Sender, delay_s
+from noria.jobs.webhooks import WebhookClient, retry_delay_s
 from noria.observe import metrics
 from noria.observe.lines import fields
-from noria.observe.traces import NoSpan, working_for
+from noria.observe.traces import NoSpan, request_scope
 
-_TICK_S = 1.0
-_AT_ONCE = 8  # a receiver that does not answer holds up one of them, for 20 s
+_POLL_EVERY_S = 1.0
+_MAX_IN_FLIGHT = 8  # a receiver that does not answer holds up one of them, for 20 s
 
 log = logging.getLogger("noria.webhooks")
 
 
-def _said_of(delivery: WebhookDelivery, event: str, why_not: str | None = None, **said: object) -> dict[str, Any]:
+def _log_fields(delivery: WebhookDelivery, event: str, reason: str | None = None, **more: object) -> dict[str, Any]:
     return fields(
-        event=event, webhook_id=delivery.id, url=delivery.place, num_tries=delivery.num_tries, why_not=why_not, **said
+        event=event, webhook_id=delivery.id, url=delivery.safe_url, num_tries=delivery.num_tries, why_not=reason, **more
     )
 
 
-class Postman:
+class WebhookDispatcher:
     """Delivers until cancelled. Several may work on one outbox."""
 
     def __init__(
         self,
         outbox: Outbox,
-        sender: Sender,
-        blocking: Blocking,
+        client: WebhookClient,
+        offload: ThreadOffloader,
         clock: Callable[[], float] = time.time,
         uniform: Callable[[], float] = random.random,
     ) -> None:
-        self._outbox, self._sender, self._blocking, self._clock, self._uniform = (
+        self._outbox, self._client, self._offload, self._clock, self._uniform = (
             outbox,
-            sender,
-            blocking,
+            client,
+            offload,
             clock,
             uniform,
         )
-        self._on_their_way: set[asyncio.Task[None]] = set()
+        self._in_flight: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Deliver what is due, for ever. What is on its way when this is cancelled is due again a minute after it was taken."""
         try:
-            await forever(self._take, lambda: asyncio.sleep(_TICK_S))
+            await run_periodically(self._dispatch_due, lambda: asyncio.sleep(_POLL_EVERY_S))
         finally:
-            for task in self._on_their_way:
+            for task in self._in_flight:
                 task.cancel()
-            await asyncio.gather(*self._on_their_way, return_exceptions=True)
+            await asyncio.gather(*self._in_flight, return_exceptions=True)
 
-    async def _take(self) -> None:
-        free = _AT_ONCE - len(self._on_their_way)
-        for delivery in await self._blocking(self._outbox.take, free, self._clock()):
-            with working_for(delivery.job_id, NoSpan(delivery.trace)):  # tasks keep what they were made in
+    async def _dispatch_due(self) -> None:
+        num_free = _MAX_IN_FLIGHT - len(self._in_flight)
+        for delivery in await self._offload(self._outbox.claim_due, num_free, self._clock()):
+            with request_scope(delivery.job_id, NoSpan(delivery.trace)):  # tasks keep what they were made in
                 task = asyncio.create_task(self._deliver(delivery))
-            self._on_their_way.add(task)
-            task.add_done_callback(self._on_their_way.discard)
+            self._in_flight.add(task)
+            task.add_done_callback(self._in_flight.discard)
 
     async def _deliver(self, delivery: WebhookDelivery) -> None:
-        why_not = await self._sender.send(delivery, self._clock())
-        metrics.WEBHOOKS.labels("delivered" if why_not is None else "failed").inc()
+        reason = await self._client.send(delivery, self._clock())
+        metrics.WEBHOOK_ATTEMPTS.labels("delivered" if reason is None else "failed").inc()
         try:
-            if why_not is None:
-                said = _said_of(delivery, "webhook_delivered")
-                log.info("webhook %s is delivered", delivery.id, extra=said)
-                await self._blocking(self._outbox.drop, delivery)
+            if reason is None:
+                log_fields = _log_fields(delivery, "webhook_delivered")
+                log.info("webhook %s is delivered", delivery.id, extra=log_fields)
+                await self._offload(self._outbox.drop, delivery)
                 return
-            wait_s = delay_s(delivery.num_tries, self._uniform())
+            wait_s = retry_delay_s(delivery.num_tries, self._uniform())
             if wait_s is None:
-                said = _said_of(delivery, "webhook_given_up", why_not)
-                log.error("webhook %s is given up after %d tries", delivery.id, delivery.num_tries, extra=said)
-                await self._blocking(self._outbox.drop, delivery)
+                log_fields = _log_fields(delivery, "webhook_given_up", reason)
+                log.error("webhook %s is given up after %d tries", delivery.id, delivery.num_tries, extra=log_fields)
+                await self._offload(self._outbox.drop, delivery)
                 return
-            said = _said_of(delivery, "webhook_failed", why_not, delay_s=wait_s)
-            log.info("webhook %s: try %d failed, next in %.0f s", delivery.id, delivery.num_tries, wait_s, extra=said)
-            await self._blocking(self._outbox.put_off, delivery, self._clock() + wait_s)
+            log_fields = _log_fields(delivery, "webhook_failed", reason, delay_s=wait_s)
+            log.info("webhook %s: try %d failed, next in %.0f s", delivery.id, delivery.num_tries, wait_s, extra=log_fields)
+            await self._offload(self._outbox.reschedule, delivery, self._clock() + wait_s)
         except JobsUnavailable as error:  # due again in a minute
             log.warning("webhook %s: %s (%s)", delivery.id, error.message, error.__cause__)

@@ -17,32 +17,32 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-Status = Literal["starting", "processing", "succeeded", "failed", "canceled"]
+JobStatus = Literal["starting", "processing", "succeeded", "failed", "canceled"]
 WebhookEvent = Literal["start", "completed"]
-EventType = Literal["status", "progress"]
+JobEventType = Literal["status", "progress"]
 
-FOLLOWS: Mapping[Status, frozenset[Status]] = {
+TRANSITIONS: Mapping[JobStatus, frozenset[JobStatus]] = {
     "starting": frozenset({"processing", "failed", "canceled"}),
     "processing": frozenset({"starting", "succeeded", "failed", "canceled"}),  # starting: handed back to be drawn again
     "succeeded": frozenset(),
     "failed": frozenset(),
     "canceled": frozenset(),
 }
-ENDED = frozenset(status for status, next_ones in FOLLOWS.items() if not next_ones)
+TERMINAL_STATUSES = frozenset(status for status, next_statuses in TRANSITIONS.items() if not next_statuses)
 WEBHOOK_EVENTS: tuple[WebhookEvent, ...] = ("start", "completed")
 
 # A job of another priority goes in line as if it had come this much earlier or later, so that none waits for ever.
-_HEAD_START_S: Mapping[str, float] = {"high": 600.0, "normal": 0.0, "low": -600.0}
+_PRIORITY_OFFSET_S: Mapping[str, float] = {"high": 600.0, "normal": 0.0, "low": -600.0}
 
 
-def before(status: Status) -> frozenset[Status]:
+def allowed_previous(status: JobStatus) -> frozenset[JobStatus]:
     """The statuses that `status` may follow."""
-    return frozenset(earlier for earlier, next_ones in FOLLOWS.items() if status in next_ones)
+    return frozenset(previous for previous, next_statuses in TRANSITIONS.items() if status in next_statuses)
 
 
-def order_of(created_at: float, priority: str) -> float:
+def queue_order(created_at: float, priority: str) -> float:
     """Where a job stands in line: the lowest is claimed first."""
-    return created_at - _HEAD_START_S[priority]
+    return created_at - _PRIORITY_OFFSET_S[priority]
 
 
 def new_job_id() -> str:
@@ -69,7 +69,7 @@ class Job(Struct, frozen=True):
     logs: str
     error: str | None
     error_code: str | None  # of docs/errors.md
-    status: Status
+    status: JobStatus
     created_at: str
     started_at: str | None  # of the present drawing, or the last
     completed_at: str | None
@@ -79,10 +79,10 @@ class Job(Struct, frozen=True):
     webhook_events_filter: list[WebhookEvent]
 
 
-class StatusNote(Struct, frozen=True):
+class StatusEventData(Struct, frozen=True):
     """The data of a `status` event."""
 
-    status: Status
+    status: JobStatus
     output: list[str] | None = None
     error: str | None = None
     error_code: str | None = None
@@ -112,7 +112,7 @@ class JobRecord:
 
     seq: int  # counts up in order of acceptance
     id: str
-    status: Status
+    status: JobStatus
     model: str
     version: str
     input: str
@@ -150,12 +150,12 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Event:
+class JobEvent:
     """One thing that happened to a job; `seq` counts from 1 without gaps."""
 
     seq: int
     at: float
-    type: EventType
+    type: JobEventType
     data: str  # JSON
 
 
@@ -190,9 +190,9 @@ def output_urls(record: JobRecord) -> list[str] | None:
     return [f"{record.base_url}v1/jobs/{record.id}/images/{index}" for index in range(num_images)]
 
 
-def webhook_event(record: JobRecord) -> WebhookEvent | None:
+def webhook_event_for(record: JobRecord) -> WebhookEvent | None:
     """What a webhook is told when a job has become `record`. A job that is drawn again has started already."""
-    if record.status in ENDED:
+    if record.status in TERMINAL_STATUSES:
         return "completed"
     return "start" if record.status == "processing" and record.attempt == 1 else None
 

@@ -29,17 +29,17 @@ from sqlalchemy import (
 from sqlalchemy.engine.url import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from noria.errors import ConfigError, shown
-from noria.jobs.blocking import NUM_CALLERS_THREADS, NUM_RUNNERS_THREADS
+from noria.errors import ConfigError, short_repr
+from noria.jobs.blocking import NUM_REQUEST_THREADS, NUM_WORKER_THREADS
 
 SCHEMA_VERSION = 1
 _NUM_CONNECTIONS = (
-    NUM_CALLERS_THREADS + NUM_RUNNERS_THREADS
+    NUM_REQUEST_THREADS + NUM_WORKER_THREADS
 )  # no thread waits for one; they are opened as they are needed
 
-_BUSY_S = 20.0  # how long a writer of SQLite waits for the others; each holds the lock for milliseconds
+_BUSY_TIMEOUT_S = 20.0  # how long a writer of SQLite waits for the others; each holds the lock for milliseconds
 _LOCK_KEY = 0x6E6F726961  # "noria": PostgreSQL's advisory lock around the making of tables
-_WRITES = "noria_writes"  # the execution option of a connection that will write
+_WRITES_OPTION = "noria_writes"  # the execution option of a connection that will write
 
 metadata = MetaData()
 
@@ -114,11 +114,11 @@ def database_url(setting: str, data_folder: pathlib.Path) -> URL:
     """
     if setting == "auto":
         return URL.create("sqlite", database=str(data_folder / "jobs.sqlite"))
-    known = "Allowed: auto, sqlite:///FILE, postgresql://USER@HOST/NAME."
+    allowed = "Allowed: auto, sqlite:///FILE, postgresql://USER@HOST/NAME."
     try:
         url = make_url(setting)
     except (ArgumentError, ValueError) as error:  # not shown: it may hold a password
-        raise ConfigError(f"setting jobs.database is not a database's URL. {known}") from error
+        raise ConfigError(f"setting jobs.database is not a database's URL. {allowed}") from error
     if url.password is not None or "password" in url.query:
         raise ConfigError(
             "setting jobs.database holds a password, and process listings would show it. Leave it out of the URL and set the "
@@ -127,12 +127,12 @@ def database_url(setting: str, data_folder: pathlib.Path) -> URL:
     if url.drivername == "sqlite":
         if url.database in (None, "", ":memory:"):
             raise ConfigError(
-                f"setting jobs.database is {shown(setting)}, which forgets; name a file: sqlite:////var/lib/noria/jobs.sqlite."
+                f"setting jobs.database is {short_repr(setting)}, which forgets; name a file: sqlite:////var/lib/noria/jobs.sqlite."
             )
         return url
     if url.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
         return url.set(drivername="postgresql+psycopg")
-    raise ConfigError(f"setting jobs.database is of the kind {shown(url.drivername)}. {known}")
+    raise ConfigError(f"setting jobs.database is of the kind {short_repr(url.drivername)}. {allowed}")
 
 
 def open_database(url: URL) -> Engine:
@@ -146,22 +146,22 @@ def open_database(url: URL) -> Engine:
         if url.get_backend_name() == "sqlite":
             assert url.database is not None
             pathlib.Path(url.database).absolute().parent.mkdir(parents=True, exist_ok=True)
-            engine = _sqlite(url)
+            engine = _create_sqlite_engine(url)
         else:
             engine = sa.create_engine(
                 url, pool_pre_ping=True, pool_size=_NUM_CONNECTIONS, connect_args={"connect_timeout": 10}
             )
-        with writing(engine) as connection:
-            _make_tables(connection)
+        with write_transaction(engine) as connection:
+            _create_tables(connection)
             version = connection.scalar(sa.select(about.c.value).where(about.c.key == "schema"))
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"setting jobs.database names PostgreSQL, which needs the package {error.name}: pip install 'noria-serve[postgresql]'."
         ) from error
     except (DBAPIError, OSError) as error:
-        why = str(error.orig if isinstance(error, DBAPIError) else error).strip().partition("\n")[0]
+        reason = str(error.orig if isinstance(error, DBAPIError) else error).strip().partition("\n")[0]
         raise ConfigError(
-            f"the jobs' database {url.render_as_string()} cannot be used: {why}. Set jobs.database, or data_dir to a folder that can be "
+            f"the jobs' database {url.render_as_string()} cannot be used: {reason}. Set jobs.database, or data_dir to a folder that can be "
             "written."
         ) from error
     if version != str(SCHEMA_VERSION):
@@ -173,12 +173,12 @@ def open_database(url: URL) -> Engine:
     return engine
 
 
-def writing(engine: Engine) -> AbstractContextManager[Connection]:
+def write_transaction(engine: Engine) -> AbstractContextManager[Connection]:
     """A context with a connection whose transaction will write. In SQLite it waits for its turn at the start, not half-way."""
-    return engine.execution_options(**{_WRITES: True}).begin()
+    return engine.execution_options(**{_WRITES_OPTION: True}).begin()
 
 
-def _make_tables(connection: Connection) -> None:
+def _create_tables(connection: Connection) -> None:
     if connection.dialect.name == "postgresql":  # IF NOT EXISTS alone fails when two make the same table at once
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK_KEY)))
     metadata.create_all(connection)
@@ -186,33 +186,33 @@ def _make_tables(connection: Connection) -> None:
         connection.execute(about.insert().values(key="schema", value=str(SCHEMA_VERSION)))
 
 
-def _sqlite(url: URL) -> Engine:
-    engine = sa.create_engine(url, connect_args={"timeout": _BUSY_S}, pool_size=_NUM_CONNECTIONS)
+def _create_sqlite_engine(url: URL) -> Engine:
+    engine = sa.create_engine(url, connect_args={"timeout": _BUSY_TIMEOUT_S}, pool_size=_NUM_CONNECTIONS)
 
     @sa.event.listens_for(engine, "connect")
     def set_up(connection: Any, _record: Any) -> None:
         connection.isolation_level = None  # sqlite3 begins nothing by itself; `begin` below does
-        _turn_on_wal(connection)
+        _enable_wal(connection)
         connection.execute("PRAGMA synchronous=FULL")
 
     @sa.event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        writes = connection.get_execution_options().get(_WRITES, False)
+        writes = connection.get_execution_options().get(_WRITES_OPTION, False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine
 
 
-def _turn_on_wal(connection: Any) -> None:
+def _enable_wal(connection: Any) -> None:
     """Put the file into WAL mode, where it stays. SQLite does not wait for others here, so this does."""
     import sqlite3
 
-    until = time.monotonic() + _BUSY_S
+    deadline = time.monotonic() + _BUSY_TIMEOUT_S
     while True:
         try:
             connection.execute("PRAGMA journal_mode=WAL")
         except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() > until:
+            if "locked" not in str(error) or time.monotonic() > deadline:
                 raise
             time.sleep(0.02)
         else:

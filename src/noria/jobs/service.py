@@ -10,24 +10,24 @@ from collections.abc import Callable
 
 from noria.config import Config, JobsConfig, data_folder
 from noria.errors import JobNotFound
-from noria.jobs.blocking import Blocking
-from noria.jobs.ends import Ends
-from noria.jobs.loops import forever
+from noria.jobs.blocking import ThreadOffloader
+from noria.jobs.ends import JobCompletionReporter
+from noria.jobs.loops import run_periodically
 from noria.jobs.outbox import Outbox
-from noria.jobs.postman import Postman
-from noria.jobs.records import Event, JobRecord, NewJob
+from noria.jobs.postman import WebhookDispatcher
+from noria.jobs.records import JobEvent, JobRecord, NewJob
 from noria.jobs.resolver import Resolver
-from noria.jobs.results import Results
-from noria.jobs.runner import Painter, Runner
+from noria.jobs.results import ResultStore
+from noria.jobs.runner import JobExecutor, JobWorker
 from noria.jobs.schema import database_url, open_database
-from noria.jobs.store import Store
-from noria.jobs.webhooks import Sender, read_secret
+from noria.jobs.store import JobStore
+from noria.jobs.webhooks import WebhookClient, read_secret
 from noria.observe import metrics
 from noria.observe.requests import LogPrompts
 from noria.observe.traces import NO_TRACER, Tracer
 
 _CLEAN_EVERY_S = 30.0
-_CLEAN_AT_ONCE = 100  # jobs that one question to the database brings
+_CLEAN_BATCH_SIZE = 100  # jobs that one question to the database brings
 
 log = logging.getLogger("noria.jobs")
 
@@ -46,54 +46,54 @@ class JobService:
         self,
         config: JobsConfig,
         data_folder: pathlib.Path,
-        place: str,
+        worker_id: str,
         clock: Callable[[], float] = time.time,
         tracer: Tracer = NO_TRACER,
         log_prompts: LogPrompts = "off",
     ) -> None:
         self._config, self._clock, self._tracer = config, clock, tracer
-        self._results = Results(config.results, data_folder)
+        self._results = ResultStore(config.results, data_folder)
         secret = read_secret(config.webhook_secret_file, data_folder)
         self._resolver = Resolver()
-        self._sender = Sender(secret, allow_private=config.webhook_allow_private, resolve=self._resolver, tracer=tracer)
+        self._webhook_client = WebhookClient(secret, allow_private=config.webhook_allow_private, resolve=self._resolver, tracer=tracer)
         engine = open_database(database_url(config.database, data_folder))
-        self._store, self._outbox = Store(engine, Ends(tracer, log_prompts)), Outbox(engine)
-        self._owner = f"{place}/{uuid.uuid4().hex}"
-        self._blocking = Blocking()
-        self._runner: Runner | None = None
+        self._store, self._outbox = JobStore(engine, JobCompletionReporter(tracer, log_prompts)), Outbox(engine)
+        self._owner = f"{worker_id}/{uuid.uuid4().hex}"
+        self._offload = ThreadOffloader()
+        self._worker: JobWorker | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def start(self, painter: Painter) -> None:
+    async def start(self, executor: JobExecutor) -> None:
         """Begin to draw, to deliver and to tidy up."""
-        self._runner = Runner(
-            self._store, self._results, painter, self._blocking, self._owner, self._clock, self._tracer
+        self._worker = JobWorker(
+            self._store, self._results, executor, self._offload, self._owner, self._clock, self._tracer
         )
-        postman = Postman(self._outbox, self._sender, self._blocking, self._clock)
-        tidying = forever(self._tidy_up, lambda: asyncio.sleep(_CLEAN_EVERY_S))
-        self._tasks = [asyncio.create_task(work) for work in (self._runner.run(), postman.run(), tidying)]
+        dispatcher = WebhookDispatcher(self._outbox, self._webhook_client, self._offload, self._clock)
+        cleanup = run_periodically(self._clean_up, lambda: asyncio.sleep(_CLEAN_EVERY_S))
+        self._tasks = [asyncio.create_task(work) for work in (self._worker.run(), dispatcher.run(), cleanup)]
 
     def drain(self) -> None:
         """Claim no more jobs: the process is about to stop. Those being drawn go on until `stop`."""
-        if self._runner is not None:
-            self._runner.rest()
+        if self._worker is not None:
+            self._worker.stop_claiming()
 
     async def stop(self) -> None:
         """Hand back what is being drawn, and close everything."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._runner is not None:
-            await self._runner.stop()
-        await self._sender.close()
+        if self._worker is not None:
+            await self._worker.stop()
+        await self._webhook_client.close()
         self._resolver.close()
-        self._blocking.close()
+        self._offload.close()
         self._store.close()
 
-    async def accept(self, new: NewJob) -> tuple[JobRecord, bool]:
+    async def accept(self, new_job: NewJob) -> tuple[JobRecord, bool]:
         """Keep a job, and whether it is a new one. As `Store.accept`; InvalidField where the webhook may not be called."""
-        if new.webhook is not None:
-            await self._sender.check(new.webhook)
-        record, is_new = await self._blocking(self._store.accept, new, self._config.max_queued, self._clock())
+        if new_job.webhook is not None:
+            await self._webhook_client.check_url(new_job.webhook)
+        record, is_new = await self._offload(self._store.accept, new_job, self._config.max_queued, self._clock())
         if is_new:
             metrics.JOBS_ACCEPTED.inc()
         self._wake()
@@ -101,69 +101,69 @@ class JobService:
 
     async def get(self, job_id: str, made_by: str | None = None) -> JobRecord:
         """One job; here as below, with `made_by`, if that is who made it. Raises JobNotFound."""
-        return await self._blocking(self._store.get, job_id, made_by)
+        return await self._offload(self._store.get, job_id, made_by)
 
     async def page(self, limit: int, before_seq: int | None, made_by: str | None = None) -> list[JobRecord]:
         """As `Store.page`."""
-        return await self._blocking(self._store.page, limit, before_seq, made_by)
+        return await self._offload(self._store.page, limit, before_seq, made_by)
 
     async def cancel(self, job_id: str, made_by: str | None = None) -> JobRecord:
         """End a job unless it has ended; its record after that. Raises JobNotFound."""
-        record = await self._blocking(self._store.cancel, job_id, self._clock(), made_by)
+        record = await self._offload(self._store.cancel, job_id, self._clock(), made_by)
         self._wake()
         return record
 
-    async def events(self, job_id: str, after: int) -> list[Event]:
+    async def events(self, job_id: str, after: int) -> list[JobEvent]:
         """What happened to a job after event number `after`."""
-        return await self._blocking(self._store.events, job_id, after)
+        return await self._offload(self._store.events, job_id, after)
 
     async def image(self, job_id: str, index: int, made_by: str | None = None) -> tuple[bytes, str]:
         """Image `index` of a job, and its file's suffix. Raises JobNotFound."""
         record = await self.get(job_id, made_by)
         names = record.output.split(",") if record.output is not None else []
         if index >= len(names):
-            has = f"its images are 0 to {len(names) - 1}" if names else f"it is {record.status} and has no images"
-            raise JobNotFound(f"job {job_id} has no image {index}: {has}.")
-        content = await self._blocking(self._results.read, job_id, names[index])
+            explanation = f"its images are 0 to {len(names) - 1}" if names else f"it is {record.status} and has no images"
+            raise JobNotFound(f"job {job_id} has no image {index}: {explanation}.")
+        content = await self._offload(self._results.read, job_id, names[index])
         if content is None:
             raise JobNotFound(f"image {index} of job {job_id} is no longer there.")
         return content, names[index].rpartition(".")[2]
 
     def _wake(self) -> None:
-        if self._runner is not None:
-            self._runner.wake()
+        if self._worker is not None:
+            self._worker.wake()
 
-    async def _tidy_up(self) -> None:
-        await self._blocking(clean, self._store, self._results, self._config.ttl_s, self._clock())
+    async def _clean_up(self) -> None:
+        await self._offload(clean_up, self._store, self._results, self._config.ttl_s, self._clock())
 
 
-def open_service(config: Config, place: str, tracer: Tracer = NO_TRACER) -> JobService:
+def open_job_service(config: Config, worker_id: str, tracer: Tracer = NO_TRACER) -> JobService:
     """The jobs of this machine as `config` has them; raises ConfigError."""
     return JobService(
-        config.jobs, data_folder(config, os.environ), place, tracer=tracer, log_prompts=config.log_prompts
+        config.jobs, data_folder(config, os.environ), worker_id, tracer=tracer, log_prompts=config.log_prompts
     )
 
 
-def lone_place() -> str:
+def random_worker_id() -> str:
     """The place of a front end that nobody starts again."""
     return f"{uuid.uuid4().hex}/frontend"
 
 
-def clean(store: Store, results: Results, ttl_s: float, now: float) -> None:
+def clean_up(store: JobStore, results: ResultStore, ttl_s: float, now: float) -> None:
     """Fail what nobody could draw in time; delete what ended long ago, its files first. What cannot be deleted waits for the next time."""
     store.expire(ttl_s, now)
-    stuck: set[str] = set()
+    undeletable: set[str] = set()
     error: Exception | None = None
-    while past := [
-        name for name in store.past_their_time(ttl_s, now, _CLEAN_AT_ONCE + len(stuck)) if name not in stuck
+    while expired := [
+        name for name in store.expired(ttl_s, now, _CLEAN_BATCH_SIZE + len(undeletable)) if name not in undeletable
     ]:
-        for job_id in past:
+        for job_id in expired:
             try:
                 results.delete(job_id)
             except Exception as caught:  # stores of objects share no error of their own
-                stuck.add(job_id)
+                undeletable.add(job_id)
                 error = caught
             else:
                 store.delete(job_id)
-    if stuck:
-        log.warning("the images of %d ended jobs, %s among them, cannot be deleted: %s", len(stuck), min(stuck), error)
+    if undeletable:
+        log.warning("the images of %d ended jobs, %s among them, cannot be deleted: %s", len(undeletable), min(undeletable), error)

@@ -16,36 +16,36 @@ import sqlalchemy as sa
 from sqlalchemy import ColumnElement, Connection, Engine
 from sqlalchemy.exc import IntegrityError
 
-from noria.errors import EngineLost, IdempotencyConflict, JobExpired, JobNotFound, NoriaError, QueueFull, shown
-from noria.jobs.ends import Ends
+from noria.errors import EngineLost, IdempotencyConflict, JobExpired, JobNotFound, NoriaError, QueueFull, short_repr
+from noria.jobs.ends import JobCompletionReporter
 from noria.jobs.records import (
-    ENDED,
+    TERMINAL_STATUSES,
     Claim,
-    Event,
-    EventType,
+    JobEvent,
+    JobEventType,
     JobRecord,
     NewJob,
-    Status,
-    StatusNote,
+    JobStatus,
+    StatusEventData,
     as_job,
-    before,
-    order_of,
+    allowed_previous,
+    queue_order,
     output_urls,
-    webhook_event,
+    webhook_event_for,
 )
-from noria.jobs.schema import deliveries, events, jobs, writing
-from noria.observe.requests import Note
+from noria.jobs.schema import deliveries, events, jobs, write_transaction
+from noria.observe.requests import RequestLogRecord
 
 LEASE_S = 15.0
 # Of a job that ends whatever draws it, each loss costs a restart; of an innocent one, 20 in a row happen in no storm of kills.
 MAX_LOSSES = 20
 
 
-class Store:
+class JobStore:
     """The jobs of one database, as `schema.open_database` has opened it. What ends here is told by `ends`."""
 
-    def __init__(self, engine: Engine, ends: Ends | None = None) -> None:
-        self._engine, self._ends = engine, ends or Ends()
+    def __init__(self, engine: Engine, reporter: JobCompletionReporter | None = None) -> None:
+        self._engine, self._reporter = engine, reporter or JobCompletionReporter()
 
     def close(self) -> None:
         """Close all connections."""
@@ -53,7 +53,7 @@ class Store:
 
     # ── The clients' side ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def accept(self, new: NewJob, max_queued: int, now: float) -> tuple[JobRecord, bool]:
+    def accept(self, new_job: NewJob, max_queued: int, now: float) -> tuple[JobRecord, bool]:
         """Keep `new`, or find the job that its key has made before; and whether it is new. Once this returns, the job is safe.
 
         Raises:
@@ -61,46 +61,46 @@ class Store:
             QueueFull: `max_queued` jobs wait. Front ends that accept at the same moment may exceed it by one each.
 
         """
-        if (known := self._with_key(new)) is not None:
-            return known, False
+        if (existing := self._find_by_idempotency_key(new_job)) is not None:
+            return existing, False
         try:
-            with writing(self._engine) as connection:
-                waiting = connection.scalar(
+            with write_transaction(self._engine) as connection:
+                num_waiting = connection.scalar(
                     sa.select(sa.func.count()).select_from(jobs).where(jobs.c.status == "starting")
                 )
-                assert waiting is not None
-                if waiting >= max_queued:
+                assert num_waiting is not None
+                if num_waiting >= max_queued:
                     raise QueueFull(
-                        f"{waiting} jobs wait; at most {max_queued} may. Try again later.", retry_after_s=60.0
+                        f"{num_waiting} jobs wait; at most {max_queued} may. Try again later.", retry_after_s=60.0
                     )
-                row = connection.execute(jobs.insert().values(**_columns(new, now)).returning(jobs)).one()
+                row = connection.execute(jobs.insert().values(**_new_row(new_job, now)).returning(jobs)).one()
                 record = JobRecord(**row._mapping)
-                _tell(connection, record, now)
+                _publish_status(connection, record, now)
                 return record, True
         except IntegrityError:  # the same key, at the same moment
-            known = self._with_key(new)
-            if known is None:
+            existing = self._find_by_idempotency_key(new_job)
+            if existing is None:
                 raise
-            return known, False
+            return existing, False
 
-    def _with_key(self, new: NewJob) -> JobRecord | None:
-        if new.idempotency_key is None:
+    def _find_by_idempotency_key(self, new_job: NewJob) -> JobRecord | None:
+        if new_job.idempotency_key is None:
             return None
-        known = self._first(sa.and_(jobs.c.made_by == new.made_by, jobs.c.idempotency_key == new.idempotency_key))
-        if known is not None and known.body_digest != new.body_digest:
+        existing = self._first(sa.and_(jobs.c.made_by == new_job.made_by, jobs.c.idempotency_key == new_job.idempotency_key))
+        if existing is not None and existing.body_digest != new_job.body_digest:
             raise IdempotencyConflict(
-                f"the Idempotency-Key {shown(new.idempotency_key)} came before with another body, for job {known.id}. Send that body again, "
+                f"the Idempotency-Key {short_repr(new_job.idempotency_key)} came before with another body, for job {existing.id}. Send that body again, "
                 "or another key.",
                 field="Idempotency-Key",
             )
-        return known
+        return existing
 
     def get(self, job_id: str, made_by: str | None = None) -> JobRecord:
         """One job; with `made_by`, if that is who made it. Raises JobNotFound."""
-        found = self._first(sa.and_(jobs.c.id == job_id, _of(made_by)))
+        found = self._first(sa.and_(jobs.c.id == job_id, _is_made_by(made_by)))
         if found is None:
             raise JobNotFound(
-                f"there is no job {shown(job_id)}: it never was, or its time to live is over. GET /v1/jobs lists the jobs."
+                f"there is no job {short_repr(job_id)}: it never was, or its time to live is over. GET /v1/jobs lists the jobs."
             )
         return found
 
@@ -109,7 +109,7 @@ class Store:
 
         With `made_by` those that it has made, else all.
         """
-        query = sa.select(jobs).where(_of(made_by)).order_by(jobs.c.seq.desc()).limit(limit)
+        query = sa.select(jobs).where(_is_made_by(made_by)).order_by(jobs.c.seq.desc()).limit(limit)
         if before_seq is not None:
             query = query.where(jobs.c.seq < before_seq)
         return self._all(query)
@@ -119,10 +119,10 @@ class Store:
 
         With `made_by`, if that is who made it. Raises JobNotFound.
         """
-        self._change(sa.and_(jobs.c.id == job_id, _of(made_by)), "canceled", now)
+        self._commit_transition(sa.and_(jobs.c.id == job_id, _is_made_by(made_by)), "canceled", now)
         return self.get(job_id, made_by)
 
-    def events(self, job_id: str, after: int, limit: int = 1000) -> list[Event]:
+    def events(self, job_id: str, after: int, limit: int = 1000) -> list[JobEvent]:
         """What happened to a job after event number `after`, in order."""
         query = (
             sa.select(events.c.seq, events.c.at, events.c.type, events.c.data)
@@ -131,53 +131,53 @@ class Store:
             .limit(limit)
         )
         with self._engine.connect() as connection:
-            return [Event(**row._mapping) for row in connection.execute(query)]
+            return [JobEvent(**row._mapping) for row in connection.execute(query)]
 
     # ── The runners' side ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def claim(self, owner: str, serves: Collection[tuple[str, str]], limit: int, now: float) -> list[JobRecord]:
+    def claim(self, owner: str, models: Collection[tuple[str, str]], limit: int, now: float) -> list[JobRecord]:
         """Up to `limit` jobs, from now on `owner`'s to draw, that are of one of the (model, version) in `serves`.
 
         A job that was lost `MAX_LOSSES` times is failed here instead.
         """
-        if limit < 1 or not serves:
+        if limit < 1 or not models:
             return []
-        free = sa.or_(
+        is_claimable = sa.or_(
             sa.and_(jobs.c.status == "starting", jobs.c.not_before <= now),
             sa.and_(jobs.c.status == "processing", jobs.c.lease_until < now),
         )
-        served = sa.or_(*(sa.and_(jobs.c.model == model, jobs.c.version == version) for model, version in serves))
-        candidates = self._all(sa.select(jobs).where(free, served).order_by(jobs.c.order_at, jobs.c.seq).limit(limit))
+        is_executable = sa.or_(*(sa.and_(jobs.c.model == model, jobs.c.version == version) for model, version in models))
+        candidates = self._all(sa.select(jobs).where(is_claimable, is_executable).order_by(jobs.c.order_at, jobs.c.seq).limit(limit))
         claimed = []
         for candidate in candidates:
-            unchanged = sa.and_(jobs.c.id == candidate.id, jobs.c.attempt == candidate.attempt, free)
+            is_unchanged = sa.and_(jobs.c.id == candidate.id, jobs.c.attempt == candidate.attempt, is_claimable)
             num_losses = candidate.num_losses + (candidate.status == "processing")
             if num_losses >= MAX_LOSSES:
-                self._change(unchanged, "failed", now, **_error(_lost_too_often(num_losses)))
+                self._commit_transition(is_unchanged, "failed", now, **_error_columns(_too_many_losses(num_losses)))
                 continue
-            with writing(self._engine) as connection:
-                mine = _move(
+            with write_transaction(self._engine) as connection:
+                record = _transition(
                     connection,
-                    unchanged,
+                    is_unchanged,
                     "processing",
                     now,
-                    frees=False,
+                    releases_lease=False,
                     attempt=candidate.attempt + 1,
                     num_losses=num_losses,
                     owner=owner,
                     lease_until=now + LEASE_S,
                     started_at=now,
                 )
-            if mine is not None:
-                claimed.append(mine)
+            if record is not None:
+                claimed.append(record)
         return claimed
 
-    def beat(self, claims: Mapping[Claim, bytes | None], now: float) -> set[Claim]:
+    def renew(self, claims: Mapping[Claim, bytes | None], now: float) -> set[Claim]:
         """Renew the leases of `claims` and write down the progress that some of them made (JSON). Returns those that are lost."""
         lost: set[Claim] = set()
         if not claims:
             return lost
-        with writing(self._engine) as connection:
+        with write_transaction(self._engine) as connection:
             for claim, progress in sorted(
                 claims.items(), key=lambda pair: pair[0].job_id
             ):  # one order: no two block each other
@@ -185,7 +185,7 @@ class Store:
                 if progress is not None:
                     values["last_event"] = jobs.c.last_event + 1
                 row = connection.execute(
-                    jobs.update().where(_held(claim)).values(**values).returning(jobs.c.last_event)
+                    jobs.update().where(_is_held(claim)).values(**values).returning(jobs.c.last_event)
                 ).first()
                 if row is None:
                     lost.add(claim)
@@ -203,21 +203,21 @@ class Store:
         return held & set(claims)
 
     def finish(
-        self, claim: Claim, output: Collection[str], metrics: Mapping[str, float], now: float, note: Note | None = None
+        self, claim: Claim, output: Collection[str], metrics: Mapping[str, float], now: float, log_record: RequestLogRecord | None = None
     ) -> bool:
         """End the job as succeeded, with its files' names. False, and nothing done, if it is no longer the claim's.
 
         `note`, here and below, is what the log is to say of its drawing.
         """
         values: dict[str, Any] = {"output": ",".join(output), "metrics": msgspec.json.encode(metrics).decode()}
-        return self._end(claim, "succeeded", now, note, **values)
+        return self._end(claim, "succeeded", now, log_record, **values)
 
-    def fail(self, claim: Claim, error: NoriaError, now: float, note: Note | None = None) -> bool:
+    def fail(self, claim: Claim, error: NoriaError, now: float, log_record: RequestLogRecord | None = None) -> bool:
         """End the job as failed. False, and nothing done, if it is no longer the claim's."""
-        return self._end(claim, "failed", now, note, **_error(error))
+        return self._end(claim, "failed", now, log_record, **_error_columns(error))
 
-    def hand_back(
-        self, claim: Claim, now: float, *, delay_s: float = 0.0, lost: bool = False, engine_lost: bool = False
+    def requeue(
+        self, claim: Claim, now: float, *, delay_s: float = 0.0, process_lost: bool = False, engine_lost: bool = False
     ) -> bool:
         """Let others draw the job, after `delay_s`; False if it is no longer the claim's.
 
@@ -225,36 +225,36 @@ class Store:
         """
         values: dict[str, Any] = {
             "not_before": now + delay_s,
-            "num_losses": jobs.c.num_losses + int(lost),
+            "num_losses": jobs.c.num_losses + int(process_lost),
             "num_engine_losses": jobs.c.num_engine_losses + int(engine_lost),
         }
         return self._end(claim, "starting", now, **values)
 
-    def take_back(self, owner: str, now: float) -> list[JobRecord]:
+    def reclaim(self, owner: str, now: float) -> list[JobRecord]:
         """Free what `owner`'s dead predecessors of the same server and name held, without waiting for their leases.
 
         Returns the jobs that wait again, as they were before.
         """
-        place, _, _ = owner.rpartition("/")
-        held = sa.and_(jobs.c.owner.startswith(f"{place}/", autoescape=True), jobs.c.owner != owner)
-        freed = []
+        worker_id, _, _ = owner.rpartition("/")
+        held = sa.and_(jobs.c.owner.startswith(f"{worker_id}/", autoescape=True), jobs.c.owner != owner)
+        reclaimed = []
         for record in self._all(sa.select(jobs).where(held, jobs.c.status == "processing")):
             assert record.owner is not None
-            if self.hand_back(Claim(record.id, record.owner, record.attempt), now, lost=True):
-                freed.append(record)
-        return freed
+            if self.requeue(Claim(record.id, record.owner, record.attempt), now, process_lost=True):
+                reclaimed.append(record)
+        return reclaimed
 
-    def _end(self, claim: Claim, status: Status, now: float, note: Note | None = None, **values: Any) -> bool:
-        return self._change(_held(claim), status, now, note, **values) is not None
+    def _end(self, claim: Claim, status: JobStatus, now: float, log_record: RequestLogRecord | None = None, **values: Any) -> bool:
+        return self._commit_transition(_is_held(claim), status, now, log_record, **values) is not None
 
-    def _change(
-        self, condition: ColumnElement[bool], status: Status, now: float, note: Note | None = None, **values: Any
+    def _commit_transition(
+        self, condition: ColumnElement[bool], status: JobStatus, now: float, log_record: RequestLogRecord | None = None, **values: Any
     ) -> JobRecord | None:
         """`_move` as a transaction of its own; what ended is told of once that is safe."""
-        with writing(self._engine) as connection:
-            record = _move(connection, condition, status, now, **values)
-        if record is not None and record.status in ENDED:
-            self._ends.tell(record, note)
+        with write_transaction(self._engine) as connection:
+            record = _transition(connection, condition, status, now, **values)
+        if record is not None and record.status in TERMINAL_STATUSES:
+            self._reporter.report(record, log_record)
         return record
 
     # ── Housekeeping ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -265,11 +265,11 @@ class Store:
         error = JobExpired(f"no engine could draw it within {ttl_s:g} s. Post it again when its model is served.")
         expired = 0
         for record in self._all(waiting):
-            unchanged = sa.and_(jobs.c.id == record.id, jobs.c.attempt == record.attempt, jobs.c.status == "starting")
-            expired += self._change(unchanged, "failed", now, **_error(error)) is not None
+            is_unchanged = sa.and_(jobs.c.id == record.id, jobs.c.attempt == record.attempt, jobs.c.status == "starting")
+            expired += self._commit_transition(is_unchanged, "failed", now, **_error_columns(error)) is not None
         return expired
 
-    def past_their_time(self, ttl_s: float, now: float, limit: int) -> list[str]:
+    def expired(self, ttl_s: float, now: float, limit: int) -> list[str]:
         """The jobs that ended more than `ttl_s` ago. Delete their files first, then them: so no file is left without its job."""
         query = sa.select(jobs.c.id).where(jobs.c.completed_at < now - ttl_s).order_by(jobs.c.completed_at).limit(limit)
         with self._engine.connect() as connection:
@@ -277,9 +277,9 @@ class Store:
 
     def delete(self, job_id: str) -> None:
         """Forget an ended job and its events."""
-        with writing(self._engine) as connection:
-            gone = connection.execute(jobs.delete().where(jobs.c.id == job_id, jobs.c.status.in_(ENDED)))
-            if gone.rowcount:
+        with write_transaction(self._engine) as connection:
+            deleted = connection.execute(jobs.delete().where(jobs.c.id == job_id, jobs.c.status.in_(TERMINAL_STATUSES)))
+            if deleted.rowcount:
                 connection.execute(events.delete().where(events.c.job_id == job_id))
 
     def _first(self, condition: ColumnElement[bool]) -> JobRecord | None:
@@ -291,22 +291,22 @@ class Store:
             return [JobRecord(**row._mapping) for row in connection.execute(query)]
 
 
-def _columns(new: NewJob, now: float) -> dict[str, Any]:
+def _new_row(new_job: NewJob, now: float) -> dict[str, Any]:
     return {
-        "id": new.id,
+        "id": new_job.id,
         "status": "starting",
-        "model": new.model,
-        "version": new.version,
-        "input": new.input.decode(),
-        "request": new.request.decode(),
-        "base_url": new.base_url,
-        "webhook": new.webhook,
-        "webhook_events": ",".join(new.webhook_events),
-        "made_by": new.made_by,
-        "idempotency_key": new.idempotency_key,
-        "body_digest": new.body_digest,
+        "model": new_job.model,
+        "version": new_job.version,
+        "input": new_job.input.decode(),
+        "request": new_job.request.decode(),
+        "base_url": new_job.base_url,
+        "webhook": new_job.webhook,
+        "webhook_events": ",".join(new_job.webhook_events),
+        "made_by": new_job.made_by,
+        "idempotency_key": new_job.idempotency_key,
+        "body_digest": new_job.body_digest,
         "created_at": now,
-        "order_at": order_of(now, new.priority),
+        "order_at": queue_order(now, new_job.priority),
         "not_before": 0.0,
         "attempt": 0,
         "num_losses": 0,
@@ -316,11 +316,11 @@ def _columns(new: NewJob, now: float) -> dict[str, Any]:
     }
 
 
-def _of(made_by: str | None) -> ColumnElement[bool]:
+def _is_made_by(made_by: str | None) -> ColumnElement[bool]:
     return sa.true() if made_by is None else jobs.c.made_by == made_by
 
 
-def _held(claim: Claim) -> ColumnElement[bool]:
+def _is_held(claim: Claim) -> ColumnElement[bool]:
     """The job is still the claim's."""
     return sa.and_(
         jobs.c.id == claim.job_id,
@@ -330,43 +330,43 @@ def _held(claim: Claim) -> ColumnElement[bool]:
     )
 
 
-def _move(
+def _transition(
     connection: Connection,
     condition: ColumnElement[bool],
-    status: Status,
+    status: JobStatus,
     now: float,
     *,
-    frees: bool = True,
+    releases_lease: bool = True,
     **values: Any,
 ) -> JobRecord | None:
     """Give one job another status, if `condition` holds and the life cycle allows it; its record then, else None.
 
     `processing` may follow itself: a claim after a lease that has run out.
     """
-    earlier = before(status) | ({"processing"} if status == "processing" else set())
-    if frees:
+    previous = allowed_previous(status) | ({"processing"} if status == "processing" else set())
+    if releases_lease:
         values |= {"owner": None, "lease_until": None}
-    if status in ENDED:
+    if status in TERMINAL_STATUSES:
         values["completed_at"] = now
     row = connection.execute(
         jobs.update()
-        .where(condition, jobs.c.status.in_(earlier))
+        .where(condition, jobs.c.status.in_(previous))
         .values(status=status, last_event=jobs.c.last_event + 1, **values)
         .returning(jobs)
     ).first()
     if row is None:
         return None
     record = JobRecord(**row._mapping)
-    _tell(connection, record, now)
+    _publish_status(connection, record, now)
     return record
 
 
-def _tell(connection: Connection, record: JobRecord, now: float) -> None:
+def _publish_status(connection: Connection, record: JobRecord, now: float) -> None:
     """Write the new status down for those who watch, and for the webhook; in the same transaction as the status itself."""
-    note = StatusNote(record.status, output_urls(record), record.error, record.error_code)
-    _write_event(connection, record.id, record.last_event, now, "status", msgspec.json.encode(note))
-    what = webhook_event(record)
-    if record.webhook is not None and what in record.webhook_events.split(","):
+    event_data = StatusEventData(record.status, output_urls(record), record.error, record.error_code)
+    _write_event(connection, record.id, record.last_event, now, "status", msgspec.json.encode(event_data))
+    event_name = webhook_event_for(record)
+    if record.webhook is not None and event_name in record.webhook_events.split(","):
         connection.execute(
             deliveries.insert().values(
                 id=f"msg_{uuid.uuid4().hex}",
@@ -378,13 +378,13 @@ def _tell(connection: Connection, record: JobRecord, now: float) -> None:
         )
 
 
-def _write_event(connection: Connection, job_id: str, seq: int, now: float, kind: EventType, data: bytes) -> None:
-    connection.execute(events.insert().values(job_id=job_id, seq=seq, at=now, type=kind, data=data.decode()))
+def _write_event(connection: Connection, job_id: str, seq: int, now: float, event_type: JobEventType, data: bytes) -> None:
+    connection.execute(events.insert().values(job_id=job_id, seq=seq, at=now, type=event_type, data=data.decode()))
 
 
-def _error(error: NoriaError) -> dict[str, Any]:
+def _error_columns(error: NoriaError) -> dict[str, Any]:
     return {"error": error.message, "error_code": error.code}
 
 
-def _lost_too_often(times: int) -> EngineLost:
+def _too_many_losses(times: int) -> EngineLost:
     return EngineLost(f"the processes that drew it ended {times} times; it is not tried again.")

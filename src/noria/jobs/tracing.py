@@ -13,38 +13,38 @@ from noria.observe.trace_context import TraceContext, parse
 from noria.observe.traces import NO_SPAN, Span, Tracer
 
 
-class _Request(Struct, frozen=True):
+class _StoredTraceHeaders(Struct, frozen=True):
     traceparent: str = ""
     tracestate: str = ""
 
 
-class _Kept(Struct, frozen=True):
-    request: _Request = _Request()
+class _StoredRequest(Struct, frozen=True):
+    request: _StoredTraceHeaders = _StoredTraceHeaders()
 
 
-def trace_of(request: str | bytes) -> TraceContext | None:
+def stored_trace_context(request: str | bytes) -> TraceContext | None:
     """The trace of whoever asked for a job, from the JSON that is kept of its request; None if it is in none, or cannot be read.
 
     What another version of Noria has kept costs the job its trace, not every job that is claimed or told of with it.
     """
     try:
-        kept = msgspec.json.decode(request, type=_Kept).request
+        stored = msgspec.json.decode(request, type=_StoredRequest).request
     except msgspec.DecodeError:
         return None
-    return parse([kept.traceparent], [kept.tracestate])
+    return parse([stored.traceparent], [stored.tracestate])
 
 
-def drawing_span(tracer: Tracer, record: JobRecord) -> Span:
+def execution_span(tracer: Tracer, record: JobRecord) -> Span:
     """The span of one drawing of a job, begun now; a job whose drawing was lost has several."""
-    return tracer.span("draw job", "consumer", trace_of(record.request), _attributes(record))
+    return tracer.span("draw job", "consumer", stored_trace_context(record.request), _attributes(record))
 
 
-def life_span(tracer: Tracer, record: JobRecord, outcome: str) -> Span:
+def job_span(tracer: Tracer, record: JobRecord, outcome: str) -> Span:
     """The span of a job that has ended, from its acceptance, drawn or not; to be ended when it did.
 
     One that is in nobody's trace has none: it would be a trace of its own, beside that of each drawing.
     """
-    trace = trace_of(record.request)
+    trace = stored_trace_context(record.request)
     if trace is None:
         return NO_SPAN
     span = tracer.span("job", "internal", trace, _attributes(record) | {"noria.outcome": outcome}, record.created_at)

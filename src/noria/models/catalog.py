@@ -15,14 +15,14 @@ import msgspec
 from msgspec import Meta, Struct
 
 from noria import schedulers
-from noria.errors import InvalidField, ModelError, did_you_mean, shown
-from noria.models.weights import AGAIN, STEMS, Tensor, count, read_object, read_text, read_weights, weight_files
+from noria.errors import InvalidField, ModelError, did_you_mean, short_repr
+from noria.models.weights import REDOWNLOAD_HINT, WEIGHT_STEMS, TensorInfo, num_tensor_parameters, read_object, read_text, read_weights, weight_files
 from noria.spec import ModelSpec
 
 BUNDLED = pathlib.Path(__file__).parent / "bundled"
 PIPELINE = "StableDiffusionPipeline"
 
-_CLASSES = {
+_PART_CLASSES = {
     "tokenizer": ("CLIPTokenizer", "CLIPTokenizerFast"),
     "text_encoder": ("CLIPTextModel",),
     "unet": ("UNet2DConditionModel",),
@@ -116,16 +116,16 @@ def open_model(name: str) -> ModelSpec:
         ModelError: nothing there, a damaged file, or a kind of model that is not served.
 
     """
-    folder, called = _locate(name)
+    folder, default_name = _locate(name)
     index = _read(folder / "model_index.json", _Index, "the folder is not a model in diffusers format")
     if index.class_name != PIPELINE:
         raise ModelError(
-            f"{folder / 'model_index.json'}: this is a {shown(index.class_name)}; what is served is a {PIPELINE} (SD 1.x, SD 2.x and alike)."
+            f"{folder / 'model_index.json'}: this is a {short_repr(index.class_name)}; what is served is a {PIPELINE} (SD 1.x, SD 2.x and alike)."
         )
-    for part, classes in _CLASSES.items():
+    for part, classes in _PART_CLASSES.items():
         _check_class(folder / "model_index.json", part, getattr(index, part)[1], classes)
     text_encoder, unet, vae, scheduler = _read_configs(folder)
-    headers = {part: read_weights(folder, part) for part in STEMS}
+    headers = {part: read_weights(folder, part) for part in WEIGHT_STEMS}
     _check_first_layers(folder, text_encoder, unet, vae, headers)
 
     overrides = _read(folder / "noria.json", _Overrides) if (folder / "noria.json").exists() else _Overrides()
@@ -133,7 +133,7 @@ def open_model(name: str) -> ModelSpec:
     multiple_px = vae.factor * 2 ** (len(unet.down_block_types) - 1)
     height_px, width_px = (max(multiple_px, side * vae.factor // multiple_px * multiple_px) for side in sides)
     return ModelSpec(
-        name=overrides.name or called,
+        name=overrides.name or default_name,
         folder=str(folder),
         fingerprint=_fingerprint(folder),
         pipeline=PIPELINE,
@@ -144,10 +144,10 @@ def open_model(name: str) -> ModelSpec:
         max_side_px=2 * max(width_px, height_px),
         multiple_px=multiple_px,
         default_scheduler=_default_scheduler(folder, overrides),
-        schedulers=tuple(choice.name for choice in schedulers.of_family("diffusion")),
+        schedulers=tuple(choice.name for choice in schedulers.choices_of_family("diffusion")),
         default_steps=overrides.default_steps,
         default_guidance=overrides.default_guidance,
-        num_parameters=count(headers["unet"]),
+        num_parameters=num_tensor_parameters(headers["unet"]),
     )
 
 
@@ -182,21 +182,21 @@ def _download(hub_id: str) -> pathlib.Path:
     import huggingface_hub  # half a second, for those who name a hub id
 
     texts = ["model_index.json", "noria.json"] + [
-        f"{part}/*.{kind}" for part in (*_CLASSES, "scheduler") for kind in ("json", "txt")
+        f"{part}/*.{kind}" for part in (*_PART_CLASSES, "scheduler") for kind in ("json", "txt")
     ]
-    weights = [f"{part}/{stem}{{}}safetensors" for part, stem in STEMS.items()]
+    weights = [f"{part}/{stem}{{}}safetensors" for part, stem in WEIGHT_STEMS.items()]
     plain = [pattern.format(infix) for pattern in weights for infix in (".", "-?????-of-?????.")]
     half = [pattern.format(infix) for pattern in weights for infix in (".fp16.", ".fp16-?????-of-?????.")]
     try:
         folder = pathlib.Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=texts + plain))
-        without = [part for part in STEMS if not any((folder / part).glob("*.safetensors"))]
+        without = [part for part in WEIGHT_STEMS if not any((folder / part).glob("*.safetensors"))]
         wanted = [pattern for pattern in half if pattern.partition("/")[0] in without]
         if wanted:
             huggingface_hub.snapshot_download(hub_id, allow_patterns=texts + plain + wanted)
     except Exception as error:  # whatever hub, network and cache may raise, an operator reads the same sentence
-        words = str(error).strip().partition("\n")[0] or type(error).__name__
+        error_line = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ModelError(
-            f"the model {hub_id!r} could not be fetched from the hub: {words} Check the id, the network and HF_TOKEN, or give a folder."
+            f"the model {hub_id!r} could not be fetched from the hub: {error_line} Check the id, the network and HF_TOKEN, or give a folder."
         ) from error
     return folder
 
@@ -206,10 +206,10 @@ def _download(hub_id: str) -> pathlib.Path:
 
 def _read(file: pathlib.Path, kind: type[T], missing: str = "") -> T:
     """A JSON file as `kind`; `missing` says what its absence means."""
-    return _converted(file, read_object(file, missing), kind)
+    return _convert(file, read_object(file, missing), kind)
 
 
-def _converted(file: pathlib.Path, tree: dict[str, Any], kind: type[T]) -> T:
+def _convert(file: pathlib.Path, tree: dict[str, Any], kind: type[T]) -> T:
     try:
         return msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:
@@ -218,7 +218,7 @@ def _converted(file: pathlib.Path, tree: dict[str, Any], kind: type[T]) -> T:
 
 def _check_class(file: pathlib.Path, part: str, got: str | None, classes: tuple[str, ...]) -> None:
     if got not in classes:
-        raise ModelError(f"{file}: the {part} is a {shown(got)}; what is served is {' or '.join(classes)}.")
+        raise ModelError(f"{file}: the {part} is a {short_repr(got)}; what is served is {' or '.join(classes)}.")
 
 
 def _read_configs(folder: pathlib.Path) -> tuple[_TextEncoder, _Unet, _Vae, _Scheduler]:
@@ -227,9 +227,9 @@ def _read_configs(folder: pathlib.Path) -> tuple[_TextEncoder, _Unet, _Vae, _Sch
     text_encoder = _read(text_file, _TextEncoder)
     unet, vae = _read(unet_file, _Unet), _read(vae_file, _Vae)
     scheduler = _read_scheduler(folder / "scheduler" / "scheduler_config.json")
-    _check_class(text_file, "text_encoder", next(iter(text_encoder.architectures), None), _CLASSES["text_encoder"])
-    _check_class(unet_file, "unet", unet.class_name, _CLASSES["unet"])
-    _check_class(vae_file, "vae", vae.class_name, _CLASSES["vae"])
+    _check_class(text_file, "text_encoder", next(iter(text_encoder.architectures), None), _PART_CLASSES["text_encoder"])
+    _check_class(unet_file, "unet", unet.class_name, _PART_CLASSES["unet"])
+    _check_class(vae_file, "vae", vae.class_name, _PART_CLASSES["vae"])
     _check_tokenizer(folder / "tokenizer", text_encoder)
 
     for key in (
@@ -253,7 +253,7 @@ def _read_configs(folder: pathlib.Path) -> tuple[_TextEncoder, _Unet, _Vae, _Sch
     if widths != {text_encoder.hidden_size}:
         raise ModelError(
             f"{unet_file}: cross_attention_dim {unet.cross_attention_dim} where the text encoder's hidden_size is "
-            f"{text_encoder.hidden_size}: these parts are of two models. {AGAIN}"
+            f"{text_encoder.hidden_size}: these parts are of two models. {REDOWNLOAD_HINT}"
         )
     return text_encoder, unet, vae, scheduler
 
@@ -265,7 +265,7 @@ def _read_scheduler(file: pathlib.Path) -> _Scheduler:
         raise ModelError(
             f"{file}: a scheduler of the {family} family; what is served is diffusion, predicting epsilon, v or the sample."
         )
-    return _converted(file, tree, _Scheduler)
+    return _convert(file, tree, _Scheduler)
 
 
 def _check_tokenizer(folder: pathlib.Path, text_encoder: _TextEncoder) -> None:
@@ -280,21 +280,21 @@ def _check_tokenizer(folder: pathlib.Path, text_encoder: _TextEncoder) -> None:
         file = folder / "vocab.json"
         vocabulary = read_object(file, "there is neither tokenizer.json nor vocab.json with merges.txt")
         if not (folder / "merges.txt").is_file():
-            raise ModelError(f"{folder / 'merges.txt'}: missing; vocab.json is of no use without it. {AGAIN}")
+            raise ModelError(f"{folder / 'merges.txt'}: missing; vocab.json is of no use without it. {REDOWNLOAD_HINT}")
     try:
-        numbers = msgspec.convert(vocabulary, dict[str, int])
-        last = max([*numbers.values(), *(token.id for token in msgspec.convert(added, list[_AddedToken]))], default=-1)
+        token_ids = msgspec.convert(vocabulary, dict[str, int])
+        max_token_id = max([*token_ids.values(), *(token.id for token in msgspec.convert(added, list[_AddedToken]))], default=-1)
     except msgspec.ValidationError as error:
-        raise ModelError(f"{file}: holds no vocabulary of words and their numbers. {AGAIN}") from error
-    if last >= text_encoder.vocab_size:
+        raise ModelError(f"{file}: holds no vocabulary of words and their numbers. {REDOWNLOAD_HINT}") from error
+    if max_token_id >= text_encoder.vocab_size:
         raise ModelError(
-            f"{file}: numbers tokens up to {last}, the text encoder has {text_encoder.vocab_size}. {AGAIN}"
+            f"{file}: numbers tokens up to {max_token_id}, the text encoder has {text_encoder.vocab_size}. {REDOWNLOAD_HINT}"
         )
-    file, most = folder / "tokenizer_config.json", text_encoder.max_position_embeddings
+    file, max_tokens = folder / "tokenizer_config.json", text_encoder.max_position_embeddings
     length = read_object(file, "nothing says how long a prompt may be").get("model_max_length")
-    if not isinstance(length, int) or not 2 <= length <= most:  # a beginning and an end
+    if not isinstance(length, int) or not 2 <= length <= max_tokens:  # a beginning and an end
         raise ModelError(
-            f"{file}: model_max_length is {shown(length)}; the text encoder takes 2 to {most} tokens "
+            f"{file}: model_max_length is {short_repr(length)}; the text encoder takes 2 to {max_tokens} tokens "
             "(max_position_embeddings of text_encoder/config.json)."
         )
 
@@ -303,7 +303,7 @@ def _default_scheduler(folder: pathlib.Path, overrides: _Overrides) -> str:
     """What noria.json names, else what scheduler_config.json is nearest to, else the family's."""
     if overrides.default_scheduler is None:
         try:
-            return schedulers.of_config(read_object(folder / "scheduler" / "scheduler_config.json")).name
+            return schedulers.choice_for_config(read_object(folder / "scheduler" / "scheduler_config.json")).name
         except InvalidField:
             return _DEFAULT_SCHEDULER
     try:
@@ -316,13 +316,13 @@ def _default_scheduler(folder: pathlib.Path, overrides: _Overrides) -> str:
 
 
 def _check_first_layers(
-    folder: pathlib.Path, text_encoder: _TextEncoder, unet: _Unet, vae: _Vae, headers: dict[str, dict[str, Tensor]]
+    folder: pathlib.Path, text_encoder: _TextEncoder, unet: _Unet, vae: _Vae, headers: dict[str, dict[str, TensorInfo]]
 ) -> None:
     """Weights of another part or model would otherwise be found out by a stack trace, after seconds of loading."""
     in_vae = "decoder.conv_in.weight" if vae.class_name == "AutoencoderKL" else "decoder.layers.0.weight"
-    words = (text_encoder.vocab_size, text_encoder.hidden_size)
+    embedding_shape = (text_encoder.vocab_size, text_encoder.hidden_size)
     for part, name, axes, expected, where in (
-        ("text_encoder", "embeddings.token_embedding.weight", slice(2), words, "vocab_size and hidden_size"),
+        ("text_encoder", "embeddings.token_embedding.weight", slice(2), embedding_shape, "vocab_size and hidden_size"),
         ("unet", "conv_in.weight", slice(1, 2), (unet.in_channels,), "in_channels"),
         ("vae", in_vae, slice(1, 2), (vae.latent_channels,), "latent_channels"),
     ):
@@ -331,28 +331,28 @@ def _check_first_layers(
         if tensor is None or tensor.shape[axes] != expected:
             raise ModelError(
                 f"{weight_files(folder, part)[0]}: {name} is {list(tensor.shape) if tensor else 'missing'}, where config.json has "
-                f"{where} {', '.join(map(str, expected))}: weights and configuration are of two models. {AGAIN}"
+                f"{where} {', '.join(map(str, expected))}: weights and configuration are of two models. {REDOWNLOAD_HINT}"
             )
 
 
 def _fingerprint(folder: pathlib.Path) -> str:
     digest = hashlib.sha256()
-    for piece in _pieces(folder):
-        digest.update(len(piece).to_bytes(8, "little") + piece)
+    for part in _fingerprint_parts(folder):
+        digest.update(len(part).to_bytes(8, "little") + part)
     return digest.hexdigest()[:12]
 
 
-def _pieces(folder: pathlib.Path) -> Iterator[bytes]:
+def _fingerprint_parts(folder: pathlib.Path) -> Iterator[bytes]:
     """What a model is recognised by: all configurations; the weights' sizes, headers, and both ends of their data.
 
     The ends, because training again changes neither header nor size, and reading everything would take a large model minutes.
     """
-    for part in (*_CLASSES, "scheduler"):
+    for part in (*_PART_CLASSES, "scheduler"):
         for file in sorted((folder / part).glob("*")):
             if file.suffix in (".json", ".txt"):
                 yield file.name.encode()
                 yield read_text(file)
-    for part in STEMS:
+    for part in WEIGHT_STEMS:
         for file in weight_files(folder, part):
             size_bytes = file.stat().st_size
             with file.open("rb") as opened:

@@ -38,7 +38,7 @@ class DiffusionModel(Protocol):
     prediction_type: str  # diffusers': what the UNet's output is
     preview_colours: torch.Tensor  # of `sampling/previews.py`, on the device
 
-    def encode(self, prompts: list[str]) -> torch.Tensor:
+    def text_encode(self, prompts: list[str]) -> torch.Tensor:
         """Embeddings [B, T, D] of prompts, each cut at T tokens."""
         ...
 
@@ -92,7 +92,7 @@ class StableDiffusion:
 
         """
         dtype = _DTYPES[config.dtype]
-        with _quiet(), _naming(spec):
+        with _silence_libraries(), _wrap_load_errors(spec):
             import diffusers
             from transformers import CLIPTextModel, CLIPTokenizer
 
@@ -107,7 +107,7 @@ class StableDiffusion:
                 tokenizer, text_encoder.to(device), unet.to(device), vae.to(device), dict(scheduler_config), config
             )
 
-    def encode(self, prompts: list[str]) -> torch.Tensor:
+    def text_encode(self, prompts: list[str]) -> torch.Tensor:
         """Embeddings [B, T, D] as `StableDiffusionPipeline.encode_prompt` makes them: padded to T tokens, cut beyond."""
         tokens = self.tokenizer(
             prompts, padding="max_length", max_length=self.num_tokens, truncation=True, return_tensors="pt"
@@ -175,9 +175,9 @@ def set_attention(unet: Any, kind: str) -> None:
         raise AssertionError(kind)
 
 
-def _load_part(kind: Any, folder: pathlib.Path, dtype: torch.dtype) -> Any:
+def _load_part(part_class: Any, folder: pathlib.Path, dtype: torch.dtype) -> Any:
     """One part with all its weights; the libraries would fill what a file lacks with random numbers, and say so to nobody."""
-    part, info = kind.from_pretrained(
+    part, info = part_class.from_pretrained(
         folder,
         dtype=dtype,
         output_loading_info=True,
@@ -185,17 +185,17 @@ def _load_part(kind: Any, folder: pathlib.Path, dtype: torch.dtype) -> Any:
         local_files_only=True,
         variant=variant(folder),
     )
-    lacking = sorted([*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])])
-    if lacking:
+    missing_keys = sorted([*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])])
+    if missing_keys:
         raise ModelError(
-            f"the weights in {folder} are not of its configuration: {len(lacking)} parameters are missing or of another shape, "
-            f"the first is {lacking[0]}. Save the model again with save_pretrained."
+            f"the weights in {folder} are not of its configuration: {len(missing_keys)} parameters are missing or of another shape, "
+            f"the first is {missing_keys[0]}. Save the model again with save_pretrained."
         )
     return part
 
 
 @contextlib.contextmanager
-def _quiet() -> Any:
+def _silence_libraries() -> Any:
     """Without progress bars and without advice about torchvision; real failures still raise."""
     import diffusers
     import transformers
@@ -208,7 +208,7 @@ def _quiet() -> Any:
 
 
 @contextlib.contextmanager
-def _naming(spec: ModelSpec) -> Any:
+def _wrap_load_errors(spec: ModelSpec) -> Any:
     """Turn what the libraries raise into an error that names the model."""
     try:
         yield

@@ -14,14 +14,14 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from noria.errors import ModelError, shown
+from noria.errors import ModelError, short_repr
 
-STEMS = {
+WEIGHT_STEMS = {
     "text_encoder": "model",
     "unet": "diffusion_pytorch_model",
     "vae": "diffusion_pytorch_model",
 }
-AGAIN = "Copy or download the model again."
+REDOWNLOAD_HINT = "Copy or download the model again."
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _ITEM_BYTES = {
@@ -30,11 +30,11 @@ _ITEM_BYTES = {
     **dict.fromkeys(("U32", "I32", "F32"), 4),
     **dict.fromkeys(("U64", "I64", "F64"), 8),
 }
-_LONGEST_HEADER_BYTES = 100_000_000  # safetensors' own limit
-_LONGEST_TEXT_BYTES = 2**24  # CLIP's tokenizer.json has 2 to 4 MB
+_MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
+_MAX_TEXT_BYTES = 2**24  # CLIP's tokenizer.json has 2 to 4 MB
 
 
-class Tensor(Struct, frozen=True):
+class TensorInfo(Struct, frozen=True):
     """One entry of a safetensors header."""
 
     dtype: str
@@ -62,18 +62,18 @@ def weight_files(folder: pathlib.Path, part: str) -> list[pathlib.Path]:
     if pickles:
         raise ModelError(
             f"{folder / part / pickles[0]}: the weights are a pickle, which runs code when it is read; only safetensors are "
-            f"served. Convert once, if you trust it: {_conversion(folder)}"
+            f"served. Convert once, if you trust it: {_conversion_command(folder)}"
         )
-    raise ModelError(f"{single}: missing, so the {part} has no weights. {AGAIN}")
+    raise ModelError(f"{single}: missing, so the {part} has no weights. {REDOWNLOAD_HINT}")
 
 
 def _candidates(part: pathlib.Path, kind: str | None) -> tuple[pathlib.Path, pathlib.Path]:
     """The file that holds all of a part, and the index of its shards, as diffusers and transformers name them."""
-    infix, stem = f".{kind}" if kind else "", STEMS[part.name]
+    infix, stem = f".{kind}" if kind else "", WEIGHT_STEMS[part.name]
     return part / f"{stem}{infix}.safetensors", part / f"{stem}.safetensors.index{infix}.json"
 
 
-def _conversion(folder: pathlib.Path) -> str:
+def _conversion_command(folder: pathlib.Path) -> str:
     """The command that rewrites a model's pickles as safetensors."""
     return (
         'python -c "from diffusers import StableDiffusionPipeline as P; '
@@ -81,15 +81,15 @@ def _conversion(folder: pathlib.Path) -> str:
     )
 
 
-def read_weights(folder: pathlib.Path, part: str) -> dict[str, Tensor]:
+def read_weights(folder: pathlib.Path, part: str) -> dict[str, TensorInfo]:
     """Every tensor of a part by name; all its files are whole. Raises ModelError where one is not."""
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, TensorInfo] = {}
     for file in weight_files(folder, part):
         tensors |= read_header(file)
-    for file in (folder / part).glob(f"{STEMS[part]}.safetensors.index*.json"):
+    for file in (folder / part).glob(f"{WEIGHT_STEMS[part]}.safetensors.index*.json"):
         lost = sorted(set(_shards(file)) - set(tensors))
         if lost:
-            raise ModelError(f"{file}: lists {shown(lost[0])}, which is in none of the shards. {AGAIN}")
+            raise ModelError(f"{file}: lists {short_repr(lost[0])}, which is in none of the shards. {REDOWNLOAD_HINT}")
     return tensors
 
 
@@ -97,7 +97,7 @@ def _shards(index: pathlib.Path) -> dict[str, str]:
     """The shard of each tensor."""
     shards = read_object(index).get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(name, str) and _is_shard(name) for name in shards.values()):
-        raise ModelError(f"{index}: has no weight_map from tensors to safetensors files beside it. {AGAIN}")
+        raise ModelError(f"{index}: has no weight_map from tensors to safetensors files beside it. {REDOWNLOAD_HINT}")
     return shards
 
 
@@ -108,15 +108,15 @@ def _is_shard(name: str) -> bool:
 
 def count_parameters(folder: pathlib.Path) -> int:
     """Parameters of all parts together, from the weights' headers."""
-    return sum(count(read_weights(folder, part)) for part in STEMS)
+    return sum(num_tensor_parameters(read_weights(folder, part)) for part in WEIGHT_STEMS)
 
 
-def count(tensors: dict[str, Tensor]) -> int:
+def num_tensor_parameters(tensors: dict[str, TensorInfo]) -> int:
     """Parameters of these tensors."""
     return sum(math.prod(tensor.shape) for tensor in tensors.values())
 
 
-def read_header(file: pathlib.Path) -> dict[str, Tensor]:
+def read_header(file: pathlib.Path) -> dict[str, TensorInfo]:
     """The tensors of a safetensors file: 8 bytes of length, a JSON object, then the data it describes and not a byte else.
 
     Raises:
@@ -132,39 +132,39 @@ def read_header(file: pathlib.Path) -> dict[str, Tensor]:
                 raise ModelError(
                     f"{file}: a Git LFS pointer, not the weights. Run `git lfs pull` in the model's repository."
                 )
-            if size_bytes < 8 + header_bytes and header_bytes <= _LONGEST_HEADER_BYTES:
+            if size_bytes < 8 + header_bytes and header_bytes <= _MAX_HEADER_BYTES:
                 raise ModelError(
-                    f"{file}: truncated: its header alone ends at byte {8 + header_bytes}, it has {size_bytes}. {AGAIN}"
+                    f"{file}: truncated: its header alone ends at byte {8 + header_bytes}, it has {size_bytes}. {REDOWNLOAD_HINT}"
                 )
-            raw = opened.read(header_bytes) if header_bytes <= _LONGEST_HEADER_BYTES else b""
+            raw = opened.read(header_bytes) if header_bytes <= _MAX_HEADER_BYTES else b""
     except FileNotFoundError as error:
-        raise ModelError(f"{file}: missing. {AGAIN}") from error
+        raise ModelError(f"{file}: missing. {REDOWNLOAD_HINT}") from error
     except OSError as error:
         raise ModelError(f"{file}: cannot be read: {error.strerror}.") from error
     try:
         tree = msgspec.convert(json.loads(raw), dict[str, Any])
         tree.pop("__metadata__", None)
-        tensors = msgspec.convert(tree, dict[str, Tensor])
+        tensors = msgspec.convert(tree, dict[str, TensorInfo])
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{file}: its header is damaged, or it is no safetensors file: {error}. {AGAIN}") from error
+        raise ModelError(f"{file}: its header is damaged, or it is no safetensors file: {error}. {REDOWNLOAD_HINT}") from error
     _check_offsets(file, tensors, size_bytes - 8 - header_bytes)
     return tensors
 
 
-def _check_offsets(file: pathlib.Path, tensors: dict[str, Tensor], data_bytes: int) -> None:
+def _check_offsets(file: pathlib.Path, tensors: dict[str, TensorInfo], data_bytes: int) -> None:
     end = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_offsets):
         length = math.prod(tensor.shape) * _ITEM_BYTES.get(tensor.dtype, 0)
         if tensor.dtype not in _ITEM_BYTES or tensor.data_offsets != (end, end + length):
             raise ModelError(
-                f"{file}: its header is damaged at {shown(name)}: {shown(msgspec.to_builtins(tensor))}. {AGAIN}"
+                f"{file}: its header is damaged at {short_repr(name)}: {short_repr(msgspec.to_builtins(tensor))}. {REDOWNLOAD_HINT}"
             )
         end += length
     if end != data_bytes:
         what = "truncated" if data_bytes < end else "too long"
         header_bytes = file.stat().st_size - data_bytes
         raise ModelError(
-            f"{file}: {what}: expected {header_bytes + end} bytes, it has {header_bytes + data_bytes}. {AGAIN}"
+            f"{file}: {what}: expected {header_bytes + end} bytes, it has {header_bytes + data_bytes}. {REDOWNLOAD_HINT}"
         )
 
 
@@ -173,9 +173,9 @@ def read_object(file: pathlib.Path, missing: str = "") -> dict[str, Any]:
     try:
         tree = json.loads(read_text(file, missing).decode())
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{file}: not JSON: {error}. {AGAIN}") from error
+        raise ModelError(f"{file}: not JSON: {error}. {REDOWNLOAD_HINT}") from error
     if not isinstance(tree, dict):
-        raise ModelError(f"{file}: holds {shown(tree)} where a JSON object is needed. {AGAIN}")
+        raise ModelError(f"{file}: holds {short_repr(tree)} where a JSON object is needed. {REDOWNLOAD_HINT}")
     return tree
 
 
@@ -183,11 +183,11 @@ def read_text(file: pathlib.Path, missing: str = "") -> bytes:
     """The bytes of a configuration or vocabulary; `missing` says what its absence means. Raises ModelError."""
     try:
         size_bytes = _size_bytes(file)
-        if size_bytes > _LONGEST_TEXT_BYTES:
-            raise ModelError(f"{file}: has {size_bytes} bytes; at most {_LONGEST_TEXT_BYTES} are read. {AGAIN}")
+        if size_bytes > _MAX_TEXT_BYTES:
+            raise ModelError(f"{file}: has {size_bytes} bytes; at most {_MAX_TEXT_BYTES} are read. {REDOWNLOAD_HINT}")
         return file.read_bytes()
     except FileNotFoundError as error:
-        raise ModelError(f"{file}: missing{missing and ', so '}{missing}. {AGAIN}") from error
+        raise ModelError(f"{file}: missing{missing and ', so '}{missing}. {REDOWNLOAD_HINT}") from error
     except OSError as error:
         raise ModelError(f"{file}: cannot be read: {error.strerror}.") from error
 

@@ -50,12 +50,12 @@ def _limits(name: str, root: pathlib.Path) -> list[str]:
     group = _group(root)
     if group is None:
         return []
-    top, found = root / "sys/fs/cgroup", []
+    top, limits = root / "sys/fs/cgroup", []
     for folder in (group, *group.parents):
         with contextlib.suppress(OSError):
-            said = (folder / name).read_text().strip()
-            if not said.startswith("max"):
-                found.append(said)
+            limit = (folder / name).read_text().strip()
+            if not limit.startswith("max"):
+                limits.append(limit)
         if folder == top:
             break
-    return found
+    return limits

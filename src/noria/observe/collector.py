@@ -6,7 +6,7 @@ Only here, and only where there is one, `otlp.py` is imported, the one module th
 import importlib
 from urllib.parse import urlsplit
 
-from noria.errors import ConfigError, shown
+from noria.errors import ConfigError, short_repr
 from noria.observe.traces import NO_TRACER, Tracer
 
 EXTRA = "noria-serve[traces]"
@@ -28,7 +28,7 @@ def check_traces(endpoint: str) -> None:
         is_url = False
     if not is_url:
         raise ConfigError(
-            f"setting traces_endpoint is {shown(endpoint)}; allowed is an http or https URL, such as http://127.0.0.1:4318/v1/traces."
+            f"setting traces_endpoint is {short_repr(endpoint)}; allowed is an http or https URL, such as http://127.0.0.1:4318/v1/traces."
         )
     if "@" in parts.netloc:  # not shown
         raise ConfigError(

@@ -17,4 +17,4 @@ class RequestContext:
     span_id: str = ""  # 16 hexadecimal digits
 
 
-CURRENT: ContextVar[RequestContext | None] = ContextVar("noria_request", default=None)
+CURRENT_REQUEST: ContextVar[RequestContext | None] = ContextVar("noria_request", default=None)

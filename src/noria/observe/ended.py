@@ -18,75 +18,75 @@ from collections.abc import Iterator
 
 import psutil
 
-from noria.observe.entries import decoded, entries, file_of, written
+from noria.observe.entries import decode_key, iter_entries, serialize_file, read_used_bytes
 
-_ENDED = re.compile(r"(?:counter|histogram)_ended-(\d+)\.db")
+_MERGED_FILE_NAME = re.compile(r"(?:counter|histogram)_ended-(\d+)\.db")
 
 
-def fold_ended(folder: str) -> None:
+def merge_dead_processes(folder: str) -> None:
     """Do it for all processes that have ended by now; while a scrape is being read, leave it to the next call.
 
     Raises OSError: the disk is full, say. What is counted is as before; the next call tries again.
     """
-    place = pathlib.Path(folder)
+    directory = pathlib.Path(folder)
     for kind in ("counter", "histogram"):
-        paths = sorted(place.glob(f"{kind}_*.db"))
-        dead = [path for path in paths if not is_folded(path.name) and not _lives(path)]
+        paths = sorted(directory.glob(f"{kind}_*.db"))
+        dead = [path for path in paths if not is_merged(path.name) and not _is_alive(path)]
         if not dead:
             continue
-        folded = [path for path in paths if is_folded(path.name)]
-        number = 1 + max((_number(path) for path in folded), default=0)
-        draft = place / f"{kind}.draft"
+        merged = [path for path in paths if is_merged(path.name)]
+        sequence_number = 1 + max((_sequence_number(path) for path in merged), default=0)
+        draft = directory / f"{kind}.draft"
         try:
-            draft.write_bytes(file_of(_sums([*folded, *dead])))
-            with contextlib.suppress(BlockingIOError), _locked(place, fcntl.LOCK_EX | fcntl.LOCK_NB):
-                draft.rename(place / f"{kind}_ended-{number}.db")
-                for path in (*folded, *dead):
+            draft.write_bytes(serialize_file(_sums([*merged, *dead])))
+            with contextlib.suppress(BlockingIOError), _locked(directory, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                draft.rename(directory / f"{kind}_ended-{sequence_number}.db")
+                for path in (*merged, *dead):
                     path.unlink()
         finally:
             draft.unlink(missing_ok=True)
 
 
-def reading(folder: pathlib.Path) -> contextlib.AbstractContextManager[None]:
+def read_lock(folder: pathlib.Path) -> contextlib.AbstractContextManager[None]:
     """Nothing is exchanged meanwhile."""
     return _locked(folder, fcntl.LOCK_SH)
 
 
-def is_folded(name: str) -> bool:
+def is_merged(name: str) -> bool:
     """Whether a file is of many processes that have ended."""
-    return _ENDED.fullmatch(name) is not None
+    return _MERGED_FILE_NAME.fullmatch(name) is not None
 
 
 @contextlib.contextmanager
-def _locked(folder: pathlib.Path, how: int) -> Iterator[None]:
+def _locked(folder: pathlib.Path, operation: int) -> Iterator[None]:
     with (folder / "ended.lock").open("ab") as file:  # which may lie on a disk where a folder cannot be locked
-        fcntl.flock(file, how)
+        fcntl.flock(file, operation)
         yield
 
 
-def _number(path: pathlib.Path) -> int:
+def _sequence_number(path: pathlib.Path) -> int:
     return int(path.stem.rpartition("-")[2])
 
 
-def _lives(path: pathlib.Path) -> bool:
-    lives: bool = psutil.pid_exists(int(path.stem.rpartition("_")[2]))
-    return lives
+def _is_alive(path: pathlib.Path) -> bool:
+    is_alive: bool = psutil.pid_exists(int(path.stem.rpartition("_")[2]))
+    return is_alive
 
 
 def _sums(paths: list[pathlib.Path]) -> dict[bytes, float]:
     """The values by key, in the order in which keys came; of each file as far as it can be read."""
-    found: dict[bytes, float] = {}
+    totals: dict[bytes, float] = {}
     for path in paths:
-        content = written(path)
-        for key, place in entries(content):
-            if key not in found and decoded(key) is None:
+        content = read_used_bytes(path)
+        for key, value_offset in iter_entries(content):
+            if key not in totals and decode_key(key) is None:
                 break
-            (value,) = struct.unpack_from("d", content, place)
-            found[key] = _sum(found.get(key, 0.0), value)
-    return found
+            (value,) = struct.unpack_from("d", content, value_offset)
+            totals[key] = _sum_rounded_up(totals.get(key, 0.0), value)
+    return totals
 
 
-def _sum(first: float, second: float) -> float:
+def _sum_rounded_up(first: float, second: float) -> float:
     """Their sum or, where no double is their sum, the next that is more."""
     total = first + second
     if math.isfinite(total) and math.fsum((first, second, -total)) > 0.0:

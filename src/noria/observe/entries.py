@@ -14,52 +14,52 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-FIRST = 8  # bytes before the first entry
+HEADER_BYTES = 8  # bytes before the first entry
 
 Key = tuple[str, str, dict[str, str], str]  # metric, series, labels, help
 
-_length = struct.Struct("i").unpack_from
+_unpack_int32 = struct.Struct("i").unpack_from
 
 
-def written(path: pathlib.Path) -> bytes:
+def read_used_bytes(path: pathlib.Path) -> bytes:
     """A file's head and entries, without the room behind them; nothing of a file that is just being made. Raises OSError."""
     with path.open("rb") as file:
-        head = file.read(FIRST)
-        if len(head) < FIRST:
+        header = file.read(HEADER_BYTES)
+        if len(header) < HEADER_BYTES:
             return b""
-        used = min(_length(head, 0)[0], os.fstat(file.fileno()).st_size)
-        return head + file.read(max(used - FIRST, 0))
+        used_bytes = min(_unpack_int32(header, 0)[0], os.fstat(file.fileno()).st_size)
+        return header + file.read(max(used_bytes - HEADER_BYTES, 0))
 
 
-def entries(content: bytes, start: int = FIRST) -> Iterator[tuple[bytes, int]]:
+def iter_entries(content: bytes, offset: int = HEADER_BYTES) -> Iterator[tuple[bytes, int]]:
     """From byte `start` on, each entry's key and where its value is, in bytes; as far as entries can be told."""
-    while start + 4 <= len(content):
-        (length,) = _length(content, start)
-        place = start + _head_bytes(length)
-        if length <= 0 or place + 16 > len(content):
+    while offset + 4 <= len(content):
+        (length,) = _unpack_int32(content, offset)
+        value_offset = offset + _value_offset(length)
+        if length <= 0 or value_offset + 16 > len(content):
             return
-        yield content[start + 4 : start + 4 + length], place
-        start = place + 16
+        yield content[offset + 4 : offset + 4 + length], value_offset
+        offset = value_offset + 16
 
 
-def decoded(key: bytes) -> Key | None:
+def decode_key(key: bytes) -> Key | None:
     """What a key says; None of what is none."""
     try:
-        found: Key = msgspec.json.decode(key, type=Key)
+        parsed: Key = msgspec.json.decode(key, type=Key)
     except msgspec.DecodeError:
         return None
-    return found
+    return parsed
 
 
-def file_of(values: Mapping[bytes, float]) -> bytes:
+def serialize_file(values: Mapping[bytes, float]) -> bytes:
     """A whole file, of values by key."""
     parts = [
-        struct.pack("i", len(key)) + key.ljust(_head_bytes(len(key)) - 4) + struct.pack("dd", value, 0.0)
+        struct.pack("i", len(key)) + key.ljust(_value_offset(len(key)) - 4) + struct.pack("dd", value, 0.0)
         for key, value in values.items()
     ]
-    return struct.pack("i4x", FIRST + sum(map(len, parts))) + b"".join(parts)
+    return struct.pack("i4x", HEADER_BYTES + sum(map(len, parts))) + b"".join(parts)
 
 
-def _head_bytes(length: int) -> int:
+def _value_offset(length: int) -> int:
     """Of an entry, before its value. At least one space follows the key."""
     return 4 + length + (8 - (length + 4) % 8)

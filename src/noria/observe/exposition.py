@@ -15,53 +15,53 @@ from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from noria.observe.exemplars import Exemplars
-from noria.observe.gpus import Gpus, open_nvml
-from noria.observe.machine import Processes
-from noria.observe.merged import Merged
+from noria.observe.gpus import GpuCollector, open_nvml
+from noria.observe.machine import ProcessCollector
+from noria.observe.merged import MultiprocessReader
 from noria.observe.metrics import DECLARATIONS, REGISTRY
 
 _exemplars = Exemplars()
 
 
-def observe(histogram: Histogram, seconds: float, labels: Mapping[str, str], who: Mapping[str, str]) -> None:
+def observe(histogram: Histogram, seconds: float, labels: Mapping[str, str], exemplar_labels: Mapping[str, str]) -> None:
     """Count `seconds` and keep `who`, such as {"request_id": …}, the most telling first, as the example of its bucket."""
     name: str = histogram._name
     histogram.labels(**labels).observe(seconds)
-    _exemplars.note(name, labels, DECLARATIONS[name].buckets, seconds, who, time.time())
+    _exemplars.record(name, labels, DECLARATIONS[name].buckets, seconds, exemplar_labels, time.time())
 
 
 def exposition(accept: str = "") -> tuple[bytes, str]:
     """All values, and their content type, in the format that the header `accept` asks for."""
     openmetrics = "application/openmetrics-text" in accept
     folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
-    counted = "" if folder is None else _merged(folder).text(_exemplars if openmetrics else None)
-    rest = _Own() if folder is None else _Read()
+    multiprocess_text = "" if folder is None else _multiprocess_reader(folder).text(_exemplars if openmetrics else None)
+    collector = _SingleProcessCollector() if folder is None else _ScrapeTimeCollector()
     if openmetrics:
-        return counted.encode() + generate_openmetrics(rest), CONTENT_TYPE_LATEST  # type: ignore[no-untyped-call]
-    return counted.encode() + generate_latest(rest), CONTENT_TYPE_PLAIN_0_0_4
+        return multiprocess_text.encode() + generate_openmetrics(collector), CONTENT_TYPE_LATEST  # type: ignore[no-untyped-call]
+    return multiprocess_text.encode() + generate_latest(collector), CONTENT_TYPE_PLAIN_0_0_4
 
 
 @functools.cache
-def _merged(folder: str) -> Merged:
-    return Merged(folder)
+def _multiprocess_reader(folder: str) -> MultiprocessReader:
+    return MultiprocessReader(folder)
 
 
 @functools.cache
-def _gpus() -> Gpus:
-    return Gpus(open_nvml())
+def _gpus() -> GpuCollector:
+    return GpuCollector(open_nvml())
 
 
-class _Read:
+class _ScrapeTimeCollector:
     """What is read at the scrape, as prometheus_client's writers take it for a registry."""
 
     def collect(self) -> Iterator[Metric]:
-        yield from Processes().collect()
+        yield from ProcessCollector().collect()
         yield from _gpus().collect()
 
 
-class _Own(_Read):
+class _SingleProcessCollector(_ScrapeTimeCollector):
     """And what this process has counted, where it is alone."""
 
     def collect(self) -> Iterator[Metric]:
-        yield from _exemplars.pinned(REGISTRY.collect())
+        yield from _exemplars.attach_to(REGISTRY.collect())
         yield from super().collect()

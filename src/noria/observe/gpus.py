@@ -24,7 +24,7 @@ def open_nvml() -> Any | None:
     return pynvml
 
 
-class Gpus:
+class GpuCollector:
     """A collector for prometheus_client; `nvml` is the module `pynvml`, or what stands in for it."""
 
     def __init__(self, nvml: Any | None) -> None:
@@ -36,20 +36,20 @@ class Gpus:
         if nvml is None:
             return
         families = {
-            name: GaugeMetricFamily(name, declared.help, labels=declared.labels)
-            for name, declared in GPU_METRICS.items()
+            name: GaugeMetricFamily(name, declaration.help, labels=declaration.labels)
+            for name, declaration in GPU_METRICS.items()
         }
         with contextlib.suppress(nvml.NVMLError):  # the driver is being replaced: no reason to hide all other metrics
-            for number in range(nvml.nvmlDeviceGetCount()):
-                _add(nvml, number, families)
+            for index in range(nvml.nvmlDeviceGetCount()):
+                _add_samples(nvml, index, families)
         yield from families.values()
 
 
-def _add(nvml: Any, number: int, families: Mapping[str, GaugeMetricFamily]) -> None:
+def _add_samples(nvml: Any, index: int, families: Mapping[str, GaugeMetricFamily]) -> None:
     """A GPU's figures; none of one that has fallen off the bus."""
     with contextlib.suppress(nvml.NVMLError):
-        handle = nvml.nvmlDeviceGetHandleByIndex(number)
-        labels = [str(number), _text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle))]
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        labels = [str(index), _text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle))]
         for name, read in _READERS.items():
             with contextlib.suppress(nvml.NVMLError):
                 families[name].add_metric(labels, read(nvml, handle))

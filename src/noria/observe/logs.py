@@ -18,15 +18,15 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, TextIO
 
-from noria.observe.context import CURRENT
-from noria.observe.lines import Line, Render, as_json, as_text, fields, line_of
-from noria.observe.outlet import Outlet, SharedPipe
+from noria.observe.context import CURRENT_REQUEST
+from noria.observe.lines import Line, Render, as_json, as_text, fields, line_from_record
+from noria.observe.outlet import NonBlockingWriter, SharedPipe
 
-__all__ = ["LineHandler", "environment_of_children", "fields", "logging_here", "logging_to", "new_mark", "render_for"]
+__all__ = ["LineHandler", "child_log_environment", "fields", "logging_here", "logging_to", "new_mark", "render_for"]
 
 LogFormat = Literal["auto", "json", "text"]
 
-_MARK = "_NORIA_LOG_MARK"  # not a setting: settings are NORIA_…
+_MARK_VARIABLE = "_NORIA_LOG_MARK"  # not a setting: settings are NORIA_…
 
 
 def new_mark() -> bytes:
@@ -37,9 +37,9 @@ def new_mark() -> bytes:
     return b"\x1e" + secrets.token_hex(8).encode() + b" "
 
 
-def environment_of_children(mark: bytes) -> dict[str, str]:
+def child_log_environment(mark: bytes) -> dict[str, str]:
     """What children have to find in their environment to write such lines, and to write at once whatever else they print."""
-    return {_MARK: mark.decode(), "PYTHONUNBUFFERED": "1"}
+    return {_MARK_VARIABLE: mark.decode(), "PYTHONUNBUFFERED": "1"}
 
 
 class LineHandler(logging.Handler):
@@ -53,7 +53,7 @@ class LineHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Hand on what it says."""
         try:
-            self._put(line_of(record, self._process))
+            self._put(line_from_record(record, self._process))
         except Exception:  # as every handler of the standard library: a line is not worth the work that it tells of
             self.handleError(record)
 
@@ -64,10 +64,10 @@ class LineHandler(logging.Handler):
 
 def _add_context(record: logging.LogRecord) -> bool:
     """A filter that lets everything pass: puts whose work is being done before the record's own fields."""
-    if (current := CURRENT.get()) is not None:
+    if (current := CURRENT_REQUEST.get()) is not None:
         ids = {"request_id": current.request_id, "trace_id": current.trace_id, "span_id": current.span_id}
-        own: dict[str, object] = getattr(record, "noria_fields", {})
-        record.noria_fields = {name: text for name, text in ids.items() if text} | own
+        own_fields: dict[str, object] = getattr(record, "noria_fields", {})
+        record.noria_fields = {name: text for name, text in ids.items() if text} | own_fields
     return True
 
 
@@ -84,7 +84,7 @@ def render_for(log_format: LogFormat, stream: TextIO, environment: Mapping[str, 
 def logging_to(handler: LineHandler, level: str) -> Iterator[None]:
     """Meanwhile everything that is logged or warned of at `level` or above goes to `handler`."""
     root = logging.getLogger()
-    before = root.level
+    previous_level = root.level
     root.addHandler(handler)
     root.setLevel(level.upper())
     logging.captureWarnings(True)
@@ -93,7 +93,7 @@ def logging_to(handler: LineHandler, level: str) -> Iterator[None]:
     finally:
         logging.captureWarnings(False)
         root.removeHandler(handler)
-        root.setLevel(before)
+        root.setLevel(previous_level)
 
 
 @contextlib.contextmanager
@@ -101,21 +101,21 @@ def logging_here(process: str, level: str, log_format: LogFormat = "auto") -> It
     """Meanwhile this process, called `process`, logs to its stderr: marked for the supervisor if that has started it."""
     if isinstance(sys.stderr, io.TextIOWrapper):
         sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")
-    mark = os.environ.get(_MARK)
-    to = _to_supervisor(process, mark.encode()) if mark else _to_stderr(process, log_format)
-    with to as handler, logging_to(handler, level):
+    mark = os.environ.get(_MARK_VARIABLE)
+    open_handler = _to_supervisor(process, mark.encode()) if mark else _to_stderr(process, log_format)
+    with open_handler as handler, logging_to(handler, level):
         yield
 
 
 @contextlib.contextmanager
 def _to_supervisor(process: str, mark: bytes) -> Iterator[LineHandler]:
     """A handler that nobody waits for; at the end what it holds is written, for two seconds at most."""
-    outlet = Outlet(lambda line: mark + as_json(line), SharedPipe(sys.stderr.fileno()), process)
-    outlet.start()
+    writer = NonBlockingWriter(lambda line: mark + as_json(line), SharedPipe(sys.stderr.fileno()), process)
+    writer.start()
     try:
-        yield LineHandler(process, outlet.put, outlet.flush)
+        yield LineHandler(process, writer.put, writer.flush)
     finally:
-        outlet.close()
+        writer.close()
 
 
 @contextlib.contextmanager

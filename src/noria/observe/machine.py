@@ -15,16 +15,16 @@ from noria.observe import cgroup, metrics
 from noria.observe.metrics import Declaration
 
 
-class Processes:
+class ProcessCollector:
     """A collector for prometheus_client."""
 
     def collect(self) -> Iterator[Metric]:
         """One sample a process, and the machine's size."""
         cpu_s, memory, start_s = (
-            _family(declared)
-            for declared in (metrics.PROCESS_CPU_SECONDS, metrics.PROCESS_MEMORY_BYTES, metrics.PROCESS_START_SECONDS)
+            _family(declaration)
+            for declaration in (metrics.PROCESS_CPU_SECONDS, metrics.PROCESS_MEMORY_BYTES, metrics.PROCESS_START_SECONDS)
         )
-        for name, process in _of_this_server():
+        for name, process in _server_processes():
             with contextlib.suppress(psutil.Error), process.oneshot():
                 times = process.cpu_times()
                 cpu_s.add_metric([name], times.user + times.system)
@@ -38,26 +38,26 @@ class Processes:
         yield from (cpu_s, memory, start_s, cores, limit)
 
 
-def _family(declared: Declaration) -> CounterMetricFamily | GaugeMetricFamily:
-    kind = CounterMetricFamily if declared.kind == "counter" else GaugeMetricFamily
-    return kind(declared.name.removesuffix("_total"), declared.help, labels=declared.labels)
+def _family(declaration: Declaration) -> CounterMetricFamily | GaugeMetricFamily:
+    family_class = CounterMetricFamily if declaration.kind == "counter" else GaugeMetricFamily
+    return family_class(declaration.name.removesuffix("_total"), declaration.help, labels=declaration.labels)
 
 
-def _of_this_server() -> Iterator[tuple[str, psutil.Process]]:
+def _server_processes() -> Iterator[tuple[str, psutil.Process]]:
     """Each process with its name: `supervisor`, `frontend-0`, `engine-0`; of a front end that nobody supervises, itself alone."""
     own = psutil.Process()
     with contextlib.suppress(psutil.Error):
         parent = own.parent()
-        if parent is not None and name_of(parent) == "supervisor":
+        if parent is not None and process_name(parent) == "supervisor":
             yield "supervisor", parent
-            for child in children_of(parent):
-                if name := name_of(child):
+            for child in child_processes(parent):
+                if name := process_name(child):
                     yield name, child
             return
-    yield name_of(own) or "frontend", own
+    yield process_name(own) or "frontend", own
 
 
-def children_of(process: psutil.Process) -> list[psutil.Process]:
+def child_processes(process: psutil.Process) -> list[psutil.Process]:
     """Its children, as the kernel lists them; psutil looks at every process of the machine. Raises psutil.Error: it has ended.
 
     While one ends, another may be missing from the kernel's list (proc(5)): until the next scrape.
@@ -67,8 +67,8 @@ def children_of(process: psutil.Process) -> list[psutil.Process]:
     except OSError:  # a thread that ended meanwhile
         lists = []
     if not lists:  # a kernel without CONFIG_PROC_CHILDREN
-        found: list[psutil.Process] = process.children()
-        return found
+        all_children: list[psutil.Process] = process.children()
+        return all_children
     children = []
     for pid in " ".join(lists).split():
         with contextlib.suppress(psutil.Error):  # it has ended
@@ -76,11 +76,11 @@ def children_of(process: psutil.Process) -> list[psutil.Process]:
     return children
 
 
-def name_of(process: psutil.Process) -> str | None:
+def process_name(process: psutil.Process) -> str | None:
     """What it calls itself after "noria"; the title is one string, so not a command line that merely mentions us. None when it has ended."""
     try:
         title = pathlib.Path(f"/proc/{process.pid}/cmdline").read_bytes().rstrip(b"\0").decode(errors="replace")
     except OSError:
         return None
-    words = title.split(" ")
-    return words[-1] if words[0] == "noria" and "\0" not in title else None
+    parts = title.split(" ")
+    return parts[-1] if parts[0] == "noria" and "\0" not in title else None

@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 from prometheus_client.utils import floatToGoString
 
-from noria.observe.ended import is_folded, reading
-from noria.observe.entries import FIRST, decoded, entries, written
-from noria.observe.exemplars import Exemplars, escaped
+from noria.observe.ended import is_merged, read_lock
+from noria.observe.entries import HEADER_BYTES, decode_key, iter_entries, read_used_bytes
+from noria.observe.exemplars import Exemplars, escape_label_value
 
 
 class _Series(NamedTuple):
@@ -37,20 +37,20 @@ class _Series(NamedTuple):
 
 
 @dataclass
-class _File:
+class _FileState:
     """What was read of a file."""
 
-    used: int = FIRST  # bytes of it
-    cells: list[int] = field(default_factory=list)  # of its entries
-    places: list[int] = field(default_factory=list)  # of their values, in doubles from the file's start
+    used_bytes: int = HEADER_BYTES  # bytes of it
+    series_ids: list[int] = field(default_factory=list)  # of its entries
+    value_indices: list[int] = field(default_factory=list)  # of their values, in doubles from the file's start
 
 
 @dataclass
-class _Group:
+class _HistogramSeries:
     """A histogram under one set of labels."""
 
     sum_line: str = ""
-    sum_cell: int = 0
+    sum_id: int = 0
     count_line: str = ""
     buckets: list[tuple[float, int, str, frozenset[tuple[str, str]]]] = field(default_factory=list)
 
@@ -61,29 +61,29 @@ class _Family:
 
     series: _Series
     lines: list[tuple[str, int]] = field(default_factory=list)
-    groups: dict[tuple[tuple[str, str], ...], _Group] = field(default_factory=dict)
+    histograms: dict[tuple[tuple[str, str], ...], _HistogramSeries] = field(default_factory=dict)
 
 
-class Merged:
+class MultiprocessReader:
     """The values in `folder`, through all scrapes of one front end."""
 
     def __init__(self, folder: str) -> None:
         self._folder = pathlib.Path(folder)
         self._lock = threading.Lock()  # scrapes run in threads
-        self._cells: dict[bytes, int] = {}  # by key
+        self._series_ids: dict[bytes, int] = {}  # by key
         self._families: dict[str, _Family] = {}
-        self._files: dict[str, _File] = {}
-        self._folded: list[str] = []  # names of the files that were so when last read
+        self._files: dict[str, _FileState] = {}
+        self._merged_files: list[str] = []  # names of the files that were so when last read
 
     def text(self, exemplars: Exemplars | None) -> str:
         """All values: in OpenMetrics, but for its end, with `exemplars`; in Prometheus' text format without."""
         with self._lock:
-            counted, gauges = self._read()
+            totals, gauges = self._read()
             parts: list[str] = []
             for family in self._families.values():
-                lines = list(_lines(family, counted, gauges, exemplars))
+                lines = list(_lines(family, totals, gauges, exemplars))
                 if lines:
-                    parts.append(_head(family.series, openmetrics=exemplars is not None))
+                    parts.append(_format_header(family.series, openmetrics=exemplars is not None))
                     parts += lines
             return "".join(parts)
 
@@ -93,109 +93,109 @@ class Merged:
         gauges: dict[int, float] = {}
         for name, content in self._contents():
             kind, *mode = name.split("_")[:-1]
-            known = self._known(name, kind, content)
-            values = _values(content, known)
+            file_state = self._parse_file(name, kind, content)
+            values = _values(content, file_state)
             if kind != "gauge":
-                parts.append((known.cells, values))
+                parts.append((file_state.series_ids, values))
                 continue
-            for cell, value in zip(known.cells, values, strict=True):
-                before = gauges.get(cell)
-                if before is None:
-                    gauges[cell] = value
+            for series_id, value in zip(file_state.series_ids, values, strict=True):
+                previous = gauges.get(series_id)
+                if previous is None:
+                    gauges[series_id] = value
                 else:
-                    gauges[cell] = max(before, value) if mode == ["livemax"] else before + value
-        counted: list[list[float]] = [[] for _ in self._cells]
-        for cells, values in parts:
-            for cell, value in zip(cells, values, strict=True):
-                counted[cell].append(value)
-        return list(map(math.fsum, counted)), gauges  # exact: no order of them shows less than another
+                    gauges[series_id] = max(previous, value) if mode == ["livemax"] else previous + value
+        addends: list[list[float]] = [[] for _ in self._series_ids]
+        for series_ids, values in parts:
+            for series_id, value in zip(series_ids, values, strict=True):
+                addends[series_id].append(value)
+        return list(map(math.fsum, addends)), gauges  # exact: no order of them shows less than another
 
     def _contents(self) -> list[tuple[str, bytes]]:
         """All files that say something, by name."""
-        found = []
-        with reading(self._folder):
+        contents = []
+        with read_lock(self._folder):
             names = sorted(name for name in os.listdir(self._folder) if name.endswith(".db"))
             for name in names:
                 with contextlib.suppress(FileNotFoundError):  # a gauge, whose process has ended just now
-                    found.append((name, written(self._folder / name)))
-        folded = [name for name in names if is_folded(name)]
-        if folded != self._folded:  # then files have gone, and others may have come under their names
-            self._folded = folded
+                    contents.append((name, read_used_bytes(self._folder / name)))
+        merged_files = [name for name in names if is_merged(name)]
+        if merged_files != self._merged_files:  # then files have gone, and others may have come under their names
+            self._merged_files = merged_files
             self._files.clear()
-        return [(name, content) for name, content in found if content]
+        return [(name, content) for name, content in contents if content]
 
-    def _known(self, name: str, kind: str, content: bytes) -> _File:
+    def _parse_file(self, name: str, kind: str, content: bytes) -> _FileState:
         """What is known of a file, now that this is in it. One that cannot be read to its end is read from its beginning next time."""
-        known = self._files.pop(name, None)
-        if known is None or known.used > len(content):
-            known = _File()
-        self._note_new(kind, known, content)
-        if kind != "gauge" and known.used == len(content):
-            self._files[name] = known
-        return known
+        file_state = self._files.pop(name, None)
+        if file_state is None or file_state.used_bytes > len(content):
+            file_state = _FileState()
+        self._parse_new_entries(kind, file_state, content)
+        if kind != "gauge" and file_state.used_bytes == len(content):
+            self._files[name] = file_state
+        return file_state
 
-    def _note_new(self, kind: str, known: _File, content: bytes) -> None:
+    def _parse_new_entries(self, kind: str, file_state: _FileState, content: bytes) -> None:
         """Parse the entries that have come since the file was last read, up to one that is none."""
-        for key, place in entries(content, known.used):
-            cell = self._cells.get(key)
-            if cell is None:
-                found = decoded(key)
-                if found is None:
+        for key, value_offset in iter_entries(content, file_state.used_bytes):
+            series_id = self._series_ids.get(key)
+            if series_id is None:
+                decoded_key = decode_key(key)
+                if decoded_key is None:
                     return
-                cell = self._cells[key] = len(self._cells)
-                self._add(_Series(kind, *found), cell)
-            known.cells.append(cell)
-            known.places.append(place // 8)
-            known.used = place + 16
+                series_id = self._series_ids[key] = len(self._series_ids)
+                self._add_series(_Series(kind, *decoded_key), series_id)
+            file_state.series_ids.append(series_id)
+            file_state.value_indices.append(value_offset // 8)
+            file_state.used_bytes = value_offset + 16
 
-    def _add(self, series: _Series, cell: int) -> None:
+    def _add_series(self, series: _Series, series_id: int) -> None:
         """Find the line of a new series its place."""
         family = self._families.setdefault(series.family, _Family(series))
         if series.kind != "histogram":
-            family.lines.append((_line(series.name, series.labels), cell))
+            family.lines.append((_line_prefix(series.name, series.labels), series_id))
             return
         labels = dict(series.labels)
-        bound = labels.pop("le", None)
-        group = family.groups.setdefault(tuple(sorted(labels.items())), _Group())
-        if bound is None:
-            group.sum_line, group.sum_cell = _line(series.name, labels), cell
-            group.count_line = _line(f"{series.family}_count", labels)
+        upper_bound = labels.pop("le", None)
+        histogram = family.histograms.setdefault(tuple(sorted(labels.items())), _HistogramSeries())
+        if upper_bound is None:
+            histogram.sum_line, histogram.sum_id = _line_prefix(series.name, labels), series_id
+            histogram.count_line = _line_prefix(f"{series.family}_count", labels)
             return
-        labels["le"] = floatToGoString(bound)  # type: ignore[no-untyped-call]
-        line = _line(f"{series.family}_bucket", labels)
-        group.buckets.append((float(bound), cell, line, frozenset(labels.items())))
-        group.buckets.sort(key=itemgetter(0))
+        labels["le"] = floatToGoString(upper_bound)  # type: ignore[no-untyped-call]
+        line = _line_prefix(f"{series.family}_bucket", labels)
+        histogram.buckets.append((float(upper_bound), series_id, line, frozenset(labels.items())))
+        histogram.buckets.sort(key=itemgetter(0))
 
 
 def _lines(
-    family: _Family, counted: list[float], gauges: dict[int, float], exemplars: Exemplars | None
+    family: _Family, totals: list[float], gauges: dict[int, float], exemplars: Exemplars | None
 ) -> Iterator[str]:
     """The family's lines, with values. A gauge whose processes have all ended has none."""
     if family.series.kind == "gauge":
-        yield from (f"{line}{_number(gauges[cell])}\n" for line, cell in family.lines if cell in gauges)
+        yield from (f"{line}{_format_number(gauges[series_id])}\n" for line, series_id in family.lines if series_id in gauges)
         return
-    yield from (f"{line}{_number(counted[cell])}\n" for line, cell in family.lines)
+    yield from (f"{line}{_format_number(totals[series_id])}\n" for line, series_id in family.lines)
     name = f"{family.series.family}_bucket"
-    for group in family.groups.values():
-        yield f"{group.sum_line}{_number(counted[group.sum_cell])}\n"
+    for histogram in family.histograms.values():
+        yield f"{histogram.sum_line}{_format_number(totals[histogram.sum_id])}\n"
         total = 0.0
-        for _, cell, line, labels in group.buckets:
-            total += counted[cell]
-            example = "" if exemplars is None else exemplars.words(name, labels)
-            yield f"{line}{_number(total)}{example}\n"
-        yield f"{group.count_line}{_number(total)}\n"
+        for _, series_id, line, labels in histogram.buckets:
+            total += totals[series_id]
+            exemplar_text = "" if exemplars is None else exemplars.openmetrics_suffix(name, labels)
+            yield f"{line}{_format_number(total)}{exemplar_text}\n"
+        yield f"{histogram.count_line}{_format_number(total)}\n"
 
 
-def _values(content: bytes, known: _File) -> tuple[float, ...]:
+def _values(content: bytes, file_state: _FileState) -> tuple[float, ...]:
     """The values of all entries, in their order."""
-    if len(known.places) < 2:
-        return tuple(struct.unpack_from("d", content, 8 * place)[0] for place in known.places)
+    if len(file_state.value_indices) < 2:
+        return tuple(struct.unpack_from("d", content, 8 * index)[0] for index in file_state.value_indices)
     doubles = memoryview(content)[: len(content) // 8 * 8].cast("d")
-    found: tuple[float, ...] = itemgetter(*known.places)(doubles)
-    return found
+    values: tuple[float, ...] = itemgetter(*file_state.value_indices)(doubles)
+    return values
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     """As Go writes it, in whose form buckets are named."""
     if 0.0 <= value < 1e6 or math.isnan(value):
         return repr(value) if value == value else "NaN"  # noqa: PLR0124 - NaN
@@ -203,18 +203,18 @@ def _number(value: float) -> str:
     return text
 
 
-def _head(series: _Series, *, openmetrics: bool) -> str:
+def _format_header(series: _Series, *, openmetrics: bool) -> str:
     """What a family begins with; a counter's name has its `_total` only in the text format, which alone leaves quotes as they are."""
     name = series.family if openmetrics or series.kind != "counter" else f"{series.family}_total"
-    said = series.help.replace("\\", r"\\").replace("\n", r"\n")
+    help_text = series.help.replace("\\", r"\\").replace("\n", r"\n")
     if openmetrics:
-        said = said.replace('"', r"\"")
-    return f"# HELP {name} {said}\n# TYPE {name} {series.kind}\n"
+        help_text = help_text.replace('"', r"\"")
+    return f"# HELP {name} {help_text}\n# TYPE {name} {series.kind}\n"
 
 
-def _line(name: str, labels: dict[str, str]) -> str:
+def _line_prefix(name: str, labels: dict[str, str]) -> str:
     """A line up to its value."""
     if not labels:
         return f"{name} "
-    pairs = ",".join(f'{label}="{escaped(value)}"' for label, value in sorted(labels.items()))
+    pairs = ",".join(f'{label}="{escape_label_value(value)}"' for label, value in sorted(labels.items()))
     return f"{name}{{{pairs}}} "

@@ -18,18 +18,18 @@ from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from noria.messages import PreviousEnd
+from noria.messages import ExitCause
 
-Kind = Literal["counter", "gauge", "histogram"]
+MetricKind = Literal["counter", "gauge", "histogram"]
 
 REGISTRY = CollectorRegistry()
-MOST_SHAPES = 32
+MAX_SHAPES = 32
 
 # From a cached 1-step turbo image on a GPU to the default request_timeout_s.
-SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 600.0)
-_STEP_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-_LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-_IMAGES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # the last is the most slots that can be set
+DURATION_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 600.0)
+_ITERATION_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_LAG_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+_BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # the last is the most slots that can be set
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class Declaration:
     """A metric, as Prometheus sees it."""
 
     name: str  # with `_total`, if it is a counter
-    kind: Kind
+    kind: MetricKind
     help: str
     labels: tuple[str, ...]
     buckets: tuple[float, ...]  # of a histogram
-    part: str  # of the page
+    section: str  # of the page
 
     @property
     def unit(self) -> str:
@@ -53,7 +53,7 @@ class Declaration:
     def series(self) -> tuple[str, ...]:
         """The names that a query may use."""
         return (
-            tuple(self.name + end for end in ("_bucket", "_sum", "_count"))
+            tuple(self.name + suffix for suffix in ("_bucket", "_sum", "_count"))
             if self.kind == "histogram"
             else (self.name,)
         )
@@ -64,79 +64,79 @@ DECLARATIONS: dict[str, Declaration] = {}
 
 
 def declare(
-    name: str, kind: Kind, text: str, labels: Sequence[str] = (), buckets: Sequence[float] = (), *, part: str
+    name: str, kind: MetricKind, text: str, labels: Sequence[str] = (), buckets: Sequence[float] = (), *, section: str
 ) -> Declaration:
     """Note a metric; those whose values are read at the scrape (`exposition.py`) have nothing else."""
     assert name not in DECLARATIONS, name
-    found = DECLARATIONS[name] = Declaration(name, kind, text, tuple(labels), tuple(buckets), part)
-    return found
+    declaration = DECLARATIONS[name] = Declaration(name, kind, text, tuple(labels), tuple(buckets), section)
+    return declaration
 
 
-def _counter(part: str, name: str, text: str, *labels: str, values: Sequence[str] = ()) -> Counter:
+def _counter(section: str, name: str, text: str, *labels: str, values: Sequence[str] = ()) -> Counter:
     """`values`: all that its one label can have. They count from 0 on: in a series that begins with 1 Prometheus sees no increase."""
-    declare(f"{name}_total", "counter", text, labels, part=part)
+    declare(f"{name}_total", "counter", text, labels, section=section)
     counter = Counter(name, text, labels, registry=REGISTRY)
     for value in values:
         counter.labels(value)
     return counter
 
 
-def _gauge(part: str, name: str, text: str, *labels: str, mode: Literal["livesum", "livemax"] = "livesum") -> Gauge:
+def _gauge(section: str, name: str, text: str, *labels: str, mode: Literal["livesum", "livemax"] = "livesum") -> Gauge:
     """`mode`: what several processes' values amount to."""
-    declare(name, "gauge", text, labels, part=part)
+    declare(name, "gauge", text, labels, section=section)
     return Gauge(name, text, labels, multiprocess_mode=mode, registry=REGISTRY)
 
 
-def _histogram(part: str, name: str, text: str, *labels: str, buckets: Sequence[float] = SECONDS) -> Histogram:
-    declare(name, "histogram", text, labels, buckets, part=part)
+def _histogram(section: str, name: str, text: str, *labels: str, buckets: Sequence[float] = DURATION_BUCKETS_S) -> Histogram:
+    declare(name, "histogram", text, labels, buckets, section=section)
     return Histogram(name, text, labels, buckets=buckets, registry=REGISTRY)
 
 
-_PART = "Requests, counted by the front ends"
+_SECTION = "Requests, counted by the front ends"
 
 # A request is one wish for images, whichever route it came by.
 REQUESTS = _counter(
-    _PART,
+    _SECTION,
     "noria_requests",
     "Image requests answered, refused ones too; a job counts once, when it has ended. Bodies that cannot be read count only as HTTP requests.",
     "model",
     "outcome",
 )
 REJECTED = _counter(
-    _PART, "noria_rejected", "Image requests refused before anything was drawn of them, by why.", "model", "reason"
+    _SECTION, "noria_rejected", "Image requests refused before anything was drawn of them, by why.", "model", "reason"
 )
-IMAGES = _counter(_PART, "noria_images", "Images sent to clients.", "model")
+IMAGES = _counter(_SECTION, "noria_images", "Images sent to clients.", "model")
 REQUEST_SECONDS = _histogram(
-    _PART,
+    _SECTION,
     "noria_request_seconds",
     "Time from a request's admission to its encoded images; successful ones only.",
     "model",
-    buckets=SECONDS,
+    buckets=DURATION_BUCKETS_S,
 )
 QUEUE_SECONDS = _histogram(
-    _PART,
+    _SECTION,
     "noria_queue_seconds",
     "Time until the image of a request that ended last had its slot; successful requests only.",
     "model",
 )
 STAGE_SECONDS = _histogram(
-    _PART,
+    _SECTION,
     "noria_stage_seconds",
     "Time of a request in one stage: `queue`, `encode` (the prompt), `denoise`, `decode` (latents to pixels), `postprocess` "
     "(pixels to files).",
     "stage",
-    buckets=(0.001, *SECONDS),
+    buckets=(0.001, *DURATION_BUCKETS_S),
 )
 DEADLINES_MISSED = _counter(
-    _PART,
+    _SECTION,
     "noria_deadline_missed",
     "Accepted requests with a `deadline_ms` that were not answered by it: given up, or late.",
     "model",
 )
-INFLIGHT = _gauge(_PART, "noria_inflight", "Image requests being worked on.")
-LIVE_WATCHERS = _gauge(_PART, "noria_live_watchers", "Clients that watch the wheels turn, by `GET /v1/live`.")
+REQUESTS_IN_FLIGHT = _gauge(_SECTION, "noria_inflight", "Image requests being worked on.")
+LIVE_SUBSCRIBERS = _gauge(_SECTION, "noria_live_watchers", "Clients that watch the wheels turn, by `GET /v1/live`.")
 HTTP_REQUESTS = _counter(
-    _PART,
+    _SECTION,
     "noria_http_requests",
     "HTTP requests answered. Status 499: the client left first.",
     "method",
@@ -144,174 +144,174 @@ HTTP_REQUESTS = _counter(
     "status",
 )
 HTTP_REQUEST_SECONDS = _histogram(
-    _PART,
+    _SECTION,
     "noria_http_request_seconds",
     "Time from an HTTP request's head to the end of its response.",
     "method",
     "path",
-    buckets=(0.001, *SECONDS),
+    buckets=(0.001, *DURATION_BUCKETS_S),
 )
 EVENT_LOOP_LAG_SECONDS = _histogram(
-    _PART,
+    _SECTION,
     "noria_event_loop_lag_seconds",
     "How much later than asked a front end's event loop woke; looked at twice a second.",
-    buckets=_LAG_SECONDS,
+    buckets=_LAG_BUCKETS_S,
 )
 
 FRONTEND_STARTS = _counter(
-    _PART,
+    _SECTION,
     "noria_frontend_starts",
     "Front-end processes started, by name. In the life of a server each starts once, unless it ended.",
     "process",
 )
 
-_PART = "Jobs, counted by the front ends"
+_SECTION = "Jobs, counted by the front ends"
 
 JOBS = _counter(
-    _PART,
+    _SECTION,
     "noria_jobs",
     "Jobs that ended, by the status they ended in.",
     "status",
     values=("succeeded", "failed", "canceled"),
 )
-JOBS_ACCEPTED = _counter(_PART, "noria_jobs_accepted", "Jobs that were taken on.")
-WEBHOOKS = _counter(
-    _PART,
+JOBS_ACCEPTED = _counter(_SECTION, "noria_jobs_accepted", "Jobs that were taken on.")
+WEBHOOK_ATTEMPTS = _counter(
+    _SECTION,
     "noria_webhooks",
     "Attempts to deliver a webhook: `delivered`, or `failed`, which is tried again.",
     "outcome",
     values=("delivered", "failed"),
 )
 
-_PART = "The wheel, counted by the engines"
+_SECTION = "The wheel, counted by the engines"
 
 ENGINE_UP = _gauge(
-    _PART,
+    _SECTION,
     "noria_engine_up",
     "1 of an engine that is ready; 0 of one that loads, has ended or never came: front ends tell of each that there should be.",
     "engine",
 )
 ENGINES_CONFIGURED = _gauge(
-    _PART,
+    _SECTION,
     "noria_engines_configured",
     "Engines that there should be, one for each device; told by the front ends.",
     mode="livemax",
 )
 ENGINE_STARTS = _counter(
-    _PART,
+    _SECTION,
     "noria_engine_starts",
     "Engine processes started, by how the life before ended: `none` (there was none), `crashed`, `killed`.",
     "engine",
     "previous_end",
 )
 ENGINE_BUSY_SECONDS = _counter(
-    _PART, "noria_engine_busy_seconds", "Time that an engine spent in turns, encoding or decoding.", "engine"
+    _SECTION, "noria_engine_busy_seconds", "Time that an engine spent in turns, encoding or decoding.", "engine"
 )
-TURNS = _counter(
-    _PART,
+ITERATIONS = _counter(
+    _SECTION,
     "noria_turns",
     "Turns of the wheel, nearly all of them batched denoising steps; those are counted by `noria_batch_size_count`.",
     "engine",
 )
 DENOISE_STEPS = _counter(
-    _PART, "noria_denoise_steps", "Denoising steps, one for each image in each turn.", "engine", "model"
+    _SECTION, "noria_denoise_steps", "Denoising steps, one for each image in each turn.", "engine", "model"
 )
-STEP_SECONDS = _histogram(
-    _PART,
+ITERATION_SECONDS = _histogram(
+    _SECTION,
     "noria_step_seconds",
     "Time of a turn that stepped, by the size of its images (`WIDTHxHEIGHT`); with what it encoded and decoded.",
     "shape",
-    buckets=_STEP_SECONDS,
+    buckets=_ITERATION_BUCKETS_S,
 )
-BATCH_SIZE = _histogram(_PART, "noria_batch_size", "Images in a turn.", "engine", buckets=_IMAGES)
-SLOTS = _gauge(_PART, "noria_slots", "Images that can be in the batch.", "engine")
-SLOTS_USED = _gauge(_PART, "noria_slots_used", "Images that are in the batch.", "engine")
-QUEUE_DEPTH = _gauge(_PART, "noria_queue_depth", "Images waiting for a slot.", "engine")
-QUEUE_DRAIN_SECONDS = _gauge(
-    _PART,
+BATCH_SIZE = _histogram(_SECTION, "noria_batch_size", "Images in a turn.", "engine", buckets=_BATCH_SIZE_BUCKETS)
+SLOTS = _gauge(_SECTION, "noria_slots", "Images that can be in the batch.", "engine")
+SLOTS_USED = _gauge(_SECTION, "noria_slots_used", "Images that are in the batch.", "engine")
+QUEUE_DEPTH = _gauge(_SECTION, "noria_queue_depth", "Images waiting for a slot.", "engine")
+BACKLOG_SECONDS = _gauge(
+    _SECTION,
     "noria_queue_drain_seconds",
     "Predicted time until all that was accepted is done, if nobody else comes; told by engines that are ready.",
     "engine",
 )
-OLDEST_AGE_SECONDS = _gauge(
-    _PART,
+QUEUE_OLDEST_AGE_SECONDS = _gauge(
+    _SECTION,
     "noria_oldest_age_seconds",
     "How long ago the oldest request that still waits for a slot came; 0 if none does.",
     "engine",
 )
-JOINS = _counter(_PART, "noria_joins", "Images that boarded the batch.", "engine")
-LEAVES = _counter(
-    _PART,
+JOINS = _counter(_SECTION, "noria_joins", "Images that boarded the batch.", "engine")
+DEPARTURES = _counter(
+    _SECTION,
     "noria_leaves",
     "Images that left the batch: finished, cancelled or failed. Those aboard an engine that was killed never left it.",
     "engine",
     "outcome",
 )
-_MEMORY_PARTS = ("boards", "steps", "decodes")
+_OOM_PHASES = ("boards", "steps", "decodes")
 OUT_OF_MEMORY = _counter(
-    _PART,
+    _SECTION,
     "noria_out_of_memory",
     "Turns that did not fit the device's memory, by what did not: `boards`, `steps` or `decodes`. They are run again, smaller.",
     "engine",
     "part",
 )
 DEVICE_MEMORY_BYTES = _gauge(
-    _PART,
+    _SECTION,
     "noria_device_memory_bytes",
     "Memory that an engine holds on its device; of a CPU, the engine's resident memory.",
     "engine",
 )
 
 
-def expect_engines(names: Sequence[str]) -> None:
+def init_engine_series(names: Sequence[str]) -> None:
     """Tell of the engines that there should be, as front ends do: none is up until it says so itself, and what it counts begins with 0."""
     ENGINES_CONFIGURED.set(len(names))
     for name in names:
         ENGINE_UP.labels(name).set(0)
-        for counter in (ENGINE_BUSY_SECONDS, TURNS, JOINS):
+        for counter in (ENGINE_BUSY_SECONDS, ITERATIONS, JOINS):
             counter.labels(name)
-        for end in get_args(PreviousEnd):
-            ENGINE_STARTS.labels(name, end)
-        for part in _MEMORY_PARTS:
-            OUT_OF_MEMORY.labels(name, part)
+        for exit_cause in get_args(ExitCause):
+            ENGINE_STARTS.labels(name, exit_cause)
+        for phase in _OOM_PHASES:
+            OUT_OF_MEMORY.labels(name, phase)
 
 
-_PART = "Processes and devices, read by the front end that is asked"
+_SECTION = "Processes and devices, read by the front end that is asked"
 
 PROCESS_CPU_SECONDS = declare(
     "noria_process_cpu_seconds_total",
     "counter",
     "CPU time of a process of the server; a process that was started anew begins at 0.",
     ["process"],
-    part=_PART,
+    section=_SECTION,
 )
 PROCESS_MEMORY_BYTES = declare(
     "noria_process_resident_memory_bytes",
     "gauge",
     "Memory that a process of the server holds.",
     ["process"],
-    part=_PART,
+    section=_SECTION,
 )
 PROCESS_START_SECONDS = declare(
     "noria_process_start_time_seconds",
     "gauge",
     "When a process of the server started, in Unix time.",
     ["process"],
-    part=_PART,
+    section=_SECTION,
 )
-MACHINE_CORES = declare("noria_machine_cores", "gauge", "CPU cores that the server may use.", part=_PART)
+MACHINE_CORES = declare("noria_machine_cores", "gauge", "CPU cores that the server may use.", section=_SECTION)
 MACHINE_MEMORY_BYTES = declare(
     "noria_machine_memory_bytes",
     "gauge",
     "Memory that the server may use: its control group's limit, or the machine's.",
-    part=_PART,
+    section=_SECTION,
 )
 
 # The energy too: dcgm-exporter's counter has no `_total`, which a counter must have here.
-_GPU = ("gpu", "UUID", "modelName")
+_GPU_LABELS = ("gpu", "UUID", "modelName")
 GPU_METRICS = {
     name: declare(
-        name, "gauge", text, _GPU, part="Devices, under dcgm-exporter's names, where the machine has an NVIDIA GPU"
+        name, "gauge", text, _GPU_LABELS, section="Devices, under dcgm-exporter's names, where the machine has an NVIDIA GPU"
     )
     for name, text in (
         ("DCGM_FI_DEV_GPU_UTIL", "Share of time in which a kernel ran, in per cent."),

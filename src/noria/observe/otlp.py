@@ -23,16 +23,16 @@ from opentelemetry.util.types import AttributeValue
 
 from noria import __version__
 from noria.observe.trace_context import TraceContext
-from noria.observe.traces import Attributes, Kind
+from noria.observe.traces import Attributes, SpanKind
 
-_CLOSE_WITHIN_S = 1.5  # the supervisor waits for a child's end, and for 5 s at most
-_BETWEEN_COMPLAINTS_S = 60.0
+_CLOSE_TIMEOUT_S = 1.5  # the supervisor waits for a child's end, and for 5 s at most
+_WARNING_INTERVAL_S = 60.0
 _LOGGERS = (
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
     "opentelemetry.sdk._shared_internal",
     "opentelemetry.sdk.trace.export",
 )
-_KINDS = {
+_SPAN_KINDS = {
     "server": trace.SpanKind.SERVER,
     "client": trace.SpanKind.CLIENT,
     "consumer": trace.SpanKind.CONSUMER,
@@ -45,12 +45,12 @@ class OtlpSpan:
 
     def __init__(self, span: trace.Span) -> None:
         self._span = span
-        itself = span.get_span_context()
+        span_context = span.get_span_context()
         self.context = TraceContext(
-            trace.format_trace_id(itself.trace_id),
-            trace.format_span_id(itself.span_id),
-            itself.trace_flags.sampled,
-            itself.trace_state.to_header(),
+            trace.format_trace_id(span_context.trace_id),
+            trace.format_span_id(span_context.span_id),
+            span_context.trace_flags.sampled,
+            span_context.trace_state.to_header(),
         )
 
     @property
@@ -62,7 +62,7 @@ class OtlpSpan:
         """Call it something else."""
         self._span.update_name(name)
 
-    def note(self, attributes: Attributes) -> None:
+    def set_attributes(self, attributes: Attributes) -> None:
         """Add to what is known of it."""
         self._span.set_attributes(attributes)
 
@@ -80,9 +80,9 @@ class OtlpTracer:
     """A provider of our own: what else in the process uses OpenTelemetry has its own, and its settings."""
 
     def __init__(self, endpoint: str, ratio: float, instance: str) -> None:
-        limit = OncePer(_BETWEEN_COMPLAINTS_S, time.monotonic)
+        rate_limit = RateLimitFilter(_WARNING_INTERVAL_S, time.monotonic)
         for name in _LOGGERS:
-            logging.getLogger(name).addFilter(limit)
+            logging.getLogger(name).addFilter(rate_limit)
         # Nothing of the SDK's runs at the interpreter's exit: it would wait for half a minute for a collector that is down.
         self._provider = TracerProvider(
             ParentBased(TraceIdRatioBased(ratio)), _resource(instance), shutdown_on_exit=False
@@ -93,56 +93,56 @@ class OtlpTracer:
     def span(
         self,
         name: str,
-        kind: Kind,
+        kind: SpanKind,
         parent: TraceContext | None,
         attributes: Attributes | None = None,
         at: float | None = None,
     ) -> OtlpSpan:
         """A span that has begun `at`; sampled as its parent is."""
         # An empty context, and not None, which would be the SDK's own idea of who is at work.
-        around = Context() if parent is None else set_span_in_context(_remote(parent))
-        return OtlpSpan(self._tracer.start_span(name, around, _KINDS[kind], attributes, start_time=_nanoseconds(at)))
+        parent_context = Context() if parent is None else set_span_in_context(_remote_parent(parent))
+        return OtlpSpan(self._tracer.start_span(name, parent_context, _SPAN_KINDS[kind], attributes, start_time=_nanoseconds(at)))
 
     def close(self) -> None:
         """Bring away what there is, in bounded time: the SDK's own bound does not hold while a collector does not answer."""
         closing = threading.Thread(target=self._provider.shutdown, name="last traces", daemon=True)
         closing.start()
-        closing.join(_CLOSE_WITHIN_S)
+        closing.join(_CLOSE_TIMEOUT_S)
 
 
-class OncePer(logging.Filter):
+class RateLimitFilter(logging.Filter):
     """Lets one record through, then none for `seconds`; shared by loggers, for all of them together."""
 
-    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+    def __init__(self, interval_s: float, clock: Callable[[], float]) -> None:
         super().__init__()
-        self._seconds, self._clock = seconds, clock
-        self._said_at: float | None = None
+        self._interval_s, self._clock = interval_s, clock
+        self._last_passed_s: float | None = None
 
     def filter(self, record: logging.LogRecord) -> bool:  # noqa: ARG002 - whatever it says
         """Whether it is time again."""
         now = self._clock()
-        if self._said_at is not None and now - self._said_at < self._seconds:
+        if self._last_passed_s is not None and now - self._last_passed_s < self._interval_s:
             return False
-        self._said_at = now
+        self._last_passed_s = now
         return True
 
 
 def _resource(instance: str) -> Resource:
     """Who we are; what the environment says of it goes first."""
-    ours: dict[str, AttributeValue] = {
+    defaults: dict[str, AttributeValue] = {
         "service.name": "noria",
         "service.version": __version__,
         "service.instance.id": instance,
         "process.pid": os.getpid(),
     }
-    return Resource.create(ours).merge(OTELResourceDetector().detect())
+    return Resource.create(defaults).merge(OTELResourceDetector().detect())
 
 
-def _remote(parent: TraceContext) -> trace.Span:
+def _remote_parent(parent: TraceContext) -> trace.Span:
     flags = trace.TraceFlags(trace.TraceFlags.SAMPLED if parent.is_sampled else trace.TraceFlags.DEFAULT)
     state = trace.TraceState.from_header([parent.tracestate]) if parent.tracestate else None
-    itself = trace.SpanContext(int(parent.trace_id, 16), int(parent.span_id, 16), True, flags, state)
-    return trace.NonRecordingSpan(itself)
+    span_context = trace.SpanContext(int(parent.trace_id, 16), int(parent.span_id, 16), True, flags, state)
+    return trace.NonRecordingSpan(span_context)
 
 
 def _nanoseconds(at: float | None) -> int | None:

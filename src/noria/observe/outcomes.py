@@ -30,7 +30,7 @@ OK = "ok"
 OTHER = "other"
 """The model of a request that names none that is served, or that came before any was known."""
 
-REASONS = tuple(
+REJECTION_REASONS = tuple(
     kind.code
     for kind in (
         QueueFull,
@@ -45,7 +45,7 @@ REASONS = tuple(
 )
 """Why a request is refused: nothing was drawn of it."""
 
-_ENDS = tuple(
+_FAILURES = tuple(
     kind.code
     for kind in (
         DeadlineExceeded,
@@ -57,39 +57,39 @@ _ENDS = tuple(
         JobExpired,
     )
 )
-_OF_NO_MODEL = (EngineUnavailable.code, ModelNotFound.code)
+_WITHOUT_MODEL = (EngineUnavailable.code, ModelNotFound.code)
 
-_known: set[str] = set()
+_known_models: set[str] = set()
 
 
-def expect_models(names: Iterable[str]) -> None:
+def init_model_series(names: Iterable[str]) -> None:
     """Count, from now on, under the names of these models; from 0."""
     for name in names:
-        if name in _known:
+        if name in _known_models:
             continue
-        for outcome in (OK, *REASONS, *_ENDS):
+        for outcome in (OK, *REJECTION_REASONS, *_FAILURES):
             if outcome != ModelNotFound.code:
-                _expect(name, outcome)
+                _init_series(name, outcome)
         metrics.IMAGES.labels(name)
         metrics.DEADLINES_MISSED.labels(name)
-        _known.add(name)
+        _known_models.add(name)
 
 
-def expect_no_model() -> None:
+def init_unknown_model_series() -> None:
     """Count, from 0, what is refused before it is known for which model it is."""
-    for code in _OF_NO_MODEL:
-        _expect(OTHER, code)
+    for code in _WITHOUT_MODEL:
+        _init_series(OTHER, code)
 
 
-def count(model: str | None, outcome: str) -> None:
+def count_request(model: str | None, outcome: str) -> None:
     """One request for `model` has been answered: `ok`, or with a code of `noria.errors`. Where that is a refusal, it counts as one, too."""
-    label = model if model in _known else OTHER
+    label = model if model in _known_models else OTHER
     metrics.REQUESTS.labels(label, outcome).inc()
-    if outcome in REASONS:
+    if outcome in REJECTION_REASONS:
         metrics.REJECTED.labels(label, outcome).inc()
 
 
-def _expect(model: str, outcome: str) -> None:
+def _init_series(model: str, outcome: str) -> None:
     metrics.REQUESTS.labels(model, outcome)
-    if outcome in REASONS:
+    if outcome in REJECTION_REASONS:
         metrics.REJECTED.labels(model, outcome)

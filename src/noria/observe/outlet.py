@@ -16,23 +16,23 @@ import time
 from collections import deque
 from typing import Protocol
 
-from noria.observe.lines import Line, Render, new_line
+from noria.observe.lines import Line, Render, make_line
 
-MOST_WAITING_BYTES = 8 * 1024 * 1024
-LAST_WORDS_S = 2.0  # at the end, for a reader that is slow
-_AT_ONCE = 64  # lines of one write
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})  # a disk, which somebody will empty
-_BETWEEN_TRIES_S = 0.5
-_BETWEEN_LOOKS_MS = 5  # nothing tells when a pipe is emptied to a certain mark, so one looks
+MAX_BUFFERED_BYTES = 8 * 1024 * 1024
+FLUSH_TIMEOUT_S = 2.0  # at the end, for a reader that is slow
+_MAX_LINES_PER_WRITE = 64  # lines of one write
+_DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})  # a disk, which somebody will empty
+_RETRY_INTERVAL_S = 0.5
+_POLL_INTERVAL_MS = 5  # nothing tells when a pipe is emptied to a certain mark, so one looks
 
 
 class Sink(Protocol):
     """Where lines go."""
 
-    def at_once(self, data: bytes) -> bool:
+    def try_write(self, data: bytes) -> bool:
         """Write all of `data` if nobody has to be waited for, else nothing; returns which."""
 
-    def patiently(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
         """Write `data`, however long that takes. Raises OSError where nobody can read it any more, or the disk is full."""
 
 
@@ -42,11 +42,11 @@ class Stream:
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
-    def at_once(self, data: bytes) -> bool:  # noqa: ARG002 - whatever it is
+    def try_write(self, data: bytes) -> bool:  # noqa: ARG002 - whatever it is
         """Nothing says how long a write will take."""
         return False
 
-    def patiently(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
         """Write it."""
         write_all(self._fd, data)
 
@@ -61,115 +61,115 @@ class SharedPipe:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._share_bytes = fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ) // 4
-        self._end = select.poll()
-        self._end.register(fd, 0)  # of itself it tells only that the other end is closed
+        self._hangup_poll = select.poll()
+        self._hangup_poll.register(fd, 0)  # of itself it tells only that the other end is closed
 
-    def at_once(self, data: bytes) -> bool:
+    def try_write(self, data: bytes) -> bool:
         """Write it if it is within the share."""
         try:
-            return len(data) <= self._room() and os.write(self._fd, data) == len(data)
+            return len(data) <= self._free_bytes() and os.write(self._fd, data) == len(data)
         except (BrokenPipeError, BlockingIOError):  # the thread will see for itself
             return False
 
-    def patiently(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
         """Write it as room appears."""
-        left = memoryview(data)
-        while left:
-            if room := self._room():
-                write_all(self._fd, left[:room])
-                left = left[room:]
-            elif self._end.poll(_BETWEEN_LOOKS_MS):
+        remaining = memoryview(data)
+        while remaining:
+            if free_bytes := self._free_bytes():
+                write_all(self._fd, remaining[:free_bytes])
+                remaining = remaining[free_bytes:]
+            elif self._hangup_poll.poll(_POLL_INTERVAL_MS):
                 raise BrokenPipeError(errno.EPIPE, "the supervisor is gone")
 
-    def _room(self) -> int:
-        (unread,) = struct.unpack("i", fcntl.ioctl(self._fd, termios.FIONREAD, b"\0" * 4))
-        return max(0, self._share_bytes - int(unread))
+    def _free_bytes(self) -> int:
+        (unread_bytes,) = struct.unpack("i", fcntl.ioctl(self._fd, termios.FIONREAD, b"\0" * 4))
+        return max(0, self._share_bytes - int(unread_bytes))
 
 
-class Outlet(threading.Thread):
+class NonBlockingWriter(threading.Thread):
     """Writes what is `put` to `sink`; `process` is who tells what was lost."""
 
-    def __init__(self, render: Render, sink: Sink, process: str, most_waiting_bytes: int = MOST_WAITING_BYTES) -> None:
+    def __init__(self, render: Render, sink: Sink, process: str, max_buffered_bytes: int = MAX_BUFFERED_BYTES) -> None:
         super().__init__(name="outlet", daemon=True)  # a terminal that stands still must not keep the process
         self._render, self._sink, self._process = render, sink, process
-        self._most_waiting_bytes = most_waiting_bytes
-        self._waiting: deque[bytes] = deque()
-        self._waiting_bytes = self._num_lost = 0
-        self._num_at_stake = 0  # lines that are lost if what was taken last cannot be written
+        self._max_buffered_bytes = max_buffered_bytes
+        self._buffered: deque[bytes] = deque()
+        self._buffered_bytes = self._num_lost = 0
+        self._num_in_write = 0  # lines that are lost if what was taken last cannot be written
         self._closed = False
         self._changed = threading.Condition()
 
     def put(self, line: Line) -> None:
         """Have `line` written; never waits. It is counted as lost where too many wait already."""
-        written = self._render(line) + b"\n"
+        rendered = self._render(line) + b"\n"
         with self._changed:
-            if self._is_empty and self._sink.at_once(written):
+            if self._is_empty and self._sink.try_write(rendered):
                 return
-            if self._waiting_bytes + len(written) > self._most_waiting_bytes:
+            if self._buffered_bytes + len(rendered) > self._max_buffered_bytes:
                 self._num_lost += 1
                 return
-            self._waiting.append(written)
-            self._waiting_bytes += len(written)
+            self._buffered.append(rendered)
+            self._buffered_bytes += len(rendered)
             self._changed.notify_all()
 
-    def flush(self, patience_s: float = LAST_WORDS_S) -> None:
+    def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
         """Wait until all is written that was put, for so long at most."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_empty or self._closed, patience_s)
+            self._changed.wait_for(lambda: self._is_empty or self._closed, timeout_s)
 
-    def close(self, patience_s: float = LAST_WORDS_S) -> None:
+    def close(self, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
         """Write what waits, for so long at most; nothing may be put any more."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self.join(patience_s)
+        self.join(timeout_s)
 
     def run(self) -> None:
         """Write until `close`, or until nobody can read any more; lines for a disk that is full are lost, and counted."""
-        while taken := self._take():
+        while batch := self._next_batch():
             try:
-                self._sink.patiently(b"".join(taken))
+                self._sink.write(b"".join(batch))
             except OSError as error:
-                if error.errno not in _FULL:  # the terminal or the pipe is gone: nobody is left to be told
+                if error.errno not in _DISK_FULL_ERRNOS:  # the terminal or the pipe is gone: nobody is left to be told
                     with self._changed:
-                        self._closed, self._most_waiting_bytes = True, 0
-                        self._waiting.clear()
+                        self._closed, self._max_buffered_bytes = True, 0
+                        self._buffered.clear()
                         self._changed.notify_all()
                     return
                 with self._changed:
-                    self._num_lost += self._num_at_stake
+                    self._num_lost += self._num_in_write
                     if self._closed:
                         return
-                time.sleep(_BETWEEN_TRIES_S)
+                time.sleep(_RETRY_INTERVAL_S)
 
     @property
     def _is_empty(self) -> bool:
-        return not (self._waiting or self._num_at_stake or self._num_lost)
+        return not (self._buffered or self._num_in_write or self._num_lost)
 
-    def _take(self) -> list[bytes]:
+    def _next_batch(self) -> list[bytes]:
         """The next lines; none: it is closed, and all is written."""
         with self._changed:
-            self._num_at_stake = 0
+            self._num_in_write = 0
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._waiting or self._num_lost or self._closed)
-            taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), _AT_ONCE))]
-            self._waiting_bytes -= sum(map(len, taken))
-            lost = 0
-            if not self._waiting:  # else they are missing further on
-                lost, self._num_lost = self._num_lost, 0
-            self._num_at_stake = len(taken) + lost
-        if lost:
-            words = f"{lost} lines of the log were lost here: they could not be written, or not as fast as they came"
-            told = new_line(time.time(), "warning", "noria.relay", self._process, words) | {"lost": lost}
-            taken.append(self._render(told) + b"\n")
-        return taken
+            self._changed.wait_for(lambda: self._buffered or self._num_lost or self._closed)
+            batch = [self._buffered.popleft() for _ in range(min(len(self._buffered), _MAX_LINES_PER_WRITE))]
+            self._buffered_bytes -= sum(map(len, batch))
+            num_lost = 0
+            if not self._buffered:  # else they are missing further on
+                num_lost, self._num_lost = self._num_lost, 0
+            self._num_in_write = len(batch) + num_lost
+        if num_lost:
+            message = f"{num_lost} lines of the log were lost here: they could not be written, or not as fast as they came"
+            loss_line = make_line(time.time(), "warning", "noria.relay", self._process, message) | {"lost": num_lost}
+            batch.append(self._render(loss_line) + b"\n")
+        return batch
 
 
 def write_all(fd: int, data: bytes | memoryview) -> None:
     """Write all of `data`, also where another program has made the terminal non-blocking."""
-    left = memoryview(data)
-    while left:
+    remaining = memoryview(data)
+    while remaining:
         try:
-            left = left[os.write(fd, left) :]
+            remaining = remaining[os.write(fd, remaining) :]
         except BlockingIOError:
             select.select([], [fd], [])

@@ -4,7 +4,7 @@ import itertools
 
 from noria.observe.metrics import DECLARATIONS, Declaration
 
-_HEAD = """# Metrics
+_INTRODUCTION = """# Metrics
 
 `GET /metrics` of any front end gives every metric of the server, summed over its front ends and engines: OpenMetrics with exemplars to whom
 asks for it, as Prometheus does, and Prometheus' text format to others. What a process that has ended counted still counts. An exemplar is the
@@ -45,13 +45,13 @@ QUERIES = {
 
 def metrics_page() -> str:
     """The whole page."""
-    parts = [_HEAD]
-    for part, declared in itertools.groupby(DECLARATIONS.values(), key=lambda each: each.part):
-        parts += [f"\n## {part}\n", "| Metric | Kind | Unit | Labels | Meaning |\n|---|---|---|---|---|"]
-        parts += [_row(each) for each in declared]
+    parts = [_INTRODUCTION]
+    for section, declarations in itertools.groupby(DECLARATIONS.values(), key=lambda each: each.section):
+        parts += [f"\n## {section}\n", "| Metric | Kind | Unit | Labels | Meaning |\n|---|---|---|---|---|"]
+        parts += [_row(each) for each in declarations]
     parts += ["\n## Buckets\n", "| Metric | Upper bounds |\n|---|---|"]
     parts += [
-        f"| `{each.name}` | {', '.join(f'{bound:g}' for bound in each.buckets)} |"
+        f"| `{each.name}` | {', '.join(f'{upper_bound:g}' for upper_bound in each.buckets)} |"
         for each in DECLARATIONS.values()
         if each.buckets
     ]
@@ -60,6 +60,6 @@ def metrics_page() -> str:
     return "\n".join(parts) + "\n"
 
 
-def _row(declared: Declaration) -> str:
-    labels = ", ".join(f"`{label}`" for label in declared.labels)
-    return f"| `{declared.name}` | {declared.kind} | {declared.unit} | {labels} | {declared.help} |"
+def _row(declaration: Declaration) -> str:
+    labels = ", ".join(f"`{label}`" for label in declaration.labels)
+    return f"| `{declaration.name}` | {declaration.kind} | {declaration.unit} | {labels} | {declaration.help} |"

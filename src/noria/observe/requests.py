@@ -62,49 +62,49 @@ REQUEST_FIELDS: Mapping[str, str] = {
 
 
 @dataclass
-class Note:
+class RequestLogRecord:
     """What is to be said of a request, as far as it is known."""
 
-    said: dict[str, object] = field(
+    fields: dict[str, object] = field(
         default_factory=dict
     )  # empty: it is no request for images, or it never got to the studio
 
-    def add(self, **named: object) -> None:
+    def add(self, **values: object) -> None:
         """More of it; what was said before under the same name is replaced."""
-        assert named.keys() <= REQUEST_FIELDS.keys(), named.keys() - REQUEST_FIELDS.keys()
-        self.said |= named
+        assert values.keys() <= REQUEST_FIELDS.keys(), values.keys() - REQUEST_FIELDS.keys()
+        self.fields |= values
 
-    def write(self, **named: object) -> None:
+    def write(self, **values: object) -> None:
         """The line itself."""
-        self.add(event="request", **named)
-        said = self.said
-        seconds = said.get("total_s", said.get("seconds"))
+        self.add(event="request", **values)
+        recorded = self.fields
+        seconds = recorded.get("total_s", recorded.get("seconds"))
         took = f" after {seconds:.3f} s" if isinstance(seconds, float) else ""
         log.info(
-            "request %s%s", said.get("outcome"), took, extra=fields(**{name: said.get(name) for name in REQUEST_FIELDS})
+            "request %s%s", recorded.get("outcome"), took, extra=fields(**{name: recorded.get(name) for name in REQUEST_FIELDS})
         )
 
 
-_NOTE: ContextVar[Note | None] = ContextVar("noria_request_note", default=None)
+_CURRENT_RECORD: ContextVar[RequestLogRecord | None] = ContextVar("noria_request_note", default=None)
 
 
-def current_note() -> Note:
+def current_log_record() -> RequestLogRecord:
     """The note of the request that is being worked for; one that nobody reads, if there is none."""
-    return _NOTE.get() or Note()
+    return _CURRENT_RECORD.get() or RequestLogRecord()
 
 
 @contextlib.contextmanager
-def noting() -> Iterator[Note]:
+def request_log_scope() -> Iterator[RequestLogRecord]:
     """A new note, which everything that is done or begun inside fills in."""
-    note = Note()
-    token = _NOTE.set(note)
+    record = RequestLogRecord()
+    token = _CURRENT_RECORD.set(record)
     try:
-        yield note
+        yield record
     finally:
-        _NOTE.reset(token)
+        _CURRENT_RECORD.reset(token)
 
 
-def said_of(request: ImageRequest, model_version: str, prompts: LogPrompts) -> dict[str, object]:
+def request_fields(request: ImageRequest, model_version: str, prompts: LogPrompts) -> dict[str, object]:
     """The fields that tell what was asked for; `model_version` is the fingerprint of its model."""
     return {
         "model": request.model,
@@ -117,12 +117,12 @@ def said_of(request: ImageRequest, model_version: str, prompts: LogPrompts) -> d
         "seed": request.seed,
         "priority": request.priority if request.priority != "normal" else None,
         "deadline_s": request.deadline_s,
-        **said_of_prompt("prompt", request.prompt, prompts),
-        **said_of_prompt("negative_prompt", request.negative_prompt, prompts),
+        **prompt_fields("prompt", request.prompt, prompts),
+        **prompt_fields("negative_prompt", request.negative_prompt, prompts),
     }
 
 
-def said_of_prompt(name: str, text: str, prompts: LogPrompts) -> dict[str, object]:
+def prompt_fields(name: str, text: str, prompts: LogPrompts) -> dict[str, object]:
     """What may be said of a prompt."""
     match prompts:
         case "full" if text:

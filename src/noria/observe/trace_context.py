@@ -15,7 +15,7 @@ _TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16}
 _SAMPLED = 0x01
 _KNOWN_VERSION = "00"
 
-_MOST_MEMBERS = 32
+_MAX_MEMBERS = 32
 _KEY = r"[a-z0-9][a-z0-9_\-*/]{0,255}|[a-z0-9][a-z0-9_\-*/]{0,240}@[a-z][a-z0-9_\-*/]{0,13}"
 _VALUE = r"[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"  # printable, no comma, no =, no space at its end
 _MEMBER = re.compile(rf"({_KEY})=({_VALUE})")
@@ -43,17 +43,17 @@ class TraceContext:
 
 def parse(traceparents: Sequence[str], tracestates: Sequence[str] = ()) -> TraceContext | None:
     """What a request's headers say, each line of a name one item; None where there is no one valid traceparent."""
-    if len(traceparents) != 1 or not (found := _TRACEPARENT.fullmatch(traceparents[0])):
+    if len(traceparents) != 1 or not (matched := _TRACEPARENT.fullmatch(traceparents[0])):
         return None
-    version, trace_id, span_id, flags, more = found.groups()
-    if version == _KNOWN_VERSION and more is not None:  # later versions may say more than we understand
+    version, trace_id, span_id, flags, extra = matched.groups()
+    if version == _KNOWN_VERSION and extra is not None:  # later versions may say more than we understand
         return None
-    return TraceContext(trace_id, span_id, bool(int(flags, 16) & _SAMPLED), _conforming(",".join(tracestates)))
+    return TraceContext(trace_id, span_id, bool(int(flags, 16) & _SAMPLED), _validated_tracestate(",".join(tracestates)))
 
 
-def _conforming(tracestate: str) -> str:
+def _validated_tracestate(tracestate: str) -> str:
     """`tracestate` without needless space; empty where any of it does not conform, for then all of it is void."""
     members = [member for each in tracestate.split(",") if (member := each.strip(" \t"))]
-    found = [_MEMBER.fullmatch(member) for member in members]
-    keys = {match[1] for match in found if match is not None}
-    return ",".join(members) if len(keys) == len(members) <= _MOST_MEMBERS else ""
+    matches = [_MEMBER.fullmatch(member) for member in members]
+    keys = {match[1] for match in matches if match is not None}
+    return ",".join(members) if len(keys) == len(members) <= _MAX_MEMBERS else ""

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import Literal, Protocol
 
-from noria.observe.context import CURRENT, RequestContext
+from noria.observe.context import CURRENT_REQUEST, RequestContext
 from noria.observe.trace_context import TraceContext
 
-Value = str | int | float | bool
-Attributes = Mapping[str, Value]
-Kind = Literal["server", "client", "consumer", "internal"]
+AttributeValue = str | int | float | bool
+Attributes = Mapping[str, AttributeValue]
+SpanKind = Literal["server", "client", "consumer", "internal"]
 
 
 class Span(Protocol):
@@ -32,7 +32,7 @@ class Span(Protocol):
     def rename(self, name: str) -> None:
         """Call it something else, once more is known."""
 
-    def note(self, attributes: Attributes) -> None:
+    def set_attributes(self, attributes: Attributes) -> None:
         """Add to what is known of it."""
 
     def fail(self, code: str) -> None:
@@ -48,7 +48,7 @@ class Tracer(Protocol):
     def span(
         self,
         name: str,
-        kind: Kind,
+        kind: SpanKind,
         parent: TraceContext | None,
         attributes: Attributes | None = None,
         at: float | None = None,
@@ -70,7 +70,7 @@ class NoSpan:
     def rename(self, name: str) -> None:
         """Nobody sees it."""
 
-    def note(self, attributes: Attributes) -> None:
+    def set_attributes(self, attributes: Attributes) -> None:
         """Nobody sees it."""
 
     def fail(self, code: str) -> None:
@@ -86,7 +86,7 @@ class NoTracer:
     def span(
         self,
         name: str,  # noqa: ARG002 - as all these
-        kind: Kind,  # noqa: ARG002
+        kind: SpanKind,  # noqa: ARG002
         parent: TraceContext | None,
         attributes: Attributes | None = None,  # noqa: ARG002
         at: float | None = None,  # noqa: ARG002
@@ -100,34 +100,34 @@ class NoTracer:
 
 NO_SPAN, NO_TRACER = NoSpan(), NoTracer()
 
-ACTIVE: ContextVar[Span] = ContextVar("noria_span", default=NO_SPAN)
+CURRENT_SPAN: ContextVar[Span] = ContextVar("noria_span", default=NO_SPAN)
 
 
 @contextlib.contextmanager
-def working_for(request_id: str, span: Span) -> Iterator[None]:
+def request_scope(request_id: str, span: Span) -> Iterator[None]:
     """What is done inside is done for this request, as part of `span`; the log and the traces say so."""
     context = span.context
-    who = RequestContext(request_id, context.trace_id, context.span_id) if context else RequestContext(request_id)
-    current, active = CURRENT.set(who), ACTIVE.set(span)
+    request_context = RequestContext(request_id, context.trace_id, context.span_id) if context else RequestContext(request_id)
+    request_token, span_token = CURRENT_REQUEST.set(request_context), CURRENT_SPAN.set(span)
     try:
         yield
     finally:
-        ACTIVE.reset(active)
-        CURRENT.reset(current)
+        CURRENT_SPAN.reset(span_token)
+        CURRENT_REQUEST.reset(request_token)
 
 
-def record(
+def record_span(
     tracer: Tracer,
     name: str,
     parent: Span,
-    began: float,
-    ended: float,
+    start_s: float,
+    end_s: float,
     attributes: Attributes | None = None,
     error_code: str | None = None,
 ) -> None:
     """Make a span of what is over, if it was part of one that is recorded. Times are Unix time, in seconds."""
     if parent.is_recording:
-        span = tracer.span(name, "internal", parent.context, attributes, began)
+        span = tracer.span(name, "internal", parent.context, attributes, start_s)
         if error_code is not None:
             span.fail(error_code)
-        span.end(ended)
+        span.end(end_s)

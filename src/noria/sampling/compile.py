@@ -51,10 +51,10 @@ from noria.schedulers import SchedulerChoice
 Array = NDArray[np.float64]
 
 MAX_STEPS = 1000  # num_train_timesteps of every model we know; the probe's memory grows with its square
-_EXACT = 2e-7  # schedulers that upcast to float32 inside fit to 1e-7, the others to 1e-14: no better fit is looked for
+_EXACT_RESIDUAL = 2e-7  # schedulers that upcast to float32 inside fit to 1e-7, the others to 1e-14: no better fit is looked for
 _FIT_TOLERANCE = 1e-6  # a recurrence too short misses by 1e-3 at 20 steps, but by little more than this at hundreds
 _WITNESS_TOLERANCE = 1e-5  # float32 inside leaves about 1e-7 of the largest term; clipping leaves about 1
-_NOT_ZERO = 1e-300  # IPNDM's only step of one is exactly 0, whatever the model says
+_MIN_DENOMINATOR = 1e-300  # IPNDM's only step of one is exactly 0, whatever the model says
 _NUM_WITNESSES = 4
 _WITNESS_AMPLITUDE = 64.0  # far outside any clip range, also where the prediction of x_0 shrinks its input
 
@@ -75,10 +75,10 @@ def compile_sampler(
     if isinstance(choice, str):
         choice = schedulers.find(choice)
     overrides, config = (json.dumps(dict(given), sort_keys=True) for given in (choice.overrides, model_config))
-    made = _compile_cached(choice.name, choice.diffusers_class, choice.family, overrides, config, num_steps, mu)
-    if isinstance(made, InvalidField):
-        raise InvalidField(made.message, field=made.field) from made
-    return made
+    compiled = _compile_cached(choice.name, choice.diffusers_class, choice.family, overrides, config, num_steps, mu)
+    if isinstance(compiled, InvalidField):
+        raise InvalidField(compiled.message, field=compiled.field) from compiled
+    return compiled
 
 
 # A table of 50 steps is 2 kB; 512 hold every scheduler at every step count that a day of real traffic asks for.
@@ -89,9 +89,9 @@ def _compile_cached(
     """The table, or the refusal: it takes as long to find, and is asked for as often."""
     # In a thread that ends: torch's OpenMP gives every thread that computes a pool of its own, and as long as two pools live,
     # libgomp's threads sleep between operations. A desk that lives on would halve the speed of the wheel beside it.
-    with ThreadPoolExecutor(1) as brief:
+    with ThreadPoolExecutor(1) as executor:
         try:
-            return brief.submit(_compile, name, class_name, family, overrides, config, num_steps, mu).result()
+            return executor.submit(_compile, name, class_name, family, overrides, config, num_steps, mu).result()
         except InvalidField as refusal:
             return refusal
 
@@ -102,8 +102,8 @@ def _compile(
     if not 1 <= num_steps <= MAX_STEPS:
         raise InvalidField(f"inference_steps must be from 1 to {MAX_STEPS}, got {num_steps}.", field="inference_steps")
     _check_family(name, family, json.loads(config))
-    with _lock, _quiet():
-        scheduler = copy.deepcopy(_make(name, class_name, family, overrides, config))
+    with _lock, _silence_diffusers():
+        scheduler = copy.deepcopy(_make_scheduler(name, class_name, family, overrides, config))
         try:
             _set_timesteps(name, scheduler, num_steps, mu)
             trace = _probe(name, scheduler)
@@ -111,16 +111,16 @@ def _compile(
             raise
         except Exception as error:
             raise _bad_steps(name, num_steps, f"diffusers says {type(error).__name__}: {error}") from error
-    if not trace.finite:
+    if not trace.is_finite:
         raise _bad_steps(name, num_steps, "its numbers are infinite or not a number")
     _check_linear(name, trace)
-    return _fitted(name, num_steps, trace)
+    return _fit_table(name, num_steps, trace)
 
 
 def _check_family(name: str, family: schedulers.Family, model_config: Mapping[str, object]) -> None:
     wanted = schedulers.family_of(model_config)
     if family != wanted:
-        known = ", ".join(choice.name for choice in schedulers.of_family(wanted))
+        known = ", ".join(choice.name for choice in schedulers.choices_of_family(wanted))
         raise _refused(name, f"it samples {family} models, and this is a {wanted} model; its schedulers are {known}")
 
 
@@ -137,7 +137,7 @@ def _bad_steps(name: str, num_steps: int, reason: str) -> InvalidField:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_diffusers() -> Iterator[None]:
     """Hold diffusers' log lines and warnings back: a model's own configuration is nothing to warn its clients of."""
     log = importlib.import_module("diffusers.utils.logging")
     verbosity = log.get_verbosity()
@@ -152,11 +152,11 @@ def _quiet() -> Iterator[None]:
 
 # To be copied, never stepped: KDPM2 goes through 1000 steps to be made, which takes half a second.
 @functools.lru_cache(maxsize=64)
-def _make(name: str, class_name: str, family: schedulers.Family, overrides: str, config: str) -> Any:
+def _make_scheduler(name: str, class_name: str, family: schedulers.Family, overrides: str, config: str) -> Any:
     """The scheduler as diffusers' pipeline for this family would hold it."""
     model_config = json.loads(config)
-    kind = getattr(importlib.import_module("diffusers.schedulers"), class_name)
-    known = inspect.signature(kind).parameters
+    scheduler_class = getattr(importlib.import_module("diffusers.schedulers"), class_name)
+    known = inspect.signature(scheduler_class).parameters
     if "thresholding" in known and model_config.get("thresholding"):
         raise _refused(name, "the model's configuration asks for thresholding, which is not linear")
     forced: dict[str, object] = {}
@@ -166,7 +166,7 @@ def _make(name: str, class_name: str, family: schedulers.Family, overrides: str,
         forced = {"flow_shift": model_config["shift"]}  # the same number; FlowMatch* and the others name it differently
     settings = {key: value for key, value in forced.items() if key in known} | json.loads(overrides)
     try:
-        return kind.from_config(model_config, **settings)
+        return scheduler_class.from_config(model_config, **settings)
     except Exception as error:
         raise _refused(name, f"diffusers does not make it for this model ({type(error).__name__}: {error})") from error
 
@@ -197,13 +197,13 @@ class _Trace:
     noise_dtype: NoiseDtype
 
     @property
-    def finite(self) -> bool:
+    def is_finite(self) -> bool:
         """Whether diffusers gave numbers throughout."""
         arrays = (self.samples_PK, self.samples_PW, self.inputs_NK, self.timesteps_N)
         return all(bool(np.isfinite(array).all()) for array in arrays)
 
 
-class _NoiseTap:
+class _NoiseRecorder:
     """Stands in for `randn_tensor`: gives the basis vector of the call's noise and notes that, and in which dtype, it was drawn."""
 
     def __init__(self, name: str, noise_1NC11: torch.Tensor) -> None:
@@ -237,7 +237,7 @@ def _probe(name: str, scheduler: Any) -> _Trace:
     num_basis = 1 + 2 * calls
     witnesses_KW = _WITNESS_AMPLITUDE * np.random.default_rng(0).standard_normal((num_basis, _NUM_WITNESSES))
     given = torch.from_numpy(np.concatenate([np.eye(num_basis), witnesses_KW], axis=1))[None, :, :, None, None]
-    tap = _NoiseTap(name, given[:, 1 + calls :])
+    noise_recorder = _NoiseRecorder(name, given[:, 1 + calls :])
     untouched = torch.Generator()
     state = untouched.get_state()
     options = pipeline_options(scheduler, untouched)
@@ -245,15 +245,15 @@ def _probe(name: str, scheduler: Any) -> _Trace:
 
     sample = given[:, 0]
     samples, inputs = [_vector(sample)], []
-    with _randn_replaced(importlib.import_module(type(scheduler).__module__), tap):
+    with _replace_randn(importlib.import_module(type(scheduler).__module__), noise_recorder):
         for call, timestep in enumerate(scheduler.timesteps):
-            tap.call = call
+            noise_recorder.call = call
             inputs.append(_vector(scale(sample, timestep) if scale else sample)[:num_basis])
             sample = scheduler.step(given[:, 1 + call], timestep, sample, return_dict=False, **options)[0].double()
             samples.append(_vector(sample))
     if not torch.equal(state, untouched.get_state()):
         raise _refused(name, "it draws randomness otherwise than by diffusers' randn_tensor")
-    if len(tap.dtypes) > 1:
+    if len(noise_recorder.dtypes) > 1:
         raise _refused(name, "it draws noise in more than one dtype")
     all_samples = np.stack(samples)
     return _Trace(
@@ -263,8 +263,8 @@ def _probe(name: str, scheduler: Any) -> _Trace:
         samples_PW=all_samples[:, num_basis:],
         inputs_NK=np.stack(inputs),
         witnesses_KW=witnesses_KW,
-        noise_N=tap.drawn,
-        noise_dtype=tap.dtypes.pop() if tap.dtypes else "model",
+        noise_N=noise_recorder.drawn,
+        noise_dtype=noise_recorder.dtypes.pop() if noise_recorder.dtypes else "model",
     )
 
 
@@ -274,13 +274,13 @@ def _vector(sample_1C11: torch.Tensor) -> Array:
 
 
 @contextlib.contextmanager
-def _randn_replaced(module: ModuleType, tap: _NoiseTap) -> Iterator[None]:
+def _replace_randn(module: ModuleType, noise_recorder: _NoiseRecorder) -> Iterator[None]:
     """`module.randn_tensor` is `tap` meanwhile; a module without it draws nothing, or is caught by its generator."""
     real = getattr(module, "randn_tensor", None)
     if real is None:
         yield
         return
-    module.randn_tensor = tap  # type: ignore[attr-defined]
+    module.randn_tensor = noise_recorder  # type: ignore[attr-defined]
     try:
         yield
     finally:
@@ -293,13 +293,13 @@ def _randn_replaced(module: ModuleType, tap: _NoiseTap) -> Iterator[None]:
 def _check_linear(name: str, trace: _Trace) -> None:
     """A linear scheduler makes of the witnesses the same combination that it makes of the basis vectors."""
     expected_PW = trace.samples_PK @ trace.witnesses_KW
-    size_PW = np.abs(trace.samples_PK) @ np.abs(trace.witnesses_KW) + _NOT_ZERO
+    size_PW = np.abs(trace.samples_PK) @ np.abs(trace.witnesses_KW) + _MIN_DENOMINATOR
     error = float((np.abs(trace.samples_PW - expected_PW) / size_PW).max())
     if error > _WITNESS_TOLERANCE:
         raise _refused(name, f"it is not linear in the sample (off by {error:.1e}): it clips, thresholds or normalises")
 
 
-def _fitted(name: str, num_steps: int, trace: _Trace) -> SamplerTable:
+def _fit_table(name: str, num_steps: int, trace: _Trace) -> SamplerTable:
     """The table of the narrowest window that explains every call."""
     input_scale = _input_scale(name, trace)
     best = None
@@ -307,7 +307,7 @@ def _fitted(name: str, num_steps: int, trace: _Trace) -> SamplerTable:
         fit = _fit(trace, window)
         if fit is not None and (best is None or fit.residual < best.residual):
             best = fit
-        if best is not None and best.residual <= _EXACT:
+        if best is not None and best.residual <= _EXACT_RESIDUAL:
             break
     if best is None:
         raise _refused(name, f"a step looks back further than {WINDOW} model calls")
@@ -373,14 +373,14 @@ def _fewest_samples(samples_PK: Array, call: int, window: int, rest: NDArray[np.
     As few samples as will do: neighbours are nearly parallel, and weights that cancel would cost float32 its digits.
     """
     target = samples_PK[call + 1, rest]
-    size = np.abs(samples_PK[call + 1]).max() + _NOT_ZERO
-    best, least = np.zeros(0), np.inf
+    size = np.abs(samples_PK[call + 1]).max() + _MIN_DENOMINATOR
+    best, min_residual = np.zeros(0), np.inf
     for num_samples in range(1, min(window, call + 1) + 1):
         columns = samples_PK[range(call, call - num_samples, -1)][:, rest].T
         weights = np.linalg.lstsq(columns, target, rcond=None)[0]
         residual = float(np.abs(columns @ weights - target).max() / size)
-        if residual < least:
-            best, least = weights, residual
-        if least <= _EXACT:
+        if residual < min_residual:
+            best, min_residual = weights, residual
+        if min_residual <= _EXACT_RESIDUAL:
             break
-    return best, least
+    return best, min_residual

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 _NUM_EXAMPLES = 24
 _EXAMPLE_LATENTS = 12  # of a side
-_LEAST_ALPHA_BAR = 1e-4  # at zero terminal SNR a model of noise says nothing of the image, and √ᾱ divides
+_MIN_ALPHA_BAR = 1e-4  # at zero terminal SNR a model of noise says nothing of the image, and √ᾱ divides
 
 
 def clean_weights(timesteps_B: np.ndarray, alpha_bars_T: np.ndarray, prediction_type: str) -> np.ndarray:
@@ -23,7 +23,7 @@ def clean_weights(timesteps_B: np.ndarray, alpha_bars_T: np.ndarray, prediction_
 
     `prediction_type` is diffusers': "epsilon", "v_prediction" or "sample". Timesteps of some samplers lie between two of training.
     """
-    alpha_B = np.interp(timesteps_B, np.arange(len(alpha_bars_T)), alpha_bars_T).clip(_LEAST_ALPHA_BAR, 1.0)
+    alpha_B = np.interp(timesteps_B, np.arange(len(alpha_bars_T)), alpha_bars_T).clip(_MIN_ALPHA_BAR, 1.0)
     signal_B, noise_B = np.sqrt(alpha_B), np.sqrt(1 - alpha_B)
     match prediction_type:
         case "epsilon":
@@ -42,13 +42,13 @@ def clean_latents(inputs_BCHW: torch.Tensor, outputs_BCHW: torch.Tensor, weights
     return torch.addcmul(of_outputs_B111 * outputs_BCHW, of_inputs_B111, inputs_BCHW)
 
 
-def fit_colours(encode: Callable[[torch.Tensor], torch.Tensor], scale: int) -> torch.Tensor:
+def fit_colours(vae_encode: Callable[[torch.Tensor], torch.Tensor], scale: int) -> torch.Tensor:
     """The map [C + 1, 3] from a latent's channels and 1 to its block's mean colour, 0 to 255, by least squares over drawn scenes.
 
     `encode` takes pixels [N, 3, scale·H, scale·W] in -1 to 1 to latents [N, C, H, W] as the UNet has them.
     """
     pixels_N3HW = _example_pixels(_EXAMPLE_LATENTS * scale, scale)
-    latents_NCHW = encode(pixels_N3HW).float().cpu()
+    latents_NCHW = vae_encode(pixels_N3HW).float().cpu()
     colours_N3HW = functional.avg_pool2d(pixels_N3HW * 127.5 + 127.5, scale)
     targets = colours_N3HW.movedim(1, -1).reshape(-1, 3)
     colours_K3: torch.Tensor = torch.linalg.lstsq(_with_one(latents_NCHW), targets).solution
@@ -61,12 +61,12 @@ def preview_pixels(latents_BCHW: torch.Tensor, colours_K3: torch.Tensor) -> torc
     return colours_BHW3.clamp_(0, 255).round_().to(torch.uint8)
 
 
-def smaller(latents_BCHW: torch.Tensor, most: int) -> torch.Tensor:
+def downscale(latents_BCHW: torch.Tensor, max_side: int) -> torch.Tensor:
     """Blocks of the latents averaged, so that neither side has more than `most`; as they are if they are small enough.
 
     The colours of an average are the average of the colours: the map is linear.
     """
-    block = -(-max(latents_BCHW.shape[-2:]) // most)
+    block = -(-max(latents_BCHW.shape[-2:]) // max_side)
     return latents_BCHW if block == 1 else functional.avg_pool2d(latents_BCHW, block, ceil_mode=True)
 
 
@@ -77,11 +77,11 @@ def _with_one(latents_NCHW: torch.Tensor) -> torch.Tensor:
 
 def _example_pixels(side_px: int, scale: int) -> torch.Tensor:
     """[N, 3, side, side]: random colours that change slowly, with a rectangle of another colour before them."""
-    seeded = torch.Generator().manual_seed(0)
-    coarse = torch.rand(_NUM_EXAMPLES, 3, 3, 3, generator=seeded)
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.rand(_NUM_EXAMPLES, 3, 3, 3, generator=generator)
     pixels = functional.interpolate(coarse, size=(side_px, side_px), mode="bilinear", align_corners=True)
     for example in pixels:
-        top, left = (int(torch.randint(0, side_px // 2, (1,), generator=seeded)) for _ in range(2))
-        size = int(torch.randint(scale, side_px // 2, (1,), generator=seeded))
-        example[:, top : top + size, left : left + size] = torch.rand(3, 1, 1, generator=seeded)
+        top, left = (int(torch.randint(0, side_px // 2, (1,), generator=generator)) for _ in range(2))
+        size = int(torch.randint(scale, side_px // 2, (1,), generator=generator))
+        example[:, top : top + size, left : left + size] = torch.rand(3, 1, 1, generator=generator)
     return pixels * 2 - 1

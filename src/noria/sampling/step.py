@@ -19,7 +19,7 @@ def empty_history(num_slots: int, shape_CHW: tuple[int, int, int], device: torch
     return torch.zeros((num_slots, NUM_COLUMNS, *shape_CHW), dtype=torch.float32, device=device)
 
 
-def board(history_SKCHW: torch.Tensor, slot: int, start_CHW: torch.Tensor) -> None:
+def init_slot(history_SKCHW: torch.Tensor, slot: int, start_CHW: torch.Tensor) -> None:
     """Give `slot` to a new image whose cursor is 0; `start_CHW` is its initial noise times `init_noise_sigma`.
 
     The slot is zeroed first: a place with coefficient 0 is still multiplied, and 0 · NaN of the image before would be NaN.

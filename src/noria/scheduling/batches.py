@@ -10,24 +10,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-_MARGIN = (
+_DEADLINE_MARGIN = (
     0.9  # of what a deadline leaves for a step: costs are estimates, and newcomers are decoded and encoded meanwhile
 )
 
 
-class Boarded(Protocol):
+class BatchCandidate(Protocol):
     """What is asked of an image."""
 
     rows: int
     calls_left: float
-    due_s: float | None  # on the same clock as `now`; None: whenever it is done
+    deadline_s: float | None  # on the same clock as `now`; None: whenever it is done
 
 
-B = TypeVar("B", bound=Boarded)
+CandidateT = TypeVar("B", bound=BatchCandidate)
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class BatchLimits:
     """What a class may use of the device."""
 
     rows_limit: int  # of a call: more would not pay, or not fit
@@ -37,30 +37,30 @@ class Device:
     is_full: bool  # whether every slot is taken
 
 
-def together(images: Sequence[B], device: Device, now: float) -> tuple[list[B], float]:
+def select_batch(images: Sequence[CandidateT], limits: BatchLimits, now: float) -> tuple[list[CandidateT], float]:
     """Those of `images`, which come in the policy's order, that step next; and the longest step that they can afford, infinity at most.
 
     The first always steps. Room that is too small for whoever comes next goes to somebody behind who fits: it is of no use to the other.
     """
-    chosen: list[B] = []
-    rows, longest_s = 0, math.inf
+    chosen: list[CandidateT] = []
+    rows, max_step_s = 0, math.inf
     for image in images:
-        if chosen and rows + image.rows > device.rows_limit:
-            if rows >= device.rows_limit:
+        if chosen and rows + image.rows > limits.rows_limit:
+            if rows >= limits.rows_limit:
                 break
             continue
-        if chosen and device.step_s(rows + image.rows) > longest_s:
+        if chosen and limits.step_s(rows + image.rows) > max_step_s:
             break  # whoever comes behind would make it longer, too
         chosen.append(image)
         rows += image.rows
-        if not device.is_full:
-            longest_s = min(longest_s, _affordable_s(image, device, now))
-    return chosen, longest_s
+        if not limits.is_full:
+            max_step_s = min(max_step_s, _affordable_step_s(image, limits, now))
+    return chosen, max_step_s
 
 
-def _affordable_s(image: Boarded, device: Device, now: float) -> float:
+def _affordable_step_s(image: BatchCandidate, limits: BatchLimits, now: float) -> float:
     """How long each of the steps that are left to `image` may take; infinity if it has no deadline, or cannot be in time even alone."""
-    if image.due_s is None or image.calls_left <= 0:
+    if image.deadline_s is None or image.calls_left <= 0:
         return math.inf
-    each_s = (image.due_s - now - device.decode_s) / image.calls_left * device.share
-    return _MARGIN * each_s if each_s >= device.step_s(image.rows) else math.inf
+    each_s = (image.deadline_s - now - limits.decode_s) / image.calls_left * limits.share
+    return _DEADLINE_MARGIN * each_s if each_s >= limits.step_s(image.rows) else math.inf

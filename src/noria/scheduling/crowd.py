@@ -4,143 +4,143 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from noria.scheduling.forecast import Forecast
-from noria.scheduling.plans import NOTHING, ImageId, Spent, Ticket, Times
+from noria.scheduling.plans import NO_TIMINGS, ImageId, PhaseTimings, SchedulableRequest, RequestTimings
 from noria.scheduling.slots import Slots
 
 
 @dataclass(slots=True)
-class Accepted:
+class ActiveRequest:
     """A request that has not ended."""
 
-    ticket: Ticket
-    submitted: float
-    left: set[int]  # indices of images not yet decoded
-    times: Times = Times()  # of the image decoded last
-    promised: Forecast = Forecast(0.0, 0.0)  # at its acceptance, before correction
-    behind: float = 0.0  # added to what the policy says, so that it goes behind those who were promised something
+    request: SchedulableRequest
+    arrived_at: float
+    undecoded: set[int]  # indices of images not yet decoded
+    timings: RequestTimings = RequestTimings()  # of the image decoded last
+    promised_forecast: Forecast = Forecast(0.0, 0.0)  # at its acceptance, before correction
+    priority_penalty: float = 0.0  # added to what the policy says, so that it goes behind those who were promised something
 
     @property
     def images(self) -> list[ImageId]:
         """Those not yet decoded, in order."""
-        return [ImageId(self.ticket.request_id, index) for index in sorted(self.left)]
+        return [ImageId(self.request.request_id, index) for index in sorted(self.undecoded)]
 
 
 @dataclass(slots=True)
-class Seated:
+class RunningImage:
     """An image with a slot."""
 
     slot: int
-    ticket: Ticket
-    boarded: float
+    request: SchedulableRequest
+    joined_at: float
     call: int = 0  # the next row of the table
-    boarding: Spent = NOTHING  # of the turn in which it boarded
-    company: int = 0  # images of each of its calls so far, itself included, added up
+    join_timings: PhaseTimings = NO_TIMINGS  # of the turn in which it boarded
+    batch_size_sum: int = 0  # images of each of its calls so far, itself included, added up
 
     @property
-    def drawn(self) -> bool:
+    def is_denoised(self) -> bool:
         """Whether only its decoding is left."""
-        return self.call == self.ticket.num_calls
+        return self.call == self.request.num_calls
 
 
 @dataclass(slots=True)
-class Crowd:
+class RequestTable:
     """Requests by id; each image that is left is either waiting, in order of arrival, or seated, in order of boarding."""
 
     num_slots: int
     version: int = field(init=False, default=0)  # another one whenever a forecast may have become another
-    requests: dict[str, Accepted] = field(init=False, default_factory=dict)
+    requests: dict[str, ActiveRequest] = field(init=False, default_factory=dict)
     waiting: dict[ImageId, None] = field(init=False, default_factory=dict)
-    seated: dict[ImageId, Seated] = field(init=False, default_factory=dict)
+    running: dict[ImageId, RunningImage] = field(init=False, default_factory=dict)
     _slots: Slots = field(init=False)
 
     def __post_init__(self) -> None:
         self._slots = Slots(self.num_slots)
 
     @property
-    def num_free(self) -> int:
+    def num_free_slots(self) -> int:
         """Slots that nobody has."""
         return self._slots.num_free
 
-    def changed(self) -> None:
+    def bump_version(self) -> None:
         """What was foreseen holds no more."""
         self.version += 1
 
-    def enter(self, ticket: Ticket, now: float) -> Accepted:
+    def add(self, request: SchedulableRequest, now: float) -> ActiveRequest:
         """Take a request in; all its images wait."""
-        accepted = Accepted(ticket, now, set(range(ticket.num_images)))
-        self.enter_again(accepted)
-        return accepted
+        active = ActiveRequest(request, now, set(range(request.num_images)))
+        self.restore(active)
+        return active
 
-    def enter_again(self, accepted: Accepted) -> None:
+    def restore(self, active: ActiveRequest) -> None:
         """Take in who has left before it boarded."""
-        self.requests[accepted.ticket.request_id] = accepted
-        self.waiting |= dict.fromkeys(accepted.images)
-        self.changed()
+        self.requests[active.request.request_id] = active
+        self.waiting |= dict.fromkeys(active.images)
+        self.bump_version()
 
-    def seat(self, image: ImageId, now: float) -> None:
+    def assign(self, image: ImageId, now: float) -> None:
         """Give a waiting image a slot; one must be free."""
         del self.waiting[image]
-        self.seated[image] = Seated(self._slots.take(), self.requests[image.request_id].ticket, now)
-        self.changed()
+        self.running[image] = RunningImage(self._slots.acquire(), self.requests[image.request_id].request, now)
+        self.bump_version()
 
-    def stepped(self, image: ImageId, call: int, num_together: int) -> None:
+    def record_step(self, image: ImageId, call: int, batch_size: int) -> None:
         """A seated image goes on with `call`; so many images shared the last one."""
-        self.seated[image].call = call
-        self.seated[image].company += num_together
-        self.changed()
+        self.running[image].call = call
+        self.running[image].batch_size_sum += batch_size
+        self.bump_version()
 
-    def unseat(self, images: Iterable[ImageId]) -> None:
+    def requeue(self, images: Iterable[ImageId]) -> None:
         """Back to the queue, before all others."""
         images = list(images)
         for image in images:
-            self._slots.give_back(self.seated.pop(image).slot)
+            self._slots.release(self.running.pop(image).slot)
         self.waiting = dict.fromkeys(images) | self.waiting
-        self.changed()
+        self.bump_version()
 
-    def done(self, image: ImageId) -> Seated:
+    def complete(self, image: ImageId) -> RunningImage:
         """A seated image was decoded."""
-        seated = self.seated.pop(image)
-        self._slots.give_back(seated.slot)
-        self.requests[image.request_id].left.discard(image.index)
-        self.changed()
-        return seated
+        running = self.running.pop(image)
+        self._slots.release(running.slot)
+        self.requests[image.request_id].undecoded.discard(image.index)
+        self.bump_version()
+        return running
 
-    def leave(self, request_id: str) -> tuple[Accepted, int]:
+    def remove(self, request_id: str) -> tuple[ActiveRequest, int]:
         """Forget a request; returns it, and how many of its images left a slot undone."""
-        accepted, num_unseated = self.requests.pop(request_id), 0
-        self.changed()
-        for image in accepted.images:
+        active, num_departures = self.requests.pop(request_id), 0
+        self.bump_version()
+        for image in active.images:
             self.waiting.pop(image, None)
-            if (seated := self.seated.pop(image, None)) is not None:
-                self._slots.give_back(seated.slot)
-                num_unseated += 1
-        return accepted, num_unseated
+            if (running := self.running.pop(image, None)) is not None:
+                self._slots.release(running.slot)
+                num_departures += 1
+        return active, num_departures
 
-    def times_so_far(self, request_id: str, now: float) -> Times:
+    def timings_so_far(self, request_id: str, now: float) -> RequestTimings:
         """Where the time of a request has gone, by its image that has come furthest of those not yet decoded."""
-        accepted = self.requests[request_id]
-        seats = [self.seated[image] for image in accepted.images if image in self.seated]
-        if not seats:
-            return Times(queue_s=now - accepted.submitted)
-        seat = max(seats, key=lambda each: each.call)
-        return Times(
-            queue_s=seat.boarded - accepted.submitted,
-            slot_s=now - seat.boarded,
-            boarding=seat.boarding,
-            mean_batch=seat.company / max(seat.call, 1),
-            num_calls=seat.call,
+        active = self.requests[request_id]
+        running = [self.running[image] for image in active.images if image in self.running]
+        if not running:
+            return RequestTimings(queue_s=now - active.arrived_at)
+        furthest = max(running, key=lambda each: each.call)
+        return RequestTimings(
+            queue_s=furthest.joined_at - active.arrived_at,
+            slot_s=now - furthest.joined_at,
+            join_timings=furthest.join_timings,
+            mean_batch=furthest.batch_size_sum / max(furthest.call, 1),
+            num_calls=furthest.call,
         )
 
-    def ticket(self, image: ImageId) -> Ticket:
+    def request_of(self, image: ImageId) -> SchedulableRequest:
         """Of the image's request."""
-        return self.requests[image.request_id].ticket
+        return self.requests[image.request_id].request
 
-    def call(self, image: ImageId) -> int:
+    def next_call(self, image: ImageId) -> int:
         """The next row of its table; 0 while it waits."""
-        seated = self.seated.get(image)
-        return seated.call if seated is not None else 0
+        running = self.running.get(image)
+        return running.call if running is not None else 0
 
     def calls_left(self, request_id: str) -> int:
         """Of all images of the request together."""
-        accepted = self.requests[request_id]
-        return sum(accepted.ticket.num_calls - self.call(image) for image in accepted.images)
+        active = self.requests[request_id]
+        return sum(active.request.num_calls - self.next_call(image) for image in active.images)

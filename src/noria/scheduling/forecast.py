@@ -12,23 +12,23 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from noria.scheduling.batches import Device, together
+from noria.scheduling.batches import BatchLimits, select_batch
 from noria.scheduling.costs import CostModel
-from noria.scheduling.plans import ImageId, ShapeClass
+from noria.scheduling.plans import ImageId, BatchKey
 
 
 @dataclass(slots=True, eq=False)
-class Expected:
+class SimulatedImage:
     """An image on its way, as the forecast moves it."""
 
     image: ImageId
-    shape: ShapeClass
+    batch_key: BatchKey
     rows: int
     calls_left: float
-    seated: bool = False
-    alone: bool = False
-    due_s: float | None = None  # seconds from now; None: whenever it is done
-    place: int = 0  # in the policy's order; this and the next the forecast fills in
+    running: bool = False
+    exclusive: bool = False
+    deadline_s: float | None = None  # seconds from now; None: whenever it is done
+    rank: int = 0  # in the policy's order; this and the next the forecast fills in
     start_s: float = 0.0
 
 
@@ -41,149 +41,149 @@ class Forecast:
 
 
 def forecast(
-    in_order: Sequence[Expected],
+    in_order: Sequence[SimulatedImage],
     num_slots: int,
     costs: CostModel,
-    company: Mapping[ShapeClass, float],
+    expected_batch_size: Mapping[BatchKey, float],
     decode_batch: int = 4,
 ) -> dict[ImageId, Forecast]:
     """The start and finish of every image; all of them, seated and waiting, in the order in which they go first. Consumes its arguments.
 
     The slots that are free are filled at once. An image's own decoding counts, and delays everybody.
     """
-    world = _World(num_slots, costs, company, decode_batch)
-    for place, each in enumerate(in_order):
-        each.place = place
-        if each.seated:
-            world.seat(each)
+    simulation = _Simulation(num_slots, costs, expected_batch_size, decode_batch)
+    for rank, each in enumerate(in_order):
+        each.rank = rank
+        if each.running:
+            simulation.assign(each)
         else:
-            world.queue.append(each)
-    while world.num_seated or world.queue:
-        world.board()
-        world.step()
-        world.decode()
-    return world.done
+            simulation.queue.append(each)
+    while simulation.num_running or simulation.queue:
+        simulation.join()
+        simulation.step()
+        simulation.decode()
+    return simulation.done
 
 
 @dataclass(slots=True)
-class _Lane:
+class _KeyGroup:
     """The images of one shape class that have calls left, by their places, and those of them that step."""
 
-    shape: ShapeClass
-    limit: int  # rows of a call
-    usual: int  # rows of a call at present, at most the limit
-    aboard: list[Expected] = field(default_factory=list)
-    stepping: list[Expected] = field(default_factory=list)
-    changed: bool = True  # somebody came or left since `settle`
+    batch_key: BatchKey
+    max_rows: int  # rows of a call
+    expected_rows: int  # rows of a call at present, at most the limit
+    images: list[SimulatedImage] = field(default_factory=list)
+    stepping: list[SimulatedImage] = field(default_factory=list)
+    is_stale: bool = True  # somebody came or left since `settle`
     step_s: float = 0.0
-    soonest: float = 0.0  # calls until the next one is drawn
-    _steps_s: dict[int, float] = field(default_factory=dict)  # by rows
+    min_calls_left: float = 0.0  # calls until the next one is drawn
+    _step_s_by_rows: dict[int, float] = field(default_factory=dict)  # by rows
 
-    def settle(self, costs: CostModel, now: float, share: float, *, is_full: bool) -> None:
+    def select(self, costs: CostModel, now: float, share: float, *, is_full: bool) -> None:
         """Say who steps, and what a step costs: with the usual company, as far as those who step can afford it."""
 
         def step_s(rows: int) -> float:
-            if rows not in self._steps_s:
-                self._steps_s[rows] = costs.step_s(self.shape, rows)
-            return self._steps_s[rows]
+            if rows not in self._step_s_by_rows:
+                self._step_s_by_rows[rows] = costs.step_s(self.batch_key, rows)
+            return self._step_s_by_rows[rows]
 
-        device = Device(self.limit, step_s, costs.decode_s(self.shape), share, is_full)
-        self.stepping, longest_s = together(self.aboard, device, now)
+        limits = BatchLimits(self.max_rows, step_s, costs.decode_s(self.batch_key), share, is_full)
+        self.stepping, max_step_s = select_batch(self.images, limits, now)
         known_s = step_s(sum([each.rows for each in self.stepping]))
-        self.step_s = max(known_s, min(step_s(self.usual), longest_s)) if self.usual else known_s
-        self.soonest = min([each.calls_left for each in self.stepping])
-        self.changed = False
+        self.step_s = max(known_s, min(step_s(self.expected_rows), max_step_s)) if self.expected_rows else known_s
+        self.min_calls_left = min([each.calls_left for each in self.stepping])
+        self.is_stale = False
 
-    def advance(self, calls: float) -> list[Expected]:
+    def advance(self, calls: float) -> list[SimulatedImage]:
         """Those who step do so; returns those who are drawn then."""
-        self.soonest -= calls
+        self.min_calls_left -= calls
         for each in self.stepping:
             each.calls_left -= calls
-        if self.soonest >= 0.5:
+        if self.min_calls_left >= 0.5:
             return []
-        drawn = [each for each in self.stepping if each.calls_left < 0.5]
-        for each in drawn:
-            self.aboard.remove(each)
-        self.changed = True
-        return drawn
+        denoised = [each for each in self.stepping if each.calls_left < 0.5]
+        for each in denoised:
+            self.images.remove(each)
+        self.is_stale = True
+        return denoised
 
 
 @dataclass(slots=True)
-class _World:
+class _Simulation:
     num_slots: int
     costs: CostModel
-    company: Mapping[ShapeClass, float]
+    expected_batch_size: Mapping[BatchKey, float]
     decode_batch: int
     now: float = 0.0
-    num_seated: int = 0
-    queue: deque[Expected] = field(default_factory=deque)
-    lanes: dict[ShapeClass, _Lane] = field(default_factory=dict)
-    drawn: list[Expected] = field(default_factory=list)  # whose decoding is left
-    flyer: str | None = None  # the request that shares the wheel with nobody
+    num_running: int = 0
+    queue: deque[SimulatedImage] = field(default_factory=deque)
+    groups: dict[BatchKey, _KeyGroup] = field(default_factory=dict)
+    denoised: list[SimulatedImage] = field(default_factory=list)  # whose decoding is left
+    exclusive_request_id: str | None = None  # the request that shares the wheel with nobody
     done: dict[ImageId, Forecast] = field(default_factory=dict)
 
-    def seat(self, each: Expected) -> None:
+    def assign(self, each: SimulatedImage) -> None:
         """Give an image a slot, now."""
         each.start_s = self.now
-        self.num_seated += 1
-        if each.alone:
-            self.flyer = each.image.request_id
+        self.num_running += 1
+        if each.exclusive:
+            self.exclusive_request_id = each.image.request_id
         if each.calls_left <= 0:
-            self.drawn.append(each)
+            self.denoised.append(each)
             return
-        if each.shape not in self.lanes:
-            limit = self.costs.rows_limit(each.shape)
-            self.lanes[each.shape] = _Lane(each.shape, limit, min(round(self.company.get(each.shape, 0.0)), limit))
-        lane = self.lanes[each.shape]
-        insort(lane.aboard, each, key=_place)
-        lane.changed = True
+        if each.batch_key not in self.groups:
+            max_rows = self.costs.rows_limit(each.batch_key)
+            self.groups[each.batch_key] = _KeyGroup(each.batch_key, max_rows, min(round(self.expected_batch_size.get(each.batch_key, 0.0)), max_rows))
+        group = self.groups[each.batch_key]
+        insort(group.images, each, key=_rank)
+        group.is_stale = True
 
-    def board(self) -> None:
+    def join(self) -> None:
         """Fill the free slots from the head of the queue."""
-        prompts_s = 0.0
-        while self.queue and self.num_seated < self.num_slots:
+        text_encode_s = 0.0
+        while self.queue and self.num_running < self.num_slots:
             first = self.queue[0]
-            if self.num_seated and (self.flyer or first.alone) and self.flyer != first.image.request_id:
+            if self.num_running and (self.exclusive_request_id or first.exclusive) and self.exclusive_request_id != first.image.request_id:
                 break
-            self.seat(self.queue.popleft())
-            prompts_s += self.costs.prompt_s(first.shape.model)
-        self.now += prompts_s
+            self.assign(self.queue.popleft())
+            text_encode_s += self.costs.text_encode_s(first.batch_key.model)
+        self.now += text_encode_s
 
     def step(self) -> None:
         """Move on to the next departure, or by one turn while somebody waits for the decoder."""
-        lanes = [lane for lane in self.lanes.values() if lane.aboard]
-        if not lanes:
+        groups = [group for group in self.groups.values() if group.images]
+        if not groups:
             return
-        num_aboard = 0
-        for lane in lanes:
-            num_aboard += len(lane.aboard)
-        is_full = self.num_seated >= self.num_slots
-        for lane in lanes:
-            if lane.changed:
-                lane.settle(self.costs, self.now, len(lane.aboard) / num_aboard, is_full=is_full)
+        num_images = 0
+        for group in groups:
+            num_images += len(group.images)
+        is_full = self.num_running >= self.num_slots
+        for group in groups:
+            if group.is_stale:
+                group.select(self.costs, self.now, len(group.images) / num_images, is_full=is_full)
         # Classes share the device in proportion to what they have seated, so a turn of one takes as long as its share is small.
-        turns_s = [lane.step_s * num_aboard / len(lane.aboard) for lane in lanes]
-        if self.drawn:
-            until = min(turns_s)
+        iterations_s = [group.step_s * num_images / len(group.images) for group in groups]
+        if self.denoised:
+            jump_s = min(iterations_s)
         else:
-            until = min([lane.soonest * turn_s for lane, turn_s in zip(lanes, turns_s, strict=True)])
-        self.now += until
-        for lane, turn_s in zip(lanes, turns_s, strict=True):
+            jump_s = min([group.min_calls_left * iteration_s for group, iteration_s in zip(groups, iterations_s, strict=True)])
+        self.now += jump_s
+        for group, iteration_s in zip(groups, iterations_s, strict=True):
             # At no cost at all (nothing measured yet) everybody arrives at once.
-            self.drawn += lane.advance(until / turn_s if turn_s else max([each.calls_left for each in lane.stepping]))
+            self.denoised += group.advance(jump_s / iteration_s if iteration_s else max([each.calls_left for each in group.stepping]))
 
     def decode(self) -> None:
         """One batch of those that are drawn; they leave."""
-        shape = self.drawn[0].shape
-        leaving = [each for each in self.drawn if each.shape == shape][: self.decode_batch]
-        self.drawn = [each for each in self.drawn if each not in leaving]
-        self.now += self.costs.decode_s(shape, len(leaving))
-        for each in leaving:
+        batch_key = self.denoised[0].batch_key
+        departing = [each for each in self.denoised if each.batch_key == batch_key][: self.decode_batch]
+        self.denoised = [each for each in self.denoised if each not in departing]
+        self.now += self.costs.decode_s(batch_key, len(departing))
+        for each in departing:
             self.done[each.image] = Forecast(each.start_s, self.now)
-        self.num_seated -= len(leaving)
-        if not self.num_seated:
-            self.flyer = None
+        self.num_running -= len(departing)
+        if not self.num_running:
+            self.exclusive_request_id = None
 
 
-def _place(each: Expected) -> int:
-    return each.place
+def _rank(each: SimulatedImage) -> int:
+    return each.rank

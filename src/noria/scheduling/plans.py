@@ -20,7 +20,7 @@ class ImageId:
     index: int
 
 
-class ShapeClass(NamedTuple):
+class BatchKey(NamedTuple):
     """Images that can share a model call: those of one model and one size."""
 
     width_px: int
@@ -29,22 +29,22 @@ class ShapeClass(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
+class SchedulableRequest:
     """All that the scheduler knows of a request: its whole future."""
 
     request_id: str
-    shape: ShapeClass
+    batch_key: BatchKey
     num_images: int
     num_calls: int  # rows of its sampler's table: model calls per image
-    deadline: float | None  # when it ends whatever its state, monotonic seconds; None is never
-    due: float | None = None  # the deadline that the caller asked for, which is kept or refused; None: there is none
+    expires_at: float | None  # when it ends whatever its state, monotonic seconds; None is never
+    deadline: float | None = None  # the deadline that the caller asked for, which is kept or refused; None: there is none
     rows: int = 1  # of one image in a model call: a guided one has two
     priority: Priority = "normal"
-    alone: bool = False  # shares the wheel with nobody
+    exclusive: bool = False  # shares the wheel with nobody
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class SlotAssignment:
     """An image and its slot in the batch."""
 
     image: ImageId
@@ -61,20 +61,20 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class IterationPlan:
     """One turn, to be carried out in this order. Images of `boards` may be of any shape; those of `steps` are all of one, and so are
     those of `decodes`, perhaps of another.
     """
 
-    boards: tuple[Seat, ...]
+    joins: tuple[SlotAssignment, ...]
     steps: tuple[Step, ...]
-    decodes: tuple[Seat, ...]  # may name images whose last step is in this very plan
+    decodes: tuple[SlotAssignment, ...]  # may name images whose last step is in this very plan
 
 
-Part = Literal["boards", "steps", "decodes"]
+Phase = Literal["boards", "steps", "decodes"]
 
 
-class Spent(Protocol):
+class PhaseTimings(Protocol):
     """What the parts of a turn took, in seconds.
 
     Unless it `is_known`, the device may still be at them, and who asks waits for it: the scheduler and the wheel do not.
@@ -86,7 +86,7 @@ class Spent(Protocol):
         ...
 
     @property
-    def encode_s(self) -> float:
+    def text_encode_s(self) -> float:
         """On `boards`."""
         ...
 
@@ -102,30 +102,30 @@ class Spent(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredTimings:
     """What is known of the parts of a turn; a `Spent`."""
 
-    encode_s: float = 0.0
+    text_encode_s: float = 0.0
     step_s: float = 0.0
     decode_s: float = 0.0
     is_known: bool = True
 
 
-NOTHING = Measured()
+NO_TIMINGS = MeasuredTimings()
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class IterationResult:
     """How a turn went. `failed` names images one by one, so that one bad request never fails its batch."""
 
     failed: Mapping[ImageId, str] = field(default_factory=dict)  # why, in words
-    overflowed: Part | None = None  # what did not fit the memory: nothing of it, and of what comes after it, was done
-    timed: bool = True  # whether the turn took as long as its work; not so while a device's queue is being filled
-    spent: Spent | None = None  # on its parts; None: they were not timed
-    boarding_s: float = 0.0  # for which `boards` held up the wheel, also where the device does them later
+    oom_phase: Phase | None = None  # what did not fit the memory: nothing of it, and of what comes after it, was done
+    is_timed: bool = True  # whether the turn took as long as its work; not so while a device's queue is being filled
+    phase_timings: PhaseTimings | None = None  # on its parts; None: they were not timed
+    join_s: float = 0.0  # for which `boards` held up the wheel, also where the device does them later
 
 
-class End(Enum):
+class FinishReason(Enum):
     """The ways in which a request can end, exactly one each."""
 
     FINISHED = "finished"
@@ -137,7 +137,7 @@ class End(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class RequestTimings:
     """Where a request's time went, in seconds; of several images the one that ended last counts.
 
     Of a request that did not finish: until its end, by its image that had come furthest of those not decoded.
@@ -145,31 +145,31 @@ class Times:
 
     queue_s: float = 0.0
     slot_s: float = 0.0  # from its boarding to its end
-    boarding: Spent = NOTHING  # of the turn in which it boarded
-    decoding: Spent = NOTHING  # of the turn in which it was decoded
+    join_timings: PhaseTimings = NO_TIMINGS  # of the turn in which it boarded
+    decode_timings: PhaseTimings = NO_TIMINGS  # of the turn in which it was decoded
     mean_batch: float = 0.0  # images that stepped together in its steps, itself included
     num_calls: int = 0  # of the model, for that image
 
     # These wait for the device where `Spent` does.
 
     @property
-    def encode_s(self) -> float:
+    def text_encode_s(self) -> float:
         """The prompts of all who boarded with it."""
-        return min(self.boarding.encode_s, self.slot_s)
+        return min(self.join_timings.text_encode_s, self.slot_s)
 
     @property
     def denoise_s(self) -> float:
         """What of its time in the slot was neither encoding nor decoding."""
-        return max(0.0, self.slot_s - self.encode_s - self.decode_s)
+        return max(0.0, self.slot_s - self.text_encode_s - self.decode_s)
 
     @property
     def decode_s(self) -> float:
         """All who were decoded with it."""
-        return self.decoding.decode_s
+        return self.decode_timings.decode_s
 
 
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
+class RequestProgress:
     """How far a request is; of several images, the one furthest behind. Predictions in seconds from now."""
 
     queue_position: int | None  # images that board before its last one; None: all of them have boarded
@@ -179,33 +179,33 @@ class Whereabouts:
 
 
 @dataclass(frozen=True, slots=True)
-class SeatedImage:
+class RunningImageSnapshot:
     """An image with a slot, between two turns."""
 
     image: ImageId
-    ticket: Ticket
+    request: SchedulableRequest
     slot: int
     call: int
-    boarded: float  # monotonic seconds
+    joined_at: float  # monotonic seconds
     finish_in_s: float  # predicted
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingRequest:
+class WaitingRequestSnapshot:
     """A request with images that wait, between two turns."""
 
-    ticket: Ticket
+    request: SchedulableRequest
     num_images: int  # that wait
-    arrived: float  # monotonic seconds
+    arrived_at: float  # monotonic seconds
     start_in_s: float  # predicted, of the first of them
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class SchedulerSnapshot:
     """Who is where, between two turns."""
 
-    seated: tuple[SeatedImage, ...]  # by slot
-    waiting: tuple[WaitingRequest, ...]  # the first of them, in the order in which they will board
+    running: tuple[RunningImageSnapshot, ...]  # by slot
+    waiting: tuple[WaitingRequestSnapshot, ...]  # the first of them, in the order in which they will board
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,16 +216,16 @@ class ImageDecoded:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestEnded:
+class RequestFinished:
     """The one terminal event of a request."""
 
     request_id: str
-    end: End
-    reason: str = ""
-    times: Times = Times()
-    num_unseated: int = 0  # of its images that left a slot undone
+    finish_reason: FinishReason
+    message: str = ""
+    timings: RequestTimings = RequestTimings()
+    num_departures: int = 0  # of its images that left a slot undone
     retry_after_s: float | None = None  # of a refusal: when it would be accepted, if nobody else comes
-    at: float = 0.0  # monotonic seconds
+    finished_at: float = 0.0  # monotonic seconds
 
 
-Event = ImageDecoded | RequestEnded
+SchedulerEvent = ImageDecoded | RequestFinished

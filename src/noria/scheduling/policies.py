@@ -15,22 +15,22 @@ from noria.request import Priority
 class Candidate:
     """What a policy may know of an image; times are monotonic seconds."""
 
-    arrived: float
+    arrived_at: float
     deadline: float | None  # the caller's own; None: whenever it is done
     priority: Priority
     remaining_s: float  # work left, in the company that is usual now
-    least_s: float  # work left, if it had the device to itself
+    min_remaining_s: float  # work left, if it had the device to itself
 
 
 Policy = Callable[[Candidate, float], float]
 
-PATIENCE_S: Mapping[Priority, float] = MappingProxyType({"high": 5.0, "normal": 60.0, "low": 600.0})
+IMPLICIT_DEADLINE_S: Mapping[Priority, float] = MappingProxyType({"high": 5.0, "normal": 60.0, "low": 600.0})
 """After how long an image without a deadline is as urgent as one whose deadline is now."""
 
-_PRIORITY_S: Mapping[Priority, float] = MappingProxyType({"high": -30.0, "normal": 0.0, "low": 30.0})
-_HOPELESS_S = 3600.0  # behind all who can still be in time, and behind an hour of waiting
-DOUBT = 0.85  # costs are known to 15 %: what would be late by less than that may still be in time
-_AGEING = 0.5  # seconds of work that a second of waiting makes up for
+_PRIORITY_OFFSET_S: Mapping[Priority, float] = MappingProxyType({"high": -30.0, "normal": 0.0, "low": 30.0})
+_INFEASIBLE_PENALTY_S = 3600.0  # behind all who can still be in time, and behind an hour of waiting
+COST_UNCERTAINTY = 0.85  # costs are known to 15 %: what would be late by less than that may still be in time
+_AGING_RATE = 0.5  # seconds of work that a second of waiting makes up for
 
 
 def least_slack(image: Candidate, now: float) -> float:
@@ -42,24 +42,24 @@ def least_slack(image: Candidate, now: float) -> float:
     goes last: it would only make others late.
     """
     if image.deadline is None:
-        return image.arrived + PATIENCE_S[image.priority] - now
+        return image.arrived_at + IMPLICIT_DEADLINE_S[image.priority] - now
     left_s = image.deadline - now
-    if left_s < DOUBT * image.least_s:
-        return left_s + _HOPELESS_S
-    return left_s + _PRIORITY_S[image.priority]
+    if left_s < COST_UNCERTAINTY * image.min_remaining_s:
+        return left_s + _INFEASIBLE_PENALTY_S
+    return left_s + _PRIORITY_OFFSET_S[image.priority]
 
 
 def fcfs(image: Candidate, now: float) -> float:  # noqa: ARG001 - a policy's signature
     """First come, first served, whatever was asked for."""
-    return image.arrived
+    return image.arrived_at
 
 
 def shortest_first(image: Candidate, now: float) -> float:
     """Least work first; a second of waiting counts as half a second of work less. Deadlines and priorities mean nothing."""
-    return image.remaining_s - _AGEING * (now - image.arrived)
+    return image.remaining_s - _AGING_RATE * (now - image.arrived_at)
 
 
-def heeds_deadlines(policy: Policy) -> bool:
+def uses_deadlines(policy: Policy) -> bool:
     """Whether batches are to stay small enough for deadlines; a policy that does not ask for them has no use for that."""
     return policy is least_slack
 

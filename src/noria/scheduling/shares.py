@@ -9,26 +9,26 @@ images are seated, a class has its share of the device but for half a second and
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from noria.scheduling.plans import ShapeClass
+from noria.scheduling.plans import BatchKey
 
-_MOST_OWED_S = 0.5
+_MAX_OWED_S = 0.5
 
 
 @dataclass(slots=True)
-class Shares:
+class StrideScheduler:
     """What each class has used of the device, in seconds for each image that it had seated (stride scheduling, Waldspurger 1995)."""
 
-    _used_s: dict[ShapeClass, float] = field(default_factory=dict)
+    _used_s: dict[BatchKey, float] = field(default_factory=dict)
 
-    def next(self, num_seated: Mapping[ShapeClass, int], urgent: ShapeClass) -> ShapeClass:
+    def next(self, num_running: Mapping[BatchKey, int], urgent: BatchKey) -> BatchKey:
         """The class to step, of those in `num_seated`; `urgent` is the most urgent image's."""
-        level = min((self._used_s[shape] for shape in num_seated if shape in self._used_s), default=0.0)
+        min_used_s = min((self._used_s[batch_key] for batch_key in num_running if batch_key in self._used_s), default=0.0)
         # Who comes anew, or again, starts level: nothing is saved up while away.
-        self._used_s = {shape: self._used_s.get(shape, level) for shape in num_seated}
-        owed_s = {shape: (self._used_s[urgent] - self._used_s[shape]) * num for shape, num in num_seated.items()}
-        creditor = max(owed_s, key=lambda shape: owed_s[shape])
-        return creditor if owed_s[creditor] > _MOST_OWED_S else urgent
+        self._used_s = {batch_key: self._used_s.get(batch_key, min_used_s) for batch_key in num_running}
+        owed_s = {batch_key: (self._used_s[urgent] - self._used_s[batch_key]) * num for batch_key, num in num_running.items()}
+        most_owed = max(owed_s, key=lambda batch_key: owed_s[batch_key])
+        return most_owed if owed_s[most_owed] > _MAX_OWED_S else urgent
 
-    def charge(self, shape: ShapeClass, seconds: float, num_seated: int) -> None:
+    def charge(self, batch_key: BatchKey, seconds: float, num_running: int) -> None:
         """`shape` steps for `seconds`."""
-        self._used_s[shape] += seconds / num_seated
+        self._used_s[batch_key] += seconds / num_running

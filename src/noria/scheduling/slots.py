@@ -15,11 +15,11 @@ class Slots:
         """How many are free."""
         return len(self._free)
 
-    def take(self) -> int:
+    def acquire(self) -> int:
         """A free slot; there must be one."""
         return heapq.heappop(self._free)
 
-    def give_back(self, slot: int) -> None:
+    def release(self, slot: int) -> None:
         """Free `slot`."""
         assert 0 <= slot < self.capacity and slot not in self._free, slot
         heapq.heappush(self._free, slot)

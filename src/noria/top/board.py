@@ -6,68 +6,68 @@ Pure; `now` is monotonic seconds of this machine. The server's clock is only eve
 from collections import deque
 from dataclasses import dataclass, field
 
-from noria.messages import WheelView
-from noria.top.events import Engines, EngineSaid, Event, ServerSaid, Wheel
-from noria.views import LeftView, TurnView
+from noria.messages import EngineView
+from noria.top.events import EnginesEvent, EngineInfo, LiveEvent, ServerInfo, EngineViewEvent
+from noria.views import DepartureView, IterationView
 
-_KEPT = 512  # turns and rates: more than a terminal has columns
+_MAX_HISTORY = 512  # turns and rates: more than a terminal has columns
 
 
 @dataclass
-class WheelBoard:
+class EngineHistory:
     """One engine's wheel."""
 
-    view: WheelView
-    seen_at: float
-    turns: deque[TurnView] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    images_per_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    left: dict[int, tuple[LeftView, float]] = field(
+    view: EngineView
+    received_at: float
+    iterations: deque[IterationView] = field(default_factory=lambda: deque(maxlen=_MAX_HISTORY))
+    images_per_s: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_HISTORY))
+    last_departures: dict[int, tuple[DepartureView, float]] = field(
         default_factory=dict
     )  # who left each slot last, and when it was seen
 
-    def server_s(self, now: float) -> float:
+    def server_time_s(self, now: float) -> float:
         """Unix time on the server's clock."""
-        return self.view.at + (now - self.seen_at)
+        return self.view.captured_at + (now - self.received_at)
 
 
 @dataclass
-class Board:
+class ServerState:
     """One server."""
 
-    server: ServerSaid | None = None
-    engines: tuple[EngineSaid, ...] = ()
-    wheels: dict[str, WheelBoard] = field(default_factory=dict)
+    server: ServerInfo | None = None
+    engines: tuple[EngineInfo, ...] = ()
+    histories: dict[str, EngineHistory] = field(default_factory=dict)
 
-    def take(self, event: Event, now: float) -> None:
+    def apply(self, event: LiveEvent, now: float) -> None:
         """Note what the server said."""
         match event:
-            case Engines(engines, server):
+            case EnginesEvent(engines, server):
                 self.server, self.engines = server, engines
-                lives = {engine.name: engine.incarnation for engine in engines if engine.state == "ready"}
-                self.wheels = {
-                    name: wheel for name, wheel in self.wheels.items() if lives.get(name) == wheel.view.incarnation
+                incarnations = {engine.name: engine.incarnation for engine in engines if engine.state == "ready"}
+                self.histories = {
+                    name: history for name, history in self.histories.items() if incarnations.get(name) == history.view.incarnation
                 }
-            case Wheel(name, view):
-                lives = {engine.name: engine.incarnation for engine in self.engines}
+            case EngineViewEvent(name, view):
+                incarnations = {engine.name: engine.incarnation for engine in self.engines}
                 if (
-                    lives.get(name, view.incarnation) == view.incarnation
+                    incarnations.get(name, view.incarnation) == view.incarnation
                 ):  # else it is older than the news of its engine
-                    self._turned(name, view, now)
+                    self._apply_view(name, view, now)
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether every engine that is ready has shown its wheel."""
         return self.server is not None and all(
-            engine.state != "ready" or engine.name in self.wheels for engine in self.engines
+            engine.state != "ready" or engine.name in self.histories for engine in self.engines
         )
 
-    def _turned(self, name: str, view: WheelView, now: float) -> None:
-        before = self.wheels.get(name)
-        if before is None or before.view.incarnation != view.incarnation:
-            before = WheelBoard(view, now)
-        last = before.turns[-1].number if before.turns else -1
-        before.turns.extend(turn for turn in view.turns if turn.number > last)
-        before.images_per_s.append(view.rates.images_per_s)
-        before.left |= {left.slot: (left, now) for left in view.left}
-        before.view, before.seen_at = view, now
-        self.wheels[name] = before
+    def _apply_view(self, name: str, view: EngineView, now: float) -> None:
+        history = self.histories.get(name)
+        if history is None or history.view.incarnation != view.incarnation:
+            history = EngineHistory(view, now)
+        last_iteration = history.iterations[-1].number if history.iterations else -1
+        history.iterations.extend(iteration for iteration in view.iterations if iteration.number > last_iteration)
+        history.images_per_s.append(view.rates.images_per_s)
+        history.last_departures |= {departure.slot: (departure, now) for departure in view.departures}
+        history.view, history.received_at = view, now
+        self.histories[name] = history

@@ -20,17 +20,17 @@ from typing import Any
 from rich.console import Console, Group
 from rich.live import Live
 
-from noria.errors import ConfigError, LiveError, shown
-from noria.top.board import Board
-from noria.top.frame import frame
-from noria.top.stream import Away, events
-from noria.top.words import Piece
+from noria.errors import ConfigError, LiveError, short_repr
+from noria.top.board import ServerState
+from noria.top.frame import render_frame
+from noria.top.stream import ServerUnreachable, stream_events
+from noria.top.words import StyledText
 
-_FRAME_S = 0.1  # at least between two frames
-_TICK_S = 1.0  # at most: deadlines come nearer though nothing is said
-_ONCE_S = 10.0  # for every engine to show its wheel
-_RETRY_S = (0.5, 1.0, 2.0, 5.0)  # the last one again and again
-_LEAVE: Piece = ("q leaves", "dim")
+_MIN_FRAME_INTERVAL_S = 0.1  # at least between two frames
+_MAX_FRAME_INTERVAL_S = 1.0  # at most: deadlines come nearer though nothing is said
+_FIRST_FRAME_TIMEOUT_S = 10.0  # for every engine to show its wheel
+_RETRY_DELAYS_S = (0.5, 1.0, 2.0, 5.0)  # the last one again and again
+_QUIT_HINT: StyledText = ("q leaves", "dim")
 
 
 def run(url: str, key_file: pathlib.Path | None, *, once: bool) -> int:
@@ -44,8 +44,8 @@ def run(url: str, key_file: pathlib.Path | None, *, once: bool) -> int:
     key = None if key_file is None else read_key(key_file)
     if once:
         console = Console(highlight=False)
-        board, now = asyncio.run(_first(url, key)), time.monotonic()
-        for row in frame(board, url, ("", ""), console.width, None, now)[:-1]:
+        state, now = asyncio.run(_fetch_first_state(url, key)), time.monotonic()
+        for row in render_frame(state, url, ("", ""), console.width, None, now)[:-1]:
             row.rstrip()
             console.print(row, no_wrap=True, crop=False, end="\n")
         return 0
@@ -53,7 +53,7 @@ def run(url: str, key_file: pathlib.Path | None, *, once: bool) -> int:
         raise ConfigError(
             "noria top draws on a terminal, and this is none. `noria top --once` prints one frame anywhere."
         )
-    asyncio.run(_Watching(url, key).run())
+    asyncio.run(_TopSession(url, key).run())
     return 0
 
 
@@ -62,126 +62,126 @@ def read_key(file: pathlib.Path) -> str:
     try:
         key = file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--key-file {shown(str(file))} cannot be read: {error}.") from error
+        raise ConfigError(f"--key-file {short_repr(str(file))} cannot be read: {error}.") from error
     if not key or not key.isprintable() or " " in key:
         raise ConfigError(
-            f"--key-file {shown(str(file))} does not hold an API key, alone on its line, as `noria key` drew it."
+            f"--key-file {short_repr(str(file))} does not hold an API key, alone on its line, as `noria key` drew it."
         )
     return key
 
 
-async def _first(url: str, key: str | None) -> Board:
+async def _fetch_first_state(url: str, key: str | None) -> ServerState:
     """What every engine shows at once; of a slow one, what there is."""
-    board = Board()
+    state = ServerState()
     try:
-        async with asyncio.timeout(_ONCE_S), contextlib.aclosing(events(url, key)) as stream:
+        async with asyncio.timeout(_FIRST_FRAME_TIMEOUT_S), contextlib.aclosing(stream_events(url, key)) as stream:
             async for event in stream:
-                board.take(event, time.monotonic())
-                if board.is_whole:
-                    return board
+                state.apply(event, time.monotonic())
+                if state.is_complete:
+                    return state
     except TimeoutError:
-        if board.server is not None:
-            return board
-        raise LiveError(f"{url} says nothing within {_ONCE_S:.0f} s.") from None
-    except Away as error:
-        raise _unreachable(url, error) from error
-    return board
+        if state.server is not None:
+            return state
+        raise LiveError(f"{url} says nothing within {_FIRST_FRAME_TIMEOUT_S:.0f} s.") from None
+    except ServerUnreachable as error:
+        raise _unreachable_error(url, error) from error
+    return state
 
 
-def _unreachable(url: str, error: Away) -> LiveError:
+def _unreachable_error(url: str, error: ServerUnreachable) -> LiveError:
     return LiveError(f"nobody shows a wheel at {url}: {error}. Is the server running there? `noria serve` starts one.")
 
 
 @dataclass
-class _Watching:
+class _TopSession:
     """One server, one terminal."""
 
     url: str
     key: str | None
-    _board: Board = field(default_factory=Board)
-    _note: Piece = _LEAVE
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
-    _leaving: asyncio.Event = field(default_factory=asyncio.Event)
+    _state: ServerState = field(default_factory=ServerState)
+    _footer: StyledText = _QUIT_HINT
+    _needs_redraw: asyncio.Event = field(default_factory=asyncio.Event)
+    _quit_requested: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
         """Draw until it is told to leave; raises LiveError as `run` does."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._leave)
-        loop.add_signal_handler(signal.SIGWINCH, self._changed.set)
-        following = asyncio.create_task(self._follow())
-        leaving = asyncio.create_task(self._leaving.wait())
-        drawing: asyncio.Task[None] | None = None
+            loop.add_signal_handler(number, self._quit)
+        loop.add_signal_handler(signal.SIGWINCH, self._needs_redraw.set)
+        read_task = asyncio.create_task(self._read_events())
+        quit_task = asyncio.create_task(self._quit_requested.wait())
+        render_task: asyncio.Task[None] | None = None
         try:
             # The terminal is taken over only when there is something to show.
-            await _first_of(following, leaving, asyncio.create_task(self._changed.wait()))
-            if not following.done() and not self._leaving.is_set():
+            await _wait_for_first(read_task, quit_task, asyncio.create_task(self._needs_redraw.wait()))
+            if not read_task.done() and not self._quit_requested.is_set():
                 with (
-                    _keys(loop, self._pressed),
+                    _raw_key_input(loop, self._on_keys),
                     Live(console=Console(highlight=False), screen=True, auto_refresh=False) as live,
                 ):
-                    drawing = asyncio.create_task(self._draw(live))
-                    await _first_of(following, leaving, drawing)
+                    render_task = asyncio.create_task(self._render_frames(live))
+                    await _wait_for_first(read_task, quit_task, render_task)
         finally:
-            for task in (following, leaving, drawing):
+            for task in (read_task, quit_task, render_task):
                 if task is not None and not task.done():
                     task.cancel()
-        for ended in (following, drawing):
+        for ended in (read_task, render_task):
             if ended is not None and ended.done() and not ended.cancelled():
                 ended.result()  # raises what ended it
 
-    def _leave(self) -> None:
-        self._leaving.set()
+    def _quit(self) -> None:
+        self._quit_requested.set()
 
-    def _pressed(self, keys: bytes) -> None:
+    def _on_keys(self, keys: bytes) -> None:
         if not keys or b"q" in keys or b"Q" in keys or b"\x03" in keys or b"\x04" in keys:
-            self._leave()
+            self._quit()
         else:
-            self._changed.set()
+            self._needs_redraw.set()
 
-    async def _follow(self) -> None:
+    async def _read_events(self) -> None:
         """Note what the server says, again after it was away; raises LiveError."""
         attempt = 0
         while True:
             try:
-                async with contextlib.aclosing(events(self.url, self.key)) as stream:
+                async with contextlib.aclosing(stream_events(self.url, self.key)) as stream:
                     async for event in stream:
                         attempt = 0
-                        self._board.take(event, time.monotonic())
-                        self._note = _LEAVE
-                        self._changed.set()
-            except Away as error:
-                if self._board.server is None:
-                    raise _unreachable(self.url, error) from error
-                self._note = (f"the server is away ({error}); asking again · q leaves", "bold red")
-                self._changed.set()
-            await asyncio.sleep(_RETRY_S[min(attempt, len(_RETRY_S) - 1)])
+                        self._state.apply(event, time.monotonic())
+                        self._footer = _QUIT_HINT
+                        self._needs_redraw.set()
+            except ServerUnreachable as error:
+                if self._state.server is None:
+                    raise _unreachable_error(self.url, error) from error
+                self._footer = (f"the server is away ({error}); asking again · q leaves", "bold red")
+                self._needs_redraw.set()
+            await asyncio.sleep(_RETRY_DELAYS_S[min(attempt, len(_RETRY_DELAYS_S) - 1)])
             attempt += 1
 
-    async def _draw(self, live: Live) -> None:
+    async def _render_frames(self, live: Live) -> None:
         while True:
-            self._changed.clear()
+            self._needs_redraw.clear()
             width, height = live.console.size
-            rows = frame(self._board, self.url, self._note, width, height, time.monotonic())
+            rows = render_frame(self._state, self.url, self._footer, width, height, time.monotonic())
             live.update(Group(*rows), refresh=True)
-            await asyncio.sleep(_FRAME_S)
+            await asyncio.sleep(_MIN_FRAME_INTERVAL_S)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), _TICK_S)
+                await asyncio.wait_for(self._needs_redraw.wait(), _MAX_FRAME_INTERVAL_S)
 
 
-async def _first_of(*tasks: "asyncio.Task[Any] | None") -> None:
+async def _wait_for_first(*tasks: "asyncio.Task[Any] | None") -> None:
     await asyncio.wait([task for task in tasks if task is not None], return_when=asyncio.FIRST_COMPLETED)
 
 
 @contextlib.contextmanager
-def _keys(loop: asyncio.AbstractEventLoop, pressed: Callable[[bytes], None]) -> Iterator[None]:
+def _raw_key_input(loop: asyncio.AbstractEventLoop, on_keys: Callable[[bytes], None]) -> Iterator[None]:
     """Call `pressed` with each key at once, without an Enter; nothing when the terminal is gone. The terminal is as before at the end."""
     terminal = sys.stdin.fileno()
-    before = termios.tcgetattr(terminal)
+    saved_attributes = termios.tcgetattr(terminal)
     tty.setcbreak(terminal)
-    loop.add_reader(terminal, lambda: pressed(os.read(terminal, 64)))
+    loop.add_reader(terminal, lambda: on_keys(os.read(terminal, 64)))
     try:
         yield
     finally:
         loop.remove_reader(terminal)
-        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+        termios.tcsetattr(terminal, termios.TCSADRAIN, saved_attributes)

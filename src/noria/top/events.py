@@ -9,10 +9,10 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from noria.messages import WheelView
+from noria.messages import EngineView
 
 
-class EngineSaid(Struct, frozen=True):
+class EngineInfo(Struct, frozen=True):
     """An engine, as a front end sees it."""
 
     name: str
@@ -21,39 +21,39 @@ class EngineSaid(Struct, frozen=True):
     incarnation: str | None = None
 
 
-class ServerSaid(Struct, frozen=True):
+class ServerInfo(Struct, frozen=True):
     """What is the same for all engines."""
 
     version: str
     models: tuple[str, ...] = ()
 
 
-class Engines(Struct, frozen=True):
+class EnginesEvent(Struct, frozen=True):
     """Who there is: at the start, and at every change."""
 
-    engines: tuple[EngineSaid, ...]
-    server: ServerSaid
+    engines: tuple[EngineInfo, ...]
+    server: ServerInfo
 
 
 @dataclass(frozen=True)
-class Wheel:
+class EngineViewEvent:
     """One engine's wheel, as it stands."""
 
     engine: str
-    view: WheelView
+    view: EngineView
 
 
-Event = Engines | Wheel
+LiveEvent = EnginesEvent | EngineViewEvent
 
 
 @dataclass
-class Reader:
+class LiveEventParser:
     """Takes lines, gives events."""
 
     _name: str = ""
     _data: list[str] = field(default_factory=list)
 
-    def line(self, text: str) -> Event | None:
+    def feed_line(self, text: str) -> LiveEvent | None:
         """Take a line, without its end; returns the event that it completes, if any. Events of other names are passed over.
 
         Raises:
@@ -72,9 +72,9 @@ class Reader:
         self._name, self._data = "", []
         match name:
             case "engines":
-                return msgspec.json.decode(data, type=Engines)
+                return msgspec.json.decode(data, type=EnginesEvent)
             case "wheel":
-                told = msgspec.json.decode(data, type=dict[str, Any])
-                told.pop("cells", None)  # of pictures: nothing that a terminal shows
-                return Wheel(msgspec.convert(told.pop("engine", None), str), msgspec.convert(told, WheelView))
+                payload = msgspec.json.decode(data, type=dict[str, Any])
+                payload.pop("cells", None)  # of pictures: nothing that a terminal shows
+                return EngineViewEvent(msgspec.convert(payload.pop("engine", None), str), msgspec.convert(payload, EngineView))
         return None

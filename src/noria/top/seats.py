@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from noria.top.board import WheelBoard
-from noria.top.words import Piece, bar, level, line, number, seconds, squeezed
-from noria.views import LeftView, SeatView
+from noria.top.board import EngineHistory
+from noria.top.words import StyledText, bar, level, line, format_number, format_seconds, elide_middle
+from noria.views import DepartureView, SlotView
 
-_BAR = 10  # cells, wherever something else has to yield
-_WIDEST_BAR = 24
-_NARROWEST_BAR = 3
-_LEFT_SHOWN_S = 3.0
+_BAR_WIDTH = 10  # cells, wherever something else has to yield
+_MAX_BAR_WIDTH = 24
+_MIN_BAR_WIDTH = 3
+_DEPARTURE_VISIBLE_S = 3.0
 _GAP = 2  # between columns of slots
 
 
@@ -37,176 +37,176 @@ _FIELDS = (
     (10, _Field("priority", "priority")),
     (7, _Field("request", "request   ")),
 )
-_WIDEST_REQUEST = 40
-_WIDEST_MODEL = 14
+_MAX_REQUEST_WIDTH = 40
+_MAX_MODEL_WIDTH = 14
 
 
-def seat_rows(wheel: WheelBoard, now: float, width: int, most: int | None, models: Sequence[str] = ()) -> list[Text]:
+def slot_rows(history: EngineHistory, now: float, width: int, max_lines: int | None, models: Sequence[str] = ()) -> list[Text]:
     """Every slot of the wheel in at most `most` lines (None: as many as it takes), in more columns where it needs them.
 
     Each says its model where there are several `models`.
     """
-    offered = _offered(models)
-    num_slots = wheel.view.num_slots
-    if most is not None and most < 1:
+    available = _available_fields(models)
+    num_slots = history.view.num_slots
+    if max_lines is not None and max_lines < 1:
         return []
     digits = len(str(num_slots - 1))
-    if most is None or num_slots + 1 <= most:
-        fields = _fitting(offered, width - digits)
-        return [_heading(fields, width, digits), *_rows(wheel, now, fields, width, digits)]
-    num_columns = -(-num_slots // most)
-    each = (width + _GAP) // num_columns - _GAP
+    if max_lines is None or num_slots + 1 <= max_lines:
+        fields = _fit_fields(available, width - digits)
+        return [_heading(fields, width, digits), *_rows(history, now, fields, width, digits)]
+    num_columns = -(-num_slots // max_lines)
+    column_width = (width + _GAP) // num_columns - _GAP
     gap = _GAP
-    if each < digits + 1 + _BAR:  # no room to be generous
-        gap, each = 1, (width + 1) // num_columns - 1
-    if each < digits + 1 + _NARROWEST_BAR:
-        return _map(wheel, width, most)
-    rows = _rows(wheel, now, _fitting(offered, each - digits), each, digits)
+    if column_width < digits + 1 + _BAR_WIDTH:  # no room to be generous
+        gap, column_width = 1, (width + 1) // num_columns - 1
+    if column_width < digits + 1 + _MIN_BAR_WIDTH:
+        return _slot_map(history, width, max_lines)
+    rows = _rows(history, now, _fit_fields(available, column_width - digits), column_width, digits)
     per_column = -(-num_slots // num_columns)
     return [
-        _beside([rows[place] for place in range(top, num_slots, per_column)], gap, width) for top in range(per_column)
+        _join_columns([rows[slot] for slot in range(top, num_slots, per_column)], gap, width) for top in range(per_column)
     ]
 
 
-def _offered(models: Sequence[str]) -> list[tuple[int, _Field]]:
+def _available_fields(models: Sequence[str]) -> list[tuple[int, _Field]]:
     """`_FIELDS`, with a model's as wide as the longest name there is, and without it where all slots have the same."""
-    wide = min(_WIDEST_MODEL, max(len("model"), *map(len, models))) if len(models) > 1 else 0
-    sized = [
-        (rank, _Field("model", "model".ljust(wide)) if field.name == "model" else field) for rank, field in _FIELDS
+    model_width = min(_MAX_MODEL_WIDTH, max(len("model"), *map(len, models))) if len(models) > 1 else 0
+    resized = [
+        (rank, _Field("model", "model".ljust(model_width)) if field.name == "model" else field) for rank, field in _FIELDS
     ]
-    return [(rank, field) for rank, field in sized if wide or field.name != "model"]
+    return [(rank, field) for rank, field in resized if model_width or field.name != "model"]
 
 
-def _fitting(offered: Sequence[tuple[int, _Field]], width: int) -> list[_Field]:
+def _fit_fields(available: Sequence[tuple[int, _Field]], width: int) -> list[_Field]:
     """Those of the `offered` fields that find room beside a bar."""
-    left, chosen = width - 1 - _BAR, set[str]()
-    for _, field in sorted(offered, key=lambda pair: pair[0]):
-        if left < len(field.heading) + 1:
+    remaining, chosen = width - 1 - _BAR_WIDTH, set[str]()
+    for _, field in sorted(available, key=lambda pair: pair[0]):
+        if remaining < len(field.heading) + 1:
             break
-        left -= len(field.heading) + 1
+        remaining -= len(field.heading) + 1
         chosen.add(field.name)
-    return [field for _, field in offered if field.name in chosen]
+    return [field for _, field in available if field.name in chosen]
 
 
 def _widths(fields: Sequence[_Field], width: int, digits: int) -> tuple[int, int]:
     """Of the bar, and of the request's id, which share what the others leave."""
-    left = width - digits - 1 - sum(len(field.heading) + 1 for field in fields)
+    remaining = width - digits - 1 - sum(len(field.heading) + 1 for field in fields)
     if not fields:
-        return left, 0
-    extra = max(0, left - _BAR)
+        return remaining, 0
+    extra = max(0, remaining - _BAR_WIDTH)
     if fields[-1].name != "request":
-        return _BAR + extra if left >= _BAR else left, 0
-    request = min(_WIDEST_REQUEST, len(fields[-1].heading) + extra // 2)
-    return min(_WIDEST_BAR, _BAR + extra - (request - len(fields[-1].heading))), request
+        return _BAR_WIDTH + extra if remaining >= _BAR_WIDTH else remaining, 0
+    request = min(_MAX_REQUEST_WIDTH, len(fields[-1].heading) + extra // 2)
+    return min(_MAX_BAR_WIDTH, _BAR_WIDTH + extra - (request - len(fields[-1].heading))), request
 
 
 def _heading(fields: Sequence[_Field], width: int, digits: int) -> Text:
     bar_width, _ = _widths(fields, width, digits)
-    words = " ".join(["#".rjust(digits), "progress".ljust(bar_width), *(field.heading for field in fields)])
-    return line([(words, "dim")], width)
+    text = " ".join(["#".rjust(digits), "progress".ljust(bar_width), *(field.heading for field in fields)])
+    return line([(text, "dim")], width)
 
 
-def _rows(wheel: WheelBoard, now: float, fields: Sequence[_Field], width: int, digits: int) -> list[Text]:
-    seated = {seat.slot: seat for seat in wheel.view.seats}
-    server_s = wheel.server_s(now)
+def _rows(history: EngineHistory, now: float, fields: Sequence[_Field], width: int, digits: int) -> list[Text]:
+    image_by_slot = {image.slot: image for image in history.view.slots}
+    server_time_s = history.server_time_s(now)
     bar_width, request_width = _widths(fields, width, digits)
     rows = []
-    for slot in range(wheel.view.num_slots):
-        place: Piece = (f"{slot:>{digits}} ", "dim")
-        if slot in seated:
-            pieces = [place, *_seat(seated[slot], server_s, fields, bar_width, request_width)]
+    for slot in range(history.view.num_slots):
+        label: StyledText = (f"{slot:>{digits}} ", "dim")
+        if slot in image_by_slot:
+            pieces = [label, *_slot_pieces(image_by_slot[slot], server_time_s, fields, bar_width, request_width)]
         else:
-            pieces = [place, _empty(wheel.left.get(slot), now, bar_width)]
+            pieces = [label, _free_slot(history.last_departures.get(slot), now, bar_width)]
         rows.append(line(pieces, width))
     return rows
 
 
-def _seat(seat: SeatView, server_s: float, fields: Sequence[_Field], bar_width: int, request_width: int) -> list[Piece]:
-    pieces: list[Piece] = [(bar(_share(seat), bar_width), _style(seat))]
+def _slot_pieces(image: SlotView, server_time_s: float, fields: Sequence[_Field], bar_width: int, request_width: int) -> list[StyledText]:
+    pieces: list[StyledText] = [(bar(_progress(image), bar_width), _bar_style(image))]
     for field in fields:
-        said, style = _told(field.name, seat, server_s)
+        text, style = _field_text(field.name, image, server_time_s)
         if field.name == "request":
-            said = said if len(said) <= request_width else said[: request_width - 1] + "…"
+            text = text if len(text) <= request_width else text[: request_width - 1] + "…"
         elif field.name == "model":
-            said = squeezed(said, len(field.heading)).ljust(len(field.heading))
+            text = elide_middle(text, len(field.heading)).ljust(len(field.heading))
         elif field.name == "scheduler":
-            said = said[: len(field.heading)].ljust(len(field.heading))
+            text = text[: len(field.heading)].ljust(len(field.heading))
         else:
-            said = said.rjust(len(field.heading))
-        pieces.append((f" {said}", style))
+            text = text.rjust(len(field.heading))
+        pieces.append((f" {text}", style))
     return pieces
 
 
-def _told(name: str, seat: SeatView, server_s: float) -> Piece:
+def _field_text(name: str, image: SlotView, server_time_s: float) -> StyledText:
     """What a field says of an image."""
     match name:
         case "step":
-            return f"{seat.call}/{seat.num_calls}", ""
-        case "end" if seat.paused:
+            return f"{image.call}/{image.num_calls}", ""
+        case "end" if image.paused:
             return "paused", "yellow"
         case "end":
-            return seconds(None if seat.finish_at is None else max(0.0, seat.finish_at - server_s)), ""
+            return format_seconds(None if image.finish_at is None else max(0.0, image.finish_at - server_time_s)), ""
         case "deadline":
-            if seat.due_at is None:
+            if image.deadline_at is None:
                 return "–", "dim"
-            left_s = seat.due_at - server_s
-            return ("late", "red") if left_s < 0 else (seconds(left_s), "red" if _will_be_late(seat) else "")
+            remaining_s = image.deadline_at - server_time_s
+            return ("late", "red") if remaining_s < 0 else (format_seconds(remaining_s), "red" if _will_be_late(image) else "")
         case "model":
-            return seat.model, ""
+            return image.model, ""
         case "size":
-            return f"{seat.width_px}×{seat.height_px}", ""
+            return f"{image.width_px}×{image.height_px}", ""
         case "scheduler":
-            return seat.scheduler, "green"
+            return image.scheduler, "green"
         case "steps":
-            return str(seat.num_steps), ""
+            return str(image.num_steps), ""
         case "guidance":
-            return number(seat.guidance_scale), ""
+            return format_number(image.guidance_scale), ""
         case "priority":
-            return seat.priority, "dim" if seat.priority == "normal" else "bold"
+            return image.priority, "dim" if image.priority == "normal" else "bold"
         case _:
-            return seat.request_id if seat.index == 0 else f"{seat.request_id}[{seat.index}]", "dim"
+            return image.request_id if image.index == 0 else f"{image.request_id}[{image.index}]", "dim"
 
 
-def _empty(left: tuple[LeftView, float] | None, now: float, width: int) -> Piece:
+def _free_slot(departure: tuple[DepartureView, float] | None, now: float, width: int) -> StyledText:
     """Nobody; for a moment, how it ended for who was there."""
-    if left is not None and now - left[1] <= _LEFT_SHOWN_S:
-        return left[0].outcome[:width], "green" if left[0].outcome == "ok" else "red"
+    if departure is not None and now - departure[1] <= _DEPARTURE_VISIBLE_S:
+        return departure[0].outcome[:width], "green" if departure[0].outcome == "ok" else "red"
     return "·" * width, "dim"
 
 
-def _map(wheel: WheelBoard, width: int, most: int) -> list[Text]:
+def _slot_map(history: EngineHistory, width: int, max_lines: int) -> list[Text]:
     """One character a slot: how far its image is."""
-    seated = {seat.slot: seat for seat in wheel.view.seats}
+    image_by_slot = {image.slot: image for image in history.view.slots}
     rows = []
-    for first in range(0, wheel.view.num_slots, width):
-        slots = range(first, min(first + width, wheel.view.num_slots))
+    for first in range(0, history.view.num_slots, width):
+        slots = range(first, min(first + width, history.view.num_slots))
         cells = [
-            (level(max(_share(seated[slot]), 0.01)), _style(seated[slot])) if slot in seated else ("·", "dim")
+            (level(max(_progress(image_by_slot[slot]), 0.01)), _bar_style(image_by_slot[slot])) if slot in image_by_slot else ("·", "dim")
             for slot in slots
         ]
         rows.append(line(cells, width))
-    if len(rows) > most:
-        rows[most - 1 :] = [line([(f"… and {wheel.view.num_slots - (most - 1) * width} more slots", "dim")], width)]
+    if len(rows) > max_lines:
+        rows[max_lines - 1 :] = [line([(f"… and {history.view.num_slots - (max_lines - 1) * width} more slots", "dim")], width)]
     return rows
 
 
-def _beside(cells: Sequence[Text], gap: int, width: int) -> Text:
+def _join_columns(cells: Sequence[Text], gap: int, width: int) -> Text:
     row = Text(no_wrap=True)
-    for place, cell in enumerate(cells):
-        row.append_text(Text(" " * gap if place else ""))
+    for index, cell in enumerate(cells):
+        row.append_text(Text(" " * gap if index else ""))
         row.append_text(cell)
     row.truncate(width, pad=True)
     return row
 
 
-def _share(seat: SeatView) -> float:
-    return seat.call / seat.num_calls if seat.num_calls else 0.0
+def _progress(image: SlotView) -> float:
+    return image.call / image.num_calls if image.num_calls else 0.0
 
 
-def _will_be_late(seat: SeatView) -> bool:
-    return seat.due_at is not None and seat.finish_at is not None and seat.finish_at > seat.due_at
+def _will_be_late(image: SlotView) -> bool:
+    return image.deadline_at is not None and image.finish_at is not None and image.finish_at > image.deadline_at
 
 
-def _style(seat: SeatView) -> str:
-    colour = "red" if _will_be_late(seat) else "magenta" if seat.priority == "high" else "cyan"
-    return f"dim {colour}" if seat.paused else colour
+def _bar_style(image: SlotView) -> str:
+    colour = "red" if _will_be_late(image) else "magenta" if image.priority == "high" else "cyan"
+    return f"dim {colour}" if image.paused else colour

@@ -11,37 +11,37 @@ import msgspec
 from msgspec import Struct
 
 from noria.config import FrontendConfig
-from noria.errors import ConfigError, LiveError, shown
-from noria.printable import printable
-from noria.top.events import Event, Reader
+from noria.errors import ConfigError, LiveError, short_repr
+from noria.printable import escape_for_terminal
+from noria.top.events import LiveEvent, LiveEventParser
 
-_CONNECT_S = 5.0
-_SILENCE_S = 40.0  # a server that has nothing to say says so every 15 s
-_LONGEST_LINE = 8 * 2**20  # bytes: a wheel of 256 slots with a long queue has some 200 kB
-_LONGEST_REFUSAL = 64 * 2**10
+_CONNECT_TIMEOUT_S = 5.0
+_READ_TIMEOUT_S = 40.0  # a server that has nothing to say says so every 15 s
+_MAX_LINE_BYTES = 8 * 2**20  # bytes: a wheel of 256 slots with a long queue has some 200 kB
+_MAX_ERROR_BODY_BYTES = 64 * 2**10
 
 
-class Away(Exception):
+class ServerUnreachable(Exception):
     """The server cannot be heard at the moment, and why; it may be back soon."""
 
 
-class _Refusal(Struct):
+class _ErrorDetail(Struct):
     message: str
 
 
-class _Refused(Struct):
-    error: _Refusal
+class _ErrorBody(Struct):
+    error: _ErrorDetail
 
 
 def checked_url(text: str) -> str:
     """The URL of a server, without a slash at its end. Raises ConfigError where it is none."""
     try:
         parts = urlsplit(text)
-        fine = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 0) >= 0
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 0) >= 0
     except ValueError:  # a port that is none, half an IPv6 address
-        fine = False
-    if not fine:
-        raise ConfigError(f"the URL is {shown(text)}; it has the form http://HOST:PORT, such as http://127.0.0.1:8000.")
+        is_valid = False
+    if not is_valid:
+        raise ConfigError(f"the URL is {short_repr(text)}; it has the form http://HOST:PORT, such as http://127.0.0.1:8000.")
     return text.rstrip("/")
 
 
@@ -53,7 +53,7 @@ def local_url(frontend: FrontendConfig) -> str:
     return f"http://[{host}]:{frontend.port}" if ":" in host else f"http://{host}:{frontend.port}"
 
 
-async def events(url: str, key: str | None) -> AsyncGenerator[Event, None]:
+async def stream_events(url: str, key: str | None) -> AsyncGenerator[LiveEvent, None]:
     """What the server at `url` says, until it ends.
 
     Raises:
@@ -62,79 +62,79 @@ async def events(url: str, key: str | None) -> AsyncGenerator[Event, None]:
 
     """
     headers = {"Accept": "text/event-stream"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
-    timeout = httpx2.Timeout(_SILENCE_S, connect=_CONNECT_S)
+    timeout = httpx2.Timeout(_READ_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
     try:
         async with (
             # A proxy that the environment names is not asked for this machine.
-            httpx2.AsyncClient(timeout=timeout, trust_env=not _is_this_machine(url)) as client,
+            httpx2.AsyncClient(timeout=timeout, trust_env=not _is_loopback(url)) as client,
             client.stream("GET", f"{url}/v1/live", params={"pictures": "false"}, headers=headers) as response,
         ):
-            await _check(response, url)
-            reader = Reader()
+            await _check_response(response, url)
+            reader = LiveEventParser()
             async with contextlib.aclosing(_lines(response, url)) as lines:
                 async for line in lines:
-                    event = reader.line(line)
+                    event = reader.feed_line(line)
                     if event is not None:
                         yield event
     except httpx2.TimeoutException as error:
-        raise Away("it does not answer in time") from error
+        raise ServerUnreachable("it does not answer in time") from error
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise Away(printable(str(error)) or type(error).__name__) from error
+        raise ServerUnreachable(escape_for_terminal(str(error)) or type(error).__name__) from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        words = f"{url} says what this version of Noria does not understand: {printable(str(error))}. Is it of another version?"
-        raise LiveError(words) from error
-    raise Away("it has ended the connection")
+        message = f"{url} says what this version of Noria does not understand: {escape_for_terminal(str(error))}. Is it of another version?"
+        raise LiveError(message) from error
+    raise ServerUnreachable("it has ended the connection")
 
 
 async def _lines(response: httpx2.Response, url: str) -> AsyncGenerator[str, None]:
     """Split at line feeds alone, unlike httpx's own: other ends of lines may stand in JSON."""
     rest = b""
     async for part in response.aiter_bytes():
-        *whole, rest = (rest + part).split(b"\n")
-        for line in whole:
+        *complete_lines, rest = (rest + part).split(b"\n")
+        for line in complete_lines:
             yield line.removesuffix(b"\r").decode()
-        if len(rest) > _LONGEST_LINE:
-            raise LiveError(f"{url} sends lines of more than {_LONGEST_LINE} bytes; that is no Noria's stream.")
+        if len(rest) > _MAX_LINE_BYTES:
+            raise LiveError(f"{url} sends lines of more than {_MAX_LINE_BYTES} bytes; that is no Noria's stream.")
 
 
-async def _check(response: httpx2.Response, url: str) -> None:
+async def _check_response(response: httpx2.Response, url: str) -> None:
     """Raise what an answer means that is not the stream."""
     status = response.status_code
     if status == 200 and response.headers.get("content-type", "").startswith("text/event-stream"):
         return
-    said = _message(await _beginning(response))
-    if status == 401 and said is not None:
-        raise LiveError(f"{url} wants an API key: {said} Give the file that holds yours: --key-file FILE.")
-    if status == 404 and said is not None:
+    message = _error_message(await _read_error_body(response))
+    if status == 401 and message is not None:
+        raise LiveError(f"{url} wants an API key: {message} Give the file that holds yours: --key-file FILE.")
+    if status == 404 and message is not None:
         raise LiveError(
-            f"{url} does not show its wheel: {said} (frontend.live is off there, or it is of an older version.)"
+            f"{url} does not show its wheel: {message} (frontend.live is off there, or it is of an older version.)"
         )
     if status in (429, 502, 503, 504):
-        raise Away(f"it answers {status}" + ("" if said is None else f": {said}"))
-    if said is not None:
-        raise LiveError(f"{url} answers {status}: {said}")
+        raise ServerUnreachable(f"it answers {status}" + ("" if message is None else f": {message}"))
+    if message is not None:
+        raise LiveError(f"{url} answers {status}: {message}")
     raise LiveError(
         f"{url} is no Noria: it answers GET /v1/live with status {status}. Name the URL that `noria serve` prints."
     )
 
 
-async def _beginning(response: httpx2.Response) -> bytes:
+async def _read_error_body(response: httpx2.Response) -> bytes:
     content = b""
     async for part in response.aiter_bytes():
         content += part
-        if len(content) > _LONGEST_REFUSAL:
+        if len(content) > _MAX_ERROR_BODY_BYTES:
             break
     return content
 
 
-def _message(content: bytes) -> str | None:
+def _error_message(content: bytes) -> str | None:
     """The words of a refusal in Noria's shape; None where it has another."""
     with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
-        return printable(msgspec.json.decode(content, type=_Refused).error.message)
+        return escape_for_terminal(msgspec.json.decode(content, type=_ErrorBody).error.message)
     return None
 
 
-def _is_this_machine(url: str) -> bool:
+def _is_loopback(url: str) -> bool:
     host: Any = urlsplit(url).hostname or ""
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback

@@ -18,4 +18,4 @@ TINY = {
 
 @pytest.fixture(scope="session")
 def tiny():
-    return Architecture("tiny", TINY, usual_steps=20, num_tokens=8)
+    return Architecture("tiny", TINY, default_steps=20, num_tokens=8)

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from noria.bench.device.architectures import SD15, SDXL, build, bundled, flops_of_row, make_inputs
+from noria.bench.device.architectures import SD15, SDXL, build_unet, bundled_architecture, flops_of_row, make_inputs
 from noria.models.catalog import open_model
 
 
@@ -14,7 +14,7 @@ from noria.models.catalog import open_model
     ("architecture", "parameters"), [(SD15, 859_520_964), (SDXL, 2_567_463_684)], ids=["sd15", "sdxl"]
 )
 def test_the_true_sizes_have_the_published_numbers_of_parameters(architecture, parameters):
-    assert sum(weights.numel() for weights in build(architecture, "meta", torch.float32).parameters()) == parameters
+    assert sum(weights.numel() for weights in build_unet(architecture, "meta", torch.float32).parameters()) == parameters
 
 
 @pytest.mark.parametrize(
@@ -27,10 +27,10 @@ def test_a_row_of_the_true_sizes_is_the_published_work(architecture, side_px, tf
 def test_the_small_one_is_the_model_in_the_package():
     spec = open_model("bundled")
     assert (
-        sum(weights.numel() for weights in build(bundled(), "meta", torch.float32).parameters()) == spec.num_parameters
+        sum(weights.numel() for weights in build_unet(bundled_architecture(), "meta", torch.float32).parameters()) == spec.num_parameters
     )
-    assert bundled().config["sample_size"] * bundled().latent_scale == spec.default_width_px
-    assert bundled().usual_steps == spec.default_steps
+    assert bundled_architecture().config["sample_size"] * bundled_architecture().latent_scale == spec.default_width_px
+    assert bundled_architecture().default_steps == spec.default_steps
 
 
 def test_inputs_are_on_their_device_though_a_model_was_loaded_before_any():
@@ -51,7 +51,7 @@ assert flops_of_row(bundled(), 128) > 1e8
 def test_a_unet_and_its_inputs_are_made_in_the_dtype_and_repeat_themselves(tiny, dtype):
     outputs = []
     for _ in range(2):
-        unet, inputs = build(tiny, "cpu", dtype), make_inputs(tiny, 64, 3, "cpu", dtype)
+        unet, inputs = build_unet(tiny, "cpu", dtype), make_inputs(tiny, 64, 3, "cpu", dtype)
         assert {weights.dtype for weights in unet.parameters()} == {dtype}
         with torch.no_grad():
             outputs.append(inputs.predict(unet))

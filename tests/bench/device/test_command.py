@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from noria.bench.device.command import Alarm, add_arguments, run
+from noria.bench.device.command import TimeLimit, add_arguments, run
 
 
 def parse(*arguments):
@@ -44,20 +44,20 @@ def test_a_device_that_is_not_there_is_told_and_measured_by_nobody(capsys):
 
 
 def test_an_alarm_interrupts_what_takes_too_long_and_nothing_else():
-    quiet = Alarm(600.0)
+    quiet = TimeLimit(600.0)
     with quiet:
         pass
-    loud = Alarm(0.05)
+    loud = TimeLimit(0.05)
     with pytest.raises(KeyboardInterrupt), loud:
         time.sleep(60)
-    assert (quiet.rang, loud.rang) == (False, True)
+    assert (quiet.expired, loud.expired) == (False, True)
 
 
 def test_an_alarm_that_is_lost_in_a_destructor_rings_again(monkeypatch):
-    monkeypatch.setattr(Alarm, "_AGAIN_S", 0.5)
-    alarm = Alarm(0.05)
+    monkeypatch.setattr(TimeLimit, "_AGAIN_S", 0.5)
+    alarm = TimeLimit(0.05)
     rings = []
-    ring = alarm._ring
+    ring = alarm._on_signal
 
     def lost_once(number, frame):
         rings.append(number)
@@ -71,8 +71,8 @@ def test_an_alarm_that_is_lost_in_a_destructor_rings_again(monkeypatch):
 
 
 def test_an_alarm_that_rings_while_it_is_set_rings_again_in_the_block(monkeypatch):
-    monkeypatch.setattr(Alarm, "_AGAIN_S", 0.5)
-    before, alarm, entered = signal.getsignal(signal.SIGALRM), Alarm(0.0), []
+    monkeypatch.setattr(TimeLimit, "_AGAIN_S", 0.5)
+    before, alarm, entered = signal.getsignal(signal.SIGALRM), TimeLimit(0.0), []
     start = alarm._thread.start
     monkeypatch.setattr(alarm._thread, "start", lambda: (start(), time.sleep(0.3)))  # kept from the CPU just here
 
@@ -82,7 +82,7 @@ def test_an_alarm_that_rings_while_it_is_set_rings_again_in_the_block(monkeypatc
 
     with pytest.raises(KeyboardInterrupt), alarm:
         block()
-    assert entered and alarm.rang
+    assert entered and alarm.expired
     assert signal.getsignal(signal.SIGALRM) == before
 
 
@@ -93,9 +93,9 @@ def test_an_interrupted_bench_prints_what_there_is(rang, status, monkeypatch, ca
         raise KeyboardInterrupt
 
     monkeypatch.setattr("noria.bench.device.bench.DeviceBench.run", interrupted)
-    monkeypatch.setattr(Alarm, "__init__", lambda alarm, _seconds: setattr(alarm, "rang", rang))
-    monkeypatch.setattr(Alarm, "__enter__", lambda _alarm: None)
-    monkeypatch.setattr(Alarm, "__exit__", lambda *_: None)
+    monkeypatch.setattr(TimeLimit, "__init__", lambda alarm, _seconds: setattr(alarm, "rang", rang))
+    monkeypatch.setattr(TimeLimit, "__enter__", lambda _alarm: None)
+    monkeypatch.setattr(TimeLimit, "__exit__", lambda *_: None)
     assert run(parse("--device", "cpu", "--output", str(tmp_path / "device.json"))) == status
     printed = capsys.readouterr().out
     assert "measured matrix peak: 1 TFLOP/s" in printed

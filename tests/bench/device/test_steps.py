@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from noria.bench.device.architectures import SD15, build, flops_of_row, make_inputs
-from noria.bench.device.plan import StepPart
-from noria.bench.device.steps import StepBench, capture, matrix_peak, seconds_each
+from noria.bench.device.architectures import SD15, build_unet, flops_of_row, make_inputs
+from noria.bench.device.plan import StepMeasurement
+from noria.bench.device.steps import StepBench, capture_graph, measure_matrix_peak, time_calls
 
 CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("mode", ["eager", "channels last"])
 def test_a_step_has_its_time_its_rates_and_its_share_of_the_peak(tiny, mode):
-    found = StepBench(CPU, torch.float32, {"tiny": tiny}).measure(StepPart("tiny", 64, 4, mode), 1e12)
+    found = StepBench(CPU, torch.float32, {"tiny": tiny}).measure(StepMeasurement("tiny", 64, 4, mode), 1e12)
     assert found.step_s > 0 and found.setup_s > 0 and found.peak_bytes > 0
     assert found.rows_per_s == pytest.approx(4 / found.step_s)
     assert found.images_per_s == pytest.approx(4 / found.step_s / 2 / 20)
@@ -22,16 +22,16 @@ def test_a_step_has_its_time_its_rates_and_its_share_of_the_peak(tiny, mode):
 
 def test_a_mode_is_held_against_the_eager_output_of_the_same_inputs(tiny):
     bench = StepBench(CPU, torch.float32, {"tiny": tiny})
-    assert bench.measure(StepPart("tiny", 64, 2, "channels last"), None).difference is None
-    assert bench.measure(StepPart("tiny", 64, 2, "eager"), None).difference == 0.0
-    other = bench.measure(StepPart("tiny", 64, 2, "channels last"), None)
-    assert other.difference is not None and other.difference < 1e-4
+    assert bench.measure(StepMeasurement("tiny", 64, 2, "channels last"), None).max_difference is None
+    assert bench.measure(StepMeasurement("tiny", 64, 2, "eager"), None).max_difference == 0.0
+    other = bench.measure(StepMeasurement("tiny", 64, 2, "channels last"), None)
+    assert other.max_difference is not None and other.max_difference < 1e-4
     assert other.peak_share is None
 
 
 def test_each_call_is_timed_by_itself():
     calls = []
-    seconds = seconds_each(lambda: calls.append(1), CPU, 5)
+    seconds = time_calls(lambda: calls.append(1), CPU, 5)
     assert len(calls) == len(seconds) == 5 and all(each >= 0 for each in seconds)
 
 
@@ -39,8 +39,8 @@ def test_each_call_is_timed_by_itself():
 def test_a_captured_step_replays_over_what_its_inputs_hold_now(tiny):
     device = torch.device("cuda:0")
     with torch.no_grad():
-        unet, inputs = build(tiny, device, torch.float32), make_inputs(tiny, 64, 2, device, torch.float32)
-        replay = capture(lambda: inputs.predict(unet), device)
+        unet, inputs = build_unet(tiny, device, torch.float32), make_inputs(tiny, 64, 2, device, torch.float32)
+        replay = capture_graph(lambda: inputs.predict(unet), device)
         first = replay().clone()
         torch.testing.assert_close(first, inputs.predict(unet))
         inputs.latents_RCHW.mul_(0.5)
@@ -52,9 +52,9 @@ def test_a_captured_step_replays_over_what_its_inputs_hold_now(tiny):
 def test_a_captured_step_holds_its_inputs(tiny):
     device = torch.device("cuda:0")
     with torch.no_grad():
-        unet, inputs = build(tiny, device, torch.float32), make_inputs(tiny, 64, 2, device, torch.float32)
+        unet, inputs = build_unet(tiny, device, torch.float32), make_inputs(tiny, 64, 2, device, torch.float32)
         expected, shape = inputs.predict(unet), inputs.latents_RCHW.shape
-        replay = capture(lambda given=inputs: given.predict(unet), device)
+        replay = capture_graph(lambda given=inputs: given.predict(unet), device)
         del inputs
         junk = [torch.full(shape, 1e3, device=device) for _ in range(64)]  # where they would have been
         torch.testing.assert_close(replay(), expected)
@@ -65,17 +65,17 @@ def test_a_captured_step_holds_its_inputs(tiny):
 @pytest.mark.parametrize("mode", ["channels last", "graphs", "compiled", "compiled graphs"])
 def test_every_mode_gives_the_eager_output_on_a_gpu(mode):
     bench = StepBench(torch.device("cuda:0"), torch.float16, {"sd15": SD15})
-    bench.measure(StepPart("sd15", 256, 2, "eager"), None)
-    found = bench.measure(StepPart("sd15", 256, 2, mode), None)
-    assert found.difference < 0.02  # kernels differ; float16 keeps three digits, and hundreds of layers add up
+    bench.measure(StepMeasurement("sd15", 256, 2, "eager"), None)
+    found = bench.measure(StepMeasurement("sd15", 256, 2, mode), None)
+    assert found.max_difference < 0.02  # kernels differ; float16 keeps three digits, and hundreds of layers add up
 
 
 @pytest.mark.gpu
 def test_a_gpu_has_a_peak_and_out_of_memory_is_an_exception_that_can_be_caught():
     device = torch.device("cuda:0")
-    assert matrix_peak(device, torch.float16) > 1e12
+    assert measure_matrix_peak(device, torch.float16) > 1e12
     bench = StepBench(device, torch.float16, {"sd15": SD15})
     with pytest.raises(torch.OutOfMemoryError):
-        bench.measure(StepPart("sd15", 1024, 4096, "eager"), None)
-    bench.drop()
-    assert bench.measure(StepPart("sd15", 64, 1, "eager"), None).step_s > 0
+        bench.measure(StepMeasurement("sd15", 1024, 4096, "eager"), None)
+    bench.release()
+    assert bench.measure(StepMeasurement("sd15", 64, 1, "eager"), None).step_s > 0

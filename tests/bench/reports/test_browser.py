@@ -1,9 +1,9 @@
 """The page in headless Chromium, without a network: `make test-browser`."""
 
 import pytest
-from planted import realistic
+from planted import full_suite
 
-from noria.bench.reports.writing import write
+from noria.bench.reports.writing import write_report
 
 pytestmark = pytest.mark.browser
 
@@ -17,7 +17,7 @@ _BROKEN_USES = (
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     """A whole suite's, with its runs' files left out."""
-    return write(tmp_path_factory.mktemp("report"), realistic())
+    return write_report(tmp_path_factory.mktemp("report"), full_suite())
 
 
 @pytest.fixture(scope="module")

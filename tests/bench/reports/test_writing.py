@@ -10,8 +10,8 @@ import pytest
 from planted import record, run
 
 from noria.bench import runs as kept
-from noria.bench.reports.writing import main, read_all, write
-from noria.bench.runs import Sample
+from noria.bench.reports.writing import main, read_runs, write_report
+from noria.bench.runs import ImageCheck
 from noria.errors import RunsError
 
 NASTY = "<script>alert(1)</script>\"'&|`$x^2$"
@@ -30,7 +30,7 @@ class Page(HTMLParser):
 
 
 def test_a_report_is_markdown_a_page_and_pictures(tmp_path):
-    files = write(tmp_path, [run(), run("seed-batched"), run("ray")])
+    files = write_report(tmp_path, [run(), run("seed-batched"), run("ray")])
     assert [str(file.relative_to(tmp_path)) for file in files] == [
         "report.md",
         "report.html",
@@ -45,12 +45,12 @@ def test_a_report_is_markdown_a_page_and_pictures(tmp_path):
 
 def test_the_same_runs_make_the_same_files(tmp_path):
     runs = [run(), run("ray", [record(k, 0.3 * k) for k in range(9)])]
-    first, second = write(tmp_path / "a", runs), write(tmp_path / "b", runs)
+    first, second = write_report(tmp_path / "a", runs), write_report(tmp_path / "b", runs)
     assert [file.read_bytes() for file in first] == [file.read_bytes() for file in second]
 
 
 def test_what_runs_say_is_text_and_never_markup(tmp_path):
-    samples = (Sample(0, 3.0, NASTY),)
+    samples = (ImageCheck(0, 3.0, NASTY),)
     named = run(
         NASTY,
         variant=NASTY,
@@ -59,7 +59,7 @@ def test_what_runs_say_is_text_and_never_markup(tmp_path):
         samples=samples,
         about={"command": NASTY, "machine": {"cpu": NASTY}},
     )
-    markdown, page, *pictures = write(tmp_path, [named])
+    markdown, page, *pictures = write_report(tmp_path, [named])
     text = page.read_text(encoding="utf-8")
     assert "<script" not in text
     assert "<script" not in markdown.read_text(encoding="utf-8")
@@ -71,14 +71,14 @@ def test_what_runs_say_is_text_and_never_markup(tmp_path):
 
 
 def test_a_name_cannot_end_the_description_of_a_picture(tmp_path):
-    report = write(tmp_path, [run("](http://example.org/) ![")])[0].read_text(encoding="utf-8")
+    report = write_report(tmp_path, [run("](http://example.org/) ![")])[0].read_text(encoding="utf-8")
     assert set(re.findall(r"(?<!\\)\]\(([^)]*)\)", report)) == {
         f"plots/scenario2-{kind}.svg" for kind in ("throughput", "latency", "timeline")
     }
 
 
 def test_the_page_needs_nothing_else(tmp_path):
-    page = write(tmp_path, [run(), run("ray")])[1].read_text(encoding="utf-8")
+    page = write_report(tmp_path, [run(), run("ray")])[1].read_text(encoding="utf-8")
     tags = Page(page).tags
     links = [
         value for _, attributes in tags for name, value in attributes.items() if name in ("src", "href", "xlink:href")
@@ -92,7 +92,7 @@ def test_the_page_needs_nothing_else(tmp_path):
 
 
 def test_every_table_and_picture_can_be_read_aloud(tmp_path):
-    tags = Page(write(tmp_path, [run(), run("ray")])[1].read_text(encoding="utf-8")).tags
+    tags = Page(write_report(tmp_path, [run(), run("ray")])[1].read_text(encoding="utf-8")).tags
     assert ("html", {"lang": "en"}) in tags
     assert all(attributes.get("scope") in ("col", "row") for tag, attributes in tags if tag == "th")
     pictures = [attributes for tag, attributes in tags if tag == "svg"]
@@ -100,7 +100,7 @@ def test_every_table_and_picture_can_be_read_aloud(tmp_path):
 
 
 def test_the_raw_figures_can_be_downloaded(tmp_path):
-    page = write(tmp_path, [run(records=[record(0, status=500)], settings={"slots": 8})])[1].read_text(encoding="utf-8")
+    page = write_report(tmp_path, [run(records=[record(0, status=500)], settings={"slots": 8})])[1].read_text(encoding="utf-8")
     coded = re.search(r'download="figures.json" href="data:application/json;base64,([^"]+)"', page)
     (found,) = json.loads(base64.b64decode(coded[1]))
     assert found["figures"]["p50_ms"] is None  # endless
@@ -108,7 +108,7 @@ def test_the_raw_figures_can_be_downloaded(tmp_path):
 
 
 def test_an_interrupted_run_is_marked(tmp_path):
-    files = write(tmp_path, [run(complete=False, records=[record(0), record(1, answered=False)]), run("ray")])
+    files = write_report(tmp_path, [run(complete=False, records=[record(0), record(1, answered=False)]), run("ray")])
     for file in files[:2]:
         text = file.read_text(encoding="utf-8")
         assert "Interrupted, so that rates and quantiles are of a shorter time: noria." in text
@@ -117,39 +117,39 @@ def test_an_interrupted_run_is_marked(tmp_path):
 
 def test_settings_that_all_share_are_said_once(tmp_path):
     runs = [run(settings={"slots": 8, "dtype": "float32"}), run("ray", settings={"dtype": "float32", "max_images": 8})]
-    report = write(tmp_path, runs)[0].read_text(encoding="utf-8")
+    report = write_report(tmp_path, runs)[0].read_text(encoding="utf-8")
     assert report.endswith('### Settings\n\n- All: dtype "float32"\n- noria: slots 8\n- ray: max_images 8\n')
 
 
 def test_wrong_images_are_told_at_once(tmp_path):
-    report = write(tmp_path, [run(samples=(Sample(0, 9.0, "psnr 9.0 dB"), Sample(1, None)))])[0]
+    report = write_report(tmp_path, [run(samples=(ImageCheck(0, 9.0, "psnr 9.0 dB"), ImageCheck(1, None)))])[0]
     assert "**noria: 1 of 2 samples are wrong: psnr 9.0 dB**" in report.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("records", [(), tuple(record(k, status=500) for k in range(3))], ids=["none", "all failed"])
 def test_runs_without_a_single_image_have_a_report_all_the_same(tmp_path, records):
     sweeps = [run(records=records, bench="sweep-batching", variant=name) for name in ("250 ms, 8", "500 ms, 4")]
-    files = write(tmp_path, [run(records=records), run("ray", records), *sweeps])
+    files = write_report(tmp_path, [run(records=records), run("ray", records), *sweeps])
     assert len(files) == 7
 
 
 def test_a_sweep_of_two_numbers_has_a_heat_map_though_its_grid_is_partial(tmp_path):
     pairs = ("250 ms, 8", "500 ms, 8", "500 ms, 16")
-    files = write(tmp_path, [run("seed-batched", bench="sweep-batching", variant=name) for name in pairs])
+    files = write_report(tmp_path, [run("seed-batched", bench="sweep-batching", variant=name) for name in pairs])
     assert [file.name for file in files[2:]] == ["sweep-batching-heat-map.svg", "sweep-batching-bars.svg"]
     assert files[2].read_text(encoding="utf-8").count("<!-- not run -->") == 1 + 4  # ours, and the article's
 
 
 def test_a_sweep_of_other_settings_has_bars(tmp_path):
-    files = write(
+    files = write_report(
         tmp_path, [run("seed-batched", bench="sweep-attention", variant=name) for name in ("plain", "sliced")]
     )
     assert [file.name for file in files[2:]] == ["sweep-attention-bars.svg"]
 
 
 def test_the_command_makes_a_report_anew_from_a_folder_of_folders(tmp_path, capsys):
-    kept.write(run(), tmp_path / "scenario2")
-    kept.write(run("seed-batched", bench="sweep-batching", variant="500 ms, 8"), tmp_path / "batching")
+    kept.write_run(run(), tmp_path / "scenario2")
+    kept.write_run(run("seed-batched", bench="sweep-batching", variant="500 ms, 8"), tmp_path / "batching")
     assert main(tmp_path) == 0
     printed = capsys.readouterr().out
     assert "## Scenario 2" in printed and "## Sweep: batching" in printed
@@ -164,12 +164,12 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
 
 def test_a_folder_without_runs_is_named(tmp_path):
     with pytest.raises(RunsError, match="holds no runs"):
-        read_all(tmp_path)
+        read_runs(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["{}", "no json", '{"bench": 1}'])
 def test_a_file_that_is_no_run_is_named(tmp_path, content):
-    kept.write(run(), tmp_path)
+    kept.write_run(run(), tmp_path)
     (tmp_path / "other.json").write_text(content)
     with pytest.raises(RunsError, match=r"other\.json is no run"):
-        read_all(tmp_path)
+        read_runs(tmp_path)

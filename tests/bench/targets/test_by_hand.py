@@ -18,27 +18,27 @@ from noria.bench.targets.catalog import TARGETS, Target
 from noria.config import Config
 from noria.errors import ConfigError
 
-PATIENCE_S = 120
-SERVE = "import sys; from noria.bench.targets import by_hand; from noria.config import Config; sys.exit(by_hand.main(Config(model=sys.argv[1]), sys.argv[2], 0))"
+TIMEOUT_S = 120
+SERVE_SCRIPT = "import sys; from noria.bench.targets import by_hand; from noria.config import Config; sys.exit(by_hand.main(Config(model=sys.argv[1]), sys.argv[2], 0))"
 
 
 @contextlib.contextmanager
 def serving(model, target):
     """The process, and the command lines that it printed once its server was ready."""
-    command = [sys.executable, "-c", SERVE, str(model), target]
+    command = [sys.executable, "-c", SERVE_SCRIPT, str(model), target]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
-            said = ""
-            while "Non-2xx" not in said:
+            output = ""
+            while "Non-2xx" not in output:
                 line = process.stdout.readline()
                 assert line, process.stderr.read()
-                said += line
-            yield process, {line.split()[0]: shlex.split(line) for line in said.splitlines() if line.startswith("  ")}
+                output += line
+            yield process, {line.split()[0]: shlex.split(line) for line in output.splitlines() if line.startswith("  ")}
         finally:
             process.kill()
 
 
-@pytest.mark.timeout(2 * PATIENCE_S)
+@pytest.mark.timeout(2 * TIMEOUT_S)
 @pytest.mark.parametrize(
     "end",
     [
@@ -54,14 +54,14 @@ def test_it_serves_until_it_is_told_to_stop_and_leaves_nothing(tiny_folder, end)
         assert url == lines["curl"][-1]
         body = pathlib.Path(body_file).read_bytes()
         request = urllib.request.Request(url, body, {"content-type": "application/json"})
-        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
             assert answer.read().startswith(b"\x89PNG")
         (server,) = psutil.Process(process.pid).children()
         if end == "its server is killed":
             server.kill()
         else:
             process.send_signal(signal.SIGINT if end == "Ctrl-C" else signal.SIGTERM)
-        complaint = process.communicate(timeout=PATIENCE_S)[1]
+        complaint = process.communicate(timeout=TIMEOUT_S)[1]
         assert process.returncode == (1 if end == "its server is killed" else 0), complaint
         assert "Traceback" not in complaint
         assert not server.is_running()
@@ -70,10 +70,10 @@ def test_it_serves_until_it_is_told_to_stop_and_leaves_nothing(tiny_folder, end)
 
 def test_the_lines_are_whole_for_every_target(tmp_path):
     for target in TARGETS.values():
-        said = by_hand.lines(target, 8001, tmp_path / "a body.json")
-        assert f"'{tmp_path}/a body.json' -T application/json http://127.0.0.1:8001{target.path}\n" in said
+        text = by_hand.usage_text(target, 8001, tmp_path / "a body.json")
+        assert f"'{tmp_path}/a body.json' -T application/json http://127.0.0.1:8001{target.path}\n" in text
         assert re.search(
-            rf"NORIA_PATH={target.path} locust -f \S+/bench/locustfiles/scenario2.py --host \S+8001\n", said
+            rf"NORIA_PATH={target.path} locust -f \S+/bench/locustfiles/scenario2.py --host \S+8001\n", text
         )
 
 

@@ -10,37 +10,37 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from noria.bench.targets.drawing import PipelineDrawer, T2IBody, TargetJob, draw_mixed, group_of, reply_with
+from noria.bench.targets.drawing import PipelineGenerator, T2IBody, TargetJob, generate_mixed, batch_key_of, image_response
 from noria.config import EngineConfig
-from noria.frontend.engine_link import DrawnImage
+from noria.frontend.engine_link import RawImage
 from noria.models.catalog import open_model
 
 SPEC = open_model("bundled")
 
 
-class Recorder:
+class RecordingGenerator:
     """Draws images that say whose they are, by their seed."""
 
     def __init__(self):
         self.calls = []
 
-    def draw(self, group, bodies):
-        self.calls.append((group.inference_steps, [body.prompt for body in bodies]))
-        return [[DrawnImage(body.seed + k, 1, 1, memoryview(bytes(3))) for k in range(body.n)] for body in bodies]
+    def generate(self, batch_key, bodies):
+        self.calls.append((batch_key.inference_steps, [body.prompt for body in bodies]))
+        return [[RawImage(body.seed + k, 1, 1, memoryview(bytes(3))) for k in range(body.n)] for body in bodies]
 
 
 def test_a_batch_of_mixed_settings_is_drawn_by_groups_and_each_gets_its_own_images():
-    recorder = Recorder()
+    recorder = RecordingGenerator()
     bodies = [
         T2IBody(prompt="a", seed=10, inference_steps=5),
         T2IBody(prompt="b", seed=20, inference_steps=7, n=3),
         T2IBody(prompt="c", seed=30, inference_steps=5, n=2),
         T2IBody(prompt="d", seed=40, inference_steps=7),
     ]
-    drawn = draw_mixed(recorder, SPEC, bodies)
+    generated = generate_mixed(recorder, SPEC, bodies)
     assert recorder.calls == [(5, ["a", "c"]), (7, ["b", "d"])]
-    assert [[image.seed for image in images] for images, _ in drawn] == [[10], [20, 21, 22], [30, 31], [40]]
-    assert [size for _, size in drawn] == [3, 4, 3, 4]
+    assert [[image.seed for image in images] for images, _ in generated] == [[10], [20, 21, 22], [30, 31], [40]]
+    assert [size for _, size in generated] == [3, 4, 3, 4]
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # diffusers' schedulers, newest NumPy
@@ -49,18 +49,18 @@ def test_whoever_asks_one_thread_draws_so_that_no_second_team_of_openmp_s_is_the
         return set(map(int, os.listdir("/proc/self/task")))
 
     spec = open_model(str(tiny_folder))
-    drawer = PipelineDrawer(TargetJob(spec, EngineConfig(devices=("cpu",), dtype="float32", threads=2), port=0))
+    drawer = PipelineGenerator(TargetJob(spec, EngineConfig(devices=("cpu",), dtype="float32", threads=2), port=0))
     body = T2IBody(prompt="", inference_steps=2)
     before = threads()
     with ThreadPoolExecutor(max_workers=1) as asking:
         for _ in range(2):
-            asking.submit(drawer.draw, group_of(body, spec), [body]).result()
+            asking.submit(drawer.generate, batch_key_of(body, spec), [body]).result()
         new = threads() - before  # others may end meanwhile, which an earlier test began
         assert new == {asking.submit(threading.get_native_id).result()}
 
 
 def test_what_is_left_out_is_the_model_s_and_does_not_part_a_group():
-    told = T2IBody(
+    explicit = T2IBody(
         prompt="told",
         width=SPEC.default_width_px,
         height=SPEC.default_height_px,
@@ -68,7 +68,7 @@ def test_what_is_left_out_is_the_model_s_and_does_not_part_a_group():
         guidance_scale=SPEC.default_guidance,
         scheduler=SPEC.default_scheduler,
     )
-    assert group_of(told, SPEC) == group_of(T2IBody(prompt="untold"), SPEC)
+    assert batch_key_of(explicit, SPEC) == batch_key_of(T2IBody(prompt="untold"), SPEC)
 
 
 @pytest.mark.parametrize(
@@ -82,15 +82,15 @@ def test_what_is_left_out_is_the_model_s_and_does_not_part_a_group():
     ],
 )
 def test_each_setting_that_the_pipeline_takes_once_parts_a_group(field):
-    assert group_of(T2IBody(prompt="", **field), SPEC) != group_of(T2IBody(prompt=""), SPEC)
+    assert batch_key_of(T2IBody(prompt="", **field), SPEC) != batch_key_of(T2IBody(prompt=""), SPEC)
 
 
 def test_one_image_is_its_file_and_several_are_json():
     pixels = np.arange(12, dtype=np.uint8)
-    image = DrawnImage(1, 2, 2, memoryview(pixels.tobytes()))
-    reply = reply_with([image], 5)
+    image = RawImage(1, 2, 2, memoryview(pixels.tobytes()))
+    reply = image_response([image], 5)
     assert (reply.media_type, reply.headers) == ("image/png", {"X-Batch-Size": "5"})
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(reply.content))).reshape(-1), pixels)
-    several = reply_with([image, image], 2)
+    several = image_response([image, image], 2)
     assert several.media_type == "application/json"
     assert len(json.loads(several.content)["images"]) == 2

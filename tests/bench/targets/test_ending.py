@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 # It has a child and, from another child that has ended, an orphan; both are deaf to SIGTERM, and it would end in its own way.
-SERVER = """
+SERVER_SCRIPT = """
 import signal, subprocess, sys, time
 from noria.bench.targets.ending import end_all_at_sigterm
 end_all_at_sigterm(sys.argv[1])
@@ -19,19 +19,19 @@ child = subprocess.Popen([sys.executable, "-c", deaf])
 """
 
 
-def start(folder, rest):
+def start_server(folder, rest):
     return subprocess.Popen(
-        [sys.executable, "-c", SERVER + rest, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", SERVER_SCRIPT + rest, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
 
 
-def pids_of(server):
+def read_pids(server):
     """Of its child and of the orphan, once both are up and deaf."""
     return [int(server.stdout.readline()) for _ in range(2)]
 
 
 # multiprocessing's resource tracker lets SIGTERM through to this thread.
-UNBLOCKED = """
+UNBLOCKED_SCRIPT = """
 from multiprocessing.resource_tracker import ensure_running
 signal.signal(signal.SIGTERM, ours)
 ensure_running()
@@ -42,15 +42,15 @@ ensure_running()
     "rest",
     [
         "time.sleep(600)",
-        UNBLOCKED + "time.sleep(600)",
+        UNBLOCKED_SCRIPT + "time.sleep(600)",
         "child.wait(); raise RuntimeError('fails for want of its child')",
     ],
 )
 def test_at_sigterm_nothing_is_left(tmp_path, rest):
     folder = tmp_path / "scratch"
     folder.mkdir()
-    with start(folder, rest) as server:
-        pids = pids_of(server)
+    with start_server(folder, rest) as server:
+        pids = read_pids(server)
         server.send_signal(signal.SIGTERM)
         assert server.wait(timeout=60) == 0
         assert server.stdout.read() == ""
@@ -59,8 +59,8 @@ def test_at_sigterm_nothing_is_left(tmp_path, rest):
 
 
 def test_when_the_server_fails_by_itself_nothing_is_left_either(tmp_path):
-    with start(tmp_path / "none", "sys.stdin.readline(); sys.exit(3)") as server:
-        pids = pids_of(server)
+    with start_server(tmp_path / "none", "sys.stdin.readline(); sys.exit(3)") as server:
+        pids = read_pids(server)
         server.communicate("go\n", timeout=60)
         assert server.returncode == 3
     assert not [pid for pid in pids if psutil.pid_exists(pid)]

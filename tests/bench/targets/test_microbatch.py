@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from noria.bench.targets.microbatch import Microbatcher
 
 
-def queue(*puts, timeout_s=0.5, max_images=8):
+def make_batcher(*puts, timeout_s=0.5, max_images=8):
     batcher = Microbatcher(timeout_s, max_images)
     for number, (group, now) in enumerate(puts):
         batcher.put(group, f"{group}{number}", 1, now)
@@ -17,7 +17,7 @@ def queue(*puts, timeout_s=0.5, max_images=8):
 
 
 def test_a_full_group_goes_at_once_and_what_came_later_stays():
-    batcher = queue(("b", 0.01), *[("a", 0.02)] * 9)
+    batcher = make_batcher(("b", 0.01), *[("a", 0.02)] * 9)
     assert batcher.fetch(0.03) == [f"a{k}" for k in range(1, 9)]
     assert batcher.fetch(0.04) == []
     assert batcher.fetch(0.5) == ["b0"]
@@ -26,7 +26,7 @@ def test_a_full_group_goes_at_once_and_what_came_later_stays():
 
 
 def test_nothing_goes_before_the_tick_and_then_the_group_with_the_oldest_request():
-    batcher = queue(("a", 0.1), ("b", 0.2), ("a", 0.3), ("b", 0.4), ("b", 0.4))
+    batcher = make_batcher(("a", 0.1), ("b", 0.2), ("a", 0.3), ("b", 0.4), ("b", 0.4))
     assert batcher.fetch(0.49) == []
     assert batcher.next_tick() == 0.5
     assert batcher.fetch(0.5) == ["a0", "a2"]
@@ -36,17 +36,17 @@ def test_nothing_goes_before_the_tick_and_then_the_group_with_the_oldest_request
 
 
 def test_a_full_group_goes_before_an_older_request_at_the_tick_too():
-    batcher = queue(("a", 0.1), *[("b", 0.2)] * 8)
+    batcher = make_batcher(("a", 0.1), *[("b", 0.2)] * 8)
     assert batcher.fetch(0.5)[0].startswith("b")
 
 
 def test_of_two_full_groups_the_one_with_the_oldest_request_goes_first():
-    batcher = queue(("b", 0.1), *[("a", 0.2)] * 8, *[("b", 0.3)] * 7)
+    batcher = make_batcher(("b", 0.1), *[("a", 0.2)] * 8, *[("b", 0.3)] * 7)
     assert [batcher.fetch(0.4)[0][0], batcher.fetch(0.4)[0][0]] == ["b", "a"]
 
 
 def test_a_tick_that_passes_while_the_device_is_busy_stays_due():
-    batcher = queue(("a", 0.0))
+    batcher = make_batcher(("a", 0.0))
     assert batcher.fetch(0.5) == ["a0"]
     batcher.put("b", "b", 1, 0.6)  # the device draws until 2.2
     assert batcher.fetch(2.2) == ["b"]

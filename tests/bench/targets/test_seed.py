@@ -17,26 +17,26 @@ import uvicorn
 from PIL import Image
 
 from noria.bench.targets.catalog import TARGETS
-from noria.bench.targets.drawing import PipelineDrawer, T2IBody, TargetJob, TargetSettings, group_of
+from noria.bench.targets.drawing import PipelineGenerator, T2IBody, TargetJob, TargetSettings, batch_key_of
 from noria.bench.targets.seed import build_app
 from noria.config import EngineConfig
-from noria.frontend.engine_link import DrawnImage
+from noria.frontend.engine_link import RawImage
 from noria.models.catalog import open_model
 
 SPEC = open_model("bundled")
-PATIENCE_S = 120
+TIMEOUT_S = 120
 PATHS = [target.path for target in TARGETS.values() if target.name.startswith("seed-")]
-SYNC = [path for path in PATHS if path.endswith("-sync")]
+SYNC_PATHS = [path for path in PATHS if path.endswith("-sync")]
 
 
-class NoisyDevice:
+class NoiseGenerator:
     """Draws noise that depends on seed and steps alone; like a diffusers pipeline, wrongly if two threads are in it at once."""
 
     def __init__(self):
         self.scheduler = None
 
-    def draw(self, group, bodies):
-        self.scheduler = group.inference_steps
+    def generate(self, batch_key, bodies):
+        self.scheduler = batch_key.inference_steps
         time.sleep(0.002)
         if any(body.prompt == "poison" for body in bodies):
             raise RuntimeError("cannot draw this")
@@ -44,20 +44,20 @@ class NoisyDevice:
 
     def _noise(self, seed):
         rgb = np.random.default_rng([seed, self.scheduler]).integers(0, 256, 64 * 64 * 3, dtype=np.uint8)
-        return DrawnImage(seed, 64, 64, memoryview(rgb.tobytes()))
+        return RawImage(seed, 64, 64, memoryview(rgb.tobytes()))
 
 
 @contextlib.contextmanager
-def serving(drawer, spec=SPEC, **settings):
+def serving(generator, spec=SPEC, **settings):
     """A client of the application on uvicorn, in a thread of this process."""
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
-        app = build_app(drawer, spec, TargetSettings(timeout_s=0.01, **settings))
+        app = build_app(generator, spec, TargetSettings(timeout_s=0.01, **settings))
         server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         try:
             address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            with httpx.Client(base_url=address, timeout=PATIENCE_S, trust_env=False) as client:
+            with httpx.Client(base_url=address, timeout=TIMEOUT_S, trust_env=False) as client:
                 client.get("/readyz").raise_for_status()
                 yield client
         finally:
@@ -65,13 +65,13 @@ def serving(drawer, spec=SPEC, **settings):
             thread.join()
 
 
-def body(prompt, **fields):
+def make_body(prompt, **fields):
     return T2IBody(prompt=prompt, **fields)
 
 
 def test_every_endpoint_of_the_catalog_answers_the_same_image_for_the_same_body():
     assert len(PATHS) == 5
-    with serving(NoisyDevice()) as client:
+    with serving(NoiseGenerator()) as client:
         for fields in ({}, {"n": 2}):
             answers = [client.post(path, json={"prompt": "p", "seed": 3, **fields}) for path in PATHS]
             assert {answer.status_code for answer in answers} == {200}
@@ -84,7 +84,7 @@ def test_every_endpoint_of_the_catalog_answers_the_same_image_for_the_same_body(
 
 @pytest.mark.parametrize("stream", ["bytesio", "chunks"])
 def test_a_streamed_body_is_the_plain_one_byte_for_byte_without_its_length(stream):
-    with serving(NoisyDevice(), stream=stream) as client:
+    with serving(NoiseGenerator(), stream=stream) as client:
         for paths in (PATHS[0:2], PATHS[2:4]):
             assert ["stream" in path for path in paths] == [True, False]
             streamed, plain = (client.post(path, json={"prompt": "p", "n": 8}) for path in paths)
@@ -97,7 +97,7 @@ def test_a_streamed_body_is_the_plain_one_byte_for_byte_without_its_length(strea
 
 @pytest.mark.parametrize("path", PATHS)
 def test_every_answer_tells_its_batch_and_where_its_time_went(path):
-    with serving(NoisyDevice()) as client:
+    with serving(NoiseGenerator()) as client:
         answer = client.post(path, json={"prompt": "p", "n": 2})
     assert answer.headers["x-batch-size"] == "2"
     queue_ms, denoise_ms = map(
@@ -107,19 +107,19 @@ def test_every_answer_tells_its_batch_and_where_its_time_went(path):
     assert denoise_ms >= 2.0
 
 
-@pytest.mark.parametrize("path", SYNC)
+@pytest.mark.parametrize("path", SYNC_PATHS)
 def test_synchronous_endpoints_draw_the_same_images_for_many_at_once_as_alone(path):
     bodies = [{"prompt": "p", "seed": k, "inference_steps": 2 + k % 3} for k in range(24)]
-    with serving(NoisyDevice()) as client, ThreadPoolExecutor(8) as users:
-        alone = [client.post(path, json=each).content for each in bodies]
-        crowded = list(users.map(lambda each: client.post(path, json=each), bodies))
-    assert [answer.content for answer in crowded] == alone
-    assert any(float(answer.headers["server-timing"].split("=")[1].split(",")[0]) > 1.0 for answer in crowded)
+    with serving(NoiseGenerator()) as client, ThreadPoolExecutor(8) as users:
+        solo = [client.post(path, json=each).content for each in bodies]
+        concurrent = list(users.map(lambda each: client.post(path, json=each), bodies))
+    assert [answer.content for answer in concurrent] == solo
+    assert any(float(answer.headers["server-timing"].split("=")[1].split(",")[0]) > 1.0 for answer in concurrent)
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_call_that_fails_is_a_500_and_the_next_is_drawn(path):
-    with serving(NoisyDevice()) as client:
+    with serving(NoiseGenerator()) as client:
         poison = client.post(
             path, json={"prompt": "poison"}, headers={"connection": "close"}
         )  # uvicorn closes it anyhow
@@ -127,31 +127,31 @@ def test_a_call_that_fails_is_a_500_and_the_next_is_drawn(path):
         assert client.post(path, json={"prompt": "p"}).status_code == 200
 
 
-class HeldDevice:
+class BlockingGenerator:
     """Draws a black image for each permit."""
 
     def __init__(self):
-        self.permits, self.began = threading.Semaphore(0), threading.Event()
+        self.permits, self.started = threading.Semaphore(0), threading.Event()
 
-    def draw(self, group, bodies):
-        self.began.set()
-        assert self.permits.acquire(timeout=PATIENCE_S)
-        return [[DrawnImage(each.seed, 8, 8, memoryview(bytes(192)))] for each in bodies]
+    def generate(self, batch_key, bodies):
+        self.started.set()
+        assert self.permits.acquire(timeout=TIMEOUT_S)
+        return [[RawImage(each.seed, 8, 8, memoryview(bytes(192)))] for each in bodies]
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_only_the_asynchronous_endpoints_hold_up_the_event_loop_while_they_draw(path):
-    device = HeldDevice()
+    device = BlockingGenerator()
     with serving(device) as client, ThreadPoolExecutor(2) as users:
-        drawing = users.submit(client.post, path, json={"prompt": "p"})
-        assert device.began.wait(PATIENCE_S)
+        generation = users.submit(client.post, path, json={"prompt": "p"})
+        assert device.started.wait(TIMEOUT_S)
         if path in ("/t2i/stream-async", "/t2i/response-async"):
             with pytest.raises(httpx.ReadTimeout):
                 client.get("/readyz", timeout=0.3)
         else:
             assert client.get("/readyz").status_code == 200
         device.permits.release()
-        assert drawing.result().status_code == 200
+        assert generation.result().status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -159,14 +159,14 @@ def test_only_the_asynchronous_endpoints_hold_up_the_event_loop_while_they_draw(
     [{"width": 96}, {"height": 96}, {"inference_steps": 9}, {"guidance_scale": 1.0}, {"scheduler": "ddim"}],
 )
 def test_requests_are_grouped_by_what_one_call_of_the_pipeline_shares(field):
-    plain = body("p", seed=1)
-    assert group_of(plain, SPEC) == group_of(body("another", seed=2, negative_prompt="no", n=2), SPEC)
-    assert group_of(plain, SPEC) != group_of(body("p", seed=1, **field), SPEC)
+    plain = make_body("p", seed=1)
+    assert batch_key_of(plain, SPEC) == batch_key_of(make_body("another", seed=2, negative_prompt="no", n=2), SPEC)
+    assert batch_key_of(plain, SPEC) != batch_key_of(make_body("p", seed=1, **field), SPEC)
 
 
 def test_it_reads_the_json_of_t2i_and_answers_likewise():
     async def main():
-        app = build_app(NoisyDevice(), SPEC, TargetSettings(timeout_s=0.01))
+        app = build_app(NoiseGenerator(), SPEC, TargetSettings(timeout_s=0.01))
         transport = httpx.ASGITransport(app)
         async with (
             app.router.lifespan_context(app),
@@ -186,28 +186,28 @@ def test_it_reads_the_json_of_t2i_and_answers_likewise():
 
 def test_the_pipeline_draws_a_batch_as_it_draws_each_alone(tiny_folder):
     spec = open_model(str(tiny_folder))
-    drawer = PipelineDrawer(TargetJob(spec, EngineConfig(devices=("cpu",), dtype="float32", threads=1), port=0))
+    drawer = PipelineGenerator(TargetJob(spec, EngineConfig(devices=("cpu",), dtype="float32", threads=1), port=0))
     settings = {"inference_steps": 4, "guidance_scale": 3.0, "scheduler": "ddim"}
-    wishes = [body("a red circle", seed=5, n=2, **settings), body("a blue star", seed=9, **settings)]
-    together = drawer.draw(group_of(wishes[0], spec), wishes)
-    assert [[image.seed for image in images] for images in together] == [[5, 6], [9]]
-    for wish, images in zip(wishes, together, strict=True):
-        (alone,) = drawer.draw(group_of(wish, spec), [wish])
-        for a, b in zip(images, alone, strict=True):
+    bodies = [make_body("a red circle", seed=5, n=2, **settings), make_body("a blue star", seed=9, **settings)]
+    batched = drawer.generate(batch_key_of(bodies[0], spec), bodies)
+    assert [[image.seed for image in images] for images in batched] == [[5, 6], [9]]
+    for each, images in zip(bodies, batched, strict=True):
+        (solo,) = drawer.generate(batch_key_of(each, spec), [each])
+        for a, b in zip(images, solo, strict=True):
             assert np.abs(np.frombuffer(a.rgb, np.uint8).astype(int) - np.frombuffer(b.rgb, np.uint8)).max() <= 1
 
 
-@pytest.mark.parametrize("path", SYNC)
+@pytest.mark.parametrize("path", SYNC_PATHS)
 def test_the_pipeline_draws_for_several_threads_what_it_draws_for_one(tiny_folder, path):
     spec = open_model(str(tiny_folder))
-    drawer = PipelineDrawer(TargetJob(spec, EngineConfig(devices=("cpu",), dtype="float32", threads=1), port=0))
+    drawer = PipelineGenerator(TargetJob(spec, EngineConfig(devices=("cpu",), dtype="float32", threads=1), port=0))
     bodies = [
         {"prompt": "a red circle", "seed": k, "inference_steps": 3 + k % 3, "scheduler": ("ddim", "pndm")[k % 2]}
         for k in range(6)
     ]
     with serving(drawer, spec) as client, ThreadPoolExecutor(len(bodies)) as users:
-        alone = [client.post(path, json=each) for each in bodies]
-        crowded = list(users.map(lambda each: client.post(path, json=each), bodies))
-    assert {answer.status_code for answer in alone} == {200}
-    assert [answer.content for answer in crowded] == [answer.content for answer in alone]
-    assert len({answer.content for answer in alone}) == len(alone)
+        solo = [client.post(path, json=each) for each in bodies]
+        concurrent = list(users.map(lambda each: client.post(path, json=each), bodies))
+    assert {answer.status_code for answer in solo} == {200}
+    assert [answer.content for answer in concurrent] == [answer.content for answer in solo]
+    assert len({answer.content for answer in solo}) == len(solo)

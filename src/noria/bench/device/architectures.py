@@ -26,12 +26,12 @@ class Architecture:
 
     name: str
     config: dict[str, Any] = field(hash=False)  # of diffusers' UNet2DConditionModel
-    usual_steps: int  # of an image; guided, so each has two rows
+    default_steps: int  # of an image; guided, so each has two rows
     latent_scale: int = 8  # pixels of a side per latent
     num_tokens: int = _CLIP_TOKENS
 
     @property
-    def pooled(self) -> bool:
+    def has_pooled_text(self) -> bool:
         """Whether the UNet is also given sizes and a pooled text."""
         return self.config.get("addition_embed_type") == "text_time"
 
@@ -47,7 +47,7 @@ SD15 = Architecture(
         "cross_attention_dim": 768,
         "attention_head_dim": 8,  # the number of heads, whatever diffusers calls it
     },
-    usual_steps=20,
+    default_steps=20,
 )
 SDXL = Architecture(
     "sdxl",
@@ -65,15 +65,15 @@ SDXL = Architecture(
         "addition_time_embed_dim": 256,
         "projection_class_embeddings_input_dim": _POOLED_WIDTH + _NUM_TIME_IDS * 256,
     },
-    usual_steps=30,
+    default_steps=30,
 )
 
 
-def bundled() -> Architecture:
+def bundled_architecture() -> Architecture:
     """The UNet of the model in the package, for devices that the others are too large for."""
     config = json.loads((pathlib.Path(noria.__file__).parent / "models/bundled/unet/config.json").read_text("utf-8"))
     settings = {name: value for name, value in config.items() if not name.startswith("_")}
-    return Architecture("bundled", settings, usual_steps=20, num_tokens=24)
+    return Architecture("bundled", settings, default_steps=20, num_tokens=24)
 
 
 @dataclass(frozen=True)
@@ -97,18 +97,18 @@ class Inputs:
         return output
 
 
-def build(architecture: Architecture, device: str | torch.device, dtype: torch.dtype) -> Any:
+def build_unet(architecture: Architecture, device: str | torch.device, dtype: torch.dtype) -> Any:
     """The UNet with random weights, made where and as it is used: no second copy, and a GPU draws billions at once."""
     from diffusers import UNet2DConditionModel
 
-    before = torch.get_default_dtype()
+    previous_dtype = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
             torch.manual_seed(0)
             unet = UNet2DConditionModel(**architecture.config)
     finally:
-        torch.set_default_dtype(before)
+        torch.set_default_dtype(previous_dtype)
     return unet.eval().requires_grad_(requires_grad=False)
 
 
@@ -124,7 +124,7 @@ def make_inputs(
     text = torch.randn(rows, architecture.num_tokens, width, dtype=dtype, device=device)
     timesteps = torch.linspace(999.0, 1.0, rows, device=device)
     added = None
-    if architecture.pooled:
+    if architecture.has_pooled_text:
         sizes = torch.tensor([side_px, side_px, 0, 0, side_px, side_px], dtype=dtype, device=device).repeat(rows, 1)
         added = {"text_embeds": torch.randn(rows, _POOLED_WIDTH, dtype=dtype, device=device), "time_ids": sizes}
     return Inputs(latents, timesteps, text, added)
@@ -138,7 +138,7 @@ def flops_of_row(architecture: Architecture, side_px: int) -> int:
     """
     from torch.utils.flop_counter import FlopCounterMode
 
-    unet = build(architecture, "meta", torch.float32)
+    unet = build_unet(architecture, "meta", torch.float32)
     inputs = make_inputs(architecture, side_px, 1, "meta", torch.float32)
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from noria.bench.device.architectures import Architecture
-    from noria.bench.device.plan import Guess, Part
+    from noria.bench.device.plan import InitialEstimate, Measurement
 
 DEFAULT_BUDGET_S = 480.0
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -67,9 +67,9 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     from noria.bench.device.bench import DeviceBench
-    from noria.bench.device.hardware import choose_device, choose_dtype, describe
-    from noria.bench.device.report import Report, table, write
-    from noria.bench.machine import provenance
+    from noria.bench.device.hardware import choose_device, choose_dtype, describe_device
+    from noria.bench.device.report import DeviceReport, table, write
+    from noria.bench.machine import collect_provenance
 
     try:
         device = choose_device(arguments.device)
@@ -78,9 +78,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    about = provenance()
-    report = Report(
-        about, describe(device, about["machine"]["cpu"]), choose_dtype(arguments.dtype, device), arguments.budget
+    header = collect_provenance()
+    report = DeviceReport(
+        header, describe_device(device, header["machine"]["cpu"]), choose_dtype(arguments.dtype, device), arguments.budget
     )
     started = end_s - arguments.budget
 
@@ -89,77 +89,77 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.output is not None:
             write(report, arguments.output)
 
-    def say(text: str) -> None:
+    def log_status(text: str) -> None:
         print(f"[{time.monotonic() - started:4.0f} s] {text}", file=sys.stderr, flush=True)
 
-    parts, architectures, guess = _what_to_do(device, report.notes, quick=arguments.quick)
-    bench = DeviceBench(device, architectures, guess, report, save, say, end_s)
+    measurements, architectures, estimate = _select_measurements(device, report.notes, quick=arguments.quick)
+    bench = DeviceBench(device, architectures, estimate, report, save, log_status, end_s)
     status = 0
-    alarm = Alarm(end_s - time.monotonic())
+    time_limit = TimeLimit(end_s - time.monotonic())
     try:
-        with alarm:
-            bench.run(parts)
+        with time_limit:
+            bench.run(measurements)
         report.complete = True
     except KeyboardInterrupt:
-        report.complete = alarm.rang
-        status = 0 if alarm.rang else 130
-        report.notes += ["the time was over in the middle of a part; it and the rest are missing"] if alarm.rang else []
+        report.complete = time_limit.expired
+        status = 0 if time_limit.expired else 130
+        report.notes += ["the time was over in the middle of a part; it and the rest are missing"] if time_limit.expired else []
     save()
     print(table(report))
     return status
 
 
-def _what_to_do(
+def _select_measurements(
     device: "torch.device", notes: list[str], *, quick: bool
-) -> "tuple[tuple[Part, ...], dict[str, Architecture], Guess]":
-    from noria.bench.device.architectures import SD15, SDXL, bundled
-    from noria.bench.device.plan import CPU_GUESS, GPU_GUESS, cpu_parts, gpu_parts
+) -> "tuple[tuple[Measurement, ...], dict[str, Architecture], InitialEstimate]":
+    from noria.bench.device.architectures import SD15, SDXL, bundled_architecture
+    from noria.bench.device.plan import CPU_ESTIMATE, GPU_ESTIMATE, cpu_measurements, gpu_measurements
 
     if device.type == "cuda":
-        return gpu_parts(quick=quick), {"sd15": SD15, "sdxl": SDXL}, GPU_GUESS
-    small = bundled()
+        return gpu_measurements(quick=quick), {"sd15": SD15, "sdxl": SDXL}, GPU_ESTIMATE
+    bundled_model = bundled_architecture()
     notes.append(
         "a CPU: SD1.5's UNet at small sizes, the bundled model at its own, no SDXL; run it on a GPU for 512² and 1024²"
     )
-    side_px = small.config["sample_size"] * small.latent_scale
-    return cpu_parts(side_px, quick=quick), {"sd15": SD15, "bundled": small}, CPU_GUESS
+    side_px = bundled_model.config["sample_size"] * bundled_model.latent_scale
+    return cpu_measurements(side_px, quick=quick), {"sd15": SD15, "bundled": bundled_model}, CPU_ESTIMATE
 
 
-class Alarm:
+class TimeLimit:
     """Interrupts the main thread, as Ctrl-C does, when `seconds` are over before the block is.
 
     By a signal of its own: it ends a wait in a system call too, and a shell's background jobs ignore Ctrl-C's. Code in C is left first.
     It never interrupts its own setting: a block that was not entered is not left either, and the alarm would ring for ever.
     """
 
-    _AGAIN_S = 5.0  # what it raises in a destructor or a callback is lost, and so is what rings before the block
+    _REPEAT_S = 5.0  # what it raises in a destructor or a callback is lost, and so is what rings before the block
 
     def __init__(self, seconds: float) -> None:
-        self.rang = False
-        self._seconds, self._over = max(0.1, seconds), threading.Event()
-        self._within = False  # the block, as far as the main thread has come
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self.expired = False
+        self._seconds, self._done = max(0.1, seconds), threading.Event()
+        self._entered = False  # the block, as far as the main thread has come
+        self._thread = threading.Thread(target=self._send_signals, daemon=True)
 
-    def _watch(self) -> None:
-        patience_s = self._seconds
-        while not self._over.wait(patience_s):
+    def _send_signals(self) -> None:
+        wait_s = self._seconds
+        while not self._done.wait(wait_s):
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
-            patience_s = self._AGAIN_S
+            wait_s = self._REPEAT_S
 
-    def _ring(self, _number: int, _frame: FrameType | None) -> None:
-        if self._within:
-            self.rang = True
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        if self._entered:
+            self.expired = True
             raise KeyboardInterrupt
 
     def __enter__(self) -> None:
-        self._before = signal.signal(signal.SIGALRM, self._ring)
+        self._previous_handler = signal.signal(signal.SIGALRM, self._on_signal)
         self._thread.start()
-        self._within = True
+        self._entered = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._within = False
-        self._over.set()
+        self._entered = False
+        self._done.set()
         self._thread.join()
-        signal.signal(signal.SIGALRM, self._before)
+        signal.signal(signal.SIGALRM, self._previous_handler)

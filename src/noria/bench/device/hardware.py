@@ -32,7 +32,7 @@ def choose_dtype(name: str, device: torch.device) -> str:
     return "bfloat16" if torch.cuda.get_device_capability(device) >= _AMPERE else "float16"
 
 
-def describe(device: torch.device, cpu: str) -> dict[str, Any]:
+def describe_device(device: torch.device, cpu: str) -> dict[str, Any]:
     """Its name (`cpu` is the processor's), memory, driver and versions, JSON-ready."""
     if device.type == "cpu":
         memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -55,7 +55,7 @@ def describe(device: torch.device, cpu: str) -> dict[str, Any]:
 def _driver() -> str | None:
     """The NVIDIA driver's version; None where its tool is not to be had."""
     try:
-        told = subprocess.run(
+        result = subprocess.run(
             ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],  # noqa: S607 - from PATH
             capture_output=True,
             text=True,
@@ -64,4 +64,4 @@ def _driver() -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return told.stdout.splitlines()[0].strip() if told.stdout.strip() else None
+    return result.stdout.splitlines()[0].strip() if result.stdout.strip() else None

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from noria import schedulers
-from noria.bench.device.architectures import SD15, build
+from noria.bench.device.architectures import SD15, build_unet
 from noria.config import EngineConfig
 from noria.spec import ModelSpec
 
@@ -49,11 +49,11 @@ class RandomModel:
     def encode(self, prompts: list[str]) -> torch.Tensor:
         """Embeddings [B, T, D]."""
         shape = self.num_tokens, self.text_width
-        drawn = {}
+        embeddings = {}
         for prompt in dict.fromkeys(prompts):
             generator = torch.Generator(self.device).manual_seed(zlib.crc32(prompt.encode()))
-            drawn[prompt] = torch.randn(shape, generator=generator, device=self.device, dtype=self.dtype)
-        return torch.stack([drawn[prompt] for prompt in prompts])
+            embeddings[prompt] = torch.randn(shape, generator=generator, device=self.device, dtype=self.dtype)
+        return torch.stack([embeddings[prompt] for prompt in prompts])
 
     def predict(self, latents_RCHW: torch.Tensor, timesteps_R: torch.Tensor, text_RTD: torch.Tensor) -> torch.Tensor:
         """The UNet's output [R, C, H, W]."""
@@ -78,7 +78,7 @@ def make_random_model(device: torch.device, dtype: torch.dtype, config: EngineCo
     with torch.device(device):
         vae = AutoencoderKL(**_VAE)
     vae = vae.to(dtype).eval().requires_grad_(requires_grad=False)
-    return RandomModel(device, dtype, config, build(SD15, device, dtype), vae)
+    return RandomModel(device, dtype, config, build_unet(SD15, device, dtype), vae)
 
 
 RANDOM_SPEC = ModelSpec(
@@ -93,8 +93,8 @@ RANDOM_SPEC = ModelSpec(
     max_side_px=1024,
     multiple_px=64,
     default_scheduler="dpm++2m",
-    schedulers=tuple(choice.name for choice in schedulers.of_family("diffusion")),
-    default_steps=SD15.usual_steps,
+    schedulers=tuple(choice.name for choice in schedulers.choices_of_family("diffusion")),
+    default_steps=SD15.default_steps,
     default_guidance=7.5,
     num_parameters=859_520_964,
 )

@@ -8,27 +8,27 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from noria.bench.device.serving import Served
+    from noria.bench.device.serving import ServingResult
     from noria.bench.device.steps import StepTime
 
-MAX_LINES = 40
+MAX_TABLE_LINES = 40
 
-_COLUMNS = ("eager", "channels last", "graphs", "compiled", "compiled graphs")
+_MODE_COLUMNS = ("eager", "channels last", "graphs", "compiled", "compiled graphs")
 
 
 @dataclass(frozen=True)
 class Omission:
     """A part without figures, and why."""
 
-    part: dict[str, Any]
-    why: str
+    measurement: dict[str, Any]
+    reason: str
 
 
 @dataclass
-class Report:
+class DeviceReport:
     """Filled part by part."""
 
-    about: dict[str, Any]  # `machine.provenance()`
+    provenance: dict[str, Any]  # `machine.provenance()`
     device: dict[str, Any]
     dtype: str
     budget_s: float
@@ -36,21 +36,21 @@ class Report:
     complete: bool = False  # False: it was interrupted
     peak_flops_per_s: float | None = None
     steps: "list[StepTime]" = field(default_factory=list)
-    serving: "list[Served]" = field(default_factory=list)
+    serving: "list[ServingResult]" = field(default_factory=list)
     omitted: list[Omission] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
-def write(report: Report, file: pathlib.Path) -> None:
+def write(report: DeviceReport, file: pathlib.Path) -> None:
     """Write it whole, or leave what was there."""
-    document = {"bench": "device", **report.about, **dataclasses.asdict(report)}
+    document = {"bench": "device", **report.provenance, **dataclasses.asdict(report)}
     del document["about"]
     partial = file.with_name(file.name + ".partial")
     partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     partial.replace(file)
 
 
-def table(report: Report) -> str:
+def table(report: DeviceReport) -> str:
     """The short form: steps with one line for each number of rows, then what was served, then what is not there."""
     device = report.device
     lines = [
@@ -61,21 +61,21 @@ def table(report: Report) -> str:
         lines.append(f"measured matrix peak: {report.peak_flops_per_s / 1e12:.3g} TFLOP/s")
     tail = [*_serving_lines(report.serving), *_closing_lines(report)]
     if report.steps:
-        lines += _step_lines(report.steps, MAX_LINES - len(lines) - len(tail))
+        lines += _step_lines(report.steps, MAX_TABLE_LINES - len(lines) - len(tail))
     return "\n".join([*lines, *tail])
 
 
-def _step_lines(steps: "Sequence[StepTime]", room: int) -> list[str]:
+def _step_lines(steps: "Sequence[StepTime]", max_lines: int) -> list[str]:
     """Milliseconds of a step in each mode, and what the best mode is worth; those measured first stay where room is short."""
-    columns = [mode for mode in _COLUMNS if any(step.mode == mode for step in steps)]
+    columns = [mode for mode in _MODE_COLUMNS if any(step.mode == mode for step in steps)]
     cells: dict[tuple[str, int, int], dict[str, StepTime]] = {}
     for step in steps:
         cells.setdefault((step.model, step.side_px, step.rows), {})[step.mode] = step
     groups = list(dict.fromkeys((model, side_px) for model, side_px, _ in cells))
-    shown = list(cells)[: room - 1]
+    kept = list(cells)[: max_lines - 1]
     head = ["UNet, rows", *(f"{mode}, ms" for mode in columns), "images/s*", "of peak", "GiB"]
     rows = [head]
-    for model, side_px, count in sorted(shown, key=lambda key: (groups.index(key[:2]), key[2])):
+    for model, side_px, count in sorted(kept, key=lambda key: (groups.index(key[:2]), key[2])):
         modes = cells[model, side_px, count]
         best = min(modes.values(), key=lambda step: step.step_s)
         share = "–" if best.peak_share is None else f"{100 * best.peak_share:.0f} %"
@@ -98,9 +98,9 @@ def _step_lines(steps: "Sequence[StepTime]", room: int) -> list[str]:
     ]
 
 
-def _serving_lines(served: "Sequence[Served]") -> list[str]:
-    lines = ["8 users in this process     images/s   p50, s   p99, s   images a call"] if served else []
-    for each in served:
+def _serving_lines(results: "Sequence[ServingResult]") -> list[str]:
+    lines = ["8 users in this process     images/s   p50, s   p99, s   images a call"] if results else []
+    for each in results:
         numbers = (each.images_per_s, each.p50_s, each.p99_s, each.mean_batch)
         texts = ["–" if number is None else f"{number:.3g}" for number in numbers]
         label = f"{each.model}, {each.traffic}, {each.server}"
@@ -108,14 +108,14 @@ def _serving_lines(served: "Sequence[Served]") -> list[str]:
     return lines
 
 
-def _closing_lines(report: Report) -> list[str]:
+def _closing_lines(report: DeviceReport) -> list[str]:
     lines = ["* guided, in the quickest mode, at 20 steps (sdxl: 30); text encoders and VAE not included"]
     lines = lines if report.steps else []
     lines += report.notes
     if report.omitted:
-        whys = list(dict.fromkeys(omission.why for omission in report.omitted))
-        more = f" and {len(whys) - 2} other reasons" if len(whys) > 2 else ""
-        lines.append(f"left out: {len(report.omitted)} parts ({'; '.join(why[:120] for why in whys[:2])}{more})")
+        reasons = list(dict.fromkeys(omission.reason for omission in report.omitted))
+        more = f" and {len(reasons) - 2} other reasons" if len(reasons) > 2 else ""
+        lines.append(f"left out: {len(report.omitted)} parts ({'; '.join(reason[:120] for reason in reasons[:2])}{more})")
     if not report.complete:
         lines.append("INTERRUPTED: what is here was measured, the rest is missing")
     return lines

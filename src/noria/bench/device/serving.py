@@ -21,15 +21,15 @@ import torch
 from noria import schedulers
 from noria.bench.statistics import percentile
 from noria.bench.targets.microbatch import Microbatcher
-from noria.bench.workload import MIXES, Ask
+from noria.bench.workload import MIXES, RequestTemplate
 from noria.config import EngineConfig
-from noria.engine.calibration import measure
-from noria.engine.diffusion import DiffusionExecutor, PreparedImages
-from noria.engine.loading import most_rows
-from noria.engine.loop import Ended, Happening, ImageReady, Wheel
+from noria.engine.calibration import measure_costs
+from noria.engine.diffusion import DiffusionExecutor, CompiledImageRequest
+from noria.engine.loading import max_rows
+from noria.engine.loop import RequestClosed, EngineEvent, ImageReady, EngineLoop
 from noria.request import ImageRequest
 from noria.scheduling.costs import CostModel
-from noria.scheduling.plans import End
+from noria.scheduling.plans import FinishReason
 from noria.scheduling.steps import StepScheduler
 from noria.spec import ModelSpec
 
@@ -43,7 +43,7 @@ _TRAFFIC_SEED = 1
 
 
 @dataclass(frozen=True)
-class Answer:
+class CompletedRequest:
     """One request that was answered; times are monotonic seconds."""
 
     sent_s: float
@@ -53,22 +53,22 @@ class Answer:
 
 
 @dataclass
-class Log:
+class ServingLog:
     """What a server did."""
 
-    answers: list[Answer] = field(default_factory=list)
-    batches: list[int] = field(default_factory=list)  # images of each UNet call
+    completed: list[CompletedRequest] = field(default_factory=list)
+    batch_sizes: list[int] = field(default_factory=list)  # images of each UNet call
 
 
 @dataclass(frozen=True)
-class Served:
+class ServingResult:
     """What it amounts to, the first fifth of the time left out."""
 
     server: str
     traffic: str
     model: str
     seconds: float
-    requests: int
+    num_requests: int
     images_per_s: float | None  # None: too few answers to count
     rows_per_s: float | None  # UNet rows of the model's own size
     p50_s: float | None
@@ -77,7 +77,7 @@ class Served:
 
 
 @dataclass(frozen=True)
-class Stand:
+class ServingSetup:
     """What both servers draw with, warm; `config` has no "auto" left."""
 
     executor: DiffusionExecutor
@@ -86,74 +86,74 @@ class Stand:
     costs: CostModel  # measured, as at an engine's start
 
 
-def set_up(executor: DiffusionExecutor, spec: ModelSpec, config: EngineConfig) -> Stand:
+def set_up(executor: DiffusionExecutor, spec: ModelSpec, config: EngineConfig) -> ServingSetup:
     """Measure what work costs, which draws; compile the samplers and load the kernels: what happens once in a server's life.
 
     Raises:
         ModelError: the model cannot draw on this device.
 
     """
-    costs = CostModel(most_rows(config))
-    measure(executor, spec, config, costs)
-    asks = list(itertools.islice(MIXES["mixed"](spec).asks(_TRAFFIC_SEED), 256))
-    for ask in asks:
-        executor.prepare(_request(ask, 0, spec))
-    sizes = {(ask.width, ask.height): ask for ask in asks}
-    for ask in sizes.values():  # the seed's loop goes first, and would load each size's kernels for both
-        draw(executor.model, [msgspec.structs.replace(ask, inference_steps=2)])
-    return Stand(executor, spec, config, costs)
+    costs = CostModel(max_rows(config))
+    measure_costs(executor, spec, config, costs)
+    templates = list(itertools.islice(MIXES["mixed"](spec).templates(_TRAFFIC_SEED), 256))
+    for template in templates:
+        executor.prepare(_request(template, 0, spec))
+    sizes = {(template.width, template.height): template for template in templates}
+    for template in sizes.values():  # the seed's loop goes first, and would load each size's kernels for both
+        generate(executor.model, [msgspec.structs.replace(template, inference_steps=2)])
+    return ServingSetup(executor, spec, config, costs)
 
 
-def serve_both(stand: Stand, traffic: str, seconds: float) -> Iterator[Served]:
+def serve_both(setup: ServingSetup, traffic: str, seconds: float) -> Iterator[ServingResult]:
     """The same endless row of requests to each, for `seconds`."""
-    mix = MIXES[traffic](stand.spec)
+    mix = MIXES[traffic](setup.spec)
     for server in ("seed", "wheel"):
-        asks, started = mix.asks(_TRAFFIC_SEED), time.monotonic()
+        templates, started = mix.templates(_TRAFFIC_SEED), time.monotonic()
         if server == "seed":
-            log = microbatched(stand.executor.model, stand.spec, asks, started + seconds)
+            log = run_microbatcher(setup.executor.model, setup.spec, templates, started + seconds)
         else:
-            log = on_the_wheel(stand, asks, started + seconds)
-        yield figures(server, traffic, stand.spec.name, log, started + _WARM_UP_SHARE * seconds, seconds)
+            log = run_engine_loop(setup, templates, started + seconds)
+        yield summarise_serving(server, traffic, setup.spec.name, log, started + _WARM_UP_SHARE * seconds, seconds)
 
 
-def figures(server: str, traffic: str, model: str, log: Log, counted_from_s: float, seconds: float) -> Served:
+def summarise_serving(server: str, traffic: str, model: str, log: ServingLog, counted_from_s: float, seconds: float) -> ServingResult:
     """Of the answers after `counted_from_s`. Rates are of whole rounds, as many answers as there are users.
 
     Users in step are answered in bursts: from the first of one burst to the last of another, there would be more than their share.
     """
-    answers = sorted(
-        (answer for answer in log.answers if answer.done_s >= counted_from_s), key=lambda each: each.done_s
+    completed = sorted(
+        (entry for entry in log.completed if entry.done_s >= counted_from_s), key=lambda each: each.done_s
     )
-    counted = max(0, len(answers) - 1) // NUM_USERS * NUM_USERS
-    later = answers[1 : 1 + counted]
-    span_s = later[-1].done_s - answers[0].done_s if later else 0.0
-    waits = [answer.done_s - answer.sent_s for answer in answers]
-    return Served(
+    num_counted = max(0, len(completed) - 1) // NUM_USERS * NUM_USERS
+    later = completed[1 : 1 + num_counted]
+    elapsed_s = later[-1].done_s - completed[0].done_s if later else 0.0
+    latencies_s = [entry.done_s - entry.sent_s for entry in completed]
+    return ServingResult(
         server,
         traffic,
         model,
         seconds,
-        requests=len(answers),
-        images_per_s=sum(answer.num_images for answer in later) / span_s if span_s else None,
-        rows_per_s=sum(answer.rows for answer in later) / span_s if span_s else None,
-        p50_s=percentile(waits, 0.5) if waits else None,
-        p99_s=percentile(waits, 0.99) if waits else None,
-        mean_batch=sum(log.batches) / len(log.batches) if log.batches else None,
+        num_requests=len(completed),
+        images_per_s=sum(entry.num_images for entry in later) / elapsed_s if elapsed_s else None,
+        rows_per_s=sum(entry.rows for entry in later) / elapsed_s if elapsed_s else None,
+        p50_s=percentile(latencies_s, 0.5) if latencies_s else None,
+        p99_s=percentile(latencies_s, 0.99) if latencies_s else None,
+        mean_batch=sum(log.batch_sizes) / len(log.batch_sizes) if log.batch_sizes else None,
     )
 
 
 # ── The seed's loop ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def microbatched(model: "DiffusionModel", spec: ModelSpec, asks: Iterator[Ask], end_s: float) -> Log:
+def run_microbatcher(model: "DiffusionModel", spec: ModelSpec, templates: Iterator[RequestTemplate], end_s: float) -> ServingLog:
     """Serve the users until `end_s`; a batch that has begun is finished."""
-    log = Log()
-    batcher: Microbatcher[tuple[Ask, float]] = Microbatcher(_BATCH_TIMEOUT_S, _BATCH_IMAGES, time.monotonic())
+    log = ServingLog()
+    batcher: Microbatcher[tuple[RequestTemplate, float]] = Microbatcher(_BATCH_TIMEOUT_S, _BATCH_IMAGES, time.monotonic())
 
     def send(now: float) -> None:
-        ask = next(asks)
-        group = ask.width, ask.height, ask.inference_steps, ask.guidance_scale, ask.scheduler
-        batcher.put(group, (ask, now), ask.n, now)
+        template = next(templates)
+        group = template.width, template.height, template.inference_steps, template.guidance_scale, template.scheduler
+        batcher.put(group, (template, now), template.n, now)
 
     for _ in range(NUM_USERS):
         send(time.monotonic())
@@ -162,38 +162,38 @@ def microbatched(model: "DiffusionModel", spec: ModelSpec, asks: Iterator[Ask], 
         if not batch:  # every user waits: nothing happens before the tick
             time.sleep(max(0.0, (batcher.next_tick() or now) - now))
             continue
-        together = [ask for ask, _ in batch]
-        draw(model, together)
-        log.batches += [sum(ask.n for ask in together)] * together[0].num_calls
+        batch_templates = [template for template, _ in batch]
+        generate(model, batch_templates)
+        log.batch_sizes += [sum(template.n for template in batch_templates)] * batch_templates[0].num_calls
         now = time.monotonic()
-        for ask, sent_s in batch:
-            log.answers.append(Answer(sent_s, now, ask.n, ask.rows(spec)))
+        for template, sent_s in batch:
+            log.completed.append(CompletedRequest(sent_s, now, template.n, template.rows(spec)))
             send(now)
     return log
 
 
 @torch.inference_mode()
-def draw(model: "DiffusionModel", asks: list[Ask]) -> torch.Tensor:
+def generate(model: "DiffusionModel", templates: list[RequestTemplate]) -> torch.Tensor:
     """Pixels [B, height, width, 3] of requests with equal settings, as diffusers' StableDiffusionPipeline draws them."""
     import diffusers
 
-    ask, device = asks[0], model.device
-    choice = schedulers.find(ask.scheduler)
+    template, device = templates[0], model.device
+    choice = schedulers.find(template.scheduler)
     scheduler: Any = getattr(diffusers, choice.diffusers_class).from_config(model.scheduler_config, **choice.overrides)
-    scheduler.set_timesteps(ask.inference_steps, device=device)
-    prompts = [each.prompt for each in asks for _ in range(each.n)]
-    text = model.encode([""] * len(prompts) + prompts if ask.guided else prompts)
-    generators = [torch.Generator().manual_seed(each.seed + k) for each in asks for k in range(each.n)]
-    shape = model.latent_channels, ask.height // model.latent_scale, ask.width // model.latent_scale
+    scheduler.set_timesteps(template.inference_steps, device=device)
+    prompts = [each.prompt for each in templates for _ in range(each.n)]
+    text = model.text_encode([""] * len(prompts) + prompts if template.guided else prompts)
+    generators = [torch.Generator().manual_seed(each.seed + k) for each in templates for k in range(each.n)]
+    shape = model.latent_channels, template.height // model.latent_scale, template.width // model.latent_scale
     noise = [torch.randn(shape, generator=generator, dtype=model.dtype) for generator in generators]
     latents_BCHW = torch.stack(noise).to(device) * scheduler.init_noise_sigma
     random = {"generator": generators} if "generator" in inspect.signature(scheduler.step).parameters else {}
     for t in scheduler.timesteps:
-        rows_RCHW = scheduler.scale_model_input(torch.cat([latents_BCHW] * (2 if ask.guided else 1)), t)
+        rows_RCHW = scheduler.scale_model_input(torch.cat([latents_BCHW] * (2 if template.guided else 1)), t)
         output = model.predict(rows_RCHW, t, text)
-        if ask.guided:
+        if template.guided:
             negative, prompted = output.chunk(2)
-            output = negative + ask.guidance_scale * (prompted - negative)
+            output = negative + template.guidance_scale * (prompted - negative)
         latents_BCHW = scheduler.step(output, t, latents_BCHW, return_dict=False, **random)[0]
     return model.decode(latents_BCHW).cpu()
 
@@ -201,87 +201,87 @@ def draw(model: "DiffusionModel", asks: list[Ask]) -> torch.Tensor:
 # ── The wheel ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class _Users:
+class _ClosedLoopUsers:
     """Who waits for what on the wheel; an image is there when its copy to the host is."""
 
-    def __init__(self, executor: DiffusionExecutor, spec: ModelSpec, asks: Iterator[Ask]) -> None:
-        self._executor, self._spec, self._asks, self._numbers = executor, spec, asks, itertools.count()
-        self._waiting: dict[str, tuple[Ask, float]] = {}
-        self._missing: dict[str, int] = {}  # images of each
-        self._landing: deque[tuple[str, torch.cuda.Event | None]] = deque()
-        self.log = Log()
+    def __init__(self, executor: DiffusionExecutor, spec: ModelSpec, templates: Iterator[RequestTemplate]) -> None:
+        self._executor, self._spec, self._templates, self._numbers = executor, spec, templates, itertools.count()
+        self._waiting: dict[str, tuple[RequestTemplate, float]] = {}
+        self._num_missing_images: dict[str, int] = {}  # images of each
+        self._pending_copies: deque[tuple[str, torch.cuda.Event | None]] = deque()
+        self.log = ServingLog()
 
     @property
     def waiting(self) -> list[str]:
         """The requests that are not answered."""
         return list(self._waiting)
 
-    def next_request(self, now: float) -> PreparedImages:
+    def next_request(self, now: float) -> CompiledImageRequest:
         """What a user asks for."""
-        ask = next(self._asks)
-        prepared = self._executor.prepare(_request(ask, next(self._numbers), self._spec))
-        self._waiting[prepared.request.request_id] = ask, now
-        self._missing[prepared.request.request_id] = ask.n
+        template = next(self._templates)
+        prepared = self._executor.prepare(_request(template, next(self._numbers), self._spec))
+        self._waiting[prepared.request.request_id] = template, now
+        self._num_missing_images[prepared.request.request_id] = template.n
         return prepared
 
-    def hear(self, happening: Happening[PreparedImages]) -> None:
+    def on_event(self, engine_event: EngineEvent[CompiledImageRequest]) -> None:
         """The wheel's news."""
-        match happening:
+        match engine_event:
             case ImageReady(prepared, _, pixels):
-                self._landing.append((prepared.request.request_id, pixels.copied))  # type: ignore[attr-defined]
-            case Ended(prepared, event) if event.end not in (End.FINISHED, End.CANCELLED):
-                raise RuntimeError(f"the wheel failed {prepared.request.request_id}: {event.reason}")
+                self._pending_copies.append((prepared.request.request_id, pixels.copied))  # type: ignore[attr-defined]
+            case RequestClosed(prepared, event) if event.finish_reason not in (FinishReason.FINISHED, FinishReason.CANCELLED):
+                raise RuntimeError(f"the wheel failed {prepared.request.request_id}: {event.message}")
 
-    def answer(self, *, wait: bool) -> int:
+    def collect_finished(self, *, wait: bool) -> int:
         """Take in the images that have landed, or with `wait` the next one too; how many requests were answered."""
-        answered = 0
-        while self._landing:
-            request_id, copied = self._landing[0]
+        num_finished = 0
+        while self._pending_copies:
+            request_id, copied = self._pending_copies[0]
             if copied is not None and not copied.query():  # type: ignore[no-untyped-call]
                 if not wait:
                     break
                 copied.synchronize()
             wait = False
-            self._landing.popleft()
-            self._missing[request_id] -= 1
-            if self._missing[request_id] == 0:
-                ask, sent_s = self._waiting.pop(request_id)
-                self.log.answers.append(Answer(sent_s, time.monotonic(), ask.n, ask.rows(self._spec)))
-                answered += 1
-        return answered
+            self._pending_copies.popleft()
+            self._num_missing_images[request_id] -= 1
+            if self._num_missing_images[request_id] == 0:
+                template, sent_s = self._waiting.pop(request_id)
+                self.log.completed.append(CompletedRequest(sent_s, time.monotonic(), template.n, template.rows(self._spec)))
+                num_finished += 1
+        return num_finished
 
 
-def on_the_wheel(stand: Stand, asks: Iterator[Ask], end_s: float) -> Log:
+def run_engine_loop(setup: ServingSetup, templates: Iterator[RequestTemplate], end_s: float) -> ServingLog:
     """Serve the users until `end_s`; who waits then is cancelled."""
-    assert isinstance(stand.config.slots, int)
-    users = _Users(stand.executor, stand.spec, asks)
-    scheduler = StepScheduler(stand.config.slots, stand.config.decode_batch, costs=stand.costs)
-    wheel: Wheel[PreparedImages] = Wheel(scheduler, stand.executor, users.hear, time.monotonic)
-    newcomers = NUM_USERS
+    assert isinstance(setup.config.slots, int)
+    users = _ClosedLoopUsers(setup.executor, setup.spec, templates)
+    scheduler = StepScheduler(setup.config.slots, setup.config.decode_batch, costs=setup.costs)
+    engine_loop: EngineLoop[CompiledImageRequest] = EngineLoop(scheduler, setup.executor, users.on_event, time.monotonic)
+    num_new = NUM_USERS
     while (now := time.monotonic()) < end_s:
-        for _ in range(newcomers):
-            wheel.submit(users.next_request(now))
-        turn = wheel.turn()
-        if turn is not None and turn.plan.steps:
-            users.log.batches.append(len(turn.plan.steps))
-        newcomers = users.answer(wait=turn is None)
+        for _ in range(num_new):
+            engine_loop.submit(users.next_request(now))
+        iteration = engine_loop.run_iteration()
+        if iteration is not None and iteration.plan.steps:
+            users.log.batch_sizes.append(len(iteration.plan.steps))
+        num_new = users.collect_finished(wait=iteration is None)
     for request_id in users.waiting:
-        wheel.cancel(request_id)
+        engine_loop.cancel(request_id)
     return users.log
 
 
-def _request(ask: Ask, number: int, spec: ModelSpec) -> ImageRequest:
+def _request(template: RequestTemplate, number: int, spec: ModelSpec) -> ImageRequest:
     return ImageRequest(
         request_id=f"request-{number}",
-        prompt=ask.prompt,
+        prompt=template.prompt,
         negative_prompt="",
-        seed=ask.seed,
-        width_px=ask.width,
-        height_px=ask.height,
-        num_steps=ask.inference_steps,
-        guidance_scale=ask.guidance_scale,
-        num_images=ask.n,
-        scheduler=ask.scheduler,
+        seed=template.seed,
+        width_px=template.width,
+        height_px=template.height,
+        num_steps=template.inference_steps,
+        guidance_scale=template.guidance_scale,
+        num_images=template.n,
+        scheduler=template.scheduler,
         timeout_s=math.inf,
         model=spec.name,
     )

@@ -1,10 +1,10 @@
 """The article's scenario 1 for Locust: 1 user, for 15 minutes."""
 
 from noria.bench import scenarios
-from noria.bench.locustfiles.user import ArticleUser, take_options
+from noria.bench.locustfiles.user import ReferenceUser, add_options
 
-take_options(scenarios.SCENARIOS["scenario1"])
+add_options(scenarios.SCENARIOS["scenario1"])
 
 
-class Scenario1(ArticleUser):
+class Scenario1(ReferenceUser):
     """Its user."""

@@ -1,10 +1,10 @@
 """The article's scenario 2 for Locust: 8 users, one more every 50 seconds, for 15 minutes."""
 
 from noria.bench import scenarios
-from noria.bench.locustfiles.user import ArticleUser, take_options
+from noria.bench.locustfiles.user import ReferenceUser, add_options
 
-take_options(scenarios.SCENARIOS["scenario2"])
+add_options(scenarios.SCENARIOS["scenario2"])
 
 
-class Scenario2(ArticleUser):
+class Scenario2(ReferenceUser):
     """Its user."""

@@ -19,43 +19,43 @@ from locust import FastHttpUser, events, task
 from locust.env import Environment
 
 from noria.bench import load, scenarios
-from noria.bench.keeping import Keeper
+from noria.bench.keeping import ReplySampler
 from noria.bench.scenarios import Scenario
-from noria.bench.statistics import Record
+from noria.bench.statistics import RequestRecord
 from noria.observe.process import die_with_parent
 
 
-class ArticleUser(FastHttpUser):  # type: ignore[misc]
+class ReferenceUser(FastHttpUser):  # type: ignore[misc]
     """Asks for one image after the other, without a pause."""
 
     abstract = True
     network_timeout = connection_timeout = (
         300.0  # Locust's 60 s would end requests that the article's slowest endpoints still answered
     )
-    _users = itertools.count()
+    _user_counter = itertools.count()
 
     def on_start(self) -> None:
         """Take a number, from which everything follows that this user asks for."""
-        self._user, self._counts = next(self._users), itertools.count()
+        self._user_index, self._request_counter = next(self._user_counter), itertools.count()
 
     @task  # type: ignore[untyped-decorator]
     def fetch_image(self) -> None:
         """One request."""
         options = self.environment.parsed_options
-        number = scenarios.number(self._user, next(self._counts), options.num_users or 1)
+        number = scenarios.request_number(self._user_index, next(self._request_counter), options.num_users or 1)
         self.client.post(
             options.path,
-            json=scenarios.body(number, options.body_seed),
+            json=scenarios.request_body(number, options.body_seed),
             headers=load.HEADERS,
             context={"number": number, "sent": time.monotonic()},
         )
 
 
-class Recorder:
+class RequestRecorder:
     """Writes a record of every request to `file`, and keeps a sample of the replies in `folder`."""
 
     def __init__(self, file: pathlib.Path, folder: pathlib.Path, rows: float) -> None:
-        self._file, self._keeper, self._rows = file.open("ab", buffering=0), Keeper(folder), rows
+        self._file, self._sampler, self._rows = file.open("ab", buffering=0), ReplySampler(folder), rows
         self._started = time.monotonic()
 
     def start(self, **_: Any) -> None:
@@ -70,14 +70,14 @@ class Recorder:
             status = 0
         headers = response.headers if status == 200 else {}
         timing = headers.get("server-timing", "")
-        record = Record(
+        record = RequestRecord(
             number=context["number"],
             intended_s=sent_s,  # a user of a closed loop intends nothing before his last answer
             sent_s=sent_s,
             done_s=done_s,
             status=status,
             deadline_s=None,
-            patience="",
+            deadline_class="",
             rows=self._rows,
             num_images=1,
             predicted_s=load.predicted_s(timing),
@@ -86,17 +86,17 @@ class Recorder:
         )
         self._file.write(msgspec.json.encode(record) + b"\n")
         if status == 200:
-            self._keeper.keep(record.number, response.content, headers.get("content-type", ""))
+            self._sampler.offer(record.number, response.content, headers.get("content-type", ""))
 
 
-def take_options(scenario: Scenario) -> None:
+def add_options(scenario: Scenario) -> None:
     """Let Locust's command line know the scenario's users and ramp as its defaults, and the options above."""
 
     @events.init_command_line_parser.add_listener  # type: ignore[untyped-decorator]
-    def add(parser: Any) -> None:
-        full = scenarios.traffic(scenario, scenarios.FULL_S, seed=1)
-        assert full.user_every_s is not None
-        parser.set_defaults(num_users=scenario.users, spawn_rate=1 / full.user_every_s, run_time=f"{full.seconds:.0f}s")
+    def add_arguments(parser: Any) -> None:
+        full = scenarios.scaled_traffic(scenario, scenarios.FULL_S, seed=1)
+        assert full.spawn_interval_s is not None
+        parser.set_defaults(num_users=scenario.num_users, spawn_rate=1 / full.spawn_interval_s, run_time=f"{full.seconds:.0f}s")
         parser.add_argument("--path", env_var="NORIA_PATH", default="/t2i", help="the route to load")
         parser.add_argument("--body-seed", type=int, default=1, help="of the dice that draw the requests")
         parser.add_argument(
@@ -106,12 +106,12 @@ def take_options(scenario: Scenario) -> None:
         parser.add_argument("--rows", type=float, default=40.0, help="work of a request", include_in_web_ui=False)
 
     @events.init.add_listener  # type: ignore[untyped-decorator]
-    def begin(environment: Environment, **_: Any) -> None:
+    def attach_recorder(environment: Environment, **_: Any) -> None:
         # Locust's timer of --run-time counts from gevent's idea of now, which is as old as the imports took.
         gevent.get_hub().loop.update_now()
         options = environment.parsed_options
         if options.records:
             die_with_parent()
-            recorder = Recorder(pathlib.Path(options.records), pathlib.Path(options.keep), options.rows)
+            recorder = RequestRecorder(pathlib.Path(options.records), pathlib.Path(options.keep), options.rows)
             environment.events.test_start.add_listener(recorder.start)
             environment.events.request.add_listener(recorder.record)

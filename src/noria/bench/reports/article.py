@@ -19,10 +19,10 @@ SECONDS = 900.0  # of every run of it
 
 
 @dataclass(frozen=True)
-class Row:
+class ReferenceRow:
     """A line of a table; the last two columns stand in a table of their own in the article, where there is one."""
 
-    requests: int
+    num_requests: int
     avg_ms: float
     requests_per_s: float  # as printed; `requests / SECONDS` is finer
     p50_ms: float
@@ -33,49 +33,49 @@ class Row:
     gpu_utilisation: float | None = None
 
 
-SCENARIOS: dict[str, dict[str, Row]] = {
+SCENARIOS: dict[str, dict[str, ReferenceRow]] = {
     "scenario1": {
-        "seed-stream-async": Row(218, 4112, 0.2, 4100, 4200, 4200, 4200, 0.806, 0.688),
-        "seed-response-async": Row(230, 3912, 0.3, 3900, 4000, 4000, 4000, 0.608, 0.593),
-        "seed-stream-sync": Row(226, 3978, 0.3, 4000, 4000, 4000, 4200, 0.597, 0.710),
-        "seed-response-sync": Row(236, 3811, 0.3, 3800, 4000, 4000, 4000, 0.585, 0.631),
-        "seed-batched": Row(368, 2439, 0.4, 2400, 2400, 2400, 2400, 0.751, 0.428),
+        "seed-stream-async": ReferenceRow(218, 4112, 0.2, 4100, 4200, 4200, 4200, 0.806, 0.688),
+        "seed-response-async": ReferenceRow(230, 3912, 0.3, 3900, 4000, 4000, 4000, 0.608, 0.593),
+        "seed-stream-sync": ReferenceRow(226, 3978, 0.3, 4000, 4000, 4000, 4200, 0.597, 0.710),
+        "seed-response-sync": ReferenceRow(236, 3811, 0.3, 3800, 4000, 4000, 4000, 0.585, 0.631),
+        "seed-batched": ReferenceRow(368, 2439, 0.4, 2400, 2400, 2400, 2400, 0.751, 0.428),
     },
     "scenario2": {
-        "seed-stream-async": Row(261, 21951, 0.3, 26000, 28000, 34000, 46000, 0.877, 0.921),
-        "seed-response-async": Row(269, 20875, 0.3, 9900, 53000, 56000, 69000, 0.842, 0.919),
-        "seed-stream-sync": Row(264, 21618, 0.3, 26000, 32000, 34000, 46000, 0.906, 0.936),
-        "seed-response-sync": Row(270, 20729, 0.3, 9800, 56000, 59000, 65000, 0.602, 0.877),
-        "seed-batched": Row(975, 5923, 1.1, 6400, 6500, 6500, 12000, 0.713, 0.803),
+        "seed-stream-async": ReferenceRow(261, 21951, 0.3, 26000, 28000, 34000, 46000, 0.877, 0.921),
+        "seed-response-async": ReferenceRow(269, 20875, 0.3, 9900, 53000, 56000, 69000, 0.842, 0.919),
+        "seed-stream-sync": ReferenceRow(264, 21618, 0.3, 26000, 32000, 34000, 46000, 0.906, 0.936),
+        "seed-response-sync": ReferenceRow(270, 20729, 0.3, 9800, 56000, 59000, 65000, 0.602, 0.877),
+        "seed-batched": ReferenceRow(975, 5923, 1.1, 6400, 6500, 6500, 12000, 0.713, 0.803),
     },
 }
 
 ATTENTION = {
-    "memory-efficient, sliced": Row(975, 5923, 1.1, 6400, 6500, 6500, 12000, 0.713, 0.803),
-    "neither": Row(932, 6200, 1.0, 6900, 7000, 7000, 11000, 0.727, 0.874),
-    "sliced": Row(957, 6040, 1.1, 6500, 6700, 6800, 13000, 0.639, 0.825),
-    "memory-efficient": Row(1131, 5102, 1.3, 5300, 5800, 5800, 8800, 0.499, 0.838),
+    "memory-efficient, sliced": ReferenceRow(975, 5923, 1.1, 6400, 6500, 6500, 12000, 0.713, 0.803),
+    "neither": ReferenceRow(932, 6200, 1.0, 6900, 7000, 7000, 11000, 0.727, 0.874),
+    "sliced": ReferenceRow(957, 6040, 1.1, 6500, 6700, 6800, 13000, 0.639, 0.825),
+    "memory-efficient": ReferenceRow(1131, 5102, 1.3, 5300, 5800, 5800, 8800, 0.499, 0.838),
 }
 
 # Beside the ablation's best, which it was tried on.
-CHANNELS_LAST = {"off": ATTENTION["memory-efficient"], "on": Row(1316, 4383, 1.5, 4800, 5100, 5300, 5400)}
+CHANNELS_LAST = {"off": ATTENTION["memory-efficient"], "on": ReferenceRow(1316, 4383, 1.5, 4800, 5100, 5300, 5400)}
 
 # (timeout in ms, images)
-BATCHING: dict[tuple[int, int], Row] = {
-    (500, 8): Row(1131, 5102, 1.3, 5300, 5800, 5800, 8800),
-    (250, 8): Row(1121, 5145, 1.2, 5400, 6000, 6000, 9700),
-    (1000, 8): Row(1030, 5599, 1.1, 5900, 6000, 6000, 12000),
-    (500, 4): Row(1083, 5331, 1.2, 5900, 5900, 5900, 8200),
-    (500, 16): Row(1051, 5506, 1.2, 6000, 6100, 6100, 12000),
+BATCHING: dict[tuple[int, int], ReferenceRow] = {
+    (500, 8): ReferenceRow(1131, 5102, 1.3, 5300, 5800, 5800, 8800),
+    (250, 8): ReferenceRow(1121, 5145, 1.2, 5400, 6000, 6000, 9700),
+    (1000, 8): ReferenceRow(1030, 5599, 1.1, 5900, 6000, 6000, 12000),
+    (500, 4): ReferenceRow(1083, 5331, 1.2, 5900, 5900, 5900, 8200),
+    (500, 16): ReferenceRow(1051, 5506, 1.2, 6000, 6100, 6100, 12000),
 }
 
 
-def of_scenario(bench: str) -> dict[str, Row]:
+def scenario_rows(bench: str) -> dict[str, ReferenceRow]:
     """Its rows by target; none where the article has no such scenario."""
     return SCENARIOS.get(bench, {})
 
 
-def of_sweep(bench: str) -> dict[str, Row]:
+def sweep_rows(bench: str) -> dict[str, ReferenceRow]:
     """The rows of the article's table on the same subject, known by the sweep's name; none where it has none."""
     if "attention" in bench:
         return ATTENTION

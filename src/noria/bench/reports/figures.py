@@ -12,20 +12,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from noria.bench.runs import BenchRun
-from noria.bench.statistics import Record, percentile
+from noria.bench.statistics import RequestRecord, percentile
 
 _SHARES = (0.5, 0.9, 0.95, 0.99)
 
 
 @dataclass(frozen=True)
-class Figures:
+class RunSummary:
     """NaN where nothing can be said; `math.inf` for a percentile that falls on a request without images."""
 
-    requests: int  # that were sent
-    http_failures: int  # answered, but not with images
-    unanswered: int  # the connection broke, or no answer came while the run lasted
-    wrong: int  # of `compared`: not the image that its request draws alone
-    compared: int
+    num_requests: int  # that were sent
+    num_http_failures: int  # answered, but not with images
+    num_unanswered: int  # the connection broke, or no answer came while the run lasted
+    num_wrong: int  # of `compared`: not the image that its request draws alone
+    num_compared: int
     seconds: float  # that the rates are over
     avg_ms: float
     requests_per_s: float
@@ -37,38 +37,38 @@ class Figures:
     mean_batch: float  # images drawn together, a request's mean, where the server tells
     sent_late_p99_ms: float  # how far the client fell behind its own trace; a closed loop has none
     cpu_cores: float
-    resident_bytes: float  # the most
-    gpu_share: float  # mean utilisation, 0 to 1
+    max_resident_bytes: float  # the most
+    gpu_utilisation: float  # mean utilisation, 0 to 1
     gpu_bytes: float  # mean
     energy_per_image_j: float
-    others_share: float  # of the machine's CPU time, that strangers took
+    other_cpu_share: float  # of the machine's CPU time, that strangers took
 
     @property
-    def failures(self) -> int:
+    def num_failures(self) -> int:
         """Of every kind."""
-        return self.http_failures + self.unanswered + self.wrong
+        return self.num_http_failures + self.num_unanswered + self.num_wrong
 
 
-def figures_of(run: BenchRun) -> Figures:
+def summarise_run(run: BenchRun) -> RunSummary:
     """All of them."""
     records, usage = run.records, run.usage
     latencies_ms = [1000 * record.latency_s for record in records]
-    seconds = run.lasted_s
-    within = [record for record in records if _has_images(record) and (record.done_s or 0.0) <= seconds]
-    drawn = sum(record.num_images for record in records if _has_images(record))
+    seconds = run.duration_s
+    in_time = [record for record in records if _has_images(record) and (record.done_s or 0.0) <= seconds]
+    num_images = sum(record.num_images for record in records if _has_images(record))
     late_ms = [1000 * (record.sent_s - record.intended_s) for record in records if run.traffic.kind == "open"]
     p50, p90, p95, p99 = (percentile(latencies_ms, share) for share in _SHARES)
-    unanswered = sum(_unanswered(record) for record in records)
-    return Figures(
-        requests=len(records),
-        http_failures=sum(record.status != 200 for record in records if not _unanswered(record)),
-        unanswered=unanswered,
-        wrong=sum(bool(sample.wrong) for sample in run.samples),
-        compared=len(run.samples),
+    unanswered = sum(_is_unanswered(record) for record in records)
+    return RunSummary(
+        num_requests=len(records),
+        num_http_failures=sum(record.status != 200 for record in records if not _is_unanswered(record)),
+        num_unanswered=unanswered,
+        num_wrong=sum(bool(sample.problem) for sample in run.image_checks),
+        num_compared=len(run.image_checks),
         seconds=seconds,
         avg_ms=_mean([latency for latency in latencies_ms if math.isfinite(latency)]),
-        requests_per_s=len(within) / seconds if seconds else math.nan,
-        images_per_s=sum(record.num_images for record in within) / seconds if seconds else math.nan,
+        requests_per_s=len(in_time) / seconds if seconds else math.nan,
+        images_per_s=sum(record.num_images for record in in_time) / seconds if seconds else math.nan,
         p50_ms=p50,
         p90_ms=p90,
         p95_ms=p95,
@@ -76,24 +76,24 @@ def figures_of(run: BenchRun) -> Figures:
         mean_batch=_mean([record.batch_size for record in records if record.batch_size]),
         sent_late_p99_ms=percentile(late_ms, 0.99),
         cpu_cores=_mean(usage.cpu_cores),
-        resident_bytes=float(max(usage.resident_bytes, default=math.nan)),
-        gpu_share=_mean(usage.gpu_share),
+        max_resident_bytes=float(max(usage.resident_bytes, default=math.nan)),
+        gpu_utilisation=_mean(usage.gpu_utilisation),
         gpu_bytes=_mean(usage.gpu_bytes),
-        energy_per_image_j=math.nan if usage.energy_j is None or not drawn else usage.energy_j / drawn,
-        others_share=usage.others_share,
+        energy_per_image_j=math.nan if usage.energy_j is None or not num_images else usage.energy_j / num_images,
+        other_cpu_share=usage.other_cpu_share,
     )
 
 
-def ratio(part: float, whole: float) -> float:
+def finite_ratio(part: float, whole: float) -> float:
     """`part` over `whole`; NaN where either is endless or nothing."""
     return part / whole if whole and math.isfinite(part) and math.isfinite(whole) else math.nan
 
 
-def _has_images(record: Record) -> bool:
+def _has_images(record: RequestRecord) -> bool:
     return math.isfinite(record.latency_s)
 
 
-def _unanswered(record: Record) -> bool:
+def _is_unanswered(record: RequestRecord) -> bool:
     return record.done_s is None or record.status == 0
 
 

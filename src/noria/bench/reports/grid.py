@@ -5,7 +5,7 @@ import math
 import re
 from dataclasses import dataclass
 
-NOTHING = "–"  # cannot be said, or endless
+MISSING = "–"  # cannot be said, or endless
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Table:
 
     def without_empty_columns(self) -> "Table":
         """Without those that have nothing to say in any row, such as a GPU's on a machine that has none."""
-        kept = [k for k in range(len(self.columns)) if k == 0 or any(row[k] != NOTHING for row in self.rows)]
+        kept = [k for k in range(len(self.columns)) if k == 0 or any(row[k] != MISSING for row in self.rows)]
         return Table(
             self.title,
             tuple(self.columns[k] for k in kept),
@@ -30,43 +30,43 @@ class Table:
     def markdown(self) -> str:
         """As GitHub reads it, notes beneath."""
         lines = [
-            _line(self.columns),
+            _markdown_row(self.columns),
             "|---|" + "---:|" * (len(self.columns) - 1),
-            *(_line(row) for row in self.rows),
+            *(_markdown_row(row) for row in self.rows),
         ]
-        return "\n".join([*lines, *(f"\n{markdown_text(note)}" for note in self.notes)])
+        return "\n".join([*lines, *(f"\n{escape_markdown(note)}" for note in self.notes)])
 
 
-def markdown_text(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """`text` as Markdown shows it: what a run says can be no markup."""
     safe = html.escape(" ".join(text.split()), quote=False)
     return re.sub(r"[\\`|\[\]*]", r"\\\g<0>", safe)
 
 
-def number(value: float, digits: int = 0) -> str:
+def format_number(value: float, digits: int = 0) -> str:
     """With `digits` after the point."""
-    return f"{value:.{digits}f}" if math.isfinite(value) else NOTHING
+    return f"{value:.{digits}f}" if math.isfinite(value) else MISSING
 
 
-def rate(value: float) -> str:
+def format_rate(value: float) -> str:
     """Per second: two digits after the point."""
-    return number(value, 2)
+    return format_number(value, 2)
 
 
-def share(value: float | None) -> str:
+def format_share(value: float | None) -> str:
     """Of 1, in per cent."""
-    return f"{number(100 * value, 1)} %" if value is not None and math.isfinite(value) else NOTHING
+    return f"{format_number(100 * value, 1)} %" if value is not None and math.isfinite(value) else MISSING
 
 
-def times(value: float) -> str:
+def format_ratio(value: float) -> str:
     """A ratio."""
-    return f"{number(value, 2)} ×" if math.isfinite(value) else NOTHING
+    return f"{format_number(value, 2)} ×" if math.isfinite(value) else MISSING
 
 
-def gib(value: float) -> str:
+def format_gib(value: float) -> str:
     """Bytes."""
-    return f"{number(value / 2**30, 2)} GiB" if math.isfinite(value) else NOTHING
+    return f"{format_number(value / 2**30, 2)} GiB" if math.isfinite(value) else MISSING
 
 
-def _line(cells: tuple[str, ...]) -> str:
-    return f"| {' | '.join(markdown_text(cell) for cell in cells)} |"
+def _markdown_row(cells: tuple[str, ...]) -> str:
+    return f"| {' | '.join(escape_markdown(cell) for cell in cells)} |"

@@ -47,12 +47,12 @@ class Group:
             return f"{run.target}: {own}" if several and own else own or run.target
         return f"{run.target} ({own})" if own else run.target
 
-    def of(self, target: str) -> BenchRun | None:
+    def last_run_of(self, target: str) -> BenchRun | None:
         """The last run of `target`, if there is one."""
         return next((run for run in reversed(self.runs) if run.target == target), None)
 
 
-def groups_of(runs: Iterable[BenchRun]) -> list[Group]:
+def group_runs(runs: Iterable[BenchRun]) -> list[Group]:
     """Scenarios in their order, then sweeps by name; targets as the command line names them, variants by their numbers."""
     found: dict[tuple[str, str], list[BenchRun]] = {}
     for run in runs:
@@ -61,23 +61,23 @@ def groups_of(runs: Iterable[BenchRun]) -> list[Group]:
         found.setdefault((run.bench, shared), []).append(run)
     order = list(SCENARIOS)
     keys = sorted(found, key=lambda key: (order.index(key[0]) if key[0] in order else len(order), *key))
-    return [Group(bench, variant, tuple(_in_order(found[bench, variant]))) for bench, variant in keys]
+    return [Group(bench, variant, tuple(_sorted_runs(found[bench, variant]))) for bench, variant in keys]
 
 
-def numbers_in(variant: str) -> tuple[float, float] | None:
+def variant_numbers(variant: str) -> tuple[float, float] | None:
     """Both numbers of a variant such as `250 ms, 8`; None where it is not two settings of one number each."""
-    found = [_NUMBER.findall(part) for part in variant.split(",")]
-    if [len(part) for part in found] != [1, 1]:
+    numbers = [_NUMBER.findall(part) for part in variant.split(",")]
+    if [len(part) for part in numbers] != [1, 1]:
         return None
-    return float(found[0][0]), float(found[1][0])
+    return float(numbers[0][0]), float(numbers[1][0])
 
 
-def _in_order(runs: Sequence[BenchRun]) -> list[BenchRun]:
+def _sorted_runs(runs: Sequence[BenchRun]) -> list[BenchRun]:
     names = list(TARGETS)
 
-    def place(run: BenchRun) -> tuple[int, str]:
+    def sort_key(run: BenchRun) -> tuple[int, str]:
         return (names.index(run.target) if run.target in names else len(names), run.target)
 
-    if all(numbers_in(run.variant) for run in runs):
-        return sorted(runs, key=lambda run: (*place(run), numbers_in(run.variant) or ()))
-    return sorted(runs, key=place)  # stable: as they were begun
+    if all(variant_numbers(run.variant) for run in runs):
+        return sorted(runs, key=lambda run: (*sort_key(run), variant_numbers(run.variant) or ()))
+    return sorted(runs, key=sort_key)  # stable: as they were begun

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from noria.bench.runs import BenchRun
-from noria.bench.statistics import Record
+from noria.bench.statistics import RequestRecord
 
 _WINDOW_S = 15.0  # a few batches of a slow server, and bars that are wide enough to be seen
 
@@ -15,22 +15,22 @@ class Bar:
     """A request from its sending to its end; times are seconds from the run's start."""
 
     start_s: float
-    drawn_s: float  # when it was first drawn, where the server told; otherwise its start
+    generation_start_s: float  # when it was first drawn, where the server told; otherwise its start
     end_s: float  # that of the window, where it had no answer
     lane: int
     num_images: int
     failed: bool
-    told: bool  # whether the server told how long it waited
+    queue_time_known: bool  # whether the server told how long it waited
 
 
 def window_of(run: BenchRun, window_s: float = _WINDOW_S) -> tuple[float, float]:
     """The middle of what there is of the run: all of it, where it is shorter."""
-    seconds = run.lasted_s or run.traffic.seconds
+    seconds = run.duration_s or run.traffic.seconds
     begin = max(0.0, (seconds - window_s) / 2)
     return begin, min(begin + window_s, seconds)
 
 
-def bars_of(records: Sequence[Record], begin_s: float, end_s: float, *, tells_wait: bool = True) -> list[Bar]:
+def bars_of(records: Sequence[RequestRecord], begin_s: float, end_s: float, *, reports_queue_time: bool = True) -> list[Bar]:
     """Those that touch the window, each in the first lane that is free when it begins; `tells_wait` is the target's."""
     free_at: list[float] = []
     bars = []
@@ -41,25 +41,25 @@ def bars_of(records: Sequence[Record], begin_s: float, end_s: float, *, tells_wa
         lane = next((k for k, free_s in enumerate(free_at) if free_s <= record.sent_s), len(free_at))
         free_at[lane : lane + 1] = [ended]
         failed = math.isinf(record.latency_s)
-        told = tells_wait and record.queue_s is not None and not failed
-        drawn_s = min(record.sent_s + (record.queue_s or 0.0), ended) if told else record.sent_s
-        bars.append(Bar(record.sent_s, drawn_s, ended, lane, record.num_images, failed, told))
+        queue_time_known = reports_queue_time and record.queue_s is not None and not failed
+        generation_start_s = min(record.sent_s + (record.queue_s or 0.0), ended) if queue_time_known else record.sent_s
+        bars.append(Bar(record.sent_s, generation_start_s, ended, lane, record.num_images, failed, queue_time_known))
     return bars
 
 
-def drawing(bars: Sequence[Bar], begin_s: float, end_s: float) -> tuple[list[float], list[int]]:
+def images_in_generation(bars: Sequence[Bar], begin_s: float, end_s: float) -> tuple[list[float], list[int]]:
     """The images that are drawn at a time: moments at which their number changes, and the number from then on."""
     changes: dict[float, int] = {begin_s: 0, end_s: 0}
     for bar in bars:
         if bar.failed:
             continue
-        first, last = round(max(bar.drawn_s, begin_s), 3), round(min(bar.end_s, end_s), 3)  # a batch ends at one moment
+        first, last = round(max(bar.generation_start_s, begin_s), 3), round(min(bar.end_s, end_s), 3)  # a batch ends at one moment
         if first < last:
             changes[first] = changes.get(first, 0) + bar.num_images
             changes[last] = changes.get(last, 0) - bar.num_images
-    moments, counts, now = sorted(changes), [], 0
+    moments, counts, num_images = sorted(changes), [], 0
     for moment in moments:
-        now += changes[moment]
-        counts.append(now)
+        num_images += changes[moment]
+        counts.append(num_images)
     counts[-1] = counts[-2] if len(counts) > 1 else 0  # the window ends, not the drawing
     return moments, counts

@@ -6,14 +6,14 @@ from typing import Any
 
 import msgspec
 
-from noria.bench.report import for_json
-from noria.bench.reports.figures import figures_of
+from noria.bench.report import finite_json
+from noria.bench.reports.figures import summarise_run
 from noria.bench.reports.goals import Goal, goals_of
 from noria.bench.reports.grid import Table
 from noria.bench.reports.groups import Group
-from noria.bench.reports.pictures import Picture
-from noria.bench.reports.provenance import provenance_of, traffic_of
-from noria.bench.reports.tables import performance, resources, the_articles
+from noria.bench.reports.pictures import Plot
+from noria.bench.reports.provenance import provenance_lines, traffic_lines
+from noria.bench.reports.tables import performance_table, resource_table, reference_table
 from noria.bench.runs import BenchRun
 
 
@@ -28,27 +28,27 @@ class Section:
     provenance: tuple[str, ...]
     goals: tuple[Goal, ...]
     tables: tuple[Table, ...]
-    pictures: tuple[Picture, ...]
+    plots: tuple[Plot, ...]
     settings: tuple[tuple[str, dict[str, Any]], ...]  # those of all rows, then what is each row's own
 
 
-def section_of(group: Group, pictures: Sequence[Picture]) -> Section:
+def build_section(group: Group, plots: Sequence[Plot]) -> Section:
     """All that there is to say about it."""
-    tables = (performance(group), the_articles(group), resources(group))
+    tables = (performance_table(group), reference_table(group), resource_table(group))
     return Section(
         title=group.title,
         slug=group.slug,
         warnings=tuple(_warnings(group)),
-        traffic=tuple(traffic_of(group.runs)),
-        provenance=tuple(provenance_of(group.runs)),
+        traffic=tuple(traffic_lines(group.runs)),
+        provenance=tuple(provenance_lines(group.runs)),
         goals=tuple(goals_of(group)),
         tables=tuple(table for table in tables if table),
-        pictures=tuple(pictures),
+        plots=tuple(plots),
         settings=tuple(_settings(group)),
     )
 
 
-def raw_figures(runs: Sequence[BenchRun]) -> list[dict[str, Any]]:
+def raw_summaries(runs: Sequence[BenchRun]) -> list[dict[str, Any]]:
     """Every figure of every run with where it comes from, for programs; without the requests, which the runs' own files have."""
     return [
         {
@@ -56,11 +56,11 @@ def raw_figures(runs: Sequence[BenchRun]) -> list[dict[str, Any]]:
             "variant": run.variant,
             "target": run.target,
             "complete": run.complete,
-            "figures": for_json(asdict(figures_of(run))),
+            "figures": finite_json(asdict(summarise_run(run))),
             "traffic": msgspec.to_builtins(run.traffic),
             "settings": run.settings,
             "model": run.model,
-            "about": run.about,
+            "about": run.provenance,
         }
         for run in runs
     ]
@@ -69,18 +69,18 @@ def raw_figures(runs: Sequence[BenchRun]) -> list[dict[str, Any]]:
 def _settings(group: Group) -> list[tuple[str, dict[str, Any]]]:
     """Said once where they are the same in every row."""
     first, *others = (run.settings for run in group.runs)
-    alike = {k: v for k, v in first.items() if all(k in other and other[k] == v for other in others)}
-    own = [(group.label(run), {k: v for k, v in run.settings.items() if k not in alike}) for run in group.runs]
-    return [("All", alike), *((label, values) for label, values in own if values)]
+    shared = {k: v for k, v in first.items() if all(k in other and other[k] == v for other in others)}
+    own = [(group.label(run), {k: v for k, v in run.settings.items() if k not in shared}) for run in group.runs]
+    return [("All", shared), *((label, values) for label, values in own if values)]
 
 
 def _warnings(group: Group) -> list[str]:
     found = []
-    broken = [group.label(run) for run in group.runs if not run.complete]
-    if broken:
-        found.append(f"Interrupted, so that rates and quantiles are of a shorter time: {', '.join(broken)}.")
+    interrupted = [group.label(run) for run in group.runs if not run.complete]
+    if interrupted:
+        found.append(f"Interrupted, so that rates and quantiles are of a shorter time: {', '.join(interrupted)}.")
     for run in group.runs:
-        wrong = [sample for sample in run.samples if sample.wrong]
+        wrong = [sample for sample in run.image_checks if sample.problem]
         if wrong:
-            found.append(f"{group.label(run)}: {len(wrong)} of {len(run.samples)} samples are wrong: {wrong[0].wrong}")
+            found.append(f"{group.label(run)}: {len(wrong)} of {len(run.image_checks)} samples are wrong: {wrong[0].problem}")
     return found

@@ -17,23 +17,23 @@ STYLES: dict[str, dict[str, str]] = {
     "bentoml": {"color": "#56B4E9", "linestyle": "-", "marker": "P"},
     "ray": {"color": "#000000", "linestyle": ":", "marker": "X"},
 }
-OTHER = {"color": "#666666", "linestyle": "-.", "marker": "h"}  # a target that is not in the list
-FAILED = "#B00020"
-WAITING = "#C8C8C8"
+DEFAULT_STYLE = {"color": "#666666", "linestyle": "-.", "marker": "h"}  # a target that is not in the list
+FAILED_COLOUR = "#B00020"
+WAITING_COLOUR = "#C8C8C8"
 
 
 def style_of(target: str) -> dict[str, str]:
     """Its colour, line and marker."""
-    return STYLES.get(target, OTHER)
+    return STYLES.get(target, DEFAULT_STYLE)
 
 
 @contextlib.contextmanager
-def styled() -> Iterator[None]:
+def report_style() -> Iterator[None]:
     """Everything drawn inside looks like one report, and comes out the same, byte for byte, from the same runs."""
     import matplotlib as mpl
 
     mpl.use("svg")
-    looks = {
+    rc_params = {
         "svg.hashsalt": "noria",
         "font.size": 10,
         "axes.spines.top": False,
@@ -44,11 +44,11 @@ def styled() -> Iterator[None]:
         "text.parse_math": False,  # a dollar in a variant's name is a dollar
         "figure.facecolor": "white",
     }
-    with mpl.rc_context(looks):
+    with mpl.rc_context(rc_params):
         yield
 
 
-def save(figure: Any, file: pathlib.Path) -> pathlib.Path:
+def save_figure(figure: Any, file: pathlib.Path) -> pathlib.Path:
     """Write it and forget it."""
     from matplotlib import pyplot
 

@@ -5,25 +5,25 @@ from collections.abc import Sequence
 
 from noria.bench import runs as kept
 from noria.bench.reports import markdown
-from noria.bench.reports.groups import groups_of
-from noria.bench.reports.page import page
-from noria.bench.reports.pictures import draw
-from noria.bench.reports.sections import raw_figures, section_of
-from noria.bench.reports.tables import compact
+from noria.bench.reports.groups import group_runs
+from noria.bench.reports.page import html_page
+from noria.bench.reports.pictures import plot_group
+from noria.bench.reports.sections import raw_summaries, build_section
+from noria.bench.reports.tables import overview_table
 from noria.bench.runs import BenchRun
 from noria.errors import RunsError
 
 
-def write(folder: pathlib.Path, runs: Sequence[BenchRun]) -> list[pathlib.Path]:
+def write_report(folder: pathlib.Path, runs: Sequence[BenchRun]) -> list[pathlib.Path]:
     """Write `report.md`, `report.html` and `plots/*.svg` into `folder`, over what was there; returns the files."""
     folder.mkdir(parents=True, exist_ok=True)
     plots = folder / "plots"
-    sections = [section_of(group, draw(group, plots)) for group in groups_of(runs)]
-    glance = compact(runs)
-    report, web = folder / "report.md", folder / "report.html"
-    report.write_text(markdown.report(sections, glance, folder), encoding="utf-8")
-    web.write_text(page(sections, glance, raw_figures(runs)), encoding="utf-8")
-    return [report, web, *(picture.file for section in sections for picture in section.pictures)]
+    sections = [build_section(group, plot_group(group, plots)) for group in group_runs(runs)]
+    overview = overview_table(runs)
+    report, html = folder / "report.md", folder / "report.html"
+    report.write_text(markdown.markdown_report(sections, overview, folder), encoding="utf-8")
+    html.write_text(html_page(sections, overview, raw_summaries(runs)), encoding="utf-8")
+    return [report, html, *(plot.file for section in sections for plot in section.plots)]
 
 
 def main(folder: pathlib.Path) -> int:
@@ -33,23 +33,23 @@ def main(folder: pathlib.Path) -> int:
         RunsError: there is no such folder, it holds no runs, or a file of it is no run.
 
     """
-    files = write(folder, read_all(folder))
+    files = write_report(folder, read_runs(folder))
     print(files[0].read_text(encoding="utf-8"))
     print(f"{files[1]} is the same as a page; {len(files) - 2} pictures are beside it.")
     return 0
 
 
-def read_all(folder: pathlib.Path) -> list[BenchRun]:
+def read_runs(folder: pathlib.Path) -> list[BenchRun]:
     """The runs in `folder` and one level below, in the order in which they were begun; see `main` for what it raises."""
     if not folder.is_dir():
         raise RunsError(f"{folder} is no folder; name the one that `noria bench … --out FOLDER` wrote.")
-    inner = sorted(path for path in folder.iterdir() if path.is_dir())
+    subfolders = sorted(path for path in folder.iterdir() if path.is_dir())
     try:
-        found = [run for part in (folder, *inner) for run in kept.read(part)]
+        found = [run for subfolder in (folder, *subfolders) for run in kept.read_runs(subfolder)]
     except (OSError, ValueError) as error:
         raise RunsError(f"{error}. Move what is no run out of the folder, or run its bench again.") from error
     if not found:
         raise RunsError(
             f"{folder} holds no runs, which are JSON files; `noria bench scenario2 --out {folder}` makes some."
         )
-    return sorted(found, key=lambda run: str(run.about.get("date", "")))
+    return sorted(found, key=lambda run: str(run.provenance.get("date", "")))

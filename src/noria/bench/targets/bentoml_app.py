@@ -8,7 +8,7 @@ import sys
 import tempfile
 
 from noria.bench.targets.drawing import read_job
-from noria.bench.targets.ending import end_all_at_sigterm
+from noria.bench.targets.ending import kill_tree_on_sigterm
 
 JOB_VARIABLE = "NORIA_TARGET_JOB"
 
@@ -17,7 +17,7 @@ def main() -> None:
     """Read the job from the command line and serve until SIGTERM."""
     job = read_job()
     home = tempfile.mkdtemp(prefix="noria-bentoml-")
-    end_all_at_sigterm(home)
+    kill_tree_on_sigterm(home)
     os.environ |= {
         JOB_VARIABLE: sys.argv[1],  # BentoML's processes import the services and have a command line of its own
         "BENTOML_HOME": home,

@@ -17,12 +17,12 @@ import msgspec
 from starlette.responses import Response
 
 from noria.bench.targets.bentoml_app import JOB_VARIABLE
-from noria.bench.targets.drawing import PipelineDrawer, T2IBody, TargetJob, draw_mixed, reply_with
-from noria.frontend.engine_link import DrawnImage
+from noria.bench.targets.drawing import PipelineGenerator, T2IBody, TargetJob, generate_mixed, image_response
+from noria.frontend.engine_link import RawImage
 from noria.observe.process import die_with_parent
 
 JOB = msgspec.json.decode(os.environ[JOB_VARIABLE], type=TargetJob)
-_QUIET: dict[str, Any] = {
+_SERVICE_OPTIONS: dict[str, Any] = {
     "traffic": {"timeout": 3600.0},
     # By default a service closes its connections to another after 100 calls or 300 s, and what is under way on them fails with 500.
     "runner_connection": {"max_requests": 2**31, "max_age": 1e9},
@@ -33,24 +33,24 @@ _QUIET: dict[str, Any] = {
 _NUM_TRAINING_REQUESTS = 11  # for so many the dispatcher batches next to nothing; afterwards it learns from each batch
 
 
-@bentoml.service(**_QUIET, threads=1)
+@bentoml.service(**_SERVICE_OPTIONS, threads=1)
 class Model:
     """The pipeline."""
 
     def __init__(self) -> None:
         die_with_parent()
-        self._drawer = PipelineDrawer(JOB)
+        self._generator = PipelineGenerator(JOB)
 
     @bentoml.api(  # type: ignore[untyped-decorator] # mypy sees no peer
         batchable=True, max_batch_size=JOB.settings.max_images, max_latency_ms=int(JOB.settings.timeout_s * 1000)
     )
-    def draw(self, bodies: list[T2IBody]) -> list[bytes]:
+    def generate(self, bodies: list[T2IBody]) -> list[bytes]:
         """For each body, of one image, that image and the size of its batch, packed."""
-        drawn = draw_mixed(self._drawer, JOB.spec, bodies)
-        return [msgspec.msgpack.encode((images[0], batch_size)) for images, batch_size in drawn]
+        generated = generate_mixed(self._generator, JOB.spec, bodies)
+        return [msgspec.msgpack.encode((images[0], batch_size)) for images, batch_size in generated]
 
 
-@bentoml.service(**_QUIET)
+@bentoml.service(**_SERVICE_OPTIONS)
 class Front:
     """HTTP."""
 
@@ -64,20 +64,20 @@ class Front:
         """Train the dispatcher first."""
         if not self._trained:
             for _ in range(_NUM_TRAINING_REQUESTS):
-                await self._draw(T2IBody(prompt="", inference_steps=2))
+                await self._generate(T2IBody(prompt="", inference_steps=2))
             self._trained = True
         return True
 
     @bentoml.api(route="/t2i", input_spec=T2IBody)  # type: ignore[untyped-decorator]
     async def t2i(self, **fields: Any) -> Any:  # a Response, which BentoML sends as it is but cannot describe
         """The reply to one body."""
-        drawn = await self._draw(T2IBody(**fields))
-        reply = await asyncio.to_thread(
-            reply_with, [image for image, _ in drawn], max(batch_size for _, batch_size in drawn)
+        generated = await self._generate(T2IBody(**fields))
+        response = await asyncio.to_thread(
+            image_response, [image for image, _ in generated], max(batch_size for _, batch_size in generated)
         )
-        return Response(reply.content, headers=reply.headers, media_type=reply.media_type)
+        return Response(response.content, headers=response.headers, media_type=response.media_type)
 
-    async def _draw(self, body: T2IBody) -> list[tuple[DrawnImage, int]]:
+    async def _generate(self, body: T2IBody) -> list[tuple[RawImage, int]]:
         singles = [body.model_copy(update={"seed": body.seed + k, "n": 1}) for k in range(body.n)]
         packed = await self.model.to_async.draw(singles)
-        return [msgspec.msgpack.decode(image, type=tuple[DrawnImage, int]) for image in packed]
+        return [msgspec.msgpack.decode(image, type=tuple[RawImage, int]) for image in packed]

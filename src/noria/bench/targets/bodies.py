@@ -11,22 +11,22 @@ from collections.abc import AsyncIterator, Callable
 from fastapi import Response
 from fastapi.responses import StreamingResponse
 
-from noria.bench.targets.drawing import Reply
+from noria.bench.targets.drawing import ImageResponse
 
 CHUNK_BYTES = 64 * 1024
 
 
-def plain(reply: Reply) -> Response:
+def plain(reply: ImageResponse) -> Response:
     """All at once, with its length."""
     return Response(reply.content, media_type=reply.media_type, headers=reply.headers)
 
 
-def bytesio(reply: Reply) -> Response:
+def bytesio(reply: ImageResponse) -> Response:
     """As tutorials stream it: a line a piece."""
     return StreamingResponse(io.BytesIO(reply.content), media_type=reply.media_type, headers=reply.headers)
 
 
-def chunks(reply: Reply) -> Response:
+def chunks(reply: ImageResponse) -> Response:
     """A stream of pieces of 64 kB."""
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -36,7 +36,7 @@ def chunks(reply: Reply) -> Response:
     return StreamingResponse(pieces(), media_type=reply.media_type, headers=reply.headers)
 
 
-def generator(reply: Reply) -> Response:
+def generator(reply: ImageResponse) -> Response:
     """A stream of one piece: what streaming alone costs."""
 
     async def piece() -> AsyncIterator[bytes]:
@@ -45,4 +45,4 @@ def generator(reply: Reply) -> Response:
     return StreamingResponse(piece(), media_type=reply.media_type, headers=reply.headers)
 
 
-WAYS: dict[str, Callable[[Reply], Response]] = {way.__name__: way for way in (plain, bytesio, chunks, generator)}
+RESPONSE_MODES: dict[str, Callable[[ImageResponse], Response]] = {way.__name__: way for way in (plain, bytesio, chunks, generator)}

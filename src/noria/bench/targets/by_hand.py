@@ -18,11 +18,11 @@ from noria.bench.server import RunningServer, running_target
 from noria.bench.targets.catalog import TARGETS, Target, TargetSettings
 from noria.bench.workload import caption
 from noria.config import Config
-from noria.errors import ConfigError, did_you_mean, shown
+from noria.errors import ConfigError, did_you_mean, short_repr
 from noria.models.catalog import open_model
 from noria.observe.process import sigterm_interrupts
 
-_SCENARIO = pathlib.Path(noria.bench.__file__).parent / "locustfiles" / "scenario2.py"  # locust wants the file
+_LOCUSTFILE = pathlib.Path(noria.bench.__file__).parent / "locustfiles" / "scenario2.py"  # locust wants the file
 
 DEFAULT_PORT = 8001  # beside `noria serve` on its own
 
@@ -37,7 +37,7 @@ def main(config: Config, target: str, port: int = DEFAULT_PORT, settings: Target
     """
     if target not in TARGETS:
         raise ConfigError(
-            f"{shown(target)} is no target; there are {', '.join(TARGETS)}.{did_you_mean(target, TARGETS)}"
+            f"{short_repr(target)} is no target; there are {', '.join(TARGETS)}.{did_you_mean(target, TARGETS)}"
         )
     _check_free(port)
     spec = open_model(config.model)
@@ -46,8 +46,8 @@ def main(config: Config, target: str, port: int = DEFAULT_PORT, settings: Target
         body.write_text(json.dumps({"prompt": caption(1), "seed": 1}), encoding="utf-8")
         try:
             with running_target(TARGETS[target], spec, config, settings, port=port or None) as server:
-                print(lines(TARGETS[target], server.port, body), flush=True)
-                return _wait(server)
+                print(usage_text(TARGETS[target], server.port, body), flush=True)
+                return _wait_for_end(server)
         except KeyboardInterrupt:
             return 0
         except RuntimeError as error:
@@ -55,11 +55,11 @@ def main(config: Config, target: str, port: int = DEFAULT_PORT, settings: Target
             return 1
 
 
-def lines(target: Target, port: int, body: pathlib.Path) -> str:
+def usage_text(target: Target, port: int, body: pathlib.Path) -> str:
     """What a user needs to load `target` on `port`; `body` is a file with a request."""
     host = f"http://127.0.0.1:{port}"
     url, file = host + target.path, shlex.quote(str(body))
-    scenario = shlex.quote(str(_SCENARIO))
+    scenario = shlex.quote(str(_LOCUSTFILE))
     return f"""{target.name} serves {url} until Ctrl-C. Load it with one of
 
   curl -f -o image.png -H 'Content-Type: application/json' -d @{file} {url}
@@ -81,7 +81,7 @@ def _check_free(port: int) -> None:
             ) from error
 
 
-def _wait(server: RunningServer) -> int:
+def _wait_for_end(server: RunningServer) -> int:
     """Until it ends by itself: that is a failure."""
     with contextlib.suppress(psutil.NoSuchProcess):
         server.process.wait()

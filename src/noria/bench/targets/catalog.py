@@ -24,7 +24,7 @@ class Target:
     path: str
     module: str | None = None  # that serves it, run as `python -m MODULE JOB`; None: `noria serve`
     peer: str | None = None  # whose virtual environment it runs in; None: Noria's own
-    tells_wait: bool = True  # False: what it tells of a request's wait is not all of it, since it cannot know
+    reports_queue_time: bool = True  # False: what it tells of a request's wait is not all of it, since it cannot know
     settings: TargetSettings = TargetSettings()  # unless a bench turns them: the best that were found, or the seed's
 
 
@@ -32,8 +32,8 @@ TARGETS = {
     target.name: target
     for target in (
         Target("noria", "/t2i"),
-        Target("seed-stream-async", "/t2i/stream-async", "noria.bench.targets.seed", tells_wait=False),
-        Target("seed-response-async", "/t2i/response-async", "noria.bench.targets.seed", tells_wait=False),
+        Target("seed-stream-async", "/t2i/stream-async", "noria.bench.targets.seed", reports_queue_time=False),
+        Target("seed-response-async", "/t2i/response-async", "noria.bench.targets.seed", reports_queue_time=False),
         Target("seed-stream-sync", "/t2i/stream-sync", "noria.bench.targets.seed"),
         Target("seed-response-sync", "/t2i/response-sync", "noria.bench.targets.seed"),
         Target("seed-batched", "/t2i/batched", "noria.bench.targets.seed"),
@@ -57,7 +57,7 @@ PEERS = tuple(target.peer for target in TARGETS.values() if target.peer is not N
 
 def read_targets(text: str) -> tuple[Target, ...]:
     """`noria,ray` or `all` as targets, in the order of the tables; raises ValueError naming all of them."""
-    asked = list(TARGETS) if text == "all" else text.split(",")
-    if unknown := [name for name in asked if name not in TARGETS]:
+    names = list(TARGETS) if text == "all" else text.split(",")
+    if unknown := [name for name in names if name not in TARGETS]:
         raise ValueError(f"{unknown[0]!r}; targets are all, {', '.join(TARGETS)}")
-    return tuple(target for name, target in TARGETS.items() if name in asked)
+    return tuple(target for name, target in TARGETS.items() if name in names)

@@ -16,8 +16,8 @@ from pydantic import BaseModel
 
 from noria.bench.targets.catalog import TargetSettings as TargetSettings  # noqa: PLC0414 -- a job has them
 from noria.config import EngineConfig
-from noria.frontend.encoding import base64_texts, encode_images
-from noria.frontend.engine_link import DrawnImage
+from noria.frontend.encoding import to_base64, write_images
+from noria.frontend.engine_link import RawImage
 from noria.observe.process import die_with_parent
 from noria.spec import ModelSpec
 
@@ -47,7 +47,7 @@ class T2IBody(BaseModel):
 
 
 @dataclass(frozen=True)
-class Group:
+class BatchKey:
     """The settings that requests must share to be drawn together."""
 
     width: int
@@ -57,15 +57,15 @@ class Group:
     scheduler: str
 
 
-class Drawer(Protocol):
+class ImageGenerator(Protocol):
     """What draws a batch: the pipeline, or a stand-in."""
 
-    def draw(self, group: Group, bodies: list[T2IBody]) -> list[list[DrawnImage]]:
+    def generate(self, batch_key: BatchKey, bodies: list[T2IBody]) -> list[list[RawImage]]:
         """The images of each body, in order; blocks."""
         ...
 
 
-class PipelineDrawer:
+class PipelineGenerator:
     """diffusers' StableDiffusionPipeline on one device, and the one thread that loads it and draws, whichever thread asks.
 
     On a CPU each thread that draws has OpenMP threads of its own. Where there are more of them than cores, as after a warm-up in
@@ -74,56 +74,56 @@ class PipelineDrawer:
 
     def __init__(self, job: TargetJob) -> None:
         """Load and warm it up; torch's threads are set for the whole process."""
-        self._device = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pipeline")
-        self._pipeline = self._device.submit(self._load, job).result()
-        warm = group_of(T2IBody(prompt="", inference_steps=2), job.spec)
-        self.draw(warm, [T2IBody(prompt="")] * job.settings.max_images)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pipeline")
+        self._pipeline = self._thread.submit(self._load, job).result()
+        warm_up_key = batch_key_of(T2IBody(prompt="", inference_steps=2), job.spec)
+        self.generate(warm_up_key, [T2IBody(prompt="")] * job.settings.max_images)
 
-    def draw(self, group: Group, bodies: list[T2IBody]) -> list[list[DrawnImage]]:
+    def generate(self, batch_key: BatchKey, bodies: list[T2IBody]) -> list[list[RawImage]]:
         """One call of the pipeline; image k of a request is drawn from its seed + k."""
-        return self._device.submit(self._draw, group, bodies).result()
+        return self._thread.submit(self._generate, batch_key, bodies).result()
 
     @staticmethod
     def _load(job: TargetJob) -> Any:
         import torch
 
         from noria.bench.baselines import Pipeline
-        from noria.engine.loading import look_at_machine
-        from noria.engine.resources import resolve, resolve_device
+        from noria.engine.loading import detect_machine
+        from noria.engine.resources import resolve_auto, resolve_device
 
-        machine = look_at_machine()
+        machine = detect_machine()
         device = resolve_device(job.config.devices[0], machine)
-        settings = resolve(job.config, job.spec, device, machine)
+        settings = resolve_auto(job.config, job.spec, device, machine)
         assert isinstance(settings.threads, int)
         torch.set_num_threads(settings.threads)
         return Pipeline(job.spec, settings, device)
 
-    def _draw(self, group: Group, bodies: list[T2IBody]) -> list[list[DrawnImage]]:
+    def _generate(self, batch_key: BatchKey, bodies: list[T2IBody]) -> list[list[RawImage]]:
         import torch
 
-        each = [(body, body.seed + k) for body in bodies for k in range(body.n)]
-        self._pipeline.use_scheduler(group.scheduler)
+        seeded_bodies = [(body, body.seed + k) for body in bodies for k in range(body.n)]
+        self._pipeline.use_scheduler(batch_key.scheduler)
         with torch.inference_mode():
-            pictures = self._pipeline.pipe(
-                prompt=[body.prompt for body, _ in each],
-                negative_prompt=[body.negative_prompt for body, _ in each],
-                width=group.width,
-                height=group.height,
-                num_inference_steps=group.inference_steps,
-                guidance_scale=group.guidance_scale,
-                generator=[torch.Generator("cpu").manual_seed(seed) for _, seed in each],
+            pil_images = self._pipeline.pipe(
+                prompt=[body.prompt for body, _ in seeded_bodies],
+                negative_prompt=[body.negative_prompt for body, _ in seeded_bodies],
+                width=batch_key.width,
+                height=batch_key.height,
+                num_inference_steps=batch_key.inference_steps,
+                guidance_scale=batch_key.guidance_scale,
+                generator=[torch.Generator("cpu").manual_seed(seed) for _, seed in seeded_bodies],
             ).images
-        drawn = [
-            DrawnImage(seed, picture.width, picture.height, memoryview(picture.tobytes()))
-            for (_, seed), picture in zip(each, pictures, strict=True)
+        generated = [
+            RawImage(seed, pil_image.width, pil_image.height, memoryview(pil_image.tobytes()))
+            for (_, seed), pil_image in zip(seeded_bodies, pil_images, strict=True)
         ]
         ends = [sum(body.n for body in bodies[: k + 1]) for k in range(len(bodies))]
-        return [drawn[end - body.n : end] for body, end in zip(bodies, ends, strict=True)]
+        return [generated[end - body.n : end] for body, end in zip(bodies, ends, strict=True)]
 
 
-def group_of(body: T2IBody, spec: ModelSpec) -> Group:
+def batch_key_of(body: T2IBody, spec: ModelSpec) -> BatchKey:
     """The group that a request waits in."""
-    return Group(
+    return BatchKey(
         width=body.width or spec.default_width_px,
         height=body.height or spec.default_height_px,
         inference_steps=body.inference_steps or spec.default_steps,
@@ -132,25 +132,25 @@ def group_of(body: T2IBody, spec: ModelSpec) -> Group:
     )
 
 
-def draw_mixed(drawer: Drawer, spec: ModelSpec, bodies: Sequence[T2IBody]) -> list[tuple[list[DrawnImage], int]]:
+def generate_mixed(generator: ImageGenerator, spec: ModelSpec, bodies: Sequence[T2IBody]) -> list[tuple[list[RawImage], int]]:
     """Each body's images, and how many were drawn with it: for servers whose batches mix settings, which the pipeline cannot.
 
     One call of the pipeline for each group, in the order of their first request.
     """
-    groups: dict[Group, list[int]] = {}
-    for place, body in enumerate(bodies):
-        groups.setdefault(group_of(body, spec), []).append(place)
-    drawn: dict[int, tuple[list[DrawnImage], int]] = {}
-    for group, places in groups.items():
-        together = [bodies[place] for place in places]
-        num_images = sum(body.n for body in together)
-        for place, images in zip(places, drawer.draw(group, together), strict=True):
-            drawn[place] = images, num_images
-    return [drawn[place] for place in range(len(bodies))]
+    groups: dict[BatchKey, list[int]] = {}
+    for index, body in enumerate(bodies):
+        groups.setdefault(batch_key_of(body, spec), []).append(index)
+    results: dict[int, tuple[list[RawImage], int]] = {}
+    for batch_key, indices in groups.items():
+        batch = [bodies[index] for index in indices]
+        num_images = sum(body.n for body in batch)
+        for index, images in zip(indices, generator.generate(batch_key, batch), strict=True):
+            results[index] = images, num_images
+    return [results[index] for index in range(len(bodies))]
 
 
 @dataclass(frozen=True)
-class Reply:
+class ImageResponse:
     """An answer as any web framework can give it."""
 
     content: bytes
@@ -158,13 +158,13 @@ class Reply:
     headers: dict[str, str]
 
 
-def reply_with(images: list[DrawnImage], batch_size: int) -> Reply:
+def image_response(images: list[RawImage], batch_size: int) -> ImageResponse:
     """One image as its PNG file, several as JSON; compresses, so not on the event loop."""
-    files, headers = encode_images(images, "png"), {"X-Batch-Size": str(batch_size)}
+    files, headers = write_images(images, "png"), {"X-Batch-Size": str(batch_size)}
     if len(files) == 1:
-        return Reply(files[0], "image/png", headers)
-    document: dict[str, Any] = {"images": [{"b64_json": text} for text in base64_texts(files)]}
-    return Reply(msgspec.json.encode(document), "application/json", headers)
+        return ImageResponse(files[0], "image/png", headers)
+    document: dict[str, Any] = {"images": [{"b64_json": text} for text in to_base64(files)]}
+    return ImageResponse(msgspec.json.encode(document), "application/json", headers)
 
 
 def read_job() -> TargetJob:

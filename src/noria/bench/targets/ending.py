@@ -15,10 +15,10 @@ import psutil
 
 from noria.observe.process import adopt_orphans
 
-_TURN_S = 0.01
+_POLL_INTERVAL_S = 0.01
 
 
-def end_all_at_sigterm(*folders: str) -> None:
+def kill_tree_on_sigterm(*folders: str) -> None:
     """From now on this process ends at SIGTERM with status 0; whenever it ends, so do all below it, and `folders` go.
 
     Call it before a framework is imported, in the only thread: threads and processes that begin later inherit that SIGTERM is
@@ -35,7 +35,7 @@ def end_all_at_sigterm(*folders: str) -> None:
 
     def end(status: int | None = None) -> None:
         with lock:
-            _kill_all_below()
+            _kill_descendants()
             for folder in folders:
                 shutil.rmtree(folder, ignore_errors=True)
             if status is not None:
@@ -55,7 +55,7 @@ def end_all_at_sigterm(*folders: str) -> None:
     threading.Thread(target=wait_and_end, name="ending", daemon=True).start()
 
 
-def _kill_all_below() -> None:
+def _kill_descendants() -> None:
     me = psutil.Process()
     while children := me.children(recursive=True):  # again, since a framework may replace what was killed
         for child in children:
@@ -64,4 +64,4 @@ def _kill_all_below() -> None:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:  # one that nobody waited for stays a child
                 pass
-        time.sleep(_TURN_S)
+        time.sleep(_POLL_INTERVAL_S)

@@ -12,27 +12,27 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from noria.bench.targets.drawing import PipelineDrawer, T2IBody, TargetJob, draw_mixed, reply_with
-from noria.frontend.engine_link import DrawnImage
+from noria.bench.targets.drawing import PipelineGenerator, T2IBody, TargetJob, generate_mixed, image_response
+from noria.frontend.engine_link import RawImage
 from noria.observe.process import die_with_parent
 
 
-class DrawnReply(Response):
+class GeneratedResponse(Response):
     """Images on their way between processes; a file when it is sent."""
 
-    def __init__(self, images: list[DrawnImage], batch_size: int) -> None:
+    def __init__(self, images: list[RawImage], batch_size: int) -> None:
         super().__init__()
         self._packed = msgspec.msgpack.encode(images)  # memoryviews cannot be pickled
         self._batch_size = batch_size
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Compress in a thread, and send."""
-        images = msgspec.msgpack.decode(self._packed, type=list[DrawnImage])
-        reply = await asyncio.to_thread(reply_with, images, self._batch_size)
-        await Response(reply.content, headers=reply.headers, media_type=reply.media_type)(scope, receive, send)
+        images = msgspec.msgpack.decode(self._packed, type=list[RawImage])
+        response = await asyncio.to_thread(image_response, images, self._batch_size)
+        await Response(response.content, headers=response.headers, media_type=response.media_type)(scope, receive, send)
 
 
-class Api(litserve.LitAPI):  # type: ignore[misc] # mypy sees no peer
+class LitServeApi(litserve.LitAPI):  # type: ignore[misc] # mypy sees no peer
     """What LitServe calls in its worker."""
 
     def __init__(self, job: TargetJob) -> None:
@@ -42,7 +42,7 @@ class Api(litserve.LitAPI):  # type: ignore[misc] # mypy sees no peer
     def setup(self, device: str) -> None:  # noqa: ARG002 -- the job says which
         """Load the model, in the worker."""
         die_with_parent()
-        self._drawer = PipelineDrawer(self._job)
+        self._generator = PipelineGenerator(self._job)
 
     def decode_request(self, request: T2IBody) -> T2IBody:
         """FastAPI has read it, by this annotation."""
@@ -52,14 +52,14 @@ class Api(litserve.LitAPI):  # type: ignore[misc] # mypy sees no peer
         """Nothing to stack."""
         return inputs
 
-    def predict(self, bodies: list[T2IBody]) -> list[tuple[list[DrawnImage], int]]:
+    def predict(self, bodies: list[T2IBody]) -> list[tuple[list[RawImage], int]]:
         """Each request's images, and how many were drawn together."""
-        return draw_mixed(self._drawer, self._job.spec, bodies)
+        return generate_mixed(self._generator, self._job.spec, bodies)
 
-    def unbatch(self, output: list[tuple[list[DrawnImage], int]]) -> list[tuple[list[DrawnImage], int]]:
+    def unbatch(self, output: list[tuple[list[RawImage], int]]) -> list[tuple[list[RawImage], int]]:
         """Nothing to take apart."""
         return output
 
-    def encode_response(self, output: tuple[list[DrawnImage], int]) -> Response:
+    def encode_response(self, output: tuple[list[RawImage], int]) -> Response:
         """The reply."""
-        return DrawnReply(*output)
+        return GeneratedResponse(*output)

@@ -1,20 +1,20 @@
 """LitServe over diffusers' own pipeline, with its dynamic batching. A process: `python -m noria.bench.targets.litserve_app JOB`."""
 
 from noria.bench.targets.drawing import read_job
-from noria.bench.targets.ending import end_all_at_sigterm
+from noria.bench.targets.ending import kill_tree_on_sigterm
 
 
 def main() -> None:
     """Read the job from the command line and serve until SIGTERM."""
     job = read_job()
-    end_all_at_sigterm()
+    kill_tree_on_sigterm()
 
     import litserve  # begins threads
 
-    from noria.bench.targets.litserve_api import Api
+    from noria.bench.targets.litserve_api import LitServeApi
 
     server = litserve.LitServer(
-        Api(job),
+        LitServeApi(job),
         accelerator="cpu",  # LitServe only passes it on to `setup`
         devices=1,
         workers_per_device=1,

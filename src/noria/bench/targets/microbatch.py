@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Queued(Generic[T]):
+class QueuedRequest(Generic[T]):
     """One request on the queue."""
 
     item: T
@@ -31,12 +31,12 @@ class Microbatcher(Generic[T]):
 
     def __init__(self, timeout_s: float = 0.5, max_images: int = 8, now: float = 0.0) -> None:
         self._timeout_s, self._max_images = timeout_s, max_images
-        self._groups: dict[Hashable, list[Queued[T]]] = {}  # none is empty, each is in order of arrival
-        self._fetched_s = now
+        self._groups: dict[Hashable, list[QueuedRequest[T]]] = {}  # none is empty, each is in order of arrival
+        self._last_fetch_s = now
 
     def put(self, group: Hashable, item: T, num_images: int, now: float) -> None:
         """Queue a request."""
-        self._groups.setdefault(group, []).append(Queued(item, num_images, now))
+        self._groups.setdefault(group, []).append(QueuedRequest(item, num_images, now))
 
     def fetch(self, now: float) -> list[T]:
         """What the idle device draws next: a full group at once, the oldest request's at a tick; empty: nothing yet."""
@@ -44,7 +44,7 @@ class Microbatcher(Generic[T]):
         candidates = full or (list(self._groups) if now >= self._tick_s() else [])
         if not candidates:
             return []
-        self._fetched_s = now
+        self._last_fetch_s = now
         return self._take(min(candidates, key=lambda key: self._groups[key][0].arrived_s))
 
     def next_tick(self) -> float | None:
@@ -53,7 +53,7 @@ class Microbatcher(Generic[T]):
 
     def _tick_s(self) -> float:
         """The first tick after the last fetch."""
-        return (math.floor(self._fetched_s / self._timeout_s) + 1) * self._timeout_s
+        return (math.floor(self._last_fetch_s / self._timeout_s) + 1) * self._timeout_s
 
     def _take(self, key: Hashable) -> list[T]:
         queued, num_images, count = self._groups[key], 0, 0

@@ -16,11 +16,11 @@ import pydantic
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from noria.bench.targets.drawing import PipelineDrawer, T2IBody, TargetJob, draw_mixed, read_job, reply_with
-from noria.bench.targets.ending import end_all_at_sigterm
-from noria.frontend.engine_link import DrawnImage
+from noria.bench.targets.drawing import PipelineGenerator, T2IBody, TargetJob, generate_mixed, read_job, image_response
+from noria.bench.targets.ending import kill_tree_on_sigterm
+from noria.frontend.engine_link import RawImage
 
-_ENVIRONMENT = {
+_RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # who asks Ray for no GPU still sees them all
     "RAY_DISABLE_IMPORT_WARNING": "1",
@@ -37,15 +37,15 @@ class Replica:
         from ray import serve
 
         self._job = msgspec.json.decode(job_json, type=TargetJob)
-        self._drawer = PipelineDrawer(self._job)
+        self._generator = PipelineGenerator(self._job)
         self._device = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
-        most = self._job.settings.max_images
-        self._draw = serve.batch(
-            max_batch_size=most,
+        max_images = self._job.settings.max_images
+        self._generate = serve.batch(
+            max_batch_size=max_images,
             batch_wait_timeout_s=self._job.settings.timeout_s,
             # It counts images; one request larger than a batch would be refused, and so counts as a whole one.
-            batch_size_fn=lambda bodies: sum(min(body.n, most) for body in bodies),
-        )(self._draw_batch)
+            batch_size_fn=lambda bodies: sum(min(body.n, max_images) for body in bodies),
+        )(self._generate_batch)
 
     async def __call__(self, request: Request) -> Response:
         """Both routes."""
@@ -55,22 +55,22 @@ class Replica:
             body = T2IBody.model_validate_json(await request.body())
         except pydantic.ValidationError as error:
             return PlainTextResponse(str(error), status_code=422)
-        images, batch_size = await self._draw(body)
-        reply = await asyncio.to_thread(reply_with, images, batch_size)
-        return Response(reply.content, headers=reply.headers, media_type=reply.media_type)
+        images, batch_size = await self._generate(body)
+        response = await asyncio.to_thread(image_response, images, batch_size)
+        return Response(response.content, headers=response.headers, media_type=response.media_type)
 
-    async def _draw_batch(self, bodies: list[T2IBody]) -> list[tuple[list[DrawnImage], int]]:
+    async def _generate_batch(self, bodies: list[T2IBody]) -> list[tuple[list[RawImage], int]]:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._device, draw_mixed, self._drawer, self._job.spec, bodies)
+        return await loop.run_in_executor(self._device, generate_mixed, self._generator, self._job.spec, bodies)
 
 
 def main() -> None:
     """Read the job from the command line and serve until SIGTERM."""
     job = read_job()
     folder = tempfile.mkdtemp(prefix="noria-ray-")
-    end_all_at_sigterm(folder)
+    kill_tree_on_sigterm(folder)
     # Its processes ask one another for a token, which would otherwise be a file in the user's home.
-    os.environ |= _ENVIRONMENT | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    os.environ |= _RAY_ENVIRONMENT | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
     import ray  # reads the environment
     from ray import serve

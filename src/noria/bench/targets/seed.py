@@ -26,10 +26,10 @@ from typing import Annotated
 import uvicorn
 from fastapi import Depends, FastAPI, Response
 
-from noria.bench.targets.bodies import WAYS, plain
-from noria.bench.targets.drawing import Drawer, PipelineDrawer, Reply, T2IBody, TargetSettings, group_of, read_job
-from noria.bench.targets.seed_worker import Worker
-from noria.bench.targets.turns import Turns
+from noria.bench.targets.bodies import RESPONSE_MODES, plain
+from noria.bench.targets.drawing import ImageGenerator, PipelineGenerator, ImageResponse, T2IBody, TargetSettings, batch_key_of, read_job
+from noria.bench.targets.seed_worker import BatchWorker
+from noria.bench.targets.turns import SerializedPipeline
 from noria.spec import ModelSpec
 
 
@@ -38,16 +38,16 @@ async def _now() -> float:
     return time.monotonic()
 
 
-Arrived = Annotated[float, Depends(_now)]
+ArrivalTime = Annotated[float, Depends(_now)]
 
 
-def build_app(drawer: Drawer, spec: ModelSpec, settings: TargetSettings) -> FastAPI:
+def build_app(generator: ImageGenerator, spec: ModelSpec, settings: TargetSettings) -> FastAPI:
     """The application; `drawer` is ready."""
-    turns = Turns(drawer)
+    pipeline = SerializedPipeline(generator)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.worker = Worker(turns, settings.timeout_s, settings.max_images)
+        app.state.worker = BatchWorker(pipeline, settings.timeout_s, settings.max_images)
         running = asyncio.create_task(app.state.worker.run())
         yield
         running.cancel()
@@ -60,37 +60,37 @@ def build_app(drawer: Drawer, spec: ModelSpec, settings: TargetSettings) -> Fast
 
     @app.post("/t2i/batched")
     async def batched(body: T2IBody) -> Response:
-        drawn = await app.state.worker.draw(group_of(body, spec), body)
-        return plain(await asyncio.to_thread(drawn.reply))
+        result = await app.state.worker.draw(batch_key_of(body, spec), body)
+        return plain(await asyncio.to_thread(result.reply))
 
-    _add_unbatched(app, turns, spec, WAYS[settings.stream])
+    _add_unbatched(app, pipeline, spec, RESPONSE_MODES[settings.stream])
     return app
 
 
-def _add_unbatched(app: FastAPI, turns: Turns, spec: ModelSpec, streamed: Callable[[Reply], Response]) -> None:
+def _add_unbatched(app: FastAPI, pipeline: SerializedPipeline, spec: ModelSpec, stream_response: Callable[[ImageResponse], Response]) -> None:
     """The four endpoints of one request a call."""
 
-    def generate(body: T2IBody, arrived_s: float) -> Reply:
-        (drawn,) = turns.draw(group_of(body, spec), [body], [arrived_s])
-        return drawn.reply()
+    def generate(body: T2IBody, arrived_s: float) -> ImageResponse:
+        (result,) = pipeline.generate(batch_key_of(body, spec), [body], [arrived_s])
+        return result.to_response()
 
-    async def generate_async(body: T2IBody, arrived_s: float) -> Reply:
+    async def generate_async(body: T2IBody, arrived_s: float) -> ImageResponse:
         return generate(body, arrived_s)  # awaits nothing, as in the article
 
     @app.post("/t2i/stream-async")
-    async def stream_async(body: T2IBody, arrived_s: Arrived) -> Response:
-        return streamed(await generate_async(body, arrived_s))
+    async def stream_async(body: T2IBody, arrived_s: ArrivalTime) -> Response:
+        return stream_response(await generate_async(body, arrived_s))
 
     @app.post("/t2i/response-async")
-    async def response_async(body: T2IBody, arrived_s: Arrived) -> Response:
+    async def response_async(body: T2IBody, arrived_s: ArrivalTime) -> Response:
         return plain(await generate_async(body, arrived_s))
 
     @app.post("/t2i/stream-sync")
-    def stream_sync(body: T2IBody, arrived_s: Arrived) -> Response:
-        return streamed(generate(body, arrived_s))
+    def stream_sync(body: T2IBody, arrived_s: ArrivalTime) -> Response:
+        return stream_response(generate(body, arrived_s))
 
     @app.post("/t2i/response-sync")
-    def response_sync(body: T2IBody, arrived_s: Arrived) -> Response:
+    def response_sync(body: T2IBody, arrived_s: ArrivalTime) -> Response:
         return plain(generate(body, arrived_s))
 
 
@@ -111,7 +111,7 @@ def serve(app: FastAPI, port: int) -> None:
 def main() -> None:
     """Read the job from the command line and serve until SIGTERM."""
     job = read_job()
-    serve(build_app(PipelineDrawer(job), job.spec, job.settings), job.port)
+    serve(build_app(PipelineGenerator(job), job.spec, job.settings), job.port)
 
 
 if __name__ == "__main__":

@@ -9,63 +9,63 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from noria.bench.targets.drawing import Group, T2IBody
+from noria.bench.targets.drawing import BatchKey, T2IBody
 from noria.bench.targets.microbatch import Microbatcher
-from noria.bench.targets.turns import Drawn, Turns
+from noria.bench.targets.turns import GenerationResult, SerializedPipeline
 
 
 @dataclass(frozen=True)
-class Waiting:
+class PendingRequest:
     """A request on the queue, and where its images go."""
 
-    group: Group
+    batch_key: BatchKey
     body: T2IBody
     arrived_s: float
-    answer: asyncio.Future[Drawn]
+    future: asyncio.Future[GenerationResult]
 
 
-class Worker:
+class BatchWorker:
     """Feeds the device thread from the queue, one batch after the other."""
 
-    def __init__(self, turns: Turns, timeout_s: float, max_images: int) -> None:
-        self._turns = turns
-        self._batcher: Microbatcher[Waiting] = Microbatcher(timeout_s, max_images, time.monotonic())
+    def __init__(self, pipeline: SerializedPipeline, timeout_s: float, max_images: int) -> None:
+        self._pipeline = pipeline
+        self._batcher: Microbatcher[PendingRequest] = Microbatcher(timeout_s, max_images, time.monotonic())
         self._arrived = asyncio.Event()
         self._device = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
 
-    async def draw(self, group: Group, body: T2IBody) -> Drawn:
+    async def generate(self, batch_key: BatchKey, body: T2IBody) -> GenerationResult:
         """The request's images."""
         now = time.monotonic()
-        waiting = Waiting(group, body, now, asyncio.get_running_loop().create_future())
-        self._batcher.put(group, waiting, body.n, now)
+        pending = PendingRequest(batch_key, body, now, asyncio.get_running_loop().create_future())
+        self._batcher.put(batch_key, pending, body.n, now)
         self._arrived.set()
-        return await waiting.answer
+        return await pending.future
 
     async def run(self) -> None:
         """For ever."""
         while True:
             self._arrived.clear()
             if batch := self._batcher.fetch(time.monotonic()):
-                await self._draw(batch)
+                await self._run_batch(batch)
             else:
-                await self._something_happens()
+                await self._wait_for_work()
 
-    async def _something_happens(self) -> None:
+    async def _wait_for_work(self) -> None:
         tick_s = self._batcher.next_tick()
-        patience_s = None if tick_s is None else max(0.0, tick_s - time.monotonic())
+        wait_s = None if tick_s is None else max(0.0, tick_s - time.monotonic())
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._arrived.wait(), patience_s)
+            await asyncio.wait_for(self._arrived.wait(), wait_s)
 
-    async def _draw(self, batch: list[Waiting]) -> None:
-        bodies, arrived_s = [waiting.body for waiting in batch], [waiting.arrived_s for waiting in batch]
+    async def _run_batch(self, batch: list[PendingRequest]) -> None:
+        bodies, arrived_s = [pending.body for pending in batch], [pending.arrived_s for pending in batch]
         loop = asyncio.get_running_loop()
         try:
-            drawn = await loop.run_in_executor(self._device, self._turns.draw, batch[0].group, bodies, arrived_s)
+            results = await loop.run_in_executor(self._device, self._pipeline.generate, batch[0].batch_key, bodies, arrived_s)
         except Exception as error:  # the pipeline raises many kinds; the callers are told, the server goes on
-            for waiting in batch:
-                if not waiting.answer.done():
-                    waiting.answer.set_exception(error)
+            for pending in batch:
+                if not pending.future.done():
+                    pending.future.set_exception(error)
             return
-        for waiting, each in zip(batch, drawn, strict=True):
-            if not waiting.answer.done():  # its client has left
-                waiting.answer.set_result(each)
+        for pending, result in zip(batch, results, strict=True):
+            if not pending.future.done():  # its client has left
+                pending.future.set_result(result)

@@ -12,8 +12,8 @@ import msgspec
 from fastapi import FastAPI, Response
 from msgspec import Struct
 
-from noria.bench.targets.bodies import WAYS
-from noria.bench.targets.drawing import Reply
+from noria.bench.targets.bodies import RESPONSE_MODES
+from noria.bench.targets.drawing import ImageResponse
 from noria.bench.targets.seed import serve
 from noria.observe.process import die_with_parent
 
@@ -26,14 +26,14 @@ class StreamingJob(Struct, frozen=True):
     parent_pid: int
 
 
-def image_like(num_bytes: int) -> bytes:
+def random_image_bytes(num_bytes: int) -> bytes:
     """As good as a PNG's compressed pixels: bytes at random, always the same; one in 256 is a newline."""
     return random.Random(1).randbytes(num_bytes)  # noqa: S311 - no secret
 
 
 def build_app(content: bytes) -> FastAPI:
     """The application."""
-    app, reply = FastAPI(), Reply(content, "image/png", {})
+    app, response = FastAPI(), ImageResponse(content, "image/png", {})
 
     @app.get("/readyz")
     async def readyz() -> dict[str, bool]:
@@ -43,13 +43,13 @@ def build_app(content: bytes) -> FastAPI:
     async def cpu() -> float:
         return time.process_time()
 
-    def add(name: str, way: Callable[[Reply], Response]) -> None:
+    def add(name: str, mode: Callable[[ImageResponse], Response]) -> None:
         @app.get(f"/{name}")
         async def body() -> Response:
-            return way(reply)
+            return mode(response)
 
-    for name, way in WAYS.items():
-        add(name, way)
+    for name, mode in RESPONSE_MODES.items():
+        add(name, mode)
     return app
 
 
@@ -57,7 +57,7 @@ def main() -> None:
     """Serve until SIGTERM."""
     job = msgspec.json.decode(sys.argv[1], type=StreamingJob)
     die_with_parent(parent_pid=job.parent_pid)
-    serve(build_app(image_like(job.num_bytes)), job.port)
+    serve(build_app(random_image_bytes(job.num_bytes)), job.port)
 
 
 if __name__ == "__main__":

@@ -8,41 +8,41 @@ import threading
 import time
 from dataclasses import dataclass
 
-from noria.bench.targets.drawing import Drawer, Group, Reply, T2IBody, reply_with
-from noria.frontend.engine_link import DrawnImage
+from noria.bench.targets.drawing import ImageGenerator, BatchKey, ImageResponse, T2IBody, image_response
+from noria.frontend.engine_link import RawImage
 
 
 @dataclass(frozen=True)
-class Drawn:
+class GenerationResult:
     """A request's images, and how they came about."""
 
-    images: list[DrawnImage]
+    images: list[RawImage]
     batch_size: int  # images of the call
     queue_s: float  # from the request's arrival to the call's begin
     denoise_s: float  # the whole call: text encoder, steps and VAE
 
-    def reply(self) -> Reply:
+    def to_response(self) -> ImageResponse:
         """The answer, with Noria's form of Server-Timing; compresses, so it takes tens of milliseconds."""
-        reply = reply_with(self.images, self.batch_size)
-        reply.headers["Server-Timing"] = f"queue;dur={self.queue_s * 1000:.1f}, denoise;dur={self.denoise_s * 1000:.1f}"
-        return reply
+        response = image_response(self.images, self.batch_size)
+        response.headers["Server-Timing"] = f"queue;dur={self.queue_s * 1000:.1f}, denoise;dur={self.denoise_s * 1000:.1f}"
+        return response
 
 
-class Turns:
+class SerializedPipeline:
     """The only way to the pipeline, for all endpoints of a server."""
 
-    def __init__(self, drawer: Drawer) -> None:
-        self._drawer = drawer
-        self._turn = threading.Lock()
+    def __init__(self, generator: ImageGenerator) -> None:
+        self._generator = generator
+        self._lock = threading.Lock()
 
-    def draw(self, group: Group, bodies: list[T2IBody], arrived_s: list[float]) -> list[Drawn]:
+    def generate(self, batch_key: BatchKey, bodies: list[T2IBody], arrived_s: list[float]) -> list[GenerationResult]:
         """The images of each body, which arrived at that second of the monotonic clock; blocks, first of all for its turn."""
-        with self._turn:
-            began_s = time.monotonic()
-            drawn = self._drawer.draw(group, bodies)
-            denoise_s = time.monotonic() - began_s
+        with self._lock:
+            start_s = time.monotonic()
+            generated = self._generator.generate(batch_key, bodies)
+            denoise_s = time.monotonic() - start_s
         num_images = sum(body.n for body in bodies)
         return [
-            Drawn(images, num_images, max(0.0, began_s - arrived), denoise_s)
-            for images, arrived in zip(drawn, arrived_s, strict=True)
+            GenerationResult(images, num_images, max(0.0, start_s - arrived), denoise_s)
+            for images, arrived in zip(generated, arrived_s, strict=True)
         ]
