@@ -74,7 +74,7 @@ bench: $(RUN)  ## measure this machine for two minutes; ARGS="…"
 
 docs: $(RUN)  ## write the pages that come from the code
 	$(VENV)/bin/python -c 'from noria.settings import settings_page; print(settings_page(), end="")' > docs/settings.md
-	$(VENV)/bin/python -c 'from noria.observe.page import metrics_page; print(metrics_page(), end="")' > docs/metrics.md
+	$(VENV)/bin/python -c 'from noria.observe.metrics.docs_page import metrics_page; print(metrics_page(), end="")' > docs/metrics.md
 
 clean:  ## remove .venv and every cache
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache dist build

@@ -8,7 +8,7 @@ import pytest
 
 from noria.config import Config, data_folder
 from noria.errors import ConfigError
-from noria.settings import allowed, load, list_settings, settings_docs, toml_value
+from noria.settings import allowed, list_settings, load, settings_docs, toml_value
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "settings.md"
 

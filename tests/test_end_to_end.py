@@ -20,8 +20,8 @@ import psutil
 import pytest
 from PIL import Image
 
-from noria.bench.server import running_server
-from noria.cli import main
+from noria.cli.main import main
+from noria_bench.targets.server import running_server
 from waiting import wait_until
 
 PROMPT = "a red circle above a blue square"
@@ -309,8 +309,15 @@ def test_one_search_finds_a_request_in_every_process_and_no_secret_anywhere(capf
     for request_id in ("find-me", job_id):
         found = {(line["process"], line.get("event")) for line in lines if line.get("request_id") == request_id}
         assert found >= {("frontend-0", "request"), ("engine-0", "request_left")}
-        (request_line,) = [line for line in lines if (line.get("request_id"), line.get("event")) == (request_id, "request")]
-        assert (request_line["outcome"], request_line["prompt"], request_line["steps"], request_line["mean_batch"]) == ("ok", prompt, 2, 1.0)
+        (request_line,) = [
+            line for line in lines if (line.get("request_id"), line.get("event")) == (request_id, "request")
+        ]
+        assert (request_line["outcome"], request_line["prompt"], request_line["steps"], request_line["mean_batch"]) == (
+            "ok",
+            prompt,
+            2,
+            1.0,
+        )
         total_s = sum(request_line[f"{stage}_s"] for stage in ("queue", "encode", "denoise", "decode", "postprocess"))
         assert 0 < total_s <= request_line["total_s"] * 1.01
 
@@ -448,6 +455,10 @@ def test_a_thousand_clients_that_leave_leave_nothing_behind(client, server):
     for each in pending:
         each.result()
     # No connection is kept, nor anybody aboard; some may be read only now.
-    wait_until(lambda: is_idle() and num_in_flight(client) == in_flight_before and frontend.num_fds() <= files_before + 2)
-    assert cancelled() - cancelled_before > 100  # the others were refused, finished, or gone before their request was read
+    wait_until(
+        lambda: is_idle() and num_in_flight(client) == in_flight_before and frontend.num_fds() <= files_before + 2
+    )
+    assert (
+        cancelled() - cancelled_before > 100
+    )  # the others were refused, finished, or gone before their request was read
     assert client.post("/t2i", json={"prompt": PROMPT, "inference_steps": 1}).status_code == 200

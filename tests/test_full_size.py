@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from noria.config import EngineConfig
-from noria.engine.loading import load_executor
-from noria.engine.loop import ImageReady, EngineLoop
+from noria.engine.diffusion.loading import load_executor
+from noria.engine.loop import EngineLoop, ImageReady
 from noria.models.catalog import open_model
-from noria.request import ImageRequest
-from noria.scheduling.steps import StepScheduler
+from noria.protocol.request import ImageRequest
+from noria.scheduling.step.scheduler import StepScheduler
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -7,7 +7,7 @@ import httpx
 import psutil
 import pytest
 
-from noria.bench.server import running_server
+from noria_bench.targets.server import running_server
 from waiting import wait_until
 
 pytestmark = pytest.mark.timeout(

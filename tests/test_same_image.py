@@ -2,11 +2,11 @@
 
 import pytest
 
-from noria.bench.same_image import IN_FLIGHT, max_channel_differences
-from noria.bench.server import running_server, running_target
-from noria.bench.targets.catalog import TARGETS
 from noria.config import Config
 from noria.models.catalog import open_model
+from noria_bench.measurement.batch_invariance import IN_FLIGHT, max_channel_differences
+from noria_bench.targets.catalog import TARGETS
+from noria_bench.targets.server import running_server, running_target
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -16,7 +16,7 @@ import uuid
 import httpx
 import pytest
 
-from noria.bench.server import running_server
+from noria_bench.targets.server import running_server
 from waiting import wait_until
 
 BODY = {"prompt": "a red circle above a blue square", "seed": 3, "inference_steps": 6}
@@ -222,11 +222,21 @@ def test_a_job_and_its_webhook_are_in_the_trace_of_who_made_it(client, collector
     spans = spans_by_name(collector, trace_id, "POST /v1/jobs", "job", "draw job", *STAGES, "postprocess", "POST")
     request, job_span, execution, webhook = (spans[name] for name in ("POST /v1/jobs", "job", "draw job", "POST"))
     assert request.parent_id == span_id
-    assert (execution.kind, execution.parent_id, execution.attributes["noria.job.attempt"]) == ("consumer", request.span_id, 1)
+    assert (execution.kind, execution.parent_id, execution.attributes["noria.job.attempt"]) == (
+        "consumer",
+        request.span_id,
+        1,
+    )
     assert execution.attributes["noria.request_id"] == job_span.attributes["noria.request_id"] == answer.json()["id"]
     assert execution.attributes["noria.outcome"] == job_span.attributes["noria.outcome"] == "ok"
     assert (job_span.kind, job_span.parent_id, job_span.failed) == ("internal", request.span_id, False)
-    assert request.began - CLOCK_TOLERANCE_S <= job_span.began <= execution.began <= job_span.ended <= execution.ended + CLOCK_TOLERANCE_S
+    assert (
+        request.began - CLOCK_TOLERANCE_S
+        <= job_span.began
+        <= execution.began
+        <= job_span.ended
+        <= execution.ended + CLOCK_TOLERANCE_S
+    )
     assert {spans[name].parent_id for name in [*STAGES, "postprocess"]} == {execution.span_id}
     assert (webhook.kind, webhook.parent_id, webhook.failed) == ("client", request.span_id, False)
     assert webhook.attributes["http.response.status_code"] == 204
@@ -276,7 +286,9 @@ def test_a_collector_that_is_down_costs_nothing_and_one_line(tmp_path):
     timeouts = {"OTEL_EXPORTER_OTLP_TIMEOUT": "280", "OTEL_BSP_EXPORT_TIMEOUT": "280000"}
     with serve(*arguments, OTEL_BSP_SCHEDULE_DELAY="50", **timeouts) as process:
         url = next(line for line in process.stdout if "ready" in line).partition(" on ")[2].strip()
-        wait_until(lambda: httpx.get(f"{url}/readyz", timeout=280).is_success)  # the front end may hear of it a moment later
+        wait_until(
+            lambda: httpx.get(f"{url}/readyz", timeout=280).is_success
+        )  # the front end may hear of it a moment later
         for _ in range(3):
             assert httpx.post(f"{url}/t2i", json=BODY, timeout=280).status_code == 200
         stderr, line = "", "\n"
@@ -301,7 +313,7 @@ class Blocked:
         if name.partition(".")[0] == "opentelemetry":
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Blocked())
-from noria.cli import main
+from noria.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -323,6 +335,6 @@ def test_without_the_extra_the_server_says_how_to_install_it_before_it_starts_an
 
 
 def test_opentelemetry_is_imported_only_where_traces_are_wanted():
-    modules = "noria.frontend.process, noria.engine.process, noria.supervisor"
+    modules = "noria.frontend.process, noria.engine.process, noria.supervisor.supervisor"
     script = f"import sys, {modules}; sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", script], check=False, timeout=120).returncode == 0

@@ -1,5 +1,5 @@
 """`python -m noria` is `noria`."""
 
-from noria.cli import main
+from noria.cli.main import main
 
 raise SystemExit(main())

@@ -25,9 +25,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from noria.frontend.site import page_routes
-from noria.messages import EngineView
-from noria.views import ThumbnailView, DepartureView, RatesView, SlotView, IterationView, WaitingView
+from noria.frontend.routes.static_pages import page_routes
+from noria.protocol.live_views import DepartureView, IterationView, RatesView, SlotView, ThumbnailView, WaitingView
+from noria.protocol.messages import EngineView
 
 SCHEDULERS = ("euler", "dpm++2m-karras", "ddim", "unipc", "euler-a", "heun")
 TURN_S = 0.05

@@ -3,8 +3,8 @@
 import pytest
 from expecting import expect
 
-from noria.bench.server import running_server
-from noria.keys import generate_key
+from noria.frontend.http.api_keys import generate_key
+from noria_bench.targets.server import running_server
 
 pytestmark = pytest.mark.browser
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from expecting import engine_of, expect, held
 
-from noria.bench.server import running_server
+from noria_bench.targets.server import running_server
 from waiting import TIMEOUT_S, wait_until
 
 pytestmark = pytest.mark.browser

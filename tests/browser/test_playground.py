@@ -13,8 +13,8 @@ import pytest
 from expecting import engine_of, expect, held
 from PIL import Image
 
-from noria.bench.server import running_server
-from noria.keys import generate_key
+from noria.frontend.http.api_keys import generate_key
+from noria_bench.targets.server import running_server
 from waiting import wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
@@ -524,7 +524,9 @@ def test_it_is_accessible_empty_running_and_finished(playground, check_accessibi
     )
     draw(page, prompt="a white star on a blue background", n=4, seed=40, inference_steps=100, scheduler="euler")
     halfway = "[...document.querySelectorAll('progress')].filter((bar) => bar.position > 0.3).length === 2"
-    wait_until(lambda: page.evaluate(halfway))  # Playwright's own waiting for a function needs eval, which the pages forbid
+    wait_until(
+        lambda: page.evaluate(halfway)
+    )  # Playwright's own waiting for a function needs eval, which the pages forbid
     page.evaluate("window.scrollTo(0, 0)")
     picture(page, f"playground-{scheme}.png")
     check_accessibility(page)

@@ -21,7 +21,7 @@ import pytest
 from killer import Killer, Watchman
 from users import Poster, User, all_jobs, undisturbed
 
-from noria.bench.machine import collect_provenance
+from noria_bench.measurement.provenance import collect_provenance
 from waiting import wait_until
 
 NUM_USERS, NUM_POSTERS, NUM_OPEN_JOBS = 3, 2, 4

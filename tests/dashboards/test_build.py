@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from noria.cli import main
+from noria.cli.main import main
 from noria.dashboards.build import DASHBOARDS, build, check_metrics
 from noria.dashboards.grafana import to_grafana
 from noria.dashboards.panels import WIDTH, Dashboard, Row, timeseries

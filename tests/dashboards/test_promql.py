@@ -9,8 +9,8 @@ import yaml
 from noria.dashboards.build import DASHBOARDS
 from noria.dashboards.promql import metrics_in
 from noria.errors import NoriaError
-from noria.observe.metrics import DECLARATIONS
-from noria.observe.page import QUERIES
+from noria.observe.metrics.declarations import DECLARATIONS
+from noria.observe.metrics.docs_page import QUERIES
 
 RULES = pathlib.Path(__file__).parents[2] / "deploy" / "prometheus"
 EVERYWHERE = {"instance", "job"}  # Prometheus adds them

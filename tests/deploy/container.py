@@ -6,13 +6,13 @@ import pathlib
 import re
 import shlex
 
-from noria.cli import build_parser
+from noria.cli.main import build_parser
 from noria.config import Config
 from noria.frontend.app import build_app
-from noria.frontend.engine_link import EnginePool
-from noria.frontend.keys import OPEN_PATHS
-from noria.settings import load, list_settings
-from noria.supervisor import ENGINE_STOP_TIMEOUT_S, FRONTEND_STOP_TIMEOUT_S
+from noria.frontend.engines.pool import EnginePool
+from noria.frontend.http.quotas import OPEN_PATHS
+from noria.settings import list_settings, load
+from noria.supervisor.supervisor import ENGINE_STOP_TIMEOUT_S, FRONTEND_STOP_TIMEOUT_S
 
 ROOT = pathlib.Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -8,7 +8,7 @@ import yaml
 from container import DEPLOY, STOP_S, configuration, image, is_pinned, probed_paths
 
 from noria.errors import ConfigError
-from noria.observe.metrics import DECLARATIONS
+from noria.observe.metrics.declarations import DECLARATIONS
 
 FOLDER = DEPLOY / "kubernetes"
 FILES = sorted(FOLDER.glob("*.yaml"))

@@ -17,9 +17,9 @@ import psutil
 import pytest
 import yaml
 
-from noria.bench.server import running_server
 from noria.dashboards.build import DASHBOARDS
 from noria.dashboards.gpu import GPU
+from noria_bench.targets.server import running_server
 from waiting import wait_until
 
 pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(400)]

@@ -9,7 +9,7 @@ import yaml
 
 from noria.dashboards.build import DASHBOARDS
 from noria.dashboards.promql import metrics_in
-from noria.observe.metrics import DECLARATIONS
+from noria.observe.metrics.declarations import DECLARATIONS
 
 DEPLOY = pathlib.Path(__file__).parents[2] / "deploy"
 RULES = DEPLOY / "prometheus"

@@ -5,11 +5,11 @@ import math
 import msgspec
 import pytest
 
-from noria.engine.executor import FakeExecutor, VirtualClock
-from noria.engine.loop import RequestClosed, ImageReady, ProgressChanged, PreviewReady, EngineLoop
-from noria.request import ImageRequest
-from noria.scheduling.plans import FinishReason, ImageId
-from noria.scheduling.steps import StepScheduler
+from noria.engine.loop import EngineLoop, ImageReady, PreviewReady, ProgressChanged, RequestClosed
+from noria.engine.runtime import FakeExecutor, VirtualClock
+from noria.protocol.request import ImageRequest
+from noria.scheduling.step.scheduler import StepScheduler
+from noria.scheduling.types import FinishReason, ImageId
 
 
 def request(request_id="a", steps=3, images=1, side_px=8, timeout_s=math.inf, seed=7):
@@ -129,9 +129,17 @@ def test_a_watched_request_is_followed_from_the_queue_to_its_end():
     harness.submit(msgspec.structs.replace(request("second", steps=3), watched=True))
     harness.run()
     reported = [
-        e.progress for e in harness.events if isinstance(e, ProgressChanged) and e.prepared.request.request_id == "second"
+        e.progress
+        for e in harness.events
+        if isinstance(e, ProgressChanged) and e.prepared.request.request_id == "second"
     ]
-    assert [(progress.queue_position, progress.call) for progress in reported] == [(1, 0), (0, 0), (0, 0), (None, 1), (None, 2)]
+    assert [(progress.queue_position, progress.call) for progress in reported] == [
+        (1, 0),
+        (0, 0),
+        (0, 0),
+        (None, 1),
+        (None, 2),
+    ]
     # A fake turn takes a second; before the first nothing is known.
     assert [progress.finish_in_s for progress in reported] == pytest.approx([0.0, 4.0, 3.0, 2.0, 1.0])
 

@@ -9,39 +9,39 @@ import msgspec
 import pytest
 import zmq
 
-from noria.channel import EngineChannel
-from noria.engine import process, showing
-from noria.engine.desk import RequestReceiver
-from noria.engine.executor import FakeExecutor, VirtualClock
-from noria.engine.manifest import CrashJournal
+from noria.engine import live_view, process
+from noria.engine.crash_journal import CrashJournal
 from noria.engine.process import Engine
-from noria.engine.watch import HangWatchdog
+from noria.engine.receiver import RequestReceiver
+from noria.engine.runtime import FakeExecutor, VirtualClock
+from noria.engine.watchdog import HangWatchdog
 from noria.errors import GenerationFailed
-from noria.messages import (
+from noria.models.catalog import open_model
+from noria.observe.traces import otlp
+from noria.observe.traces.otlp import OtlpTracer
+from noria.observe.traces.trace_context import TraceContext
+from noria.observe.traces.tracer import NO_TRACER
+from noria.protocol.messages import (
     Cancel,
+    EngineLoad,
     EngineState,
+    EngineView,
     Failed,
     Finished,
-    ViewRequest,
-    LoadAck,
     Hello,
     ImageDone,
-    EngineLoad,
+    LoadAck,
     Ping,
     Pong,
     Progress,
     Submit,
-    EngineView,
+    ViewRequest,
     deserialize_from_engine,
     serialize,
 )
-from noria.models.catalog import open_model
-from noria.observe import otlp
-from noria.observe.otlp import OtlpTracer
-from noria.observe.trace_context import TraceContext
-from noria.observe.traces import NO_TRACER
-from noria.request import ImageRequest
-from noria.scheduling.steps import StepScheduler
+from noria.protocol.request import ImageRequest
+from noria.protocol.transport import EngineChannel
+from noria.scheduling.step.scheduler import StepScheduler
 from waiting import TIMEOUT_S, wait_until
 
 ENDLESS = 100_000
@@ -409,11 +409,11 @@ def test_a_follow_of_an_idle_wheel_is_answered_and_the_next_one_when_somebody_co
 
 
 def test_after_every_slow_turn_who_follows_sees_it_with_its_pictures(harness, monkeypatch):
-    monkeypatch.setattr(showing, "MOST_BETWEEN_VIEWS_S", showing.VIEW_INTERVAL_S)  # however busy this machine is
+    monkeypatch.setattr(live_view, "MOST_BETWEEN_VIEWS_S", live_view.VIEW_INTERVAL_S)  # however busy this machine is
 
     def slow(_plan):
         """As any turn that lasts: the next view is asked for meanwhile."""
-        threading.Event().wait(showing.VIEW_INTERVAL_S + 0.05)
+        threading.Event().wait(live_view.VIEW_INTERVAL_S + 0.05)
         return float(wait_until(lambda: not harness.desk.arrivals.empty()))
 
     harness.executor.turn_s = slow
@@ -426,7 +426,12 @@ def test_after_every_slow_turn_who_follows_sees_it_with_its_pictures(harness, mo
     numbered = [view for view in views if view.number]
     assert [view.number for view in numbered] == [1, 2, 3, 4, 5]
     assert [view.seats[0].call for view in numbered] == [1, 2, 3, 4, 5]
-    assert [len(view.cells) for view in numbered[1:]] == [1, 1, 1, 1]  # the first may have begun before anybody followed
+    assert [len(view.cells) for view in numbered[1:]] == [
+        1,
+        1,
+        1,
+        1,
+    ]  # the first may have begun before anybody followed
 
 
 def test_the_pictures_of_a_view_are_the_frame_beside_it(harness):
@@ -442,7 +447,13 @@ def test_the_pictures_of_a_view_are_the_frame_beside_it(harness):
             pass
         last_iteration = view.last_iteration
     (thumbnail,) = view.thumbnails
-    assert (thumbnail.request_id, thumbnail.width_px, thumbnail.height_px, thumbnail.offset, frames[1]) == ("one", 1, 1, 0, bytes([9] * 3))
+    assert (thumbnail.request_id, thumbnail.width_px, thumbnail.height_px, thumbnail.offset, frames[1]) == (
+        "one",
+        1,
+        1,
+        0,
+        bytes([9] * 3),
+    )
 
 
 def test_a_front_end_that_greets_anew_is_shown_nothing_that_its_life_before_asked_for(harness):

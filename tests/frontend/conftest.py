@@ -20,32 +20,32 @@ import pytest
 import uvicorn
 
 import waiting
-from noria.channel import EngineChannel
 from noria.config import Config, FrontendConfig
 from noria.frontend.app import build_app
-from noria.frontend.engine_link import EnginePool
+from noria.frontend.engines.pool import EnginePool
 from noria.frontend.process import http_server
-from noria.messages import (
+from noria.observe.traces.tracer import NO_TRACER, Tracer
+from noria.protocol.messages import (
     Cancel,
+    EngineLoad,
     EngineState,
+    EngineView,
     Failed,
     Finished,
-    ViewRequest,
     FromEngine,
-    LoadAck,
     Hello,
     ImageDone,
-    EngineLoad,
+    LoadAck,
     Preview,
     Progress,
     ShapeCosts,
     Submit,
     Timings,
-    EngineView,
+    ViewRequest,
 )
-from noria.observe.traces import NO_TRACER, Tracer
-from noria.request import ImageRequest
-from noria.spec import ModelSpec
+from noria.protocol.model_spec import ModelSpec
+from noria.protocol.request import ImageRequest
+from noria.protocol.transport import EngineChannel
 
 SPEC = ModelSpec(
     name="tiny",
@@ -87,7 +87,9 @@ class FakeEngine:
         self.cancelled: list[str] = []
         self.num_load_acks = 0  # of its loads
         self.view_requests: list[ViewRequest] = []
-        self.make_view: Callable[[ViewRequest, str], tuple[EngineView, bytes | None] | None] = lambda _follow, _life: None
+        self.make_view: Callable[[ViewRequest, str], tuple[EngineView, bytes | None] | None] = lambda _follow, _life: (
+            None
+        )
         self.hello_names: list[str] = []  # by these names
         self.never_answers = False  # answer nothing
         self.sends_no_images = False  # answer with steps and previews, and no image

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from noria.config import Config
 from noria.frontend.app import build_app
-from noria.frontend.engine_link import EnginePool
+from noria.frontend.engines.pool import EnginePool
 
 
 def values(client):
@@ -161,7 +161,7 @@ def test_a_bug_of_ours_is_a_500_that_tells_nothing(monkeypatch, client, caplog):
     def broken(*_):
         raise RuntimeError("the password is swordfish")
 
-    monkeypatch.setattr("noria.frontend.studio.encode_images", broken)
+    monkeypatch.setattr("noria.frontend.services.generation.encode_images", broken)
     response = client.post("/t2i", json={"prompt": "p"}, headers={"x-request-id": "abc"})
     assert response.status_code == 500
     error = response.json()["error"]

@@ -15,9 +15,9 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from noria.config import Config, FrontendConfig, JobsConfig
-from noria.frontend.engine_link import EnginePool
+from noria.frontend.engines.pool import EnginePool
 from noria.frontend.process import http_server
-from noria.observe.logs import child_log_environment, new_mark
+from noria.observe.logs.setup import child_log_environment, new_mark
 
 NO_JOBS_SET = JobsConfig()
 

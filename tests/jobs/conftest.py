@@ -71,9 +71,9 @@ def database(request, tmp_path):
 @pytest.fixture
 def tracer(collector, monkeypatch):
     """Once it is closed, the collector has all its spans: a server waits for a second and a half, and then leaves them behind."""
-    from noria.observe.otlp import OtlpTracer
+    from noria.observe.traces.otlp import OtlpTracer
 
-    monkeypatch.setattr("noria.observe.otlp._CLOSE_WITHIN_S", TIMEOUT_S)
+    monkeypatch.setattr("noria.observe.traces.otlp._CLOSE_WITHIN_S", TIMEOUT_S)
     opened = OtlpTracer(collector.endpoint, 1.0, "frontend-0")
     yield opened
     opened.close()

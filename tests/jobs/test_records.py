@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from noria.jobs.records import TERMINAL_STATUSES, TRANSITIONS, Claim, as_job, allowed_previous, new_job_id, queue_order
+from noria.jobs.records import TERMINAL_STATUSES, TRANSITIONS, Claim, allowed_previous, as_job, new_job_id, queue_order
 
 
 def test_what_has_ended_is_followed_by_nothing():

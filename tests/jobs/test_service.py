@@ -10,9 +10,9 @@ import noria.jobs.results
 import noria.jobs.service
 from noria.config import JobsConfig
 from noria.errors import InvalidField, JobNotFound, JobsUnavailable
-from noria.jobs.runner import JobOutput
 from noria.jobs.service import JobService, clean_up
-from noria.observe.metrics import REGISTRY
+from noria.jobs.worker import JobOutput
+from noria.observe.metrics.declarations import REGISTRY
 
 
 class FakeExecutor:

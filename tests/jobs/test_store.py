@@ -20,10 +20,10 @@ from hypothesis.stateful import (
 )
 
 from noria.errors import GenerationFailed, IdempotencyConflict, JobNotFound, QueueFull
-from noria.jobs.outbox import Outbox
 from noria.jobs.records import TERMINAL_STATUSES, Claim
 from noria.jobs.schema import database_url, events, jobs, open_database, write_transaction
 from noria.jobs.store import LEASE_S, MAX_LOSSES, JobStore
+from noria.jobs.webhooks.outbox import Outbox
 
 SHAPES = {("shapes", "v1")}
 
@@ -210,8 +210,18 @@ def test_events_are_numbered_without_gaps_and_can_be_resumed(store, job):
     store.beat({claim_of(claimed): None}, 3.0)  # renews, and tells nothing
     store.finish(claim_of(claimed), ["1-0.png"], {}, 4.0)
     job_events = store.events(record.id, 0)
-    assert [(event.seq, event.type) for event in job_events] == [(1, "status"), (2, "status"), (3, "progress"), (4, "status")]
-    assert [json.loads(event.data).get("status") for event in job_events] == ["starting", "processing", None, "succeeded"]
+    assert [(event.seq, event.type) for event in job_events] == [
+        (1, "status"),
+        (2, "status"),
+        (3, "progress"),
+        (4, "status"),
+    ]
+    assert [json.loads(event.data).get("status") for event in job_events] == [
+        "starting",
+        "processing",
+        None,
+        "succeeded",
+    ]
     assert store.events(record.id, 2) == job_events[2:]
     assert store.events(record.id, 99) == []
 
@@ -356,7 +366,9 @@ class TwoWorkers(RuleBasedStateMachine):
     def crash_and_restart(self, worker):
         old = self.owners[worker]
         self.owners[worker] = f"s/{worker}/{next(self.incarnations)}"
-        held = [name for name in self.statuses if self.statuses[name] == "processing" and self.holders[name].owner == old]
+        held = [
+            name for name in self.statuses if self.statuses[name] == "processing" and self.holders[name].owner == old
+        ]
         assert len(self.store.reclaim(self.owners[worker], -1e6)) == len(held)
         for name in held:
             self.statuses[name] = "starting"

@@ -10,16 +10,16 @@ import uuid
 import pytest
 
 from noria.errors import EngineUnavailable, GenerationFailed
-from noria.jobs.blocking import ThreadOffloader
-from noria.jobs.outbox import Outbox, WebhookDelivery
 from noria.jobs.records import TERMINAL_STATUSES
 from noria.jobs.results import ResultStore
-from noria.jobs.runner import JobOutput, JobWorker
+from noria.jobs.thread_offloader import ThreadOffloader
 from noria.jobs.tracing import stored_trace_context
-from noria.jobs.webhooks import WebhookClient
-from noria.observe.context import CURRENT_REQUEST
-from noria.observe.trace_context import TraceContext
-from noria.observe.traces import CURRENT_SPAN, NO_TRACER
+from noria.jobs.webhooks.client import WebhookClient
+from noria.jobs.webhooks.outbox import Outbox, WebhookDelivery
+from noria.jobs.worker import JobOutput, JobWorker
+from noria.observe.request_scope import CURRENT_REQUEST
+from noria.observe.traces.trace_context import TraceContext
+from noria.observe.traces.tracer import CURRENT_SPAN, NO_TRACER
 from waiting import wait_until_async
 
 
@@ -86,11 +86,16 @@ def test_a_job_is_drawn_on_behalf_of_its_maker_also_without_a_tracer(store, tmp_
 
 def test_each_drawing_of_a_job_is_a_span_that_says_how_it_ended(store, tmp_path, job, caller, tracer, collector):
     executor = FakeExecutor(EngineUnavailable("later", retry_after_s=0.1), GenerationFailed("no"))
-    assert run_job(store, ResultStore("auto", tmp_path), job(request=stored_request(caller)), executor, tracer).status == "failed"
+    assert (
+        run_job(store, ResultStore("auto", tmp_path), job(request=stored_request(caller)), executor, tracer).status
+        == "failed"
+    )
     tracer.close()
     spans = sorted(collector.of_trace(caller.trace_id), key=lambda span: span.began)
     assert [(span.name, span.kind, span.parent_id) for span in spans] == [("draw job", "consumer", caller.span_id)] * 2
-    spans_reported = [(span.attributes["noria.job.attempt"], span.failed, span.attributes["error.type"]) for span in spans]
+    spans_reported = [
+        (span.attributes["noria.job.attempt"], span.failed, span.attributes["error.type"]) for span in spans
+    ]
     assert spans_reported == [(1, True, "engine_unavailable"), (2, True, "generation_failed")]
     assert [context.span_id for _, context in executor.contexts] == [span.span_id for span in spans]
 
@@ -104,7 +109,9 @@ def test_a_drawing_whose_images_could_not_be_written_failed(store, tmp_path, job
         return record.attempt == 1 and record.status == "starting"
 
     with caplog.at_level("INFO", "noria.jobs"):
-        record = run_job(store, results, job(request=stored_request(caller)), FakeExecutor(), tracer, is_done=is_handed_back)
+        record = run_job(
+            store, results, job(request=stored_request(caller)), FakeExecutor(), tracer, is_done=is_handed_back
+        )
     tracer.close()
     (span,) = collector.of_trace(caller.trace_id)
     assert (span.failed, span.attributes["error.type"]) == (True, "jobs_unavailable")

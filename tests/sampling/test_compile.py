@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from noria.errors import InvalidField
+from noria.images.schedulers import SchedulerChoice, find
 from noria.sampling import compile as compiler
 from noria.sampling.compile import MAX_STEPS, compile_sampler
 from noria.sampling.tables import NOISE_COLUMN, WINDOW
-from noria.schedulers import SchedulerChoice, find
 
 STABLE_DIFFUSION = {
     "_class_name": "PNDMScheduler",

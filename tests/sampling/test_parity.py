@@ -16,12 +16,12 @@ import diffusers.utils.logging
 import pytest
 import torch
 
-from noria import schedulers
+from noria.images import schedulers
+from noria.images.schedulers import SchedulerChoice
 from noria.sampling import step
 from noria.sampling.compile import compile_sampler, pipeline_options
 from noria.sampling.noise import NoiseStream
 from noria.sampling.tables import SamplerTable
-from noria.schedulers import SchedulerChoice
 
 SHAPE_CHW = (4, 8, 8)
 
@@ -100,7 +100,9 @@ def _make_scheduler(name: str, config_json: str):
     known = inspect.signature(scheduler_class).parameters
     pipeline = {"steps_offset": 1, "clip_sample": False} if choice.family == "diffusion" else {}
     shift = {"flow_shift": config["shift"]} if "shift" in config else {}
-    return scheduler_class.from_config(config, **{k: v for k, v in (pipeline | shift).items() if k in known}, **choice.overrides)
+    return scheduler_class.from_config(
+        config, **{k: v for k, v in (pipeline | shift).items() if k in known}, **choice.overrides
+    )
 
 
 def table_samples(table: SamplerTable, seed: int) -> list[torch.Tensor]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from noria.sampling.previews import clean_latents, clean_weights, fit_colours, preview_pixels, downscale
+from noria.sampling.previews import clean_latents, clean_weights, downscale, fit_colours, preview_pixels
 
 ALPHA_BARS = np.linspace(0.999, 0.004, 1000)
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from noria.scheduling.costs import CostModel, CostCurve
-from noria.scheduling.plans import BatchKey
+from noria.scheduling.costs import CostCurve, CostModel
+from noria.scheduling.types import BatchKey
 
 SMALL, LARGE = BatchKey(64, 64, "m"), BatchKey(128, 128, "m")
 
@@ -95,7 +95,11 @@ def test_decoding_nothing_costs_nothing():
 
 
 def test_the_pace_follows_what_troubles_everything_within_some_twenty_turns():
-    costs = CostModel(steps={SMALL: CostCurve({2: 1.0, 4: 1.5})}, decodes={SMALL: CostCurve({1: 1.0})}, text_encode_s_by_model={"m": 1.0})
+    costs = CostModel(
+        steps={SMALL: CostCurve({2: 1.0, 4: 1.5})},
+        decodes={SMALL: CostCurve({1: 1.0})},
+        text_encode_s_by_model={"m": 1.0},
+    )
     for _ in range(20):
         costs.observe_step(SMALL, 2, 2.0)
     assert costs.step_s(SMALL, 2) == pytest.approx(2.0, rel=0.15)
@@ -117,7 +121,9 @@ def test_what_the_pace_does_not_explain_the_curve_learns():
 
 
 def test_a_count_that_is_new_at_a_slow_hour_is_not_counted_slow_twice():
-    costs = CostModel(steps={SMALL: CostCurve({2: 1.0, 8: 1.0})}, decodes={SMALL: CostCurve({1: 1.0, 4: 1.0})}, slowdown=2.0)
+    costs = CostModel(
+        steps={SMALL: CostCurve({2: 1.0, 8: 1.0})}, decodes={SMALL: CostCurve({1: 1.0, 4: 1.0})}, slowdown=2.0
+    )
     costs.observe_step(SMALL, 4, 2.0)
     costs.observe_decode(SMALL, 2, 2.0)
     assert (costs.slowdown, costs.step_s(SMALL, 4), costs.decode_s(SMALL, 2)) == (2.0, 2.0, 2.0)

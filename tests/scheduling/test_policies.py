@@ -20,7 +20,10 @@ def test_of_two_deadlines_the_earlier_goes_first_whatever_the_work():
 
 def test_a_high_priority_is_worth_half_a_minute_and_a_low_one_costs_it():
     urgent = {"high": 59.0, "normal": 30.0, "low": 1.0}
-    keys = [least_slack(candidate(deadline=deadline, priority=name, min_remaining_s=0.1), 0.0) for name, deadline in urgent.items()]
+    keys = [
+        least_slack(candidate(deadline=deadline, priority=name, min_remaining_s=0.1), 0.0)
+        for name, deadline in urgent.items()
+    ]
     assert keys == pytest.approx([29.0, 30.0, 31.0])
 
 

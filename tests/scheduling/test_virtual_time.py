@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noria.engine.executor import FakeExecutor, VirtualClock
-from noria.engine.loop import RequestClosed, ProgressChanged, EngineLoop
-from noria.request import ImageRequest
-from noria.scheduling.costs import CostModel, CostCurve
-from noria.scheduling.plans import FinishReason, BatchKey
+from noria.engine.loop import EngineLoop, ProgressChanged, RequestClosed
+from noria.engine.runtime import FakeExecutor, VirtualClock
+from noria.protocol.request import ImageRequest
+from noria.scheduling.costs import CostCurve, CostModel
 from noria.scheduling.policies import IMPLICIT_DEADLINE_S, POLICIES
-from noria.scheduling.steps import StepScheduler
+from noria.scheduling.step.scheduler import StepScheduler
+from noria.scheduling.types import BatchKey, FinishReason
 
 SIDES = (8, 16, 24)
 STEPS = {1: 0.010, 2: 0.011, 4: 0.014, 8: 0.022}
@@ -158,7 +158,7 @@ traffic_requests = st.builds(
 @given(traffic=st.lists(traffic_requests, max_size=25), slots=st.integers(1, 6), most_rows=st.integers(1, 8))
 def test_the_wheel_never_works_less_than_it_could(policy, traffic, slots, most_rows):
     """No turn of nothing; no free slot while somebody waits; a call has all its class's images, or no more of them would pay, or, while
-    slots are free, a larger call might make a deadline be missed (`scheduling/batches.py`).
+    slots are free, a larger call might make a deadline be missed (`scheduling/step/batch_selection.py`).
     """
     simulation = Simulation(policy, slots, most_rows)
 
@@ -169,7 +169,9 @@ def test_the_wheel_never_works_less_than_it_could(policy, traffic, slots, most_r
             return
         side_px = simulation.submitted[plan.steps[0].image.request_id].side_px
         stepped = {step.image for step in plan.steps}
-        if simulation.num_running < slots and any(simulation.submitted[image.request_id].deadline_s is not None for image in stepped):
+        if simulation.num_running < slots and any(
+            simulation.submitted[image.request_id].deadline_s is not None for image in stepped
+        ):
             return
         room = most_rows - sum(simulation.submitted[image.request_id].rows for image in stepped)
         for image, calls_left in simulation.calls_left.items():
@@ -298,7 +300,9 @@ def test_who_has_no_deadline_goes_behind_those_whom_it_would_make_late():
 
 def test_who_goes_behind_stays_behind_whatever_rounding_does():
     simulation = Simulation(num_slots=1, max_rows=2)
-    for request in [TrafficRequest(steps=12, images=3, priority="high")] * 2 + [TrafficRequest(steps=1, priority="low", deadline_s=0.95)]:
+    for request in [TrafficRequest(steps=12, images=3, priority="high")] * 2 + [
+        TrafficRequest(steps=1, priority="low", deadline_s=0.95)
+    ]:
         simulation.submit(request)
     simulation.clock.now = 0.1
     behind = simulation.submit(TrafficRequest(steps=8, images=9, priority="high"))

@@ -11,7 +11,7 @@ from noria.dashboards.panels import Dashboard
 from noria.dashboards.promql import metrics_in
 from noria.dashboards.service import SERVICE
 from noria.errors import ConfigError, did_you_mean
-from noria.observe.metrics import DECLARATIONS
+from noria.observe.metrics.declarations import DECLARATIONS
 
 DASHBOARDS = (SERVICE, CONTAINER, GPU)
 
@@ -47,5 +47,5 @@ def check_metrics(dashboard: Dashboard) -> None:
                     if name not in known_metrics:
                         raise ConfigError(
                             f"the panel {panel.title!r} of {dashboard.title!r} asks for {name!r}, which is not declared in "
-                            f"observe/metrics.py.{did_you_mean(name, known_metrics)}"
+                            f"observe/metrics/declarations.py.{did_you_mean(name, known_metrics)}"
                         )

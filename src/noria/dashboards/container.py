@@ -26,7 +26,9 @@ CONTAINER = Dashboard(
                     alarm=0.9,
                 ),
                 stat(
-                    "Processes", "Supervisor, front ends, engines.", f"count(noria_process_start_time_seconds{{{_INSTANCE_FILTER}}})"
+                    "Processes",
+                    "Supervisor, front ends, engines.",
+                    f"count(noria_process_start_time_seconds{{{_INSTANCE_FILTER}}})",
                 ),
                 stat(
                     "Youngest process",

@@ -105,7 +105,9 @@ GPU = Dashboard(
             "Engine",
             (
                 stat(
-                    "Engines ready", "None is a reason to wake somebody.", f"sum(noria_engine_up{{{_INSTANCE_FILTER}}}) or vector(0)"
+                    "Engines ready",
+                    "None is a reason to wake somebody.",
+                    f"sum(noria_engine_up{{{_INSTANCE_FILTER}}}) or vector(0)",
                 ),
                 stat(
                     "Busy",
@@ -118,7 +120,11 @@ GPU = Dashboard(
                     "Of the wheel: nearly all are steps of the whole batch.",
                     f"sum(rate(noria_turns_total{{{_INSTANCE_FILTER}}}[1m]))",
                 ),
-                stat("Image steps/s", "Steps of single images.", f"sum(rate(noria_denoise_steps_total{{{_INSTANCE_FILTER}}}[1m]))"),
+                stat(
+                    "Image steps/s",
+                    "Steps of single images.",
+                    f"sum(rate(noria_denoise_steps_total{{{_INSTANCE_FILTER}}}[1m]))",
+                ),
                 stat(
                     "Mean batch",
                     "Images a turn.",

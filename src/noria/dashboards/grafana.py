@@ -53,7 +53,9 @@ def _panels(dashboard: Dashboard) -> list[dict[str, Any]]:
     y = 0
     for row in dashboard.rows:
         grid_position = {"x": 0, "y": y, "w": WIDTH, "h": _ROW_HEIGHT}
-        panels.append({"id": len(panels) + 1, "type": "row", "title": row.title, "gridPos": grid_position, "panels": []})
+        panels.append(
+            {"id": len(panels) + 1, "type": "row", "title": row.title, "gridPos": grid_position, "panels": []}
+        )
         x, y, line_height = 0, y + _ROW_HEIGHT, 0
         for panel in row.panels:
             if x + panel.width > WIDTH:

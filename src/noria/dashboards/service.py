@@ -7,9 +7,14 @@ _INSTANCE_FILTER = 'instance=~"$instance"'
 _OVERVIEW_ROW = Row(
     "At a glance",
     (
-        stat("Images/s", "Sent to clients, over one minute.", f"sum(rate(noria_images_total{{{_INSTANCE_FILTER}}}[1m]))"),
         stat(
-            "Requests/s", "Answered, refused ones too.", f"sum(rate(noria_requests_total{{{_INSTANCE_FILTER}}}[1m]))", unit="reqps"
+            "Images/s", "Sent to clients, over one minute.", f"sum(rate(noria_images_total{{{_INSTANCE_FILTER}}}[1m]))"
+        ),
+        stat(
+            "Requests/s",
+            "Answered, refused ones too.",
+            f"sum(rate(noria_requests_total{{{_INSTANCE_FILTER}}}[1m]))",
+            unit="reqps",
         ),
         stat(
             "p95",

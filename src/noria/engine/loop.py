@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from noria.engine.executor import Executor, P, Pixels, CompiledRequest, PreviewPixels
-from noria.request import ImageRequest
-from noria.scheduling.plans import (
-    SchedulerEvent,
-    ImageDecoded,
-    IterationResult,
-    IterationPlan,
-    RequestFinished,
+from noria.engine.runtime import CompiledRequest, Executor, P, Pixels, PreviewPixels
+from noria.protocol.request import ImageRequest
+from noria.scheduling.step.scheduler import StepScheduler
+from noria.scheduling.types import (
     BatchKey,
-    SchedulableRequest,
+    ImageDecoded,
+    IterationPlan,
+    IterationResult,
+    RequestFinished,
     RequestProgress,
+    SchedulableRequest,
+    SchedulerEvent,
 )
-from noria.scheduling.steps import StepScheduler
 
 _PROGRESS_INTERVAL_S = 0.1  # to watchers: a forecast takes the wheel's time
 
@@ -155,7 +155,9 @@ class EngineLoop(Generic[P]):
         for event in events:
             match event:
                 case ImageDecoded(image):
-                    self._on_event(ImageReady(self._requests[image.request_id], image.index, self._executor.take_pixels(image)))
+                    self._on_event(
+                        ImageReady(self._requests[image.request_id], image.index, self._executor.take_pixels(image))
+                    )
                 case RequestFinished():
                     prepared = self._requests.pop(event.request_id)
                     self._executor.forget(event.request_id)

@@ -19,34 +19,34 @@ from typing import TYPE_CHECKING
 import msgspec
 import setproctitle
 
-from noria.channel import EngineChannel, ClientId
 from noria.config import EngineConfig
-from noria.engine.delivery import ResponseSender
-from noria.engine.desk import SubmitCommand, CancelCommand, RequestReceiver, SubscribeCommand
-from noria.engine.executor import Executor
-from noria.engine.gauges import EngineMetrics
-from noria.engine.loading import load_multi_model_executor, load_or_measure_costs
-from noria.engine.loop import RequestClosed, EngineEvent, EngineLoop
-from noria.engine.manifest import CrashJournal
-from noria.engine.showing import LiveViewPublisher
-from noria.engine.spans import StageSpans
-from noria.engine.watch import HangWatchdog
+from noria.engine.crash_journal import CrashJournal
+from noria.engine.diffusion.loading import load_multi_model_executor, load_or_measure_costs
+from noria.engine.engine_metrics import EngineMetrics
+from noria.engine.live_view import LiveViewPublisher
+from noria.engine.loop import EngineEvent, EngineLoop, RequestClosed
+from noria.engine.receiver import CancelCommand, RequestReceiver, SubmitCommand, SubscribeCommand
+from noria.engine.request_spans import StageSpans
+from noria.engine.runtime import Executor
+from noria.engine.sender import ResponseSender
+from noria.engine.watchdog import HangWatchdog
 from noria.errors import InvalidField, SetupError
-from noria.messages import Failed, EngineLoad, ExitCause, ShapeCosts
-from noria.observe import metrics
-from noria.observe.collector import open_tracer
-from noria.observe.logs import fields, logging_here
-from noria.observe.process import die_with_parent
-from noria.observe.traces import NO_TRACER, Tracer
-from noria.request import request_id_of
+from noria.observe.logs.setup import fields, logging_here
+from noria.observe.metrics import declarations
+from noria.observe.traces.setup import open_tracer
+from noria.observe.traces.tracer import NO_TRACER, Tracer
+from noria.protocol.messages import EngineLoad, ExitCause, Failed, ShapeCosts
+from noria.protocol.model_spec import ModelSpec
+from noria.protocol.process_signals import die_with_parent
+from noria.protocol.request import request_id_of
+from noria.protocol.transport import ClientId, EngineChannel
 from noria.scheduling.costs import CostModel
-from noria.scheduling.plans import IterationPlan
 from noria.scheduling.policies import POLICIES
-from noria.scheduling.steps import StepScheduler
-from noria.spec import ModelSpec
+from noria.scheduling.step.scheduler import StepScheduler
+from noria.scheduling.types import IterationPlan
 
 if TYPE_CHECKING:
-    from noria.engine.diffusion import CompiledImageRequest
+    from noria.engine.diffusion.executor import CompiledImageRequest
 
 _log = logging.getLogger("noria.engine")
 _LOAD_INTERVAL_S = 0.5
@@ -100,10 +100,14 @@ class Engine:
         spans = StageSpans(tracer, scheduler.num_slots)
         self._channel, self._receiver, self._sender = channel, receiver, ResponseSender(channel, receiver, spans)
         self._client_by_request: dict[str, ClientId] = {}
-        self._loop: EngineLoop[CompiledImageRequest] = EngineLoop(scheduler, executor, self._on_event, time.monotonic, self._on_plan)
+        self._loop: EngineLoop[CompiledImageRequest] = EngineLoop(
+            scheduler, executor, self._on_event, time.monotonic, self._on_plan
+        )
         self._last_load: tuple[float, EngineLoad | None] = (-math.inf, None)
         self._metrics = EngineMetrics(name, executor, scheduler.num_slots)
-        self._live_view: LiveViewPublisher[ClientId] = LiveViewPublisher(receiver.incarnation, scheduler, self._loop.find_request, time.monotonic())
+        self._live_view: LiveViewPublisher[ClientId] = LiveViewPublisher(
+            receiver.incarnation, scheduler, self._loop.find_request, time.monotonic()
+        )
 
     def run(self) -> None:
         """Turn until `stop`."""
@@ -187,7 +191,11 @@ class Engine:
         """Forget a request of `peer`, or all of them: then nothing is shown to it any more, either."""
         if request_id is None:
             self._live_view.unsubscribe(client)
-        for cancelled_id in [held_id for held_id, owner in self._client_by_request.items() if owner == client and request_id in (None, held_id)]:
+        for cancelled_id in [
+            held_id
+            for held_id, owner in self._client_by_request.items()
+            if owner == client and request_id in (None, held_id)
+        ]:
             self._loop.cancel(cancelled_id)
 
     def _on_plan(self, plan: IterationPlan) -> bool:
@@ -207,7 +215,9 @@ class Engine:
 
 def _end_log_fields(ended: "RequestClosed[CompiledImageRequest]") -> dict[str, dict[str, object]]:
     attempt, event = ended.prepared.request.request_id, ended.event
-    return fields(event="request_left", request_id=request_id_of(attempt), flight=attempt, end=event.finish_reason.value)
+    return fields(
+        event="request_left", request_id=request_id_of(attempt), flight=attempt, end=event.finish_reason.value
+    )
 
 
 def main(task: EngineTask) -> int:
@@ -215,7 +225,7 @@ def main(task: EngineTask) -> int:
     die_with_parent(signal.SIGKILL, task.parent_pid)
     setproctitle.setproctitle(f"noria engine {task.name}")
     threading.excepthook = _end_process
-    metrics.ENGINE_STARTS.labels(task.name, task.previous_exit).inc()
+    declarations.ENGINE_STARTS.labels(task.name, task.previous_exit).inc()
     channel = EngineChannel(task.address)
     watchdog = HangWatchdog(task.config.hang_timeout_s, time.monotonic)
     crash_journal = CrashJournal(task.crash_journal)

@@ -4,7 +4,7 @@ import msgspec
 
 from noria.config import EngineConfig
 from noria.errors import ConfigError
-from noria.spec import ModelSpec
+from noria.protocol.model_spec import ModelSpec
 
 FULL_SIZE_PARAMETERS = 200_000_000
 """A UNet above this fills a CPU's cores with one image: SD1.5 (860 M) gains nothing from batch 2, 9 M gain 2.7× at 16."""

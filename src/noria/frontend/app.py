@@ -20,28 +20,36 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from noria.config import Config, FrontendConfig
-from noria.errors import InternalError, MethodNotAllowed, NoriaError, RouteNotFound, Unauthorized, did_you_mean, short_repr
-from noria.frontend.a1111 import A1111Routes, ROOT
-from noria.frontend.bodies import JsonBodyReader
-from noria.frontend.docs_page import DocsPage, docs_page
-from noria.frontend.engine_link import EnginePool
-from noria.frontend.images import ImageRoutes
-from noria.frontend.jobs import JobRoutes
-from noria.frontend.keys import OPEN_PATHS, ClientDirectory
-from noria.frontend.lag import monitor_event_loop_lag
-from noria.frontend.live import Live
-from noria.frontend.middleware import AuthMiddleware, ObservabilityMiddleware
-from noria.frontend.openai import OpenAIRoutes
-from noria.frontend.openapi import openapi
-from noria.frontend.recall import ImageMetadataRoute
-from noria.frontend.refusals import error_body
-from noria.frontend.site import PAGE_HEADERS, page_routes
-from noria.frontend.studio import GenerationService
-from noria.jobs.service import JobService, random_worker_id, open_job_service
-from noria.keys import read_keys
-from noria.observe.exposition import exposition
-from noria.observe.traces import NO_TRACER, Tracer
-from noria.spec import ModelSpec
+from noria.errors import (
+    InternalError,
+    MethodNotAllowed,
+    NoriaError,
+    RouteNotFound,
+    Unauthorized,
+    did_you_mean,
+    short_repr,
+)
+from noria.frontend.engines.pool import EnginePool
+from noria.frontend.http.api_keys import read_keys
+from noria.frontend.http.body import JsonBodyReader
+from noria.frontend.http.error_body import error_body
+from noria.frontend.http.event_loop_lag import monitor_event_loop_lag
+from noria.frontend.http.middleware import AuthMiddleware, ObservabilityMiddleware
+from noria.frontend.http.quotas import OPEN_PATHS, ClientDirectory
+from noria.frontend.openapi.docs_page import DocsPage, docs_page
+from noria.frontend.openapi.document import openapi
+from noria.frontend.routes.a1111.routes import ROOT, A1111Routes
+from noria.frontend.routes.image_metadata import ImageMetadataRoute
+from noria.frontend.routes.images import ImageRoutes
+from noria.frontend.routes.jobs import JobRoutes
+from noria.frontend.routes.live import Live
+from noria.frontend.routes.openai_images import OpenAIRoutes
+from noria.frontend.routes.static_pages import PAGE_HEADERS, page_routes
+from noria.frontend.services.generation import GenerationService
+from noria.jobs.service import JobService, open_job_service, random_worker_id
+from noria.observe.metrics.exposition import exposition
+from noria.observe.traces.tracer import NO_TRACER, Tracer
+from noria.protocol.model_spec import ModelSpec
 
 PAGES = {
     "/": "playground.html",
@@ -67,7 +75,12 @@ def build_app(
     clients = ClientDirectory(read_keys(config.frontend.keys_file), config.frontend.processes)
     generation_service = GenerationService(engine_pool, config.frontend, tracer=tracer, log_prompts=config.log_prompts)
     body_reader = JsonBodyReader(config.frontend.max_body_bytes)
-    jobs = JobRoutes(generation_service, body_reader, config, open_jobs or functools.partial(open_job_service, config, random_worker_id(), tracer))
+    jobs = JobRoutes(
+        generation_service,
+        body_reader,
+        config,
+        open_jobs or functools.partial(open_job_service, config, random_worker_id(), tracer),
+    )
     images = ImageRoutes(generation_service, body_reader)
     openai = OpenAIRoutes(generation_service, body_reader)
     live = Live(engine_pool, config.frontend)
@@ -117,7 +130,9 @@ def build_app(
 
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(ObservabilityMiddleware, crashed=_internal_error_response, tracer=tracer)],
+        middleware=[
+            Middleware(ObservabilityMiddleware, internal_error_response=_internal_error_response, tracer=tracer)
+        ],
         exception_handlers={NoriaError: handle_noria_error, HTTPException: handle_routing_error},
         lifespan=lifespan,
     )
@@ -127,7 +142,9 @@ def build_app(
 
 
 def _authenticated(route: Route, clients: ClientDirectory) -> Route:
-    return Route(route.path, route.endpoint, methods=route.methods, middleware=[Middleware(AuthMiddleware, callers=clients)])
+    return Route(
+        route.path, route.endpoint, methods=route.methods, middleware=[Middleware(AuthMiddleware, clients=clients)]
+    )
 
 
 class ServerRoutes:
@@ -203,9 +220,13 @@ def _routing_response(http: Request, error: HTTPException, known_paths: list[str
     path = http.url.path
     if error.status_code == MethodNotAllowed.http_status:
         allow = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
-        noria_error: NoriaError = MethodNotAllowed(f"{http.method} is not allowed for {short_repr(path)}; allowed is {allow}.")
+        noria_error: NoriaError = MethodNotAllowed(
+            f"{http.method} is not allowed for {short_repr(path)}; allowed is {allow}."
+        )
         return error_response(noria_error, http, {"Allow": allow})
-    noria_error = RouteNotFound(f"there is no {short_repr(path)}.{did_you_mean(path, known_paths)} GET /docs lists the routes.")
+    noria_error = RouteNotFound(
+        f"there is no {short_repr(path)}.{did_you_mean(path, known_paths)} GET /docs lists the routes."
+    )
     return error_response(noria_error, http)
 
 

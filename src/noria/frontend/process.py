@@ -22,17 +22,19 @@ from starlette.applications import Starlette
 from noria.config import Config, FrontendConfig
 from noria.errors import SetupError
 from noria.frontend.app import build_app
-from noria.frontend.connection import TimeoutHttpProtocol
-from noria.frontend.engine_link import EnginePool
-from noria.jobs.service import random_worker_id, open_job_service
-from noria.messages import engine_name
-from noria.observe import metrics, outcomes
-from noria.observe.collector import open_tracer
-from noria.observe.logs import fields, logging_here
-from noria.observe.process import die_with_parent
+from noria.frontend.engines.pool import EnginePool
+from noria.frontend.http.connection import TimeoutHttpProtocol
+from noria.jobs.service import open_job_service, random_worker_id
+from noria.observe.logs.setup import fields, logging_here
+from noria.observe.metrics import declarations, outcomes
+from noria.observe.traces.setup import open_tracer
+from noria.protocol.messages import engine_name
+from noria.protocol.process_signals import die_with_parent
 
 _REJECT_GRACE_S = 2.0  # after a drain, to answer 503 to whom no image was drawn in time; the supervisor waits for 5
-_CLOSE_GRACE_S = 1.0  # after that, for what is done for clients to end with their connections; uvicorn would break it off
+_CLOSE_GRACE_S = (
+    1.0  # after that, for what is done for clients to end with their connections; uvicorn would break it off
+)
 _KEEP_ALIVE_S = 75  # longer than clients keep an idle connection (httpx 5 s, nginx 60 s): none sends into a closing one
 
 log = logging.getLogger("noria.frontend")
@@ -45,7 +47,9 @@ class FrontendTask(msgspec.Struct, frozen=True):
     fd: int  # a listening TCP socket, inherited
     engines: list[str]  # addresses of their channels
     parent_pid: int | None = None  # the supervisor's
-    worker_id: str = msgspec.field(default_factory=random_worker_id)  # `server/name`, the same in all lives of a front end
+    worker_id: str = msgspec.field(
+        default_factory=random_worker_id
+    )  # `server/name`, the same in all lives of a front end
 
 
 def run(config: Config, listen_fd: int, engine_addresses: list[str], worker_id: str) -> None:
@@ -54,9 +58,9 @@ def run(config: Config, listen_fd: int, engine_addresses: list[str], worker_id: 
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
     for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises again the signal that it has already obeyed
         signal.signal(number, _ignore_signal)
-    metrics.init_engine_series([engine_name(number) for number in range(len(engine_addresses))])
+    declarations.init_engine_series([engine_name(number) for number in range(len(engine_addresses))])
     outcomes.init_unknown_model_series()
-    metrics.FRONTEND_STARTS.labels(worker_id.rpartition("/")[2]).inc()
+    declarations.FRONTEND_STARTS.labels(worker_id.rpartition("/")[2]).inc()
     engine_pool = EnginePool(engine_addresses, config.frontend.restart_wait_s, worker_id)
     tracer = open_tracer(config.traces_endpoint, config.traces_ratio, worker_id.rpartition("/")[2])
     jobs = open_job_service(config, worker_id, tracer)
@@ -90,7 +94,9 @@ def http_server(app: Starlette, engine_pool: EnginePool, config: FrontendConfig)
 class _DrainingServer(uvicorn.Server):
     """uvicorn, which at the end of a drain would close the connections of whom it has not answered."""
 
-    def __init__(self, engine_pool: EnginePool, on_drain: Callable[[], None], drain_s: float, config: uvicorn.Config) -> None:
+    def __init__(
+        self, engine_pool: EnginePool, on_drain: Callable[[], None], drain_s: float, config: uvicorn.Config
+    ) -> None:
         super().__init__(config)
         self._engine_pool, self._on_drain, self._drain_s = engine_pool, on_drain, drain_s
 

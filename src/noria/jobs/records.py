@@ -90,7 +90,7 @@ class StatusEventData(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class NewJob:
-    """A job to be accepted. `request` is all it takes to draw it, the seed included; only `frontend/jobs.py` looks into it."""
+    """A job to be accepted. `request` is all it takes to draw it, the seed included; only `frontend/routes/jobs.py` looks into it."""
 
     id: str
     model: str

@@ -30,7 +30,7 @@ from sqlalchemy.engine.url import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from noria.errors import ConfigError, short_repr
-from noria.jobs.blocking import NUM_REQUEST_THREADS, NUM_WORKER_THREADS
+from noria.jobs.thread_offloader import NUM_REQUEST_THREADS, NUM_WORKER_THREADS
 
 SCHEMA_VERSION = 1
 _NUM_CONNECTIONS = (

@@ -10,21 +10,21 @@ from collections.abc import Callable
 
 from noria.config import Config, JobsConfig, data_folder
 from noria.errors import JobNotFound
-from noria.jobs.blocking import ThreadOffloader
-from noria.jobs.ends import JobCompletionReporter
-from noria.jobs.loops import run_periodically
-from noria.jobs.outbox import Outbox
-from noria.jobs.postman import WebhookDispatcher
+from noria.jobs.completion import JobCompletionReporter
+from noria.jobs.periodic import run_periodically
 from noria.jobs.records import JobEvent, JobRecord, NewJob
-from noria.jobs.resolver import Resolver
 from noria.jobs.results import ResultStore
-from noria.jobs.runner import JobExecutor, JobWorker
 from noria.jobs.schema import database_url, open_database
 from noria.jobs.store import JobStore
-from noria.jobs.webhooks import WebhookClient, read_secret
-from noria.observe import metrics
-from noria.observe.requests import LogPrompts
-from noria.observe.traces import NO_TRACER, Tracer
+from noria.jobs.thread_offloader import ThreadOffloader
+from noria.jobs.webhooks.client import WebhookClient, read_secret
+from noria.jobs.webhooks.dispatcher import WebhookDispatcher
+from noria.jobs.webhooks.outbox import Outbox
+from noria.jobs.webhooks.resolver import Resolver
+from noria.jobs.worker import JobExecutor, JobWorker
+from noria.observe.logs.request_log import LogPrompts
+from noria.observe.metrics import declarations
+from noria.observe.traces.tracer import NO_TRACER, Tracer
 
 _CLEAN_EVERY_S = 30.0
 _CLEAN_BATCH_SIZE = 100  # jobs that one question to the database brings
@@ -55,7 +55,9 @@ class JobService:
         self._results = ResultStore(config.results, data_folder)
         secret = read_secret(config.webhook_secret_file, data_folder)
         self._resolver = Resolver()
-        self._webhook_client = WebhookClient(secret, allow_private=config.webhook_allow_private, resolve=self._resolver, tracer=tracer)
+        self._webhook_client = WebhookClient(
+            secret, allow_private=config.webhook_allow_private, resolve=self._resolver, tracer=tracer
+        )
         engine = open_database(database_url(config.database, data_folder))
         self._store, self._outbox = JobStore(engine, JobCompletionReporter(tracer, log_prompts)), Outbox(engine)
         self._owner = f"{worker_id}/{uuid.uuid4().hex}"
@@ -95,7 +97,7 @@ class JobService:
             await self._webhook_client.check_url(new_job.webhook)
         record, is_new = await self._offload(self._store.accept, new_job, self._config.max_queued, self._clock())
         if is_new:
-            metrics.JOBS_ACCEPTED.inc()
+            declarations.JOBS_ACCEPTED.inc()
         self._wake()
         return record, is_new
 
@@ -122,7 +124,9 @@ class JobService:
         record = await self.get(job_id, made_by)
         names = record.output.split(",") if record.output is not None else []
         if index >= len(names):
-            explanation = f"its images are 0 to {len(names) - 1}" if names else f"it is {record.status} and has no images"
+            explanation = (
+                f"its images are 0 to {len(names) - 1}" if names else f"it is {record.status} and has no images"
+            )
             raise JobNotFound(f"job {job_id} has no image {index}: {explanation}.")
         content = await self._offload(self._results.read, job_id, names[index])
         if content is None:
@@ -166,4 +170,9 @@ def clean_up(store: JobStore, results: ResultStore, ttl_s: float, now: float) ->
             else:
                 store.delete(job_id)
     if undeletable:
-        log.warning("the images of %d ended jobs, %s among them, cannot be deleted: %s", len(undeletable), min(undeletable), error)
+        log.warning(
+            "the images of %d ended jobs, %s among them, cannot be deleted: %s",
+            len(undeletable),
+            min(undeletable),
+            error,
+        )

@@ -17,24 +17,24 @@ from sqlalchemy import ColumnElement, Connection, Engine
 from sqlalchemy.exc import IntegrityError
 
 from noria.errors import EngineLost, IdempotencyConflict, JobExpired, JobNotFound, NoriaError, QueueFull, short_repr
-from noria.jobs.ends import JobCompletionReporter
+from noria.jobs.completion import JobCompletionReporter
 from noria.jobs.records import (
     TERMINAL_STATUSES,
     Claim,
     JobEvent,
     JobEventType,
     JobRecord,
-    NewJob,
     JobStatus,
+    NewJob,
     StatusEventData,
-    as_job,
     allowed_previous,
-    queue_order,
+    as_job,
     output_urls,
+    queue_order,
     webhook_event_for,
 )
 from noria.jobs.schema import deliveries, events, jobs, write_transaction
-from noria.observe.requests import RequestLogRecord
+from noria.observe.logs.request_log import RequestLogRecord
 
 LEASE_S = 15.0
 # Of a job that ends whatever draws it, each loss costs a restart; of an innocent one, 20 in a row happen in no storm of kills.
@@ -86,7 +86,9 @@ class JobStore:
     def _find_by_idempotency_key(self, new_job: NewJob) -> JobRecord | None:
         if new_job.idempotency_key is None:
             return None
-        existing = self._first(sa.and_(jobs.c.made_by == new_job.made_by, jobs.c.idempotency_key == new_job.idempotency_key))
+        existing = self._first(
+            sa.and_(jobs.c.made_by == new_job.made_by, jobs.c.idempotency_key == new_job.idempotency_key)
+        )
         if existing is not None and existing.body_digest != new_job.body_digest:
             raise IdempotencyConflict(
                 f"the Idempotency-Key {short_repr(new_job.idempotency_key)} came before with another body, for job {existing.id}. Send that body again, "
@@ -146,8 +148,12 @@ class JobStore:
             sa.and_(jobs.c.status == "starting", jobs.c.not_before <= now),
             sa.and_(jobs.c.status == "processing", jobs.c.lease_until < now),
         )
-        is_executable = sa.or_(*(sa.and_(jobs.c.model == model, jobs.c.version == version) for model, version in models))
-        candidates = self._all(sa.select(jobs).where(is_claimable, is_executable).order_by(jobs.c.order_at, jobs.c.seq).limit(limit))
+        is_executable = sa.or_(
+            *(sa.and_(jobs.c.model == model, jobs.c.version == version) for model, version in models)
+        )
+        candidates = self._all(
+            sa.select(jobs).where(is_claimable, is_executable).order_by(jobs.c.order_at, jobs.c.seq).limit(limit)
+        )
         claimed = []
         for candidate in candidates:
             is_unchanged = sa.and_(jobs.c.id == candidate.id, jobs.c.attempt == candidate.attempt, is_claimable)
@@ -203,7 +209,12 @@ class JobStore:
         return held & set(claims)
 
     def finish(
-        self, claim: Claim, output: Collection[str], metrics: Mapping[str, float], now: float, log_record: RequestLogRecord | None = None
+        self,
+        claim: Claim,
+        output: Collection[str],
+        metrics: Mapping[str, float],
+        now: float,
+        log_record: RequestLogRecord | None = None,
     ) -> bool:
         """End the job as succeeded, with its files' names. False, and nothing done, if it is no longer the claim's.
 
@@ -244,11 +255,18 @@ class JobStore:
                 reclaimed.append(record)
         return reclaimed
 
-    def _end(self, claim: Claim, status: JobStatus, now: float, log_record: RequestLogRecord | None = None, **values: Any) -> bool:
+    def _end(
+        self, claim: Claim, status: JobStatus, now: float, log_record: RequestLogRecord | None = None, **values: Any
+    ) -> bool:
         return self._commit_transition(_is_held(claim), status, now, log_record, **values) is not None
 
     def _commit_transition(
-        self, condition: ColumnElement[bool], status: JobStatus, now: float, log_record: RequestLogRecord | None = None, **values: Any
+        self,
+        condition: ColumnElement[bool],
+        status: JobStatus,
+        now: float,
+        log_record: RequestLogRecord | None = None,
+        **values: Any,
     ) -> JobRecord | None:
         """`_move` as a transaction of its own; what ended is told of once that is safe."""
         with write_transaction(self._engine) as connection:
@@ -265,7 +283,9 @@ class JobStore:
         error = JobExpired(f"no engine could draw it within {ttl_s:g} s. Post it again when its model is served.")
         expired = 0
         for record in self._all(waiting):
-            is_unchanged = sa.and_(jobs.c.id == record.id, jobs.c.attempt == record.attempt, jobs.c.status == "starting")
+            is_unchanged = sa.and_(
+                jobs.c.id == record.id, jobs.c.attempt == record.attempt, jobs.c.status == "starting"
+            )
             expired += self._commit_transition(is_unchanged, "failed", now, **_error_columns(error)) is not None
         return expired
 
@@ -378,7 +398,9 @@ def _publish_status(connection: Connection, record: JobRecord, now: float) -> No
         )
 
 
-def _write_event(connection: Connection, job_id: str, seq: int, now: float, event_type: JobEventType, data: bytes) -> None:
+def _write_event(
+    connection: Connection, job_id: str, seq: int, now: float, event_type: JobEventType, data: bytes
+) -> None:
     connection.execute(events.insert().values(job_id=job_id, seq=seq, at=now, type=event_type, data=data.decode()))
 
 

@@ -9,8 +9,8 @@ import msgspec
 from msgspec import Struct
 
 from noria.jobs.records import JobRecord
-from noria.observe.trace_context import TraceContext, parse
-from noria.observe.traces import NO_SPAN, Span, Tracer
+from noria.observe.traces.trace_context import TraceContext, parse
+from noria.observe.traces.tracer import NO_SPAN, Span, Tracer
 
 
 class _StoredTraceHeaders(Struct, frozen=True):

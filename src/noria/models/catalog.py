@@ -14,10 +14,19 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from noria import schedulers
 from noria.errors import InvalidField, ModelError, did_you_mean, short_repr
-from noria.models.weights import REDOWNLOAD_HINT, WEIGHT_STEMS, TensorInfo, num_tensor_parameters, read_object, read_text, read_weights, weight_files
-from noria.spec import ModelSpec
+from noria.images import schedulers
+from noria.models.weights import (
+    REDOWNLOAD_HINT,
+    WEIGHT_STEMS,
+    TensorInfo,
+    num_tensor_parameters,
+    read_object,
+    read_text,
+    read_weights,
+    weight_files,
+)
+from noria.protocol.model_spec import ModelSpec
 
 BUNDLED = pathlib.Path(__file__).parent / "bundled"
 PIPELINE = "StableDiffusionPipeline"
@@ -283,7 +292,9 @@ def _check_tokenizer(folder: pathlib.Path, text_encoder: _TextEncoder) -> None:
             raise ModelError(f"{folder / 'merges.txt'}: missing; vocab.json is of no use without it. {REDOWNLOAD_HINT}")
     try:
         token_ids = msgspec.convert(vocabulary, dict[str, int])
-        max_token_id = max([*token_ids.values(), *(token.id for token in msgspec.convert(added, list[_AddedToken]))], default=-1)
+        max_token_id = max(
+            [*token_ids.values(), *(token.id for token in msgspec.convert(added, list[_AddedToken]))], default=-1
+        )
     except msgspec.ValidationError as error:
         raise ModelError(f"{file}: holds no vocabulary of words and their numbers. {REDOWNLOAD_HINT}") from error
     if max_token_id >= text_encoder.vocab_size:

@@ -146,7 +146,9 @@ def read_header(file: pathlib.Path) -> dict[str, TensorInfo]:
         tree.pop("__metadata__", None)
         tensors = msgspec.convert(tree, dict[str, TensorInfo])
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{file}: its header is damaged, or it is no safetensors file: {error}. {REDOWNLOAD_HINT}") from error
+        raise ModelError(
+            f"{file}: its header is damaged, or it is no safetensors file: {error}. {REDOWNLOAD_HINT}"
+        ) from error
     _check_offsets(file, tensors, size_bytes - 8 - header_bytes)
     return tensors
 

@@ -35,8 +35,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from noria import schedulers
 from noria.errors import InvalidField
+from noria.images import schedulers
+from noria.images.schedulers import SchedulerChoice
 from noria.sampling.tables import (
     NOISE_COLUMN,
     NUM_COLUMNS,
@@ -46,12 +47,13 @@ from noria.sampling.tables import (
     output_column,
     sample_column,
 )
-from noria.schedulers import SchedulerChoice
 
 Array = NDArray[np.float64]
 
 MAX_STEPS = 1000  # num_train_timesteps of every model we know; the probe's memory grows with its square
-_EXACT_RESIDUAL = 2e-7  # schedulers that upcast to float32 inside fit to 1e-7, the others to 1e-14: no better fit is looked for
+_EXACT_RESIDUAL = (
+    2e-7  # schedulers that upcast to float32 inside fit to 1e-7, the others to 1e-14: no better fit is looked for
+)
 _FIT_TOLERANCE = 1e-6  # a recurrence too short misses by 1e-3 at 20 steps, but by little more than this at hundreds
 _WITNESS_TOLERANCE = 1e-5  # float32 inside leaves about 1e-7 of the largest term; clipping leaves about 1
 _MIN_DENOMINATOR = 1e-300  # IPNDM's only step of one is exactly 0, whatever the model says

@@ -12,13 +12,15 @@ from bisect import bisect_left, insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from noria.scheduling.plans import BatchKey
+from noria.scheduling.types import BatchKey
 
 _SLOWDOWN_WEIGHT = 0.08  # of one turn
 _SLOWDOWN_DECAY_S = 3.0  # without news of it, a pace fades: who is refused for it teaches nothing
 _AVERAGING_WINDOW = 50  # measurements of one count: their mean first, from then on a moving one
 _MIN_MEASUREMENTS = 3  # a count measured less often says nothing about the knee
-_MAX_OUTLIER_RATIO = 4.0  # a turn beyond this ratio counts as this: the first turn of a new kernel must not spoil what is known
+_MAX_OUTLIER_RATIO = (
+    4.0  # a turn beyond this ratio counts as this: the first turn of a new kernel must not spoil what is known
+)
 _KNEE_THROUGHPUT = 0.95  # a call of the knee's rows draws at least so much of the best throughput
 _EXPLORATION_INTERVAL = (
     100  # after so many at the knee, a turn tries twice as many rows: nothing else could ever prove the knee wrong
@@ -154,7 +156,9 @@ class CostModel:
             for batch_key in mine.keys() & others.keys():
                 points = {n: min(s, others[batch_key].points.get(n, s)) for n, s in mine[batch_key].points.items()}
                 mine[batch_key] = CostCurve(points)
-        self.text_encode_s_by_model |= {m: min(s, other.text_encode_s_by_model.get(m, s)) for m, s in self.text_encode_s_by_model.items()}
+        self.text_encode_s_by_model |= {
+            m: min(s, other.text_encode_s_by_model.get(m, s)) for m, s in self.text_encode_s_by_model.items()
+        }
 
     def decay_slowdown(self, seconds: float) -> None:
         """Nothing was measured for so long: what troubled everything may be over."""

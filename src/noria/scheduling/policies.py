@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from noria.request import Priority
+from noria.protocol.request import Priority
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,156 @@
+"""`noria bench quick`: in under two minutes, what the server costs over a bare loop on this machine.
+
+Two questions, asked in rounds side by side, so that a noisy machine troubles both sides alike:
+  - 8 users: images a second of the running server, over those of the shortest in-process loop at batch 8;
+  - 1 user: seconds for one image from the server, over those of diffusers' StableDiffusionPipeline.
+And what the front end's process spends on a request, its PNG included.
+"""
+
+import json
+import os
+import pathlib
+import statistics
+import sys
+from typing import Any
+
+import msgspec
+
+from noria.config import Config
+from noria.models.catalog import open_model
+from noria_bench.load import closed_loop
+from noria_bench.load.workload import caption
+from noria_bench.measurement.provenance import collect_provenance
+from noria_bench.targets.server import RunningServer, config_flags, running_server
+
+NUM_USERS = 8
+NUM_ROUNDS = 3
+_LOAD_S = 10.0  # of each round's eight users
+_WARM_UP_S = 2.0  # of it, until the users are out of step
+_NUM_SINGLE_IMAGES = 6  # of each round
+
+
+def main(config: Config, output: pathlib.Path | None = None) -> int:
+    """Run it on `config.model` with the default size, steps, scheduler and guidance; print a table, write JSON to `output`."""
+    result = measure(config)
+    if output is not None:
+        output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(table(result))
+    return 0
+
+
+def measure(config: Config) -> dict[str, Any]:
+    """The whole bench as one JSON-ready document."""
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the supervisor gives its engines; read when torch is imported
+    import torch
+
+    from noria.engine.diffusion.loading import detect_machine
+    from noria.engine.resources import resolve_auto, resolve_device
+    from noria_bench.targets.pipeline import Pipeline, time_calls
+
+    header = collect_provenance()
+    spec = open_model(config.model)
+    machine = detect_machine()
+    device = resolve_device(config.engine.devices[0], machine)
+    settings = resolve_auto(config.engine, spec, device, machine)
+    assert isinstance(settings.threads, int)
+    torch.set_num_threads(settings.threads)
+    steps, guidance = spec.default_steps, spec.default_guidance
+    pipeline = Pipeline(spec, settings, device)
+    rounds: list[dict[str, Any]] = []
+    with running_server([config.model, *config_flags(config)]) as server:
+        for number in range(NUM_ROUNDS):
+            _log_status(f"round {number + 1} of {NUM_ROUNDS}")
+            captions = [caption(k) for k in range(NUM_USERS)]
+            loop_s = time_calls(3, lambda: pipeline.generate_batch(captions, steps, guidance))  # noqa: B023 - called at once
+            replies, cpu_s = _run_users(server, NUM_USERS, _LOAD_S, 1000 * number)
+            single_s = time_calls(_NUM_SINGLE_IMAGES, lambda: pipeline.generate(caption(1), steps, guidance))
+            single_replies, _ = _run_users(
+                server, 1, _NUM_SINGLE_IMAGES * statistics.median(single_s), 1000 * number + 500
+            )
+            rounds.append(
+                {
+                    "loop_images_per_s": NUM_USERS / statistics.median(loop_s),
+                    "server_images_per_s": closed_loop.images_per_second(replies, _WARM_UP_S),
+                    "pipeline_seconds": statistics.median(single_s),
+                    "server_seconds": statistics.median(
+                        reply.latency_s for reply in single_replies if reply.status == 200
+                    ),
+                    "frontend_cpu_ms": 1000 * cpu_s / len(replies),
+                    "requests": len(replies) + len(single_replies),
+                    "failures": sum(reply.status != 200 for reply in [*replies, *single_replies]),
+                }
+            )
+        seconds_to_ready = server.seconds_to_ready
+    return {
+        **header,
+        "bench": "quick",
+        "model": {"name": spec.name, "fingerprint": spec.fingerprint, "unet_parameters": spec.num_parameters},
+        "workload": {"steps": steps, "guidance": guidance, "scheduler": spec.default_scheduler, "users": NUM_USERS},
+        "settings": msgspec.to_builtins(settings),
+        "seconds_to_ready": seconds_to_ready,
+        "rounds": rounds,
+        "summary": summarise(rounds),
+    }
+
+
+def summarise(rounds: list[dict[str, Any]]) -> dict[str, float]:
+    """Medians over the rounds; the ratios are medians of each round's own ratio."""
+    summary = {
+        key: statistics.median(r[key] for r in rounds) for key in rounds[0] if key not in ("requests", "failures")
+    }
+    throughput = [r["server_images_per_s"] / r["loop_images_per_s"] for r in rounds]
+    latency = [r["server_seconds"] / r["pipeline_seconds"] for r in rounds]
+    return summary | {
+        "throughput_ratio": statistics.median(throughput),
+        "latency_ratio": statistics.median(latency),
+        "failures": sum(r["failures"] for r in rounds),
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result as a Markdown table with a line on where it was measured."""
+    s, machine = result["summary"], result["machine"]
+    rows = [
+        (
+            "8 users, images/s",
+            f"{s['loop_images_per_s']:.2f}",
+            f"{s['server_images_per_s']:.2f}",
+            f"{s['throughput_ratio']:.3f}",
+        ),
+        (
+            "1 user, seconds an image",
+            f"{s['pipeline_seconds']:.3f}",
+            f"{s['server_seconds']:.3f}",
+            f"{s['latency_ratio']:.3f}",
+        ),
+    ]
+    lines = ["| | bare | Noria | ratio |", "|---|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
+    where = (
+        f"{result['model']['name']}, {result['workload']['steps']} guided steps, {machine['cores']} cores of {machine['cpu']}, "
+        f"noria {result['noria']} at {result['commit']}, {result['date'][:10]}; load before {machine['load_average_before']:.1f}."
+    )
+    details = (
+        f"Bare is, for 8 users, the shortest in-process loop at batch 8; for 1 user, diffusers' own pipeline. Front end: "
+        f"{s['frontend_cpu_ms']:.1f} ms of CPU a request, PNG included. Ready {result['seconds_to_ready']:.1f} s after the start. "
+        f"Failures: {s['failures']}."
+    )
+    return "\n".join([*lines, "", details, where])
+
+
+def _run_users(
+    server: RunningServer, num_users: int, seconds: float, first_caption: int
+) -> tuple[list[closed_loop.Reply], float]:
+    """The replies to captions from number `first` on, and the CPU seconds that the front ends spent meanwhile."""
+
+    def cpu_s() -> float:
+        return sum(sum(frontend.cpu_times()[:2]) for frontend in server.children("frontend"))
+
+    before = cpu_s()
+    replies = closed_loop.run_closed_loop(
+        server.port, num_users, seconds, lambda k: {"prompt": caption(first_caption + k), "seed": k}
+    )
+    return replies, cpu_s() - before
+
+
+def _log_status(text: str) -> None:
+    print(f"noria bench quick: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,83 @@
+"""Which runs each bench is made of, one after the other: the seed article's scenarios, mixed arrivals, sweeps."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from noria.config import Config
+from noria.protocol.model_spec import ModelSpec
+from noria_bench.benches import scenarios, suite_options, sweeps
+from noria_bench.benches.scenarios import SCENARIOS
+from noria_bench.benches.suite import RunPlan, log_status
+from noria_bench.benches.suite_options import SuiteOptions
+from noria_bench.load import capacity
+from noria_bench.load.load_generators import OpenLoopLoadGenerator, ScenarioLoadGenerator, bodies_of_every_kind
+from noria_bench.load.workload import Arrivals, generate_trace, mixed
+from noria_bench.measurement.runs import Traffic
+from noria_bench.targets.catalog import TARGETS
+from noria_bench.targets.server import running_target
+
+MIXED_S = 60.0  # that requests arrive for, where nobody says
+_CAPACITY_S = 24.0  # as in `contract`
+
+
+def scenario_runs(name: str, options: SuiteOptions, config: Config, spec: ModelSpec) -> Iterator[RunPlan]:
+    """`scenario1` or `scenario2`, on each target."""
+    load = scenario_load_generator(name, options.duration_s(SCENARIOS[name].seconds), options.seed, spec)
+    for target in options.targets:
+        yield RunPlan(name, target, load, config)
+
+
+def scenario_load_generator(name: str, seconds: float, seed: int, spec: ModelSpec) -> ScenarioLoadGenerator:
+    """A scenario of the article's in `seconds`."""
+    scenario = SCENARIOS[name]
+    return ScenarioLoadGenerator(
+        scenario, scenarios.scaled_traffic(scenario, seconds, seed), scenarios.rows_per_request(spec)
+    )
+
+
+def mixed_runs(options: SuiteOptions, config: Config, spec: ModelSpec) -> Iterator[RunPlan]:
+    """Open-loop arrivals of mixed requests, the same for every target; first, unless a rate is given, Noria's capacity is measured."""
+    rows_per_s = options.rows_per_s or capacity_rows_per_s(config, spec, options.seed) * options.load_percent / 100
+    arrival_kinds: tuple[Arrivals, ...] = ("poisson", "bursty") if options.arrivals == "both" else (options.arrivals,)
+    for kind in arrival_kinds:
+        load = open_load_generator(kind, rows_per_s, options.duration_s(MIXED_S), options.seed, spec)
+        log_status(f"{len(load.arrivals)} {kind} arrivals in {load.traffic.seconds:.0f} s, {rows_per_s:.1f} rows/s")
+        for target in options.targets:
+            yield RunPlan("mixed", target, load, config, variant=kind)
+
+
+def sweep_runs(name: str, options: SuiteOptions, config: Config, spec: ModelSpec) -> Iterator[RunPlan]:
+    """One sweep, or all: each variant under scenario 2's eight users."""
+    load = scenario_load_generator("scenario2", options.duration_s(sweeps.DEFAULT_SECONDS), options.seed, spec)
+    for sweep in suite_options.SWEEPS if name == "all" else (name,):
+        for variant in sweeps.variants(sweep, full=options.full):
+            engine = msgspec.structs.replace(config.engine, **variant.engine)
+            yield RunPlan(
+                f"sweep-{sweep}",
+                TARGETS[variant.target],
+                load,
+                msgspec.structs.replace(config, engine=engine),
+                variant.settings,
+                variant.name,
+            )
+
+
+def open_load_generator(
+    kind: Arrivals, rows_per_s: float, seconds: float, seed: int, spec: ModelSpec
+) -> OpenLoopLoadGenerator:
+    """Mixed requests without deadlines, `rows_per_s` of work arriving for `seconds`."""
+    mix = mixed(spec)
+    arrivals = generate_trace(mix, spec, None, rows_per_s=rows_per_s, seconds=seconds, arrivals=kind, seed=seed)
+    traffic = Traffic("open", seconds, "mixed", arrivals=kind, rows_per_s=rows_per_s, seed=seed)
+    return OpenLoopLoadGenerator(traffic, arrivals, bodies_of_every_kind(mix, spec))
+
+
+def capacity_rows_per_s(config: Config, spec: ModelSpec, seed: int) -> float:
+    """The mixed work that Noria finishes each second while 32 users keep it busy."""
+    noria = TARGETS["noria"]
+    log_status(f"measuring Noria's capacity for {_CAPACITY_S:.0f} s")
+    with running_target(noria, spec, config) as server:
+        found = capacity.measure_capacity(server.port, noria.path, mixed(spec), spec, _CAPACITY_S, seed)
+    log_status(f"Noria's capacity is {found.rows_per_s:.1f} rows/s, {found.requests_per_s:.2f} requests/s")
+    return found.rows_per_s

@@ -1,0 +1,147 @@
+"""`noria bench streaming`: in half a minute, why the article's StreamingResponse was slow, and that streaming is not.
+
+A FastAPI server in a process of its own, on uvicorn, answers one body of an image's size in each way of `targets/bodies.py`. One client
+asks for them in rounds side by side, so that a noisy machine troubles all alike; the server tells its own CPU time, all threads together.
+"""
+
+import contextlib
+import http.client
+import importlib.metadata
+import io
+import json
+import os
+import pathlib
+import statistics
+import sys
+import time
+from typing import Any
+
+import msgspec
+
+from noria_bench.measurement.provenance import collect_provenance
+from noria_bench.targets.reference.response_modes import CHUNK_BYTES, RESPONSE_MODES
+from noria_bench.targets.reference.streaming_app import StreamingJob, random_image_bytes
+from noria_bench.targets.server import running_process
+
+NUM_BYTES = 800_000  # of a 512 × 512 PNG, nearly uncompressed
+NUM_ROUNDS = 5
+_ROUND_S = 1.0  # of each way in each round
+_MIN_REPLIES = 3  # replies of each way in each round, however long they take
+
+MODE_LABELS = {  # of the table
+    "plain": "Response",
+    "bytesio": "StreamingResponse(BytesIO)",
+    "chunks": "StreamingResponse, async generator of 64 kB chunks",
+    "generator": "StreamingResponse, async generator of one piece",
+}
+
+
+def main(output: pathlib.Path | None = None, num_bytes: int = NUM_BYTES, round_s: float = _ROUND_S) -> int:
+    """Print a Markdown table; write JSON to `output`."""
+    result = measure(num_bytes, round_s)
+    if output is not None:
+        output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(table(result))
+    return 0
+
+
+def measure(num_bytes: int, round_s: float) -> dict[str, Any]:
+    """The whole bench as one JSON-ready document; times in milliseconds.
+
+    Raises:
+        RuntimeError: the server did not start, or gave another body than it should.
+
+    """
+    header = collect_provenance()
+    header["versions"] |= {name: importlib.metadata.version(name) for name in ("fastapi", "anyio")}
+    rounds: list[dict[str, dict[str, Any]]] = []
+
+    def command(port: int) -> list[str]:
+        job = msgspec.json.encode(StreamingJob(port, num_bytes, os.getpid())).decode()
+        return [sys.executable, "-m", "noria_bench.targets.reference.streaming_app", job]
+
+    with (
+        running_process(command) as server,
+        contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as connection,
+    ):
+        client = _StreamingClient(connection, random_image_bytes(num_bytes))
+        for mode in RESPONSE_MODES:
+            client.measure(mode, 0.0)  # warm-up
+        for number in range(NUM_ROUNDS):
+            print(f"noria bench streaming: round {number + 1} of {NUM_ROUNDS}", file=sys.stderr, flush=True)
+            rounds.append({mode: client.measure(mode, round_s) for mode in RESPONSE_MODES})
+    return {
+        **header,
+        "bench": "streaming",
+        "workload": {"bytes": num_bytes, "clients": 1, "rounds": NUM_ROUNDS, "round_s": round_s},
+        "rounds": rounds,
+        "summary": summarise(rounds, random_image_bytes(num_bytes)),
+    }
+
+
+class _StreamingClient:
+    """One client on one kept connection."""
+
+    def __init__(self, connection: http.client.HTTPConnection, content: bytes) -> None:
+        self._connection, self._content = connection, content
+
+    def measure(self, mode: str, seconds: float) -> dict[str, Any]:
+        """Ask for `seconds`, and a few times at least."""
+        latencies_ms: list[float] = []
+        cpu_before_s, until = float(self._get("/cpu")), time.monotonic() + seconds
+        while len(latencies_ms) < _MIN_REPLIES or time.monotonic() < until:
+            sent = time.perf_counter()
+            content = self._get(f"/{mode}")
+            latencies_ms.append(1000 * (time.perf_counter() - sent))
+            if content != self._content:
+                raise RuntimeError(f"{mode} gave {len(content)} bytes that are not the body's {len(self._content)}")
+        cpu_s = float(self._get("/cpu")) - cpu_before_s
+        return {
+            "replies": len(latencies_ms),
+            "latency_ms": statistics.median(latencies_ms),
+            "cpu_ms": 1000 * cpu_s / len(latencies_ms),
+        }
+
+    def _get(self, path: str) -> bytes:
+        self._connection.request("GET", path)
+        answer = self._connection.getresponse()
+        content = answer.read()
+        if answer.status != 200:
+            raise RuntimeError(f"GET {path} was answered {answer.status}: {content[:200]!r}")
+        return content
+
+
+def summarise(rounds: list[dict[str, dict[str, Any]]], content: bytes) -> dict[str, dict[str, float]]:
+    """For each way, how many pieces it sends `content` in, and medians over the rounds."""
+    num_pieces = {
+        "plain": 1,
+        "bytesio": sum(1 for _ in io.BytesIO(content)),  # lines
+        "chunks": -(-len(content) // CHUNK_BYTES),
+        "generator": 1,
+    }
+    return {
+        mode: {
+            "pieces": num_pieces[mode],
+            "replies": sum(r[mode]["replies"] for r in rounds),
+            "latency_ms": statistics.median(r[mode]["latency_ms"] for r in rounds),
+            "cpu_ms": statistics.median(r[mode]["cpu_ms"] for r in rounds),
+            "cpu_ms_least": min(r[mode]["cpu_ms"] for r in rounds),
+            "cpu_ms_most": max(r[mode]["cpu_ms"] for r in rounds),
+        }
+        for mode in rounds[0]
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result as a Markdown table with a line on where it was measured."""
+    summary, machine = result["summary"], result["machine"]
+    lines = ["| the body is given by | pieces | latency, ms | server's CPU, ms a reply |", "|---|---|---|---|"]
+    for mode, row in summary.items():
+        cpu = f"{row['cpu_ms']:.2f} ({row['cpu_ms_least']:.2f}–{row['cpu_ms_most']:.2f})"
+        lines.append(f"| {MODE_LABELS[mode]} | {row['pieces']} | {row['latency_ms']:.2f} | {cpu} |")
+    where = (
+        f"{result['workload']['bytes'] / 1000:.0f} kB, one client; medians of {result['workload']['rounds']} rounds (least–most). "
+        f"{machine['cores']} cores of {machine['cpu']}, noria {result['noria']} at {result['commit']}, {result['date'][:10]}; "
+        f"load before {machine['load_average_before']:.1f}."
+    )
+    return "\n".join([*lines, "", where])

@@ -1,0 +1,256 @@
+"""Runs one after the other: a fresh server, warm-up, load, a look at what it drew, and a JSON file for each.
+
+A server that fails to start, or ends under load, is reported and the next one is begun; Ctrl-C keeps what the run that it hit has
+recorded, and so does SIGTERM. In any case the tables are made of what there is.
+"""
+
+import http.client
+import os
+import pathlib
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from noria.config import Config
+from noria.errors import ConfigError, NoriaError
+from noria.models.catalog import open_model
+from noria.protocol.model_spec import ModelSpec
+from noria.protocol.process_signals import sigterm_interrupts
+from noria_bench.load import load_generators
+from noria_bench.load.load_generators import Body, LoadGenerator
+from noria_bench.measurement import runs
+from noria_bench.measurement.hardware_meters import GpuMeter, find_gpus, matrix_gflops
+from noria_bench.measurement.image_checks import SoloGenerator, check_replies
+from noria_bench.measurement.provenance import collect_provenance
+from noria_bench.measurement.resource_monitor import ResourceTrace, monitor_resources
+from noria_bench.measurement.runs import BenchRun, ImageCheck
+from noria_bench.targets import environments
+from noria_bench.targets.catalog import Target, TargetSettings
+from noria_bench.targets.server import NO_PROXY_OPENER, RunningServer, isolated_config, running_target
+
+_NUM_WARM_UP_USERS = 8
+_SAMPLE_INTERVAL_S = 0.5
+
+ReportWriter = Callable[[pathlib.Path, Sequence[BenchRun]], list[pathlib.Path]]
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """One run to be made; `settings` are turned at targets that are not Noria: None, their own."""
+
+    bench: str
+    target: Target
+    load_generator: LoadGenerator
+    config: Config
+    settings: TargetSettings | None = None
+    variant: str = ""
+
+    @property
+    def name(self) -> str:
+        """As its progress is told."""
+        return " ".join(filter(None, (self.bench, self.target.name, self.variant and f"({self.variant})")))
+
+    @property
+    def reported_settings(self) -> dict[str, Any]:
+        """The engine's, and the target's own beside them, with the peer's version."""
+        found: dict[str, Any] = msgspec.to_builtins(self.config.engine)
+        del found["cache_dir"]  # the bench's own, for as long as it lasts
+        if self.target.module is not None:
+            found |= msgspec.to_builtins(self.settings or self.target.settings)
+        if self.target.peer is not None:
+            found["peer"] = environments.REQUIREMENTS[self.target.peer]
+        return found
+
+
+@dataclass
+class Suite:
+    """A bench as far as it has come."""
+
+    config: Config
+    folder: pathlib.Path
+    spec: ModelSpec
+    runs: list[BenchRun] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)  # what did not go well, a line each
+    _solo_generator: tuple[bytes, SoloGenerator] | None = None  # the last engine settings', since each holds a model
+
+    def run(self, plan: RunPlan) -> None:
+        """Make one run and write it; one that is cut short is written too, as incomplete, if it has recorded anything.
+
+        Raises:
+            RuntimeError: the server did not start, or ended; or the client did.
+
+        """
+        header = collect_provenance()
+        if plan.target.peer is not None:
+            header["peer_versions"] = environments.versions_of(plan.target.peer)
+        with tempfile.TemporaryDirectory(prefix="noria-bench-") as name:
+            folder = pathlib.Path(name)
+            resources, image_checks, ready_s = ResourceTrace(), tuple[ImageCheck, ...](), None
+            try:
+                log_status(f"{plan.name}: starting")
+                resources.matrix_gflops.append(matrix_gflops())
+                gpus = find_gpus(plan.config.engine.devices, os.environ)
+                if gpus is not None:
+                    header["machine"]["gpu"] = ", ".join(gpus.names)
+                with running_target(plan.target, self.spec, plan.config, plan.settings) as server:
+                    ready_s = server.seconds_to_ready
+                    self._measure_load(plan, server, gpus, folder, resources)
+                resources.matrix_gflops.append(matrix_gflops())
+                log_status(f"{plan.name}: comparing some of its images with their solo runs")
+                image_checks = check_replies(
+                    folder / "kept", plan.load_generator.body, self._solo_generator_for(plan.config).generate
+                )
+            except BaseException:
+                self._save(self._build_run(plan, header, folder, resources, image_checks, ready_s, complete=False))
+                raise
+            self._save(self._build_run(plan, header, folder, resources, image_checks, ready_s, complete=True))
+
+    def _measure_load(
+        self,
+        plan: RunPlan,
+        server: RunningServer,
+        gpus: GpuMeter | None,
+        folder: pathlib.Path,
+        resources: ResourceTrace,
+    ) -> None:
+        """Warm a server up and load it; `seen` is filled, whatever happens."""
+        url = f"http://127.0.0.1:{server.port}"
+        log_status(f"{plan.name}: ready after {server.seconds_to_ready:.0f} s; warming up")
+        warm_up(url + plan.target.path, plan.load_generator.warm_up_bodies)
+        with monitor_resources(server, gpus, _SAMPLE_INTERVAL_S, resources):
+            load_generators.run_load(
+                plan.load_generator, url, plan.target.path, folder, server.process, self._progress(plan)
+            )
+
+    def _progress(self, plan: RunPlan) -> Callable[[str], None]:
+        return lambda words: log_status(f"{plan.name}: {words}")
+
+    def _solo_generator_for(self, config: Config) -> SoloGenerator:
+        key = msgspec.json.encode(config.engine)
+        if self._solo_generator is None or self._solo_generator[0] != key:
+            self._solo_generator = key, SoloGenerator(self.spec, config.engine)
+        return self._solo_generator[1]
+
+    def _build_run(
+        self,
+        plan: RunPlan,
+        header: dict[str, Any],
+        folder: pathlib.Path,
+        resources: ResourceTrace,
+        image_checks: tuple[ImageCheck, ...],
+        ready_s: float | None,
+        *,
+        complete: bool,
+    ) -> BenchRun:
+        spec = self.spec
+        return BenchRun(
+            bench=plan.bench,
+            target=plan.target.name,
+            traffic=plan.load_generator.traffic,
+            provenance=header,
+            model={"name": spec.name, "fingerprint": spec.fingerprint, "unet_parameters": spec.num_parameters},
+            settings=plan.reported_settings,
+            records=tuple(load_generators.read_records(folder)),
+            usage=resources.usage,
+            image_checks=image_checks,
+            variant=plan.variant,
+            complete=complete,
+            seconds_to_ready=ready_s,
+        )
+
+    def _save(self, run: BenchRun) -> None:
+        if run.records or run.complete:
+            self.runs.append(run)
+            file = runs.write_run(run, self.folder)
+            log_status(f"{run.target}: {run_line(run)}; wrote {file}")
+
+
+def main(
+    config: Config,
+    folder: pathlib.Path,
+    plans: Callable[[Config, ModelSpec], Iterable[RunPlan]],
+    write_report: ReportWriter,
+) -> int:
+    """Make the runs that `plans` gives, one by one, and the report of all of them; returns the exit status.
+
+    `plans` is given the settings of servers that keep nothing for after the bench; it may take its time, and measure.
+
+    Raises:
+        NoriaError: the model cannot be opened, or the folder not made.
+
+    """
+    spec = open_model(config.model)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--out {folder} cannot be made ({error}); name a folder, or one that is not there."
+        ) from error
+    with sigterm_interrupts(), tempfile.TemporaryDirectory(prefix="noria-bench-") as cache:
+        suite = Suite(isolated_config(config, cache), folder, spec)
+        status = _run_all(suite, plans)
+    if suite.runs:
+        for file in write_report(folder, suite.runs):
+            log_status(f"wrote {file}")
+            if file.suffix == ".md":
+                print(file.read_text(encoding="utf-8"))
+    for failure in suite.failures:
+        log_status(failure)
+    return status
+
+
+def _run_all(suite: Suite, plans: Callable[[Config, ModelSpec], Iterable[RunPlan]]) -> int:
+    """Returns the exit status; every plan is tried, until somebody interrupts."""
+    try:
+        for plan in plans(suite.config, suite.spec):
+            try:
+                suite.run(plan)
+            except (RuntimeError, OSError, NoriaError) as error:
+                suite.failures.append(f"{plan.name} failed: {error}")
+                log_status(suite.failures[-1])
+    except KeyboardInterrupt:
+        log_status("interrupted; what follows is what was measured until now")
+        return 130
+    except (RuntimeError, OSError, NoriaError) as error:  # of the plans: Noria's capacity could not be measured
+        suite.failures.append(f"stopped: {error}")
+    return 1 if suite.failures else 0
+
+
+def warm_up(url: str, bodies: Sequence[Body]) -> None:
+    """Ask for everything once, eight at a time; errors do not matter here, since they come again and are counted then."""
+
+    def send(body: Body) -> None:
+        text = msgspec.json.encode(body)
+        request = urllib.request.Request(url, text, {"content-type": "application/json"})
+        try:
+            with NO_PROXY_OPENER.open(request, timeout=300) as answer:
+                answer.read()
+        except (OSError, http.client.HTTPException):
+            time.sleep(0.05)  # a server that refuses is not asked in a hot loop
+
+    with ThreadPoolExecutor(_NUM_WARM_UP_USERS) as users:
+        list(users.map(send, bodies))
+
+
+def run_line(run: BenchRun) -> str:
+    """What came of a run, for who is watching."""
+    seconds = run.duration_s or run.traffic.seconds
+    num_failed = sum(record.status != 200 for record in run.records)
+    num_done = sum(record.status == 200 and (record.done_s or 0.0) <= seconds for record in run.records)
+    failed_checks = [sample for sample in run.image_checks if sample.problem]
+    parts = [f"{len(run.records)} requests", f"{num_done / seconds:.2f}/s", f"{num_failed} failed"]
+    parts.append(f"{len(failed_checks)} of {len(run.image_checks)} images looked at are wrong")
+    parts += [f"request {sample.number} {sample.problem}" for sample in failed_checks[:3]]
+    return ", ".join(parts) + ("" if run.complete else "; incomplete")
+
+
+def log_status(text: str) -> None:
+    """Tell who is watching."""
+    print(f"noria bench: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,109 @@
+"""The sweeps: what each one turns, as a table of variants. Pure.
+
+Every variant is loaded as in the seed article's tables, by scenario 2's eight users, 45 seconds instead of 900 where nobody says.
+
+The article crosses memory-efficient attention with attention slicing, in four rows. With today's diffusers there are three: slicing
+replaces the attention processor, so that "both" is slicing alone.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from noria_bench.targets.catalog import TargetSettings
+
+DEFAULT_SECONDS = 45.0
+_REFERENCE_BATCHING = ((500, 8), (250, 8), (1000, 8), (500, 4), (500, 16))  # ms, images; in its order
+_USERS_ROWS = 16  # of 8 users, all guided: the one bucket that compiled and not compiled are compared with
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A target with some of its settings turned."""
+
+    name: str
+    target: str
+    engine: dict[str, Any] = field(default_factory=dict)  # fields of EngineConfig
+    settings: TargetSettings | None = None  # of a target that is not Noria
+
+
+def variants(sweep: str, *, full: bool) -> tuple[Variant, ...]:
+    """Those of a sweep, in the order in which they are run; `full` is whole grids."""
+    return _SWEEPS[sweep](full)
+
+
+def _attention(full: bool) -> tuple[Variant, ...]:  # noqa: ARG001 - all sweeps are called alike
+    names = {"sdpa": "memory-efficient", "sliced": "sliced", "plain": "neither"}
+    return tuple(Variant(name, "seed-batched", {"attention": kind}) for kind, name in names.items())
+
+
+def _channels_last(full: bool) -> tuple[Variant, ...]:  # noqa: ARG001
+    return tuple(
+        Variant(name, target, {"channels_last": on})
+        for target in ("seed-batched", "noria")
+        for name, on in (("off", False), ("on", True))
+    )
+
+
+def _dtype(full: bool) -> tuple[Variant, ...]:  # noqa: ARG001
+    return tuple(
+        Variant(dtype, target, {"dtype": dtype})
+        for target in ("seed-batched", "noria")
+        for dtype in ("float32", "bfloat16")
+    )
+
+
+def _compile(full: bool) -> tuple[Variant, ...]:  # noqa: ARG001
+    bucket = {"buckets": (_USERS_ROWS,), "slots": _USERS_ROWS // 2}
+    return tuple(
+        Variant(name, "noria", {"compile": on} | bucket) for name, on in (("eager", False), ("compiled", True))
+    )
+
+
+def _batching(full: bool) -> tuple[Variant, ...]:
+    grid = [(timeout_ms, size) for timeout_ms in (250, 500, 1000) for size in (4, 8, 16)]
+    cells = (*_REFERENCE_BATCHING, *(cell for cell in grid if full and cell not in _REFERENCE_BATCHING))
+    return tuple(
+        Variant(
+            f"{timeout_ms} ms, {size}",
+            "seed-batched",
+            settings=TargetSettings(timeout_s=timeout_ms / 1000, max_images=size),
+        )
+        for timeout_ms, size in cells
+    )
+
+
+def _slots(full: bool) -> tuple[Variant, ...]:  # noqa: ARG001
+    return tuple(Variant(f"{slots} slots", "noria", {"slots": slots}) for slots in (4, 8, 16))
+
+
+def _policy(full: bool) -> tuple[Variant, ...]:  # noqa: ARG001
+    return tuple(Variant(policy, "noria", {"policy": policy}) for policy in ("least-slack", "shortest-first", "fcfs"))
+
+
+# A batch of Ray's is made while the one before is drawn, of whoever has come by then: only a wait as long as a drawing fills it.
+_PEERS_BATCHING = {
+    "litserve": ((5, 8), (50, 8), (200, 8), (500, 8), (200, 16)),
+    "ray": ((50, 8), (200, 8), (500, 8), (1000, 8), (2000, 8)),
+}
+
+
+def _peers(full: bool) -> tuple[Variant, ...]:  # noqa: ARG001
+    """What `catalog.TARGETS` gives LitServe and Ray Serve rests on this. BentoML learns how long it waits."""
+    return tuple(
+        Variant(f"{timeout_ms} ms, {size}", peer, settings=TargetSettings(timeout_ms / 1000, size))
+        for peer, cells in _PEERS_BATCHING.items()
+        for timeout_ms, size in cells
+    )
+
+
+_SWEEPS: dict[str, Callable[[bool], tuple[Variant, ...]]] = {
+    "attention": _attention,
+    "channels-last": _channels_last,
+    "dtype": _dtype,
+    "compile": _compile,
+    "batching": _batching,
+    "slots": _slots,
+    "policy": _policy,
+    "peers": _peers,
+}

@@ -1,0 +1,1 @@
+"""What metrics, logs and the live view cost."""

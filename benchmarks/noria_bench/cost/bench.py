@@ -1,0 +1,244 @@
+"""`noria bench cost`: what metrics, logs and an open page /live take of a server's throughput, and how long /metrics takes to answer.
+
+Two servers run side by side, one idle while the other works: *watched*, as its users run it (metrics scraped every 15 s, JSON logs at level
+info into a file, one client that reads /v1/live with pictures), and *bare*, with none of it (`silent.py`, log level error). Both draw the
+same mixed requests in runs of a few seconds, in pairs whose order alternates (watched, bare, bare, watched), so that a machine which is
+now faster, now slower is so for both. After some pairs both are started anew: no luck of one process is taken for a cost. Then `/metrics`
+is asked for at 100 label sets, of servers without a model.
+
+Ctrl-C, SIGTERM, or a server that fails, ends the bench with what was measured until then. Reading the answer: docs/benchmarks/cost.md.
+"""
+
+import contextlib
+import itertools
+import json
+import math
+import os
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import msgspec
+
+from noria.config import Config
+from noria.models.catalog import open_model
+from noria.protocol.process_signals import sigterm_interrupts
+from noria_bench.cost import summary
+from noria_bench.cost.background_viewers import SCRAPE_EVERY_S, background_viewers, scrape
+from noria_bench.cost.options import CostOptions
+from noria_bench.cost.summary import CostRun, Pair
+from noria_bench.cost.synthetic_metrics import SyntheticProcess
+from noria_bench.load import closed_loop
+from noria_bench.load.workload import RequestTemplate, mixed
+from noria_bench.measurement.provenance import collect_provenance
+from noria_bench.measurement.resource_monitor import monitor_resources
+from noria_bench.targets.server import RunningServer, config_flags, isolated_config, running_process
+
+_WARM_UP_S = 6.0  # of each fresh server: samplers are compiled, memory is as large as load makes it
+_PAIRS_PER_INCARNATION = 8  # before both servers are started anew
+_NUM_SCRAPES = 40
+_SCRAPED_SERVERS = (
+    (1, 1, 0),
+    (4, 2, 0),
+    (1, 1, 200),
+)  # front ends, engines and restarts of those whose /metrics is asked for
+
+
+def main(config: Config, options: CostOptions, output: pathlib.Path | None = None) -> int:
+    """Measure, print tables, write JSON to `output` after every pair; returns the exit status."""
+    with tempfile.TemporaryDirectory(prefix="noria-bench-") as folder:
+        bench = CostBench(config, options, pathlib.Path(folder), output)
+        status = _run_to_end(bench)
+    print(summary.tables(bench.document()))
+    return status
+
+
+def _run_to_end(bench: "CostBench") -> int:
+    """Measure as far as it goes; returns the exit status."""
+    try:
+        with sigterm_interrupts():
+            bench.measure()
+    except KeyboardInterrupt:
+        _log_status("interrupted; what follows is what was measured until now")
+        return 130
+    except (RuntimeError, OSError) as error:
+        _log_status(f"stopped: {error}; what follows is what was measured until now")
+        return 1
+    return 0
+
+
+@dataclass
+class CostBench:
+    """One bench, as far as it has come."""
+
+    config: Config
+    options: CostOptions
+    folder: pathlib.Path  # for logs and costs, gone with the bench
+    output: pathlib.Path | None
+    pairs: list[Pair] = field(default_factory=list)
+    scrapes: list[dict[str, Any]] = field(default_factory=list)
+    complete: bool = False
+    _since_scrape_s: float = math.inf  # that the watched server has worked since it was scraped
+
+    def __post_init__(self) -> None:
+        self._spec = open_model(self.config.model)
+        self._templates = list(itertools.islice(mixed(self._spec).templates(self.options.seed), 4096))
+        self._provenance = collect_provenance()
+
+    def measure(self) -> None:
+        """Everything, in order; what is found is kept as it comes."""
+        for first in range(0, self.options.num_pairs, _PAIRS_PER_INCARNATION):
+            bare_first = first // _PAIRS_PER_INCARNATION % 2 == 1
+            with self._server(bare=bare_first) as first_server, self._server(bare=not bare_first) as second_server:
+                instrumented_server, bare_server = (
+                    (second_server, first_server) if bare_first else (first_server, second_server)
+                )
+                for number in range(first, min(first + _PAIRS_PER_INCARNATION, self.options.num_pairs)):
+                    self.pairs.append(self._pair(number, instrumented_server, bare_server))
+                    _log_status(f"{number + 1} of {self.options.num_pairs}: {summary.pair_line(self.pairs[-1])}")
+                    self._save()
+        for counts in _SCRAPED_SERVERS:
+            self.scrapes.append(measure_scrapes(*counts))
+            self._save()
+        self.complete = True
+        self._save()
+
+    def document(self) -> dict[str, Any]:
+        """All that is known, ready for JSON."""
+        spec = self._spec
+        return {
+            **self._provenance,
+            "bench": "cost",
+            "model": {"name": spec.name, "fingerprint": spec.fingerprint, "unet_parameters": spec.num_parameters},
+            "options": asdict(self.options),
+            "flags": config_flags(self.config),
+            "complete": self.complete,
+            "summary": summary.summarise(self.pairs),
+            "scrapes": self.scrapes,
+            "pairs": [msgspec.to_builtins(pair) for pair in self.pairs],
+        }
+
+    @contextlib.contextmanager
+    def _server(self, *, bare: bool) -> Iterator[RunningServer]:
+        """A fresh server that is warm."""
+        features = () if bare else self.options.features
+        log, data = self.folder / ("bare.log" if bare else "watched.log"), self.folder / ("bare" if bare else "watched")
+        flags = ["--log-level", "info", "--log-format", "json"] if "logs" in features else ["--log-level", "error"]
+        config = isolated_config(self.config, str(self.folder))
+        arguments = [config.model, *config_flags(config), "--data-dir", str(data), *flags]  # the later flag wins
+        module = ["noria", "serve"] if "metrics" in features else ["noria_bench.cost.no_metrics_server"]
+
+        def command(port: int) -> list[str]:
+            return [sys.executable, "-m", *module, *arguments, "--port", str(port)]
+
+        with running_process(command, log=log) as server:
+            self._load(server, _WARM_UP_S, 0)
+            yield server
+
+    def _pair(self, number: int, instrumented_server: RunningServer, bare_server: RunningServer) -> Pair:
+        incarnation, bare_first = number // _PAIRS_PER_INCARNATION, number % 2 == 1
+        if bare_first:
+            bare = self._run(number, bare_server, bare=True)
+            return Pair(incarnation, bare_first, self._run(number, instrumented_server, bare=False), bare)
+        instrumented_run = self._run(number, instrumented_server, bare=False)
+        return Pair(incarnation, bare_first, instrumented_run, self._run(number, bare_server, bare=True))
+
+    def _run(self, number: int, server: RunningServer, *, bare: bool) -> CostRun:
+        """The requests of pair `number`, by one server, with or without its onlookers. Raises RuntimeError where they saw nothing, or not all was drawn."""
+        features, first = () if bare else self.options.features, number * self.options.num_requests
+        scrapes = "metrics" in features and self._since_scrape_s >= SCRAPE_EVERY_S
+        lines_before, cpu_before = self._log_lines(), sum(server.cpu_s().values())
+        with (
+            background_viewers(server.port, live="live" in features, scrapes=scrapes) as viewers,
+            monitor_resources(server, every_s=1.0) as resources,
+        ):
+            started = time.monotonic()
+            replies = self._load(server, math.inf, first, self.options.num_requests)
+            seconds = time.monotonic() - started
+            cpu_s = sum(server.cpu_s().values()) - cpu_before
+        if viewers.fault or ("live" in features and not viewers.num_views):
+            raise RuntimeError(viewers.fault or "GET /v1/live showed no wheel")
+        if failed := [reply.status for reply in replies if reply.status != 200]:
+            raise RuntimeError(
+                f"{len(failed)} of {len(replies)} requests were not drawn: answers were {sorted(set(failed))}"
+            )
+        if not bare:
+            self._since_scrape_s = seconds if scrapes else self._since_scrape_s + seconds
+        templates = [self._template(first + reply.number) for reply in replies]
+        return CostRun(
+            seconds=seconds,
+            rows=sum(template.rows(self._spec) for template in templates),
+            images=sum(template.n for template in templates),
+            cpu_s=cpu_s,
+            other_cpu_share=resources.other_cpu_share,
+            views=viewers.num_views,
+            live_bytes=viewers.live_bytes,
+            scrapes_s=tuple(viewers.scrapes_s),
+            log_lines=0 if bare else self._log_lines() - lines_before,
+        )
+
+    def _load(
+        self, server: RunningServer, seconds: float, first: int, max_requests: int | None = None
+    ) -> list[closed_loop.Reply]:
+        def body(number: int) -> dict[str, Any]:
+            fields: dict[str, Any] = msgspec.to_builtins(self._template(first + number))
+            return fields | {"metadata": False}
+
+        return closed_loop.run_closed_loop(
+            server.port, self.options.num_users, seconds, body, max_requests=max_requests
+        )
+
+    def _template(self, number: int) -> RequestTemplate:
+        return self._templates[number % len(self._templates)]
+
+    def _log_lines(self) -> int:
+        log = self.folder / "watched.log"
+        return log.read_bytes().count(b"\n") if log.exists() else 0
+
+    def _save(self) -> None:
+        """Write the document whole, or leave the old one."""
+        if self.output is None:
+            return
+        partial = self.output.with_name(self.output.name + ".new")
+        partial.write_text(json.dumps(self.document(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        partial.replace(self.output)
+
+
+def measure_scrapes(
+    num_frontends: int, num_engines: int, num_restarts: int = 0, num_scrapes: int = _NUM_SCRAPES
+) -> dict[str, Any]:
+    """How long /metrics takes at 100 label sets, of a server of so many processes that do nothing else; seconds."""
+
+    def command(port: int) -> list[str]:
+        process = SyntheticProcess(
+            "supervisor", "supervisor", port, os.getpid(), num_frontends, num_engines, num_restarts
+        )
+        return [sys.executable, "-m", "noria_bench.cost.synthetic_metrics", msgspec.json.encode(process).decode()]
+
+    with running_process(command, ready_path="/metrics") as server:
+        scrapes_s, num_bytes = [], 0
+        for _ in range(num_scrapes):
+            seconds, num_bytes = scrape(server.port)
+            scrapes_s.append(seconds)
+    description = (
+        f"{num_frontends} front end{'s' * (num_frontends > 1)} and {num_engines} engine{'s' * (num_engines > 1)}"
+        + f", after {num_restarts} restarts" * (num_restarts > 0)
+    )
+    _log_status(f"/metrics of {description}: median {1000 * statistics.median(scrapes_s):.1f} ms")
+    return {
+        "words": description,
+        "bytes": num_bytes,
+        "best_s": min(scrapes_s),
+        "median_s": statistics.median(scrapes_s),
+        "worst_s": max(scrapes_s),
+        "scrapes_s": scrapes_s,
+    }
+
+
+def _log_status(text: str) -> None:
+    print(f"noria bench cost: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,158 @@
+"""A server's processes with `/metrics` as full as it gets, without a model: `python -m noria_bench.cost.synthetic_metrics JSON`, for `noria bench cost`.
+
+The first process calls itself a supervisor and starts the others, each of which counts under 100 label sets into its own files, as
+prometheus_client keeps them for several processes. One front end answers on a port, with the product's own routes. Processes that ended
+before it was asked are only their files: copies of what the first engine counted, folded one after the other, as the supervisor does it.
+"""
+
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from typing import Literal
+
+import msgspec
+import setproctitle
+from msgspec import Struct
+
+from noria.observe.metrics.dead_processes import merge_dead_processes
+from noria.protocol.messages import engine_name
+from noria.protocol.process_signals import die_with_parent
+
+LABEL_SETS = 100
+_UNUSED_PID = 2**22 + 1  # no process has this id
+
+
+class SyntheticProcess(Struct, frozen=True):
+    """What is to be there."""
+
+    role: Literal["supervisor", "frontend", "engine"]
+    name: str
+    port: int
+    parent_pid: int
+    num_frontends: int = 1
+    num_engines: int = 1
+    num_restarts: int = 0
+
+
+def main(process: SyntheticProcess) -> int:
+    """Be it, until SIGTERM."""
+    die_with_parent(signal.SIGKILL if process.role != "supervisor" else signal.SIGTERM, process.parent_pid)
+    if process.role == "supervisor":
+        setproctitle.setproctitle("noria supervisor")
+        return _supervise(process)
+    setproctitle.setproctitle(f"noria {process.role} {process.name}")
+    populate_metrics(process.name, [engine_name(k) for k in range(process.num_engines)])
+    print("counted", flush=True)
+    if process.port:
+        _serve(process.port)
+    else:
+        signal.pause()
+    return 0
+
+
+def populate_metrics(name: str, engines: list[str]) -> None:
+    """Count under `LABEL_SETS` label sets of HTTP requests and their times, and as many of image requests; and some of all else.
+
+    All processes count all of it, but that only one of `engines` has a wheel, under its `name`.
+    """
+    from noria.observe.metrics import declarations
+    from noria.observe.metrics.exposition import observe
+
+    for k in range(LABEL_SETS):
+        method, path, exemplar = ("GET", "POST")[k % 2], f"/v1/path-{k // 2}", {"request_id": f"{k:032x}"}
+        declarations.HTTP_REQUESTS.labels(method, path, "200").inc()
+        observe(declarations.HTTP_REQUEST_SECONDS, 0.037 * k, {"method": method, "path": path}, exemplar)
+        declarations.REQUESTS.labels(f"model-{k % 5}", f"outcome-{k // 5}").inc()
+    for k in range(5):
+        observe(declarations.REQUEST_SECONDS, 0.3 * k, {"model": f"model-{k}"}, {"request_id": f"{k:032x}"})
+        observe(declarations.QUEUE_SECONDS, 0.1 * k, {"model": f"model-{k}"}, {"request_id": f"{k:032x}"})
+    for stage in ("queue", "encode", "denoise", "decode", "postprocess"):
+        declarations.STAGE_SECONDS.labels(stage).observe(0.1)
+    for k in range(declarations.MAX_SHAPES):
+        declarations.ITERATION_SECONDS.labels(f"{8 * k}x{8 * k}").observe(0.01 * k)
+    declarations.init_engine_series(engines)
+    if name in engines:
+        _populate_engine_metrics(name)
+
+
+def _populate_engine_metrics(engine: str) -> None:
+    """All that an engine counts under its name, with two models and as many outcomes as there may be."""
+    from noria.observe.metrics import declarations
+
+    for gauge in (declarations.ENGINE_UP, declarations.SLOTS, declarations.SLOTS_USED, declarations.QUEUE_DEPTH):
+        gauge.labels(engine).set(1)
+    for measure in (
+        declarations.BACKLOG_SECONDS,
+        declarations.QUEUE_OLDEST_AGE_SECONDS,
+        declarations.DEVICE_MEMORY_BYTES,
+    ):
+        measure.labels(engine).set(3.3)
+    declarations.BATCH_SIZE.labels(engine).observe(12)
+    for k in range(2):
+        declarations.DENOISE_STEPS.labels(engine, f"model-{k}").inc(12)
+    for k in range(20):
+        declarations.DEPARTURES.labels(engine, f"outcome-{k}").inc()
+
+
+def _supervise(process: SyntheticProcess) -> int:
+    with tempfile.TemporaryDirectory(prefix="noria-") as directory:
+        environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": directory}
+        names = [("engine", engine_name(k)) for k in range(process.num_engines)]
+        # The one that answers comes last, when all others have counted.
+        names += [("frontend", f"frontend-{k}") for k in reversed(range(process.num_frontends))]
+        children = []
+        for role, name in names:
+            child = msgspec.json.encode(
+                {
+                    "role": role,
+                    "name": name,
+                    "port": process.port if name == "frontend-0" else 0,
+                    "parent_pid": os.getpid(),
+                    "num_engines": process.num_engines,
+                }
+            )
+            command = [sys.executable, "-m", "noria_bench.cost.synthetic_metrics", child.decode()]
+            children.append(subprocess.Popen(command, stdout=subprocess.PIPE, env=environment))
+            assert children[-1].stdout is not None
+            children[-1].stdout.readline()
+            if len(children) == 1:
+                _simulate_restarts(pathlib.Path(directory), children[0].pid, process.num_restarts)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        try:
+            children[-1].wait()
+        finally:
+            for child_process in children:
+                child_process.kill()
+                child_process.wait()
+    return 1
+
+
+def _simulate_restarts(folder: pathlib.Path, pid: int, num_restarts: int) -> None:
+    """As if so many processes had ended, each having counted what `pid` has."""
+    for _ in range(num_restarts):
+        for kind in ("counter", "histogram"):
+            shutil.copy(folder / f"{kind}_{pid}.db", folder / f"{kind}_{_UNUSED_PID}.db")
+        merge_dead_processes(str(folder))
+
+
+def _serve(port: int) -> None:
+    from noria.config import Config, FrontendConfig
+    from noria.frontend.app import build_app
+    from noria.frontend.engines.pool import EnginePool
+    from noria.frontend.process import http_server
+
+    with tempfile.TemporaryDirectory(prefix="noria-data-") as folder:
+        link = EnginePool([])
+        config = Config(data_dir=folder, frontend=FrontendConfig(drain_s=0.1))
+        http_server(build_app(config, link), link, config.frontend).run(
+            sockets=[socket.create_server(("127.0.0.1", port))]
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main(msgspec.json.decode(sys.argv[1], type=SyntheticProcess)))

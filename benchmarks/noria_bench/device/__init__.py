@@ -1,0 +1,1 @@
+"""The device bench: UNets of true size."""

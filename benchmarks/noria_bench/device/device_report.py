@@ -1,0 +1,123 @@
+"""What the device bench has found so far: as JSON, and as a table of at most 40 lines. Pure, but for `write`."""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from noria_bench.device.serving import ServingResult
+    from noria_bench.device.step_timing import StepTime
+
+MAX_TABLE_LINES = 40
+
+_MODE_COLUMNS = ("eager", "channels last", "graphs", "compiled", "compiled graphs")
+
+
+@dataclass(frozen=True)
+class Omission:
+    """A part without figures, and why."""
+
+    measurement: dict[str, Any]
+    reason: str
+
+
+@dataclass
+class DeviceReport:
+    """Filled part by part."""
+
+    provenance: dict[str, Any]  # `machine.provenance()`
+    device: dict[str, Any]
+    dtype: str
+    budget_s: float
+    seconds: float = 0.0
+    complete: bool = False  # False: it was interrupted
+    peak_flops_per_s: float | None = None
+    steps: "list[StepTime]" = field(default_factory=list)
+    serving: "list[ServingResult]" = field(default_factory=list)
+    omitted: list[Omission] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def write(report: DeviceReport, file: pathlib.Path) -> None:
+    """Write it whole, or leave what was there."""
+    document = {"bench": "device", **report.provenance, **dataclasses.asdict(report)}
+    del document["about"]
+    partial = file.with_name(file.name + ".partial")
+    partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    partial.replace(file)
+
+
+def table(report: DeviceReport) -> str:
+    """The short form: steps with one line for each number of rows, then what was served, then what is not there."""
+    device = report.device
+    lines = [
+        f"{device['name']}, {device['memory_bytes'] / 2**30:.0f} GiB, {report.dtype}, torch {device['torch']}, "
+        f"driver {device['driver'] or '–'}; {report.seconds:.0f} s of {report.budget_s:.0f} s",
+    ]
+    if report.peak_flops_per_s:
+        lines.append(f"measured matrix peak: {report.peak_flops_per_s / 1e12:.3g} TFLOP/s")
+    tail = [*_serving_lines(report.serving), *_closing_lines(report)]
+    if report.steps:
+        lines += _step_lines(report.steps, MAX_TABLE_LINES - len(lines) - len(tail))
+    return "\n".join([*lines, *tail])
+
+
+def _step_lines(steps: "Sequence[StepTime]", max_lines: int) -> list[str]:
+    """Milliseconds of a step in each mode, and what the best mode is worth; those measured first stay where room is short."""
+    columns = [mode for mode in _MODE_COLUMNS if any(step.mode == mode for step in steps)]
+    cells: dict[tuple[str, int, int], dict[str, StepTime]] = {}
+    for step in steps:
+        cells.setdefault((step.model, step.side_px, step.rows), {})[step.mode] = step
+    groups = list(dict.fromkeys((model, side_px) for model, side_px, _ in cells))
+    kept = list(cells)[: max_lines - 1]
+    head = ["UNet, rows", *(f"{mode}, ms" for mode in columns), "images/s*", "of peak", "GiB"]
+    rows = [head]
+    for model, side_px, count in sorted(kept, key=lambda key: (groups.index(key[:2]), key[2])):
+        modes = cells[model, side_px, count]
+        best = min(modes.values(), key=lambda step: step.step_s)
+        share = "–" if best.peak_share is None else f"{100 * best.peak_share:.0f} %"
+        times = [f"{1000 * modes[mode].step_s:.4g}" if mode in modes else "–" for mode in columns]
+        rows.append(
+            [
+                f"{model} {side_px}², {count}",
+                *times,
+                f"{best.images_per_s:.3g}",
+                share,
+                f"{best.peak_bytes / 2**30:.1f}",
+            ]
+        )
+    widths = [max(len(row[k]) for row in rows) for k in range(len(head))]
+    return [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        )
+        for row in rows
+    ]
+
+
+def _serving_lines(results: "Sequence[ServingResult]") -> list[str]:
+    lines = ["8 users in this process     images/s   p50, s   p99, s   images a call"] if results else []
+    for each in results:
+        numbers = (each.images_per_s, each.p50_s, each.p99_s, each.mean_batch)
+        texts = ["–" if number is None else f"{number:.3g}" for number in numbers]
+        label = f"{each.model}, {each.traffic}, {each.server}"
+        lines.append(f"{label:<27} {texts[0]:>8} {texts[1]:>8} {texts[2]:>8} {texts[3]:>15}")
+    return lines
+
+
+def _closing_lines(report: DeviceReport) -> list[str]:
+    lines = ["* guided, in the quickest mode, at 20 steps (sdxl: 30); text encoders and VAE not included"]
+    lines = lines if report.steps else []
+    lines += report.notes
+    if report.omitted:
+        reasons = list(dict.fromkeys(omission.reason for omission in report.omitted))
+        more = f" and {len(reasons) - 2} other reasons" if len(reasons) > 2 else ""
+        lines.append(
+            f"left out: {len(report.omitted)} parts ({'; '.join(reason[:120] for reason in reasons[:2])}{more})"
+        )
+    if not report.complete:
+        lines.append("INTERRUPTED: what is here was measured, the rest is missing")
+    return lines

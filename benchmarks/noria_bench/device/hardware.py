@@ -1,0 +1,67 @@
+"""Which device, in which precision, and what a result must say of it."""
+
+import os
+import subprocess
+from typing import Any
+
+import torch
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_AMPERE = (8, 0)  # the first generation whose tensor cores take bfloat16
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is the first GPU, or the CPU. Raises ValueError for one that is not there."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        return torch.device("cuda:0" if count else "cpu")
+    number = int(name.partition(":")[2] or 0)
+    if name != "cpu" and number >= count:
+        raise ValueError(
+            f"--device is {name}; torch sees {count} CUDA devices. Use cpu or auto, or install a torch with CUDA."
+        )
+    return torch.device("cpu" if name == "cpu" else f"cuda:{number}")
+
+
+def choose_dtype(name: str, device: torch.device) -> str:
+    """`auto` is what the device's matrix units are made for: bfloat16, float16 on GPUs before Ampere, float32 on a CPU."""
+    if name != "auto":
+        return name
+    if device.type == "cpu":
+        return "float32"
+    return "bfloat16" if torch.cuda.get_device_capability(device) >= _AMPERE else "float16"
+
+
+def describe_device(device: torch.device, cpu: str) -> dict[str, Any]:
+    """Its name (`cpu` is the processor's), memory, driver and versions, JSON-ready."""
+    if device.type == "cpu":
+        memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        name = f"{cpu}, {torch.get_num_threads()} threads"
+        return {"type": "cpu", "name": name, "memory_bytes": memory_bytes, "torch": torch.__version__, "driver": None}
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "type": "cuda",
+        "name": properties.name,
+        "memory_bytes": properties.total_memory,
+        "capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+        "driver": _driver(),
+    }
+
+
+def _driver() -> str | None:
+    """The NVIDIA driver's version; None where its tool is not to be had."""
+    try:
+        result = subprocess.run(
+            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=20,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.splitlines()[0].strip() if result.stdout.strip() else None

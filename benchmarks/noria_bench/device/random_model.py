@@ -1,0 +1,100 @@
+"""Stable Diffusion 1.5 at its true size for the engine, with random weights and without a text encoder: torch and diffusers make it.
+
+A prompt's embedding is noise that its words seed. It takes no time, for whoever is served: the UNet and the VAE do all the work.
+Shapes: B images, R UNet rows, T tokens, D text width, C × H × W latents.
+"""
+
+import zlib
+from typing import Any
+
+import numpy as np
+import torch
+
+from noria.config import EngineConfig
+from noria.images import schedulers
+from noria.protocol.model_spec import ModelSpec
+from noria_bench.device.architectures import SD15, build_unet
+
+_VAE: dict[str, Any] = {
+    "block_out_channels": (128, 256, 512, 512),
+    "layers_per_block": 2,
+    "latent_channels": 4,
+    "down_block_types": ("DownEncoderBlock2D",) * 4,
+    "up_block_types": ("UpDecoderBlock2D",) * 4,
+}
+
+
+class RandomModel:
+    """A `noria.models.diffusion.stable_diffusion.DiffusionModel`."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, config: EngineConfig, unet: Any, vae: Any) -> None:
+        self.device, self.dtype = device, dtype
+        self.latent_channels, self.latent_scale = 4, 8
+        self.num_tokens: int = SD15.num_tokens
+        self.text_width: int = unet.config.cross_attention_dim
+        self.scheduler_config: dict[str, Any] = {
+            "beta_start": 0.00085,
+            "beta_end": 0.012,
+            "beta_schedule": "scaled_linear",
+            "steps_offset": 1,
+            "clip_sample": False,  # as the pipeline has it, whatever a model says
+        }
+        self.alpha_bars = np.ones(1000)  # for previews, which nobody asks for
+        self.prediction_type = "epsilon"
+        self.preview_colours = torch.zeros(5, 3, device=device)
+        self._memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
+        self._unet = unet.to(memory_format=self._memory_format)
+        self._vae = vae.to(memory_format=self._memory_format)
+
+    def encode(self, prompts: list[str]) -> torch.Tensor:
+        """Embeddings [B, T, D]."""
+        shape = self.num_tokens, self.text_width
+        embeddings = {}
+        for prompt in dict.fromkeys(prompts):
+            generator = torch.Generator(self.device).manual_seed(zlib.crc32(prompt.encode()))
+            embeddings[prompt] = torch.randn(shape, generator=generator, device=self.device, dtype=self.dtype)
+        return torch.stack([embeddings[prompt] for prompt in prompts])
+
+    def predict(self, latents_RCHW: torch.Tensor, timesteps_R: torch.Tensor, text_RTD: torch.Tensor) -> torch.Tensor:
+        """The UNet's output [R, C, H, W]."""
+        latents_RCHW = latents_RCHW.to(self.dtype).contiguous(memory_format=self._memory_format)
+        output: torch.Tensor = self._unet(latents_RCHW, timesteps_R, encoder_hidden_states=text_RTD, return_dict=False)[
+            0
+        ]
+        return output
+
+    def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:
+        """Pixels [B, height, width, 3], uint8."""
+        scaled = (latents_BCHW / 0.18215).to(self.dtype).contiguous(memory_format=self._memory_format)
+        image_BCHW = self._vae.decode(scaled, return_dict=False)[0].float() * 0.5 + 0.5
+        pixels: torch.Tensor = (image_BCHW.clamp(0, 1).permute(0, 2, 3, 1) * 255).round().to(torch.uint8).contiguous()
+        return pixels
+
+
+def make_random_model(device: torch.device, dtype: torch.dtype, config: EngineConfig) -> RandomModel:
+    """At its true size; `config` has no "auto" left."""
+    from diffusers import AutoencoderKL
+
+    with torch.device(device):
+        vae = AutoencoderKL(**_VAE)
+    vae = vae.to(dtype).eval().requires_grad_(requires_grad=False)
+    return RandomModel(device, dtype, config, build_unet(SD15, device, dtype), vae)
+
+
+RANDOM_SPEC = ModelSpec(
+    name="sd15-random",
+    folder="",
+    fingerprint="random",
+    pipeline="StableDiffusionPipeline",
+    prediction_type="epsilon",
+    default_width_px=512,
+    default_height_px=512,
+    min_side_px=128,
+    max_side_px=1024,
+    multiple_px=64,
+    default_scheduler="dpm++2m",
+    schedulers=tuple(choice.name for choice in schedulers.choices_of_family("diffusion")),
+    default_steps=SD15.default_steps,
+    default_guidance=7.5,
+    num_parameters=859_520_964,
+)

@@ -1,0 +1,215 @@
+"""One step of a UNet on a device: made ready in a mode, timed, held against the eager one.
+
+Modes: *eager*; *channels last* (NHWC weights and inputs); *graphs*: that, captured in a CUDA graph; *compiled*: that, through
+torch.compile for exactly these shapes; *compiled graphs*: the compiled one, captured. Knows no budget and writes nothing.
+"""
+
+import gc
+import itertools
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from noria_bench.device.architectures import Architecture, Inputs, build_unet, flops_of_row, make_inputs
+from noria_bench.device.schedule import COMPILED, StepMeasurement, num_timed_calls
+
+Step = Callable[[], torch.Tensor]
+
+_NUM_WARM_UPS = (
+    3  # before a capture, as torch's documentation has it: libraries choose kernels and take workspaces then
+)
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """What was measured of one StepPart."""
+
+    model: str
+    side_px: int
+    rows: int
+    mode: str
+    setup_s: float  # compiling and capturing, and the first call
+    step_s: float  # the median
+    rows_per_s: float
+    images_per_s: float  # guided, at the model's usual number of steps; the text encoders and the VAE are not in it
+    flops_per_s: float
+    peak_share: float | None  # of the device's measured matrix peak
+    peak_bytes: int  # of the device's memory, at most; on a CPU the process's, from its start
+    max_difference: (
+        float | None
+    )  # from the eager output, at most, over the largest value of that; None: it was not measured
+
+
+class StepBench:
+    """Measures steps; holds one UNet at a time."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, architectures: dict[str, Architecture]) -> None:
+        self._device, self._dtype, self._architectures = device, dtype, architectures
+        self._loaded_unet: tuple[str, Any] | None = None
+        self._compiled: tuple[StepMeasurement, Any] | None = None
+        self._eager: dict[tuple[str, int, int], torch.Tensor] = {}
+
+    def release(self) -> None:
+        """Give the memory back."""
+        self._loaded_unet = None
+        self._forget_compiled()
+        self.free_cache()
+
+    def free_cache(self) -> None:
+        """Return what nobody holds any more to the device; not while an exception holds it."""
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    @torch.no_grad()
+    def measure(self, measurement: StepMeasurement, peak_flops: float | None) -> StepTime:
+        """One part. Raises whatever torch raises: out of memory, no compiler, a kernel that cannot be captured."""
+        architecture = self._architectures[measurement.model]
+        unet = self._load_unet(architecture)
+        inputs = make_inputs(architecture, measurement.side_px, measurement.rows, self._device, self._dtype)
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        started = time.perf_counter()
+        step = self._prepare(measurement, unet, inputs)
+        output = step()
+        synchronise(self._device)
+        setup_s = time.perf_counter() - started
+        once_s = time_calls(step, self._device, 1)[0]
+        step_s = statistics.median(time_calls(step, self._device, num_timed_calls(once_s)))
+        flops_per_s = measurement.rows * flops_of_row(architecture, measurement.side_px) / step_s
+        return StepTime(
+            measurement.model,
+            measurement.side_px,
+            measurement.rows,
+            measurement.mode,
+            setup_s=setup_s,
+            step_s=step_s,
+            rows_per_s=measurement.rows / step_s,
+            images_per_s=measurement.rows / 2 / step_s / architecture.default_steps,
+            flops_per_s=flops_per_s,
+            peak_share=flops_per_s / peak_flops if peak_flops else None,
+            peak_bytes=max_memory_bytes(self._device),
+            max_difference=self._difference_from_eager(measurement, output),
+        )
+
+    def _load_unet(self, architecture: Architecture) -> Any:
+        if self._loaded_unet is None or self._loaded_unet[0] != architecture.name:
+            self.release()
+            self._loaded_unet = architecture.name, build_unet(architecture, self._device, self._dtype)
+        return self._loaded_unet[1]
+
+    def _prepare(self, measurement: StepMeasurement, unet: Any, inputs: Inputs) -> Step:
+        """The step as its mode has it, over inputs that stay where they are."""
+        memory_format = torch.contiguous_format if measurement.mode == "eager" else torch.channels_last
+        unet.to(memory_format=memory_format)
+        inputs = Inputs(
+            inputs.latents_RCHW.contiguous(memory_format=memory_format),
+            inputs.timesteps_R,
+            inputs.text_RTD,
+            inputs.added,
+        )
+        if measurement.mode in COMPILED:
+            unet = self._compile(measurement, unet)
+
+        def step() -> torch.Tensor:
+            return inputs.predict(unet)
+
+        return capture_graph(step, self._device) if measurement.mode in ("graphs", "compiled graphs") else step
+
+    def _compile(self, measurement: StepMeasurement, unet: Any) -> Any:
+        """Compiled for these shapes; those of the part before are kept if they are the same."""
+        key = replace(measurement, mode="compiled")
+        if self._compiled is None or self._compiled[0] != key:
+            # Every shape is compiled anew: after 8 of them torch would fall back to eager, and say so to nobody.
+            self._forget_compiled()
+            self._compiled = key, torch.compile(unet, dynamic=False)
+        return self._compiled[1]
+
+    def _forget_compiled(self) -> None:
+        if self._compiled is not None:  # the compiler takes seconds to import
+            self._compiled = None
+            torch.compiler.reset()
+
+    def _difference_from_eager(self, measurement: StepMeasurement, output: torch.Tensor) -> float | None:
+        key, values = (measurement.model, measurement.side_px, measurement.rows), output.float().cpu()
+        if measurement.mode == "eager":
+            self._eager[key] = values
+        reference = self._eager.get(key)
+        return None if reference is None else float((values - reference).abs().max() / reference.abs().max())
+
+
+@dataclass(frozen=True)
+class _CapturedStep:
+    step: Step  # holds the inputs, which the graph reads where they are and does not hold itself
+    graph: torch.cuda.CUDAGraph
+    output: torch.Tensor
+
+    def __call__(self) -> torch.Tensor:
+        self.graph.replay()
+        return self.output
+
+
+def capture_graph(step: Step, device: torch.device) -> Step:
+    """`step` as one CUDA graph: each call replays it over the same inputs, and returns the same output tensor, overwritten."""
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        for _ in range(_NUM_WARM_UPS):
+            step()
+    torch.cuda.current_stream(device).wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = step()
+
+    return _CapturedStep(step, graph, output)
+
+
+def time_calls(step: Callable[[], object], device: torch.device, num_calls: int) -> list[float]:
+    """Seconds of each of `count` calls, one right after the other; on a GPU as the GPU counts them, without waiting in between."""
+    if device.type != "cuda":
+        marks = [time.perf_counter()]
+        for _ in range(num_calls):
+            step()
+            marks.append(time.perf_counter())
+        return [end - start for start, end in itertools.pairwise(marks)]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(num_calls + 1)]  # type: ignore[no-untyped-call]
+    events[0].record()
+    for event in events[1:]:
+        step()
+        event.record()
+    synchronise(device)
+    return [start.elapsed_time(end) / 1000 for start, end in itertools.pairwise(events)]
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def max_memory_bytes(device: torch.device) -> int:
+    """The most memory that tensors took since the statistics were reset; on a CPU, the process since it started."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def measure_matrix_peak(device: torch.device, dtype: torch.dtype) -> float:
+    """Floating-point operations a second of the quickest large square matrix product; float32 as torch is set, which is without TF32."""
+    sides = (4096, 8192, 16384) if device.type == "cuda" else (1024, 2048)
+    best = 0.0
+    for side in sides:
+        left, right = (torch.randn(side, side, dtype=dtype, device=device) for _ in range(2))
+
+        def product(left: torch.Tensor = left, right: torch.Tensor = right) -> torch.Tensor:
+            return left @ right
+
+        product()
+        once_s = time_calls(product, device, 1)[0]
+        best = max(best, 2 * side**3 / min(time_calls(product, device, num_timed_calls(5 * once_s))))
+    return best

@@ -1,0 +1,1 @@
+"""Load generators: closed loop, open loop, Locust."""

@@ -1,0 +1,142 @@
+"""How fast a server is, before it is loaded: what a request takes alone, and how much mixed work it can keep up with."""
+
+import itertools
+import math
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import httpx
+import msgspec
+from msgspec import Struct
+
+from noria.protocol.model_spec import ModelSpec
+from noria_bench.load import closed_loop
+from noria_bench.load.workload import Mix, RequestTemplate
+
+_NUM_REPEATS = 3  # of each request alone; the quickest counts, since nothing but a disturbance makes one slower
+_FEW_STEPS = 5
+_NUM_USERS = 32  # twice a CPU's slots: there is always someone waiting to board
+_WARM_UP_SHARE = 0.25
+NUM_STEADY_USERS = 8
+
+
+class SoloCost(Struct, frozen=True):
+    """What requests of one size, guidance and number of images take alone: `fixed_s + call_s × calls`, in seconds."""
+
+    width: int
+    height: int
+    guided: bool
+    n: int
+    fixed_s: float
+    call_s: float
+
+    def matches(self, template: RequestTemplate) -> bool:
+        """Whether it is about requests such as `ask`."""
+        return (self.width, self.height, self.guided, self.n) == (
+            template.width,
+            template.height,
+            template.guided,
+            template.n,
+        )
+
+
+class Capacity(Struct, frozen=True):
+    """What a server finished each second while 32 users kept it busy."""
+
+    rows_per_s: float
+    images_per_s: float
+    requests_per_s: float
+    num_failures: int
+
+
+def solo_s(costs: Iterable[SoloCost], template: RequestTemplate) -> float:
+    """Seconds that `ask` takes alone; it must be of a kind that was measured."""
+    cost = next(cost for cost in costs if cost.matches(template))
+    return cost.fixed_s + cost.call_s * template.num_calls
+
+
+def measure_solo(url: str, mix: Mix, spec: ModelSpec) -> tuple[SoloCost, ...]:
+    """Ask for one request at a time, of every size, guidance and number of images in `mix`, with few steps and with the model's."""
+    guidances = {guidance > 1.0: guidance for guidance in mix.guidance.values}.values()
+    shapes = list(itertools.product(mix.sizes.values, guidances, mix.num_images.values))
+    steps = (_FEW_STEPS, max(spec.default_steps, 2 * _FEW_STEPS))
+    pairs = [
+        tuple(RequestTemplate("a red circle", 1, *size, count, guidance, spec.default_scheduler, n) for count in steps)
+        for size, guidance, n in shapes
+    ]
+    seconds = dict.fromkeys(itertools.chain.from_iterable(pairs), math.inf)
+    with httpx.Client(timeout=300, trust_env=False) as client:
+        for _, template in itertools.product(
+            range(_NUM_REPEATS), list(seconds)
+        ):  # in rounds: a disturbance hits no kind twice
+            started = time.perf_counter()
+            client.post(url, json=msgspec.to_builtins(template)).raise_for_status()
+            seconds[template] = min(seconds[template], time.perf_counter() - started)
+    return tuple(fit_solo_cost(few, seconds[few], many, seconds[many]) for few, many in pairs)
+
+
+def fit_solo_cost(few: RequestTemplate, few_s: float, many: RequestTemplate, many_s: float) -> SoloCost:
+    """The line through what a request takes with few steps and with many; neither part is below 0."""
+    call_s = max(0.0, many_s - few_s) / (many.num_calls - few.num_calls)
+    fixed_s = max(0.0, few_s - call_s * few.num_calls)
+    return SoloCost(few.width, few.height, few.guided, few.n, fixed_s, call_s)
+
+
+def measure_capacity(port: int, path: str, mix: Mix, spec: ModelSpec, seconds: float, seed: int) -> Capacity:
+    """Keep the server busy with `mix` for `seconds`; the first quarter is warm-up. No request has a deadline.
+
+    Raises:
+        RuntimeError: nothing was finished after the warm-up.
+
+    """
+    templates = list(itertools.islice(mix.templates(seed), 4096))
+
+    def body(number: int) -> dict[str, Any]:
+        return msgspec.to_builtins(templates[number % len(templates)])  # type: ignore[no-any-return]
+
+    start = time.monotonic()
+    replies = closed_loop.run_closed_loop(port, _NUM_USERS, seconds, body, path)
+    return capacity_of_replies(replies, templates, spec, start + _WARM_UP_SHARE * seconds, start + seconds)
+
+
+def measure_prediction_errors(port: int, path: str, mix: Mix, seconds: float, seed: int) -> list[float]:
+    """How wrong predictions are while 8 users keep a server busy with `mix`: by how much each request took longer, as a share of it.
+
+    Each user sends the next request when the last is done, so the load is steady. The first quarter of `seconds` is warm-up.
+    """
+    templates = list(itertools.islice(mix.templates(seed), 4096))
+
+    def body(number: int) -> dict[str, Any]:
+        return msgspec.to_builtins(templates[number % len(templates)])  # type: ignore[no-any-return]
+
+    counted_from = time.monotonic() + _WARM_UP_SHARE * seconds
+    replies = closed_loop.run_closed_loop(port, NUM_STEADY_USERS, seconds, body, path)
+    predictions = [
+        (reply.latency_s, reply.predicted_s)
+        for reply in replies
+        if reply.status == 200 and reply.sent_s >= counted_from
+    ]
+    return [took_s / predicted_s - 1.0 for took_s, predicted_s in predictions if predicted_s]
+
+
+def capacity_of_replies(
+    replies: list[closed_loop.Reply], templates: list[RequestTemplate], spec: ModelSpec, start: float, end: float
+) -> Capacity:
+    """What was finished between `start` and `end`, a second."""
+    finished = [
+        templates[reply.number % len(templates)]
+        for reply in replies
+        if reply.status == 200 and start <= reply.done_s < end
+    ]
+    if not finished:
+        statuses = sorted({reply.status for reply in replies})
+        raise RuntimeError(
+            f"the server finished nothing in {end - start:.1f} s under load; its answers were {statuses}"
+        )
+    return Capacity(
+        rows_per_s=sum(template.rows(spec) for template in finished) / (end - start),
+        images_per_s=sum(template.n for template in finished) / (end - start),
+        requests_per_s=len(finished) / (end - start),
+        num_failures=sum(reply.status != 200 for reply in replies),
+    )

@@ -1,0 +1,233 @@
+"""The programs that load a server, each a process of its own that writes a line for every request as it ends: Locust, and the open loop.
+
+What a client leaves in its folder: `records.jsonl`, `kept/` with a sample of the replies, `log`. A client that is cut short leaves
+what it had. A client ends with the bench, however that ends.
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+import psutil
+
+from noria.protocol.model_spec import ModelSpec
+from noria_bench.benches import scenarios
+from noria_bench.benches.scenarios import Scenario
+from noria_bench.load.open_loop import OpenLoopConfig
+from noria_bench.load.workload import Arrival, Mix, RequestTemplate
+from noria_bench.measurement.run_metrics import RequestRecord
+from noria_bench.measurement.runs import Traffic
+
+_PROGRESS_INTERVAL_S = 5.0
+_WARM_UP_STEPS = 4
+_LOCUST_GRACE_S = 60.0  # to start, and to end what it has begun
+_SERVER_ENDED = "the server ended under load; its own words are above"
+
+Body = Mapping[str, Any]
+
+
+class LoadGenerator(Protocol):
+    """Something to send to a server: a scenario, or arrivals."""
+
+    @property
+    def traffic(self) -> Traffic:
+        """As the run tells it."""
+        ...
+
+    @property
+    def warm_up_bodies(self) -> list[Body]:
+        """Requests of every kind that will be sent."""
+        ...
+
+    @property
+    def max_duration_s(self) -> float:
+        """At most, until the client has ended."""
+        ...
+
+    def body(self, number: int) -> Body:
+        """What its request `number` asks for."""
+        ...
+
+    def start(self, url: str, path: str, folder: pathlib.Path) -> "subprocess.Popen[bytes]":
+        """Start the client; a terminal's Ctrl-C does not reach it."""
+        ...
+
+
+@dataclass(frozen=True)
+class ScenarioLoadGenerator:
+    """One of the seed article's, by Locust."""
+
+    scenario: Scenario
+    traffic: Traffic
+    rows: float  # the work of a request
+
+    @property
+    def warm_up_bodies(self) -> list[Body]:
+        """As many as there are users, twice: the second time everything is there that a batch needs."""
+        users = self.scenario.num_users
+        return [scenarios.request_body(number, self.traffic.seed + 1) for number in range(2 * users)]
+
+    @property
+    def max_duration_s(self) -> float:
+        """Locust ends by itself."""
+        return self.traffic.seconds + _LOCUST_GRACE_S
+
+    def body(self, number: int) -> Body:
+        """By the article's task."""
+        return scenarios.request_body(number, self.traffic.seed)
+
+    def start(self, url: str, path: str, folder: pathlib.Path) -> "subprocess.Popen[bytes]":
+        """Locust, headless; who is waiting when the time is over is not counted, as Locust never counted him."""
+        traffic, file = self.traffic, pathlib.Path(__file__).with_name("locustfiles") / f"{self.scenario.name}.py"
+        assert traffic.spawn_interval_s is not None
+        options = {
+            "--locustfile": file,
+            "--host": url,
+            "--path": path,
+            "--users": traffic.num_users,
+            "--spawn-rate": 1 / traffic.spawn_interval_s,
+            "--run-time": f"{traffic.seconds:.0f}s",
+            "--body-seed": traffic.seed,
+            "--rows": self.rows,
+            "--records": folder / "records.jsonl",
+            "--keep": folder / "kept",
+            "--exit-code-on-error": 0,
+            "--loglevel": "WARNING",
+        }
+        arguments = [str(argument) for option in options.items() for argument in option]
+        return _start_client([sys.executable, "-m", "locust", "--headless", "--only-summary", *arguments], folder, None)
+
+
+@dataclass(frozen=True)
+class OpenLoopLoadGenerator:
+    """Arrivals that nothing delays, by `openloop`."""
+
+    traffic: Traffic
+    arrivals: tuple[Arrival, ...]
+    warm_up_bodies: list[Body]
+
+    @property
+    def max_duration_s(self) -> float:
+        """After the last arrival, what is still unanswered gets as long as they came for."""
+        return self.arrivals[-1].intended_s + self.traffic.seconds
+
+    def body(self, number: int) -> Body:
+        """As it was drawn."""
+        return self.arrivals[number].body
+
+    def start(self, url: str, path: str, folder: pathlib.Path) -> "subprocess.Popen[bytes]":
+        """The open loop, until everything is answered."""
+        config = OpenLoopConfig(
+            url + path, self.arrivals, grace_s=self.traffic.seconds, sample_folder=str(folder / "kept")
+        )
+        return _start_client([sys.executable, "-m", "noria_bench.load.open_loop"], folder, msgspec.json.encode(config))
+
+
+def bodies_of_every_kind(mix: Mix, spec: ModelSpec) -> list[Body]:
+    """A request, with few steps, of every size, guidance and number of images in `mix`, and of every scheduler."""
+    guidances = {guidance > 1.0: guidance for guidance in mix.guidance.values}.values()
+    kinds = [
+        (size, guidance, spec.default_scheduler, n)
+        for size in mix.sizes.values
+        for guidance in guidances
+        for n in mix.num_images.values
+    ]
+    kinds += [(mix.sizes.values[0], mix.guidance.values[0], name, 1) for name in mix.schedulers.values]
+    return [
+        msgspec.to_builtins(RequestTemplate("a red circle", seed, *size, _WARM_UP_STEPS, guidance, scheduler, n))
+        for seed, (size, guidance, scheduler, n) in enumerate(kinds)
+    ]
+
+
+def _start_client(command: list[str], folder: pathlib.Path, stdin_bytes: bytes | None) -> "subprocess.Popen[bytes]":
+    """Start a client in a process group of its own; the open loop writes its records to stdout, and reads its job from stdin."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # Locust reads options from its own variables; what a user has there for other tests would be another load.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("LOCUST_")}
+    with (folder / "log").open("wb") as log, (folder / "records.jsonl").open("ab") as output:
+        client = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=log if stdin_bytes is None else output,
+            stderr=log,
+            process_group=0,
+            env=environment,
+        )
+    assert client.stdin is not None
+    try:
+        if stdin_bytes is not None:
+            client.stdin.write(stdin_bytes)
+        client.stdin.close()
+    except BaseException:  # Ctrl-C while it comes up, which takes a second, and nobody else knows of it yet
+        client.kill()
+        client.wait()
+        raise
+    return client
+
+
+def run_load(
+    generator: LoadGenerator,
+    url: str,
+    path: str,
+    folder: pathlib.Path,
+    server: psutil.Process,
+    log_status: Callable[[str], None],
+) -> None:
+    """Load a server to the end; `say` hears every few seconds how it goes. What was recorded is read with `records`.
+
+    Raises:
+        RuntimeError: the server, or the client, ended too early.
+
+    """
+    client, started = generator.start(url, path, folder), time.monotonic()
+    reported_s = 0.0
+    try:
+        while client.poll() is None:
+            elapsed_s = time.monotonic() - started
+            if has_ended(server):
+                raise RuntimeError(_SERVER_ENDED)
+            if elapsed_s > generator.max_duration_s + _LOCUST_GRACE_S:
+                raise RuntimeError(f"the client did not end within {elapsed_s:.0f} s")
+            if elapsed_s - reported_s >= _PROGRESS_INTERVAL_S:
+                reported_s = elapsed_s
+                log_status(progress_line(read_records(folder), elapsed_s, generator.traffic.seconds))
+            time.sleep(0.1)
+        if has_ended(server):  # in the moment before the client did
+            raise RuntimeError(_SERVER_ENDED)
+    finally:
+        client.terminate()
+        client.wait()
+    if client.returncode:
+        log_lines = (folder / "log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        raise RuntimeError(f"the client ended with status {client.returncode}: {' / '.join(log_lines[-3:])}")
+
+
+def progress_line(records: list[RequestRecord], elapsed_s: float, seconds: float) -> str:
+    """How a run goes, in a few words."""
+    num_failed = sum(record.status != 200 for record in records)
+    remaining_s = seconds - elapsed_s
+    phase = f"{remaining_s:.0f} s left" if remaining_s > 0 else "waiting for the last answers"
+    return f"{phase}: {len(records)} answers, {num_failed} failed, {(len(records) - num_failed) / min(elapsed_s, seconds):.2f} requests/s"
+
+
+def read_records(folder: pathlib.Path) -> list[RequestRecord]:
+    """What a client has written until now, in the order of the requests' ends; a line that it is still writing is left."""
+    file = folder / "records.jsonl"
+    if not file.exists():
+        return []
+    *lines, _ = file.read_bytes().split(b"\n")
+    return [msgspec.json.decode(line, type=RequestRecord) for line in lines]
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether it has, though nobody may have waited for it."""
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True

@@ -1,0 +1,42 @@
+"""Whether a seed draws the same image alone and in a crowd, over HTTP, as a caller would compare them."""
+
+import io
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import msgspec
+import numpy as np
+from PIL import Image
+
+from noria.protocol.model_spec import ModelSpec
+from noria_bench.load.open_loop import image_files
+from noria_bench.load.workload import RequestTemplate, mixed
+
+IN_FLIGHT = 32
+_PROBE_INDICES = (3, 15, 28)  # places in the crowd of those that are asked for alone too
+_NUM_STEPS = 8  # an image that has drifted has done so by then
+_SEED = 11
+
+
+def max_channel_differences(url: str, spec: ModelSpec) -> list[int]:
+    """For each probe, the largest difference of a channel (of 255) between its image alone and among 32 in flight."""
+    batch = _batch_templates(spec)
+    with httpx.Client(timeout=300, trust_env=False, limits=httpx.Limits(max_connections=None)) as client:
+        solo_pixels = {index: _pixels(client, url, batch[index]) for index in _PROBE_INDICES}
+        with ThreadPoolExecutor(IN_FLIGHT) as executor:
+            batched_pixels = list(executor.map(lambda ask: _pixels(client, url, ask), batch))
+    return [int(np.abs(batched_pixels[index] - pixels).max()) for index, pixels in solo_pixels.items()]
+
+
+def _batch_templates(spec: ModelSpec) -> list[RequestTemplate]:
+    """32 requests of one size, so that all of them can share every step, with every guidance and scheduler of the mix."""
+    size = {"width": spec.default_width_px, "height": spec.default_height_px}
+    templates = itertools.islice(mixed(spec).templates(_SEED), IN_FLIGHT)
+    return [msgspec.structs.replace(template, **size, n=1, inference_steps=_NUM_STEPS) for template in templates]
+
+
+def _pixels(client: httpx.Client, url: str, template: RequestTemplate) -> np.ndarray:
+    answer = client.post(url, json=msgspec.to_builtins(template)).raise_for_status()
+    (file,) = image_files(answer)
+    return np.asarray(Image.open(io.BytesIO(file)).convert("RGB")).astype(int)

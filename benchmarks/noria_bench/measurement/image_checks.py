@@ -1,0 +1,129 @@
+"""Whether servers draw what they are asked for: a sample of a run's replies beside what diffusers' pipeline draws of the same bodies alone.
+
+How alike two images are is their peak signal-to-noise ratio. Rounding, which differs with a batch's size, leaves more than 50 dB;
+another seed or another prompt gives 10 to 20. `PSNR_DB` lies between, far from both; docs/benchmarks/scenarios.md has the measurement.
+"""
+
+import base64
+import io
+import math
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+from PIL import Image
+
+from noria.config import EngineConfig
+from noria.protocol.model_spec import ModelSpec
+from noria_bench.load.reply_sampler import sampled_replies
+from noria_bench.measurement.runs import ImageCheck
+
+MIN_PSNR_DB = 30.0  # an image below it is another image
+
+Body = Mapping[str, Any]
+
+# What Pillow raises for files that are no images, and for sizes that would fill the memory; what a document of another form gives.
+_UNREADABLE = (OSError, SyntaxError, Image.DecompressionBombError)
+_MALFORMED = (msgspec.DecodeError, ValueError, KeyError, TypeError)
+
+
+def check_replies(
+    folder: pathlib.Path, body_of: Callable[[int], Body], generate: Callable[[Body], list[np.ndarray]]
+) -> tuple[ImageCheck, ...]:
+    """Judge every reply in `folder` (see `keeping`); `draw` gives the images of a body as uint8 [H, W, 3]."""
+    return tuple(
+        check_reply(number, file, generate(body_of(number))) for number, file in sampled_replies(folder).items()
+    )
+
+
+def check_reply(number: int, file: pathlib.Path, expected: list[np.ndarray]) -> ImageCheck:
+    """Compare the images of the reply in `file` with what they should be."""
+    try:
+        images = [_pixels(content) for content in _files(file)]
+    except (*_UNREADABLE, *_MALFORMED) as error:
+        return ImageCheck(number, None, f"cannot be decoded: {error}")
+    if len(images) != len(expected):
+        return ImageCheck(number, None, f"has {len(images)} images instead of {len(expected)}")
+    for actual, wanted in zip(images, expected, strict=True):
+        if actual.shape != wanted.shape:
+            return ImageCheck(number, None, f"is {_size_text(actual)} instead of {_size_text(wanted)} pixels")
+    worst_db = min(psnr_db(actual, wanted) for actual, wanted in zip(images, expected, strict=True))
+    if worst_db < MIN_PSNR_DB:
+        return ImageCheck(
+            number,
+            worst_db,
+            f"is another image: {worst_db:.1f} dB beside its solo run, where {MIN_PSNR_DB:.0f} is the least",
+        )
+    return ImageCheck(number, worst_db if math.isfinite(worst_db) else None)
+
+
+def psnr_db(left: np.ndarray, right: np.ndarray) -> float:
+    """The peak signal-to-noise ratio of two uint8 images of one shape, in decibels; endless where they are the same."""
+    error = float(np.mean((left.astype(float) - right.astype(float)) ** 2))
+    return 10 * math.log10(255.0**2 / error) if error else math.inf
+
+
+def _files(file: pathlib.Path) -> list[bytes]:
+    if file.suffix == ".image":
+        return [file.read_bytes()]
+    return [base64.b64decode(image["b64_json"]) for image in msgspec.json.decode(file.read_bytes())["images"]]
+
+
+def _pixels(content: bytes) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
+
+
+def _size_text(image: np.ndarray) -> str:
+    return f"{image.shape[1]} × {image.shape[0]}"
+
+
+class SoloGenerator:
+    """What diffusers' pipeline draws of bodies alone, in this process, set as the servers are; each is drawn once."""
+
+    def __init__(self, spec: ModelSpec, config: EngineConfig) -> None:
+        """Loads nothing before the first image is asked for; the UNet is not compiled, which would take longer than all else."""
+        self._spec, self._config = spec, msgspec.structs.replace(config, compile=False)
+        self._pipeline: Any = None
+        self._images: dict[bytes, list[np.ndarray]] = {}
+
+    def generate(self, body: Body) -> list[np.ndarray]:
+        """Its images, each drawn alone from the body's seed + its place: uint8 [H, W, 3]."""
+        key = msgspec.json.encode(body, order="deterministic")
+        if key not in self._images:
+            self._images[key] = [self._generate_one(body, body["seed"] + index) for index in range(body.get("n", 1))]
+        return self._images[key]
+
+    def _generate_one(self, body: Body, seed: int) -> np.ndarray:
+        import torch
+
+        if self._pipeline is None:
+            self._pipeline = _load_pipeline(self._spec, self._config)
+        spec, pipeline = self._spec, self._pipeline
+        pipeline.use_scheduler(body.get("scheduler", spec.default_scheduler))
+        with torch.inference_mode():
+            (image,) = pipeline.pipe(
+                body["prompt"],
+                width=body.get("width", spec.default_width_px),
+                height=body.get("height", spec.default_height_px),
+                num_inference_steps=body["inference_steps"],
+                guidance_scale=body.get("guidance_scale", spec.default_guidance),
+                generator=torch.Generator("cpu").manual_seed(seed),
+            ).images
+        return np.asarray(image)
+
+
+def _load_pipeline(spec: ModelSpec, config: EngineConfig) -> Any:
+    import torch
+
+    from noria.engine.diffusion.loading import detect_machine
+    from noria.engine.resources import resolve_auto, resolve_device
+    from noria_bench.targets.pipeline import Pipeline
+
+    machine = detect_machine()
+    device = resolve_device(config.devices[0], machine)
+    settings = resolve_auto(config, spec, device, machine)
+    assert isinstance(settings.threads, int)
+    torch.set_num_threads(settings.threads)
+    return Pipeline(spec, settings, device)

@@ -1,0 +1,82 @@
+"""What a result must carry to be worth anything: the machine, the commit, the versions."""
+
+import datetime
+import importlib.metadata
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+from typing import Any
+
+import noria
+
+_VERSIONS = (
+    "torch",
+    "diffusers",
+    "transformers",
+    "starlette",
+    "fastapi",
+    "uvicorn",
+    "pyzmq",
+    "msgspec",
+    "pillow",
+    "locust",
+    "httpx",
+)
+
+
+def collect_provenance() -> dict[str, Any]:
+    """Everything about this run that is not its measurements."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": _command(),
+        "noria": noria.__version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "versions": {name: version for name in _VERSIONS if (version := _version(name)) is not None},
+        "machine": {
+            "cpu": _cpu_model(),
+            "cores": len(os.sched_getaffinity(0)),
+            "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+            "load_average_before": os.getloadavg()[0],
+        },
+    }
+
+
+def _command() -> str:
+    """As it was typed, but for the interpreter's path."""
+    if sys.orig_argv[1:2] == ["-m"] and sys.orig_argv[2] != "noria":
+        return " ".join(["python", *sys.orig_argv[1:]])
+    return " ".join(["noria", *sys.argv[1:]])
+
+
+def _version(name: str) -> str | None:
+    """Of an installed distribution; a bench of the device needs but few of them."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The checkout's commit, marked where the tree differs from it; None outside a checkout."""
+    folder = pathlib.Path(__file__).parent
+    try:
+        described = subprocess.run(  # git, from PATH, as the developer has it
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return described.stdout.strip()
+
+
+def _cpu_model() -> str:
+    for line in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()

@@ -1,0 +1,106 @@
+"""A server seen from outside while it is loaded: what it and its device use, and what others do to the machine meanwhile."""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import psutil
+
+from noria_bench.measurement.hardware_meters import GpuMeter, GpuReading, RaplMeter
+from noria_bench.measurement.runs import ResourceUsage
+from noria_bench.targets.server import RunningServer
+
+_SAMPLE_INTERVAL_S = 0.25
+
+
+@dataclass
+class ResourceTrace:
+    """What was seen; complete when the watch is over. The lists have a value for each moment of `memory`."""
+
+    memory: list[tuple[float, int]] = field(default_factory=list)  # seconds since its start, bytes of all processes
+    cpu_cores: list[float] = field(default_factory=list)  # CPU seconds a second, since the moment before
+    gpu_readings: list[GpuReading] = field(default_factory=list)  # empty without
+    energy_j: float | None = None  # of the GPUs; without, of the CPU's packages
+    matrix_gflops: list[float] = field(default_factory=list)  # how fast the machine is, before and after
+    other_cpu_share: float = (
+        0.0  # of the machine's CPU time, taken by processes that are neither the server nor this bench
+    )
+
+    @property
+    def usage(self) -> ResourceUsage:
+        """As a run keeps it."""
+        return ResourceUsage(
+            at_s=tuple(round(at_s, 3) for at_s, _ in self.memory),
+            cpu_cores=tuple(round(cores, 3) for cores in self.cpu_cores),
+            resident_bytes=tuple(held for _, held in self.memory),
+            gpu_utilisation=tuple(reading.utilisation for reading in self.gpu_readings),
+            gpu_bytes=tuple(reading.used_bytes for reading in self.gpu_readings),
+            energy_j=self.energy_j,
+            other_cpu_share=self.other_cpu_share,
+            matrix_gflops=tuple(round(speed, 1) for speed in self.matrix_gflops),
+        )
+
+
+@contextlib.contextmanager
+def monitor_resources(
+    server: RunningServer,
+    gpus: GpuMeter | None = None,
+    interval_s: float = _SAMPLE_INTERVAL_S,
+    into_trace: ResourceTrace | None = None,
+) -> Iterator[ResourceTrace]:
+    """Look at `server`, and at `gpus`, every `every_s`; on a machine that others use, `others_share` says how much to believe.
+
+    What is seen goes `into` what is given, where the caller needs it though the load ends with an error.
+    """
+    trace, ended, rapl = ResourceTrace() if into_trace is None else into_trace, threading.Event(), RaplMeter()
+    started, machine_cpu_s, own_cpu_s = time.monotonic(), _machine_cpu_s(), _own_cpu_s(server)
+    first = gpus.read() if gpus is not None else None
+
+    def sample() -> None:
+        before, before_s = server.cpu_s(), started
+        while not ended.wait(interval_s):
+            now, now_s = server.cpu_s(), time.monotonic()
+            trace.memory.append((now_s - started, server.resident_bytes()))
+            trace.cpu_cores.append(cpu_cores_used(before, now, now_s - before_s))
+            before, before_s = now, now_s
+            if gpus is not None:
+                trace.gpu_readings.append(gpus.read())
+            rapl.total_j()
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield trace
+    finally:
+        ended.set()
+        thread.join()
+        trace.energy_j = (
+            energy_between_j(first, gpus.read()) if gpus is not None and first is not None else rapl.total_j()
+        )
+        other_cpu_s = (_machine_cpu_s() - machine_cpu_s) - (_own_cpu_s(server) - own_cpu_s)
+        trace.other_cpu_share = max(0.0, other_cpu_s / ((time.monotonic() - started) * (os.cpu_count() or 1)))
+
+
+def cpu_cores_used(before: Mapping[int, float], now: Mapping[int, float], elapsed_s: float) -> float:
+    """CPU seconds a second of the processes that are there now, by their ids; one that is new counts from its start."""
+    return sum(max(0.0, spent - before.get(pid, 0.0)) for pid, spent in now.items()) / elapsed_s
+
+
+def energy_between_j(first: GpuReading, last: GpuReading) -> float | None:
+    """What GPUs used between two readings; None where they do not tell."""
+    return None if first.energy_j is None or last.energy_j is None else last.energy_j - first.energy_j
+
+
+def _machine_cpu_s() -> float:
+    """CPU seconds that the machine has spent on anybody, or another machine has taken from it."""
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system + times.irq + times.softirq + times.steal)
+
+
+def _own_cpu_s(server: RunningServer) -> float:
+    """CPU seconds of the server's processes, this one, and its children that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system + sum(server.cpu_s().values())

@@ -1,0 +1,114 @@
+"""What the previews of one step cost, over what the step itself does; and what the one picture of all slots does that /v1/live shows.
+
+python benchmarks/previews.py [-o FILE]
+"""
+
+import argparse
+import json
+import math
+import os
+import pathlib
+import statistics
+import time
+
+import numpy as np
+from PIL import Image
+
+from noria.config import EngineConfig
+from noria.engine.diffusion.loading import load_executor
+from noria.engine.loop import EngineLoop
+from noria.frontend.live.sprite_sheet import make_sprite_sheet
+from noria.models.catalog import open_model
+from noria.protocol.live_views import ThumbnailView
+from noria.protocol.request import ImageRequest
+from noria.scheduling.step.scheduler import StepScheduler
+from noria_bench.measurement.provenance import collect_provenance
+
+NUM_IMAGES, NUM_STEPS, NUM_ROUNDS = 4, 20, 8
+SPRITE_SHEETS = ((12, 8), (12, 16), (64, 64))  # pictures, pixels of a side
+
+
+def main() -> None:
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the supervisor gives its engines; read when torch is imported
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-o", "--output", type=pathlib.Path)
+    output = parser.parse_args().output
+    spec = open_model("bundled")
+    executor, config = load_executor(spec, EngineConfig(), "auto")
+
+    def steps_s() -> list[float]:
+        """Seconds of each turn but the first and the last, which also encode and decode."""
+        engine_loop = EngineLoop(StepScheduler(config.slots), executor, lambda _: None, time.monotonic)
+        for number in range(NUM_IMAGES):
+            engine_loop.submit(executor.prepare(ImageRequest(
+                f"r{number}", "a red circle", "", number, spec.default_width_px, spec.default_height_px, NUM_STEPS, 3.0, 1,
+                "ddim", math.inf, model=spec.name,
+            )))  # fmt: skip
+        seconds = []
+        while (iteration := engine_loop.run_iteration()) is not None:
+            seconds.append(iteration.duration_s)
+        return seconds[1:-1]
+
+    steps_s()
+    median_step_s = statistics.median(seconds for _ in range(NUM_ROUNDS) for seconds in steps_s())
+    previews_s = _measure_previews_s(executor, spec)
+    result = collect_provenance() | {
+        "command": "python benchmarks/previews.py",
+        "images": NUM_IMAGES,
+        "step_s": median_step_s,
+        "previews_of_one_step_s": previews_s,
+        "share_of_a_step": previews_s / median_step_s,
+        "sheets": [
+            {"pictures": num, "side_px": side, "median_s": _measure_sprite_sheet_s(num, side)}
+            for num, side in SPRITE_SHEETS
+        ],
+    }
+    if output is not None:
+        output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(
+        f"{NUM_IMAGES} previews take {1e6 * previews_s:.0f} µs, {100 * previews_s / median_step_s:.2f} % of the step of {1000 * median_step_s:.1f} ms"
+    )
+    for sheet_result in result["sheets"]:
+        side = sheet_result["side_px"]
+        print(
+            f"a sheet of {sheet_result['pictures']} pictures of {side} × {side} pixels takes {1e3 * sheet_result['median_s']:.2f} ms"
+        )
+
+
+def _measure_previews_s(executor: object, spec: object) -> float:
+    """The previews of one step of all images by themselves: estimate, map to colours, hand over."""
+    import torch
+
+    from noria.sampling.previews import clean_latents, clean_weights, preview_pixels
+
+    size = NUM_IMAGES, 4, spec.default_height_px // 8, spec.default_width_px // 8
+    inputs, outputs, timesteps = torch.randn(size), torch.randn(size), np.full(NUM_IMAGES, 500.0, np.float32)
+    model, seconds = executor.model, []
+    with torch.inference_mode():
+        for _ in range(300):
+            started = time.perf_counter()
+            weights = torch.from_numpy(clean_weights(timesteps, model.alpha_bars, model.prediction_type))
+            clean = clean_latents(inputs, outputs, weights)
+            for pixels in preview_pixels(clean, model.preview_colours):
+                pixels.numpy().data.cast("B")
+            seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)
+
+
+def _measure_sprite_sheet_s(num_thumbnails: int, side_px: int) -> float:
+    """One sheet of pictures whose colours change slowly, as previews' do."""
+    coarse = np.random.default_rng(0).integers(0, 256, (num_thumbnails, 4, 4, 3), dtype=np.uint8)
+    rgb_bytes = [
+        Image.fromarray(each).resize((side_px, side_px), Image.Resampling.BICUBIC).tobytes() for each in coarse
+    ]
+    thumbnails = [ThumbnailView(k, "r", 0, side_px, side_px, k * len(rgb_bytes[0])) for k in range(num_thumbnails)]
+    pixels, seconds = memoryview(b"".join(rgb_bytes)), []
+    for _ in range(100):
+        started = time.perf_counter()
+        make_sprite_sheet(thumbnails, pixels)
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)
+
+
+if __name__ == "__main__":
+    main()

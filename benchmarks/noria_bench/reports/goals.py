@@ -1,0 +1,110 @@
+"""What Noria set out to show, and whether a group of runs shows it. Pure."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from noria_bench.reports.comparison_tables import BASELINE
+from noria_bench.reports.run_groups import Group
+from noria_bench.reports.run_summary import RunSummary, finite_ratio, summarise_run
+from noria_bench.reports.table import format_number, format_rate
+from noria_bench.targets.catalog import PEERS
+
+_MIN_RPS_RATIO = 2.0  # at least, on mixed traffic
+_MAX_P99_RATIO = 0.25  # at most, on mixed traffic
+_ROUNDING = 1e-9  # of sums of floats: equals are not ahead of each other
+
+
+@dataclass(frozen=True)
+class Goal:
+    """`met` is None where the runs cannot tell."""
+
+    text: str
+    met: bool | None
+
+    @property
+    def verdict(self) -> str:
+        """In a word."""
+        return {True: "Met", False: "Missed", None: "Cannot be said"}[self.met]
+
+
+def goals_of(group: Group) -> list[Goal]:
+    """Those that the group was made to show: of scenario 2, and of mixed traffic."""
+    if group.bench not in ("scenario2", "mixed"):
+        return []
+    # A run that was cut short is no scenario: users were still to come.
+    summaries = {run.target: summarise_run(run) for run in group.runs if run.complete and run.records}
+    noria, reference = summaries.get("noria"), summaries.get(BASELINE)
+    if noria is None:
+        return [Goal("Noria was not measured to the end.", None)]
+    peers = {name: summaries[name] for name in PEERS if name in summaries}
+    goals = [_rps_goal(noria, peers), _p99_goal(noria, peers)]
+    if group.bench == "mixed":
+        goals.append(
+            _rps_over_reference_goal(noria.requests_per_s, reference.requests_per_s if reference else math.nan)
+        )
+        goals.append(_p99_over_reference_goal(noria.p99_ms, reference.p99_ms if reference else math.nan))
+    return goals
+
+
+def _rps_goal(noria: RunSummary, peers: Mapping[str, RunSummary]) -> Goal:
+    claim = f"No peer ahead on RPS: Noria {format_rate(noria.requests_per_s)}"
+    if not peers or math.isnan(noria.requests_per_s):
+        return Goal(f"{claim}; no peer was measured.", None)
+    name = max(peers, key=lambda peer: peers[peer].requests_per_s)
+    best = peers[name].requests_per_s
+    shortfall = 1 - finite_ratio(noria.requests_per_s, best)
+    missed = f", {100 * shortfall:.1f} % behind" if shortfall > _ROUNDING else ""
+    met = noria.requests_per_s >= best * (1 - _ROUNDING)
+    return _goal_among_all_peers(f"{claim}, best peer {name} {format_rate(best)}{missed}", met, peers)
+
+
+def _p99_goal(noria: RunSummary, peers: Mapping[str, RunSummary]) -> Goal:
+    claim = f"No peer ahead on p99: Noria {_format_latency(noria.p99_ms)}"
+    if not peers or math.isnan(noria.p99_ms):
+        return Goal(f"{claim}; no peer was measured.", None)
+    name = min(peers, key=lambda peer: peers[peer].p99_ms)
+    best_ms = peers[name].p99_ms
+    excess = finite_ratio(noria.p99_ms, best_ms) - 1
+    missed = f", {100 * excess:.1f} % longer" if excess > _ROUNDING else ""
+    met = None if math.isinf(noria.p99_ms) and math.isinf(best_ms) else noria.p99_ms <= best_ms * (1 + _ROUNDING)
+    return _goal_among_all_peers(f"{claim}, best peer {name} {_format_latency(best_ms)}{missed}", met, peers)
+
+
+def _goal_among_all_peers(claim: str, met: bool | None, peers: Mapping[str, RunSummary]) -> Goal:
+    """One peer ahead is enough to miss; that none is can be said only when all were measured."""
+    if not (unmeasured := [name for name in PEERS if name not in peers]):
+        return Goal(f"{claim}.", met)
+    return Goal(f"{claim}; {', '.join(unmeasured)} not measured.", None if met else met)
+
+
+def _rps_over_reference_goal(noria_rps: float, reference_rps: float) -> Goal:
+    claim = f"RPS at least {_MIN_RPS_RATIO:g} × {BASELINE}’s"
+    reached = finite_ratio(noria_rps, reference_rps)
+    if math.isnan(reached):
+        return Goal(f"{claim}: one of them answered nothing, or was not measured.", None)
+    missed = f", {100 * (1 - reached / _MIN_RPS_RATIO):.1f} % short" if reached < _MIN_RPS_RATIO else ""
+    return Goal(
+        f"{claim}: {format_number(reached, 2)} × ({format_rate(noria_rps)} to {format_rate(reference_rps)}){missed}.",
+        reached >= _MIN_RPS_RATIO,
+    )
+
+
+def _p99_over_reference_goal(noria_ms: float, reference_ms: float) -> Goal:
+    claim = f"p99 at most 1/4 of {BASELINE}’s"
+    if math.isnan(noria_ms) or math.isnan(reference_ms) or math.isinf(noria_ms):
+        met = False if math.isinf(noria_ms) and math.isfinite(reference_ms) else None
+        return Goal(f"{claim}: Noria {_format_latency(noria_ms)}, {BASELINE} {_format_latency(reference_ms)}.", met)
+    if math.isinf(reference_ms):
+        return Goal(f"{claim}: Noria {_format_latency(noria_ms)}, {BASELINE} left requests without images.", True)
+    reached = noria_ms / reference_ms
+    missed = f", {reached / _MAX_P99_RATIO:.2f} times what was aimed at" if reached > _MAX_P99_RATIO else ""
+    claim = f"{claim}: {format_number(reached, 2)} ({_format_latency(noria_ms)} to {_format_latency(reference_ms)}){missed}."
+    return Goal(claim, reached <= _MAX_P99_RATIO)
+
+
+def _format_latency(value: float) -> str:
+    """A latency; an endless one in words."""
+    if math.isnan(value):
+        return "not measured"
+    return "endless" if math.isinf(value) else f"{value:.0f} ms"

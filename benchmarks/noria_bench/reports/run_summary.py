@@ -1,0 +1,101 @@
+"""The figures of one run. Pure.
+
+Rules: a latency counts from the *intended* start. A request that had no images, for whatever reason, took for ever: percentiles are of
+all requests, so an endless one says that so many had none. The average is of those that had theirs, since one endless request would
+leave nothing to say. A rate counts requests, or images, done while the traffic lasted, over that time, ramp included: the seed
+article's sense, and Locust's.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from noria_bench.measurement.run_metrics import RequestRecord, percentile
+from noria_bench.measurement.runs import BenchRun
+
+_SHARES = (0.5, 0.9, 0.95, 0.99)
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """NaN where nothing can be said; `math.inf` for a percentile that falls on a request without images."""
+
+    num_requests: int  # that were sent
+    num_http_failures: int  # answered, but not with images
+    num_unanswered: int  # the connection broke, or no answer came while the run lasted
+    num_wrong: int  # of `compared`: not the image that its request draws alone
+    num_compared: int
+    seconds: float  # that the rates are over
+    avg_ms: float
+    requests_per_s: float
+    images_per_s: float
+    p50_ms: float
+    p90_ms: float
+    p95_ms: float
+    p99_ms: float
+    mean_batch: float  # images drawn together, a request's mean, where the server tells
+    sent_late_p99_ms: float  # how far the client fell behind its own trace; a closed loop has none
+    cpu_cores: float
+    max_resident_bytes: float  # the most
+    gpu_utilisation: float  # mean utilisation, 0 to 1
+    gpu_bytes: float  # mean
+    energy_per_image_j: float
+    other_cpu_share: float  # of the machine's CPU time, that strangers took
+
+    @property
+    def num_failures(self) -> int:
+        """Of every kind."""
+        return self.num_http_failures + self.num_unanswered + self.num_wrong
+
+
+def summarise_run(run: BenchRun) -> RunSummary:
+    """All of them."""
+    records, usage = run.records, run.usage
+    latencies_ms = [1000 * record.latency_s for record in records]
+    seconds = run.duration_s
+    in_time = [record for record in records if _has_images(record) and (record.done_s or 0.0) <= seconds]
+    num_images = sum(record.num_images for record in records if _has_images(record))
+    late_ms = [1000 * (record.sent_s - record.intended_s) for record in records if run.traffic.kind == "open"]
+    p50, p90, p95, p99 = (percentile(latencies_ms, share) for share in _SHARES)
+    unanswered = sum(_is_unanswered(record) for record in records)
+    return RunSummary(
+        num_requests=len(records),
+        num_http_failures=sum(record.status != 200 for record in records if not _is_unanswered(record)),
+        num_unanswered=unanswered,
+        num_wrong=sum(bool(sample.problem) for sample in run.image_checks),
+        num_compared=len(run.image_checks),
+        seconds=seconds,
+        avg_ms=_mean([latency for latency in latencies_ms if math.isfinite(latency)]),
+        requests_per_s=len(in_time) / seconds if seconds else math.nan,
+        images_per_s=sum(record.num_images for record in in_time) / seconds if seconds else math.nan,
+        p50_ms=p50,
+        p90_ms=p90,
+        p95_ms=p95,
+        p99_ms=p99,
+        mean_batch=_mean([record.batch_size for record in records if record.batch_size]),
+        sent_late_p99_ms=percentile(late_ms, 0.99),
+        cpu_cores=_mean(usage.cpu_cores),
+        max_resident_bytes=float(max(usage.resident_bytes, default=math.nan)),
+        gpu_utilisation=_mean(usage.gpu_utilisation),
+        gpu_bytes=_mean(usage.gpu_bytes),
+        energy_per_image_j=math.nan if usage.energy_j is None or not num_images else usage.energy_j / num_images,
+        other_cpu_share=usage.other_cpu_share,
+    )
+
+
+def finite_ratio(part: float, whole: float) -> float:
+    """`part` over `whole`; NaN where either is endless or nothing."""
+    return part / whole if whole and math.isfinite(part) and math.isfinite(whole) else math.nan
+
+
+def _has_images(record: RequestRecord) -> bool:
+    return math.isfinite(record.latency_s)
+
+
+def _is_unanswered(record: RequestRecord) -> bool:
+    return record.done_s is None or record.status == 0
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else math.nan

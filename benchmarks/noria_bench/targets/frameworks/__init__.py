@@ -1,0 +1,1 @@
+"""LitServe, BentoML, Ray Serve."""

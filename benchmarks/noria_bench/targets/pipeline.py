@@ -1,0 +1,86 @@
+"""What the server is held against: the same model in a bare loop, in this process, with nothing around it."""
+
+import time
+from typing import Any
+
+import torch
+
+from noria.config import EngineConfig
+from noria.images import schedulers
+from noria.models.diffusion.stable_diffusion import set_attention
+from noria.protocol.model_spec import ModelSpec
+
+
+class Pipeline:
+    """diffusers' own StableDiffusionPipeline, set as the server's engine is: dtype, memory format, attention, scheduler."""
+
+    def __init__(self, spec: ModelSpec, config: EngineConfig, device: str) -> None:
+        """Load it on `device`; `config` has no "auto" left."""
+        import diffusers
+        import transformers
+
+        for library in (diffusers, transformers):
+            library.utils.logging.set_verbosity_error()
+            library.utils.logging.disable_progress_bar()
+        dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[config.dtype]
+        self.pipe: Any = diffusers.StableDiffusionPipeline.from_pretrained(
+            spec.folder, dtype=dtype, safety_checker=None
+        )
+        self._scheduler_config = dict(self.pipe.scheduler.config)
+        self.use_scheduler(spec.default_scheduler)
+        self.pipe.to(device)
+        memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
+        self.pipe.unet.to(memory_format=memory_format)
+        self.pipe.vae.to(memory_format=memory_format)
+        set_attention(self.pipe.unet, config.attention)
+        if config.compile:
+            self.pipe.unet = torch.compile(self.pipe.unet, dynamic=False)
+        torch.backends.cudnn.benchmark = config.cudnn_benchmark
+        self.pipe.set_progress_bar_config(disable=True)
+
+    def use_scheduler(self, name: str) -> None:
+        """Draw with the scheduler of this name from now on, made from the model's own configuration."""
+        import diffusers
+
+        choice = schedulers.find(name)
+        scheduler_class = getattr(diffusers, choice.diffusers_class)
+        self.pipe.scheduler = scheduler_class.from_config(self._scheduler_config, **choice.overrides)
+
+    @torch.inference_mode()
+    def generate(self, prompt: str, num_steps: int, guidance_scale: float) -> Any:
+        """A PIL image through the pipeline's own call."""
+        generator = torch.Generator("cpu").manual_seed(1)
+        (image,) = self.pipe(
+            prompt, num_inference_steps=num_steps, guidance_scale=guidance_scale, generator=generator
+        ).images
+        return image
+
+    @torch.inference_mode()
+    def generate_batch(self, prompts: list[str], num_steps: int, guidance_scale: float) -> torch.Tensor:
+        """The shortest loop that draws: encode, step all rows together with the diffusers scheduler, decode; uint8 [B, H, W, 3]."""
+        pipe, batch = self.pipe, len(prompts)
+        size = pipe.unet.config.sample_size
+        tokens = pipe.tokenizer([""] * batch + prompts, padding="max_length", return_tensors="pt").input_ids
+        text = pipe.text_encoder(tokens.to(pipe.device))[0]
+        seeded = [torch.Generator().manual_seed(k) for k in range(batch)]
+        noise = [torch.randn(4, size, size, generator=generator, dtype=text.dtype) for generator in seeded]
+        pipe.scheduler.set_timesteps(num_steps)
+        latents = torch.stack(noise).to(pipe.device) * pipe.scheduler.init_noise_sigma
+        for t in pipe.scheduler.timesteps:
+            rows = pipe.scheduler.scale_model_input(torch.cat([latents, latents]), t)
+            negative, prompted = pipe.unet(rows, t, encoder_hidden_states=text, return_dict=False)[0].chunk(2)
+            guided = negative + guidance_scale * (prompted - negative)
+            latents = pipe.scheduler.step(guided, t, latents, return_dict=False)[0]
+        images: torch.Tensor = pipe.vae.decode(latents / pipe.vae.config.scaling_factor, return_dict=False)[0]
+        return ((images / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1) * 255).round().to(torch.uint8).cpu()
+
+
+def time_calls(num_calls: int, function: Any) -> list[float]:
+    """Seconds of each of `repeat` calls, after one that does not count."""
+    function()
+    seconds = []
+    for _ in range(num_calls):
+        started = time.perf_counter()
+        function()
+        seconds.append(time.perf_counter() - started)
+    return seconds

@@ -1,0 +1,178 @@
+"""What every server that Noria is held against draws with: diffusers' own pipeline, and the body that asks for images.
+
+The seed's endpoints and the peers share it, so that nothing but the serving differs. It is given everything that Noria's engine has:
+device, dtype, threads, attention, memory format, inference mode and PNG encoder.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+from pydantic import BaseModel
+
+from noria.config import EngineConfig
+from noria.frontend.engines.pool import RawImage
+from noria.frontend.services.image_writer import to_base64, write_images
+from noria.protocol.model_spec import ModelSpec
+from noria.protocol.process_signals import die_with_parent
+from noria_bench.targets.catalog import TargetSettings as TargetSettings  # noqa: PLC0414 -- a job has them
+
+
+class TargetJob(msgspec.Struct, frozen=True):
+    """What a bench tells the server that it starts, as JSON in its first argument."""
+
+    spec: ModelSpec
+    config: EngineConfig
+    port: int
+    settings: TargetSettings = TargetSettings()
+    parent_pid: int | None = None
+
+
+class T2IBody(BaseModel):
+    """The body; what is left out is the model's default."""
+
+    prompt: str
+    negative_prompt: str = ""
+    seed: int = 0
+    width: int | None = None
+    height: int | None = None
+    inference_steps: int | None = None
+    guidance_scale: float | None = None
+    scheduler: str | None = None
+    n: int = 1
+
+
+@dataclass(frozen=True)
+class BatchKey:
+    """The settings that requests must share to be drawn together."""
+
+    width: int
+    height: int
+    inference_steps: int
+    guidance_scale: float
+    scheduler: str
+
+
+class ImageGenerator(Protocol):
+    """What draws a batch: the pipeline, or a stand-in."""
+
+    def generate(self, batch_key: BatchKey, bodies: list[T2IBody]) -> list[list[RawImage]]:
+        """The images of each body, in order; blocks."""
+        ...
+
+
+class PipelineGenerator:
+    """diffusers' StableDiffusionPipeline on one device, and the one thread that loads it and draws, whichever thread asks.
+
+    On a CPU each thread that draws has OpenMP threads of its own. Where there are more of them than cores, as after a warm-up in
+    another thread, libgomp has the idle ones sleep instead of spin, which takes from a small model a third of the cores (ADR 5).
+    """
+
+    def __init__(self, job: TargetJob) -> None:
+        """Load and warm it up; torch's threads are set for the whole process."""
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pipeline")
+        self._pipeline = self._thread.submit(self._load, job).result()
+        warm_up_key = batch_key_of(T2IBody(prompt="", inference_steps=2), job.spec)
+        self.generate(warm_up_key, [T2IBody(prompt="")] * job.settings.max_images)
+
+    def generate(self, batch_key: BatchKey, bodies: list[T2IBody]) -> list[list[RawImage]]:
+        """One call of the pipeline; image k of a request is drawn from its seed + k."""
+        return self._thread.submit(self._generate, batch_key, bodies).result()
+
+    @staticmethod
+    def _load(job: TargetJob) -> Any:
+        import torch
+
+        from noria.engine.diffusion.loading import detect_machine
+        from noria.engine.resources import resolve_auto, resolve_device
+        from noria_bench.targets.pipeline import Pipeline
+
+        machine = detect_machine()
+        device = resolve_device(job.config.devices[0], machine)
+        settings = resolve_auto(job.config, job.spec, device, machine)
+        assert isinstance(settings.threads, int)
+        torch.set_num_threads(settings.threads)
+        return Pipeline(job.spec, settings, device)
+
+    def _generate(self, batch_key: BatchKey, bodies: list[T2IBody]) -> list[list[RawImage]]:
+        import torch
+
+        seeded_bodies = [(body, body.seed + k) for body in bodies for k in range(body.n)]
+        self._pipeline.use_scheduler(batch_key.scheduler)
+        with torch.inference_mode():
+            pil_images = self._pipeline.pipe(
+                prompt=[body.prompt for body, _ in seeded_bodies],
+                negative_prompt=[body.negative_prompt for body, _ in seeded_bodies],
+                width=batch_key.width,
+                height=batch_key.height,
+                num_inference_steps=batch_key.inference_steps,
+                guidance_scale=batch_key.guidance_scale,
+                generator=[torch.Generator("cpu").manual_seed(seed) for _, seed in seeded_bodies],
+            ).images
+        generated = [
+            RawImage(seed, pil_image.width, pil_image.height, memoryview(pil_image.tobytes()))
+            for (_, seed), pil_image in zip(seeded_bodies, pil_images, strict=True)
+        ]
+        ends = [sum(body.n for body in bodies[: k + 1]) for k in range(len(bodies))]
+        return [generated[end - body.n : end] for body, end in zip(bodies, ends, strict=True)]
+
+
+def batch_key_of(body: T2IBody, spec: ModelSpec) -> BatchKey:
+    """The group that a request waits in."""
+    return BatchKey(
+        width=body.width or spec.default_width_px,
+        height=body.height or spec.default_height_px,
+        inference_steps=body.inference_steps or spec.default_steps,
+        guidance_scale=spec.default_guidance if body.guidance_scale is None else body.guidance_scale,
+        scheduler=body.scheduler or spec.default_scheduler,
+    )
+
+
+def generate_mixed(
+    generator: ImageGenerator, spec: ModelSpec, bodies: Sequence[T2IBody]
+) -> list[tuple[list[RawImage], int]]:
+    """Each body's images, and how many were drawn with it: for servers whose batches mix settings, which the pipeline cannot.
+
+    One call of the pipeline for each group, in the order of their first request.
+    """
+    groups: dict[BatchKey, list[int]] = {}
+    for index, body in enumerate(bodies):
+        groups.setdefault(batch_key_of(body, spec), []).append(index)
+    results: dict[int, tuple[list[RawImage], int]] = {}
+    for batch_key, indices in groups.items():
+        batch = [bodies[index] for index in indices]
+        num_images = sum(body.n for body in batch)
+        for index, images in zip(indices, generator.generate(batch_key, batch), strict=True):
+            results[index] = images, num_images
+    return [results[index] for index in range(len(bodies))]
+
+
+@dataclass(frozen=True)
+class ImageResponse:
+    """An answer as any web framework can give it."""
+
+    content: bytes
+    media_type: str
+    headers: dict[str, str]
+
+
+def image_response(images: list[RawImage], batch_size: int) -> ImageResponse:
+    """One image as its PNG file, several as JSON; compresses, so not on the event loop."""
+    files, headers = write_images(images, "png"), {"X-Batch-Size": str(batch_size)}
+    if len(files) == 1:
+        return ImageResponse(files[0], "image/png", headers)
+    document: dict[str, Any] = {"images": [{"b64_json": text} for text in to_base64(files)]}
+    return ImageResponse(msgspec.json.encode(document), "application/json", headers)
+
+
+def read_job() -> TargetJob:
+    """The job from the command line of this process, which from now on ends with its parent."""
+    job = msgspec.json.decode(sys.argv[1], type=TargetJob)
+    die_with_parent(parent_pid=job.parent_pid)
+    # What the supervisor gives its engines; read when torch is imported.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    return job

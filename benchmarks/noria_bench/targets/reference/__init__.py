@@ -1,0 +1,1 @@
+"""The reference article's server."""

@@ -1,0 +1,78 @@
+"""Which runs a bench is made of."""
+
+import contextlib
+
+import drawing_server
+import pytest
+
+from noria.config import Config
+from noria.models.catalog import open_model
+from noria_bench.benches import run_plans
+from noria_bench.benches.suite_options import SuiteOptions
+from noria_bench.targets.catalog import read_targets
+
+SPEC = open_model("bundled")
+
+
+@pytest.fixture
+def started_targets(monkeypatch):
+    """The names of the targets that were started to be measured."""
+    names = []
+
+    def running_target(target, *_):
+        names.append(target.name)
+        return drawing_server.running("fine")
+
+    monkeypatch.setattr(run_plans, "running_target", running_target)
+    return names
+
+
+def plans_with_capacity(monkeypatch, options):
+    """The plans after the shortest measurement in which a machine that may be busy finishes something; one second on a quiet one."""
+    for seconds in (1.0, 10.0, 60.0):
+        monkeypatch.setattr(run_plans, "_SATURATED_S", seconds)
+        with contextlib.suppress(RuntimeError):
+            return list(run_plans.mixed_runs(options, Config(), SPEC))
+    raise AssertionError(f"finished nothing in {seconds} s")
+
+
+def test_a_load_is_a_share_of_noria_s_capacity_whoever_the_targets_are(started_targets, monkeypatch):
+    found = []
+    measured = run_plans.calibration.capacity_of_replies
+
+    def capacity(*arguments):
+        found.append(measured(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(run_plans.calibration, "capacity", capacity)
+    options = SuiteOptions(read_targets("seed-batched"), 2.0, load_percent=50)
+    (plan,) = plans_with_capacity(monkeypatch, options)
+    assert set(started_targets) == {"noria"}
+    assert plan.load_generator.traffic.rows_per_s == pytest.approx(0.5 * found[0].rows_per_s)
+    assert plan.target.name == "seed-batched"
+
+
+def test_a_rate_needs_no_measurement_and_repeats_the_same_requests(started_targets):
+    options = SuiteOptions(read_targets("noria,seed-batched"), 20.0, arrivals="both", rows_per_s=200.0)
+    first, again = (list(run_plans.mixed_runs(options, Config(), SPEC)) for _ in range(2))
+    assert started_targets == []
+    assert [(plan.variant, plan.target.name) for plan in first] == [
+        ("poisson", "noria"),
+        ("poisson", "seed-batched"),
+        ("bursty", "noria"),
+        ("bursty", "seed-batched"),
+    ]
+    assert [plan.load_generator.arrivals for plan in first] == [plan.load_generator.arrivals for plan in again]
+    assert first[0].load_generator.arrivals == first[1].load_generator.arrivals != first[2].load_generator.arrivals
+
+
+def test_what_is_sent_before_a_mixed_run_has_some_of_everything():
+    plan = next(run_plans.mixed_runs(SuiteOptions(seconds=600.0, rows_per_s=200.0), Config(), SPEC))
+    warm = plan.load_generator.warm_up_bodies
+
+    def kinds(bodies):
+        return {(body["width"], body["height"], body["guidance_scale"] > 1, body["n"]) for body in bodies}
+
+    sent = [arrival.body for arrival in plan.load_generator.arrivals]
+    assert kinds(sent) <= kinds(warm)
+    assert {body["scheduler"] for body in sent} <= {body["scheduler"] for body in warm}

@@ -1,0 +1,268 @@
+"""Runs from end to end with real Locust and the real open loop, against servers that draw rightly, wrongly or not at all."""
+
+import contextlib
+import functools
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+
+import drawing_server
+import msgspec
+import psutil
+import pytest
+
+from noria.cli.main import main
+from noria.config import Config, EngineConfig
+from noria.errors import ConfigError
+from noria.models.catalog import open_model
+from noria_bench.benches import run_plans, suite
+from noria_bench.benches.suite_options import SuiteOptions
+from noria_bench.load import load_generators
+from noria_bench.measurement import runs
+from noria_bench.reports import writer
+from noria_bench.targets.catalog import read_targets
+from waiting import wait_until
+
+SCENARIO_2 = functools.partial(run_plans.scenario_runs, "scenario2")
+CONFIG = Config(engine=EngineConfig(devices=("cpu",)))
+
+
+@pytest.fixture
+def run_suite(monkeypatch, tmp_path):
+    """A function that measures on servers that behave as told, by target; gives the status and the runs.
+
+    Scenario 2 where no `plan` is given. Locust starts a user every half second, so that 1 s is enough for requests, and 5 s for all users;
+    where it was not enough for what `enough(made)` asks, as on a machine that is busy, it all lasts longer.
+    """
+
+    class Solo:
+        def __init__(self, spec, config):
+            self.generate = lambda body: [drawing_server.pixels(body)]
+
+    how = {}
+
+    def running_target(target, spec, config, settings=None):
+        return drawing_server.running(how[target.name])
+
+    monkeypatch.setattr(suite, "running_target", running_target)
+    monkeypatch.setattr(suite, "SoloRuns", Solo)
+
+    def measure(seconds=1.0, plan=SCENARIO_2, options=None, enough=None, **behaviour):
+        how.update({name.replace("_", "-"): each for name, each in behaviour.items()})
+        for length in (seconds, 20.0, 60.0):
+            chosen = SuiteOptions(read_targets(",".join(how)), length, **options or {})
+            status = suite.main(
+                CONFIG, tmp_path / "out", lambda *given, to=chosen: plan(to, *given), writer.write_report
+            )
+            found = {run.target: run for run in runs.read_runs(tmp_path / "out")}
+            if enough is None or enough(found):
+                break
+        return status, found
+
+    return measure
+
+
+def test_a_server_that_draws_what_is_asked_has_requests_of_every_user_who_come_one_by_one_and_no_failure(
+    run_suite, capsys
+):
+    status, found = run_suite(
+        seconds=6.0,
+        noria="fine",
+        enough=lambda made: len({record.number % 8 for record in made["noria"].records}) == 8,
+    )
+    run = found["noria"]
+    assert status == 0
+    assert run.complete
+    assert {record.number % 8 for record in run.records} == set(range(8))
+    assert all((record.status, record.batch_size, record.queue_s) == (200, 3, 0.005) for record in run.records)
+    assert all(record.predicted_s == 0.08 and record.latency_s >= 0.05 for record in run.records)
+    assert len({record.number for record in run.records}) == len(run.records)
+    assert len(run.samples) >= 4
+    assert not any(sample.wrong for sample in run.samples)
+    assert len(run.usage.at_s) == len(run.usage.cpu_cores) == len(run.usage.resident_bytes) > 0
+    printed = capsys.readouterr()
+    assert "| noria" in printed.out
+    assert "warming up" in printed.err
+    first = {}
+    for record in run.records:
+        user = record.number % 8
+        first[user] = min(first.get(user, 99.0), record.sent_s)
+    assert sorted(first, key=first.get) == list(range(8))
+    # One every half second, which is 3.5 s for the last; above one a second, Locust starts several at a time.
+    assert first[0] < 2.0 < first[7]
+
+
+@pytest.mark.parametrize(
+    ("how", "words"), [("another", "is another image"), ("truncated", "cannot be decoded"), ("broken", None)]
+)
+def test_a_server_that_draws_wrongly_is_caught(run_suite, how, words, capsys):
+    status, found = run_suite(seed_batched=how, enough=lambda made: len(made["seed-batched"].records) >= 8)
+    run = found["seed-batched"]
+    assert status == 0
+    if words is None:
+        assert {record.status for record in run.records} == {500}
+        assert run.samples == ()
+    else:
+        assert len(run.samples) >= 4
+        assert all(words in sample.wrong for sample in run.samples)
+        assert words in capsys.readouterr().err
+
+
+def test_an_answer_that_breaks_off_is_a_failure(run_suite):
+    _, found = run_suite(seed_batched="cut", enough=lambda made: made["seed-batched"].records)
+    run = found["seed-batched"]
+    assert {record.status for record in run.records} == {0}
+    assert run.samples == ()
+
+
+def test_a_server_that_ends_is_reported_and_the_next_one_is_measured(run_suite, monkeypatch, capsys):
+    monkeypatch.setattr(load_generators.ScenarioLoadGenerator, "warm_up", [])
+    status, found = run_suite(noria="dying", seed_batched="fine", enough=lambda made: not made["noria"].complete)
+    assert status == 1
+    assert not found["noria"].complete
+    assert 0 < sum(record.status == 200 for record in found["noria"].records) <= 10
+    assert found["seed-batched"].complete
+    assert "scenario2 noria failed: the server ended under load" in capsys.readouterr().err
+
+
+def test_a_server_that_does_not_start_is_reported_and_the_next_one_is_measured(run_suite, monkeypatch, capsys):
+    started = suite.running_target
+
+    @contextlib.contextmanager
+    def ends(target, *rest):
+        if target.name == "noria":
+            raise RuntimeError("the server ended with status 3")
+        with started(target, *rest) as server:
+            yield server
+
+    monkeypatch.setattr(suite, "running_target", ends)
+    status, found = run_suite(noria="fine", seed_batched="fine")
+    assert (status, list(found)) == (1, ["seed-batched"])
+    assert "scenario2 noria failed: the server ended with status 3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_keeps_what_the_run_has_recorded_and_leaves_nothing_else(run_suite, sent, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = set(psutil.Process().children())
+
+    def interrupt():
+        records = "noria-bench-*/records.jsonl"
+        wait_until(lambda: any(file.stat().st_size > 2000 for file in tmp_path.glob(records)))
+        os.kill(os.getpid(), sent)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    status, found = run_suite(seconds=120.0, noria="fine", seed_batched="fine")
+    assert status == 130
+    assert list(found) == ["noria"]
+    assert not found["noria"].complete
+    assert len(found["noria"].records) > 10
+    assert (tmp_path / "out" / "report.html").exists()
+    assert not list(tmp_path.glob("noria-bench-*"))
+    assert set(psutil.Process().children()) <= before
+    assert "incomplete" in capsys.readouterr().err
+
+
+BENCH_SCRIPT = """
+import pathlib, sys
+import psutil
+from noria_bench import clients, plans
+from noria.models.catalog import open_model
+
+load = plans.scenario_load("scenario2", 300.0, 1, open_model("bundled"))
+if sys.argv[1] == "open":
+    load = plans.open_load("poisson", 400.0, 300.0, 1, open_model("bundled"))
+clients.send(load, sys.argv[2], "/", pathlib.Path(sys.argv[3]), psutil.Process(int(sys.argv[4])), print)
+"""
+
+
+@pytest.mark.parametrize("kind", ["scenario", "open"])
+def test_a_client_ends_with_a_bench_that_is_killed(kind, tmp_path):
+    with drawing_server.running("fine") as server:
+        url, pid = f"http://127.0.0.1:{server.port}", str(server.process.pid)
+        with subprocess.Popen([sys.executable, "-c", BENCH_SCRIPT, kind, url, str(tmp_path), pid]) as bench:
+            records = tmp_path / "records.jsonl"
+            wait_until(lambda: bench.poll() is not None or (records.exists() and records.stat().st_size), 120)
+            (client,) = psutil.Process(bench.pid).children()
+            bench.kill()
+        wait_until(lambda: load_generators.has_ended(client))
+
+
+class EndedClientLoadGenerator(load_generators.OpenLoopLoadGenerator):
+    """Its client has ended before anybody looks."""
+
+    def start(self, url, path, folder):
+        client = super().start(url, path, folder)
+        client.wait()
+        return client
+
+
+def test_a_server_that_ends_in_the_last_moment_of_its_load_has_failed(tmp_path):
+    load = run_plans.open_load_generator("poisson", 400.0, 0.1, 1, open_model("bundled"))
+    with subprocess.Popen(["true"]) as server:
+        watched = psutil.Process(server.pid)
+        wait_until(lambda: load_generators.has_ended(watched))
+        with pytest.raises(RuntimeError, match="the server ended under load"):
+            load_generators.run_load(
+                EndedClientLoadGenerator(load.traffic, load.arrivals, []),
+                "http://127.0.0.1:1",
+                "/",
+                tmp_path,
+                watched,
+                print,
+            )
+
+
+def test_a_folder_that_cannot_be_is_refused_before_anything_is_measured(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"--out .*file/out cannot be made"):
+        suite.main(CONFIG, tmp_path / "file" / "out", lambda *_: pytest.fail("measured"), writer.write_report)
+
+
+def test_mixed_arrivals_wait_for_nobody_and_are_the_same_for_every_target(run_suite, tmp_path):
+    options = {"rate": 400.0, "arrivals": "both"}
+    status, _ = run_suite(seconds=1.0, plan=run_plans.mixed_runs, options=options, noria="fine", seed_batched="another")
+    assert status == 0
+    found = {(run.target, run.variant): run for run in runs.read_runs(tmp_path / "out")}
+    assert set(found) == {(name, kind) for name in ("noria", "seed-batched") for kind in ("poisson", "bursty")}
+    for kind in ("poisson", "bursty"):
+        noria, reference = (
+            sorted((record.number, record.intended_s) for record in found[name, kind].records)
+            for name in ("noria", "seed-batched")
+        )
+        assert noria == reference
+        assert found["noria", kind].traffic.arrivals == kind
+    assert all(record.deadline_s is None for run in found.values() for record in run.records)
+
+
+# diffusers' own schedulers in the bench's process, with the newest NumPy
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize("bench", ["scenario2", "mixed"])
+def test_real_servers_draw_what_the_pipeline_draws(bench, tiny_folder, tmp_path, capsys):
+    out, rate = tmp_path / "out", ["--rate", "60"] if bench == "mixed" else []
+    words = [
+        "bench",
+        bench,
+        str(tiny_folder),
+        "--duration",
+        "3",
+        "--out",
+        str(out),
+        "--threads",
+        "1",
+        "--devices",
+        "cpu",
+    ]
+    assert main([*words, *rate]) == 0, capsys.readouterr().err
+    found = {run.target: run for run in runs.read_runs(out)}
+    assert list(found) == ["noria", "seed-batched"]
+    for run in found.values():
+        assert run.complete
+        assert run.records
+        assert not [sample for sample in run.image_checks if sample.problem]
+    assert (out / "report.html").exists()
+    assert msgspec.json.decode((out / f"{bench}-noria{'-poisson' if bench == 'mixed' else ''}.json").read_bytes())

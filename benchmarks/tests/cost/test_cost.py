@@ -1,0 +1,331 @@
+"""What metrics, logs and a live page cost: the arithmetic, the onlookers, silent children, and the whole bench against planted servers."""
+
+import contextlib
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+
+import psutil
+import pytest
+
+from noria.config import Config
+from noria_bench.cost import background_viewers, bench, no_metrics_server, summary
+from noria_bench.cost.options import CostOptions, read_features, read_pairs, read_requests, read_users
+from noria_bench.cost.summary import CostRun, Pair
+from noria_bench.targets.server import NO_PROXY_OPENER, RunningServer, running_process
+from waiting import wait_until
+
+
+def cost_run(seconds=10.0, cpu_s=10.0, rows=1000.0, **changes):
+    return CostRun(**({"seconds": seconds, "cpu_s": cpu_s, "rows": rows, "images": 25, "others_share": 0.0} | changes))
+
+
+def make_pairs(*incarnations):
+    """Pairs whose ratios are these, life by life."""
+    return [
+        Pair(incarnation, bool(k % 2), cost_run(rows=1000.0 * ratio), cost_run())
+        for incarnation, ratios in enumerate(incarnations)
+        for k, ratio in enumerate(ratios)
+    ]
+
+
+def test_a_ratio_is_with_over_without():
+    pair = Pair(0, False, cost_run(20.0, cpu_s=11.0, rows=970.0), cost_run(10.0, cpu_s=10.0, rows=1000.0))
+    assert summary.throughput_ratio(pair) == 0.485
+    assert summary.cpu_ratio(pair) == pytest.approx(97 / 110)
+
+
+def test_the_middle_mean_is_of_ratios_and_leaves_out_both_quarters_that_are_far_off():
+    assert summary.geometric_midmean([0.5, 2.0]) == pytest.approx(1.0)
+    assert summary.geometric_midmean([0.01, 0.99, 1.0, 50.0]) == pytest.approx(0.99499, abs=1e-5)
+    assert summary.geometric_midmean([0.9]) == pytest.approx(0.9)
+
+
+def test_the_interval_is_always_the_same_and_as_wide_as_the_lives_differ():
+    one_noise = [0.9, 1.1, 0.95, 1.05]
+    alike = summary.bootstrap_interval(make_pairs(*[one_noise] * 8), summary.throughput_ratio)
+    assert alike == summary.bootstrap_interval(make_pairs(*[one_noise] * 8), summary.throughput_ratio)
+    assert alike.low == pytest.approx(alike.mean) and alike.high == pytest.approx(alike.mean)
+    apart = summary.bootstrap_interval(
+        make_pairs(*[[0.9, 0.91, 0.89, 0.9]] * 4, *[[1.1, 1.11, 1.09, 1.1]] * 4), summary.throughput_ratio
+    )
+    assert apart.low < 0.93 < apart.mean < 1.07 < apart.high
+
+
+@pytest.mark.parametrize(
+    ("ratios", "verdict"),
+    [
+        ((0.995, 1.0, 0.99, 1.0, 0.985, 0.999), "met"),
+        ((0.9, 0.91, 0.92, 0.9, 0.93, 0.91), "missed"),
+        ((0.9, 1.1, 0.99, 1.0, 0.8, 1.05), "met, within the noise"),
+        ((0.9, 1.1, 0.97, 0.96, 0.8, 1.05), "missed, within the noise"),
+    ],
+)
+def test_the_verdict_says_whether_the_noise_leaves_a_doubt(ratios, verdict):
+    assert summary.summarise(make_pairs(*([ratio] for ratio in ratios)))["verdict"] == verdict
+
+
+def test_few_lives_decide_nothing():
+    assert summary.summarise(make_pairs([1.0] * 8))["verdict"] == "met, but of too few lives of the servers"
+
+
+def test_without_a_pair_there_is_no_summary():
+    assert summary.summarise([]) == {}
+
+
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        (read_features, "metrics,cost"),
+        (read_features, "none,logs"),
+        (read_pairs, "0"),
+        (read_requests, "-1"),
+        (read_users, "many"),
+        (read_users, "1000"),
+    ],
+)
+def test_what_is_not_allowed_is_refused(read, text):
+    with pytest.raises(ValueError, match=r"parts are metrics, logs, live|from 1 to"):
+        read(text)
+
+
+def test_parts_have_one_order():
+    assert read_features("live,metrics") == ("metrics", "live")
+    assert read_features("none") == ()
+
+
+class FakeNoriaHandler(http.server.BaseHTTPRequestHandler):
+    """Draws nothing, after `server.delay_s`; shows a wheel, and metrics."""
+
+    protocol_version = "HTTP/1.1"
+    wbufsize = 65536
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        time.sleep(self.server.delay_s)
+        self.answer(b"image")
+
+    def do_GET(self):
+        if self.path == "/metrics":
+            self.answer(b"noria_turns_total 1\n")
+        elif not self.server.live:
+            self.answer(b"{}", 404)
+        else:
+            self.send_response(200)
+            self.send_header("content-type", "text/event-stream")
+            self.end_headers()
+            for piece in (b"event: whe", b'el\ndata: {"engine": "engine-0"}\n\n', b"event: wheel\ndata: {}\n\n"):
+                self.wfile.write(piece)
+                self.wfile.flush()
+            self.server.ended.wait(60)
+            self.close_connection = True
+
+    def answer(self, content, status=200):
+        self.send_response(status)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_):
+        pass
+
+
+class FakeNoriaServer(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, delay_s, live=True):
+        super().__init__(("127.0.0.1", 0), FakeNoriaHandler)
+        self.delay_s, self.live, self.ended = delay_s, live, threading.Event()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def handle_error(self, *_):
+        pass
+
+
+@contextlib.contextmanager
+def fake_noria(delay_s, live=True):
+    server = FakeNoriaServer(delay_s, live)
+    try:
+        yield server
+    finally:
+        server.ended.set()
+        server.shutdown()
+        server.server_close()
+
+
+def test_onlookers_see_the_wheel_and_scrape():
+    with (
+        fake_noria(0.0) as server,
+        background_viewers.background_viewers(server.server_port, live=True, scrapes=True) as stats,
+    ):
+        wait_until(lambda: stats.num_views >= 2 and stats.scrapes_s)
+    assert (stats.num_views, len(stats.scrapes_s), stats.fault) == (2, 1, "")
+
+
+def test_an_onlooker_that_is_refused_says_so():
+    with (
+        fake_noria(0.0, live=False) as server,
+        background_viewers.background_viewers(server.server_port, live=True, scrapes=False) as stats,
+    ):
+        wait_until(lambda: stats.fault)
+    assert stats.fault == "GET /v1/live was answered 404"
+
+
+@pytest.fixture
+def run_bench(monkeypatch, tmp_path):
+    """The bench against planted servers; gives its status and document."""
+
+    def measure(options, instrumented_s, bare_s, *, live=True, interrupt=None):
+        commands = []
+
+        @contextlib.contextmanager
+        def running(command, **_):
+            commands.append(command(1))
+            if interrupt is not None and len(commands) == interrupt:
+                raise KeyboardInterrupt
+            bare = "error" in commands[-1] and "info" not in commands[-1]
+            with fake_noria(bare_s if bare else instrumented_s, live) as server:
+                yield RunningServer(server.server_port, 0.0, psutil.Process())
+
+        monkeypatch.setattr(bench, "running_process", running)
+        monkeypatch.setattr(bench, "_WARM_UP_S", 0.1)
+        monkeypatch.setattr(bench, "_PAIRS_A_LIFE", 2)
+        for module in (bench, background_viewers):  # 15 s may pass on a machine that is busy
+            monkeypatch.setattr(module, "SCRAPE_EVERY_S", 600.0)
+        monkeypatch.setattr(
+            bench,
+            "measure_scrapes",
+            lambda *_: {"words": "1", "bytes": 1, "best_s": 0.001, "median_s": 0.03, "worst_s": 1},
+        )
+        output = tmp_path / "cost.json"
+        status = bench.main(Config(), options, output)
+        return status, json.loads(output.read_text()), commands
+
+    return measure
+
+
+SHORT_OPTIONS = CostOptions(num_pairs=3, num_requests=6, num_users=2)
+
+
+def test_servers_take_turns_and_are_started_anew(run_bench, capsys):
+    status, document, commands = run_bench(SHORT_OPTIONS, 0.01, 0.01)
+    assert status == 0
+    assert document["complete"]
+    assert [pair["bare_first"] for pair in document["pairs"]] == [False, True, False]
+    assert len(commands) == 4
+    assert ["noria_bench.cost.no_metrics_server" in words for words in commands] == [False, True, True, False]
+    assert [pair["life"] for pair in document["pairs"]] == [0, 0, 1]
+    assert all(pair["watched"]["views"] >= 1 and pair["bare"]["views"] == 0 for pair in document["pairs"])
+    assert all(
+        pair[side]["images"] == pair["bare"]["images"] >= 6
+        for pair in document["pairs"]
+        for side in pair
+        if side in ("watched", "bare")
+    )
+    assert [len(pair["watched"]["scrapes_s"]) for pair in document["pairs"]] == [1, 0, 0]  # 10 min have not passed
+    out = capsys.readouterr().out
+    assert "Pairs: 3; lives of the servers: 2. At least 0.98" in out
+    assert "| 1, 0 kB | 1.0 | 30.0 | 1000.0 | missed |" in out
+
+
+def test_a_server_that_its_onlookers_slow_is_caught(run_bench):
+    # A hundred times as slow, so that no disturbance of the bare ones is as large.
+    _, document, _ = run_bench(CostOptions(num_pairs=2, num_requests=12, num_users=2), 0.3, 0.0)
+    assert document["summary"]["throughput_ratio"]["mean"] < 0.8
+    assert document["summary"]["verdict"].startswith("missed")
+
+
+def test_a_part_alone_leaves_the_others_off(run_bench):
+    _, document, commands = run_bench(
+        CostOptions(num_pairs=1, num_requests=6, num_users=2, features=("logs",)), 0.01, 0.01
+    )
+    watched, bare = commands
+    assert "noria_bench.cost.no_metrics_server" in watched and watched[watched.index("json") - 1] == "--log-format"
+    assert "noria_bench.cost.no_metrics_server" in bare and "info" not in bare
+    assert document["pairs"][0]["watched"]["views"] == 0
+    assert document["pairs"][0]["watched"]["scrapes_s"] == []
+
+
+def test_a_live_page_that_shows_nothing_stops_the_bench(run_bench, capsys, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        run_bench(SHORT_OPTIONS, 0.01, 0.01, live=False)
+    assert "GET /v1/live was answered 404" in capsys.readouterr().err
+
+
+def test_an_interrupted_bench_keeps_and_prints_what_it_has(run_bench, capsys):
+    status, document, _ = run_bench(SHORT_OPTIONS, 0.01, 0.01, interrupt=3)
+    assert status == 130
+    assert not document["complete"]
+    assert len(document["pairs"]) == 2
+    assert "incomplete" in capsys.readouterr().out
+
+
+def test_the_metrics_of_processes_without_a_model_are_full():
+    found = bench.measure_scrapes(2, 1, num_scrapes=2)
+    assert found["words"] == "2 front ends and 1 engine"
+    assert found["bytes"] > 100_000
+    assert found["best_s"] <= found["median_s"] <= found["worst_s"]
+
+
+def test_a_server_tells_what_the_dead_had_counted():
+    alone, after = (bench.measure_scrapes(1, 1, num_restarts=num, num_scrapes=1) for num in (0, 3))
+    assert after["words"] == "1 front end and 1 engine, after 3 restarts"
+    assert after["bytes"] > alone["bytes"]  # the same lines, with larger numbers
+
+
+def test_a_silent_process_counts_nothing():
+    script = (
+        "from noria_bench.cost.no_metrics_server import silence; silence()\n"
+        "from noria.observe import metrics\n"
+        "from noria.observe.metrics.exposition import exposition, observe\n"
+        "metrics.TURNS.labels('engine-0').inc(); metrics.REQUESTS.labels('m', 'ok').inc(); metrics.INFLIGHT.set(8)\n"
+        "metrics.STEP_SECONDS.labels('8x8').observe(1)\n"
+        "observe(metrics.REQUEST_SECONDS, 1.0, {'model': 'm'}, {})\n"
+        "with metrics.INFLIGHT.track_inprogress(): pass\n"
+        "print(exposition()[0].decode())"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PROMETHEUS_MULTIPROC_DIR"}
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
+    assert "noria_turns_total{" not in run.stdout
+    assert "noria_inflight 0.0" in run.stdout
+    assert 'outcome="ok"' not in run.stdout
+    assert "8x8" not in run.stdout
+
+
+@pytest.mark.slow
+def test_a_silent_server_serves_and_counts_nothing(tmp_path):
+    def command(port):
+        flags = ["bundled", "--slots", "2", "--data-dir", str(tmp_path), "--log-level", "error", "--port", str(port)]
+        return [sys.executable, "-m", "noria_bench.cost.no_metrics_server", *flags]
+
+    with running_process(command, log=tmp_path / "log") as server:
+        body = json.dumps({"prompt": "a red circle", "inference_steps": 2}).encode()
+        asked = urllib.request.Request(
+            f"http://127.0.0.1:{server.port}/t2i", body, {"content-type": "application/json"}
+        )
+        with NO_PROXY_OPENER.open(asked, timeout=200) as answer:
+            assert answer.read().startswith(b"\x89PNG")
+        with NO_PROXY_OPENER.open(f"http://127.0.0.1:{server.port}/metrics", timeout=60) as answer:
+            metrics = answer.read().decode()
+        assert len(server.children("engine")) == len(server.children("frontend")) == 1
+    assert 'process="engine-0"' in metrics  # read at the scrape, not counted
+    counted = [line for line in metrics.splitlines() if not line.startswith(("#", "noria_process", "noria_machine"))]
+    assert all(line.endswith(" 0.0") for line in counted if line.startswith("noria_")), counted
+    assert not any(line.startswith("noria_images_total") for line in counted)
+    assert (tmp_path / "log").read_text() == ""
+
+
+def test_silence_has_whatever_a_metric_is_asked_for():
+    from noria.observe.metrics.declarations import REQUEST_SECONDS, REQUESTS, REQUESTS_IN_FLIGHT
+
+    used = {"labels", "inc", "dec", "set", "observe", "track_inprogress"}
+    assert used <= set(dir(no_metrics_server.NullMetric()))
+    assert all(
+        hasattr(metric, name)
+        for metric, name in ((REQUESTS_IN_FLIGHT, "set"), (REQUESTS, "inc"), (REQUEST_SECONDS, "observe"))
+    )

@@ -1,0 +1,180 @@
+"""The open-loop client against servers that answer late, wrongly or not at all: each is a miss, and delays nobody else."""
+
+import asyncio
+import base64
+import hashlib
+import http.server
+import itertools
+import json
+import subprocess
+import sys
+import threading
+import time
+
+import msgspec
+import pytest
+
+from noria_bench.load.open_loop import OpenLoopConfig, run_open_loop
+from noria_bench.load.reply_sampler import sampled_replies
+from noria_bench.load.workload import Arrival, RequestTemplate
+from noria_bench.measurement.run_metrics import RequestRecord, attainment
+
+LATE_S = 0.5
+TIMEOUT_S = 60.0  # no claim: a run ends when all is answered
+
+
+class FaultyHandler(http.server.BaseHTTPRequestHandler):
+    """Behaves as the prompt says; an image is the prompt's own bytes."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.bodies.append(body)
+        self.server.encodings.add(self.headers["accept-encoding"])
+        match body["prompt"]:
+            case "fine":
+                self.answer(200, b"fine", "image/png", {"Server-Timing": "queue;dur=1.0, predicted;dur=250.0"})
+            case "two":
+                self.answer(200, self.server.two, "application/json", {"X-Batch-Size": "6"})
+            case "late":
+                self.server.release.wait(LATE_S)
+                self.answer(200, b"late", "image/png")
+            case "together":
+                self.server.together.wait(TIMEOUT_S)
+                self.answer(200, b"together", "image/png")
+            case "never":
+                self.server.release.wait(TIMEOUT_S)
+            case "broken":
+                self.close_connection = True
+            case refused:
+                self.answer(int(refused), b"{}", "application/json")
+
+    def answer(self, status, content, kind, headers=()):
+        self.send_response(status)
+        for name, value in {"content-type": kind, "content-length": str(len(content)), **dict(headers)}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server():
+    class Threading(http.server.ThreadingHTTPServer):
+        request_queue_size = 128
+
+        def handle_error(self, *_):  # a client that gave up
+            pass
+
+    with Threading(("127.0.0.1", 0), FaultyHandler) as erring:
+        erring.bodies, erring.encodings, erring.release = [], set(), threading.Event()
+        erring.together = threading.Barrier(40)
+        files = [{"b64_json": base64.b64encode(text).decode()} for text in (b"one", b"two")]
+        erring.two = json.dumps({"images": files}).encode()
+        threading.Thread(target=erring.serve_forever, daemon=True).start()
+        yield erring
+        erring.release.set()
+        erring.shutdown()
+
+
+def arrivals(*prompts, every_s=0.0, deadline_s=TIMEOUT_S):
+    return tuple(
+        Arrival(
+            number,
+            number * every_s,
+            deadline_s,
+            "normal",
+            40.0,
+            RequestTemplate(prompt, number, 64, 64, 2, 3.0, "ddim", 1),
+        )
+        for number, prompt in enumerate(prompts)
+    )
+
+
+def records(server, arrivals_sent, grace_s=TIMEOUT_S):
+    received = []
+    asyncio.run(
+        run_open_loop(
+            OpenLoopConfig(f"http://127.0.0.1:{server.server_port}/t2i", arrivals_sent, grace_s), received.append
+        )
+    )
+    assert sorted(record.number for record in received) == [arrival.number for arrival in arrivals_sent]
+    return sorted(received, key=lambda record: record.number)
+
+
+def test_each_way_to_fail_is_a_miss_and_none_stops_the_run(server):
+    fine, late, *others = arrivals("fine", "late", "broken", "429", "504", "500")
+    received = records(server, (fine, msgspec.structs.replace(late, deadline_s=LATE_S / 2), *others))
+    assert [record.status for record in received] == [200, 200, 0, 429, 504, 500]
+    assert [record.met for record in received] == [True] + [False] * 5
+    assert attainment(received) == pytest.approx(1 / 6)
+
+
+def test_what_is_never_answered_is_given_up_when_its_grace_is_over_and_is_a_miss(server):
+    received = records(server, arrivals("never", "never", deadline_s=LATE_S / 2), grace_s=LATE_S / 2)
+    assert [(record.status, record.done_s, record.met) for record in received] == [(0, None, False)] * 2
+
+
+def test_no_answer_is_waited_for_before_the_next_request_is_sent(server):
+    received = records(server, arrivals(*["together"] * 40, every_s=0.005))
+    assert {record.status for record in received} == {200}
+    assert max(record.sent_s for record in received) < min(record.done_s for record in received)
+    assert all(record.sent_s >= record.intended_s for record in received)
+
+
+def test_a_record_has_what_the_server_told(server):
+    fine, two = records(server, arrivals("fine", "two"))
+    assert (fine.predicted_s, fine.batch_size, fine.queue_s) == (0.25, None, 0.001)
+    assert fine.digest == hashlib.sha256(b"fine").hexdigest()[:16]
+    assert (two.predicted_s, two.batch_size) == (None, 6)
+    assert two.digest == hashlib.sha256(b"onetwo").hexdigest()[:16]
+
+
+def test_the_server_is_told_the_deadline_and_every_setting(server):
+    (arrival,) = arrivals("fine", deadline_s=1.0)
+    records(server, (arrival,))
+    settings = {"prompt", "seed", "width", "height", "inference_steps", "guidance_scale", "scheduler", "n"}
+    assert set(server.bodies[0]) == settings | {"deadline_ms", "metadata"}
+    assert server.bodies[0]["deadline_ms"] == 1000
+    assert server.encodings == {"identity"}
+
+
+def test_as_a_process_it_writes_each_record_when_it_is_known(server):
+    job = OpenLoopConfig(f"http://127.0.0.1:{server.server_port}/t2i", arrivals("fine", "never"))
+    with subprocess.Popen(
+        [sys.executable, "-m", "noria_bench.load.open_loop"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as client:
+        client.stdin.write(msgspec.json.encode(job))
+        client.stdin.close()
+        first = msgspec.json.decode(next(itertools.chain(client.stdout)), type=RequestRecord)
+        client.kill()  # a run that is cut short keeps what it has
+    assert (first.number, first.status) == (0, 200)
+
+
+def test_without_deadlines_it_ends_when_all_is_answered_and_keeps_a_sample(server, tmp_path):
+    arrivals_sent = arrivals("fine", "late", "two", "500", deadline_s=None)
+    received = []
+    started = time.monotonic()
+    asyncio.run(
+        run_open_loop(
+            OpenLoopConfig(f"http://127.0.0.1:{server.server_port}/t2i", arrivals_sent, 600.0, str(tmp_path)),
+            received.append,
+        )
+    )
+    assert time.monotonic() - started < 60
+    assert sorted((record.number, record.status) for record in received) == [(0, 200), (1, 200), (2, 200), (3, 500)]
+    assert {number: file.name for number, file in sampled_replies(tmp_path).items()} == {
+        0: "0.image",
+        1: "1.image",
+        2: "2.json",
+    }
+    assert all("deadline_ms" not in body for body in server.bodies)
+
+
+def test_an_answer_that_is_not_what_it_says_is_recorded(server):
+    server.two = b'{"images": null}'
+    (record,) = records(server, arrivals("two"))
+    assert (record.status, record.digest) == (200, None)

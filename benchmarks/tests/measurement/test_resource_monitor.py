@@ -1,0 +1,73 @@
+"""What is seen of a server from outside, on a real process."""
+
+import subprocess
+import sys
+import time
+
+import psutil
+
+from noria_bench.measurement.hardware_meters import GpuReading
+from noria_bench.measurement.resource_monitor import _machine_cpu_s, cpu_cores_used, energy_between_j, monitor_resources
+from noria_bench.targets.server import RunningServer
+from waiting import wait_until
+
+GROWING = "held = []\nfor _ in range(40):\n    held.append(bytearray(b'x' * 5_000_000))\n    import time; time.sleep(0.02)\ninput()"
+SPINNING = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(100_000))"
+
+
+def test_a_server_whose_memory_grows_is_seen_to():
+    with subprocess.Popen([sys.executable, "-c", GROWING], stdin=subprocess.PIPE) as child:
+        with monitor_resources(RunningServer(0, 0.0, psutil.Process(child.pid))) as trace:
+            wait_until(lambda: trace.memory and trace.memory[-1][1] > 150_000_000)
+        child.stdin.close()
+    assert [at for at, _ in trace.memory] == sorted(at for at, _ in trace.memory)
+
+
+def test_a_stranger_s_work_is_told_from_the_server_s_own():
+    idling = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with idling, subprocess.Popen([sys.executable, "-c", SPINNING]) as busy:
+        spinner = psutil.Process(busy.pid)
+        try:
+            machine_s, began = _machine_cpu_s(), time.monotonic()
+            with (
+                monitor_resources(
+                    RunningServer(0, 0.0, psutil.Process(idling.pid))
+                ) as stranger,  # the same seconds, seen by two
+                monitor_resources(RunningServer(0, 0.0, spinner)) as own,
+            ):
+                before, started = spinner.cpu_times().user, time.monotonic()
+                wait_until(lambda: spinner.cpu_times().user - before > 1.5)
+                spun_s, shortest_s = spinner.cpu_times().user - before, time.monotonic() - started
+            machine_s, longest_s = _machine_cpu_s() - machine_s, time.monotonic() - began
+        finally:
+            busy.kill()
+            idling.kill()
+    # Each watch lasted longer than what is within it, and shorter than what is around it, however the machine was busy.
+    assert stranger.other_cpu_share * longest_s * psutil.cpu_count() > 0.7 * spun_s
+    assert own.other_cpu_share * shortest_s * psutil.cpu_count() < machine_s - 0.7 * spun_s
+
+
+def test_cores_are_what_each_process_spent_and_new_ones_count_from_their_start():
+    assert cpu_cores_used({1: 10.0, 2: 5.0, 3: 7.0}, {1: 11.0, 2: 5.5, 4: 0.5}, 2.0) == 1.0
+
+
+def test_a_spinning_server_uses_about_what_it_is_given():
+    with subprocess.Popen([sys.executable, "-c", SPINNING]) as busy:
+        spinner = psutil.Process(busy.pid)
+        try:
+            before = sum(spinner.cpu_times()[:2])
+            with monitor_resources(RunningServer(0, 0.0, spinner), every_s=0.5) as trace:
+                wait_until(lambda: len(trace.cpu_cores) >= 4 and any(trace.cpu_cores))
+            spent_s = sum(spinner.cpu_times()[:2]) - before
+        finally:
+            busy.kill()
+    usage = trace.usage
+    assert len(usage.at_s) == len(usage.cpu_cores) == len(usage.resident_bytes)
+    assert 0.0 < sum(cores_now * 0.5 for cores_now in usage.cpu_cores) < 2 * spent_s + 0.5
+    assert (usage.gpu_utilisation, usage.gpu_bytes) == ((), ())
+
+
+def test_energy_is_the_difference_or_nothing():
+    first, last = GpuReading(0.5, 1, 100.0), GpuReading(0.5, 1, 350.0)
+    assert energy_between_j(first, last) == 250.0
+    assert energy_between_j(first, GpuReading(0.5, 1, None)) is None

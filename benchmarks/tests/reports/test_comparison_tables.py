@@ -1,0 +1,246 @@
+"""Tables in the seed's form, and goals, of planted runs."""
+
+import pytest
+from planted import ABOUT, CLOSED, record, run
+
+from noria_bench.measurement.runs import ImageCheck, ResourceUsage, Traffic
+from noria_bench.reports.comparison_tables import overview_table, performance_table, reference_table, resource_table
+from noria_bench.reports.goals import goals_of
+from noria_bench.reports.provenance_text import provenance_lines, traffic_lines
+from noria_bench.reports.run_groups import group_runs, variant_numbers
+from noria_bench.reports.table import Table
+
+OPEN = Traffic("open", 10.0, "mixed", arrivals="poisson", rows_per_s=80.0)
+
+
+def group(*runs):
+    (only,) = group_runs(runs)
+    return only
+
+
+def steady(target, count, latency_s=1.0, **fields):
+    """`count` requests, all done within the run's ten seconds."""
+    return run(target, [record(k, latency_s, start_s=k * 4 / count) for k in range(count)], **fields)
+
+
+def cell(table, row, column):
+    found = next(cells for cells in table.rows if cells[0] == row)
+    return found[table.columns.index(column)]
+
+
+def test_a_scenarios_table_has_the_seeds_columns_and_both_ratios():
+    table = performance_table(
+        group(steady("seed-batched", 10), steady("noria", 25, 0.5), steady("seed-stream-sync", 5))
+    )
+    assert table.columns[:8] == (
+        "Implementation", "Requests", "Avg (ms)", "RPS", "p50 (ms)", "p90 (ms)", "p95 (ms)", "p99 (ms)"
+    )  # fmt: skip
+    assert [row[0] for row in table.rows] == ["noria", "seed-stream-sync", "seed-batched"]
+    assert table.rows[0][1:8] == ("25", "500", "2.50", "500", "500", "500", "500")
+    assert cell(table, "noria", "RPS / seed-batched") == "2.50 ×"
+    assert cell(table, "noria", "Article: RPS / seed-batched") == "–"
+    assert cell(table, "seed-stream-sync", "Article: RPS / seed-batched") == "0.27 ×"  # 264 of 975
+
+
+def test_without_the_batched_target_there_is_no_ratio_of_ours():
+    table = performance_table(group(steady("noria", 10), steady("seed-stream-sync", 5)))
+    assert "RPS / seed-batched" not in table.columns
+    assert "Article: RPS / seed-batched" in table.columns
+
+
+def test_a_run_without_successes_is_a_row_of_dashes_with_a_note():
+    table = performance_table(
+        group(run("noria", [record(k, status=500) for k in range(4)]), steady("seed-batched", 10))
+    )
+    row = table.rows[0]
+    assert row[:8] == ("noria", "4", "–", "0.00", "–", "–", "–", "–")
+    assert cell(table, "noria", "Failures") == "4"
+    assert "took for ever" in table.notes[-1]
+
+
+def test_an_interrupted_run_says_so_in_its_row():
+    assert performance_table(group(steady("noria", 10, complete=False))).rows[0][0] == "noria (interrupted)"
+
+
+def test_resources_leave_out_what_nobody_measured():
+    usage = ResourceUsage((0.0,), (1.5,), (2**30,), (0.5,), (2**31,), 30.0, 0.25)
+    samples = (ImageCheck(0, None), ImageCheck(1, 9.0, "another image"))
+    table = resource_table(group(steady("noria", 10, usage=usage, samples=samples), steady("seed-batched", 10)))
+    assert cell(table, "noria", "CPU cores, mean") == "1.50"
+    assert cell(table, "noria", "GPU memory, mean") == "2.00 GiB"
+    assert cell(table, "noria", "GPU utilisation, mean") == "50.0 %"
+    assert cell(table, "noria", "Energy/image") == "3.0 J"
+    assert cell(table, "noria", "Wrong images") == "1 of 2"
+    assert cell(table, "seed-batched", "Article: GPU utilisation") == "80.3 %"
+    assert "Ready after" not in table.columns
+
+
+def test_a_batching_sweep_is_held_against_the_articles_defaults():
+    variants = (("250 ms, 8", 8), ("500 ms, 16", 12), ("500 ms, 8", 10))
+    table = performance_table(
+        group(*(steady("seed-batched", n, bench="batching", variant=name) for name, n in variants))
+    )
+    assert [row[0] for row in table.rows] == ["250 ms, 8", "500 ms, 8", "500 ms, 16"]  # by their numbers
+    assert cell(table, "500 ms, 16", "RPS / 500 ms, 8") == "1.20 ×"
+    assert cell(table, "500 ms, 16", "Article: RPS / 500 ms, 8") == "0.93 ×"  # 1051 of 1131
+
+
+def test_a_sweep_of_two_targets_holds_each_against_its_own_first():
+    counts = {("seed-batched", "off"): 10, ("seed-batched", "on"): 12, ("noria", "off"): 20, ("noria", "on"): 30}
+    runs = [steady(target, n, bench="sweep-channels-last", variant=name) for (target, name), n in counts.items()]
+    table = performance_table(group(*runs))
+    assert cell(table, "noria: on", "RPS / its target’s first") == "1.50 ×"
+    assert cell(table, "seed-batched: on", "RPS / its target’s first") == "1.20 ×"
+    assert cell(table, "seed-batched: on", "Article: RPS / its target’s first") == "1.16 ×"  # 1316 of 1131
+    assert cell(table, "noria: on", "Article: RPS / its target’s first") == "–"
+
+
+def test_the_ablation_is_held_against_the_same_row_as_the_articles():
+    variants = {"memory-efficient": 10, "sliced": 8, "neither": 9}
+    found = group(*(steady("seed-batched", n, bench="attention", variant=name) for name, n in variants.items()))
+    table = performance_table(found)
+    assert cell(table, "sliced", "RPS / memory-efficient") == "0.80 ×"
+    assert cell(table, "sliced", "Article: RPS / memory-efficient") == "0.85 ×"  # 957 of 1131
+    theirs = reference_table(found)
+    assert [row[1] for row in theirs.rows] == ["975", "932", "957", "1131"]
+    assert cell(theirs, "sliced", "RPS / memory-efficient") == "0.85 ×"
+    assert any("Spanish" in note for note in theirs.notes)
+
+
+def test_without_the_articles_defaults_both_ratios_are_of_the_first_settings_that_were_run():
+    found = group(*(steady("seed-batched", 10, bench="batching", variant=name) for name in ("250 ms, 8", "500 ms, 16")))
+    assert cell(performance_table(found), "500 ms, 16", "Article: RPS / 250 ms, 8") == "0.94 ×"  # 1051 of 1121
+
+
+def test_what_the_article_did_not_try_has_no_table_of_its():
+    assert reference_table(group(steady("noria", 10, bench="slots", variant="8"))) is None
+    assert reference_table(group(steady("noria", 10, bench="mixed", variant="poisson", traffic=OPEN))) is None
+
+
+def test_scenarios_come_first_then_arrivals_then_sweeps():
+    mixed = [
+        steady("noria", 5, bench="mixed", variant=kind, traffic=Traffic("open", 9, "mixed", arrivals=kind))
+        for kind in ("poisson", "bursty")
+    ]
+    found = group_runs([steady("noria", 5, bench="slots", variant="8"), *mixed, steady("noria", 5, bench="scenario1")])
+    assert [each.slug for each in found] == ["scenario1", "mixed-bursty", "mixed-poisson", "slots"]
+    assert [each.is_sweep for each in found] == [False, False, False, True]
+
+
+def test_a_targets_own_variant_is_named_beside_it():
+    found = group(steady("seed-stream-sync", 5, variant="chunked"), steady("seed-stream-sync", 5))
+    assert [found.label(each) for each in found.runs] == ["seed-stream-sync (chunked)", "seed-stream-sync"]
+
+
+@pytest.mark.parametrize(
+    ("variant", "numbers"),
+    [("250 ms, 8", (250, 8)), ("0.5 s, 16 images", (0.5, 16)), ("8 slots, fcfs", None), ("8", None), ("", None)],
+)
+def test_two_numbers_of_a_variant_are_a_place_in_a_grid(variant, numbers):
+    assert variant_numbers(variant) == numbers
+
+
+def test_goals_that_are_met_say_so():
+    goals = goals_of(group(
+        *(steady(name, count, latency_s, bench="mixed", variant="poisson", traffic=OPEN)
+          for name, count, latency_s in (("noria", 40, 0.4), ("seed-batched", 20, 2.0), ("ray", 30, 1.0), ("litserve", 10, 0.7),
+                                         ("bentoml", 10, 0.9)))
+    ))  # fmt: skip
+    assert [goal.met for goal in goals] == [True] * 4
+    assert "best peer ray 3.00" in goals[0].text
+    assert "best peer litserve 700 ms" in goals[1].text
+    assert "2.00 × (4.00 to 2.00)" in goals[2].text
+    assert "0.20 (400 ms to 2000 ms)" in goals[3].text
+
+
+def test_goals_that_are_missed_say_by_how_much():
+    goals = goals_of(group(
+        *(steady(name, count, latency_s, bench="mixed", variant="poisson", traffic=OPEN)
+          for name, count, latency_s in (("noria", 30, 1.0), ("seed-batched", 20, 2.0), ("ray", 40, 0.8)))
+    ))  # fmt: skip
+    assert [goal.verdict for goal in goals] == ["Missed"] * 4
+    assert "25.0 % behind" in goals[0].text
+    assert "25.0 % longer" in goals[1].text
+    assert "25.0 % short" in goals[2].text
+    assert "2.00 times what was aimed at" in goals[3].text
+
+
+def test_an_endless_tail_is_missed_against_one_that_ends_and_undecided_against_another():
+    def goals(ours, theirs):
+        answered = {"noria": ours, "ray": theirs, "litserve": False, "bentoml": False}
+        found = [run(name, [record(0, answered=each)]) for name, each in answered.items()]
+        return goals_of(group(*found))[1].met
+
+    assert (goals(False, True), goals(True, False), goals(False, False)) == (False, True, None)
+
+
+def test_that_no_peer_is_ahead_can_be_said_only_of_all_of_them():
+    ahead, behind = (goals_of(group(steady("noria", 10), steady("ray", theirs)))[0] for theirs in (8, 12))
+    assert (ahead.met, behind.met) == (None, False)
+    assert "litserve, bentoml not measured" in ahead.text
+
+
+def test_a_run_that_was_cut_short_meets_and_misses_no_goal():
+    peers = [steady(name, 8) for name in ("litserve", "bentoml", "ray")]
+    assert [goal.met for goal in goals_of(group(steady("noria", 10, complete=False), *peers))] == [None]
+    peers[0] = steady("litserve", 20, complete=False)
+    assert [goal.met for goal in goals_of(group(steady("noria", 10), *peers))] == [None, None]
+
+
+def test_goals_cannot_be_said_without_those_that_they_speak_of():
+    mixed = {"bench": "mixed", "variant": "poisson", "traffic": OPEN}
+    assert [goal.met for goal in goals_of(group(steady("noria", 10, **mixed)))] == [None] * 4
+    assert [goal.met for goal in goals_of(group(steady("ray", 10)))] == [None]
+    assert goals_of(group(steady("noria", 10, bench="scenario1"))) == []
+
+
+def test_the_readmes_table_has_a_row_a_target_and_three_columns_a_bench():
+    mixed = steady("noria", 20, bench="mixed", variant="poisson", traffic=OPEN)
+    failing = run("ray", [record(k, status=500) for k in range(3)])
+    table = overview_table([steady("noria", 10), failing, mixed, steady("noria", 5, bench="scenario1")])
+    assert table.columns[1:] == (
+        "scenario2: RPS", "scenario2: p50 (ms)", "scenario2: p99 (ms)",
+        "mixed poisson: RPS", "mixed poisson: p50 (ms)", "mixed poisson: p99 (ms)",
+    )  # fmt: skip
+    assert table.rows == (
+        ("noria", "1.00", "1000", "1000", "2.00", "1000", "1000"),
+        ("ray", "0.00", "–", "–", "–", "–", "–"),
+    )
+    assert "ray 3 of 3 in scenario2" in table.notes[0]
+
+
+def test_markdown_cells_hold_no_markup():
+    table = Table("t", ("a", "b"), (("x|y\nz", "<script>`*[1](u)"),))
+    assert table.markdown().splitlines()[2] == r"| x\|y z | &lt;script&gt;\`\*\[1\](u) |"
+
+
+def test_provenance_tells_machine_commit_versions_command_date_and_load():
+    later = {**ABOUT, "date": "2026-11-21T13:30:00+00:00", "machine": ABOUT["machine"] | {"load_average_before": 0.5}}
+    (line,) = provenance_lines([run(), run("ray", about=later)])
+    for part in (
+        "2 cores of A CPU",
+        "8.0 GiB",
+        "noria 0.1.0 at 0123456789ab",
+        "torch 2.13.0",
+        "noria bench scenario2 --targets all",
+    ):
+        assert part in line
+    assert "2026-11-21 12:00 UTC to 2026-11-21 13:30 UTC; load before 0.25 to 0.50" in line
+
+
+def test_runs_of_two_machines_are_said_not_to_be_comparable():
+    other = {**ABOUT, "machine": ABOUT["machine"] | {"cpu": "Another"}}
+    lines = provenance_lines([run(), run("ray", about=other)])
+    assert len(lines) == 3
+    assert "cannot be compared" in lines[2]
+
+
+def test_traffic_is_told_in_words():
+    assert traffic_lines([run(traffic=CLOSED), run("ray", traffic=CLOSED)]) == [
+        "Closed: 8 users, one more every 1 s, who each ask again when answered; alike requests, 10 s a run, seed 1."
+    ]
+    assert traffic_lines([run(traffic=Traffic("closed", 9.5, "alike", num_users=1, spawn_interval_s=50.0))]) == [
+        "Closed: 1 user, who asks again when answered; alike requests, 9.5 s a run, seed 1."
+    ]
+    (line,) = traffic_lines([run(traffic=OPEN)])
+    assert line.startswith("Open: poisson arrivals, 80 rows of work a second; latency counts from the intended start")

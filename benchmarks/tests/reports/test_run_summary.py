@@ -1,0 +1,123 @@
+"""The figures of a run whose every request is planted; statistics as numpy has them."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planted import CLOSED, record, run
+
+from noria_bench.measurement.runs import ImageCheck, ResourceUsage, Traffic
+from noria_bench.reports.run_summary import finite_ratio, summarise_run
+
+LATENCIES = st.lists(st.floats(0.001, 900.0), min_size=1, max_size=60)
+
+
+@settings(deadline=None)  # the machine may be busy
+@given(LATENCIES)
+def test_average_and_percentiles_are_numpys(latencies_s):
+    found = summarise_run(run(records=[record(k, latency_s, start_s=0.0) for k, latency_s in enumerate(latencies_s)]))
+    ms = 1000 * np.array(latencies_s)
+    assert found.avg_ms == pytest.approx(ms.mean())
+    expected = np.percentile(ms, [50, 90, 95, 99])
+    assert [found.p50_ms, found.p90_ms, found.p95_ms, found.p99_ms] == pytest.approx(expected, rel=1e-9)
+
+
+def test_percentiles_of_known_data_are_the_known_ones():
+    found = summarise_run(run(records=[record(k, (k + 1) / 100) for k in range(101)]))  # 10, 20, … 1010 ms
+    assert (found.p50_ms, found.p90_ms, found.p95_ms, found.p99_ms) == pytest.approx((510, 910, 960, 1000))
+    assert found.avg_ms == pytest.approx(510)
+
+
+@settings(deadline=None)  # the machine may be busy
+@given(LATENCIES, st.integers(1, 3))
+def test_rates_count_what_was_done_while_the_traffic_lasted(latencies_s, images):
+    found = summarise_run(
+        run(records=[record(k, s, start_s=0.0, num_images=images) for k, s in enumerate(latencies_s)])
+    )
+    within = int((np.array(latencies_s) <= CLOSED.seconds).sum())
+    assert found.requests_per_s == pytest.approx(within / CLOSED.seconds)
+    assert found.images_per_s == pytest.approx(images * within / CLOSED.seconds)
+    assert found.num_requests == len(latencies_s)
+
+
+def test_latency_counts_from_the_intended_start_and_says_how_late_the_client_was():
+    records = [record(k, 2.0, late_s=0.5) for k in range(10)]
+    found = summarise_run(run(records=records, traffic=Traffic("open", 10.0, "mixed", arrivals="poisson")))
+    assert found.p50_ms == pytest.approx(2000)
+    assert found.sent_late_p99_ms == pytest.approx(500)
+
+
+def test_who_sends_when_he_is_answered_is_never_late():
+    assert math.isnan(summarise_run(run(traffic=CLOSED)).sent_late_p99_ms)
+
+
+def test_failures_are_told_apart_and_take_for_ever():
+    records = [*(record(k) for k in range(7)), record(7, status=503), record(8, answered=False), record(9, status=0)]
+    samples = (ImageCheck(0, None), ImageCheck(1, 12.0, "another image"))
+    found = summarise_run(run(records=records, samples=samples))
+    assert (found.num_http_failures, found.num_unanswered, found.num_wrong, found.num_compared, found.num_failures) == (
+        1,
+        2,
+        1,
+        2,
+        4,
+    )
+    assert math.isfinite(found.p50_ms) and math.isinf(found.p90_ms)
+    assert found.avg_ms == pytest.approx(1000)
+    assert found.requests_per_s == pytest.approx(7 / CLOSED.seconds)
+
+
+def test_a_run_without_successes_has_no_average_and_endless_percentiles():
+    found = summarise_run(run(records=[record(k, status=500) for k in range(5)]))
+    assert (found.requests_per_s, found.num_http_failures) == (0.0, 5)
+    assert math.isnan(found.avg_ms) and math.isinf(found.p50_ms)
+
+
+def test_a_run_without_requests_says_nothing():
+    found = summarise_run(run(records=[]))
+    assert (found.num_requests, found.num_failures, found.requests_per_s) == (0, 0, 0.0)
+    assert math.isnan(found.p50_ms)
+
+
+def test_rates_of_an_interrupted_run_are_over_the_time_that_it_lasted():
+    found = summarise_run(run(records=[record(k, 0.5, start_s=k / 2) for k in range(8)], complete=False))
+    assert found.seconds == pytest.approx(4.0)  # the last is done half a second after 3.5
+    assert found.requests_per_s == pytest.approx(2.0)
+
+
+def test_an_interrupted_run_without_requests_has_no_rate():
+    assert math.isnan(summarise_run(run(records=[], complete=False)).requests_per_s)
+
+
+def test_use_is_averaged_and_memory_is_its_most():
+    usage = ResourceUsage((0.0, 1.0), (1.0, 2.0), (100, 300), (0.5, 0.7), (10, 30), energy_j=50.0, other_cpu_share=0.1)
+    found = summarise_run(
+        run(records=[record(k, num_images=2, batch_size=None if k else 6) for k in range(5)], usage=usage)
+    )
+    assert (found.cpu_cores, found.max_resident_bytes, found.gpu_utilisation, found.gpu_bytes) == pytest.approx(
+        (1.5, 300, 0.6, 20)
+    )
+    assert found.energy_per_image_j == pytest.approx(5.0)
+    assert found.mean_batch == 6
+    assert found.other_cpu_share == 0.1
+
+
+def test_what_was_not_measured_is_no_number():
+    found = summarise_run(run(records=[record(0, batch_size=None)]))
+    nothing = (
+        found.cpu_cores,
+        found.max_resident_bytes,
+        found.gpu_utilisation,
+        found.gpu_bytes,
+        found.energy_per_image_j,
+    )
+    assert all(math.isnan(value) for value in (*nothing, found.mean_batch))
+
+
+@pytest.mark.parametrize(
+    ("part", "whole"), [(1.0, 0.0), (math.inf, 1.0), (1.0, math.inf), (math.nan, 1.0), (1.0, math.nan)]
+)
+def test_no_ratio_to_nothing_or_to_the_endless(part, whole):
+    assert math.isnan(finite_ratio(part, whole))

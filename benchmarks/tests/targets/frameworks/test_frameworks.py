@@ -1,0 +1,73 @@
+"""Each peer, installed for real from the package registry, serves the pipeline's own images. Minutes long."""
+
+import base64
+import io
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+
+from noria.config import Config
+from noria.models.catalog import open_model
+from noria_bench.targets import environments
+from noria_bench.targets.catalog import PEERS, TARGETS
+from noria_bench.targets.pipeline_generator import PipelineGenerator, T2IBody, TargetJob, batch_key_of
+from noria_bench.targets.server import running_target
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # within diffusers
+]
+SPEC = open_model("bundled")
+CONFIG = Config(model="bundled")
+TIMEOUT_S = 300
+BODIES = [
+    {"prompt": f"wish {k}", "seed": k, "inference_steps": (4, 6)[k % 2], "scheduler": ("ddim", "euler")[k % 2], "n": n}
+    for k, n in enumerate((1, 1, 2, 1, 1, 1, 3, 1))
+]
+
+
+@pytest.fixture(scope="module")
+def solo_images():
+    """Each wish drawn alone by the pipeline in this process."""
+    drawer = PipelineGenerator(TargetJob(SPEC, CONFIG.engine, port=0))
+    bodies = [T2IBody(**fields) for fields in BODIES]
+    return [[pixels(image.rgb) for image in drawer.generate(batch_key_of(body, SPEC), [body])[0]] for body in bodies]
+
+
+def pixels(rgb):
+    side = (SPEC.default_height_px, SPEC.default_width_px, 3)
+    return np.frombuffer(rgb, np.uint8).reshape(side).astype(int)
+
+
+def images_in(answer):
+    assert answer.status_code == 200, answer.text
+    files = [answer.content]
+    if answer.headers["content-type"] != "image/png":
+        files = [base64.b64decode(entry["b64_json"]) for entry in json.loads(answer.content)["images"]]
+    return [np.asarray(Image.open(io.BytesIO(file)).convert("RGB")).astype(int) for file in files]
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_a_peer_draws_the_pipeline_s_images_in_batches_and_leaves_nothing_behind(peer, solo_images):
+    target = TARGETS[peer]
+    environments.install(peer, print)
+    with running_target(target, SPEC, CONFIG) as server, httpx.Client(timeout=TIMEOUT_S, trust_env=False) as client:
+        url = f"http://127.0.0.1:{server.port}{target.path}"
+        with ThreadPoolExecutor(len(BODIES)) as callers:
+            answers = list(callers.map(lambda wish: client.post(url, json=wish), BODIES * 3))
+        assert client.post(url, json={"prompt": 5}).status_code in (400, 422)
+        family = server.process.children(recursive=True)
+    for answer, expected in zip(answers, solo_images * 3, strict=True):
+        images = images_in(answer)
+        assert len(images) == len(expected)
+        # kernels round differently with the size of a batch
+        assert max(np.abs(a - b).max() for a, b in zip(images, expected, strict=True)) <= 2
+    assert max(int(answer.headers["x-batch-size"]) for answer in answers) > 3  # the most images of one wish
+    assert family
+    assert not psutil.wait_procs(family, timeout=60)[1]

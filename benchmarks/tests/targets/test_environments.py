@@ -1,0 +1,114 @@
+"""The peers' environments: real ones, with a wheel planted in the peer's place so that no registry is asked."""
+
+import importlib.metadata
+import importlib.util
+import subprocess
+import zipfile
+
+import pytest
+
+from noria.errors import ConfigError
+from noria_bench.targets import environments
+from noria_bench.targets.catalog import PEERS
+
+PEER = "litserve"
+VERSION = environments.REQUIREMENTS[PEER].partition("==")[2]
+
+
+def write_fake_wheel(folder, name, version, requires=()):
+    """A wheel of one empty module."""
+    info = f"{name}-{version}.dist-info"
+    needs = "".join(f"Requires-Dist: {requirement}\n" for requirement in requires)
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{name}.py", "PLANTED = True\n")
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", f"{name}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheels")
+    write_fake_wheel(folder, PEER, VERSION, ["torch"])
+    write_fake_wheel(folder, "torch", "999.0")  # newer than Noria's: pip must not take it
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_registry(wheels, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("PIP_NO_INDEX", "1")
+        patch.setenv("PIP_FIND_LINKS", str(wheels))
+        yield
+
+
+@pytest.fixture(scope="module")
+def install_log(_own_registry):
+    """The lines said while the environment was made."""
+    lines = []
+    environments.install(PEER, lines.append)
+    return lines
+
+
+def run(code):
+    return subprocess.run(
+        [environments.python_of(PEER), "-c", code], check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def test_every_peer_has_one_exact_requirement():
+    assert set(environments.REQUIREMENTS) == set(PEERS)
+    assert all(requirement.count("==") == 1 for requirement in environments.REQUIREMENTS.values())
+
+
+def test_the_peer_is_in_front_and_noria_s_environment_behind(install_log):
+    assert install_log[-1] == f"litserve=={VERSION} is installed in {environments.folder_of(PEER)}"
+    assert run("import litserve; print(litserve.PLANTED)") == "True"
+    assert run("import importlib.metadata as m; print(m.version('torch'))") == importlib.metadata.version("torch")
+    assert run("import sys; print(sys.prefix)") == str(environments.folder_of(PEER))
+    there = run("import importlib.util as u; print(u.find_spec('diffusers').origin)")
+    assert there == importlib.util.find_spec("diffusers").origin
+
+
+def test_what_was_installed_for_a_peer_is_told_and_what_it_shares_is_not(install_log):
+    assert environments.versions_of(PEER)[PEER] == VERSION
+    assert "torch" not in environments.versions_of(PEER)
+    assert environments.versions_of("ray") == {}
+
+
+def test_what_is_installed_is_left_alone_and_what_is_half_made_is_made_anew(install_log):
+    witness = environments.folder_of(PEER) / "witness"
+    witness.touch()
+    environments.install(PEER, install_log.append)
+    assert witness.exists()
+    (environments.folder_of(PEER) / "noria-peer.json").unlink()
+    with pytest.raises(ConfigError, match="noria bench install litserve"):
+        environments.python_of(PEER)
+    environments.install(PEER, install_log.append)
+    assert not witness.exists()
+    assert environments.python_of(PEER).is_file()
+
+
+def test_an_environment_made_for_another_version_is_not_used(install_log, monkeypatch):
+    monkeypatch.setitem(environments.REQUIREMENTS, PEER, "litserve==0.0.1")
+    with pytest.raises(ConfigError, match="not installed for this Noria"):
+        environments.python_of(PEER)
+
+
+def test_pip_s_last_words_are_told_and_nothing_half_made_is_used():
+    with pytest.raises(
+        ConfigError, match=r"(?s)could not install bentoml==.*No matching distribution found for bentoml"
+    ):
+        environments.install("bentoml", lambda line: None)
+    with pytest.raises(ConfigError, match="not installed"):
+        environments.python_of("bentoml")
+
+
+def test_an_unknown_peer_is_told_the_known_ones():
+    with pytest.raises(ConfigError, match="'triton'; peers are litserve, bentoml, ray"):
+        environments.install("triton", print)
+
+
+def test_the_constraints_are_the_versions_that_this_process_has():
+    assert f"torch=={importlib.metadata.version('torch')}" in environments.constraints()

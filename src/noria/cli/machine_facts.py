@@ -1,0 +1,164 @@
+"""What `noria doctor` sees: the machine, the installation, the model and what the settings name. Judges nothing."""
+
+import importlib.metadata
+import os
+import pathlib
+import platform
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from noria.config import Config
+from noria.engine.diffusion.loading import cgroup_cpus, cost_cache, detect_machine, max_rows
+from noria.engine.resources import resolve_auto, resolve_device
+from noria.errors import NoriaError
+from noria.frontend.http.api_keys import read_keys
+from noria.models.catalog import open_model
+from noria.models.weights import count_parameters
+from noria.protocol.model_spec import ModelSpec
+from noria.scheduling.costs import CostModel
+
+Listen = Callable[[str, int], socket.socket]
+
+_PACKAGES = ("torch", "diffusers", "transformers", "xformers")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One CUDA device, as torch sees it."""
+
+    name: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was seen; gathered at once, judged afterwards."""
+
+    python: tuple[int, int, int]
+    versions: Mapping[str, str | None]  # of `_PACKAGES`; None is not installed
+    torch_error: str | None  # why torch cannot be imported or asked
+    has_sdpa: bool
+    gpus: tuple[Gpu, ...]
+    has_nvidia_driver: bool
+    cpu_model: str
+    cpu_architecture: str  # as platform.machine() names it
+    cpu_flags: frozenset[str]  # as /proc/cpuinfo names them
+    num_cores: int  # that this process may be scheduled on
+    cgroup_cpus: float | None  # CPU time a second that the container may use; None is no limit
+    memory_bytes: int  # available to a new process
+    environment: Mapping[str, str]
+    model: ModelSpec | str  # or why it cannot be served
+    additional_model_errors: tuple[str, ...]  # why the server would not start with its further models
+    num_parameters: int  # of all the model's parts
+    costs: CostModel | None  # as `noria serve` has measured and kept them; None is not yet
+    num_keys: int | str  # in the file of API keys, 0 without one; or why it cannot be used
+    port_error: str | None
+
+
+def gather(config: Config, listen: Listen) -> Facts:
+    """Look; imports torch, and for a hub id fetches the model. Raises nothing: what does not work is a fact too."""
+    torch_error, has_sdpa, gpus = _inspect_torch()
+    model, num_parameters = _inspect_model(config.model)
+    cpuinfo = _cpuinfo()
+    return Facts(
+        python=sys.version_info[:3],
+        versions={package: _version(package) for package in _PACKAGES},
+        torch_error=torch_error,
+        has_sdpa=has_sdpa,
+        gpus=gpus,
+        has_nvidia_driver=pathlib.Path("/proc/driver/nvidia/version").exists(),
+        cpu_model=cpuinfo.get("model name", platform.machine()),
+        cpu_architecture=platform.machine(),
+        cpu_flags=frozenset(cpuinfo.get("flags", "").split()),
+        num_cores=len(os.sched_getaffinity(0)),
+        cgroup_cpus=cgroup_cpus(pathlib.Path("/sys/fs/cgroup")),
+        memory_bytes=_available_bytes(),
+        environment={name: value for name, value in os.environ.items() if name.startswith("OMP_")},
+        model=model,
+        additional_model_errors=_check_additional_models(config, model),
+        num_parameters=num_parameters,
+        costs=None if torch_error is not None or isinstance(model, str) else _load_costs(config, model),
+        num_keys=_count_keys(config.frontend.keys_file),
+        port_error=_check_port(config.frontend.host, config.frontend.port, listen),
+    )
+
+
+def _available_bytes() -> int:
+    """MemAvailable: what a new process can have without swapping."""
+    lines = pathlib.Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+
+
+def _cpuinfo() -> dict[str, str]:
+    """The first processor of /proc/cpuinfo."""
+    first = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _inspect_torch() -> tuple[str | None, bool, tuple[Gpu, ...]]:
+    try:
+        import torch
+
+        properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    except Exception as error:  # a broken installation or driver may raise anything, and each is a finding
+        return f"{type(error).__name__}: {error}", False, ()
+    gpus = tuple(Gpu(device.name, device.total_memory) for device in properties)
+    return None, hasattr(torch.nn.functional, "scaled_dot_product_attention"), gpus
+
+
+def _inspect_model(name: str) -> tuple[ModelSpec | str, int]:
+    try:
+        spec = open_model(name)
+    except NoriaError as error:
+        return error.message, 0
+    return spec, count_parameters(spec.path)
+
+
+def _check_additional_models(config: Config, first: ModelSpec | str) -> tuple[str, ...]:
+    errors, names = [], {first.name} if isinstance(first, ModelSpec) else set()
+    for name in config.additional_models:
+        spec, _ = _inspect_model(name)
+        if isinstance(spec, str):
+            errors.append(spec)
+        elif spec.name in names:
+            errors.append(f"two models are called {spec.name!r}: give one another name in its noria.json")
+        else:
+            names.add(spec.name)
+    return tuple(errors)
+
+
+def _load_costs(config: Config, spec: ModelSpec) -> CostModel | None:
+    """What an earlier `noria serve` has kept of this model with these settings on this device."""
+    import torch
+
+    machine = detect_machine()
+    device = resolve_device(config.engine.devices[0], machine)
+    if device != "cpu" and not machine.has_cuda:
+        return None
+    engine, costs = resolve_auto(config.engine, spec, device, machine), CostModel()
+    costs.max_rows = max_rows(engine)
+    return costs if cost_cache(spec, engine, torch.device(device)).load(costs) else None
+
+
+def _count_keys(setting: str) -> int | str:
+    try:
+        return len(read_keys(setting))
+    except NoriaError as error:
+        return error.message
+
+
+def _check_port(host: str, port: int, listen: Listen) -> str | None:
+    try:
+        listen(host, port).close()
+    except NoriaError as error:
+        return error.message
+    return None

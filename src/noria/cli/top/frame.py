@@ -1,0 +1,206 @@
+"""One frame of `noria top`: what is known, as lines of a given size. Pure.
+
+From the top: the server; for each engine its figures, its last turns and rates as small curves, its slots, its queue; and a last line
+for whoever looks. Where there is little room, the curves go first, then what is told of each slot, then the queue but its first line.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from noria.cli.top.events import EngineInfo
+from noria.cli.top.server_state import EngineHistory, ServerState
+from noria.cli.top.slots import slot_rows
+from noria.cli.top.text import SEPARATOR, StyledText, flow, format_number, format_seconds, line, sparkline
+from noria.protocol.live_views import WaitingView
+
+_STATES = {"ready": "green", "loading": "yellow", "unknown": "red"}
+_MAX_WAITING_LINES = 12  # lines, even where there is room
+_MIN_SLOT_LINES = 8  # lines, before curves get any
+_LABEL_WIDTH = 9
+_SCALE_WIDTH = 8
+
+
+def render_frame(
+    state: ServerState, url: str, footer: StyledText, width: int, height: int | None, now: float
+) -> list[Text]:
+    """`height` lines of `width` cells, or as many as it takes; `note` is the last line."""
+    header = _header(state, url, width)
+    if height is None:
+        sections = [_engine_section(state, engine, width, None, now) for engine in state.engines]
+        return [*header, *itertools.chain.from_iterable(sections), line([footer], width)]
+    rows = list(header)
+    for index, engine in enumerate(state.engines):
+        num_free_lines = height - 1 - len(rows)
+        following = state.engines[index + 1 :]
+        if following and num_free_lines < 2:
+            rows.append(line([(f"… and {len(following) + 1} more engines", "dim")], width))
+            break
+        # Who has a wheel shares what is left when the others have their line.
+        num_views_after = sum(each.name in state.histories for each in following)
+        num_titles_after = len(following) - num_views_after
+        rows += _engine_section(
+            state, engine, width, max(1, (num_free_lines - num_titles_after) // (num_views_after + 1)), now
+        )
+    del rows[height - 1 :]
+    rows += [line([], width)] * (height - 1 - len(rows))
+    return [*rows, line([footer], width)]
+
+
+def _header(state: ServerState, url: str, width: int) -> list[Text]:
+    pieces: list[StyledText] = [("noria", "bold")]
+    if state.server is not None:
+        pieces.append((f" {state.server.version}", "bold"))
+    pieces += [SEPARATOR, (url, "")]
+    rates = [history.view.rates for history in state.histories.values()]
+    if len(rates) > 1:
+        images, steps = sum(each.images_per_s for each in rates), sum(each.steps_per_s for each in rates)
+        pieces += [SEPARATOR, (f"{format_number(images)} images/s, {format_number(steps)} steps/s in all", "")]
+    if state.server is not None and state.server.models:
+        pieces += [SEPARATOR, (", ".join(state.server.models), "")]
+    return [line(pieces, width)]
+
+
+def _engine_section(state: ServerState, engine: EngineInfo, width: int, height: int | None, now: float) -> list[Text]:
+    """One engine, in at most `height` lines."""
+    history = state.histories.get(engine.name)
+    title: list[StyledText] = [(engine.name, "bold"), (f" {engine.state}", _STATES[engine.state])]
+    if engine.device:
+        title += [SEPARATOR, (engine.device, "")]
+    if history is None:
+        return [line(title, width)]
+    view, models = history.view, _models(state)
+    title += [SEPARATOR, (f"{len(view.slots)} of {view.num_slots} slots", "")]
+    title += [SEPARATOR, (f"{view.num_waiting} waiting", "yellow" if view.num_waiting else "")]
+    header = [line(title, width), *flow(_stats(history), width, 2)]
+    if height is None:
+        slot_lines = slot_rows(history, now, width, None, models)
+        return [*header, *_sparklines(history, width, 5), *slot_lines, *_queue_lines(history, now, width, None, models)]
+    if height <= len(header):
+        return header[: max(1, height)]
+    num_free_lines = height - len(header)
+    num_waiting = min(len(view.waiting), 1)
+    num_curves = _num_curves(num_free_lines - num_waiting, view.num_slots + 1)
+    num_free_lines -= num_curves
+    slot_lines = slot_rows(history, now, width, num_free_lines - num_waiting, models)
+    return [
+        *header,
+        *_sparklines(history, width, num_curves),
+        *slot_lines,
+        *_queue_lines(history, now, width, num_free_lines - len(slot_lines), models),
+    ]
+
+
+def _models(state: ServerState) -> tuple[str, ...]:
+    """The names of the server's models."""
+    return () if state.server is None else state.server.models
+
+
+def _num_curves(num_free_lines: int, wanted: int) -> int:
+    """As many as leave every slot its own line; else a few, where that leaves enough."""
+    for num_curves in (5, 2, 1):
+        if num_free_lines - num_curves >= wanted:
+            return num_curves
+    return 2 if num_free_lines - 2 >= 2 * _MIN_SLOT_LINES else 1 if num_free_lines - 1 >= _MIN_SLOT_LINES else 0
+
+
+def _stats(history: EngineHistory) -> list[list[StyledText]]:
+    rates, view = history.view.rates, history.view
+    stats = {
+        "images/s": format_number(rates.images_per_s),
+        "steps/s": format_number(rates.steps_per_s),
+        "p50": format_seconds(rates.p50_s),
+        "p95": format_seconds(rates.p95_s),
+        "p99": format_seconds(rates.p99_s),
+        "batch": format_number(rates.mean_batch),
+        "drain": "–" if view.backlog_s <= 0 else format_seconds(view.backlog_s),
+        "busy": f"{rates.busy:.0%}",
+        "occupancy": f"{rates.occupancy:.0%}",
+    }
+    return [[(f"{name} ", "dim"), (value, "bold")] for name, value in stats.items()]
+
+
+def _sparklines(history: EngineHistory, width: int, num_curves: int) -> list[Text]:
+    """The last turns, a column each: how many stepped, and how long each stage took; and the rate of images, a column a view."""
+    iterations, rates = list(history.iterations), list(history.images_per_s)
+    columns = width - _LABEL_WIDTH - _SCALE_WIDTH
+    max_iteration_s = max((iteration.duration_s for iteration in iterations[-columns:]), default=0.0)
+    max_rate = max(rates[-columns:], default=0.0)
+    stages = {
+        "encode": ([iteration.text_encode_s for iteration in iterations], "magenta"),
+        "denoise": (
+            [iteration.duration_s - iteration.text_encode_s - iteration.decode_s for iteration in iterations],
+            "cyan",
+        ),
+        "decode": ([iteration.decode_s for iteration in iterations], "yellow"),
+    }
+    batch = _labelled_sparkline(
+        "batch",
+        [float(iteration.num_stepped) for iteration in iterations],
+        history.view.num_slots,
+        f"of {history.view.num_slots}",
+        "green",
+        columns,
+    )
+    rate = _labelled_sparkline("images/s", rates, max_rate, format_number(max_rate), "blue", columns)
+    stage_curves = [
+        _labelled_sparkline(name, values, max_iteration_s, format_seconds(max_iteration_s or None), style, columns)
+        for name, (values, style) in stages.items()
+    ]
+    curves = {0: [], 1: [batch], 2: [batch, rate]}.get(num_curves, [batch, *stage_curves, rate])
+    return [line(pieces, width) for pieces in curves]
+
+
+def _labelled_sparkline(
+    name: str, values: Sequence[float], max_value: float, scale: str, style: str, columns: int
+) -> list[StyledText]:
+    return [
+        (name.ljust(_LABEL_WIDTH), "dim"),
+        (sparkline(values, max_value, columns), style),
+        (scale.rjust(_SCALE_WIDTH), "dim"),
+    ]
+
+
+def _queue_lines(
+    history: EngineHistory, now: float, width: int, max_lines: int | None, models: Sequence[str]
+) -> list[Text]:
+    """Who waits, in the order of boarding, and how many more there are."""
+    view, server_time_s = history.view, history.server_time_s(now)
+    max_lines = _MAX_WAITING_LINES if max_lines is None else min(max_lines, _MAX_WAITING_LINES)
+    if not view.waiting or max_lines < 1:
+        return []
+    visible = view.waiting[:max_lines]
+    rows = [line(_waiting_request(request, server_time_s, with_model=len(models) > 1), width) for request in visible]
+    num_more = view.num_waiting - sum(request.num_images for request in visible)
+    if num_more > 0 and max_lines > 1:
+        visible = view.waiting[: max_lines - 1]
+        num_more = view.num_waiting - sum(request.num_images for request in visible)
+        rows[max_lines - 1 :] = [line([(f"… and {num_more} images more", "dim")], width)]
+    return rows
+
+
+def _waiting_request(request: WaitingView, server_time_s: float, *, with_model: bool) -> list[StyledText]:
+    count = f"{request.num_images} × " if request.num_images > 1 else ""
+    start_in_s = None if request.start_at is None else max(0.0, request.start_at - server_time_s)
+    pieces: list[StyledText] = [
+        ("waits ", "yellow"),
+        (f"{count}{request.width_px}×{request.height_px}", ""),
+        (f" boards {_relative_time(start_in_s)}", ""),
+    ]
+    if request.deadline_at is not None:
+        remaining_s = request.deadline_at - server_time_s
+        pieces.append(
+            (" late" if remaining_s < 0 else f" due {_relative_time(remaining_s)}", "red" if remaining_s < 0 else "")
+        )
+    pieces.append((f" {request.num_steps} steps {request.scheduler}", "green"))
+    if with_model:
+        pieces.append((f" {request.model}", ""))
+    if request.priority != "normal":
+        pieces.append((f" {request.priority}", "bold"))
+    return [*pieces, (f" {request.request_id}", "dim")]
+
+
+def _relative_time(wait_s: float | None) -> str:
+    text = format_seconds(wait_s)
+    return text if text in ("now", "–") else f"in {text}"

@@ -1,0 +1,226 @@
+"""The slots of a wheel as rows: as much of each as there is room for, down to one character a slot. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from noria.cli.top.server_state import EngineHistory
+from noria.cli.top.text import StyledText, bar, elide_middle, format_number, format_seconds, level, line
+from noria.protocol.live_views import DepartureView, SlotView
+
+_BAR_WIDTH = 10  # cells, wherever something else has to yield
+_MAX_BAR_WIDTH = 24
+_MIN_BAR_WIDTH = 3
+_DEPARTURE_VISIBLE_S = 3.0
+_GAP = 2  # between columns of slots
+
+
+@dataclass(frozen=True)
+class _Field:
+    """Something that is told of an image; `heading` is as wide as the field, and its side."""
+
+    name: str
+    heading: str
+
+
+# In the order in which they are told, and, by number, in which they find room.
+_FIELDS = (
+    (1, _Field("step", "   step")),
+    (2, _Field("end", "done in")),
+    (5, _Field("deadline", "deadline")),
+    (3, _Field("model", "model")),
+    (4, _Field("size", "     size")),
+    (6, _Field("scheduler", "scheduler     ")),
+    (8, _Field("steps", "steps")),
+    (9, _Field("guidance", "guidance")),
+    (10, _Field("priority", "priority")),
+    (7, _Field("request", "request   ")),
+)
+_MAX_REQUEST_WIDTH = 40
+_MAX_MODEL_WIDTH = 14
+
+
+def slot_rows(
+    history: EngineHistory, now: float, width: int, max_lines: int | None, models: Sequence[str] = ()
+) -> list[Text]:
+    """Every slot of the wheel in at most `most` lines (None: as many as it takes), in more columns where it needs them.
+
+    Each says its model where there are several `models`.
+    """
+    available = _available_fields(models)
+    num_slots = history.view.num_slots
+    if max_lines is not None and max_lines < 1:
+        return []
+    digits = len(str(num_slots - 1))
+    if max_lines is None or num_slots + 1 <= max_lines:
+        fields = _fit_fields(available, width - digits)
+        return [_heading(fields, width, digits), *_rows(history, now, fields, width, digits)]
+    num_columns = -(-num_slots // max_lines)
+    column_width = (width + _GAP) // num_columns - _GAP
+    gap = _GAP
+    if column_width < digits + 1 + _BAR_WIDTH:  # no room to be generous
+        gap, column_width = 1, (width + 1) // num_columns - 1
+    if column_width < digits + 1 + _MIN_BAR_WIDTH:
+        return _slot_map(history, width, max_lines)
+    rows = _rows(history, now, _fit_fields(available, column_width - digits), column_width, digits)
+    per_column = -(-num_slots // num_columns)
+    return [
+        _join_columns([rows[slot] for slot in range(top, num_slots, per_column)], gap, width)
+        for top in range(per_column)
+    ]
+
+
+def _available_fields(models: Sequence[str]) -> list[tuple[int, _Field]]:
+    """`_FIELDS`, with a model's as wide as the longest name there is, and without it where all slots have the same."""
+    model_width = min(_MAX_MODEL_WIDTH, max(len("model"), *map(len, models))) if len(models) > 1 else 0
+    resized = [
+        (rank, _Field("model", "model".ljust(model_width)) if field.name == "model" else field)
+        for rank, field in _FIELDS
+    ]
+    return [(rank, field) for rank, field in resized if model_width or field.name != "model"]
+
+
+def _fit_fields(available: Sequence[tuple[int, _Field]], width: int) -> list[_Field]:
+    """Those of the `offered` fields that find room beside a bar."""
+    remaining, chosen = width - 1 - _BAR_WIDTH, set[str]()
+    for _, field in sorted(available, key=lambda pair: pair[0]):
+        if remaining < len(field.heading) + 1:
+            break
+        remaining -= len(field.heading) + 1
+        chosen.add(field.name)
+    return [field for _, field in available if field.name in chosen]
+
+
+def _widths(fields: Sequence[_Field], width: int, digits: int) -> tuple[int, int]:
+    """Of the bar, and of the request's id, which share what the others leave."""
+    remaining = width - digits - 1 - sum(len(field.heading) + 1 for field in fields)
+    if not fields:
+        return remaining, 0
+    extra = max(0, remaining - _BAR_WIDTH)
+    if fields[-1].name != "request":
+        return _BAR_WIDTH + extra if remaining >= _BAR_WIDTH else remaining, 0
+    request = min(_MAX_REQUEST_WIDTH, len(fields[-1].heading) + extra // 2)
+    return min(_MAX_BAR_WIDTH, _BAR_WIDTH + extra - (request - len(fields[-1].heading))), request
+
+
+def _heading(fields: Sequence[_Field], width: int, digits: int) -> Text:
+    bar_width, _ = _widths(fields, width, digits)
+    text = " ".join(["#".rjust(digits), "progress".ljust(bar_width), *(field.heading for field in fields)])
+    return line([(text, "dim")], width)
+
+
+def _rows(history: EngineHistory, now: float, fields: Sequence[_Field], width: int, digits: int) -> list[Text]:
+    image_by_slot = {image.slot: image for image in history.view.slots}
+    server_time_s = history.server_time_s(now)
+    bar_width, request_width = _widths(fields, width, digits)
+    rows = []
+    for slot in range(history.view.num_slots):
+        label: StyledText = (f"{slot:>{digits}} ", "dim")
+        if slot in image_by_slot:
+            pieces = [label, *_slot_pieces(image_by_slot[slot], server_time_s, fields, bar_width, request_width)]
+        else:
+            pieces = [label, _free_slot(history.last_departures.get(slot), now, bar_width)]
+        rows.append(line(pieces, width))
+    return rows
+
+
+def _slot_pieces(
+    image: SlotView, server_time_s: float, fields: Sequence[_Field], bar_width: int, request_width: int
+) -> list[StyledText]:
+    pieces: list[StyledText] = [(bar(_progress(image), bar_width), _bar_style(image))]
+    for field in fields:
+        text, style = _field_text(field.name, image, server_time_s)
+        if field.name == "request":
+            text = text if len(text) <= request_width else text[: request_width - 1] + "…"
+        elif field.name == "model":
+            text = elide_middle(text, len(field.heading)).ljust(len(field.heading))
+        elif field.name == "scheduler":
+            text = text[: len(field.heading)].ljust(len(field.heading))
+        else:
+            text = text.rjust(len(field.heading))
+        pieces.append((f" {text}", style))
+    return pieces
+
+
+def _field_text(name: str, image: SlotView, server_time_s: float) -> StyledText:
+    """What a field says of an image."""
+    match name:
+        case "step":
+            return f"{image.call}/{image.num_calls}", ""
+        case "end" if image.paused:
+            return "paused", "yellow"
+        case "end":
+            return format_seconds(None if image.finish_at is None else max(0.0, image.finish_at - server_time_s)), ""
+        case "deadline":
+            if image.deadline_at is None:
+                return "–", "dim"
+            remaining_s = image.deadline_at - server_time_s
+            return (
+                ("late", "red")
+                if remaining_s < 0
+                else (format_seconds(remaining_s), "red" if _will_be_late(image) else "")
+            )
+        case "model":
+            return image.model, ""
+        case "size":
+            return f"{image.width_px}×{image.height_px}", ""
+        case "scheduler":
+            return image.scheduler, "green"
+        case "steps":
+            return str(image.num_steps), ""
+        case "guidance":
+            return format_number(image.guidance_scale), ""
+        case "priority":
+            return image.priority, "dim" if image.priority == "normal" else "bold"
+        case _:
+            return image.request_id if image.index == 0 else f"{image.request_id}[{image.index}]", "dim"
+
+
+def _free_slot(departure: tuple[DepartureView, float] | None, now: float, width: int) -> StyledText:
+    """Nobody; for a moment, how it ended for who was there."""
+    if departure is not None and now - departure[1] <= _DEPARTURE_VISIBLE_S:
+        return departure[0].outcome[:width], "green" if departure[0].outcome == "ok" else "red"
+    return "·" * width, "dim"
+
+
+def _slot_map(history: EngineHistory, width: int, max_lines: int) -> list[Text]:
+    """One character a slot: how far its image is."""
+    image_by_slot = {image.slot: image for image in history.view.slots}
+    rows = []
+    for first in range(0, history.view.num_slots, width):
+        slots = range(first, min(first + width, history.view.num_slots))
+        cells = [
+            (level(max(_progress(image_by_slot[slot]), 0.01)), _bar_style(image_by_slot[slot]))
+            if slot in image_by_slot
+            else ("·", "dim")
+            for slot in slots
+        ]
+        rows.append(line(cells, width))
+    if len(rows) > max_lines:
+        rows[max_lines - 1 :] = [
+            line([(f"… and {history.view.num_slots - (max_lines - 1) * width} more slots", "dim")], width)
+        ]
+    return rows
+
+
+def _join_columns(cells: Sequence[Text], gap: int, width: int) -> Text:
+    row = Text(no_wrap=True)
+    for index, cell in enumerate(cells):
+        row.append_text(Text(" " * gap if index else ""))
+        row.append_text(cell)
+    row.truncate(width, pad=True)
+    return row
+
+
+def _progress(image: SlotView) -> float:
+    return image.call / image.num_calls if image.num_calls else 0.0
+
+
+def _will_be_late(image: SlotView) -> bool:
+    return image.deadline_at is not None and image.finish_at is not None and image.finish_at > image.deadline_at
+
+
+def _bar_style(image: SlotView) -> str:
+    colour = "red" if _will_be_late(image) else "magenta" if image.priority == "high" else "cyan"
+    return f"dim {colour}" if image.paused else colour

@@ -1,0 +1,92 @@
+"""What a frame is made of: lines that fit, bars, numbers. Pure.
+
+`line` is the only way to text: what a server sends is not trusted to be printable.
+"""
+
+import math
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from noria.cli.terminal_text import escape_for_terminal
+
+StyledText = tuple[str, str]
+"""Text and its style: names of the terminal's own colours, so that they go with its theme."""
+
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+_LEVELS = " ▁▂▃▄▅▆▇█"
+SEPARATOR: StyledText = (" · ", "dim")
+
+
+def line(pieces: Sequence[StyledText], width: int) -> Text:
+    """One line of exactly `width` cells; what is longer ends with an ellipsis."""
+    text = Text(no_wrap=True, overflow="ellipsis")
+    for content, style in pieces:
+        text.append(escape_for_terminal(content).replace("\n", "\\n"), style)
+    text.truncate(width, overflow="ellipsis", pad=True)
+    return text
+
+
+def flow(items: Sequence[Sequence[StyledText]], width: int, max_lines: int) -> list[Text]:
+    """`items` one after the other with dots between them, on at most `most` lines; those that do not fit any more are left out."""
+    rows: list[list[StyledText]] = [[]]
+    used = 0
+    for item in items:
+        needed = sum(len(text) for text, _ in item)
+        if rows[-1] and used + 3 + needed > width:
+            if len(rows) == max_lines:
+                break
+            rows.append([])
+            used = 0
+        if rows[-1]:
+            rows[-1].append(SEPARATOR)
+            used += 3
+        rows[-1].extend(item)
+        used += needed
+    return [line(row, width) for row in rows]
+
+
+def elide_middle(text: str, width: int) -> str:
+    """`text` in at most `width` cells: without its middle, as names that are alike mostly differ at their ends."""
+    if len(text) <= width:
+        return text
+    head = width // 2
+    return f"{text[:head]}…{text[len(text) - (width - head - 1) :]}"
+
+
+def bar(fraction: float, width: int) -> str:
+    """`width` cells, filled from the left by `share` (0 to 1) to an eighth of a cell; the rest is dotted."""
+    eighths = round(min(max(fraction, 0.0), 1.0) * width * 8)
+    full, part = divmod(eighths, 8)
+    return ("█" * full + (_EIGHTHS[part] if part else "")).ljust(width, "·")
+
+
+def level(fraction: float) -> str:
+    """One cell, filled from below by `share`; blank only for nothing at all."""
+    return _LEVELS[math.ceil(min(max(fraction, 0.0), 1.0) * 8)]
+
+
+def sparkline(values: Sequence[float], max_value: float, width: int) -> str:
+    """The last `width` of `values`, a cell each, the latest at the right; `most` is full."""
+    cells = (
+        "".join(level(value / max_value) if max_value > 0 else " " for value in values[-width:]) if width > 0 else ""
+    )
+    return cells.rjust(width)
+
+
+def format_seconds(value: float | None) -> str:
+    """How long until something, in few characters; a dash where nobody knows."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    if value <= 0:
+        return "now"
+    if value < 0.0995:
+        return f"{value * 1000:.0f} ms"
+    if value < 99.5:
+        return f"{value:.1f} s" if value < 9.95 else f"{value:.0f} s"
+    return f"{value / 60:.0f} min" if value < 5970 else f"{value / 3600:.0f} h"
+
+
+def format_number(value: float) -> str:
+    """A rate or a mean in few characters."""
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"

@@ -1,0 +1,1 @@
+"""The engine's runtime for diffusion models: executes iterations on one device."""

@@ -1,0 +1,219 @@
+"""What steps, decodes and prompts cost on this device with this model: measured at the start, kept from one start to the next.
+
+Measuring is drawing: throw-away requests of growing size turn the real wheel, and the cost model learns from their turns as it does
+from everybody's. A first pass at each size pays for what happens once (kernels chosen, memory taken), the second is measured.
+"""
+
+import hashlib
+import importlib.metadata
+import logging
+import math
+import os
+import pathlib
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from noria import __version__
+from noria.config import EngineConfig
+from noria.engine.loop import EngineEvent, EngineLoop, ImageReady, RequestClosed
+from noria.errors import GenerationFailed, ModelError, NoriaError
+from noria.protocol.model_spec import ModelSpec
+from noria.protocol.request import ImageRequest
+from noria.scheduling.costs import CostCurve, CostModel
+from noria.scheduling.step.scheduler import StepScheduler
+from noria.scheduling.types import BatchKey, FinishReason
+
+if TYPE_CHECKING:
+    from noria.engine.diffusion.executor import CompiledImageRequest, DiffusionExecutor
+
+_log = logging.getLogger(__name__)
+
+BUDGET_S = 3.0
+"""What measuring may add to a start. A model whose single step takes longer than that is measured in service."""
+
+_STEPS = 3  # of a measured request: one alone would time the first touch of its memory
+
+
+class CachedCurve(msgspec.Struct, frozen=True):
+    """A `Curve` of one shape class, as the file has it."""
+
+    width_px: int
+    height_px: int
+    seconds: dict[int, float]
+
+
+class CachedCosts(msgspec.Struct, frozen=True):
+    """The file: what was measured of one model under one `key`."""
+
+    key: dict[str, str]
+    steps: list[CachedCurve]
+    decodes: list[CachedCurve]
+    text_encode_s: float
+
+
+def measure_costs(executor: "DiffusionExecutor", spec: ModelSpec, config: EngineConfig, costs: CostModel) -> None:
+    """Draw until `costs` knows the default size in every batch that the slots allow, or the budget is spent.
+
+    Raises:
+        ModelError: the model cannot draw on this device with these settings.
+
+    """
+    assert isinstance(config.slots, int)
+    started, was_synchronous, second_pass = time.monotonic(), executor.is_synchronous, CostModel(costs.max_rows)
+    executor.is_synchronous = True
+    try:
+        for num_images in _batch_sizes(config.slots):
+            began = time.monotonic()
+            run_warmup_request(executor, spec, config, CostModel(costs.max_rows), num_images, steps=2)
+            for measured in (costs, second_pass):
+                run_warmup_request(executor, spec, config, measured, num_images, _STEPS)
+            now = time.monotonic()
+            if now - started + 2 * (now - began) > BUDGET_S:  # the next size takes up to twice as long
+                break
+        run_warmup_request(executor, spec, config, CostModel(costs.max_rows), 1, steps=2, guidance=1.0)
+        for measured in (costs, second_pass):
+            run_warmup_request(executor, spec, config, measured, 1, _STEPS, guidance=1.0)
+    finally:
+        executor.is_synchronous = was_synchronous
+    costs.slowdown = 1.0
+    costs.merge_min(second_pass)
+    costs.refresh_knees()
+
+
+def _batch_sizes(num_slots: int) -> list[int]:
+    """1, 2, 4, … and the number of slots itself."""
+    return [*(2**power for power in range(num_slots.bit_length()) if 2**power < num_slots), num_slots]
+
+
+def run_warmup_request(
+    executor: "DiffusionExecutor",
+    spec: ModelSpec,
+    config: EngineConfig,
+    costs: CostModel,
+    num_images: int,
+    steps: int,
+    guidance: float = 2.0,
+) -> None:
+    """Draw `num_images` images of the default size that nobody sees; raises ModelError if that is not possible."""
+    assert isinstance(config.slots, int)
+    events: list[EngineEvent[CompiledImageRequest]] = []
+    scheduler = StepScheduler(config.slots, config.decode_batch, costs=costs)
+    loop: EngineLoop[CompiledImageRequest] = EngineLoop(scheduler, executor, events.append, time.monotonic)
+    request = ImageRequest(
+        request_id=f"throw-away-{num_images}",
+        prompt=f"{num_images} throw-away images, {steps} steps",  # new each time: nothing of it is cached
+        negative_prompt="",
+        seed=0,
+        width_px=spec.default_width_px,
+        height_px=spec.default_height_px,
+        num_steps=steps,
+        guidance_scale=guidance,
+        num_images=num_images,
+        scheduler=spec.default_scheduler,
+        timeout_s=math.inf,
+        model=spec.name,
+    )
+    try:
+        loop.submit(executor.prepare(request))
+        while loop.run_iteration() is not None:
+            pass
+        for event in events:
+            _expect_success(event)
+    except NoriaError as error:
+        raise ModelError(
+            f"{spec.name} in {spec.folder} loads but cannot draw with these settings: {error.message}"
+        ) from error
+
+
+def _expect_success(event: "EngineEvent[CompiledImageRequest]") -> None:
+    if isinstance(event, ImageReady):
+        event.pixels.rgb()
+    elif isinstance(event, RequestClosed) and event.event.finish_reason is not FinishReason.FINISHED:
+        raise GenerationFailed(event.event.message)
+
+
+class CostCache:
+    """Where one engine keeps what it has measured; nobody misses it if it cannot be written."""
+
+    def __init__(self, folder: pathlib.Path, spec: ModelSpec, config: EngineConfig, device: str) -> None:
+        """`config` has no "auto" left; `device` is the device's own name, as two machines may share the folder."""
+        self._model = spec.name
+        self._key = cost_key(spec, config, device)
+        digest = hashlib.sha256(msgspec.json.encode(sorted(self._key.items()))).hexdigest()[:16]
+        self.path = folder / f"{digest}.json"
+
+    def load(self, costs: CostModel) -> bool:
+        """Fill `costs` with what was kept of this model, device and settings; False if there is nothing, or nothing usable."""
+        try:
+            cached = msgspec.json.decode(self.path.read_bytes(), type=CachedCosts)
+        except FileNotFoundError:
+            return False
+        except (OSError, msgspec.DecodeError) as error:
+            _log.warning("the measured costs in %s cannot be used and are measured anew: %s", self.path, error)
+            return False
+        curves = [*cached.steps, *cached.decodes]
+        sane = all(curve.seconds for curve in curves) and all(
+            seconds > 0.0 and count > 0 for curve in curves for count, seconds in curve.seconds.items()
+        )
+        if cached.key != self._key or not cached.steps or not sane:
+            return False
+        costs.steps |= {self._batch_key(curve): CostCurve(dict(curve.seconds)) for curve in cached.steps}
+        costs.decodes |= {self._batch_key(curve): CostCurve(dict(curve.seconds)) for curve in cached.decodes}
+        costs.text_encode_s_by_model[self._model] = cached.text_encode_s
+        costs.refresh_knees()
+        return True
+
+    def save(self, costs: CostModel) -> None:
+        """Keep what `costs` knows of this model."""
+        cached = CachedCosts(
+            self._key,
+            [
+                _to_cached_curve(batch_key, curve)
+                for batch_key, curve in costs.steps.items()
+                if batch_key.model == self._model
+            ],
+            [
+                _to_cached_curve(batch_key, curve)
+                for batch_key, curve in costs.decodes.items()
+                if batch_key.model == self._model
+            ],
+            costs.text_encode_s_by_model.get(self._model, 0.0),
+        )
+        temporary = self.path.with_suffix(f".{os.getpid()}")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_bytes(msgspec.json.encode(cached))
+            temporary.replace(self.path)  # whole or not at all: another engine may read it now
+        except OSError as error:
+            _log.warning("the measured costs are not kept: %s", error)
+
+    def _batch_key(self, curve: CachedCurve) -> BatchKey:
+        return BatchKey(curve.width_px, curve.height_px, self._model)
+
+
+def _to_cached_curve(batch_key: BatchKey, curve: CostCurve) -> CachedCurve:
+    return CachedCurve(batch_key.width_px, batch_key.height_px, dict(curve.points))
+
+
+def cost_key(spec: ModelSpec, config: EngineConfig, device: str) -> dict[str, str]:
+    """All that a step's cost depends on."""
+    settings: dict[str, Any] = {
+        name: getattr(config, name)
+        for name in ("dtype", "slots", "threads", "attention", "channels_last", "compile", "buckets", "decode_batch")
+    }
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "diffusers")} | {"noria": __version__}
+    return (
+        {"model": spec.fingerprint, "device": device}
+        | versions
+        | {name: str(value) for name, value in settings.items()}
+    )
+
+
+def cost_folder(cache_dir: str) -> pathlib.Path:
+    """Where costs are kept: in the setting's folder, or in the user's cache."""
+    if cache_dir:
+        return pathlib.Path(cache_dir) / "costs"
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return pathlib.Path(base) / "noria" / "costs"

@@ -1,0 +1,358 @@
+"""The diffusion executor: one turn of the wheel on one device, whatever mix of requests it carries.
+
+A turn gathers every seated image's current sample, makes one UNet call (two rows for a guided image), combines guidance, and applies
+each image's own row of its own sampler's table in one weighted sum. There is no loop over requests on the device.
+
+Shapes: S slots, B images of a turn, R UNet rows, K history entries, C × H × W latents, T tokens, D text width.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import psutil
+import torch
+
+from noria.config import EngineConfig
+from noria.engine.diffusion.device_transfer import HostPixels, to_host
+from noria.engine.diffusion.latents import LatentSlots
+from noria.engine.diffusion.prompt_embeddings import PromptEmbeddingCache
+from noria.engine.diffusion.timing import DeviceStopwatch, HostStopwatch
+from noria.engine.runtime import THUMBNAIL_MAX_PX, PreviewPixels, preview_calls
+from noria.models.diffusion.stable_diffusion import DiffusionModel
+from noria.observe.logs.log_record import fields
+from noria.protocol.request import ImageRequest, request_id_of
+from noria.sampling.compile import compile_sampler
+from noria.sampling.noise import NoiseStream
+from noria.sampling.previews import clean_latents, clean_weights, downscale, preview_pixels
+from noria.sampling.step import advance, guide, init_slot, model_inputs, samples
+from noria.sampling.tables import SamplerTable
+from noria.scheduling.types import BatchKey, ImageId, IterationPlan, IterationResult, Phase, SlotAssignment, Step
+
+_log = logging.getLogger(__name__)
+_OOM_MESSAGES = (  # what a plain RuntimeError says where no torch.OutOfMemoryError is raised
+    "can't allocate memory",  # the host's allocator
+    "CUDA error: out of memory",  # the driver: launches, streams, pinned memory
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+_MAX_ITERATIONS_AHEAD = 2  # that a GPU may be behind: enough to keep it fed, few enough that a newcomer boards soon
+
+
+@dataclass(frozen=True)
+class CompiledImageRequest:
+    """A request with its sampler's table."""
+
+    request: ImageRequest
+    table: SamplerTable
+    preview_calls: frozenset[int]  # calls after which its images show a preview
+
+    @property
+    def num_calls(self) -> int:
+        """Model calls of each image."""
+        return self.table.num_calls
+
+    @property
+    def batch_key(self) -> BatchKey:
+        """Which histories its images live in."""
+        return BatchKey(self.request.width_px, self.request.height_px, self.request.model)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether the device, or the host, had no memory left for a tensor or for a library's workspace."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in _OOM_MESSAGES)
+
+
+def _log_fields(event: str, images: list[ImageId]) -> dict[str, dict[str, object]]:
+    ids = sorted({request_id_of(image.request_id) for image in images})
+    return fields(event=event, num_images=len(images), request_ids=ids)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+class PipelineFillDetector:
+    """Turns that follow one another. The first few only fill the queue of a device that is behind, and say nothing of what work costs."""
+
+    _PAUSE_S = 0.01  # between two turns of one burst the wheel does far less than this
+
+    def __init__(self) -> None:
+        self._num_iterations, self._ended = 0, 0.0
+
+    def begin_iteration(self, now: float) -> None:
+        """A turn begins; seconds of any clock."""
+        if now - self._ended > self._PAUSE_S:
+            self._num_iterations = 0
+
+    def end_iteration(self, now: float) -> bool:
+        """It has ended; whether it took as long as a turn's work."""
+        self._ended, self._num_iterations = now, self._num_iterations + 1
+        return self._num_iterations > _MAX_ITERATIONS_AHEAD
+
+
+class DiffusionExecutor:
+    """One device with one model; `config` has no "auto" left."""
+
+    def __init__(self, model: DiffusionModel, config: EngineConfig) -> None:
+        assert isinstance(config.slots, int)
+        self.model = model
+        self._config = config
+        self._buckets = sorted(config.buckets)
+        self._requests: dict[str, CompiledImageRequest] = {}
+        self._compiled: set[tuple[str, int]] = set()
+        self._noise: dict[ImageId, NoiseStream] = {}
+        self._latents = LatentSlots(config.slots, model.latent_channels, model.latent_scale, model.device)
+        # Row 2·slot is a slot's negative prompt, row 2·slot + 1 its prompt.
+        self._text = torch.zeros(
+            2 * config.slots, model.num_tokens, model.text_width, dtype=model.dtype, device=model.device
+        )
+        self._embeddings = PromptEmbeddingCache(model.text_encode, config.embedding_cache, 8 if self._buckets else None)
+        self._decoded: dict[ImageId, HostPixels] = {}
+        self._pending_events: deque[torch.cuda.Event] = deque()
+        self._fill_detector = PipelineFillDetector()
+        self._previews: list[PreviewPixels] = []
+        self._thumbnails: list[PreviewPixels] = []
+        self._grad_mode = torch.inference_mode if config.inference_mode else torch.no_grad
+        self.is_synchronous = (
+            model.device.type == "cpu"
+        )  # for the device after each part of a turn, which can then be timed
+
+    def prepare(self, request: ImageRequest) -> CompiledImageRequest:
+        """Compile the request's sampler (8–30 ms the first time); raises `errors.InvalidField` if diffusers refuses it."""
+        try:
+            table = compile_sampler(request.scheduler, self.model.scheduler_config, request.num_steps)
+        finally:
+            self._compiled.add((request.scheduler, request.num_steps))
+        return CompiledImageRequest(request, table, preview_calls(table.num_calls, request.num_previews))
+
+    def is_compiled(self, request: ImageRequest) -> bool:
+        """Whether this scheduler was compiled, or refused, at this number of steps before."""
+        return (request.scheduler, request.num_steps) in self._compiled
+
+    def accept(self, prepared: CompiledImageRequest) -> None:
+        """Remember a request until `forget`."""
+        self._requests[prepared.request.request_id] = prepared
+
+    def forget(self, request_id: str) -> None:
+        """Drop what is held for it; its slots are overwritten by whoever boards next."""
+        request = self._requests.pop(request_id).request
+        for index in range(request.num_images):
+            self._noise.pop(ImageId(request_id, index), None)
+            self._decoded.pop(ImageId(request_id, index), None)
+
+    def take_pixels(self, image: ImageId) -> HostPixels:
+        """The pixels of an image that the last turn decoded."""
+        return self._decoded.pop(image)
+
+    def previews(self) -> list[PreviewPixels]:
+        """Those that the last turn made."""
+        previews, self._previews = self._previews, []
+        return previews
+
+    def thumbnails(self) -> list[PreviewPixels]:
+        """Those that the last turn made for who watches the wheel."""
+        thumbnails, self._thumbnails = self._thumbnails, []
+        return thumbnails
+
+    def memory_bytes(self) -> int:
+        """What torch has of the device, used or kept for later; of a CPU, what this process holds."""
+        if self.model.device.type == "cuda":
+            return torch.cuda.memory_reserved(self.model.device)
+        resident: int = psutil.Process().memory_info().rss
+        return resident
+
+    def execute(self, plan: IterationPlan, *, with_thumbnails: bool = False) -> IterationResult:
+        """Board, step, decode. An exception in one of them fails the images that it was about, and no others.
+
+        What does not fit the memory ends the turn, and changes nothing: it can be planned again, in smaller parts.
+        """
+        failed: dict[ImageId, str] = {}
+        began = time.perf_counter()
+        self._fill_detector.begin_iteration(began)
+        stopwatch = HostStopwatch() if self.is_synchronous else DeviceStopwatch()
+
+        def run_phase(phase: Phase, action: Callable[[], None], images: list[ImageId]) -> bool:
+            with stopwatch.timing(phase):
+                return self._run_phase(action, images, failed)
+
+        with self._grad_mode():
+            joining = [assignment.image for assignment in plan.joins]
+            if joining and not run_phase("boards", lambda: self._join(plan.joins), joining):
+                return IterationResult(failed, "boards")
+            join_s = time.perf_counter() - began
+            steps = [step for step in plan.steps if step.image not in failed]
+            stepping = [step.image for step in steps]
+            if steps and not run_phase("steps", lambda: self._step(steps, with_thumbnails=with_thumbnails), stepping):
+                return IterationResult(failed, "steps", phase_timings=stopwatch.timings())
+            decodes = [assignment for assignment in plan.decodes if assignment.image not in failed]
+            decoding = [assignment.image for assignment in decodes]
+            if decodes and not run_phase("decodes", lambda: self._decode(decodes), decoding):
+                return IterationResult(failed, "decodes", phase_timings=stopwatch.timings())
+            self._limit_run_ahead()
+        timed = self._fill_detector.end_iteration(time.perf_counter()) or self.is_synchronous
+        return IterationResult(failed, is_timed=timed, phase_timings=stopwatch.timings(), join_s=join_s)
+
+    def _run_phase(self, action: Callable[[], None], images: list[ImageId], failed: dict[ImageId, str]) -> bool:
+        """Whether what is done of `images` fits the memory."""
+        fits = True
+        try:
+            action()
+            if self.is_synchronous and self.model.device.type == "cuda":
+                torch.cuda.synchronize()
+        except Exception as error:  # torch, tokenizers and diffusers raise many kinds, and none is worth the engine
+            fits = not _is_out_of_memory(error)
+            if fits:
+                _log.exception("a turn failed for %d images", len(images), extra=_log_fields("turn_failed", images))
+                failed |= dict.fromkeys(images, f"the model failed: {_first_line(error)}")
+            else:
+                log_fields = _log_fields("out_of_memory", images)
+                _log.warning("%d images do not fit the memory: %s", len(images), _first_line(error), extra=log_fields)
+            if self.model.device.type == "cuda":
+                torch.cuda.synchronize()  # raises if the device is lost to this process: then it ends, and is replaced
+        if not fits and self.model.device.type == "cuda":
+            torch.cuda.empty_cache()  # not before the exception is gone, which holds what was computed
+        return fits
+
+    def _join(self, assignments: Iterable[SlotAssignment]) -> None:
+        assignments = list(assignments)
+        requests = [self._requests[assignment.image.request_id].request for assignment in assignments]
+        embeddings = self._embeddings.get(
+            [text for r in requests for text in ([r.negative_prompt] if r.guided else []) + [r.prompt]]
+        )
+        for assignment, request in zip(assignments, requests, strict=True):
+            if request.guided:
+                self._text[2 * assignment.slot] = embeddings[request.negative_prompt]
+            self._text[2 * assignment.slot + 1] = embeddings[request.prompt]
+            prepared = self._requests[request.request_id]
+            noise = NoiseStream(
+                request.seed, self._latents.size(prepared.batch_key), self.model.dtype, image=assignment.image.index
+            )
+            self._noise[assignment.image] = noise
+            start = noise.initial().to(self.model.device, torch.float32) * prepared.table.init_noise_sigma
+            init_slot(self._history(prepared.batch_key), assignment.slot, start)
+
+    def _step(self, steps: list[Step], *, with_thumbnails: bool) -> None:
+        prepared = [self._requests[step.image.request_id] for step in steps]
+        history = self._history(prepared[0].batch_key)
+        slots, calls = [step.slot for step in steps], [step.call for step in steps]
+        slots_B, calls_B = self._to_device(slots), self._to_device(calls)
+        scales_B = self._to_device(
+            np.array([p.table.input_scale[c] for p, c in zip(prepared, calls, strict=True)], np.float32)
+        )
+        inputs_BCHW = model_inputs(history, slots_B, calls_B, scales_B)
+        timesteps = np.array([p.table.timesteps[c] for p, c in zip(prepared, calls, strict=True)], np.float32)
+        outputs_BCHW = self._predict(inputs_BCHW, prepared, slots, timesteps)
+        preview_indices = [
+            b for b, step in enumerate(steps) if step.call in self._requests[step.image.request_id].preview_calls
+        ]
+        previews = self._make_previews(steps, preview_indices, inputs_BCHW, outputs_BCHW, timesteps)
+        thumbnail_indices = range(len(steps)) if with_thumbnails else ()
+        thumbnails = self._make_previews(
+            steps, thumbnail_indices, inputs_BCHW, outputs_BCHW, timesteps, max_px=THUMBNAIL_MAX_PX
+        )
+        coefficients_BK = self._to_device(
+            np.stack([p.table.coefficients[c] for p, c in zip(prepared, calls, strict=True)])
+        )
+        advance(history, slots_B, calls_B, outputs_BCHW, self._draw_noise(steps, prepared), coefficients_BK)
+        # Last: a step that does not fit is tried again, and once it has advanced it must not be.
+        self._previews += previews
+        self._thumbnails += thumbnails
+
+    def _predict(
+        self, inputs_BCHW: torch.Tensor, prepared: list[CompiledImageRequest], slots: list[int], timesteps: np.ndarray
+    ) -> torch.Tensor:
+        """One UNet call for all images, guidance applied: [B, C, H, W] float32. Rows: the guided images' negatives, then every prompt."""
+        guided = [b for b, p in enumerate(prepared) if p.request.guided]
+        images = guided + list(range(len(prepared)))
+        text = [2 * slots[b] for b in guided] + [2 * slot + 1 for slot in slots]
+        padding = self._bucket(len(images)) - len(images)
+        images_R, text_R = self._to_device(images + images[:1] * padding), self._to_device(text + text[:1] * padding)
+        outputs_RCHW = self.model.predict(
+            inputs_BCHW[images_R], self._to_device(timesteps)[images_R], self._text[text_R]
+        ).float()
+        prompted = outputs_RCHW[len(guided) : len(images)]
+        if not guided:
+            return prompted
+        negative = {b: row for row, b in enumerate(guided)}
+        negative_B = self._to_device([negative.get(b, len(guided) + b) for b in range(len(prepared))])
+        scales = np.array([p.request.guidance_scale if p.request.guided else 1.0 for p in prepared], np.float32)
+        return guide(prompted, outputs_RCHW[negative_B], self._to_device(scales))
+
+    def _make_previews(
+        self,
+        steps: list[Step],
+        indices: Sequence[int],
+        inputs_BCHW: torch.Tensor,
+        outputs_BCHW: torch.Tensor,
+        timesteps: np.ndarray,
+        max_px: int | None = None,
+    ) -> list[PreviewPixels]:
+        """Previews of the images `shown`, by their places in `steps`; with `most_px`, no side is longer."""
+        if not indices:
+            return []
+        indices = list(indices)
+        if len(indices) < len(steps):
+            indices_B = self._to_device(indices)
+            inputs_BCHW, outputs_BCHW = inputs_BCHW[indices_B], outputs_BCHW[indices_B]
+        weights_2B = clean_weights(timesteps[indices], self.model.alpha_bars, self.model.prediction_type)
+        clean_BCHW = clean_latents(inputs_BCHW, outputs_BCHW, self._to_device(weights_2B))
+        if max_px is not None:
+            clean_BCHW = downscale(clean_BCHW, max_px)
+        pixels_BHWC, copied = to_host(preview_pixels(clean_BCHW, self.model.preview_colours))
+        height, width = pixels_BHWC.shape[1:3]
+        finite = torch.tensor(data=True)
+        return [
+            PreviewPixels(steps[b].image, steps[b].call, width, height, HostPixels(pixels_HWC, finite, copied))
+            for pixels_HWC, b in zip(pixels_BHWC, indices, strict=True)
+        ]
+
+    def _draw_noise(self, steps: list[Step], prepared: list[CompiledImageRequest]) -> torch.Tensor | None:
+        """[B, C, H, W] of this call's noise, zero where the sampler draws none; None when no image's does."""
+        needs_noise = [p.table.noise[step.call] > 0 for step, p in zip(steps, prepared, strict=True)]
+        if not any(needs_noise):
+            return None
+        noise_BCHW = torch.zeros(len(steps), *self._latents.size(prepared[0].batch_key), dtype=torch.float32)
+        for b, (step, p) in enumerate(zip(steps, prepared, strict=True)):
+            if needs_noise[b]:
+                noise_BCHW[b] = self._noise[step.image].next(
+                    torch.float32 if p.table.noise_dtype == "float32" else self.model.dtype, call=step.call
+                )
+        return noise_BCHW.to(self.model.device, non_blocking=True)
+
+    def _decode(self, assignments: list[SlotAssignment]) -> None:
+        prepared = [self._requests[assignment.image.request_id] for assignment in assignments]
+        history = self._history(prepared[0].batch_key)
+        padding = self._config.decode_batch - len(assignments) if self._buckets else 0
+        slots = [assignment.slot for assignment in assignments] + [assignments[0].slot] * padding
+        calls = [p.num_calls for p in prepared] + [prepared[0].num_calls] * padding
+        latents_BCHW = samples(history, self._to_device(slots), self._to_device(calls))
+        pixels_BHWC, finite_B = self.model.decode(latents_BCHW), latents_BCHW.isfinite().all(dim=(1, 2, 3))
+        finite_B, _ = to_host(finite_B)
+        pixels_BHWC, copied = to_host(pixels_BHWC)
+        for b, assignment in enumerate(assignments):
+            self._decoded[assignment.image] = HostPixels(pixels_BHWC[b], finite_B[b], copied)
+
+    def _history(self, batch_key: BatchKey) -> torch.Tensor:
+        in_use = {self._requests[image.request_id].batch_key for image in self._noise}
+        return self._latents.history(batch_key, in_use)
+
+    def _bucket(self, num_rows: int) -> int:
+        """How many rows `num_rows` are padded up to; beyond the largest bucket, none are added."""
+        return next((bucket for bucket in self._buckets if bucket >= num_rows), num_rows)
+
+    def _to_device(self, values: "list[int] | np.ndarray") -> torch.Tensor:
+        return torch.as_tensor(values).to(self.model.device, non_blocking=True)
+
+    def _limit_run_ahead(self) -> None:
+        """Keep a GPU at most `_TURNS_AHEAD` turns behind the plans."""
+        if self.model.device.type != "cuda":
+            return
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record()
+        self._pending_events.append(done)
+        if len(self._pending_events) > _MAX_ITERATIONS_AHEAD:
+            self._pending_events.popleft().synchronize()

@@ -1,0 +1,41 @@
+"""What the text encoder made of the prompts used last.
+
+Shapes: T tokens, D text width.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+import torch
+
+
+class PromptEmbeddingCache:
+    """The embeddings [T, D] of the prompts used last, encoded together when they are missing.
+
+    `padded_batch` encodes in batches of exactly that many, because a kernel's result may differ in the last bit with its batch.
+    """
+
+    def __init__(
+        self, text_encode: Callable[[list[str]], torch.Tensor], capacity: int, padded_batch: int | None
+    ) -> None:
+        self._text_encode, self._capacity, self._padded_batch = text_encode, capacity, padded_batch
+        self._entries: OrderedDict[str, torch.Tensor] = OrderedDict()
+
+    def get(self, prompts: Iterable[str]) -> dict[str, torch.Tensor]:
+        """One embedding [T, D] per different prompt."""
+        wanted = dict.fromkeys(prompts)
+        missing = [prompt for prompt in wanted if prompt not in self._entries]
+        found = {prompt: self._entries[prompt] for prompt in wanted if prompt in self._entries}
+        size = self._padded_batch or max(1, len(missing))
+        for start in range(0, len(missing), size):
+            chunk = missing[start : start + size]
+            padding = [""] * (size - len(chunk)) if self._padded_batch else []
+            embeddings = self._text_encode(chunk + padding)
+            # A view would keep the whole batch in memory for as long as one of its prompts is held.
+            found |= {prompt: embeddings[row].clone() for row, prompt in enumerate(chunk)}
+        for prompt in wanted:
+            self._entries[prompt] = found[prompt]
+            self._entries.move_to_end(prompt)
+        while len(self._entries) > self._capacity:
+            self._entries.popitem(last=False)
+        return found

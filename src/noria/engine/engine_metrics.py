@@ -1,0 +1,67 @@
+"""What an engine counts: the wheel's turns, who boards and leaves, how full it is. Called by the wheel's thread only."""
+
+import time
+from typing import TYPE_CHECKING
+
+from noria.engine.loop import EngineEvent, ImageReady, Iteration, RequestClosed
+from noria.engine.runtime import Executor
+from noria.engine.sender import ERROR_CODE_BY_REASON
+from noria.observe.metrics import declarations
+from noria.scheduling.step.scheduler import StepScheduler
+from noria.scheduling.types import BatchKey
+
+if TYPE_CHECKING:
+    from noria.engine.diffusion.executor import CompiledImageRequest
+
+_SAMPLE_INTERVAL_S = 0.5  # at what takes longer to find out than to count
+
+
+class EngineMetrics:
+    """The metrics of one engine; `name` is what it is called in all its lives."""
+
+    def __init__(self, name: str, executor: "Executor[CompiledImageRequest]", num_slots: int) -> None:
+        self._name, self._executor = name, executor
+        self._shapes: set[str] = set()
+        self._sampled_s = 0.0
+        declarations.ENGINE_UP.labels(self._name).set(1)
+        declarations.SLOTS.labels(self._name).set(num_slots)
+
+    def on_iteration(self, iteration: Iteration) -> None:
+        """A turn was carried out."""
+        declarations.ITERATIONS.labels(self._name).inc()
+        declarations.ENGINE_BUSY_SECONDS.labels(self._name).inc(iteration.duration_s)
+        declarations.JOINS.labels(self._name).inc(iteration.num_joined)
+        if iteration.outcome.oom_phase is not None:
+            declarations.OUT_OF_MEMORY.labels(self._name, iteration.outcome.oom_phase).inc()
+        if iteration.batch_key is not None:
+            declarations.DENOISE_STEPS.labels(self._name, iteration.batch_key.model).inc(len(iteration.plan.steps))
+            declarations.BATCH_SIZE.labels(self._name).observe(len(iteration.plan.steps))
+            declarations.ITERATION_SECONDS.labels(self._shape_label(iteration.batch_key)).observe(iteration.duration_s)
+
+    def update_occupancy(self, scheduler: StepScheduler) -> None:
+        """How full it is between two turns."""
+        declarations.SLOTS_USED.labels(self._name).set(scheduler.num_running)
+        declarations.QUEUE_DEPTH.labels(self._name).set(scheduler.num_waiting)
+        now, idle = time.monotonic(), scheduler.num_running == scheduler.num_waiting == 0
+        if idle or now - self._sampled_s >= _SAMPLE_INTERVAL_S:
+            self._sampled_s = now
+            declarations.BACKLOG_SECONDS.labels(self._name).set(scheduler.backlog_s)
+            declarations.QUEUE_OLDEST_AGE_SECONDS.labels(self._name).set(scheduler.oldest_age_s(now))
+            declarations.DEVICE_MEMORY_BYTES.labels(self._name).set(self._executor.memory_bytes())
+
+    def on_event(self, event: "EngineEvent[CompiledImageRequest]") -> None:
+        """Images leave the batch."""
+        if isinstance(event, ImageReady):
+            declarations.DEPARTURES.labels(self._name, "ok").inc()
+        if isinstance(event, RequestClosed) and event.event.num_departures:
+            declarations.DEPARTURES.labels(self._name, ERROR_CODE_BY_REASON[event.event.finish_reason]).inc(
+                event.event.num_departures
+            )
+
+    def _shape_label(self, batch_key: BatchKey) -> str:
+        """Sizes are the callers' choice, so only the first ones have a label of their own."""
+        label = f"{batch_key.width_px}x{batch_key.height_px}"
+        if label not in self._shapes and len(self._shapes) >= declarations.MAX_SHAPES:
+            return "other"
+        self._shapes.add(label)
+        return label

@@ -1,0 +1,107 @@
+"""Several models on one device: one executor each, under one wheel that counts their slots together.
+
+A turn steps images of one model only, but whoever boards, and what is decoded, may be of others: the plan is handed to the executors
+in its parts. The scheduler does not know; to it a model is a part of the shape class.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+from noria.engine.diffusion.timing import CombinedTimings
+from noria.engine.runtime import PreviewPixels
+from noria.protocol.request import ImageRequest
+from noria.scheduling.types import ImageId, IterationPlan, IterationResult, PhaseTimings, SlotAssignment, Step
+
+if TYPE_CHECKING:
+    from noria.engine.diffusion.device_transfer import HostPixels
+    from noria.engine.diffusion.executor import CompiledImageRequest, DiffusionExecutor
+
+PlanItemT = TypeVar("PlanItemT", SlotAssignment, Step)
+
+
+class MultiModelExecutor:
+    """An executor whose requests are drawn by the model that they name."""
+
+    def __init__(self, executors: "Mapping[str, DiffusionExecutor]") -> None:
+        """`executors` by their models' names, all on one device and with as many slots."""
+        self.executors = executors
+        self._executor_by_request: dict[str, DiffusionExecutor] = {}  # whose a request is
+
+    @property
+    def device(self) -> str:
+        """As torch names it."""
+        return str(next(iter(self.executors.values())).model.device)
+
+    def prepare(self, request: ImageRequest) -> "CompiledImageRequest":
+        """Compile what the request needs; raises `errors.RequestError` if it cannot be drawn."""
+        return self.executors[request.model].prepare(request)
+
+    def is_compiled(self, request: ImageRequest) -> bool:
+        """Whether `prepare` would return at once."""
+        return self.executors[request.model].is_compiled(request)
+
+    def accept(self, prepared: "CompiledImageRequest") -> None:
+        """Remember a request until `forget`."""
+        executor = self._executor_by_request[prepared.request.request_id] = self.executors[prepared.request.model]
+        executor.accept(prepared)
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended."""
+        self._executor_by_request.pop(request_id).forget(request_id)
+
+    def execute(self, plan: IterationPlan, *, with_thumbnails: bool = False) -> IterationResult:
+        """One turn: all who board, then the steps, then the decodes; the first part that does not fit the memory ends it."""
+        total, timings = IterationResult(), list[PhaseTimings]()
+        for executor, sub_plan in self._split(plan):
+            result = executor.execute(sub_plan, with_thumbnails=with_thumbnails)
+            total = IterationResult(
+                {**total.failed, **result.failed},
+                result.oom_phase,
+                is_timed=total.is_timed and result.is_timed,
+                join_s=total.join_s + result.join_s,
+            )
+            timings += [result.phase_timings] if result.phase_timings is not None else []
+            if result.oom_phase is not None:
+                break
+        return replace(total, phase_timings=timings[0] if len(timings) == 1 else CombinedTimings(tuple(timings)))
+
+    def take_pixels(self, image: ImageId) -> "HostPixels":
+        """The pixels of an image that the last turn decoded."""
+        return self._executor_by_request[image.request_id].take_pixels(image)
+
+    def previews(self) -> list[PreviewPixels]:
+        """Those that the last turn made."""
+        return [preview for executor in self.executors.values() for preview in executor.previews()]
+
+    def thumbnails(self) -> list[PreviewPixels]:
+        """Those that the last turn made for who watches the wheel."""
+        return [thumbnail for executor in self.executors.values() for thumbnail in executor.thumbnails()]
+
+    def memory_bytes(self) -> int:
+        """What the device's memory holds of all models."""
+        return next(iter(self.executors.values())).memory_bytes()  # of the process, so of all
+
+    def _split(self, plan: IterationPlan) -> "list[tuple[DiffusionExecutor, IterationPlan]]":
+        """The plan as it is, if it is about one model; else phase by phase, each by executor, so that no phase is left half done."""
+        images = [assignment.image for assignment in (*plan.joins, *plan.decodes)] + [step.image for step in plan.steps]
+        executor_ids = {id(self._executor_by_request[image.request_id]) for image in images}
+        if len(executor_ids) == 1:
+            return [(executor, plan) for executor in self.executors.values() if id(executor) in executor_ids]
+        sub_plans: list[tuple[DiffusionExecutor, IterationPlan]] = []
+        for phase in (
+            IterationPlan(plan.joins, (), ()),
+            IterationPlan((), plan.steps, ()),
+            IterationPlan((), (), plan.decodes),
+        ):
+            for executor in self.executors.values():
+                sub_plan = self._only_of(executor, phase)
+                if sub_plan.joins or sub_plan.steps or sub_plan.decodes:
+                    sub_plans.append((executor, sub_plan))
+        return sub_plans
+
+    def _only_of(self, executor: "DiffusionExecutor", phase: IterationPlan) -> IterationPlan:
+        def keep_own(items: tuple[PlanItemT, ...]) -> tuple[PlanItemT, ...]:
+            return tuple(item for item in items if self._executor_by_request[item.image.request_id] is executor)
+
+        return IterationPlan(keep_own(phase.joins), keep_own(phase.steps), keep_own(phase.decodes))

@@ -1,0 +1,88 @@
+"""The last minute of a wheel, for who watches it: how fast, how full, how long requests took.
+
+Kept in buckets of a second, so that an hour of small turns takes no more memory than a minute of large ones. Seconds are of any one
+clock, and an argument.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from noria.protocol.live_views import RatesView
+
+WINDOW_S = 60
+_MAX_REQUESTS_PER_BUCKET = 1000  # of one second, whose times are kept: more would say the same
+
+
+@dataclass(slots=True)
+class _Bucket:
+    start_s: int  # it began then
+    busy_s: float = 0.0
+    slot_s: float = 0.0  # of all slots together
+    num_iterations: int = 0  # that stepped
+    num_steps: int = 0
+    num_images: int = 0
+    num_requests: int = 0
+    latencies_s: list[float] = field(default_factory=list)
+
+
+class SlidingStats:
+    """What happened in each of the last seconds."""
+
+    def __init__(self, num_slots: int, now: float) -> None:
+        self._num_slots, self._began = num_slots, now
+        self._buckets: deque[_Bucket] = deque(maxlen=WINDOW_S)
+
+    def add_iteration(self, duration_s: float, num_running: int, num_stepped: int, now: float) -> None:
+        """A turn ended that took `seconds`, with so many images in slots."""
+        bucket = self._bucket(now)
+        bucket.busy_s += duration_s
+        bucket.slot_s += duration_s * num_running
+        bucket.num_iterations += num_stepped > 0
+        bucket.num_steps += num_stepped
+
+    def add_image(self, now: float) -> None:
+        """An image is done."""
+        self._bucket(now).num_images += 1
+
+    def add_request(self, latency_s: float, now: float) -> None:
+        """A request ended well, `seconds` after it came."""
+        bucket = self._bucket(now)
+        bucket.num_requests += 1
+        if len(bucket.latencies_s) < _MAX_REQUESTS_PER_BUCKET:
+            bucket.latencies_s.append(latency_s)
+
+    def has_recent(self, now: float) -> bool:
+        """Whether anything happened in the last minute, so that a second from now the view is another."""
+        return bool(self._buckets) and self._buckets[-1].start_s > int(now) - WINDOW_S
+
+    def view(self, now: float) -> RatesView:
+        """The last minute, or since the beginning where that is less; never less than a second."""
+        first = int(now) - WINDOW_S + 1
+        recent = [bucket for bucket in self._buckets if bucket.start_s >= first]
+        window_s = max(now - max(self._began, first), 1.0)
+        latencies_s = [latency_s for bucket in recent for latency_s in bucket.latencies_s]
+        p50_s, p95_s, p99_s = np.percentile(latencies_s, (50, 95, 99)).tolist() if latencies_s else (None, None, None)
+        num_iterations, num_steps = (
+            sum(bucket.num_iterations for bucket in recent),
+            sum(bucket.num_steps for bucket in recent),
+        )
+        # A turn counts in the second in which it ended, so one that is long may count for more than the window.
+        return RatesView(
+            window_s=window_s,
+            requests_per_s=sum(bucket.num_requests for bucket in recent) / window_s,
+            images_per_s=sum(bucket.num_images for bucket in recent) / window_s,
+            steps_per_s=num_steps / window_s,
+            p50_s=p50_s,
+            p95_s=p95_s,
+            p99_s=p99_s,
+            mean_batch=num_steps / num_iterations if num_iterations else 0.0,
+            occupancy=min(sum(bucket.slot_s for bucket in recent) / (window_s * self._num_slots), 1.0),
+            busy=min(sum(bucket.busy_s for bucket in recent) / window_s, 1.0),
+        )
+
+    def _bucket(self, now: float) -> _Bucket:
+        if not self._buckets or self._buckets[-1].start_s != int(now):
+            self._buckets.append(_Bucket(int(now)))
+        return self._buckets[-1]

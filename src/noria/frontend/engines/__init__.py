@@ -1,0 +1,1 @@
+"""The engines as a front end uses them: which takes a request, and what happens when one ends."""

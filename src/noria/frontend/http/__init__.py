@@ -1,0 +1,1 @@
+"""What every route needs: bodies, authentication, quotas, errors, server-sent events."""

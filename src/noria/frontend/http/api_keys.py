@@ -1,0 +1,115 @@
+"""The file of API keys: who may use the server, and how much of it. `noria key NAME` draws a key and prints its table.
+
+    [[key]]
+    name = "alice"
+    sha256 = "…"                  # of the key itself, which is nowhere: whoever reads the file cannot use it
+    max_images_in_flight = 4      # optional, as all below
+    images_per_minute = 60
+    priority = "normal"           # the highest that it may ask for
+
+A key is 256 bits of chance, so one round of SHA-256 hides it: there is nothing to guess that salt or stretching would protect.
+"""
+
+import hashlib
+import pathlib
+import secrets
+import tomllib
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from noria.errors import ConfigError, did_you_mean, short_repr
+from noria.protocol.request import Priority
+
+KeyName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")]  # logs, headers and TOML bear it as it is
+
+
+class ApiKey(Struct, frozen=True):
+    """One table of the file."""
+
+    name: KeyName
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    max_images_in_flight: Annotated[int, Meta(ge=1)] | None = None
+    images_per_minute: Annotated[int, Meta(ge=1)] | None = None
+    priority: Priority = "high"
+
+
+_ALLOWED_VALUES = {
+    "name": "1 to 64 of A-Z a-z 0-9 . _ -",
+    "sha256": "the key's SHA-256 in 64 lower-case hexadecimal digits, as `noria key NAME` prints it",
+    "max_images_in_flight": "a whole number from 1, or leave it out",
+    "images_per_minute": "a whole number from 1, or leave it out",
+    "priority": "low, normal, high, or leave it out",
+}
+
+
+def key_digest(key: bytes) -> str:
+    """What the file has of a key."""
+    return hashlib.sha256(key).hexdigest()
+
+
+def generate_key(name: str) -> tuple[str, str]:
+    """A new key, and its table for the file. Raises ConfigError."""
+    key = f"noria_{secrets.token_urlsafe(32)}"
+    entry = _parse_key({"name": name, "sha256": key_digest(key.encode())}, "the new key")
+    return key, f'[[key]]\nname = "{entry.name}"\nsha256 = "{entry.sha256}"\n'
+
+
+def read_keys(setting: str) -> tuple[ApiKey, ...]:
+    """The keys of the file that `frontend.keys_file` names; none if it names none.
+
+    Raises:
+        ConfigError: the file cannot be read, has no key, or one that is not as described above.
+
+    """
+    if not setting:
+        return ()
+    file = pathlib.Path(setting)
+    try:
+        tree = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the file of keys {file} (frontend.keys_file) cannot be read: {error}.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"the file of keys {file} is not TOML: {error}.") from error
+    for unknown in tree.keys() - {"key"}:
+        raise ConfigError(f"{file}: unknown key {unknown!r}; the file has [[key]] tables and nothing else.")
+    tables = tree.get("key", [])
+    if not isinstance(tables, list) or not tables:
+        raise ConfigError(
+            f"{file} has no [[key]] table, so nobody could use the server. `noria key NAME >> {file}` adds one; or leave "
+            "frontend.keys_file empty."
+        )
+    keys = tuple(_parse_key(table, f"{file}, [[key]] {number}") for number, table in enumerate(tables, 1))
+    for field in ("name", "sha256"):
+        _refuse_duplicates(str(file), field, [getattr(key, field) for key in keys])
+    return keys
+
+
+def _parse_key(table: Any, where: str) -> ApiKey:
+    if not isinstance(table, dict):
+        raise ConfigError(f"{where} is {short_repr(table)}; it is a table: write [[key]] and its keys below.")
+    for name in table:
+        if name not in _ALLOWED_VALUES:
+            raise ConfigError(
+                f"{where}: unknown key {name!r}.{did_you_mean(name, _ALLOWED_VALUES)} Known are {', '.join(_ALLOWED_VALUES)}."
+            )
+    for name in ("name", "sha256"):
+        if name not in table:
+            raise ConfigError(f"{where}: {name} is missing; it is {_ALLOWED_VALUES[name]}.")
+    try:
+        return msgspec.convert(table, ApiKey)
+    except msgspec.ValidationError as error:
+        name = str(error).rpartition(" - at `$.")[2].rstrip("`")
+        # A digest that is none may be the key itself, put into the wrong place: it is not shown.
+        got = "not a digest" if name == "sha256" else short_repr(table[name])
+        raise ConfigError(f"{where}: {name} is {got}; allowed is {_ALLOWED_VALUES[name]}.") from error
+
+
+def _refuse_duplicates(file: str, field: str, values: list[str]) -> None:
+    for number, value in enumerate(values):
+        if value in values[:number]:
+            first = values.index(value) + 1
+            raise ConfigError(
+                f"{file}: [[key]] {first} and [[key]] {number + 1} have the same {field}; each key has its own."
+            )

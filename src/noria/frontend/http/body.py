@@ -1,0 +1,183 @@
+"""Request bodies, bounded in length, time and number: JSON of a known shape, or a refusal that names the field, the value got and the
+values allowed.
+
+msgspec checks shape and types; this module only turns its messages into ours. Bounds are `admission.py`'s.
+"""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Callable
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_origin
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from noria.errors import (
+    BodyTooLarge,
+    InvalidBody,
+    InvalidField,
+    RequestCancelled,
+    UnsupportedMediaType,
+    did_you_mean,
+    short_repr,
+)
+from noria.frontend.http.concurrency_limits import ConcurrencyLimiter, client_id_of
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+# The default max_body_bytes at 35 kB/s. A body that stops half-way would hold its connection for ever.
+_TIMEOUT_S = 30.0
+
+MAX_LARGE_BODIES = 64  # 64 MiB with the default max_body_bytes
+MAX_LARGE_BODIES_PER_CLIENT = 16
+_MAX_SMALL_BODY_BYTES = 65_536  # as much of a body as uvicorn has by itself; no request that is drawn comes near
+_RETRY_AFTER_S = 5.0  # a body takes up to 30 s, most take less than one
+
+_JSON_TYPE_NAMES = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a string",
+    "bool": "true or false",
+    "array": "a list",
+}
+
+
+class JsonBodyReader:
+    """Reads JSON for every route of a front end.
+
+    A short body costs no more than its connection does. Of long ones so many are received at once that all of them together fit into memory.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._large_bodies = ConcurrencyLimiter(
+            f"bodies of more than {_MAX_SMALL_BODY_BYTES} bytes",
+            MAX_LARGE_BODIES,
+            MAX_LARGE_BODIES_PER_CLIENT,
+            _RETRY_AFTER_S,
+        )
+
+    async def read_json(self, http: Request, struct_type: type[T]) -> T:
+        """The body of `http` as a `kind`; raises as `read` and `decode` do."""
+        return decode(await self.read(http), struct_type)
+
+    async def read(self, http: Request) -> bytes:
+        """The body of `http`, which says that it is JSON.
+
+        Raises:
+            UnsupportedMediaType: the Content-Type is not application/json.
+            RateLimited: too many long ones are being received; where the length is announced, nothing of this one has been asked for.
+            BodyTooLarge, InvalidBody, RequestCancelled: as `read_bytes` does.
+
+        """
+        media_type = http.headers.get("content-type", "")
+        if media_type.partition(";")[0].strip().lower() != "application/json":
+            raise UnsupportedMediaType(f"Content-Type is {short_repr(media_type)}; send application/json.")
+        is_large = False
+        with contextlib.ExitStack() as large_body_slot:
+
+            def on_size(num_bytes: int) -> None:
+                nonlocal is_large
+                if num_bytes > _MAX_SMALL_BODY_BYTES and not is_large:
+                    large_body_slot.enter_context(self._large_bodies.hold(client_id_of(http)))
+                    is_large = True
+
+            return await read_bytes(http, self._max_bytes, on_size)
+
+
+async def read_bytes(http: Request, max_bytes: int, on_size: Callable[[int], None] = lambda _: None) -> bytes:
+    """The body of `http`, whatever it says that it is.
+
+    `grow` is told how long the body is going to be, or is by now, and may raise.
+
+    Raises:
+        BodyTooLarge: without having kept more than `max_bytes`.
+        InvalidBody: too slow; then `http.state.must_close` is set.
+        RequestCancelled: the client left.
+
+    """
+    too_large = BodyTooLarge(f"the body is longer than {max_bytes} bytes.")
+    content_length = int(http.headers.get("content-length", 0))
+    if content_length > max_bytes:
+        raise too_large
+    on_size(content_length)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            async for chunk in http.stream():
+                body += chunk
+                if len(body) > max_bytes:
+                    raise too_large
+                on_size(len(body))
+    except TimeoutError as error:
+        http.state.must_close = True
+        raise InvalidBody(f"the body did not arrive within {_TIMEOUT_S:g} s; {len(body)} bytes of it did.") from error
+    except ClientDisconnect as error:
+        raise RequestCancelled("the client left before the end of its request.") from error
+    return bytes(body)
+
+
+def decode(raw: bytes, struct_type: type[T], *, strict: bool = True) -> T:
+    """`raw` as a `kind`; numbers and booleans may come as strings if not `strict`.
+
+    Raises:
+        InvalidBody: not JSON, or not an object.
+        InvalidField: an unknown field, a missing one, or one of another type.
+
+    """
+    try:
+        return msgspec.json.decode(raw, type=struct_type, strict=strict)
+    except msgspec.ValidationError as error:
+        raise _translate_validation_error(str(error), raw, struct_type) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidBody(_invalid_json_message(raw, error)) from error
+
+
+def _invalid_json_message(raw: bytes, error: Exception) -> str:
+    if not raw.strip():
+        return 'the body is empty; send a JSON object such as {"prompt": "a red bicycle"}.'
+    hint = " NaN and Infinity are no JSON numbers." if re.search(rb"\b(NaN|Infinity)\b", raw) else ""
+    return f"the body is not JSON: {error}.{hint}"
+
+
+def _translate_validation_error(text: str, raw: bytes, struct_type: type[T]) -> InvalidBody | InvalidField:
+    """A sentence of msgspec's, such as "Expected `int | null`, got `str` - at `$.seed`", as an error of ours."""
+    fields = struct_type.__struct_fields__
+    problem, _, path = text.partition(" - at `$")
+    field = re.split(r"[.\[]", path.strip("`").lstrip("."))[0]
+    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", problem, re.DOTALL):
+        name = unknown[1]
+        hint = did_you_mean(name, fields)
+        return InvalidField(f"unknown field {short_repr(name)}.{hint} Known are: {', '.join(fields)}.", field=name[:80])
+    if missing := re.fullmatch(r"Object missing required field `(.*)`", problem):
+        return InvalidField(f"{missing[1]} is missing.", field=missing[1])
+    if not field:
+        return InvalidBody(f"the body is not an object: {problem}.")
+    return InvalidField(f"{field} is {_value_of(field, raw)}; {_allowed_types(field, struct_type)}.", field=field)
+
+
+def _value_of(field: str, raw: bytes) -> str:
+    try:
+        return short_repr(msgspec.json.decode(raw)[field])
+    except (msgspec.DecodeError, RecursionError):  # a number out of range, or too deep: it cannot be shown
+        return "out of range"
+
+
+def _allowed_types(field: str, struct_type: type[T]) -> str:
+    declared = next(each.type for each in msgspec.structs.fields(struct_type) if each.name == field)
+    return f"allowed is {' or '.join(_type_names(declared))}"
+
+
+def _type_names(declared: Any) -> list[str]:
+    """`int | None` as ["an integer", "null"]; `Literal["png", "webp"]` as ['"png"', '"webp"']."""
+    if declared is NoneType:
+        return ["null"]
+    if isinstance(declared, type):
+        return [_JSON_TYPE_NAMES.get(declared.__name__, declared.__name__)]
+    if isinstance(declared, str | int | float):
+        return [msgspec.json.encode(declared).decode()]
+    if get_origin(declared) is dict:
+        return ["an object"]
+    return [type_name for argument in get_args(declared) for type_name in _type_names(argument)]

@@ -1,0 +1,1 @@
+"""/openapi.json and /docs, made from the declarations of routes."""

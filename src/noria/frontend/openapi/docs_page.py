@@ -1,0 +1,298 @@
+"""`/docs`, made of the OpenAPI document and the declarations of metrics: plain HTML from the server, in the other pages' style.
+
+Works without JavaScript, but for the form that tries `POST /t2i` (`pages/docs.js`).
+"""
+
+import itertools
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from noria.frontend.openapi.operations import first_line, served_errors
+from noria.images import schedulers
+from noria.observe.metrics.declarations import DECLARATIONS
+from noria.observe.metrics.docs_page import QUERIES
+
+_ORIGIN_PLACEHOLDER = "\ue000"  # a character that nobody else uses: where the address of the server will be
+_GROUPS = {  # what paths begin with; the first that fits has them
+    "Draw": ("/t2i", "/v1/images/"),
+    "Models": ("/v1/models",),
+    "Jobs": ("/v1/jobs",),
+    "The running batch": ("/v1/live",),
+    "A1111's API": ("/sdapi/",),
+    "The server itself": ("/",),
+}
+
+
+@dataclass(frozen=True)
+class _Operation:
+    """One method of one path."""
+
+    method: str
+    path: str
+    spec: dict[str, Any]  # as OpenAPI has it
+
+    @property
+    def group(self) -> str:
+        return next(title for title, prefixes in _GROUPS.items() if self.path.startswith(prefixes))
+
+    @property
+    def anchor(self) -> str:
+        return f"{self.method}-" + (re.sub("[{}]", "", self.path).strip("/").replace("/", "-") or "home")
+
+
+@dataclass(frozen=True)
+class DocsPage:
+    """The page but for where its reader has found the server, which stands between `parts`."""
+
+    parts: tuple[str, ...]
+
+    def with_origin(self, origin: str) -> str:
+        """The page for who has found the server at `origin`: "http://localhost:8000"."""
+        return escape(origin).join(self.parts)
+
+
+def docs_page(document: dict[str, Any]) -> DocsPage:
+    """The OpenAPI document as one page."""
+    schemas = document["components"]["schemas"]
+    operations = [_Operation(*each) for each in _operations(document["paths"])]
+    operations.sort(key=lambda operation: list(_GROUPS).index(operation.group))  # stable: within a group as they were
+    contents, sections = [], []
+    for title, members in itertools.groupby(operations, key=lambda operation: operation.group):
+        group = list(members)
+        contents.append(_contents(title, group))
+        sections.append(f"<h2>{escape(title)}</h2>" + "".join(_section(each, schemas) for each in group))
+    served = schemas["ImageBody"]["properties"]["scheduler"].get("examples", [])  # none while the model is loading
+    page = _page(
+        document["info"]["version"],
+        f'<nav class="contents" aria-label="On this page">{"".join(contents)}{_REFERENCE_LINKS}</nav>'
+        f"<div><h1>Interface</h1><p>{escape(document['info']['description'])} The same for programs: "
+        f'<a href="/openapi.json">OpenAPI</a>.</p>{_auth_note(document["components"])}'
+        f"{_TRY_IT}{''.join(sections)}{_schedulers(served)}{_errors()}{_metrics()}</div>",
+    )
+    return DocsPage(tuple(page.split(_ORIGIN_PLACEHOLDER)))
+
+
+def _operations(paths: dict[str, Any]) -> Iterable[tuple[str, str, dict[str, Any]]]:
+    return ((method, path, spec) for path, item in paths.items() for method, spec in item.items())
+
+
+_REFERENCE_LINKS = (
+    '<p>Lists</p><ul><li><a href="#schedulers">Schedulers</a></li><li><a href="#errors">Errors</a></li>'
+    '<li><a href="#metrics">Metrics</a></li></ul>'
+)
+
+_TRY_IT = """<section class="card" aria-labelledby="try-title"><h2 id="try-title">Try it</h2>
+<p>Or draw with comfort in the <a href="/">playground</a>.</p>
+<form id="try">
+<label for="body">JSON for POST /t2i</label>
+<textarea id="body" rows="3" spellcheck="false">{"prompt": "a red circle above a blue square"}</textarea>
+<div id="key-field" hidden><label for="key">API key, kept until you close this tab</label>
+<input id="key" type="password" autocomplete="off"></div>
+<button class="primary">Draw</button> <output id="said"></output>
+</form><img id="drawn" alt="What was drawn" hidden></section>"""
+
+
+def _contents(title: str, operations: Sequence[_Operation]) -> str:
+    links = "".join(
+        f'<li><a href="#{each.anchor}"><span class="method">{each.method.upper()}</span> {escape(each.path)}</a></li>'
+        for each in operations
+    )
+    return f"<p>{escape(title)}</p><ul>{links}</ul>"
+
+
+def _section(operation: _Operation, schemas: dict[str, Any]) -> str:
+    method, path, spec = operation.method, operation.path, operation.spec
+    parts = [
+        f'<section id="{operation.anchor}"><h3><code>{method.upper()} {escape(path)}</code></h3>',
+        f"<p><strong>{escape(spec['summary'])}.</strong> {_with_inline_code(spec['description'])}</p>",
+    ]
+    bodies = spec.get("requestBody", {}).get("content", {})
+    if "application/json" in bodies:
+        parts.append(_fields(f"{method.upper()} {path}", _resolve_ref(bodies["application/json"]["schema"], schemas)))
+    elif bodies:
+        parts.append(f"<p>Body: {', '.join(f'<code>{media_type}</code>' for media_type in bodies)}</p>")
+    parts.append(f"<pre>{escape(_curl(operation, schemas))}</pre>")
+    for media_type, content in spec["responses"]["200"]["content"].items():
+        shape = _resolve_ref(content["schema"], schemas) if "schema" in content else {}
+        names = ", ".join(f"<code>{escape(name)}</code>" for name in shape.get("properties", {}))
+        parts.append(f"<p>Answer: <code>{media_type}</code>{' with ' + names if names else ''}</p>")
+    return "".join(parts) + "</section>"
+
+
+def _fields(title: str, schema: dict[str, Any]) -> str:
+    required = schema.get("required", [])
+    rows = (
+        (
+            f"<code>{escape(name)}</code>",
+            escape(_allowed_values(field)),
+            "required" if name in required else escape(json.dumps(field.get("default"))),
+            _with_inline_code(field["description"]),
+        )
+        for name, field in schema["properties"].items()
+    )
+    return _table(f"Fields of {title}", ("Field", "Allowed", "Default", "Meaning"), rows)
+
+
+def _allowed_values(field: dict[str, Any]) -> str:
+    """A field's values in a few words: "integer, 64 to 512, multiple of 8". That null is the default goes without saying."""
+    variant = next(variant for variant in field.get("anyOf", [field]) if variant.get("type") != "null")
+    facts = variant | field
+    parts = [_type_name(variant)]
+    if "minimum" in facts:
+        parts.append(f"{facts['minimum']} to {facts['maximum']}")
+    if "multipleOf" in facts:
+        parts.append(f"multiple of {facts['multipleOf']}")
+    if "maxLength" in facts:
+        parts.append(f"at most {facts['maxLength']} characters")
+    if "examples" in facts:
+        parts.append("one of " + ", ".join(facts["examples"]))
+    return ", ".join(parts)
+
+
+def _type_name(schema: dict[str, Any]) -> str:
+    if "enum" in schema:
+        return " or ".join(value for value in schema["enum"] if value is not None)
+    type_name = schema["type"]
+    return type_name if isinstance(type_name, str) else str(type_name[0])
+
+
+def _auth_note(components: dict[str, Any]) -> str:
+    if "securitySchemes" not in components:
+        return ""
+    return (
+        '<p class="note">This server has API keys. The commands below take yours from <code>NORIA_API_KEY</code>; '
+        "<code>X-Api-Key: KEY</code> and Basic authentication with KEY as the password will do as well.</p>"
+    )
+
+
+def _schedulers(names: list[str]) -> str:
+    rows = (
+        (f"<code>{escape(each.name)}</code>", escape(each.description), f"<code>{escape(each.diffusers_class)}</code>")
+        for each in map(schedulers.find, names)
+    )
+    return (
+        '<section id="schedulers"><h2>Schedulers</h2><p>Those that the model served can be sampled with.</p>'
+        f"{_table('Schedulers', ('Name', 'Method', 'In diffusers'), rows)}</section>"
+    )
+
+
+def _errors() -> str:
+    rows = (
+        (
+            str(error_type.http_status),
+            f"<code>{error_type.code}</code>",
+            "yes" if error_type.retryable else "no",
+            escape(first_line(error_type)),
+        )
+        for error_type in served_errors()
+    )
+    shape = '{"error": {"code": …, "message": …, "type": …, "param": …, "retryable": …, "request_id": …}}'
+    return (
+        f'<section id="errors"><h2>Errors</h2><p>One shape on every route:</p><pre>{escape(shape)}</pre>'
+        f"{_table('Errors', ('Status', 'Code', 'Retry', 'Meaning'), rows)}</section>"
+    )
+
+
+def _metrics() -> str:
+    parts = []
+    for section, declared in itertools.groupby(DECLARATIONS.values(), key=lambda each: each.section):
+        rows = (
+            (
+                f"<code>{each.name}</code>",
+                each.kind,
+                " ".join(f"<code>{label}</code>" for label in each.labels),
+                _with_inline_code(each.help),
+            )
+            for each in declared
+        )
+        parts.append(f"<h3>{escape(section)}</h3>" + _table(section, ("Metric", "Kind", "Labels", "Meaning"), rows))
+    queries = ((escape(question), f"<code>{escape(query)}</code>") for question, query in QUERIES.items())
+    return (
+        '<section id="metrics"><h2>Metrics</h2><p><a href="/metrics">/metrics</a> has their values now, as Prometheus reads '
+        'them. <a href="/live">The wheel</a> shows the last minute without it.</p>'
+        f"{''.join(parts)}<h3>Questions and their queries</h3>{_table('Queries', ('Question', 'PromQL'), queries)}</section>"
+    )
+
+
+def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Cells are HTML. What finds no room is scrolled to, with the keyboard, too."""
+    head = "".join(f'<th scope="col">{escape(each)}</th>' for each in heads)
+    body = "".join(f"<tr>{''.join(map(_cell, heads, row))}</tr>" for row in rows)
+    return (
+        f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(title)}">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _cell(head: str, content: str) -> str:
+    """A narrow screen shows no row of heads: each cell brings its own."""
+    return f'<td data-head="{escape(head)}">{content}</td>'
+
+
+def _curl(operation: _Operation, schemas: dict[str, Any]) -> str:
+    """The command that asks for it. In the path, a name in capitals stands for what the caller puts there."""
+    spec, path = operation.spec, operation.path
+    bodies = spec.get("requestBody", {}).get("content", {})
+    content = spec["responses"]["200"]["content"]
+    parts = ["curl -s"]
+    if "text/event-stream" in content:
+        parts.append("-N")
+    if operation.method != "get" and not bodies:
+        parts.append(f"-X {operation.method.upper()}")
+    parts.append(_ORIGIN_PLACEHOLDER + re.sub(r"{(\w+)}", lambda name: name[1].upper(), path))
+    if "security" in spec:
+        parts.append('-H "authorization: Bearer $NORIA_API_KEY"')
+    if "application/json" in bodies:
+        example = _resolve_ref(bodies["application/json"]["schema"], schemas)["example"]
+        parts.append(f"-H 'content-type: application/json' \\\n  -d '{json.dumps(example)}'")
+    elif bodies:
+        parts.append("--data-binary @image.png")
+    if "image/png" in content:
+        parts.append("-o image.png")
+    return " ".join(parts)
+
+
+def _with_inline_code(text: str) -> str:
+    """Escaped text, with `code` between backquotes."""
+    return "".join(
+        f"<code>{part}</code>" if number % 2 else part for number, part in enumerate(escape(text).split("`"))
+    )
+
+
+def _resolve_ref(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
+    resolved: dict[str, Any] = schemas[schema["$ref"].rpartition("/")[2]]
+    return resolved
+
+
+def _page(version: str, content: str) -> str:
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+  <meta charset="utf-8">
+  <title>Noria: interface</title>
+  <meta name="viewport" content="width=device-width, initial-scale=1">
+  <link rel="icon" href="/pages/noria.svg" type="image/svg+xml">
+  <link rel="stylesheet" href="/pages/style.css">
+  <link rel="stylesheet" href="/pages/docs.css">
+  <script type="module" src="/pages/docs.js"></script>
+</head>
+<body>
+<a class="skip" href="#main">Skip to the content</a>
+<header class="site">
+  <a class="brand" href="/"><img src="/pages/noria.svg" alt="" width="28" height="28">Noria</a>
+  <nav aria-label="Pages">
+    <a href="/">Draw</a>
+    <a href="/live">Live</a>
+    <a href="/docs" aria-current="page">API</a>
+    <a href="/docs#metrics">Metrics</a>
+  </nav>
+  <span class="status chip">{escape(version)}</span>
+</header>
+<main id="main" class="reference" tabindex="-1">{content}</main>
+</body>
+</html>
+"""

@@ -1,0 +1,1 @@
+"""A module a protocol: HTTP in, services called, HTTP out."""

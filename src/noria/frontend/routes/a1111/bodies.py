@@ -1,0 +1,185 @@
+"""What A1111's clients send, and what of it Noria can do: their body becomes an `ImageBody`, or a refusal in their words.
+
+A1111 reads the fields it knows and passes over all others, and so does this. But what would change the image and is not served (hires
+fix, styles, scripts, …) is refused when it is anything but off: a wrong image that looks right helps nobody.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from noria.errors import InvalidField, short_repr
+from noria.images.a1111_names import AUTOMATIC, scheduler_for
+from noria.protocol.model_spec import ModelSpec
+from noria.protocol.request import ImageRequestBody, Priority
+
+_NUM_PREVIEWS = 4  # for GET /progress: A1111 makes one every 10 steps, of the 20 to 50 that its users ask for
+_DEFAULT_SAMPLER = "Euler"  # A1111's, where a schedule type comes without a sampler
+
+
+class Txt2Img(Struct, frozen=True):
+    """The fields of `POST /sdapi/v1/txt2img` that are served; `None` is "the model's default", unlike A1111's own defaults."""
+
+    prompt: str | None = None
+    negative_prompt: str | None = None
+    seed: int | None = None
+    steps: int | None = None
+    cfg_scale: float | None = None
+    width: int | None = None
+    height: int | None = None
+    batch_size: int | None = None
+    n_iter: int | None = None
+    sampler_name: str | None = None
+    sampler_index: str | None = None
+    scheduler: str | None = None
+    override_settings: dict[str, Any] | None = None
+    send_images: bool | None = None
+    priority: Priority | None = None
+    deadline_ms: int | None = None
+    metadata: bool | None = None
+
+
+DESCRIPTIONS = {
+    "prompt": "what the image shows; taken as it is: weights, LoRAs and the like are words here",
+    "negative_prompt": "what it should not show",
+    "seed": "of the first image, the next ones count up; -1 is a new one",
+    "steps": "denoising steps",
+    "cfg_scale": "how strongly the prompt steers",
+    "width": "in pixels",
+    "height": "in pixels",
+    "batch_size": "images at once",
+    "n_iter": "how many times so many; here they are all drawn together",
+    "sampler_name": "A1111's name, such as `DPM++ 2M` or `DPM++ 2M Karras`, or any that `/t2i` knows",
+    "sampler_index": "the same, as older clients call it",
+    "scheduler": "A1111's schedule type: `Automatic`, `Uniform` or `Karras`",
+    "override_settings": "`sd_model_checkpoint` and `samples_format` are served",
+    "send_images": "whether the answer has the images",
+    "priority": "Noria's own: `low`, `normal` or `high`, as in `/t2i`",
+    "deadline_ms": "Noria's own, as in `/t2i`",
+    "metadata": "Noria's own: whether the files say how they were made; `enable_pnginfo` of `override_settings` is the same",
+}
+
+# What would change the image and is not served: in words, and the values beside null, false, 0 and nothing that mean "off".
+_UNSUPPORTED_FIELDS: Mapping[str, tuple[str, tuple[object, ...]]] = {
+    "enable_hr": ("the hires fix", ()),
+    "restore_faces": ("face restoration", ()),
+    "tiling": ("tiling", ()),
+    "styles": ("styles", ([""],)),
+    "subseed_strength": ("variation seeds", ()),
+    "seed_resize_from_w": ("a seed of another size", (-1,)),
+    "seed_resize_from_h": ("a seed of another size", (-1,)),
+    "script_name": ("scripts", ("None",)),
+    "alwayson_scripts": ("scripts", ()),
+    "refiner_checkpoint": ("a refiner", ("None",)),
+    "s_churn": ("churn", ()),
+    "s_noise": ("another amount of noise", (1,)),
+    "s_min_uncond": ("skipping the negative prompt", ()),
+    "eta": ("another eta than the sampler's own", (1,)),  # webuiapi sends 1 with every sampler
+    "infotext": ("settings as a text", ()),
+}
+_UNSUPPORTED_SETTINGS: Mapping[str, tuple[str, tuple[object, ...]]] = {
+    "CLIP_stop_at_last_layers": ("Clip skip", (1,)),
+    "sd_vae": ("another VAE", ("Automatic", "None")),
+    "sd_hypernetwork": ("hypernetworks", ("None",)),
+    "forge_additional_modules": ("other modules", ()),
+    "eta_noise_seed_delta": ("an offset of the noise's seed", ()),
+    "token_merging_ratio": ("token merging", ()),
+}
+_FILE_FORMATS = {"png": "png", "webp": "webp", "jpg": "jpeg", "jpeg": "jpeg"}
+_A1111_FIELD_NAMES = {
+    "inference_steps": "steps",
+    "guidance_scale": "cfg_scale",
+    "n": "batch_size × n_iter",
+    "scheduler": "sampler_name",
+    "model": "sd_model_checkpoint",
+}
+
+
+def check_body(sent: Mapping[str, Any]) -> None:
+    """Raises InvalidField where the body that was `sent` asks for what is not served."""
+    scripts = sent.get("alwayson_scripts")
+    if isinstance(scripts, dict) and not any(isinstance(each, dict) and each.get("args") for each in scripts.values()):
+        sent = {**sent, "alwayson_scripts": None}  # scripts that are named and given nothing to do
+    _reject_unsupported(sent, _UNSUPPORTED_FIELDS)
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Raises InvalidField where `settings`, the server's or a request's own, ask for what is not served."""
+    _reject_unsupported(settings, _UNSUPPORTED_SETTINGS)
+    file_format = settings.get("samples_format")
+    if file_format and not (isinstance(file_format, str) and file_format in _FILE_FORMATS):
+        raise InvalidField(
+            f"samples_format is {short_repr(file_format)}; allowed are {', '.join(_FILE_FORMATS)}.",
+            field="samples_format",
+        )
+
+
+def _reject_unsupported(sent: Mapping[str, Any], unsupported: Mapping[str, tuple[str, tuple[object, ...]]]) -> None:
+    for name, (feature, off_values) in unsupported.items():
+        value = sent.get(name)
+        if value and value not in off_values:
+            off = " or ".join(short_repr(each) for each in (*off_values, None))
+            raise InvalidField(
+                f"{name} is {short_repr(value)}; {feature} is not served here: leave it out, or send {off}.", field=name
+            )
+
+
+def as_image_body(body: Txt2Img, settings: Mapping[str, Any], model: str | None) -> ImageRequestBody:
+    """`body` under the server's and its own `settings`, checked by `check_settings`; raises InvalidField."""
+    for name in ("batch_size", "n_iter"):
+        got = getattr(body, name)
+        if got is not None and got < 1:
+            raise InvalidField(f"{name} is {got}; allowed is 1 or more.", field=name)
+    return ImageRequestBody(
+        prompt=body.prompt or "",
+        negative_prompt=body.negative_prompt or "",
+        model=model,
+        seed=None if body.seed == -1 else body.seed,
+        width=body.width,
+        height=body.height,
+        inference_steps=body.steps,
+        guidance_scale=body.cfg_scale,
+        n=(body.batch_size or 1) * (body.n_iter or 1),
+        scheduler=_scheduler(body),
+        format=_FILE_FORMATS[settings.get("samples_format") or "png"],  # type: ignore[arg-type] # its values are
+        stream=True,  # somebody may ask for its progress
+        partial_images=_NUM_PREVIEWS,
+        priority=body.priority,
+        deadline_ms=body.deadline_ms,
+        metadata=settings.get("enable_pnginfo") is not False if body.metadata is None else body.metadata,
+    )
+
+
+def _scheduler(body: Txt2Img) -> str | None:
+    sampler, schedule_type = body.sampler_name or body.sampler_index, body.scheduler or AUTOMATIC
+    if not sampler and schedule_type.lower() == AUTOMATIC.lower():
+        return None
+    return scheduler_for(sampler or _DEFAULT_SAMPLER, schedule_type)
+
+
+def error_in_a1111_terms(error: InvalidField) -> InvalidField:
+    """`error`, which speaks of an `ImageBody`'s fields, as one of A1111's."""
+    noria_field, a1111_field = error.field or "", _A1111_FIELD_NAMES.get(error.field or "")
+    if a1111_field is None:
+        return error
+    message = (
+        a1111_field + error.message.removeprefix(noria_field)
+        if error.message.startswith(noria_field)
+        else error.message
+    )
+    return InvalidField(message, field=a1111_field)
+
+
+def title(spec: ModelSpec) -> str:
+    """A model as A1111 lists it: its name and, in brackets, its hash."""
+    return f"{spec.name} [{spec.fingerprint}]"
+
+
+def find_model_name(checkpoint: str, models: Mapping[str, ModelSpec]) -> str:
+    """The name of the model that `checkpoint` means: a title, a name, a file of that name, or a hash; else `checkpoint` itself."""
+    for spec in models.values():
+        files = {f"{spec.name}{extension}" for extension in (".safetensors", ".ckpt")}
+        if checkpoint in {title(spec), spec.name, spec.fingerprint} | files:
+            return spec.name
+    return checkpoint

@@ -1,0 +1,263 @@
+"""AUTOMATIC1111's interface, for clients that speak it already: Open WebUI, SillyTavern, webuiapi and many more.
+
+The routes under /sdapi/v1. A request's way is that of every other; what its fields mean is in `a1111_bodies.py`, what "the" progress
+of a server with many users is, in `a1111_tasks.py`. Settings other than the model and the files' format are taken and passed over.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from noria.errors import InvalidField
+from noria.frontend.http.body import JsonBodyReader, decode
+from noria.frontend.http.disconnects import cancel_on_disconnect
+from noria.frontend.routes.a1111.bodies import (
+    Txt2Img,
+    as_image_body,
+    check_body,
+    check_settings,
+    error_in_a1111_terms,
+    find_model_name,
+    title,
+)
+from noria.frontend.routes.a1111.tasks import A1111Tasks
+from noria.frontend.services.admission import apply_headers
+from noria.frontend.services.generation import AdmittedRequest, GenerationResult, GenerationService
+from noria.frontend.services.image_writer import to_base64, write_preview
+from noria.images.a1111_metadata import to_infotext
+from noria.images.a1111_names import KARRAS, a1111_name, samplers_and_types
+from noria.images.metadata import metadata_for
+
+ROOT = "/sdapi/v1"
+
+# What clients ask for when they connect and a server without it answers so. SillyTavern asks for all of these.
+_EMPTY_LISTS: Mapping[str, list[Any]] = {
+    "upscalers": [{"name": "None", "model_name": None, "model_path": None, "model_url": None, "scale": 1}],
+    "latent-upscale-modes": [],
+    "sd-vae": [],
+    "loras": [],
+}
+
+
+class Txt2ImgResponse(Struct, frozen=True):
+    """The answer of `POST /sdapi/v1/txt2img`: files in base64, the fields as they were understood, and a JSON text with the rest."""
+
+    images: list[str]
+    parameters: Txt2Img
+    info: str
+
+
+class TaskState(Struct, frozen=True):
+    """A1111's state, of the request that has been drawn for longest; all 0 while there is none."""
+
+    job_count: int = 0  # requests that came by this route and are being drawn
+    job_no: int = 0
+    sampling_step: int = 0
+    sampling_steps: int = 0
+    job: str = ""
+    job_timestamp: str = ""
+    skipped: bool = False
+    interrupted: bool = False
+    stopping_generation: bool = False
+
+
+class ProgressResponse(Struct, frozen=True):
+    """The answer of `GET /sdapi/v1/progress`."""
+
+    progress: float  # 0 to 1
+    eta_relative: float  # s
+    state: TaskState
+    current_image: str | None = None
+    textinfo: str | None = None
+
+
+class Options(Struct, frozen=True):
+    """A1111's settings, those that mean something here."""
+
+    sd_model_checkpoint: str | None = None
+    samples_format: str | None = None
+
+
+class A1111Routes:
+    """The routes under /sdapi/v1, and the two settings that their users share."""
+
+    def __init__(self, generation_service: GenerationService, body_reader: JsonBodyReader) -> None:
+        self._generation_service, self._body_reader = generation_service, body_reader
+        self._tasks = A1111Tasks(generation_service)
+        self._settings: dict[str, Any] = {}
+
+    @property
+    def routes(self) -> list[Route]:
+        """All of them."""
+        return [
+            Route(f"{ROOT}/txt2img", self.txt2img, methods=["POST"]),
+            Route(f"{ROOT}/options", self.options, methods=["GET", "POST"]),
+            Route(f"{ROOT}/sd-models", self.sd_models),
+            Route(f"{ROOT}/samplers", self.samplers),
+            Route(f"{ROOT}/schedulers", self.schedulers),
+            Route(f"{ROOT}/progress", self.progress),
+            Route(f"{ROOT}/interrupt", self.interrupt, methods=["POST"]),
+            Route(f"{ROOT}/skip", self.skip, methods=["POST"]),
+            *(Route(f"{ROOT}/{name}", self.empty_list) for name in _EMPTY_LISTS),
+        ]
+
+    async def txt2img(self, http: Request) -> Response:
+        """Images for a prompt, in base64."""
+        raw = await self._body_reader.read(http)
+        body = decode(raw, Txt2Img, strict=False)  # as A1111 has it, "20" is a number
+        check_body(msgspec.json.decode(raw))
+        try:
+            admitted = self._admit(http, body)
+            result = await cancel_on_disconnect(http, self._tasks.generate(admitted))
+        except InvalidField as error:  # also of an engine, which knows what its samplers can do
+            raise error_in_a1111_terms(error) from error
+        send_images = body.send_images is not False
+        b64_files = await self._generation_service.files_as_base64(result) if send_images else []
+        return _json_response(Txt2ImgResponse(b64_files, body, _generation_info(result, body)), result.headers)
+
+    def _admit(self, http: Request, body: Txt2Img) -> AdmittedRequest:
+        overrides = body.override_settings or {}
+        check_settings(overrides)
+        settings = self._settings | overrides
+        image_body = as_image_body(body, settings, self._model_name(settings))
+        return self._generation_service.admit(
+            apply_headers(image_body, http.headers), http.state.caller, http.state.request_id
+        )
+
+    def _model_name(self, settings: Mapping[str, Any]) -> str | None:
+        checkpoint = settings.get("sd_model_checkpoint")
+        return find_model_name(str(checkpoint), self._generation_service.engine_pool.models) if checkpoint else None
+
+    async def options(self, http: Request) -> Response:
+        """GET tells the settings; POST changes the model and the files' format of all later requests by this route."""
+        if http.method == "POST":
+            raw = await self._body_reader.read(http)
+            decode(raw, Options)
+            sent: dict[str, Any] = msgspec.json.decode(raw)
+            check_settings(sent)
+            changed = {name: sent[name] for name in Options.__struct_fields__ if sent.get(name)}
+            self._generation_service.resolve_model(self._model_name(changed))  # refuses what is not served
+            self._settings |= changed
+            return _json_response(None)
+        spec = self._generation_service.resolve_model(self._model_name(self._settings))
+        return _json_response(
+            {
+                "sd_model_checkpoint": title(spec),
+                "sd_checkpoint_hash": spec.fingerprint,
+                "samples_format": self._settings.get("samples_format", "png"),
+                "sd_vae": "Automatic",
+                "CLIP_stop_at_last_layers": 1,
+            }
+        )
+
+    async def sd_models(self, _: Request) -> Response:
+        """The models served."""
+        self._generation_service.resolve_model()  # refuses while none is known
+        names = ("title", "model_name", "hash", "sha256", "filename", "config")
+        return _json_response(
+            [
+                dict(zip(names, (title(spec), spec.name, spec.fingerprint, None, spec.name, None), strict=True))
+                for spec in self._generation_service.engine_pool.models.values()
+            ]
+        )
+
+    async def samplers(self, _: Request) -> Response:
+        """A1111's names of the samplers of the model that is set."""
+        return _json_response([{"name": name, "aliases": [], "options": {}} for name in self._samplers_and_types()[0]])
+
+    async def schedulers(self, _: Request) -> Response:
+        """The schedule types of the model that is set."""
+        return _json_response(
+            [
+                {
+                    "name": name.lower(),
+                    "label": name,
+                    "aliases": None,
+                    "default_rho": 7.0 if name == KARRAS else -1.0,  # Karras et al. (2022), as diffusers has it
+                    "need_inner_model": False,
+                }
+                for name in self._samplers_and_types()[1]
+            ]
+        )
+
+    def _samplers_and_types(self) -> tuple[list[str], list[str]]:
+        return samplers_and_types(self._generation_service.resolve_model(self._model_name(self._settings)).schedulers)
+
+    async def progress(self, http: Request) -> Response:
+        """How far the request is that has been drawn for longest, of those that came by this route."""
+        tasks = self._tasks.of_client(http.state.caller)
+        if not tasks:
+            return _json_response(ProgressResponse(0.0, 0.0, TaskState()))
+        task = tasks[0]
+        step, num_steps, finish_in_s = 0, task.admitted.request.num_steps, None
+        if task.progress is not None:
+            step, num_steps, finish_in_s = task.progress.step, task.progress.num_steps, task.progress.finish_in_s
+        image = None
+        if task.preview is not None and http.query_params.get("skip_current_image", "false").lower() != "true":
+            size = task.admitted.request.width_px, task.admitted.request.height_px
+            (image,) = to_base64([await asyncio.to_thread(write_preview, task.preview, "png", size)])
+        state = TaskState(
+            len(tasks), sampling_step=step, sampling_steps=num_steps, interrupted=task.interrupted, job="txt2img"
+        )
+        return _json_response(ProgressResponse(step / max(num_steps, 1), finish_in_s or 0.0, state, image))
+
+    async def interrupt(self, http: Request) -> Response:
+        """End every request that came by this route, at its next step."""
+        for task in self._tasks.of_client(http.state.caller):
+            task.interrupt()
+        return _json_response({})
+
+    async def skip(self, http: Request) -> Response:
+        """End the one that has been drawn for longest."""
+        for task in self._tasks.of_client(http.state.caller)[:1]:
+            task.interrupt()
+        return _json_response({})
+
+    async def empty_list(self, http: Request) -> Response:
+        """What this server has none of."""
+        return _json_response(_EMPTY_LISTS[http.url.path.rpartition("/")[2]])
+
+
+def _generation_info(result: GenerationResult, body: Txt2Img) -> str:
+    """A1111's JSON of how the images were made; `infotexts` are what their files say."""
+    request, spec, num_images = result.request, result.admitted.spec, len(result.files)
+    seeds = [request.seed + index for index in range(num_images)]
+    info = {
+        "prompt": request.prompt,
+        "all_prompts": [request.prompt] * num_images,
+        "negative_prompt": request.negative_prompt,
+        "all_negative_prompts": [request.negative_prompt] * num_images,
+        "seed": request.seed,
+        "all_seeds": seeds,
+        "subseed": request.seed,
+        "all_subseeds": seeds,
+        "subseed_strength": 0,
+        "width": request.width_px,
+        "height": request.height_px,
+        "sampler_name": a1111_name(request.scheduler)[0],
+        "cfg_scale": request.guidance_scale,
+        "steps": request.num_steps,
+        "batch_size": body.batch_size or 1,
+        "restore_faces": False,
+        "sd_model_name": spec.name,
+        "sd_model_hash": spec.fingerprint,
+        "extra_generation_params": {},
+        "index_of_first_image": 0,
+        "infotexts": [to_infotext(metadata_for(request, spec, seed)) for seed in seeds],
+        "styles": [],
+        "job_timestamp": time.strftime("%Y%m%d%H%M%S"),
+        "clip_skip": 1,
+        "is_using_inpainting_conditioning": False,
+    }
+    return msgspec.json.encode(info).decode()
+
+
+def _json_response(answer: Any, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(answer), media_type="application/json", headers=headers)

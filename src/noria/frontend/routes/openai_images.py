@@ -1,0 +1,334 @@
+"""OpenAI's image route, for clients that speak it already: `POST /v1/images/generations`, `GET /v1/models`.
+
+The unmodified openai-python client works. What OpenAI has and a diffusion model has not (quality, style, …) is accepted and
+ignored; what would change the answer's form (url) is refused in words; Noria's own fields come by `extra_body`.
+"""
+
+import re
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from noria.errors import InvalidField, short_repr
+from noria.frontend.engines.pool import PoolLoad, PreviewImage, Update
+from noria.frontend.http import sse
+from noria.frontend.http.body import JsonBodyReader
+from noria.frontend.http.disconnects import cancel_on_disconnect
+from noria.frontend.http.quotas import ApiClient
+from noria.frontend.services.admission import apply_headers
+from noria.frontend.services.generation import AdmittedRequest, GenerationResult, GenerationService, ResponseTimings
+from noria.frontend.services.image_writer import to_base64, write_preview
+from noria.frontend.services.model_capabilities import ModelCapabilities, capabilities_of
+from noria.protocol.messages import ShapeCosts
+from noria.protocol.model_spec import ModelSpec
+from noria.protocol.request import ImageFormat, ImageRequest, ImageRequestBody, Priority
+
+
+class GenerationsRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of `POST /v1/images/generations`: OpenAI's fields, then Noria's own."""
+
+    prompt: str
+    model: str | None = None
+    n: int | None = None
+    size: str | None = None
+    output_format: ImageFormat | None = None
+    output_compression: Annotated[int, Meta(ge=0, le=100)] | None = None
+    response_format: Literal["b64_json", "url"] | None = None
+    stream: bool | None = None
+    partial_images: int | None = None
+    quality: str | None = None
+    style: str | None = None
+    background: str | None = None
+    moderation: str | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    seed: int | None = None
+    negative_prompt: str = ""
+    inference_steps: int | None = None
+    guidance_scale: float | None = None
+    scheduler: str | None = None
+    priority: Priority | None = None
+    deadline_ms: int | None = None
+    metadata: bool = True
+
+
+IGNORED_FIELDS = ("quality", "style", "background", "moderation", "user", "safety_identifier")
+
+
+class GeneratedImage(Struct, frozen=True):
+    """One image of a `GenerationsAnswer`."""
+
+    b64_json: str
+    seed: int
+
+
+class GenerationsResponse(Struct, frozen=True):
+    """OpenAI's answer, with Noria's additions at the end."""
+
+    created: int  # Unix time, s
+    data: list[GeneratedImage]
+    output_format: ImageFormat
+    size: str
+    model: str
+    request_id: str
+    timings: ResponseTimings
+
+
+class PartialImage(Struct, frozen=True, kw_only=True):
+    """OpenAI's event for an image on its way, and which image of the request it is."""
+
+    b64_json: str
+    partial_image_index: int
+    index: int
+    created_at: int
+    size: str
+    output_format: ImageFormat
+    quality: str = "auto"
+    background: str = "opaque"
+    type: Literal["image_generation.partial_image"] = "image_generation.partial_image"
+
+
+class CompletedImage(Struct, frozen=True, kw_only=True):
+    """OpenAI's event for a finished image; of several, one each. Its `usage` counts tokens, of which there are none."""
+
+    b64_json: str
+    index: int
+    seed: int
+    created_at: int
+    size: str
+    output_format: ImageFormat
+    model: str
+    request_id: str
+    timings: ResponseTimings
+    usage: dict[str, Any]
+    quality: str = "auto"
+    background: str = "opaque"
+    type: Literal["image_generation.completed"] = "image_generation.completed"
+
+
+NO_USAGE = {
+    "input_tokens": 0,
+    "input_tokens_details": {"image_tokens": 0, "text_tokens": 0},
+    "output_tokens": 0,
+    "total_tokens": 0,
+}
+
+
+class ModelCard(Struct, frozen=True):
+    """A model as OpenAI describes one; its clients pass over `noria`, which is what may be asked of the model."""
+
+    id: str
+    created: int
+    noria: ModelCapabilities
+    object: Literal["model"] = "model"
+    owned_by: str = "noria"
+
+
+class ModelDetail(Struct, frozen=True):
+    """The answer of `GET /v1/models/{model}`: OpenAI's card, then what Noria knows of the model and has measured."""
+
+    id: str
+    created: int
+    fingerprint: str
+    default_width: int
+    default_height: int
+    default_steps: int
+    default_guidance: float
+    default_scheduler: str
+    schedulers: tuple[str, ...]
+    load: PoolLoad
+    costs: list[ShapeCosts]  # of each engine and size; in seconds
+    noria: ModelCapabilities
+    object: Literal["model"] = "model"
+    owned_by: str = "noria"
+
+
+class ModelList(Struct, frozen=True):
+    """The answer of `GET /v1/models`."""
+
+    data: list[ModelCard]
+    object: Literal["list"] = "list"
+
+
+class OpenAIRoutes:
+    """The routes under /v1."""
+
+    def __init__(self, generation_service: GenerationService, body_reader: JsonBodyReader) -> None:
+        self._generation_service, self._body_reader = generation_service, body_reader
+        self._created = int(time.time())
+
+    async def generations(self, http: Request) -> Response:
+        """Images for a prompt, in base64."""
+        body = await self._body_reader.read_json(http, GenerationsRequestBody)
+        admitted = admit_generation(
+            self._generation_service, body, http.state.caller, http.state.request_id, http.headers
+        )
+        if body.stream:
+            return await sse.stream_generation(
+                http, self._generation_service, admitted, _EventFrames(self._generation_service, admitted)
+            )
+        result = await cancel_on_disconnect(http, self._generation_service.generate(admitted))
+        return _json_response(
+            _generations_response(
+                result, http.state.request_id, await self._generation_service.files_as_base64(result)
+            ),
+            result.headers,
+        )
+
+    async def models(self, _: Request) -> Response:
+        """The models served."""
+        self._generation_service.resolve_model()  # refuses while none is known
+        return _json_response(
+            ModelList([self._card(spec) for spec in self._generation_service.engine_pool.models.values()])
+        )
+
+    async def model(self, http: Request) -> Response:
+        """One model by its name, or by the alias, with what its work costs here."""
+        spec = self._generation_service.resolve_model(http.path_params["model"])
+        detail = ModelDetail(
+            id=spec.name,
+            created=self._created,
+            fingerprint=spec.fingerprint,
+            default_width=spec.default_width_px,
+            default_height=spec.default_height_px,
+            default_steps=spec.default_steps,
+            default_guidance=spec.default_guidance,
+            default_scheduler=spec.default_scheduler,
+            schedulers=spec.schedulers,
+            load=self._generation_service.engine_pool.load,
+            costs=self._generation_service.engine_pool.costs(spec.name),
+            noria=capabilities_of(spec, self._generation_service.config),
+        )
+        return _json_response(detail)
+
+    def _card(self, spec: ModelSpec) -> ModelCard:
+        return ModelCard(spec.name, self._created, capabilities_of(spec, self._generation_service.config))
+
+
+def admit_generation(
+    generation_service: GenerationService,
+    body: GenerationsRequestBody,
+    api_client: ApiClient,
+    request_id: str,
+    headers: Mapping[str, str],
+) -> AdmittedRequest:
+    """`body` as a wish; raises as `Studio.admit` does, in the words of this route's fields."""
+    try:
+        return generation_service.admit(
+            apply_headers(_as_image_body(body), headers), api_client, request_id, body.output_compression
+        )
+    except InvalidField as error:
+        if error.field in ("width", "height"):  # this body has no such fields
+            error.field = "size"
+        raise
+
+
+class _EventFrames:
+    """What OpenAI's clients are told of what happens: pictures, and nothing of progress."""
+
+    def __init__(self, generation_service: GenerationService, admitted: AdmittedRequest) -> None:
+        self._generation_service, self._admitted = generation_service, admitted
+        self._num_sent: dict[int, int] = {}  # previews, by image
+
+    async def __call__(self, update: Update | GenerationResult) -> list[bytes]:
+        match update:
+            case PreviewImage():
+                return [self._partial(update)]
+            case GenerationResult():
+                b64_files = await self._generation_service.files_as_base64(update)
+                return [self._completed(update, index, text) for index, text in enumerate(b64_files)]
+        return []
+
+    def _partial(self, preview: PreviewImage) -> bytes:
+        request = self._admitted.request
+        file = write_preview(preview, self._admitted.file_format, (request.width_px, request.height_px))
+        number = self._num_sent.get(preview.index, 0)
+        self._num_sent[preview.index] = number + 1
+        partial = PartialImage(
+            b64_json=to_base64([file])[0],
+            partial_image_index=number,
+            index=preview.index,
+            created_at=int(time.time()),
+            size=_size(request),
+            output_format=self._admitted.file_format,
+        )
+        return sse.serialize_event(partial.type, partial)
+
+    def _completed(self, result: GenerationResult, index: int, b64_file: str) -> bytes:
+        completed = CompletedImage(
+            b64_json=b64_file,
+            index=index,
+            seed=result.request.seed + index,
+            created_at=int(time.time()),
+            size=_size(result.request),
+            output_format=self._admitted.file_format,
+            model=self._admitted.spec.name,
+            request_id=result.request.request_id,
+            timings=result.timings,
+            usage=NO_USAGE,
+        )
+        return sse.serialize_event(completed.type, completed)
+
+
+def _size(request: ImageRequest) -> str:
+    return f"{request.width_px}x{request.height_px}"
+
+
+def _as_image_body(body: GenerationsRequestBody) -> ImageRequestBody:
+    if body.response_format == "url":
+        raise InvalidField(
+            'response_format is "url"; only "b64_json" is served: images are stored for jobs only (POST /v1/jobs).',
+            field="response_format",
+        )
+    width, height = _parse_size(body.size)
+    return ImageRequestBody(
+        prompt=body.prompt,
+        negative_prompt=body.negative_prompt,
+        seed=body.seed,
+        width=width,
+        height=height,
+        inference_steps=body.inference_steps,
+        guidance_scale=body.guidance_scale,
+        n=1 if body.n is None else body.n,
+        scheduler=body.scheduler,
+        format=body.output_format or "png",
+        model=body.model,
+        priority=body.priority,
+        deadline_ms=body.deadline_ms,
+        metadata=body.metadata,
+        stream=bool(body.stream),
+        partial_images=body.partial_images or 0,
+    )
+
+
+def _parse_size(size: str | None) -> tuple[int | None, int | None]:
+    if size in (None, "auto"):
+        return None, None
+    sides = re.fullmatch(r"(\d{1,6})x(\d{1,6})", size, re.ASCII)
+    if sides is None:
+        raise InvalidField(
+            f'size is {short_repr(size)}; allowed are "auto" and widthxheight, such as "512x512".', field="size"
+        )
+    return int(sides[1]), int(sides[2])
+
+
+def _generations_response(result: GenerationResult, request_id: str, b64_files: list[str]) -> GenerationsResponse:
+    request = result.request
+    return GenerationsResponse(
+        created=int(time.time()),
+        data=[GeneratedImage(text, request.seed + index) for index, text in enumerate(b64_files)],
+        output_format=result.admitted.file_format,
+        size=_size(request),
+        model=result.admitted.spec.name,
+        request_id=request_id,
+        timings=result.timings,
+    )
+
+
+def _json_response(answer: Any, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(answer), media_type="application/json", headers=headers)

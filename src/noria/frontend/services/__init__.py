@@ -1,0 +1,1 @@
+"""What routes call: admission, generation, jobs. No HTTP."""

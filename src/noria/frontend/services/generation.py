@@ -1,0 +1,293 @@
+"""What every route that makes images calls: a body becomes a checked wish, a wish becomes finished files. Knows no HTTP.
+
+A wish's way: `admission.py` (bounds and defaults), `engine_link.py` (to pixels), `encoding.py` (to files).
+"""
+
+import asyncio
+import contextlib
+import contextvars
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from urllib.parse import quote
+
+import msgspec
+from msgspec import Struct
+
+from noria.config import FrontendConfig
+from noria.errors import (
+    DeadlineExceeded,
+    InternalError,
+    ModelNotFound,
+    NoriaError,
+    RequestCancelled,
+    RequestError,
+    short_repr,
+)
+from noria.frontend.engines.pool import EnginePool, OnUpdate, RawImage
+from noria.frontend.http.quotas import ApiClient
+from noria.frontend.http.request_spans import add_request_attributes
+from noria.frontend.services.admission import validate
+from noria.frontend.services.image_writer import to_base64, write_images
+from noria.images.metadata import metadata_for
+from noria.observe.logs.request_log import LogPrompts, current_log_record, prompt_fields, request_fields
+from noria.observe.metrics import declarations, outcomes
+from noria.observe.metrics.exposition import observe
+from noria.observe.traces.tracer import CURRENT_SPAN, NO_TRACER, Tracer, record_span
+from noria.protocol.model_spec import ModelSpec
+from noria.protocol.request import ImageFormat, ImageRequest, ImageRequestBody
+
+_POSTPROCESS_WEIGHT = 0.1  # of one request
+DEFAULT_MODEL_ALIAS = "noria"  # a name that is always served, for clients that cannot leave `model` out
+
+
+class ResponseTimings(Struct, frozen=True):
+    """Where the time went, in seconds. `encode_s` is the prompt's, `decode_s` latents to pixels, `postprocess_s` pixels to files.
+
+    `predicted_s` is what the engine, when it accepted the request, thought that queue to decode would take together.
+    """
+
+    queue_s: float
+    text_encode_s: float
+    denoise_s: float
+    decode_s: float
+    postprocess_s: float
+    total_s: float
+    predicted_s: float
+
+
+@dataclass(frozen=True)
+class AdmittedRequest:
+    """A request that was admitted, and the form in which its images are wanted."""
+
+    request: ImageRequest
+    spec: ModelSpec
+    file_format: ImageFormat
+    quality: int | None  # the WebP's or JPEG's, 0 to 100; None is `encoding.py`'s own
+    metadata: bool  # whether the files say how they were made
+    api_client: ApiClient | None = None  # whose images in flight they are; None for a job's, which nobody waits for
+
+
+@dataclass(frozen=True)
+class GenerationResult:
+    """A wish and its finished files, ready to be answered in any protocol."""
+
+    admitted: AdmittedRequest
+    files: list[bytes]
+    timings: ResponseTimings
+    num_steps_run: int
+    mean_batch: float  # images that shared its steps, itself included
+
+    @property
+    def request(self) -> ImageRequest:
+        """What was drawn, defaults filled in."""
+        return self.admitted.request
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What every answer with images carries, whatever its body."""
+        stages = ("queue", "encode", "denoise", "decode", "postprocess", "predicted")
+        server_timing = ", ".join(f"{stage};dur={getattr(self.timings, stage + '_s') * 1000:.1f}" for stage in stages)
+        return {
+            "X-Noria-Seed": str(self.request.seed),
+            "X-Noria-Model": quote(self.admitted.spec.name, safe="/:@+ "),  # a header bears neither é nor a line's end
+            "X-Noria-Mean-Batch": f"{self.mean_batch:.2f}",
+            "Server-Timing": server_timing,
+        }
+
+
+def _random_seed() -> int:
+    return secrets.randbelow(2**32)  # short enough to survive JavaScript's numbers and copying by hand
+
+
+class GenerationService:
+    """Admits and draws, for every route and for jobs."""
+
+    def __init__(
+        self,
+        engine_pool: EnginePool,
+        config: FrontendConfig,
+        draw_seed: Callable[[], int] = _random_seed,
+        tracer: Tracer = NO_TRACER,
+        log_prompts: LogPrompts = "off",
+    ) -> None:
+        self.engine_pool = engine_pool
+        self.config = config
+        self.tracer = tracer
+        self._draw_seed, self._log_prompts = draw_seed, log_prompts
+        self._postprocess_s = 0.0  # smoothed: what a request's files take once its pixels are there
+        # Few: encoding is all CPU, and the engine wants the cores too.
+        self._thread_pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="encode")
+
+    def resolve_model(self, name: str | None = None) -> ModelSpec:
+        """The model of that name; the first one served without a name, or by the alias.
+
+        Raises:
+            EngineUnavailable: no engine has told yet what it serves.
+            ModelNotFound: naming those that are served.
+
+        """
+        models = self.engine_pool.models
+        if not models:
+            raise self.engine_pool.unavailable_error()
+        if name is None or (name == DEFAULT_MODEL_ALIAS and name not in models):
+            return next(iter(models.values()))
+        if name not in models:
+            served = ", ".join(repr(known) for known in models)
+            raise ModelNotFound(
+                f"model {short_repr(name)} is not served here; allowed are {served} (or leave it out, or say {DEFAULT_MODEL_ALIAS!r}).",
+                field="model",
+            )
+        return models[name]
+
+    def admit(
+        self, body: ImageRequestBody, api_client: ApiClient, request_id: str, quality: int | None = None
+    ) -> AdmittedRequest:
+        """`body` with its defaults filled in and its bounds checked; raises `errors.RequestError` or EngineUnavailable."""
+        try:
+            spec = self.resolve_model(body.model)
+        except NoriaError as error:
+            outcomes.count_request(None, error.code)
+            self._log_refusal(body, None, error)
+            raise
+        try:
+            request = validate(api_client.apply_priority(body), spec, self.config, request_id, self._draw_seed)
+        except NoriaError as error:
+            outcomes.count_request(spec.name, error.code)
+            self._log_refusal(body, spec, error)
+            raise
+        add_request_attributes(CURRENT_SPAN.get(), request)
+        return AdmittedRequest(request, spec, body.format, quality, body.metadata, api_client)
+
+    def _log_refusal(self, body: ImageRequestBody, spec: ModelSpec | None, error: NoriaError) -> None:
+        current_log_record().add(
+            **prompt_fields("prompt", body.prompt, self._log_prompts),
+            model=body.model if spec is None else spec.name,
+            model_version=None if spec is None else spec.fingerprint,
+            n=body.n,
+            scheduler=body.scheduler,
+            steps=body.inference_steps,
+            guidance=body.guidance_scale,
+            seed=body.seed,
+            outcome=error.code,
+            error=error.message,
+        )
+
+    async def generate(self, admitted: AdmittedRequest, on_update: OnUpdate | None = None) -> GenerationResult:
+        """The wish's files; `watch` hears of their way. A cancelled call leaves the engine at its next step.
+
+        Raises:
+            NoriaError: any refusal or failure.
+
+        """
+        current_log_record().add(**request_fields(admitted.request, admitted.spec.fingerprint, self._log_prompts))
+        with _record_outcome(admitted), self._hold_quota(admitted):
+            started = time.perf_counter()
+            result = await self.engine_pool.submit(self._prepare_for_engine(admitted.request), on_update)
+            generated = time.perf_counter()
+            loop = asyncio.get_running_loop()
+            in_context = contextvars.copy_context().run  # no thread has it by itself
+            files = await loop.run_in_executor(self._thread_pool, in_context, _write_files, admitted, result.images)
+            done = time.perf_counter()
+            span, now = CURRENT_SPAN.get(), time.time()
+            record_span(self.tracer, "postprocess", span, now - (done - generated), now)
+            span.set_attributes({"noria.mean_batch": result.mean_batch})
+            engine_timings = msgspec.structs.asdict(result.timings)
+            timings = ResponseTimings(
+                **engine_timings, postprocess_s=done - generated, total_s=done - started, predicted_s=result.predicted_s
+            )
+            self._postprocess_s += _POSTPROCESS_WEIGHT * (timings.postprocess_s - self._postprocess_s)
+            _record_metrics(admitted, timings, len(files))
+            current_log_record().add(
+                **msgspec.structs.asdict(timings), mean_batch=result.mean_batch, steps_run=result.num_steps_run
+            )
+            return GenerationResult(admitted, files, timings, result.num_steps_run, result.mean_batch)
+
+    @contextlib.contextmanager
+    def _hold_quota(self, admitted: AdmittedRequest) -> Iterator[None]:
+        """Count the wish's images among its caller's; raises as `Caller.board` does."""
+        if admitted.api_client is None:
+            yield
+            return
+        admitted.api_client.acquire(admitted.request.num_images, time.monotonic(), self.engine_pool.load.backlog_s)
+        try:
+            yield
+        finally:
+            admitted.api_client.release(admitted.request.num_images)
+
+    def _prepare_for_engine(self, request: ImageRequest) -> ImageRequest:
+        """`request` on behalf of the span at work, with the deadline that the engine has to keep for the caller's to be kept.
+
+        Files have to be made after it.
+        """
+        request = with_trace_context(request)
+        if request.deadline_s is None:
+            return request
+        # Whatever the files took lately, it never takes more than a fifth of what the caller allows.
+        reserved_s = min(self._postprocess_s, 0.2 * request.deadline_s)
+        return msgspec.structs.replace(request, deadline_s=request.deadline_s - reserved_s)
+
+    async def files_as_base64(self, result: GenerationResult) -> list[str]:
+        """The drawing's files as JSON carries them."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread_pool, to_base64, result.files)
+
+
+def with_trace_context(request: ImageRequest) -> ImageRequest:
+    """`request` as part of the trace of the span at work, if there is one."""
+    context = CURRENT_SPAN.get().context
+    if context is None:
+        return request
+    return msgspec.structs.replace(request, traceparent=context.traceparent, tracestate=context.tracestate)
+
+
+def _write_files(admitted: AdmittedRequest, images: Sequence[RawImage]) -> list[bytes]:
+    metadata = (
+        [metadata_for(admitted.request, admitted.spec, image.seed) for image in images] if admitted.metadata else None
+    )
+    return write_images(images, admitted.file_format, admitted.quality, metadata)
+
+
+@contextlib.contextmanager
+def _record_outcome(admitted: AdmittedRequest) -> Iterator[None]:
+    """Count the request that runs inside, by its outcome. A job's may be drawn again: it is counted where the job ends (`jobs/completion.py`)."""
+    outcome, is_client_error = InternalError.code, False
+    started, note = time.perf_counter(), current_log_record()
+    try:
+        with declarations.REQUESTS_IN_FLIGHT.track_inprogress():
+            yield
+        outcome = outcomes.OK
+    except NoriaError as error:
+        outcome, is_client_error = error.code, isinstance(error, RequestError)
+        note.add(error=error.message)
+        if outcome == DeadlineExceeded.code and admitted.request.deadline_s is not None:
+            declarations.DEADLINES_MISSED.labels(admitted.spec.name).inc()
+        raise
+    except asyncio.CancelledError:
+        outcome = RequestCancelled.code
+        raise
+    finally:
+        span = CURRENT_SPAN.get()
+        span.set_attributes({"noria.outcome": outcome})
+        if outcome != outcomes.OK and not is_client_error:  # a stream's status tells nothing of it
+            span.fail(outcome)
+        if admitted.api_client is not None:
+            outcomes.count_request(admitted.spec.name, outcome)
+        note.add(outcome=outcome)
+        if outcome != outcomes.OK:  # else it is as the answer has it
+            note.add(total_s=time.perf_counter() - started)
+
+
+def _record_metrics(admitted: AdmittedRequest, timings: ResponseTimings, num_images: int) -> None:
+    trace = CURRENT_SPAN.get().context
+    exemplar = {"trace_id": trace.trace_id} if trace is not None and trace.is_sampled else {}  # else it leads nowhere
+    exemplar["request_id"] = admitted.request.request_id
+    model = {"model": admitted.spec.name}
+    declarations.IMAGES.labels(admitted.spec.name).inc(num_images)
+    observe(declarations.REQUEST_SECONDS, timings.total_s, model, exemplar)
+    observe(declarations.QUEUE_SECONDS, timings.queue_s, model, exemplar)
+    for stage in ("queue", "encode", "denoise", "decode", "postprocess"):
+        observe(declarations.STAGE_SECONDS, getattr(timings, f"{stage}_s"), {"stage": stage}, exemplar)
+    if admitted.request.deadline_s is not None and timings.total_s > admitted.request.deadline_s:
+        declarations.DEADLINES_MISSED.labels(admitted.spec.name).inc()

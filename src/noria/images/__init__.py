@@ -1,0 +1,1 @@
+"""What an image file says and how schedulers are named. No torch."""

@@ -1,0 +1,129 @@
+"""A1111's text of parameters, which its "PNG info", Civitai and many viewers read: prompt, negative prompt, one line of settings.
+
+    a red circle
+    Negative prompt: blurry
+    Steps: 20, Sampler: DPM++ 2M Karras, CFG scale: 7.5, Seed: 7, Size: 512x512, Model hash: 0123456789, Model: tiny, Version: noria 0.1.0
+
+The form cannot hold every prompt (one with a line "Negative prompt: …" reads back otherwise, and spaces around lines are lost), so
+Noria writes its own JSON beside it and reads that first. Reading is for files of others, which are not to be trusted: nothing here
+raises, and it takes time in proportion to the text.
+"""
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator
+
+from noria.errors import InvalidField
+from noria.images.a1111_names import a1111_name, scheduler_for
+from noria.images.metadata import GenerationMetadata
+
+_NEGATIVE_PREFIX = "Negative prompt:"
+_VERSION_PREFIX = (
+    "noria "  # before our version: A1111 takes a bare "v0.1" for an old one of its own, and draws as that did
+)
+_MIN_SETTINGS = 3  # a last line with fewer is part of the prompt, as A1111 has it
+_JSON_DECODER = json.JSONDecoder(strict=False)
+
+
+def to_infotext(metadata: GenerationMetadata) -> str:
+    """`parameters` as A1111 writes them; settings that say nothing are left out."""
+    lines = [metadata.prompt]
+    if metadata.negative_prompt:
+        lines.append(f"{_NEGATIVE_PREFIX} {metadata.negative_prompt}")
+    lines.append(", ".join(f"{name}: {_quote(value)}" for name, value in _settings(metadata)))
+    return "\n".join(lines).strip()
+
+
+def _settings(metadata: GenerationMetadata) -> Iterator[tuple[str, str]]:
+    """In A1111's order: some readers look for "Steps" first."""
+    sampler, schedule_type = (None, None) if metadata.scheduler is None else a1111_name(metadata.scheduler)
+    guidance, size = metadata.guidance_scale, None
+    if metadata.width is not None and metadata.height is not None:
+        size = f"{metadata.width}x{metadata.height}"
+    settings = {
+        "Steps": metadata.inference_steps,
+        "Sampler": sampler,
+        "Schedule type": schedule_type,
+        "CFG scale": None if guidance is None else repr(guidance).removesuffix(".0"),
+        "Seed": metadata.seed,
+        "Size": size,
+        "Model hash": metadata.model_version,
+        "Model": metadata.model,
+        "Version": None if metadata.noria is None else _VERSION_PREFIX + metadata.noria,
+    }
+    return ((name, str(value)) for name, value in settings.items() if value is not None)
+
+
+def _quote(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False) if re.search(r"[,:\n]", value) else value
+
+
+def from_infotext(text: str) -> GenerationMetadata:
+    """What A1111, or a program that writes as it does, says of an image; a text without settings is all prompt."""
+    lines = text.strip().split("\n")
+    settings = dict(_parse_settings(lines[-1]))
+    if len(settings) < _MIN_SETTINGS:
+        settings = {}
+    else:
+        lines.pop()
+    lines = [line.strip() for line in lines]
+    first_negative = next((index for index, line in enumerate(lines) if line.startswith(_NEGATIVE_PREFIX)), len(lines))
+    negative = [line.removeprefix(_NEGATIVE_PREFIX).strip() for line in lines[first_negative:]]
+    return _metadata_from("\n".join(lines[:first_negative]), "\n".join(negative), settings)
+
+
+def _parse_settings(line: str) -> Iterator[tuple[str, str]]:
+    """The settings of `Name: value, Name: "a value, in quotes", …`."""
+    position = 0
+    while (colon := line.find(":", position)) >= 0:
+        name = line[position:colon].rpartition(",")[2].strip()
+        start = colon + 1 + (line[colon + 1 : colon + 2] == " ")
+        end, value = line.find(",", start), None
+        if line.startswith('"', start):
+            with contextlib.suppress(ValueError):
+                value, end = _JSON_DECODER.raw_decode(line, start)
+                value = value.encode("utf-8", "replace").decode()  # halves of surrogate pairs, which JSON can spell
+                end = line.find(",", end)
+        end = len(line) if end < 0 else end
+        yield name, line[start:end].strip() if value is None else value
+        position = end + 1
+
+
+def _metadata_from(prompt: str, negative_prompt: str, settings: dict[str, str]) -> GenerationMetadata:
+    """The settings that Noria has too, each taken out of `settings`; one that makes no sense stays among the others."""
+
+    def take(name: str, pattern: str) -> str | None:
+        return settings.pop(name) if re.fullmatch(pattern, settings.get(name, ""), re.ASCII) else None
+
+    def take_int(name: str) -> int | None:
+        text = take(name, r"\d{1,19}")
+        return None if text is None else int(text)
+
+    size = take("Size", r"\d{1,6}x\d{1,6}")
+    width, height = (int(side) for side in size.split("x")) if size else (None, None)
+    guidance = take("CFG scale", r"\d{1,9}(\.\d{1,17})?(e-\d{1,3})?")
+    version = take("Version", rf"{_VERSION_PREFIX}\S+")
+    return GenerationMetadata(
+        prompt=prompt,
+        negative_prompt=negative_prompt,
+        seed=take_int("Seed"),
+        width=width,
+        height=height,
+        inference_steps=take_int("Steps"),
+        guidance_scale=None if guidance is None else float(guidance),
+        scheduler=_scheduler_name(settings.pop("Sampler", None), settings.pop("Schedule type", None)),
+        model=settings.pop("Model", None),
+        model_version=settings.pop("Model hash", None),
+        noria=version and version.removeprefix(_VERSION_PREFIX),
+        other=settings,
+    )
+
+
+def _scheduler_name(sampler: str | None, schedule_type: str | None) -> str | None:
+    if sampler is None:
+        return None
+    try:
+        return scheduler_for(sampler, schedule_type)
+    except InvalidField:  # to be shown as it is, and refused by name where it is asked for
+        return sampler if schedule_type is None else f"{sampler} {schedule_type}"

@@ -1,0 +1,132 @@
+"""Where an image file keeps its parameters: our JSON, and A1111's text beside it for everyone else.
+
+    file   our JSON                              A1111's text
+    PNG    an iTXt chunk "noria"                 a tEXt or iTXt chunk "parameters", as A1111 writes it
+    WebP   EXIF's MakerNote                      EXIF's UserComment, "UNICODE" and big-endian UTF-16, as A1111 writes it
+    JPEG   the same                              the same, if both fit into its 64 kB
+
+Pixels are never touched in writing and never decoded in reading, so that a file that would unpack to gigabytes costs nothing.
+"""
+
+import pathlib
+import struct
+import warnings
+from typing import IO, Any
+
+from PIL import Image, UnidentifiedImageError
+from PIL.PngImagePlugin import PngInfo
+
+from noria.errors import ImageFileError, short_repr
+from noria.images.a1111_metadata import from_infotext, to_infotext
+from noria.images.metadata import GenerationMetadata, from_json, to_json
+from noria.protocol.request import ImageFormat
+
+_NORIA_KEYWORD, _A1111_KEYWORD = "noria", "parameters"  # PNG's keywords
+_SOFTWARE, _EXIF_IFD, _MAKER_NOTE, _USER_COMMENT = 0x0131, 0x8769, 0x927C, 0x9286  # tags of EXIF 2.32
+_MAKER_NOTE_PREFIX = b"noria\0"  # at the head of our MakerNote: cameras have theirs
+_UNICODE_PREFIX = b"UNICODE\0"
+_MAX_TEXT_CHARS = 2**20  # characters: ours have a few thousand, and a hostile one takes seconds for each million
+_MAX_JPEG_EXIF_BYTES = 65_533 - len(b"Exif\0\0")
+_FORMATS = ("PNG", "WEBP", "JPEG")
+# What Pillow raises on files that are cut short, or made to hurt.
+_DAMAGED_FILE_ERRORS = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    EOFError,
+    struct.error,
+)
+
+
+def save_options(metadata: GenerationMetadata, file_format: ImageFormat) -> dict[str, Any]:
+    """The arguments of Pillow's `Image.save` that write `parameters`; none if a JPEG cannot hold even the JSON."""
+    noria_json, infotext = to_json(metadata), to_infotext(metadata)
+    if file_format == "png":
+        png_info = PngInfo()
+        png_info.add_text(_A1111_KEYWORD, infotext.replace("\0", ""))  # which would end the chunk's text
+        png_info.add_itxt(_NORIA_KEYWORD, noria_json.decode())
+        return {"pnginfo": png_info}
+    exif = _build_exif(noria_json, infotext)
+    if file_format == "jpeg" and len(exif) > _MAX_JPEG_EXIF_BYTES:
+        exif = _build_exif(noria_json, None)
+    return {} if file_format == "jpeg" and len(exif) > _MAX_JPEG_EXIF_BYTES else {"exif": exif}
+
+
+def _build_exif(noria_json: bytes, infotext: str | None) -> bytes:
+    exif = Image.Exif()
+    exif[_SOFTWARE] = "noria"
+    exif_ifd = exif.get_ifd(_EXIF_IFD)
+    exif_ifd[_MAKER_NOTE] = _MAKER_NOTE_PREFIX + noria_json
+    if infotext is not None:
+        exif_ifd[_USER_COMMENT] = _UNICODE_PREFIX + infotext.encode("utf-16-be")
+    return exif.tobytes()
+
+
+def read_metadata(file: pathlib.Path | IO[bytes], name: str = "") -> GenerationMetadata:
+    """What `file`, a PNG, WebP or JPEG of whatever origin, says of how it was made; errors call it `name`, or by its path.
+
+    Raises:
+        ImageFileError: it cannot be read, is no such image, is damaged, or says nothing.
+
+    """
+    name = name or short_repr(str(file))
+    if isinstance(file, pathlib.Path) and file.exists() and not file.is_file():
+        raise ImageFileError(f"{name} is not a file.")
+    try:
+        noria_json, infotext = _read_texts(file)
+    except FileNotFoundError as error:
+        raise ImageFileError(f"there is no file {name}.") from error
+    except PermissionError as error:
+        raise ImageFileError(f"{name} cannot be read by this user.") from error
+    except UnidentifiedImageError as error:
+        raise ImageFileError(f"{name} is not an image that carries parameters: {', '.join(_FORMATS)}.") from error
+    except (*_DAMAGED_FILE_ERRORS, Image.DecompressionBombError) as error:
+        raise ImageFileError(f"{name} is damaged: {error}.") from error
+    if max(len(noria_json or ""), len(infotext or "")) > _MAX_TEXT_CHARS:
+        raise ImageFileError(f"{name} says too much of how it was made: at most {_MAX_TEXT_CHARS} characters are read.")
+    try:
+        if noria_json is not None:
+            return from_json(noria_json)
+    except ImageFileError as error:
+        raise ImageFileError(f"{name}: {error.message}") from error
+    if not infotext or not infotext.strip():
+        raise ImageFileError(f"{name} says nothing of how it was made.")
+    return from_infotext(infotext)
+
+
+def _read_texts(file: pathlib.Path | IO[bytes]) -> tuple[str | bytes | None, str | None]:
+    """Our JSON and A1111's text, each None where there is none."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a bomb, which is not set off, and of EXIF that is then found broken
+        with Image.open(file, formats=_FORMATS) as image:
+            if image.format == "PNG" and (_NORIA_KEYWORD in image.info or _A1111_KEYWORD in image.info):
+                return _str_or_none(image.info.get(_NORIA_KEYWORD)), _str_or_none(image.info.get(_A1111_KEYWORD))
+            exif = Image.Exif()
+            exif.load(image.info.get("exif", b""))  # `image.getexif` would decode a PNG's pixels to look behind them
+            exif_ifd = exif.get_ifd(_EXIF_IFD)
+    maker_note, user_comment = exif_ifd.get(_MAKER_NOTE), exif_ifd.get(_USER_COMMENT)
+    noria_json = (
+        maker_note.removeprefix(_MAKER_NOTE_PREFIX)
+        if isinstance(maker_note, bytes) and maker_note.startswith(_MAKER_NOTE_PREFIX)
+        else None
+    )
+    return noria_json, _decode_user_comment(user_comment) if isinstance(user_comment, bytes) else _str_or_none(
+        user_comment
+    )
+
+
+def _str_or_none(value: object) -> str | None:
+    return str(value) if isinstance(value, str) else None  # Pillow has a str of its own for iTXt
+
+
+def _decode_user_comment(comment: bytes) -> str:
+    """EXIF's UserComment: 8 bytes that name an encoding, then the text; programs do not agree on UTF-16's byte order."""
+    text = comment[len(_UNICODE_PREFIX) :]
+    if comment.startswith(_UNICODE_PREFIX):
+        is_little_endian = text[1::2].count(0) > text[::2].count(0)  # of most text every second byte is 0
+        return text.decode("utf-16-le" if is_little_endian else "utf-16-be", errors="replace")
+    names_encoding = comment.startswith((b"ASCII\0\0\0", b"\0" * 8))
+    return (text if names_encoding else comment).decode("utf-8", errors="replace")

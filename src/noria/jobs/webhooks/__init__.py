@@ -1,0 +1,1 @@
+"""Webhooks: signed, delivered until they arrive."""

@@ -1,0 +1,333 @@
+"""Has jobs drawn: claims them, keeps their leases, writes down their progress and their end.
+
+Each job that is claimed is a *flight*: a task that draws, and one that concludes. Only drawing is ever cancelled: when the job turns out
+to be somebody else's by now (cancelled by a client, or claimed after a lease that ran out), or when this process stops. Concluding
+runs to its end, so what has been written is either told of or deleted.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from noria.errors import (
+    EngineLost,
+    EngineUnavailable,
+    InternalError,
+    JobsUnavailable,
+    NoriaError,
+    QueueFull,
+    RequestCancelled,
+)
+from noria.jobs.periodic import run_periodically
+from noria.jobs.records import TERMINAL_STATUSES, Claim, JobRecord
+from noria.jobs.results import ResultStore
+from noria.jobs.store import LEASE_S, JobStore
+from noria.jobs.thread_offloader import NUM_WORKER_THREADS, ThreadOffloader
+from noria.jobs.tracing import execution_span, stored_trace_context
+from noria.observe.logs.log_record import fields
+from noria.observe.logs.request_log import RequestLogRecord, request_log_scope
+from noria.observe.traces.tracer import NO_TRACER, NoSpan, Span, Tracer, request_scope
+
+TICK_S = 0.5  # so soon is a cancellation noticed, and so often at most a progress written down
+RENEW_EVERY_S = 5.0  # of a lease; it lasts three times as long
+# Each is an engine that did not come back in time, or engines that were killed a dozen times. What crashes them is another error.
+MAX_ENGINE_LOSSES = 3
+RESULTS_RETRY_S = 30.0  # how long a results folder that fails is left alone: each try costs the drawing of a job
+
+_MIN_DELAY_S, _MAX_DELAY_S = 1.0, 30.0  # of a job that found no engine
+
+log = logging.getLogger("noria.jobs")
+
+
+@dataclass(frozen=True)
+class JobOutput:
+    """The files of a job."""
+
+    files: list[bytes]
+    suffix: str
+    metrics: dict[str, float]
+
+
+class JobExecutor(Protocol):
+    """Who draws: the front end's studio, or a test."""
+
+    def available_models(self) -> set[tuple[str, str]]:
+        """The (model, version) that can be drawn now."""
+
+    def capacity(self) -> int:
+        """How many jobs shall be drawn at once."""
+
+    async def execute(self, record: JobRecord, report_progress: Callable[[bytes], None]) -> JobOutput:
+        """Draw one job; `tell` takes its progress, as JSON. Raises NoriaError."""
+
+
+@dataclass(frozen=True)
+class Requeue:
+    """Let it be drawn later, by whomever."""
+
+    delay_s: float
+    engine_lost: bool = False
+
+
+def retry_decision(error: NoriaError, num_engine_losses: int) -> Requeue | None:
+    """What becomes of a job whose drawing failed; None: it fails. The load's and the engines' troubles are not its own.
+
+    Unlike a request that somebody waits for, it outlasts an engine that is long in coming back: a job is a promise.
+    """
+    if isinstance(error, QueueFull | EngineUnavailable):
+        return Requeue(min(max(error.retry_after_s or 0.0, _MIN_DELAY_S), _MAX_DELAY_S))
+    if isinstance(error, EngineLost) and num_engine_losses + 1 < MAX_ENGINE_LOSSES:
+        return Requeue(_MIN_DELAY_S, engine_lost=True)
+    return None
+
+
+@dataclass(eq=False)
+class _RunningJob:
+    record: JobRecord
+    claim: Claim
+    lease_renewed_at: float  # by the loop's clock
+    span: Span  # from its claim until its end is written down
+    progress_written_at: float = 0.0  # its last progress
+    pending_progress: bytes | None = None  # the newest, not written down yet
+    holds_claim: bool = True
+    log_record: RequestLogRecord = field(init=False)  # filled in by whoever draws
+    execution: asyncio.Task[JobOutput] = field(init=False)
+    conclusion: asyncio.Task[None] = field(init=False)
+
+    def report_progress(self, progress: bytes) -> None:
+        self.pending_progress = progress
+
+
+class JobWorker:
+    """One front end's hands for jobs. `owner` is `server/front end/incarnation`.
+
+    Files are written in the threads of `blocking`, the database is asked in the runner's own: a lease is renewed in time, however slow
+    the folder is and however many callers read.
+    """
+
+    def __init__(
+        self,
+        store: JobStore,
+        results: ResultStore,
+        executor: JobExecutor,
+        offload: ThreadOffloader,
+        owner: str,
+        clock: Callable[[], float] = time.time,
+        tracer: Tracer = NO_TRACER,
+    ) -> None:
+        self._store, self._results, self._executor, self._tracer = store, results, executor, tracer
+        self._offload_files, self._offload_database = offload, ThreadOffloader(NUM_WORKER_THREADS)
+        self._owner, self._clock = owner, clock
+        self._running_jobs: set[_RunningJob] = set()
+        self._wakeup = asyncio.Event()
+        self._no_claims_before = 0.0  # by the loop's clock
+        self._is_claiming = True
+        self._has_reclaimed = False
+
+    def wake(self) -> None:
+        """There may be a job to claim, or one to drop."""
+        self._wakeup.set()
+
+    def stop_claiming(self) -> None:
+        """Claim no more jobs."""
+        self._is_claiming = False
+
+    async def run(self) -> None:
+        """Draw jobs until cancelled; `stop` has to follow."""
+        await run_periodically(self._tick, self._pause)
+
+    async def _pause(self) -> None:
+        with contextlib.suppress(
+            TimeoutError
+        ):  # `wait_for` would swallow a cancellation that comes with the event (Python 3.11)
+            async with asyncio.timeout(TICK_S):
+                await self._wakeup.wait()
+        self._wakeup.clear()
+
+    async def stop(self) -> None:
+        """Hand back, at once, what is being drawn, and close. To be called when `run` has ended."""
+        running_jobs = list(self._running_jobs)
+        for running_job in running_jobs:
+            running_job.execution.cancel()
+        await asyncio.gather(*(running_job.conclusion for running_job in running_jobs))
+        self._offload_database.close()
+
+    async def _tick(self) -> None:
+        if not self._has_reclaimed:
+            reclaimed = await self._offload_database(self._store.reclaim, self._owner, self._clock())
+            self._has_reclaimed = True
+            for record in reclaimed:
+                with request_scope(record.id, NoSpan(stored_trace_context(record.request))):
+                    _log_requeued(record, "the process that drew it ended", 0.0)
+        await self._heartbeat()
+        num_free = self._executor.capacity() - len(self._running_jobs)
+        if num_free < 1 or not self._is_claiming or asyncio.get_running_loop().time() < self._no_claims_before:
+            return
+        if models := self._executor.available_models():
+            claim_task = asyncio.ensure_future(
+                self._offload_database(self._store.claim, self._owner, models, num_free, self._clock())
+            )
+            try:
+                claimed = await asyncio.shield(claim_task)
+            except asyncio.CancelledError:  # `run` ends; what was claimed meanwhile is handed back by `stop`
+                claimed = await claim_task
+                self._start_all(claimed)
+                raise
+            self._start_all(claimed)
+
+    def _start_all(self, records: list[JobRecord]) -> None:
+        now = asyncio.get_running_loop().time()
+        for record in records:
+            claim, span = Claim(record.id, self._owner, record.attempt), execution_span(self._tracer, record)
+            running_job = _RunningJob(record, claim, lease_renewed_at=now, span=span)
+            self._start(running_job)
+            self._running_jobs.add(running_job)
+
+    def _start(self, running_job: _RunningJob) -> None:
+        record = running_job.record
+        with (
+            request_scope(record.id, running_job.span),
+            request_log_scope() as running_job.log_record,
+        ):  # tasks keep what they were made in
+            log.debug("%s is drawn", record.id, extra=fields(event="job_claimed", attempt=record.attempt))
+            running_job.execution = asyncio.create_task(
+                self._executor.execute(record, running_job.report_progress), name=f"draw {record.id}"
+            )
+            running_job.conclusion = asyncio.create_task(self._conclude(running_job), name=f"conclude {record.id}")
+
+    async def _heartbeat(self) -> None:
+        """Renew leases and write down progress where it is time; drop what is no longer ours."""
+        now = asyncio.get_running_loop().time()
+        running_jobs = {running_job.claim: running_job for running_job in self._running_jobs}
+        renewals: dict[Claim, bytes | None] = {}
+        for claim, running_job in running_jobs.items():
+            progress = running_job.pending_progress if now - running_job.progress_written_at >= TICK_S else None
+            if progress is not None or now - running_job.lease_renewed_at >= RENEW_EVERY_S:
+                renewals[claim] = progress
+        lost = await self._offload_database(self._store.renew, renewals, self._clock())
+        for claim, progress in renewals.items():
+            running_job = running_jobs[claim]
+            running_job.lease_renewed_at = now
+            if progress is not None:
+                running_job.progress_written_at = now
+                if running_job.pending_progress is progress:
+                    running_job.pending_progress = None
+        unrenewed = running_jobs.keys() - renewals.keys()
+        if unrenewed:
+            lost |= unrenewed - await self._offload_database(self._store.still_held, unrenewed)
+        for claim in lost:
+            running_jobs[claim].holds_claim = False
+            running_jobs[claim].execution.cancel()
+
+    async def _conclude(self, running_job: _RunningJob) -> None:
+        """Wait until the drawing has ended, one way or another, and write down which."""
+        await asyncio.wait([running_job.execution])
+        try:
+            if running_job.execution.cancelled():
+                running_job.span.fail(RequestCancelled.code)
+                if running_job.holds_claim:
+                    await self._requeue(running_job, "the front end stops", 0.0)
+                else:
+                    await self._abandon(running_job)
+            elif (error := running_job.execution.exception()) is None:
+                await self._succeed(running_job, running_job.execution.result())
+            else:
+                await self._fail(running_job, error)
+        except Exception:  # the lease runs out, and the job is drawn again
+            log.exception("the end of %s could not be written down", running_job.claim.job_id)
+            running_job.span.fail(InternalError.code)
+        finally:
+            running_job.span.end()
+            self._running_jobs.discard(running_job)
+            self.wake()
+
+    async def _succeed(self, running_job: _RunningJob, output: JobOutput) -> None:
+        claim = running_job.claim
+        try:
+            names = await self._offload_files(
+                self._results.save, claim.job_id, claim.attempt, output.files, output.suffix
+            )
+        except Exception as error:  # stores of objects share no error of their own
+            await self._requeue_unsaved(running_job, error)
+            return
+        # When this raises, nobody knows whether the job has succeeded: its files stay, and go with it.
+        if not await self._offload_database(
+            self._store.finish, claim, names, output.metrics, self._clock(), running_job.log_record
+        ):
+            await self._offload_files(self._results.discard, claim.job_id, claim.attempt)
+            running_job.span.fail(RequestCancelled.code)
+            await self._abandon(running_job)
+
+    async def _requeue_unsaved(self, running_job: _RunningJob, error: Exception) -> None:
+        """Hand a job back whose files could not be written. That is not its own trouble: it is counted nowhere."""
+        claim = running_job.claim
+        running_job.span.fail(JobsUnavailable.code)
+        log.warning(
+            "the images of %s could not be written; no job is claimed for %g s (%s)",
+            claim.job_id,
+            RESULTS_RETRY_S,
+            error.__cause__ or error,
+        )
+        self._pause_claiming(RESULTS_RETRY_S)
+        try:
+            await self._offload_files(self._results.discard, claim.job_id, claim.attempt)
+        except Exception as cleanup_error:  # what is left goes with the job
+            log.debug(
+                "the images of %s could not be deleted either: %s",
+                claim.job_id,
+                cleanup_error.__cause__ or cleanup_error,
+            )
+        await self._requeue(running_job, "its images could not be written", RESULTS_RETRY_S)
+
+    def _pause_claiming(self, delay_s: float) -> None:
+        self._no_claims_before = max(self._no_claims_before, asyncio.get_running_loop().time() + delay_s)
+
+    async def _fail(self, running_job: _RunningJob, error: BaseException) -> None:
+        claim = running_job.claim
+        if not isinstance(error, NoriaError):
+            log.error("%s broke", claim.job_id, exc_info=error)
+            error = InternalError(f"the server failed on this job; its log has the details under {claim.job_id}.")
+        running_job.span.fail(error.code)
+        decision = retry_decision(error, running_job.record.num_engine_losses)
+        if decision is None:
+            if not await self._offload_database(self._store.fail, claim, error, self._clock(), running_job.log_record):
+                await self._abandon(running_job)
+            return
+        self._pause_claiming(decision.delay_s)
+        await self._requeue(running_job, error.message, decision.delay_s, engine_lost=decision.engine_lost)
+
+    async def _requeue(
+        self, running_job: _RunningJob, reason: str, delay_s: float, *, engine_lost: bool = False
+    ) -> None:
+        """Let others draw the job, after `delay_s`, unless it has ended or is drawn elsewhere by now."""
+        if not await self._offload_database(
+            self._store.requeue, running_job.claim, self._clock(), delay_s=delay_s, engine_lost=engine_lost
+        ):
+            await self._abandon(running_job)
+            return
+        _log_requeued(running_job.record, reason, delay_s)
+
+    async def _abandon(self, running_job: _RunningJob) -> None:
+        """Say why nothing comes of a drawing: whoever ended the job has told of its end; if nobody has, somebody else draws it."""
+        record = await self._offload_database(self._store.get, running_job.claim.job_id)
+        has_ended = record.status in TERMINAL_STATUSES
+        log.log(
+            logging.DEBUG if has_ended else logging.WARNING,
+            "%s is let go: %s",
+            record.id,
+            f"it is {record.status}" if has_ended else f"its lease of {LEASE_S:g} s ran out, and others have it",
+            extra=fields(event="job_let_go", attempt=running_job.claim.attempt),
+        )
+
+
+def _log_requeued(record: JobRecord, reason: str, delay_s: float) -> None:
+    log.info(
+        "%s is handed back, to be drawn later: %s",
+        record.id,
+        reason,
+        extra=fields(event="job_handed_back", attempt=record.attempt, delay_s=delay_s),
+    )

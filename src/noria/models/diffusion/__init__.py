@@ -1,0 +1,1 @@
+"""Diffusion model families."""

@@ -1,0 +1,216 @@
+"""Stable Diffusion 1.x and 2.x on one device: prompts to embeddings, one UNet call, latents to pixels.
+
+Loads the parts of a folder in diffusers format (safetensors only; `catalog.py` has checked it) without the pipeline around them:
+what the pipeline's loop does is done, for many requests at once, by `engine/diffusion/executor.py`. Knows nothing of requests or slots.
+
+Shapes: B images, R UNet rows (two for a guided image), T tokens, D text width, C latent channels, H × W latent size.
+"""
+
+import contextlib
+import logging
+import pathlib
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from noria.config import EngineConfig
+from noria.errors import ConfigError, ModelError
+from noria.models.weights import variant
+from noria.protocol.model_spec import ModelSpec
+from noria.sampling.previews import fit_colours
+
+_log = logging.getLogger(__name__)
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class DiffusionModel(Protocol):
+    """What the diffusion executor asks of a model family."""
+
+    device: torch.device
+    dtype: torch.dtype
+    latent_channels: int
+    latent_scale: int  # pixels of a side per latent
+    num_tokens: int
+    text_width: int
+    scheduler_config: dict[str, Any]
+    alpha_bars: np.ndarray  # ᾱ of each training timestep
+    prediction_type: str  # diffusers': what the UNet's output is
+    preview_colours: torch.Tensor  # of `sampling/previews.py`, on the device
+
+    def text_encode(self, prompts: list[str]) -> torch.Tensor:
+        """Embeddings [B, T, D] of prompts, each cut at T tokens."""
+        ...
+
+    def predict(self, latents_RCHW: torch.Tensor, timesteps_R: torch.Tensor, text_RTD: torch.Tensor) -> torch.Tensor:
+        """The UNet's raw output [R, C, H, W]."""
+        ...
+
+    def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:
+        """Pixels [B, 8H, 8W, 3], uint8."""
+        ...
+
+
+class StableDiffusion:
+    """The four parts of one StableDiffusionPipeline folder, ready on a device."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        text_encoder: Any,
+        unet: Any,
+        vae: Any,
+        scheduler_config: dict[str, Any],
+        config: EngineConfig,
+    ) -> None:
+        """Put loaded parts into the state that `config` (with no "auto" left) asks for; their device and dtype are the UNet's."""
+        self.tokenizer, self.text_encoder, self.unet, self.vae = tokenizer, text_encoder, unet, vae
+        self.scheduler_config = scheduler_config
+        self.device, self.dtype = unet.device, unet.dtype
+        self.latent_channels: int = unet.config.in_channels
+        self.latent_scale: int = 2 ** (len(vae.config.block_out_channels) - 1)
+        self.num_tokens: int = tokenizer.model_max_length
+        self.text_width: int = text_encoder.config.hidden_size
+        self._memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
+        for part in (text_encoder, unet, vae):
+            part.eval().requires_grad_(requires_grad=False)
+        unet.to(memory_format=self._memory_format)
+        vae.to(memory_format=self._memory_format)
+        set_attention(unet, config.attention)
+        self.alpha_bars = _alpha_bars(scheduler_config)
+        self.prediction_type: str = scheduler_config.get("prediction_type", "epsilon")
+        with torch.inference_mode():
+            self.preview_colours = fit_colours(self._encode_pixels, self.latent_scale).to(self.device)
+        self._unet = torch.compile(unet, dynamic=False) if config.compile else unet
+
+    @classmethod
+    def load(cls, spec: ModelSpec, config: EngineConfig, device: str) -> "StableDiffusion":
+        """Read the parts of `spec.folder` onto `device`.
+
+        Raises:
+            ModelError: a part that diffusers or transformers cannot read, in their words.
+
+        """
+        dtype = _DTYPES[config.dtype]
+        with _silence_libraries(), _wrap_load_errors(spec):
+            import diffusers
+            from transformers import CLIPTextModel, CLIPTokenizer
+
+            folder = spec.path
+            index = diffusers.DiffusionPipeline.load_config(folder)
+            tokenizer = CLIPTokenizer.from_pretrained(folder / "tokenizer")
+            text_encoder = _load_part(CLIPTextModel, folder / "text_encoder", dtype)
+            unet = _load_part(diffusers.UNet2DConditionModel, folder / "unet", dtype)
+            vae = _load_part(getattr(diffusers, index["vae"][1]), folder / "vae", dtype)
+            scheduler_config = diffusers.DDIMScheduler.load_config(folder / "scheduler")
+            return cls(
+                tokenizer, text_encoder.to(device), unet.to(device), vae.to(device), dict(scheduler_config), config
+            )
+
+    def text_encode(self, prompts: list[str]) -> torch.Tensor:
+        """Embeddings [B, T, D] as `StableDiffusionPipeline.encode_prompt` makes them: padded to T tokens, cut beyond."""
+        tokens = self.tokenizer(
+            prompts, padding="max_length", max_length=self.num_tokens, truncation=True, return_tensors="pt"
+        )
+        mask = (
+            tokens.attention_mask.to(self.device)
+            if getattr(self.text_encoder.config, "use_attention_mask", False)
+            else None
+        )
+        embeddings: torch.Tensor = self.text_encoder(tokens.input_ids.to(self.device), attention_mask=mask)[0]
+        return embeddings.to(self.dtype)
+
+    def _encode_pixels(self, pixels_N3HW: torch.Tensor) -> torch.Tensor:
+        """Latents [N, C, H, W] of pixels in -1 to 1, scaled as the UNet has them."""
+        encoded = self.vae.encode(pixels_N3HW.to(self.device, self.dtype))
+        latents = (
+            encoded.latent_dist.mode() if hasattr(encoded, "latent_dist") else encoded.latents
+        )  # AutoencoderTiny's
+        scaled: torch.Tensor = latents * self.vae.config.scaling_factor
+        return scaled
+
+    def predict(self, latents_RCHW: torch.Tensor, timesteps_R: torch.Tensor, text_RTD: torch.Tensor) -> torch.Tensor:
+        """The UNet's raw output [R, C, H, W]: epsilon or v, whatever it was trained for."""
+        latents_RCHW = latents_RCHW.to(self.dtype).contiguous(memory_format=self._memory_format)
+        output: torch.Tensor = self._unet(latents_RCHW, timesteps_R, encoder_hidden_states=text_RTD, return_dict=False)[
+            0
+        ]
+        return output
+
+    def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:
+        """Pixels [B, height, width, 3], uint8, rounded as diffusers' VaeImageProcessor does."""
+        scaled = latents_BCHW.to(self.dtype) / self.vae.config.scaling_factor
+        image = self.vae.decode(scaled.contiguous(memory_format=self._memory_format), return_dict=False)[0]
+        image_BCHW: torch.Tensor = (image.float() * 0.5 + 0.5).clamp(0, 1)
+        return (image_BCHW.permute(0, 2, 3, 1) * 255).round().to(torch.uint8).contiguous()
+
+
+def _alpha_bars(scheduler_config: dict[str, Any]) -> np.ndarray:
+    """ᾱ of each training timestep, as diffusers computes it from the betas of the configuration."""
+    import diffusers
+
+    return np.asarray(diffusers.DDIMScheduler.from_config(scheduler_config).alphas_cumprod, np.float64)
+
+
+def set_attention(unet: Any, kind: str) -> None:
+    """Choose how the UNet computes attention: the seed article's switches, as diffusers names them."""
+    if kind == "sdpa":  # memory-efficient attention of torch itself; diffusers' own default
+        from diffusers.models.attention_processor import AttnProcessor2_0
+
+        unet.set_attn_processor(AttnProcessor2_0())
+    elif kind == "plain":
+        from diffusers.models.attention_processor import AttnProcessor
+
+        unet.set_attn_processor(AttnProcessor())
+    elif kind == "sliced":
+        unet.set_attention_slice("auto")
+    elif kind == "xformers":
+        try:
+            unet.enable_xformers_memory_efficient_attention()
+        except (ImportError, ModuleNotFoundError, ValueError) as error:
+            raise ConfigError(
+                f"engine.attention is 'xformers', which does not work here: {error}. Use 'sdpa'."
+            ) from error
+    else:
+        raise AssertionError(kind)
+
+
+def _load_part(part_class: Any, folder: pathlib.Path, dtype: torch.dtype) -> Any:
+    """One part with all its weights; the libraries would fill what a file lacks with random numbers, and say so to nobody."""
+    part, info = part_class.from_pretrained(
+        folder,
+        dtype=dtype,
+        output_loading_info=True,
+        use_safetensors=True,
+        local_files_only=True,
+        variant=variant(folder),
+    )
+    missing_keys = sorted([*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])])
+    if missing_keys:
+        raise ModelError(
+            f"the weights in {folder} are not of its configuration: {len(missing_keys)} parameters are missing or of another shape, "
+            f"the first is {missing_keys[0]}. Save the model again with save_pretrained."
+        )
+    return part
+
+
+@contextlib.contextmanager
+def _silence_libraries() -> Any:
+    """Without progress bars and without advice about torchvision; real failures still raise."""
+    import diffusers
+    import transformers
+
+    diffusers.utils.logging.set_verbosity_error()
+    diffusers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    yield
+
+
+@contextlib.contextmanager
+def _wrap_load_errors(spec: ModelSpec) -> Any:
+    """Turn what the libraries raise into an error that names the model."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+        raise ModelError(f"the model in {spec.folder} cannot be loaded: {error}") from error

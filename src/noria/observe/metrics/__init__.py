@@ -1,0 +1,1 @@
+"""Metrics: declared once, merged over processes, exported."""

@@ -1,0 +1,72 @@
+"""NVIDIA GPUs as dcgm-exporter names their figures, read by NVML at the scrape; nothing where there is no GPU or no NVML."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+
+from noria.observe.metrics.declarations import GPU_METRICS
+
+_MIB = 2**20
+
+
+def open_nvml() -> Any | None:
+    """The NVML binding, ready; None where it is not installed or finds no driver."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml
+
+
+class GpuCollector:
+    """A collector for prometheus_client; `nvml` is the module `pynvml`, or what stands in for it."""
+
+    def __init__(self, nvml: Any | None) -> None:
+        self._nvml = nvml
+
+    def collect(self) -> Iterator[Metric]:
+        """One sample a GPU and figure; a figure that a GPU does not tell is left out, and so is a GPU that does not answer."""
+        nvml = self._nvml
+        if nvml is None:
+            return
+        families = {
+            name: GaugeMetricFamily(name, declaration.help, labels=declaration.labels)
+            for name, declaration in GPU_METRICS.items()
+        }
+        with contextlib.suppress(nvml.NVMLError):  # the driver is being replaced: no reason to hide all other metrics
+            for index in range(nvml.nvmlDeviceGetCount()):
+                _add_samples(nvml, index, families)
+        yield from families.values()
+
+
+def _add_samples(nvml: Any, index: int, families: Mapping[str, GaugeMetricFamily]) -> None:
+    """A GPU's figures; none of one that has fallen off the bus."""
+    with contextlib.suppress(nvml.NVMLError):
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        labels = [str(index), _text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle))]
+        for name, read in _READERS.items():
+            with contextlib.suppress(nvml.NVMLError):
+                families[name].add_metric(labels, read(nvml, handle))
+
+
+def _text(name: str | bytes) -> str:
+    return name.decode() if isinstance(name, bytes) else name
+
+
+_READERS: dict[str, Callable[[Any, Any], float]] = {
+    "DCGM_FI_DEV_GPU_UTIL": lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
+    "DCGM_FI_DEV_MEM_COPY_UTIL": lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).memory,
+    "DCGM_FI_DEV_FB_USED": lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used / _MIB,
+    "DCGM_FI_DEV_FB_FREE": lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).free / _MIB,
+    "DCGM_FI_DEV_GPU_TEMP": lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
+    "DCGM_FI_DEV_POWER_USAGE": lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
+    "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": lambda nvml, gpu: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu),
+    "DCGM_FI_DEV_SM_CLOCK": lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
+}
+assert set(_READERS) == set(GPU_METRICS)

@@ -1,0 +1,91 @@
+"""The server's processes and the machine under them, read when somebody asks: so dashboards need no cAdvisor and no dcgm-exporter.
+
+Processes are found by the names that they give themselves: the supervisor, which started this one, and its children.
+"""
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Iterator
+
+import psutil
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from noria.observe import cgroup
+from noria.observe.metrics import declarations
+from noria.observe.metrics.declarations import Declaration
+
+
+class ProcessCollector:
+    """A collector for prometheus_client."""
+
+    def collect(self) -> Iterator[Metric]:
+        """One sample a process, and the machine's size."""
+        cpu_s, memory, start_s = (
+            _family(declaration)
+            for declaration in (
+                declarations.PROCESS_CPU_SECONDS,
+                declarations.PROCESS_MEMORY_BYTES,
+                declarations.PROCESS_START_SECONDS,
+            )
+        )
+        for name, process in _server_processes():
+            with contextlib.suppress(psutil.Error), process.oneshot():
+                times = process.cpu_times()
+                cpu_s.add_metric([name], times.user + times.system)
+                memory.add_metric([name], process.memory_info().rss)
+                start_s.add_metric([name], process.create_time())
+        cores, limit = _family(declarations.MACHINE_CORES), _family(declarations.MACHINE_MEMORY_BYTES)
+        num_cores, memory_bytes = len(os.sched_getaffinity(0)), psutil.virtual_memory().total
+        # A group may be allowed more than there is.
+        cores.add_metric([], min(cgroup.cpu_limit() or num_cores, num_cores))
+        limit.add_metric([], min(cgroup.memory_limit() or memory_bytes, memory_bytes))
+        yield from (cpu_s, memory, start_s, cores, limit)
+
+
+def _family(declaration: Declaration) -> CounterMetricFamily | GaugeMetricFamily:
+    family_class = CounterMetricFamily if declaration.kind == "counter" else GaugeMetricFamily
+    return family_class(declaration.name.removesuffix("_total"), declaration.help, labels=declaration.labels)
+
+
+def _server_processes() -> Iterator[tuple[str, psutil.Process]]:
+    """Each process with its name: `supervisor`, `frontend-0`, `engine-0`; of a front end that nobody supervises, itself alone."""
+    own = psutil.Process()
+    with contextlib.suppress(psutil.Error):
+        parent = own.parent()
+        if parent is not None and process_name(parent) == "supervisor":
+            yield "supervisor", parent
+            for child in child_processes(parent):
+                if name := process_name(child):
+                    yield name, child
+            return
+    yield process_name(own) or "frontend", own
+
+
+def child_processes(process: psutil.Process) -> list[psutil.Process]:
+    """Its children, as the kernel lists them; psutil looks at every process of the machine. Raises psutil.Error: it has ended.
+
+    While one ends, another may be missing from the kernel's list (proc(5)): until the next scrape.
+    """
+    try:
+        lists = [path.read_text() for path in pathlib.Path(f"/proc/{process.pid}/task").glob("*/children")]
+    except OSError:  # a thread that ended meanwhile
+        lists = []
+    if not lists:  # a kernel without CONFIG_PROC_CHILDREN
+        all_children: list[psutil.Process] = process.children()
+        return all_children
+    children = []
+    for pid in " ".join(lists).split():
+        with contextlib.suppress(psutil.Error):  # it has ended
+            children.append(psutil.Process(int(pid)))
+    return children
+
+
+def process_name(process: psutil.Process) -> str | None:
+    """What it calls itself after "noria"; the title is one string, so not a command line that merely mentions us. None when it has ended."""
+    try:
+        title = pathlib.Path(f"/proc/{process.pid}/cmdline").read_bytes().rstrip(b"\0").decode(errors="replace")
+    except OSError:
+        return None
+    parts = title.split(" ")
+    return parts[-1] if parts[0] == "noria" and "\0" not in title else None

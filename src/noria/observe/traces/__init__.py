@@ -1,0 +1,1 @@
+"""Traces: spans of a request across processes."""

@@ -1,0 +1,1 @@
+"""The step scheduler: the running batch of images. PURE."""

@@ -1,0 +1,199 @@
+"""When will it start, when will it be done: the wheel turned ahead on the cost model, from one departure to the next.
+
+Between two departures nothing changes but the cursors, so the forecast jumps: each jump ends when the next image is drawn, gives its
+slot to whoever is first in the queue, and goes on. It boards, steps and decodes by the scheduler's own rules; so with exact costs, one
+shape class, a policy whose order does not change and nobody to come, it is what will happen. What it cannot know is who is still to
+come; `company` stands for them: rows that are usual at present, and that a step is therefore taken to have even when the known
+images leave.
+"""
+
+from bisect import insort
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from noria.scheduling.costs import CostModel
+from noria.scheduling.step.batch_selection import BatchLimits, select_batch
+from noria.scheduling.types import BatchKey, ImageId
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedImage:
+    """An image on its way, as the forecast moves it."""
+
+    image: ImageId
+    batch_key: BatchKey
+    rows: int
+    calls_left: float
+    running: bool = False
+    exclusive: bool = False
+    deadline_s: float | None = None  # seconds from now; None: whenever it is done
+    rank: int = 0  # in the policy's order; this and the next the forecast fills in
+    start_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Seconds from now."""
+
+    start_in_s: float
+    finish_in_s: float
+
+
+def forecast(
+    in_order: Sequence[SimulatedImage],
+    num_slots: int,
+    costs: CostModel,
+    expected_batch_size: Mapping[BatchKey, float],
+    decode_batch: int = 4,
+) -> dict[ImageId, Forecast]:
+    """The start and finish of every image; all of them, seated and waiting, in the order in which they go first. Consumes its arguments.
+
+    The slots that are free are filled at once. An image's own decoding counts, and delays everybody.
+    """
+    simulation = _Simulation(num_slots, costs, expected_batch_size, decode_batch)
+    for rank, each in enumerate(in_order):
+        each.rank = rank
+        if each.running:
+            simulation.assign(each)
+        else:
+            simulation.queue.append(each)
+    while simulation.num_running or simulation.queue:
+        simulation.join()
+        simulation.step()
+        simulation.decode()
+    return simulation.done
+
+
+@dataclass(slots=True)
+class _KeyGroup:
+    """The images of one shape class that have calls left, by their places, and those of them that step."""
+
+    batch_key: BatchKey
+    max_rows: int  # rows of a call
+    expected_rows: int  # rows of a call at present, at most the limit
+    images: list[SimulatedImage] = field(default_factory=list)
+    stepping: list[SimulatedImage] = field(default_factory=list)
+    is_stale: bool = True  # somebody came or left since `settle`
+    step_s: float = 0.0
+    min_calls_left: float = 0.0  # calls until the next one is drawn
+    _step_s_by_rows: dict[int, float] = field(default_factory=dict)  # by rows
+
+    def select(self, costs: CostModel, now: float, share: float, *, is_full: bool) -> None:
+        """Say who steps, and what a step costs: with the usual company, as far as those who step can afford it."""
+
+        def step_s(rows: int) -> float:
+            if rows not in self._step_s_by_rows:
+                self._step_s_by_rows[rows] = costs.step_s(self.batch_key, rows)
+            return self._step_s_by_rows[rows]
+
+        limits = BatchLimits(self.max_rows, step_s, costs.decode_s(self.batch_key), share, is_full)
+        self.stepping, max_step_s = select_batch(self.images, limits, now)
+        known_s = step_s(sum([each.rows for each in self.stepping]))
+        self.step_s = max(known_s, min(step_s(self.expected_rows), max_step_s)) if self.expected_rows else known_s
+        self.min_calls_left = min([each.calls_left for each in self.stepping])
+        self.is_stale = False
+
+    def advance(self, calls: float) -> list[SimulatedImage]:
+        """Those who step do so; returns those who are drawn then."""
+        self.min_calls_left -= calls
+        for each in self.stepping:
+            each.calls_left -= calls
+        if self.min_calls_left >= 0.5:
+            return []
+        denoised = [each for each in self.stepping if each.calls_left < 0.5]
+        for each in denoised:
+            self.images.remove(each)
+        self.is_stale = True
+        return denoised
+
+
+@dataclass(slots=True)
+class _Simulation:
+    num_slots: int
+    costs: CostModel
+    expected_batch_size: Mapping[BatchKey, float]
+    decode_batch: int
+    now: float = 0.0
+    num_running: int = 0
+    queue: deque[SimulatedImage] = field(default_factory=deque)
+    groups: dict[BatchKey, _KeyGroup] = field(default_factory=dict)
+    denoised: list[SimulatedImage] = field(default_factory=list)  # whose decoding is left
+    exclusive_request_id: str | None = None  # the request that shares the wheel with nobody
+    done: dict[ImageId, Forecast] = field(default_factory=dict)
+
+    def assign(self, each: SimulatedImage) -> None:
+        """Give an image a slot, now."""
+        each.start_s = self.now
+        self.num_running += 1
+        if each.exclusive:
+            self.exclusive_request_id = each.image.request_id
+        if each.calls_left <= 0:
+            self.denoised.append(each)
+            return
+        if each.batch_key not in self.groups:
+            max_rows = self.costs.rows_limit(each.batch_key)
+            self.groups[each.batch_key] = _KeyGroup(
+                each.batch_key, max_rows, min(round(self.expected_batch_size.get(each.batch_key, 0.0)), max_rows)
+            )
+        group = self.groups[each.batch_key]
+        insort(group.images, each, key=_rank)
+        group.is_stale = True
+
+    def join(self) -> None:
+        """Fill the free slots from the head of the queue."""
+        text_encode_s = 0.0
+        while self.queue and self.num_running < self.num_slots:
+            first = self.queue[0]
+            if (
+                self.num_running
+                and (self.exclusive_request_id or first.exclusive)
+                and self.exclusive_request_id != first.image.request_id
+            ):
+                break
+            self.assign(self.queue.popleft())
+            text_encode_s += self.costs.text_encode_s(first.batch_key.model)
+        self.now += text_encode_s
+
+    def step(self) -> None:
+        """Move on to the next departure, or by one turn while somebody waits for the decoder."""
+        groups = [group for group in self.groups.values() if group.images]
+        if not groups:
+            return
+        num_images = 0
+        for group in groups:
+            num_images += len(group.images)
+        is_full = self.num_running >= self.num_slots
+        for group in groups:
+            if group.is_stale:
+                group.select(self.costs, self.now, len(group.images) / num_images, is_full=is_full)
+        # Classes share the device in proportion to what they have seated, so a turn of one takes as long as its share is small.
+        iterations_s = [group.step_s * num_images / len(group.images) for group in groups]
+        if self.denoised:
+            jump_s = min(iterations_s)
+        else:
+            jump_s = min(
+                [group.min_calls_left * iteration_s for group, iteration_s in zip(groups, iterations_s, strict=True)]
+            )
+        self.now += jump_s
+        for group, iteration_s in zip(groups, iterations_s, strict=True):
+            # At no cost at all (nothing measured yet) everybody arrives at once.
+            self.denoised += group.advance(
+                jump_s / iteration_s if iteration_s else max([each.calls_left for each in group.stepping])
+            )
+
+    def decode(self) -> None:
+        """One batch of those that are drawn; they leave."""
+        batch_key = self.denoised[0].batch_key
+        departing = [each for each in self.denoised if each.batch_key == batch_key][: self.decode_batch]
+        self.denoised = [each for each in self.denoised if each not in departing]
+        self.now += self.costs.decode_s(batch_key, len(departing))
+        for each in departing:
+            self.done[each.image] = Forecast(each.start_s, self.now)
+        self.num_running -= len(departing)
+        if not self.num_running:
+            self.exclusive_request_id = None
+
+
+def _rank(each: SimulatedImage) -> int:
+    return each.rank

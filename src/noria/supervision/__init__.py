@@ -1,1 +1,0 @@
-"""PURE: what the supervisor decides about its children. Time is an argument; nothing here starts, signals or reads anything."""

@@ -1,0 +1,1 @@
+"""PROCESS: starts, watches, restarts and stops the other processes."""

@@ -1,0 +1,136 @@
+"""GET /v1/live from real servers that show, refuse, break off, or are none of ours."""
+
+import asyncio
+import json
+import socket
+import threading
+
+import pytest
+from showing import engine_view, engines_event, unreachable_url, view_event
+
+from noria.cli.top.events import EnginesEvent, EngineViewEvent
+from noria.cli.top.stream import ServerUnreachable, checked_url, local_url, stream_events
+from noria.config import FrontendConfig
+from noria.errors import ConfigError, LiveError
+
+
+def error_body(message, code="unauthorized"):
+    return json.dumps({"error": {"code": code, "message": message, "request_id": "r"}}).encode()
+
+
+def collect_events(url, key=None):
+    """Everything that `url` says until it ends."""
+
+    async def listen():
+        found = []
+        try:
+            async for event in stream_events(url, key):
+                found.append(event)  # noqa: PERF401 - what was heard before the end counts
+        except ServerUnreachable as error:
+            return found, str(error)
+
+    return asyncio.run(listen())
+
+
+def test_events_are_read_until_the_connection_ends(live_server):
+    server = live_server([engines_event("engine-0"), b": still here\n\n", view_event("engine-0", engine_view()), None])
+    found, words = collect_events(server.url)
+    assert [type(event) for event in found] == [EnginesEvent, EngineViewEvent]
+    assert words == "it has ended the connection"
+    assert server.asked == [("/v1/live?pictures=false", None)]
+
+
+def test_the_key_is_sent(live_server):
+    server = live_server([None])
+    collect_events(server.url, "noria-key")
+    assert server.asked == [("/v1/live?pictures=false", "Bearer noria-key")]
+
+
+def test_pieces_of_any_size_and_ends_of_lines_in_names_are_read(live_server):
+    said = engines_event("engine\u2028-\x85é")
+    server = live_server([*(bytes([byte]) for byte in said), None])
+    ((event,), _) = collect_events(server.url)
+    assert event.engines[0].name == "engine\u2028-\x85é"
+
+
+def test_nobody_listening_is_unreachable():
+    with unreachable_url() as url:
+        found, words = collect_events(url)
+    assert found == []
+    assert "failed" in words or "refused" in words
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_server_that_is_full_or_stops_is_unreachable(live_server, status):
+    assert collect_events(live_server((status, error_body("come again"))).url) == (
+        [],
+        f"it answers {status}: come again",
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [
+        (401, error_body("no key came with it."), r"wants an API key: no key came with it\. .*--key-file FILE"),
+        (404, error_body("live is off."), r"does not show its wheel: live is off\. .*frontend\.live is off there"),
+        (418, error_body("\x1b[2Jno"), r"answers 418: \\x1b\[2Jno"),
+        (404, b"<h1>Not Found</h1>", r"is no Noria: it answers GET /v1/live with status 404\. Name the URL"),
+        (200, b"<h1>Welcome</h1>", "is no Noria"),
+        (401, b"Who?", "is no Noria"),
+    ],
+)
+def test_an_error_response_is_reported_in_words(live_server, status, body, words):
+    with pytest.raises(LiveError, match=words):
+        collect_events(live_server((status, body)).url)
+
+
+@pytest.mark.parametrize("said", [b"event: engines\ndata: {}\n\n", b"event: wheel\ndata: \xff\n\n"])
+def test_an_unknown_stream_is_reported(live_server, said):
+    with pytest.raises(LiveError, match="says what this version of Noria does not understand"):
+        collect_events(live_server([said]).url)
+
+
+def test_a_line_without_end_is_not_kept(live_server):
+    server = live_server([b"x" * 2**20] * 20)
+    with pytest.raises(LiveError, match="lines of more than"):
+        collect_events(server.url)
+
+
+def test_a_server_without_http_is_unreachable():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer():
+            connection, _ = listener.accept()
+            connection.recv(1000)
+            connection.sendall(b"SSH-2.0-x\r\n")
+            connection.close()
+
+        threading.Thread(target=answer, daemon=True).start()
+        found, words = collect_events(f"http://127.0.0.1:{listener.getsockname()[1]}")
+    assert found == []
+    assert words
+
+
+@pytest.mark.parametrize(
+    "url", ["", "localhost:8000", "ftp://a", "http://", "http://a:b", "http://[::1", "http://a:99999"]
+)
+def test_what_is_no_url_is_refused(url):
+    with pytest.raises(ConfigError, match=r"the URL is .*http://HOST:PORT"):
+        checked_url(url)
+
+
+def test_a_url_ends_without_a_slash():
+    assert checked_url("http://host:1/noria/") == "http://host:1/noria"
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("127.0.0.1", "http://127.0.0.1:81"), ("0.0.0.0", "http://127.0.0.1:81"), ("::", "http://[::1]:81")],
+)
+def test_the_settings_say_where_the_local_server_is(host, url):
+    assert local_url(FrontendConfig(host=host, port=81)) == url
+
+
+def test_any_free_port_is_no_url():
+    with pytest.raises(ConfigError, match=r"frontend\.port is 0"):
+        local_url(FrontendConfig(port=0))

@@ -1,0 +1,525 @@
+"""The diffusion executor against diffusers' own pipeline, and against itself: alone = in any mixed batch."""
+
+import math
+import time
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from noria.config import EngineConfig
+from noria.engine.diffusion import executor as diffusion
+from noria.engine.diffusion.executor import DiffusionExecutor, PipelineFillDetector
+from noria.engine.diffusion.loading import warm_up
+from noria.engine.diffusion.prompt_embeddings import PromptEmbeddingCache
+from noria.engine.loop import EngineLoop, ImageReady, PreviewReady, RequestClosed
+from noria.errors import ModelError
+from noria.images import schedulers
+from noria.models.catalog import open_model
+from noria.models.diffusion.stable_diffusion import StableDiffusion
+from noria.protocol.request import ImageRequest
+from noria.sampling.previews import downscale
+from noria.scheduling.step.scheduler import StepScheduler
+from noria.scheduling.types import FinishReason
+
+# One uint8 step: kernels round differently with the batch's size, and a value near a half goes either way.
+NATURAL_TOLERANCE = 1
+# Against the pipeline, which also sums a step's terms in another order, in 50 steps at most.
+PARITY_TOLERANCE = 2
+
+
+DEVICES = ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)]
+
+
+def load(folder, device="cpu", **settings):
+    torch.set_num_threads(1)  # the suite may share its cores
+    spec = open_model(str(folder))
+    config = EngineConfig(dtype="float32", slots=8, threads=1, **settings)
+    return spec, DiffusionExecutor(StableDiffusion.load(spec, config, device), config)
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def tiny(tiny_folder, request):
+    return load(tiny_folder, request.param)
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def padded(tiny_folder, request):
+    return load(tiny_folder, request.param, buckets=(16,))
+
+
+def make_request(spec, number, **fields):
+    defaults = dict(  # noqa: C408 - reads as the call that it becomes
+        request_id=f"r{number}",
+        prompt=["a red circle", "a blue square above a green star", "", "a large ring at the top left"][number % 4],
+        negative_prompt=["", "a black cross"][number % 2],
+        seed=1000 + number,
+        width_px=spec.default_width_px,
+        height_px=spec.default_height_px,
+        num_steps=8,
+        guidance_scale=4.0,
+        num_images=1,
+        scheduler="ddim",
+        timeout_s=math.inf,
+    )
+    return ImageRequest(**(defaults | fields))
+
+
+def generate(executor, requests, arrivals=None):
+    """Images [height, width, 3] by (request id, index); wish k is submitted before turn `arrivals[k]`."""
+    arrivals = arrivals or [0] * len(requests)
+    images, ends = {}, {}
+
+    def on_event(event):
+        request = event.prepared.request
+        if isinstance(event, ImageReady):
+            pixels = np.frombuffer(event.pixels.rgb(), np.uint8)
+            images[request.request_id, event.index] = pixels.reshape(request.height_px, request.width_px, 3)
+        elif isinstance(event, RequestClosed):
+            ends[request.request_id] = event.event
+
+    loop = EngineLoop(StepScheduler(8), executor, on_event, lambda: 0.0)
+    waiting = sorted(zip(arrivals, requests, strict=True), key=lambda pair: pair[0])
+    iteration = 0
+    while waiting or loop.scheduler.num_running or loop.scheduler.num_waiting:
+        while waiting and waiting[0][0] <= iteration:
+            loop.submit(executor.prepare(waiting.pop(0)[1]))
+        loop.run_iteration()
+        iteration += 1
+    assert {end.end for end in ends.values()} == {FinishReason.FINISHED}, ends
+    return images
+
+
+def difference(a, b):
+    return int(np.abs(a.astype(int) - b.astype(int)).max())
+
+
+@pytest.fixture(scope="module")
+def pipeline(tiny_folder):
+    from diffusers import StableDiffusionPipeline
+
+    pipe = StableDiffusionPipeline.from_pretrained(tiny_folder, dtype=torch.float32, safety_checker=None)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def generate_with_pipeline(pipe, request):
+    import diffusers
+
+    choice = schedulers.find(request.scheduler)
+    own_config = diffusers.DDIMScheduler.load_config(pipe.config._name_or_path, subfolder="scheduler")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # diffusers' deprecations of its own configuration keys
+        overrides = {"clip_sample": False, "steps_offset": 1, **choice.overrides}
+        pipe.scheduler = getattr(diffusers, choice.diffusers_class).from_config(own_config, **overrides)
+        (image,) = pipe(
+            request.prompt,
+            negative_prompt=request.negative_prompt,
+            width=request.width_px,
+            height=request.height_px,
+            num_inference_steps=request.num_steps,
+            guidance_scale=request.guidance_scale,
+            generator=torch.Generator("cpu").manual_seed(request.seed),
+            output_type="np",
+        ).images
+    return (image * 255).round().astype(np.uint8)
+
+
+DIFFUSION_SCHEDULERS = [choice.name for choice in schedulers.SCHEDULERS if choice.family == "diffusion"]
+
+
+@pytest.mark.parametrize("name", DIFFUSION_SCHEDULERS)
+def test_each_scheduler_draws_what_the_pipeline_draws(tiny, pipeline, name):
+    spec, executor = tiny
+    for number, (steps, guidance) in enumerate([(4, 1.0), (20, 5.0)]):
+        request = make_request(spec, number + 1, scheduler=name, num_steps=steps, guidance_scale=guidance)
+        ours = generate(executor, [request])[request.request_id, 0]
+        theirs = generate_with_pipeline(pipeline.to(executor.model.device), request)
+        assert difference(ours, theirs) <= PARITY_TOLERANCE, f"{name}, {steps} steps"
+
+
+def mixed_requests(spec):
+    names = ["ddim", "euler", "euler-a", "dpm++2m-karras", "pndm", "heun", "unipc", "lms"]
+    return [
+        make_request(spec, k, scheduler=names[k % 8], num_steps=5 + 3 * k, guidance_scale=1.0 + 11 * (k % 5) / 4)
+        for k in range(16)
+    ]
+
+
+def test_alone_is_as_in_a_mixed_staggered_batch(tiny):
+    spec, executor = tiny
+    requests = mixed_requests(spec)
+    together = generate(executor, requests, arrivals=[(7 * k) % 23 for k in range(16)])
+    for request in requests:
+        single = generate(executor, [request])[request.request_id, 0]
+        assert difference(single, together[request.request_id, 0]) <= NATURAL_TOLERANCE, request
+
+
+def test_at_one_padded_bucket_alone_is_as_in_a_mixed_batch_bit_by_bit(padded):
+    spec, executor = padded
+    requests = mixed_requests(spec)
+    together = generate(executor, requests, arrivals=[(5 * k) % 19 for k in range(16)])
+    fresh = DiffusionExecutor(executor.model, executor._config)  # with no embedding left over from the crowd
+    for request in requests:
+        single = generate(fresh, [request])[request.request_id, 0]
+        assert np.array_equal(single, together[request.request_id, 0]), request
+
+
+def test_image_k_of_a_request_is_the_image_of_seed_plus_k(tiny):
+    spec, executor = tiny
+    many = generate(executor, [make_request(spec, 1, num_images=3, scheduler="euler-a")])
+    for k in range(3):
+        one = generate(executor, [make_request(spec, 1, seed=1001 + k, scheduler="euler-a")])["r1", 0]
+        assert difference(many["r1", k], one) <= NATURAL_TOLERANCE
+
+
+def test_sizes_share_the_wheel(tiny):
+    spec, executor = tiny
+    requests = [make_request(spec, 1), make_request(spec, 2, width_px=48), make_request(spec, 3, height_px=64)]
+    together = generate(executor, requests)
+    for request in requests:
+        image = together[request.request_id, 0]
+        assert image.shape == (request.height_px, request.width_px, 3)
+        assert difference(generate(executor, [request])[request.request_id, 0], image) <= NATURAL_TOLERANCE
+
+
+@pytest.fixture(scope="module")
+def bundled(bundled_folder):
+    from diffusers import StableDiffusionPipeline
+
+    pipe = StableDiffusionPipeline.from_pretrained(bundled_folder, dtype=torch.float32, safety_checker=None)
+    pipe.set_progress_bar_config(disable=True)
+    return *load(bundled_folder), pipe
+
+
+@pytest.mark.parametrize("name", DIFFUSION_SCHEDULERS)
+def test_the_bundled_model_draws_what_its_pipeline_draws(bundled, name):
+    spec, executor, pipe = bundled
+    request = make_request(spec, 1, prompt="a red circle above a blue square", scheduler=name, num_steps=6)
+    ours = generate(executor, [request])[request.request_id, 0]
+    assert difference(ours, generate_with_pipeline(pipe, request)) <= PARITY_TOLERANCE
+    assert ours.std() > 10, "a flat image is no drawing"
+
+
+def test_latents_that_overflow_fail_their_request_alone(tiny):
+    spec, executor = tiny
+    from noria.errors import GenerationFailed
+
+    failures = []
+
+    def on_event(event):
+        if isinstance(event, ImageReady):
+            try:
+                event.pixels.rgb()
+            except GenerationFailed as error:
+                failures.append((event.prepared.request.request_id, str(error)))
+
+    loop = EngineLoop(StepScheduler(8), executor, on_event, lambda: 0.0)
+    for number in (1, 2):
+        loop.submit(executor.prepare(make_request(spec, number, num_steps=3)))
+    loop.run_iteration()
+    with torch.inference_mode():
+        executor._history(executor._requests["r1"].shape)[0] = math.nan
+    while loop.run_iteration() is not None:
+        pass
+    assert [name for name, _ in failures] == ["r1"]
+    assert "not finite" in failures[0][1]
+    later = generate(executor, [make_request(spec, 5)])  # boards the very slot that held the NaN
+    assert difference(later["r5", 0], generate(executor, [make_request(spec, 5)])["r5", 0]) == 0
+
+
+def test_a_model_that_raises_fails_the_turn_and_not_the_engine(tiny, monkeypatch):
+    spec, executor = tiny
+    ends = []
+    loop = EngineLoop(StepScheduler(8), executor, ends.append, lambda: 0.0)
+    loop.submit(executor.prepare(make_request(spec, 1)))
+
+    def broken(*_):
+        raise RuntimeError("a tensor of another shape")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(executor.model, "predict", broken)
+        loop.run_iteration()
+    assert (ends[-1].event.end, "another shape" in ends[-1].event.reason) == (FinishReason.FAILED, True)
+    assert not executor._requests
+    generate(executor, [make_request(spec, 2)])
+
+
+@pytest.mark.parametrize("attention", ["plain", "sliced"])
+def test_every_kind_of_attention_draws_the_same_image(tiny, tiny_folder, attention):
+    spec, executor = tiny
+    other = load(
+        tiny_folder, str(executor.model.device), attention=attention, channels_last=False, inference_mode=False
+    )[1]
+    request = make_request(spec, 1)
+    assert difference(generate(executor, [request])["r1", 0], generate(other, [request])["r1", 0]) <= NATURAL_TOLERANCE
+
+
+def test_whatever_the_tokenizer_raises_fails_the_newcomer_alone(tiny, monkeypatch):
+    spec, executor = tiny
+    ends = {}
+    loop = EngineLoop(
+        StepScheduler(8), executor, lambda e: ends.update({e.prepared.request.request_id: e}), lambda: 0.0
+    )
+    loop.submit(executor.prepare(make_request(spec, 1)))
+    loop.run_iteration()
+
+    def index_error(_):
+        raise IndexError("index out of range in self")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(executor._embeddings, "_encode", index_error)
+        loop.submit(executor.prepare(make_request(spec, 2, prompt="never seen before")))
+        loop.run_iteration()
+    while loop.run_iteration() is not None:
+        pass
+    assert (ends["r2"].event.end, "out of range" in ends["r2"].event.reason) == (FinishReason.FAILED, True)
+    assert ends["r1"].event.end is FinishReason.FINISHED
+
+
+def test_a_model_that_cannot_draw_is_refused_at_warm_up(tiny, monkeypatch):
+    spec, executor = tiny
+
+    def broken(*_):
+        raise RuntimeError("no kernel image is available")
+
+    monkeypatch.setattr(executor.model, "predict", broken)
+    with pytest.raises(ModelError, match="no kernel image"):
+        warm_up(executor, spec, executor._config)
+
+
+def test_weights_that_lack_parameters_are_refused(tiny_folder, tmp_path):
+    import shutil
+
+    import safetensors.torch
+
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_folder, folder)
+    file = folder / "vae" / "diffusion_pytorch_model.safetensors"
+    tensors = safetensors.torch.load_file(file)
+    del tensors["decoder.conv_norm_out.weight"]
+    safetensors.torch.save_file(tensors, file)
+    with pytest.raises(ModelError, match=r"vae are not of its configuration: 1 parameters.*decoder\.conv_norm_out"):
+        load(folder)
+
+
+def previews_and_image(spec, executor, **fields):
+    """The previews [(call, [h, w, 3])] of one image, and its pixels [H, W, 3]."""
+    previews, images = [], []
+
+    def on_event(event):
+        match event:
+            case PreviewReady(preview=preview):
+                rgb = np.frombuffer(preview.pixels.rgb(), np.uint8).reshape(preview.height_px, preview.width_px, 3)
+                previews.append((preview.call, rgb))
+            case ImageReady(pixels=pixels):
+                images.append(np.frombuffer(pixels.rgb(), np.uint8).reshape(spec.default_height_px, -1, 3))
+
+    request = make_request(spec, 1, **fields)
+    loop = EngineLoop(StepScheduler(8), executor, on_event, lambda: 0.0)
+    loop.submit(executor.prepare(request))
+    while loop.run_iteration() is not None:
+        pass
+    return previews, images[0]
+
+
+@pytest.mark.parametrize("scheduler", ["ddim", "euler", "dpm++2m", "heun", "lcm", "unipc"])
+def test_a_late_preview_is_the_image_to_come_whatever_the_sampler(bundled, scheduler):
+    spec, executor, _ = bundled
+    previews, image = previews_and_image(
+        spec, executor, num_previews=3, num_steps=16, scheduler=scheduler, guidance_scale=3.0, prompt="a red circle"
+    )
+    calls = executor.prepare(make_request(spec, 1, num_steps=16, scheduler=scheduler)).num_calls
+    assert [call for call, _ in previews] == [calls * k // 4 for k in (1, 2, 3)]
+    scale = executor.model.latent_scale
+    blocks = image.reshape(image.shape[0] // scale, scale, -1, scale, 3).mean(axis=(1, 3))
+    error = np.abs(previews[-1][1].astype(float) - blocks).mean() / 255
+    # The last of three, at three quarters of the way. A linear map of this model's latents misses a block's mean colour by some 3 %.
+    assert error < 0.06
+    assert np.abs(np.full_like(blocks, blocks.mean()) - blocks).mean() / 255 > 2 * error  # it is no plain grey
+
+
+def test_a_glimpse_is_the_preview_of_the_same_call_and_changes_nothing(bundled):
+    spec, executor, _ = bundled
+    requests = [make_request(spec, number, num_previews=2, num_steps=6) for number in range(2)]
+    undisturbed = generate(executor, requests)
+    previews, thumbnails, images = {}, {}, {}
+
+    def on_event(event):
+        request_id = event.prepared.request.request_id
+        match event:
+            case PreviewReady(preview=preview):
+                previews[request_id, preview.call] = (preview.width_px, preview.height_px, bytes(preview.pixels.rgb()))
+            case ImageReady(pixels=pixels):
+                images[request_id] = np.frombuffer(pixels.rgb(), np.uint8)
+
+    loop = EngineLoop(StepScheduler(8), executor, on_event, lambda: 0.0, lambda _plan: True)
+    for each in requests:
+        loop.submit(executor.prepare(each))
+    while (iteration := loop.run_iteration()) is not None:
+        for thumbnail in iteration.thumbnails:
+            key = thumbnail.image.request_id, thumbnail.call
+            thumbnails[key] = (thumbnail.width_px, thumbnail.height_px, bytes(thumbnail.pixels.rgb()))
+    assert set(thumbnails) == {(each.request_id, call) for each in requests for call in range(6)}
+    assert len(previews) == 4
+    assert previews == {key: thumbnails[key] for key in previews}
+    for (request_id, _), pixels in undisturbed.items():
+        assert np.array_equal(pixels.reshape(-1), images[request_id])
+
+
+def test_a_glimpse_of_a_large_image_is_small(bundled):
+    spec, executor, _ = bundled
+    side_px = 72 * executor.model.latent_scale
+    loop = EngineLoop(StepScheduler(8), executor, lambda _: None, lambda: 0.0, lambda _plan: True)
+    loop.submit(executor.prepare(make_request(spec, 0, num_steps=1, width_px=side_px, height_px=side_px // 9)))
+    (thumbnail,) = loop.run_iteration().thumbnails
+    assert (thumbnail.width_px, thumbnail.height_px) == (36, 4)
+    assert len(thumbnail.pixels.rgb()) == 36 * 4 * 3
+
+
+def test_what_is_made_smaller_is_the_mean_of_its_blocks():
+    latents = torch.arange(2 * 130 * 64, dtype=torch.float32).reshape(1, 2, 130, 64)
+    small = downscale(latents, 64)
+    assert small.shape == (1, 2, 44, 22)
+    assert small[0, 1, 0, 0] == latents[0, 1, :3, :3].mean()
+    assert small[0, 0, 43, 21] == latents[0, 0, 129:, 63:].mean()  # what is left over
+    assert downscale(latents, 130) is latents
+
+
+FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+class LimitedMemory:
+    """Stands before a model's call and lets at most `rows` pass: what torch raises on a device that is full."""
+
+    def __init__(self, call, rows, error=FULL):
+        self.call, self.rows, self.error = call, rows, error
+
+    def __call__(self, first, *rest):
+        if len(first) > self.rows:
+            raise self.error
+        return self.call(first, *rest)
+
+
+@pytest.mark.parametrize(("part", "rows"), [("predict", 4), ("predict", 2), ("decode", 1), ("encode", 2)], ids=str)
+def test_a_full_memory_changes_no_image(tiny, monkeypatch, part, rows):
+    spec, executor = tiny
+    requests = [make_request(spec, k, scheduler=name) for k, name in enumerate(["euler-a", "ddpm", "lcm", "dpm++2m"])]
+    undisturbed = generate(executor, requests)
+    with monkeypatch.context() as patch:
+        patch.setattr(executor.model, part, LimitedMemory(getattr(executor.model, part), rows))
+        patch.setattr(executor, "_embeddings", PromptEmbeddingCache(executor.model.encode, 0, None))
+        constrained = generate(executor, requests)
+    for image, pixels in undisturbed.items():
+        assert np.abs(constrained[image].astype(int) - pixels.astype(int)).max() <= NATURAL_TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported", False),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", False),
+        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", False),
+        ("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory", False),
+        ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR", True),
+        ("CUDA error: an illegal memory access was encountered", True),
+    ],
+)
+def test_a_full_memory_is_known_by_what_a_plain_error_says(tiny, monkeypatch, text, fits):
+    spec, executor = tiny
+    ends = []
+    loop = EngineLoop(StepScheduler(8), executor, ends.append, lambda: 0.0)
+    for number in range(2):
+        loop.submit(executor.prepare(make_request(spec, number, num_steps=1)))
+    monkeypatch.setattr(executor.model, "predict", LimitedMemory(executor.model.predict, 2, RuntimeError(text)))
+    while loop.run_iteration() is not None:
+        pass
+    assert [event.event.finish_reason for event in ends if isinstance(event, RequestClosed)] == [
+        FinishReason.FAILED if fits else FinishReason.FINISHED
+    ] * 2
+
+
+def test_a_preview_is_shown_once_though_its_step_had_to_be_tried_again(bundled, monkeypatch):
+    spec, executor, _ = bundled
+    real, calls = diffusion.advance, []
+
+    def advance(*arguments):
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return real(*arguments)
+
+    monkeypatch.setattr(diffusion, "advance", advance)
+    events = []
+    loop = EngineLoop(StepScheduler(8), executor, events.append, lambda: 0.0)
+    for number in range(2):
+        loop.submit(executor.prepare(make_request(spec, number, num_previews=3)))
+    while loop.run_iteration() is not None:
+        pass
+    previews = [
+        (event.preview.image.request_id, event.preview.call) for event in events if isinstance(event, PreviewReady)
+    ]
+    assert sorted(previews) == [(name, call) for name in ("r0", "r1") for call in (2, 4, 6)]
+
+
+def test_noise_that_was_drawn_for_a_step_that_failed_is_the_same_at_the_next_try(tiny, monkeypatch):
+    spec, executor = tiny
+    requests = [make_request(spec, k, scheduler="euler-a") for k in range(4)]
+    undisturbed = generate(executor, requests)
+    real, calls = diffusion.advance, []
+
+    def advance(*arguments):
+        calls.append(len(arguments[1]))
+        if len(calls) in (1, 5):
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return real(*arguments)
+
+    monkeypatch.setattr(diffusion, "advance", advance)
+    constrained = generate(executor, requests)
+    assert calls[:6] == [4, 2, 2, 2, 2, 1]
+    for image, pixels in undisturbed.items():
+        assert np.abs(constrained[image].astype(int) - pixels.astype(int)).max() <= NATURAL_TOLERANCE
+
+
+def test_the_first_turns_of_a_burst_say_nothing_of_costs():
+    detector, timed = PipelineFillDetector(), []
+    for now in (0.0, 0.1, 0.2, 0.3, 0.4, 5.0, 5.1, 5.2):
+        detector.begin_iteration(now)
+        timed.append(detector.end_iteration(now + 0.099))
+    assert timed == [False, False, True, True, True, False, False, True]
+
+
+class HostEvent:
+    """An event of a device that is never behind."""
+
+    def __init__(self, *, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        self.at = time.perf_counter()
+
+    def synchronize(self):
+        assert self.at
+
+    def elapsed_time(self, end):
+        return 1000 * (end.at - self.at)
+
+
+def test_what_the_wheel_does_not_wait_for_is_timed_by_the_device(tiny, monkeypatch):
+    spec, executor = tiny
+    monkeypatch.setattr(executor, "waits", False)
+    if executor.model.device.type == "cpu":
+        monkeypatch.setattr(torch.cuda, "Event", HostEvent)
+    events = []
+    loop = EngineLoop(StepScheduler(8), executor, events.append, time.monotonic)
+    loop.submit(executor.prepare(make_request(spec, 1, num_steps=3)))
+    device_timings = []
+    while (iteration := loop.run_iteration()) is not None:
+        device_timings.append(iteration.outcome.phase_timings)
+    assert not any(timings.is_known for timings in device_timings)
+    assert [timings.encode_s > 0 for timings in device_timings] == [True, False, False]
+    assert [timings.step_s > 0 for timings in device_timings] == [True, True, True]
+    assert [timings.decode_s > 0 for timings in device_timings] == [False, False, True]
+    request_timings = events[-1].event.times
+    assert (request_timings.boarding, request_timings.decoding) == (device_timings[0], device_timings[-1])

@@ -1,0 +1,119 @@
+"""What an engine counts, with the real wheel on virtual time."""
+
+import pytest
+
+from noria.engine.engine_metrics import EngineMetrics
+from noria.engine.loop import EngineLoop, Iteration
+from noria.engine.runtime import FakeExecutor, VirtualClock
+from noria.observe.metrics import declarations
+from noria.observe.metrics.declarations import REGISTRY
+from noria.protocol.request import ImageRequest
+from noria.scheduling.step.scheduler import StepScheduler
+from noria.scheduling.types import BatchKey, ImageId, IterationPlan, IterationResult, Step
+
+
+class MemoryOnlyExecutor:
+    """As much of an executor as gauges ask."""
+
+    def memory_bytes(self):
+        return 12345
+
+
+def value(name, **labels):
+    return REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+@pytest.fixture
+def metric_delta():
+    """How much a sample has moved since the test began, or since it was first asked for."""
+    before = {}
+
+    def of(name, **labels):
+        key = (name, *sorted(labels.items()))
+        now = value(name, **labels)
+        return now - before.setdefault(key, now)
+
+    return of
+
+
+def make_iteration(side_px=64, images=2, oom_phase=None):
+    steps = tuple(Step(ImageId(f"r{k}", 0), k, 0) for k in range(images))
+    return Iteration(
+        IterationPlan((), steps, ()), IterationResult(oom_phase=oom_phase), 0.03, BatchKey(side_px, side_px, "m")
+    )
+
+
+def test_a_turn_is_counted_with_its_batch_and_its_time(metric_delta):
+    asked = [
+        ("noria_turns_total", {"engine": "engine-0"}),
+        ("noria_engine_busy_seconds_total", {"engine": "engine-0"}),
+        ("noria_denoise_steps_total", {"engine": "engine-0", "model": "m"}),
+        ("noria_step_seconds_sum", {"shape": "64x64"}),
+    ]
+    for name, labels in asked:
+        metric_delta(name, **labels)
+    EngineMetrics("engine-0", MemoryOnlyExecutor(), 4).on_iteration(make_iteration())
+    assert [round(metric_delta(name, **labels), 6) for name, labels in asked] == [1, 0.03, 2, 0.03]
+    assert value("noria_slots", engine="engine-0") == 4
+
+
+def test_a_turn_that_did_not_fit_is_counted_by_what_did_not(metric_delta):
+    metric_delta("noria_out_of_memory_total", engine="engine-0", part="steps")
+    EngineMetrics("engine-0", MemoryOnlyExecutor(), 4).on_iteration(make_iteration(oom_phase="steps"))
+    assert metric_delta("noria_out_of_memory_total", engine="engine-0", part="steps") == 1
+
+
+def total(name):
+    return sum(sample.value for family in REGISTRY.collect() for sample in family.samples if sample.name == name)
+
+
+@pytest.mark.parametrize("memory", [{}, {"boards": 3}, {"steps": 2}, {"decodes": 1}, {"boards": 0}, {"steps": 0}])
+def test_who_boards_leaves_and_what_did_not_fit_is_no_step(memory):
+    names = ("noria_joins_total", "noria_leaves_total", "noria_denoise_steps_total", "noria_batch_size_sum")
+    before = [total(name) for name in names]
+    clock = VirtualClock()
+    executor = FakeExecutor(clock, memory=memory)
+    engine_metrics = EngineMetrics("engine-0", MemoryOnlyExecutor(), 4)
+    loop = EngineLoop(StepScheduler(4), executor, engine_metrics.on_event, clock)
+    for name in "abc":
+        image_request = ImageRequest(name, "a circle", "", 7, 8, 8, 3, 2.0, 2, "ddim", 1e6)
+        loop.submit(executor.prepare(image_request))
+    while (iteration := loop.run_iteration()) is not None:
+        engine_metrics.on_iteration(iteration)
+    joins, leaves, steps, sizes = (total(name) - was for name, was in zip(names, before, strict=True))
+    assert joins == leaves
+    assert steps == sizes == (0 if 0 in memory.values() else 3 * 2 * 3)
+    assert joins == 6 or 0 in memory.values()
+
+
+def test_however_many_sizes_callers_think_of_labels_are_bounded(metric_delta):
+    for shape in ("other", "1000x1000"):
+        metric_delta("noria_step_seconds_count", shape=shape)
+    engine_metrics = EngineMetrics("engine-0", MemoryOnlyExecutor(), 4)
+    for side_px in range(1000, 1000 + declarations.MAX_SHAPES + 3):
+        engine_metrics.on_iteration(make_iteration(side_px))
+    engine_metrics.on_iteration(make_iteration(1000))
+    assert metric_delta("noria_step_seconds_count", shape="other") == 3
+    assert metric_delta("noria_step_seconds_count", shape="1000x1000") == 2
+
+
+def test_an_idle_engine_has_no_queue_and_still_holds_its_memory():
+    for gauge in (
+        declarations.SLOTS_USED,
+        declarations.QUEUE_DEPTH,
+        declarations.BACKLOG_SECONDS,
+        declarations.QUEUE_OLDEST_AGE_SECONDS,
+    ):
+        gauge.labels("engine-0").set(7)
+    EngineMetrics("engine-0", MemoryOnlyExecutor(), 4).update_occupancy(StepScheduler(4))
+    for name in ("noria_slots_used", "noria_queue_depth", "noria_queue_drain_seconds", "noria_oldest_age_seconds"):
+        assert value(name, engine="engine-0") == 0
+    assert value("noria_device_memory_bytes", engine="engine-0") == 12345
+
+
+def test_each_engine_counts_under_its_own_name(metric_delta):
+    for engine in ("engine-0", "engine-1"):
+        metric_delta("noria_turns_total", engine=engine)
+    EngineMetrics("engine-1", MemoryOnlyExecutor(), 8).on_iteration(make_iteration())
+    assert [metric_delta("noria_turns_total", engine=f"engine-{k}") for k in range(2)] == [0, 1]
+    assert value("noria_slots", engine="engine-1") == 8

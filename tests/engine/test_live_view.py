@@ -1,0 +1,369 @@
+"""A wheel on virtual time with a fake device, and those who follow it."""
+
+import itertools
+import math
+
+import pytest
+
+from noria.engine.live_view import MAX_KEPT, MAX_VIEW_INTERVAL_S, MAX_WAITING, VIEW_INTERVAL_S, LiveViewPublisher
+from noria.engine.loop import EngineLoop
+from noria.engine.pending_view import resolve_view
+from noria.engine.runtime import FakeExecutor, VirtualClock
+from noria.protocol.messages import ViewRequest
+from noria.protocol.request import ImageRequest, attempt_id, request_id_of
+from noria.scheduling.costs import CostModel
+from noria.scheduling.policies import fcfs
+from noria.scheduling.step.scheduler import StepScheduler
+from noria.scheduling.types import BatchKey
+
+UNIX = 1_700_000_000.0  # at which the virtual clock began
+
+
+def make_request(name="a", steps=3, images=1, side_px=8, **options):
+    return ImageRequest(
+        attempt_id(name, "f00d"), "p", "", 7, side_px, side_px, steps, 2.0, images, "ddim", math.inf, **options
+    )
+
+
+class Harness:
+    """An engine's wheel without its threads."""
+
+    def __init__(self, slots=4, iteration_s=0.05, costs=None, **limits):
+        self.clock, self.iteration_s = VirtualClock(), iteration_s
+        self.executor = FakeExecutor(self.clock, lambda _plan: iteration_s)
+        self.scheduler = StepScheduler(slots, costs=costs or CostModel(), **limits)
+        self.loop = EngineLoop(self.scheduler, self.executor, self.on_event, self.clock, self.on_plan)
+        self.publisher = LiveViewPublisher("life", self.scheduler, self.loop.find_request, self.clock())
+        self.num_with_thumbnails, self.joined = 0, []
+
+    def on_event(self, event):
+        self.publisher.on_event(event, self.clock())
+
+    def on_plan(self, plan):
+        with_thumbnails = self.publisher.on_plan(plan, self.clock())
+        self.num_with_thumbnails += with_thumbnails
+        self.joined += [request_id_of(assignment.image.request_id) for assignment in plan.boards]
+        return with_thumbnails
+
+    def submit(self, *requests):
+        for each in requests:
+            self.loop.submit(self.executor.prepare(each))
+
+    def run_iteration(self):
+        """One turn, or as long a wait where there is nothing to do; and the views after it."""
+        iteration = self.loop.run_iteration()
+        if iteration is None:
+            self.clock.now += self.iteration_s
+        else:
+            self.publisher.on_iteration(iteration, self.clock(), UNIX + self.clock())
+        return self.views()
+
+    def views(self):
+        return [
+            (subscriber, *resolve_view(pending))
+            for subscriber, pending in self.publisher.views(self.clock(), UNIX + self.clock())
+        ]
+
+    def subscribe(self, subscriber="me", last_iteration=None, *, with_thumbnails=False):
+        self.publisher.subscribe(subscriber, ViewRequest(last_iteration, with_thumbnails))
+
+    def collect_views(self, actions, subscriber="me", *, with_thumbnails=False):
+        """All that `who` sees, asking again after each view."""
+        last_iteration, views = None, []
+        self.subscribe(subscriber, last_iteration, with_thumbnails=with_thumbnails)
+        for action in actions:
+            action()
+            for recipient, view, pixels in self.run_iteration():
+                if recipient == subscriber:
+                    views.append((view, pixels))
+                    self.subscribe(subscriber, view.last_iteration, with_thumbnails=with_thumbnails)
+        return views
+
+
+def test_who_has_seen_none_is_shown_the_wheel_at_once():
+    harness = Harness()
+    harness.subscribe()
+    assert harness.publisher.wait_s(harness.clock()) == 0.0
+    ((subscriber, view, pixels),) = harness.views()
+    assert (subscriber, view.last_iteration, view.slots, view.iterations, pixels) == ("me", 0, (), (), None)
+    assert (view.incarnation, view.num_slots, view.captured_at) == ("life", 4, UNIX)
+
+
+def test_a_follow_is_answered_once_and_not_before_there_is_something_new():
+    harness = Harness()
+    harness.subscribe()
+    assert len(harness.views()) == 1
+    assert harness.views() == []
+    harness.subscribe(last_iteration=0)
+    harness.clock.now += 10
+    assert harness.views() == []
+    assert harness.publisher.wait_s(harness.clock()) is None  # idle for ever
+    harness.submit(make_request())
+    assert [view.num_waiting for _, view, _ in harness.views()] == [1]
+    assert harness.views() == []
+
+
+def test_asking_anew_before_the_answer_is_answered_once():
+    harness = Harness()
+    for _ in range(3):
+        harness.subscribe()
+    assert len(harness.views()) == 1
+
+
+def test_a_seat_says_who_sits_there_how_far_he_is_and_until_when():
+    costs = CostModel()
+    costs.observe_step(BatchKey(8, 8, "m"), 2, 0.05)
+    harness = Harness(costs=costs)
+    harness.submit(make_request("a", steps=10, images=2, model="m", deadline_s=60.0, priority="high"))
+    harness.run_iteration()
+    harness.run_iteration()
+    harness.subscribe()
+    ((_, view, _),) = harness.views()
+    first, second = view.slots
+    assert (first.slot, first.request_id, first.index, first.model) == (0, "a", 0, "m")
+    assert (second.slot, second.index) == (1, 1)
+    assert (first.width_px, first.scheduler, first.guidance_scale, first.priority) == (8, "ddim", 2.0, "high")
+    assert (first.num_steps, first.call, first.num_calls) == (10, 2, 10)
+    assert (first.joined_at, first.deadline_at) == (UNIX, UNIX + 60)
+    assert UNIX + harness.clock() + 8 * 0.04 < first.finish_at < UNIX + harness.clock() + 8 * 0.2
+
+
+def test_the_first_of_those_who_wait_are_shown_in_the_order_in_which_they_board():
+    harness = Harness(slots=2, policy=fcfs)
+    harness.submit(
+        make_request("seated", steps=9, images=3), *(make_request(f"w{k:02}", steps=2) for k in range(MAX_WAITING + 5))
+    )
+    harness.run_iteration()
+    harness.subscribe()
+    ((_, view, _),) = harness.views()
+    assert view.num_waiting == MAX_WAITING + 6
+    assert len(view.waiting) == MAX_WAITING
+    expected_order = [each.request_id for each in view.waiting]
+    by_name = {each.request_id: each for each in view.waiting}
+    assert by_name["seated"].num_images == 1
+    assert all(each.arrived_at == UNIX for each in view.waiting)
+    harness.joined.clear()
+    while len(harness.joined) < 20:
+        harness.run_iteration()
+    assert list(dict.fromkeys(harness.joined)) == expected_order[: len(dict.fromkeys(harness.joined))]
+
+
+def test_every_turn_boarding_and_leaving_is_seen_exactly_once():
+    harness = Harness(slots=4, iteration_s=0.07)
+    requests = {n: make_request(f"r{n}", steps=2 + n % 5, images=1 + n % 3) for n in range(0, 60, 2)}
+
+    def action_at(iteration):
+        def action():
+            if iteration in requests:
+                harness.submit(requests[iteration])
+            if iteration == 31:
+                harness.loop.cancel(attempt_id("r30", "f00d"))
+
+        return action
+
+    views = [view for view, _ in harness.collect_views([action_at(iteration) for iteration in range(400)])]
+    iterations = [iteration for view in views for iteration in view.turns]
+    assert [iteration.number for iteration in iterations] == list(range(1, views[-1].number + 1))
+    departures = [each for view in views for each in view.left]
+    images = {(f"r{n}", index) for n, each in requests.items() for index in range(each.num_images)}
+    assert {(each.request_id, each.index) for each in departures} <= images
+    assert len(departures) == len({(each.request_id, each.index) for each in departures})
+    assert sum(iteration.num_boarded for iteration in iterations) == len(departures)
+    assert {each.outcome for each in departures if each.request_id == "r30"} <= {"cancelled", "ok"}
+    assert {(each.request_id, each.index) for each in departures if each.outcome == "ok"} >= {
+        image for image in images if image[0] != "r30"
+    }
+    running, iteration_by_number = set(), {iteration.number: iteration for iteration in iterations}
+    for view in views:
+        here = {(slot.request_id, slot.index) for slot in view.seats}
+        departed = {(each.request_id, each.index) for each in view.left}
+        assert running - here <= departed  # nobody vanishes
+        assert all(each.number in iteration_by_number for each in view.left)
+        running = here
+
+
+def test_who_leaves_without_a_turn_is_seen_to_leave():
+    harness = Harness()
+    harness.submit(make_request("gone", steps=50))
+    views = []
+    for view, _ in harness.collect_views([lambda: None] * 5):
+        views.append(view)
+    harness.loop.cancel(attempt_id("gone", "f00d"))
+    harness.clock.now += 1
+    assert harness.publisher.wait_s(harness.clock()) == 0.0
+    ((_, view, _),) = harness.views()
+    assert view.slots == ()
+    assert [(each.request_id, each.slot, each.outcome, each.iteration) for each in view.departures] == [
+        ("gone", 0, "cancelled", view.last_iteration)
+    ]
+
+
+def test_a_follower_gets_five_views_a_second_and_one_that_is_late_all_turns_between():
+    harness = Harness(iteration_s=0.01)
+    harness.submit(make_request(steps=500))
+    views = [view for view, _ in harness.collect_views([lambda: None] * 500)]
+    assert 5.0 / VIEW_INTERVAL_S - 2 <= len(views) <= 5.0 / VIEW_INTERVAL_S + 2
+    assert [iteration.number for iteration in views[5].turns] == list(range(views[4].number + 1, views[5].number + 1))
+
+
+@pytest.mark.parametrize(("took_s", "between_s"), [(0.001, VIEW_INTERVAL_S), (0.005, 0.5), (3.0, MAX_VIEW_INTERVAL_S)])
+def test_views_that_take_long_are_few(took_s, between_s):
+    harness = Harness(iteration_s=0.01)
+    harness.submit(make_request(steps=500))
+    harness.subscribe()
+    ((_, view, _),) = harness.run_iteration()
+    shown_at_s = []
+    for _ in range(400):
+        harness.subscribe(last_iteration=view.last_iteration)
+        if harness.run_iteration():
+            shown_at_s.append(harness.clock())
+            harness.publisher.record_cost(took_s)
+    between = [later - earlier for earlier, later in itertools.pairwise(shown_at_s)]
+    assert len(between) >= 3
+    assert between == pytest.approx([between_s] * len(between), abs=0.011)  # a turn
+
+
+def test_newcomers_hold_nobody_up_and_take_no_more_of_the_wheels_time():
+    harness = Harness(iteration_s=0.01)
+    harness.submit(make_request(steps=500))
+    took_s, answers, mine, last_iteration = 0.005, 0, [], None
+    for _ in range(400):
+        harness.subscribe("me", last_iteration)
+        harness.subscribe(f"newcomer {len(mine)}")  # who leaves, and comes again, before each turn
+        views = harness.run_iteration()
+        if views:
+            answers += 1
+            harness.publisher.record_cost(took_s)
+        for subscriber, view, _ in views:
+            if subscriber == "me":
+                last_iteration = view.last_iteration
+                mine.append(view)
+    assert answers <= 4.0 / 0.5 + 1  # a hundredth of the time
+    assert len(mine) == answers
+
+
+def test_what_is_kept_is_bounded():
+    harness = Harness(slots=4)
+    for k in range(MAX_KEPT):
+        harness.submit(make_request(f"r{k}", steps=1), make_request(f"s{k}", steps=1))
+        harness.run_iteration()
+    harness.submit(make_request("last", steps=MAX_KEPT))
+    for _ in range(MAX_KEPT):
+        harness.run_iteration()
+    harness.subscribe()
+    ((_, view, _),) = harness.views()
+    assert [iteration.number for iteration in view.iterations] == list(range(MAX_KEPT + 1, 2 * MAX_KEPT + 1))
+    assert view.departures == ()  # they were gone before it came
+    assert len(harness.publisher._departures) == MAX_KEPT
+    assert len(harness.publisher._image_states) == 0
+
+
+def test_without_a_follower_of_pictures_no_turn_has_glimpses():
+    harness = Harness()
+    harness.submit(make_request(steps=20))
+    views = harness.collect_views([lambda: None] * 20)
+    assert harness.num_with_thumbnails == 0
+    assert all(pixels is None and view.cells == () for view, pixels in views)
+
+
+def test_every_seated_image_has_a_cell_once_it_was_seen_and_few_turns_are():
+    harness = Harness(iteration_s=0.01)
+    harness.submit(make_request("a", steps=200, images=2), make_request("b", steps=200))
+    views = harness.collect_views([lambda: None] * 200, with_thumbnails=True)
+    for view, pixels in views[1:]:
+        assert [
+            (thumbnail.request_id, thumbnail.index, thumbnail.slot, thumbnail.offset) for thumbnail in view.cells
+        ] == [(slot.request_id, slot.index, slot.slot, 3 * number) for number, slot in enumerate(view.seats)]
+        assert pixels == bytes([7] * 3 + [8] * 3 + [7] * 3)
+    assert harness.num_with_thumbnails <= len(views) + 1
+
+
+@pytest.mark.parametrize("turn_s", [0.01, 2 * MAX_VIEW_INTERVAL_S])
+def test_for_who_was_shown_pictures_and_asks_no_more_one_turn_has_glimpses(turn_s):
+    harness = Harness(iteration_s=turn_s)
+    harness.submit(make_request(steps=100))
+    harness.collect_views([lambda: None] * 30, with_thumbnails=True)
+    while not harness.run_iteration():  # the last answer
+        pass
+    before = harness.num_with_thumbnails
+    for _ in range(60):
+        assert harness.run_iteration() == []
+    assert harness.num_with_thumbnails - before <= 1
+
+
+def test_two_shapes_that_take_turns_are_both_seen():
+    harness = Harness(slots=4, iteration_s=VIEW_INTERVAL_S / 2)
+    harness.submit(make_request("a", steps=60), make_request("b", steps=60, side_px=16))
+    views = harness.collect_views([lambda: None] * 60, with_thumbnails=True)
+    assert len(views) > 20
+    for view, _ in views[4:]:
+        assert {thumbnail.request_id for thumbnail in view.cells} == {"a", "b"}
+
+
+def test_images_that_are_paused_keep_their_last_picture_until_they_leave():
+    harness = Harness(slots=2, iteration_s=0.3)
+    harness.submit(make_request("long", steps=40), make_request("short", steps=2, side_px=16))
+    views = harness.collect_views([lambda: None] * 30, with_thumbnails=True)
+    with_short = [view for view, _ in views if any(slot.request_id == "short" for slot in view.seats)]
+    assert any(len(view.cells) == 2 for view in with_short)
+    last = views[-1][0]
+    assert [slot.request_id for slot in last.seats] == ["long"] == [thumbnail.request_id for thumbnail in last.cells]
+
+
+def test_who_makes_no_step_for_a_second_as_others_go_first_is_paused_until_he_steps():
+    harness = Harness(slots=8, iteration_s=0.3)
+    harness.submit(make_request("one", steps=40), make_request("many", steps=40, images=7, side_px=16))
+    views = [view for view, _ in harness.collect_views([lambda: None] * 40)]
+    ones = [slot for view in views for slot in view.seats if slot.request_id == "one"]
+    assert {slot.paused for slot in ones} == {True, False}
+    for before, after in itertools.pairwise(ones):
+        assert not (after.paused and after.call > before.call), "he has just stepped"
+    assert not any(slot.paused for view in views for slot in view.seats if slot.request_id == "many")
+
+
+def test_two_sizes_that_take_turns_do_not_blink():
+    harness = Harness(slots=4, iteration_s=0.1)
+    harness.submit(make_request("a", steps=60), make_request("b", steps=60, side_px=16))
+    views = [view for view, _ in harness.collect_views([lambda: None] * 60)]
+    assert not any(slot.paused for view in views for slot in view.seats)
+
+
+def test_a_long_turn_of_another_size_pauses_nobody():
+    harness = Harness(slots=4, iteration_s=3.0)
+    harness.submit(make_request("a", steps=20), make_request("b", steps=20, side_px=16))
+    views = [view for view, _ in harness.collect_views([lambda: None] * 30)]
+    assert not any(slot.paused for view in views[10:] for slot in view.seats)  # before, what turns cost is found out
+
+
+def test_what_did_not_fit_the_memory_has_not_boarded():
+    harness = Harness(slots=8)
+    harness.executor.memory = {"boards": 3}
+    harness.submit(*(make_request(f"r{k}", steps=3) for k in range(8)))
+    views = [view for view, _ in harness.collect_views([lambda: None] * 40)]
+    iterations = [iteration for view in views for iteration in view.turns]
+    assert iterations[0].num_boarded == 0 == iterations[0].num_stepped
+    assert sum(iteration.num_boarded for iteration in iterations) == 8 == sum(len(view.left) for view in views)
+
+
+def test_rates_go_on_while_nothing_turns_and_then_there_is_silence():
+    harness = Harness()
+    harness.submit(make_request(steps=2))
+    views = harness.collect_views([lambda: None] * 4)
+    while (wait_s := harness.publisher.wait_s(harness.clock())) is not None:
+        harness.clock.now += wait_s
+        ((_, view, _),) = harness.views()
+        views.append((view, None))
+        harness.subscribe(last_iteration=view.last_iteration)
+    rates = [view.rates for view, _ in views]
+    assert rates[-1].requests_per_s == 0 == rates[-1].busy
+    assert max(each.requests_per_s for each in rates) > 0
+    assert 55 <= len(rates) <= 70
+    assert next(each.p50_s for each in reversed(rates) if each.p50_s) == pytest.approx(0.1)
+
+
+def test_who_is_gone_is_forgotten():
+    harness = Harness()
+    harness.subscribe("me")
+    harness.subscribe("other")
+    harness.publisher.unsubscribe("me")
+    assert [subscriber for subscriber, _, _ in harness.views()] == ["other"]

@@ -1,0 +1,155 @@
+"""Two real models on one device, under one wheel."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from noria.config import EngineConfig
+from noria.engine.diffusion.loading import load_multi_model_executor, load_or_measure_costs
+from noria.engine.loop import EngineLoop, ImageReady, PreviewReady, RequestClosed
+from noria.engine.multi_model import MultiModelExecutor
+from noria.models.catalog import open_model
+from noria.protocol.request import ImageRequest
+from noria.scheduling.step.scheduler import StepScheduler
+from noria.scheduling.types import (
+    FinishReason,
+    ImageId,
+    IterationPlan,
+    IterationResult,
+    MeasuredTimings,
+    SlotAssignment,
+    Step,
+)
+
+
+@pytest.fixture(scope="module")
+def two_models(tiny_folder, bundled_folder):
+    models = [open_model(str(bundled_folder)), open_model(str(tiny_folder))]
+    executor, config = load_multi_model_executor(models, EngineConfig(slots=6, threads=1, decode_batch=2), "cpu")
+    return models, executor, config
+
+
+def make_request(spec, number, steps=6, previews=0):
+    return ImageRequest(
+        f"r{number}", "a red circle", "", number, spec.default_width_px, spec.default_height_px, steps, 3.0, 1, "ddim",
+        math.inf, model=spec.name, num_previews=previews,
+    )  # fmt: skip
+
+
+def generate(executor, requests):
+    images, previews, ends = {}, [], {}
+
+    def on_event(event):
+        match event:
+            case ImageReady(prepared=prepared, pixels=pixels):
+                images[prepared.request.request_id] = np.frombuffer(pixels.rgb(), np.uint8).astype(int)
+            case PreviewReady(prepared=prepared, preview=preview):
+                previews.append((prepared.request.request_id, preview.width_px))
+            case RequestClosed(event=event):
+                ends[event.request_id] = event.finish_reason
+
+    loop = EngineLoop(StepScheduler(6, decode_batch=2), executor, on_event, lambda: 0.0)
+    for request in requests:
+        loop.submit(executor.prepare(request))
+    while loop.run_iteration() is not None:
+        pass
+    assert set(ends.values()) == {FinishReason.FINISHED}
+    return images, previews
+
+
+def test_images_of_two_models_share_the_wheel_and_are_what_they_are_alone(two_models):
+    models, executor, _ = two_models
+    requests = [make_request(models[number % 2], number, steps=4 + number, previews=1) for number in range(8)]
+    together, previews = generate(executor, requests)
+    for request in requests:
+        (single,) = generate(executor, [request])[0].values()
+        assert np.abs(together[request.request_id] - single).max() <= 1
+    assert dict(previews) == {f"r{k}": (16, 8)[k % 2] for k in range(8)}
+    assert not executor._of
+
+
+def test_one_models_full_memory_delays_the_other_and_fails_nobody(two_models, monkeypatch):
+    models, executor, _ = two_models
+    requests = [make_request(models[number % 2], number) for number in range(6)]
+    undisturbed, _ = generate(executor, requests)
+    model = executor.executors[models[1].name].model
+    real, refused = model.predict, []
+
+    def predict(latents, *rest):
+        if len(latents) > 2:
+            refused.append(len(latents))
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return real(latents, *rest)
+
+    monkeypatch.setattr(model, "predict", predict)
+    constrained, _ = generate(executor, requests)
+    assert refused == [6]  # three guided images; after that at most three rows, one image, are tried
+    for name, pixels in undisturbed.items():
+        assert np.abs(constrained[name] - pixels).max() <= 1
+
+
+def test_each_models_work_is_measured_and_kept_apart(two_models, tmp_path):
+    models, executor, config = two_models
+    config = EngineConfig(
+        **{name: getattr(config, name) for name in config.__struct_fields__} | {"cache_dir": str(tmp_path)}
+    )
+    costs, files = load_or_measure_costs(executor, models, config)
+    assert {shape.model for shape in costs.steps} == {spec.name for spec in models}
+    assert len({file.path for file in files}) == 2
+    assert all(file.path.exists() for file in files)
+    again, _ = load_or_measure_costs(executor, models, config)
+    assert {s: c.points for s, c in again.steps.items()} == {s: c.points for s, c in costs.steps.items()}
+
+
+def test_one_models_decoding_that_does_not_fit_costs_the_other_no_step(two_models, monkeypatch):
+    models, executor, _ = two_models
+    requests = [make_request(models[number % 2], number, steps=2 + number // 2) for number in range(8)]
+    undisturbed, _ = generate(executor, requests)
+    for spec in models:
+        model = executor.executors[spec.name].model
+        real = model.decode
+
+        def decode(latents, real=real):
+            if len(latents) > 1:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return real(latents)
+
+        monkeypatch.setattr(model, "decode", decode)
+    constrained, _ = generate(executor, requests)
+    for name, pixels in undisturbed.items():
+        assert np.abs(constrained[name] - pixels).max() <= 1
+
+
+def test_a_turn_of_two_models_boards_all_then_steps_then_decodes(two_models):
+    models, executor, _ = two_models
+    order = []
+
+    class Spy:
+        def __init__(self, name):
+            self.name = name
+
+        def accept(self, prepared):
+            pass
+
+        def execute(self, plan, *, with_thumbnails):
+            assert not with_thumbnails
+            order.append((self.name, len(plan.boards), len(plan.steps), len(plan.decodes)))
+            timings = MeasuredTimings(text_encode_s=1.0 if plan.boards else 0.0, step_s=2.0 if plan.steps else 0.0)
+            return IterationResult(oom_phase="decodes" if plan.decodes else None, phase_timings=timings)
+
+    spied_executor = MultiModelExecutor({spec.name: Spy(spec.name) for spec in models})
+    first, second = (executor.prepare(make_request(spec, number)) for number, spec in enumerate(models))
+    for prepared in (first, second):
+        spied_executor.accept(prepared)
+    a, b = ImageId("r0", 0), ImageId("r1", 0)
+    outcome = spied_executor.execute(IterationPlan((SlotAssignment(b, 1),), (Step(b, 1, 0),), (SlotAssignment(a, 0),)))
+    names = [spec.name for spec in models]
+    assert order == [(names[1], 1, 0, 0), (names[1], 0, 1, 0), (names[0], 0, 0, 1)]
+    assert (outcome.oom_phase, outcome.phase_timings.text_encode_s, outcome.phase_timings.step_s) == (
+        "decodes",
+        1.0,
+        2.0,
+    )
+    assert outcome.phase_timings.is_known

@@ -1,0 +1,81 @@
+"""The file of API keys: what it may say, and what is refused in words."""
+
+import hashlib
+import pathlib
+
+import pytest
+
+from noria.errors import ConfigError
+from noria.frontend.http.api_keys import ApiKey, generate_key, read_keys
+
+DIGEST = "0" * 64
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "keys.toml"
+
+
+def test_no_file_is_no_keys():
+    assert read_keys("") == ()
+
+
+def test_a_drawn_keys_table_is_one_of_the_file_and_does_not_tell_the_key(file):
+    generated = [generate_key(name) for name in ("alice", "bob")]
+    file.write_text("\n".join(table for _, table in generated))
+    keys = read_keys(str(file))
+    assert [key.name for key in keys] == ["alice", "bob"]
+    assert [key.sha256 for key in keys] == [hashlib.sha256(key.encode()).hexdigest() for key, _ in generated]
+    assert generated[0][0] not in file.read_text()
+    assert len({key for key, _ in generated}) == 2
+    assert all(len(key) > 40 for key, _ in generated)  # 256 bits
+
+
+def test_a_key_may_have_limits(file):
+    file.write_text(
+        f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\nmax_images_in_flight = 4\nimages_per_minute = 60\npriority = "low"\n'
+    )
+    assert read_keys(str(file)) == (ApiKey("a", DIGEST, 4, 60, "low"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "has no .*key.* table"),
+        ("key = 3", "has no .*key.* table"),
+        ("key = [3]", "key.* 1 is 3; it is a table"),
+        ("[[key", "is not TOML"),
+        ("\udcff", "cannot be read"),
+        ('[[keys]]\nname = "a"', "unknown key 'keys'"),
+        (f'[[key]]\nnam = "a"\nsha256 = "{DIGEST}"', "unknown key 'nam'. Did you mean 'name'?"),
+        (f'[[key]]\nsha256 = "{DIGEST}"', "name is missing"),
+        ('[[key]]\nname = "a"', "sha256 is missing.*noria key"),
+        (f'[[key]]\nname = "a b"\nsha256 = "{DIGEST}"', "name is 'a b'; allowed is 1 to 64"),
+        (f'[[key]]\nname = "a\\n"\nsha256 = "{DIGEST}"', "name is .*; allowed is 1 to 64"),
+        (f'[[key]]\nname = 3\nsha256 = "{DIGEST}"', "name is 3; allowed is"),
+        ('[[key]]\nname = "a"\nsha256 = "swordfish"', "sha256 is not a digest; allowed is"),
+        (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\nimages_per_minute = 0', "images_per_minute is 0; allowed is"),
+        (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\nimages_per_minute = 1.5', "images_per_minute is 1.5; allowed is"),
+        (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\nmax_images_in_flight = true', "max_images_in_flight is True"),
+        (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\npriority = "urgent"', "priority is 'urgent'; allowed is low"),
+        (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\n[[key]]\nname = "a"\nsha256 = "{"1" * 64}"', "1 and .* 2 have the same name"),
+        (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\n[[key]]\nname = "b"\nsha256 = "{DIGEST}"', "have the same sha256"),
+    ],
+)  # fmt: skip
+def test_what_is_no_file_of_keys_is_refused_in_words(file: pathlib.Path, text, words):
+    file.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(ConfigError, match=words) as caught:
+        read_keys(str(file))
+    assert str(file) in str(caught.value)
+    assert "swordfish" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_refused(file):
+    with pytest.raises(ConfigError, match=r"cannot be read.*No such file"):
+        read_keys(str(file))
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a\n", "é", "a" * 65, 'a"'])
+def test_no_key_is_drawn_for_a_name_that_cannot_be_written_down(name):
+    with pytest.raises(ConfigError, match="allowed is 1 to 64"):
+        generate_key(name)

@@ -1,0 +1,158 @@
+"""Clients that do not send, or do not read: real sockets, a real uvicorn."""
+
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+import uvicorn
+
+from noria.frontend.http import connection
+from noria.frontend.http.connection import TimeoutHttpProtocol
+
+SIZE = 8_000_000  # more than the kernel takes for a client that reads nothing
+
+
+class Server:
+    """An application that answers `SIZE` bytes, in one piece or, at /stream, in many."""
+
+    def __init__(self, until):
+        self.until = until
+        self.num_asked = self.num_finished = 0
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        config = uvicorn.Config(
+            self.app,
+            interface="asgi3",
+            loop="uvloop",
+            http=TimeoutHttpProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            timeout_keep_alive=60,
+            timeout_graceful_shutdown=1,
+        )
+        self.uvicorn = uvicorn.Server(config)
+        self.thread = threading.Thread(target=self.uvicorn.run, kwargs={"sockets": [self.listener]})
+        self.thread.start()
+
+    async def app(self, scope, receive, send):
+        self.num_asked += 1
+        if scope["path"] == "/small":
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+            await send({"type": "http.response.body", "body": b"ok"})
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", str(SIZE).encode())]})
+        pieces = 100 if scope["path"] == "/stream" else 1
+        for number in range(pieces):
+            body = bytes(SIZE // pieces)
+            await send({"type": "http.response.body", "body": body, "more_body": number + 1 < pieces})
+        self.num_finished += 1
+
+    def connect(self):
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        client.settimeout(60)
+        client.connect(self.listener.getsockname())
+        return client
+
+    @property
+    def num_connections(self):
+        return len(self.uvicorn.server_state.connections)
+
+    def stop(self):
+        self.uvicorn.should_exit = True
+        self.thread.join()
+
+
+@pytest.fixture
+def server(until):
+    started = Server(until)
+    yield started
+    started.stop()
+
+
+def read(client, pause_s=0.0):
+    """Everything until the server closes, as bytes received."""
+    received = 0
+    while True:
+        piece = client.recv(65536)
+        if not piece:
+            return received
+        received += len(piece)
+        time.sleep(pause_s)
+
+
+@pytest.mark.parametrize("path", ["/", "/stream"])
+@pytest.mark.parametrize("end", ["keep-alive", "close"])
+def test_a_client_that_reads_nothing_is_cut_off(server, path, end, until, monkeypatch):
+    monkeypatch.setattr(connection, "STALL_TIMEOUT_S", 0.3)
+    with server.connect() as client:
+        client.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: {end}\r\n\r\n".encode())
+        until(lambda: server.num_asked == 1)
+        until(lambda: server.num_connections == 0)
+        received = 0
+        with contextlib.suppress(ConnectionError):
+            received = read(client)
+        assert received < SIZE
+
+
+@pytest.mark.parametrize("path", ["/", "/stream"])
+def test_a_client_that_reads_slowly_gets_everything(server, path, until, monkeypatch):
+    looks, look = [], TimeoutHttpProtocol._on_stall_timeout
+
+    def look_when_it_has_read_on(
+        self, unread_before
+    ):  # a busy machine may keep it from that for longer than the time-out
+        until(lambda: self._unread_bytes() < unread_before)
+        looks.append(unread_before)
+        look(self, unread_before)
+
+    monkeypatch.setattr(TimeoutHttpProtocol, "_check_reader", look_when_it_has_read_on)
+    monkeypatch.setattr(connection, "STALL_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(connection, "LEAST_READ_BYTES", 1)
+    with server.connect() as client:
+        client.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        assert read(client, pause_s=0.002) > SIZE
+    assert looks  # it was looked at, and found reading
+
+
+@pytest.mark.parametrize("head", [b"GET / HTTP/1.1\r\nHost: x\r\nX-Slow: ", b"\r\n", b"G"])
+def test_a_head_that_does_not_end_is_answered_408(server, head, monkeypatch):
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.3)
+    with server.connect() as client:
+        client.sendall(head)
+        answer = client.recv(4096)
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert client.recv(1) == b""
+        announced = int(answer.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        assert len(answer.partition(b"\r\n\r\n")[2]) == announced
+
+
+def test_a_second_head_is_waited_for_as_long_as_the_first(server, monkeypatch):
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.3)
+    with server.connect() as client:
+        for _ in range(3):
+            client.sendall(b"GET /small HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert client.recv(4096).endswith(b"ok")
+            time.sleep(0.2)  # between requests there is no head to wait for
+        client.sendall(b"GET /small HTTP/1.1\r\n")
+        assert client.recv(4096).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_client_that_never_says_a_word_is_let_go(server, until):
+    server.uvicorn.config.timeout_keep_alive = 0.3
+    with server.connect() as client:
+        assert client.recv(1) == b""
+
+
+def test_many_silent_readers_leave_nothing_behind(server, until, monkeypatch):
+    monkeypatch.setattr(connection, "STALL_TIMEOUT_S", 0.5)
+    clients = [server.connect() for _ in range(8)]
+    for client in clients:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    until(lambda: server.num_finished == 8)
+    until(lambda: server.num_connections == 0)
+    assert not server.uvicorn.server_state.tasks
+    for client in clients:
+        client.close()

@@ -1,0 +1,200 @@
+"""/openapi.json and the pages made of it say what the server does."""
+
+import re
+from html.parser import HTMLParser
+
+import httpx
+import pytest
+from starlette.testclient import TestClient
+
+from noria.config import Config, FrontendConfig
+from noria.frontend import app
+from noria.frontend.app import build_app
+from noria.frontend.engines.pool import EnginePool
+from noria.frontend.http.api_keys import generate_key
+from noria.frontend.openapi.docs_page import docs_page
+from noria.frontend.openapi.document import DESCRIPTIONS, openapi
+from noria.frontend.openapi.operations import served_errors
+from noria.frontend.routes.openai_images import GenerationsRequestBody
+from noria.frontend.routes.static_pages import ASSETS_PATH
+from noria.observe.metrics.declarations import DECLARATIONS
+from noria.protocol.request import ImageRequestBody
+
+
+@pytest.fixture
+def document(client):
+    return client.get("/openapi.json").json()
+
+
+def references(node):
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield from [value] if key == "$ref" else references(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from references(value)
+
+
+def test_document_has_what_openapi_requires(document):
+    assert document["openapi"].startswith("3.1.")
+    assert {"title", "version"} <= set(document["info"])
+    for item in document["paths"].values():
+        for operation in item.values():
+            assert all("description" in response for response in operation["responses"].values())
+    for reference in references(document):
+        assert reference.removeprefix("#/components/schemas/") in document["components"]["schemas"]
+
+
+def test_every_route_is_in_it(document):
+    routes = [
+        route for route in build_app(Config(), EnginePool([])).routes if not route.path.startswith(f"{ASSETS_PATH}/")
+    ]
+    assert {re.sub(":path", "", route.path) for route in routes} == set(document["paths"])
+    for route in routes:
+        operations = document["paths"][re.sub(":path", "", route.path)]
+        assert {method.upper() for method in operations} == route.methods - {"HEAD"}
+
+
+def test_defaults_and_bounds_are_the_models(document, spec):
+    for body in ("ImageBody", "GenerationsBody"):
+        fields = document["components"]["schemas"][body]["properties"]
+        assert fields["inference_steps"] == {
+            "type": ["integer", "null"], "minimum": 1, "maximum": 100, "default": spec.default_steps, "description": DESCRIPTIONS["inference_steps"],
+        }  # fmt: skip
+        assert fields["guidance_scale"]["default"] == spec.default_guidance
+        assert fields["scheduler"]["default"] == spec.default_scheduler
+        assert fields["scheduler"]["examples"] == list(spec.schedulers)
+        assert fields["prompt"]["maxLength"] == 200
+    width = document["components"]["schemas"]["ImageBody"]["properties"]["width"]
+    assert (width["minimum"], width["maximum"], width["multipleOf"], width["default"]) == (16, 128, 8, 64)
+    assert document["components"]["schemas"]["ImageBody"]["required"] == ["prompt"]
+
+
+def test_documented_bounds_are_enforced(client, document):
+    fields = document["components"]["schemas"]["ImageBody"]["properties"]
+    for name in ("n", "seed", "width", "height", "inference_steps", "guidance_scale"):
+        low, high, step = fields[name]["minimum"], fields[name]["maximum"], fields[name].get("multipleOf", 1)
+        for value, status in ((low, 200), (high, 200), (low - step, 400), (high + step, 400)):
+            small = {"prompt": "p", "width": 16, "height": 16}
+            assert client.post("/t2i", json=small | {name: value}).status_code == status, (name, value)
+
+
+def test_every_field_is_described_once():
+    assert set(DESCRIPTIONS) == set(ImageRequestBody.__struct_fields__) | set(GenerationsRequestBody.__struct_fields__)
+
+
+def test_examples_in_it_work(client, document, until):
+    for path in ("/t2i", "/v1/images/generations", "/v1/jobs"):
+        reference = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+        example = document["components"]["schemas"][reference.rpartition("/")[2]]["example"]
+        answer = client.post(path, json=example)
+        assert answer.status_code == (202 if path == "/v1/jobs" else 200)
+    job = answer.json()["urls"]["get"]
+    until(lambda: client.get(job).json()["completed_at"])  # else it would be drawn beside the next test
+
+
+class _Page(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.loaded, self.anchors, self.ids, self.text = [], [], set(), ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        self.loaded += [attributes[name] for name in ("src",) if name in attributes]
+        if tag == "link":
+            self.loaded.append(attributes["href"])
+        if tag == "a":
+            self.anchors.append(attributes["href"])
+        if "id" in attributes:
+            self.ids.add(attributes["id"])
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.mark.parametrize("path", ["/docs"])
+def test_pages_load_nothing_from_elsewhere(client, path):
+    response = client.get(path)
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    page = _Page(response.text)
+    assert all(address.startswith(f"{ASSETS_PATH}/") for address in page.loaded)
+    assert {client.get(address).status_code for address in page.loaded} == {200}
+    assert "script-src 'self'" in response.headers["content-security-policy"]
+    assert all(anchor[1:] in page.ids for anchor in page.anchors if anchor.startswith("#"))
+    for anchor in page.anchors:
+        if anchor.startswith("/"):
+            assert client.get(anchor).status_code == 200
+
+
+def test_docs_page_has_every_route_field_and_error(client, document):
+    text = _Page(client.get("/docs").text).text
+    for path in document["paths"]:
+        assert path in text
+    for name in DESCRIPTIONS:
+        assert name in text
+    for kind in served_errors():
+        assert kind.code in text
+    for name in DECLARATIONS:
+        assert name in text
+    assert "16 to 128, multiple of 8" in text
+    assert "ddim, euler, pndm" in text
+    assert "PNDM order 4, no Runge-Kutta warm-up" in text
+
+
+def test_docs_page_has_commands_that_ask_this_server_for_what_they_say(client):
+    text = _Page(client.get("/docs", headers={"host": "images.example:8123"}).text).text
+    for command in (
+        "curl -s http://images.example:8123/t2i -H 'content-type: application/json' \\\n  -d '{",
+        "curl -s http://images.example:8123/v1/models/MODEL",
+        "curl -s -X DELETE http://images.example:8123/v1/jobs/ID",
+        "curl -s -N http://images.example:8123/v1/live",
+        "curl -s -X POST http://images.example:8123/sdapi/v1/interrupt",
+        "curl -s http://images.example:8123/v1/images/parameters --data-binary @image.png",
+        "curl -s http://images.example:8123/v1/jobs/ID/images/INDEX -o image.png",
+    ):
+        assert command in text
+    assert "NORIA_API_KEY" not in text
+
+
+def test_docs_page_has_commands_with_a_key_where_one_is_needed(tmp_path, folder):
+    (tmp_path / "keys.toml").write_text(generate_key("alice")[1])
+    config = Config(frontend=FrontendConfig(keys_file=str(tmp_path / "keys.toml")))
+    with TestClient(build_app(config, EnginePool([f"ipc://{folder}/nobody"]))) as closed:
+        text = _Page(closed.get("/docs").text).text
+    assert 'curl -s http://testserver/v1/models -H "authorization: Bearer $NORIA_API_KEY"' in text
+    assert "curl -s http://testserver/readyz" in text and "/readyz -H" not in text
+
+
+def test_what_is_said_of_the_routes_is_made_once_for_all_who_ask(serve, new_engine, until, monkeypatch):
+    made = []
+    monkeypatch.setattr(app, "openapi", lambda spec, config: made.append(spec) or openapi(spec, config))
+    engine = new_engine("loading")
+    with serve(Config(), engine) as (url, _), httpx.Client(base_url=url, timeout=60, verify=False) as client:
+
+        def ask(says):
+            for number in range(3):
+                assert says in client.get("/openapi.json").json()["info"]["description"]
+                page = client.get("/docs", headers={"host": f"a{number}.example"}).text
+                assert says in page and f"http://a{number}.example/t2i" in page
+
+        ask("The model is still loading.")
+        engine.become("ready")
+        until(lambda: client.get("/readyz").status_code == 200)
+        ask("Serving tiny.")
+    assert [spec and spec.name for spec in made] == [None, "tiny"]
+
+
+def test_an_address_that_is_html_is_shown_as_text():
+    page = docs_page(openapi(None, FrontendConfig())).with_origin("http://a<b>&c")
+    assert "a<b>" not in page
+    assert "http://a&lt;b&gt;&amp;c/t2i" in page
+
+
+def test_pages_have_one_header(client):
+    navigations = {}
+    for path in ("/", "/live", "/docs"):
+        (found,) = re.findall(r'<nav aria-label="Pages">.*?</nav>', client.get(path).text, re.DOTALL)
+        assert f'<a href="{path}" aria-current="page">' in found
+        navigations[path] = " ".join(found.replace(' aria-current="page"', "").split())
+    assert len(set(navigations.values())) == 1, navigations

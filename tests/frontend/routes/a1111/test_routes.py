@@ -1,0 +1,297 @@
+"""A1111's routes, as its clients use them: what they send, what they read, and what they are refused."""
+
+import base64
+import io
+import json
+import threading
+
+import pytest
+from PIL import Image
+
+from noria.images.a1111_metadata import from_infotext
+
+TITLE = "tiny [0123456789ab]"
+
+
+def txt2img(client, **fields):
+    return client.post("/sdapi/v1/txt2img", json={"prompt": "a red bicycle", **fields})
+
+
+def opened(text):
+    return Image.open(io.BytesIO(base64.b64decode(text)))
+
+
+def test_an_image_and_all_that_is_said_of_it(client, engine):
+    answer = txt2img(
+        client, negative_prompt="q", seed=5, steps=20, cfg_scale=7, width=32, height=16, sampler_name="Euler"
+    ).json()
+    (text,) = answer["images"]
+    file = opened(text)
+    assert (file.format, file.size, file.getpixel((0, 0))) == ("PNG", (32, 16), engine.colour(5))
+    assert answer["parameters"]["cfg_scale"] == 7
+    info = json.loads(answer["info"])
+    assert (info["seed"], info["all_seeds"], info["sampler_name"]) == (5, [5], "Euler")
+    assert info["infotexts"] == [file.info["parameters"]]
+    assert from_infotext(info["infotexts"][0]).model_version == "0123456789ab"
+
+
+def test_batches_times_iterations_are_images_of_one_request(client, engine):
+    answer = txt2img(client, batch_size=2, n_iter=2, seed=7).json()
+    assert [opened(text).getpixel((0, 0)) for text in answer["images"]] == [
+        engine.colour(seed) for seed in range(7, 11)
+    ]
+    assert json.loads(answer["info"])["all_seeds"] == [7, 8, 9, 10]
+    assert len(engine.submitted) == 1
+
+
+def test_what_is_left_out_is_the_models_own(client, engine, spec):
+    answer = client.post("/sdapi/v1/txt2img", json={}).json()
+    (request,) = engine.submitted
+    assert (request.num_steps, request.scheduler, request.width_px) == (spec.default_steps, spec.default_scheduler, 64)
+    assert json.loads(answer["info"])["seed"] == request.seed
+
+
+def test_a_seed_of_minus_1_is_a_new_one(client, engine):
+    for _ in range(2):
+        txt2img(client, seed=-1)
+    first, second = engine.submitted
+    assert first.seed != second.seed
+
+
+@pytest.mark.parametrize(
+    ("fields", "scheduler"),
+    [
+        ({"sampler_name": "Euler"}, "euler"),
+        ({"sampler_index": "PLMS"}, "pndm"),
+        ({"sampler_name": "DDIM", "scheduler": "Karras"}, "ddim"),
+        ({"sampler_name": "Euler", "scheduler": "Automatic"}, "euler"),
+        ({"sampler_name": "", "scheduler": ""}, "ddim"),
+        ({"scheduler": "Uniform"}, "euler"),
+    ],
+)
+def test_samplers_have_a1111s_names(client, engine, fields, scheduler):
+    assert txt2img(client, **fields).status_code == 200
+    assert engine.submitted[0].scheduler == scheduler
+
+
+# What SillyTavern, Open WebUI and webuiapi send, with nothing switched on.
+SILLYTAVERN = {
+    "prompt": "p", "negative_prompt": "q", "sampler_name": "Euler", "scheduler": "Automatic", "steps": 20, "cfg_scale": 7,
+    "width": 64, "height": 64, "restore_faces": False, "enable_hr": False, "hr_upscaler": "Latent", "hr_scale": 2,
+    "hr_additional_modules": [], "denoising_strength": 0.7, "hr_second_pass_steps": 0, "seed": -1,
+    "override_settings": {"CLIP_stop_at_last_layers": 1, "sd_vae": "Automatic", "forge_additional_modules": []},
+    "override_settings_restore_afterwards": True, "clip_skip": 1, "save_images": True, "send_images": True,
+    "do_not_save_grid": False, "do_not_save_samples": False,
+}  # fmt: skip
+OPEN_WEBUI = {"prompt": "p", "batch_size": 1, "width": 64, "height": 64, "steps": 20, "negative_prompt": ""}
+WEBUIAPI = {
+    "enable_hr": False, "denoising_strength": 0.7, "firstphase_width": 0, "firstphase_height": 0, "prompt": "p",
+    "styles": [], "seed": -1, "subseed": -1, "subseed_strength": 0.0, "seed_resize_from_h": 0, "seed_resize_from_w": 0,
+    "batch_size": 1, "n_iter": 1, "steps": "20", "cfg_scale": "7.0", "width": 64, "height": 64, "restore_faces": False,
+    "tiling": False, "eta": 1.0, "s_churn": 0, "s_tmax": 0, "s_tmin": 0, "s_noise": 1, "override_settings": {},
+    "sampler_index": "Euler", "script_name": None, "script_args": [], "alwayson_scripts": {"ControlNet": {"args": []}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("body", [SILLYTAVERN, OPEN_WEBUI, WEBUIAPI], ids=["SillyTavern", "Open WebUI", "webuiapi"])
+def test_what_clients_send_is_drawn(client, engine, body):
+    answer = client.post("/sdapi/v1/txt2img", json=body)
+    assert answer.status_code == 200, answer.text
+    assert engine.submitted[0].num_steps == 20
+    assert len(answer.json()["images"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"enable_hr": True}, "enable_hr is True; the hires fix is not served here"),
+        ({"styles": ["anime"]}, "styles"),
+        ({"restore_faces": True}, "face restoration"),
+        ({"script_name": "x/y plot"}, "scripts"),
+        ({"alwayson_scripts": {"ADetailer": {"args": [True]}}}, "scripts"),
+        ({"subseed_strength": 0.5}, "variation seeds"),
+        ({"s_noise": 1.01}, "noise"),
+        ({"override_settings": {"CLIP_stop_at_last_layers": 2}}, "Clip skip"),
+        ({"override_settings": {"sd_vae": "mse-840000"}}, "VAE"),
+        ({"override_settings": {"samples_format": ["png"]}}, "samples_format"),
+        ({"sampler_name": "DPM++ SDE"}, "Brownian tree"),
+        ({"sampler_name": "Heun"}, "tiny cannot be sampled with"),
+        ({"sampler_name": "Euler", "scheduler": "Exponential"}, "Exponential"),
+        ({"steps": 5000}, "steps is 5000; allowed are 1 to 100"),
+        ({"cfg_scale": 99}, "cfg_scale is 99"),
+        ({"batch_size": 3, "n_iter": 3}, "batch_size × n_iter is 9; allowed are 1 to 4"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"seed": -2}, "seed is -2"),
+        ({"width": 33}, "multiple of 8"),
+        ({"prompt": 7}, "prompt is 7"),
+    ],
+)
+def test_what_would_be_another_image_is_refused_in_words(client, engine, fields, says):
+    answer = txt2img(client, **fields)
+    assert answer.status_code == 400
+    assert says in answer.json()["detail"]
+    assert answer.json()["error"]["message"] == answer.json()["detail"]
+    assert answer.json()["error"]["code"] == "invalid_field"
+    assert engine.submitted == []
+
+
+def test_other_refusals_have_a_detail_too(client, engine):
+    assert "not JSON" in client.post("/sdapi/v1/txt2img", content=b"{", headers={"content-type": "application/json"}).json()["detail"]  # fmt: skip
+    assert client.post("/sdapi/v1/img2img", json={}).json()["detail"].startswith("there is no '/sdapi/v1/img2img'")
+    assert client.get("/sdapi/v1/txt2img").json()["detail"].startswith("GET is not allowed")
+    engine.fails = {"code": "queue_full", "message": "full", "retry_after_s": 3.0}
+    full = txt2img(client)
+    assert (full.status_code, full.headers["retry-after"], full.json()["detail"]) == (429, "3", "full")
+    assert "detail" not in client.get("/v1/nothing").json()
+
+
+def test_images_are_left_out_if_asked(client):
+    assert txt2img(client, send_images=False).json()["images"] == []
+
+
+def test_the_files_format_is_a_setting(client):
+    answer = txt2img(client, override_settings={"samples_format": "webp"})
+    assert opened(answer.json()["images"][0]).format == "WEBP"
+
+
+def test_priority_comes_by_header(client, engine):
+    client.post("/sdapi/v1/txt2img", json={"prompt": "p"}, headers={"X-Noria-Priority": "low"})
+    assert engine.submitted[0].priority == "low"
+
+
+@pytest.mark.parametrize("name", [TITLE, "tiny", "tiny.safetensors", "0123456789ab", "noria"])
+def test_a_model_is_named_in_many_ways(client, engine, name):
+    assert txt2img(client, override_settings={"sd_model_checkpoint": name}).status_code == 200
+    assert engine.submitted[0].model == "tiny"
+
+
+def test_a_model_that_is_not_served_is_refused(client):
+    for answer in (
+        txt2img(client, override_settings={"sd_model_checkpoint": "v1-5"}),
+        client.post("/sdapi/v1/options", json={"sd_model_checkpoint": "v1-5"}),
+    ):
+        assert answer.status_code == 404
+        assert "'tiny'" in answer.json()["detail"]
+
+
+def test_open_webui_chooses_a_model(client):
+    """It lists the models, and posts all options back with another title."""
+    (model,) = client.get("/sdapi/v1/sd-models").json()
+    options = client.get("/sdapi/v1/options").json()
+    assert options["sd_model_checkpoint"] == model["title"] == TITLE
+    assert client.post("/sdapi/v1/options", json=options | {"sd_model_checkpoint": model["title"]}).status_code == 200
+    assert model["model_name"] == "tiny"
+
+
+def test_options_hold_for_later_requests(client):
+    try:
+        assert client.post("/sdapi/v1/options", json={"samples_format": "jpg", "show_progress": True}).json() is None
+        assert client.get("/sdapi/v1/options").json()["samples_format"] == "jpg"
+        assert opened(txt2img(client).json()["images"][0]).format == "JPEG"
+    finally:
+        client.post("/sdapi/v1/options", json={"samples_format": "png"})
+
+
+def test_an_option_that_is_not_served_is_refused(client):
+    answer = client.post("/sdapi/v1/options", json={"CLIP_stop_at_last_layers": 2})
+    assert (answer.status_code, "Clip skip" in answer.json()["detail"]) == (400, True)
+
+
+def test_samplers_and_schedulers_are_the_models(client):
+    assert [each["name"] for each in client.get("/sdapi/v1/samplers").json()] == ["DDIM", "Euler", "PLMS"]
+    assert [each["label"] for each in client.get("/sdapi/v1/schedulers").json()] == ["Automatic", "Uniform"]
+
+
+@pytest.mark.parametrize("name", ["upscalers", "latent-upscale-modes", "sd-vae", "loras"])
+def test_what_there_is_none_of_is_a_list(client, name):
+    assert isinstance(client.get(f"/sdapi/v1/{name}").json(), list)
+
+
+def test_nothing_is_in_progress_at_first(client):
+    answer = client.get("/sdapi/v1/progress").json()
+    assert (answer["progress"], answer["eta_relative"], answer["current_image"]) == (0, 0, None)
+    assert (answer["state"]["job_count"], answer["state"]["sampling_steps"]) == (0, 0)
+
+
+@pytest.fixture
+def held(client, engine, until):
+    """Requests that are being drawn, and their answers when they have one."""
+    answers: list = []
+    threads: list[threading.Thread] = []
+    engine.holds = True
+
+    def begin(**fields):
+        thread = threading.Thread(target=lambda: answers.append(txt2img(client, **fields)))
+        thread.start()
+        threads.append(thread)
+        until(lambda: client.get("/sdapi/v1/progress").json()["state"]["job_count"] == len(threads))
+        until(lambda: len(engine.submitted) == len(threads))
+
+    yield begin, answers
+    client.post("/sdapi/v1/interrupt")
+    for thread in threads:
+        thread.join()
+
+
+def test_progress_is_that_of_the_oldest(client, engine, held, until):
+    begin, _ = held
+    begin(steps=12, width=32, height=16)
+    begin(steps=40)
+    until(lambda: client.get("/sdapi/v1/progress").json()["eta_relative"] == 0.5)  # as the fake engine predicts
+    state = client.get("/sdapi/v1/progress").json()["state"]
+    assert (state["job_count"], state["sampling_step"], state["sampling_steps"]) == (2, 0, 12)
+    assert all(request.watched and request.num_previews for request in engine.submitted)
+
+
+def test_progress_shows_the_last_preview_unless_asked_not_to(client, engine, held, until):
+    begin, _ = held
+    engine.holds, engine.stalls = False, True
+    begin(steps=12, width=32, height=16, seed=5)
+    until(lambda: client.get("/sdapi/v1/progress").json()["current_image"])
+    answer = client.get("/sdapi/v1/progress").json()
+    assert (answer["progress"], answer["state"]["sampling_step"]) == (1.0, 12)
+    image = opened(answer["current_image"])
+    assert (image.size, image.getpixel((0, 0))) == ((32, 16), engine.colour(5))
+    assert client.get("/sdapi/v1/progress?skip_current_image=true").json()["current_image"] is None
+
+
+def test_an_engines_refusal_names_a1111s_field(client, engine):
+    engine.fails = {"code": "invalid_field", "message": "inference_steps is 90; too many.", "field": "inference_steps"}
+    answer = txt2img(client)
+    assert answer.json()["detail"] == "steps is 90; too many."
+    assert answer.json()["error"]["param"] == "steps"
+
+
+def test_interrupt_ends_all_of_this_routes_requests_and_no_others(client, engine, held, until):
+    begin, answers = held
+    others = threading.Thread(target=lambda: answers.append(client.post("/t2i", json={"prompt": "p", "seed": 3})))
+    begin()
+    begin()
+    others.start()
+    until(lambda: len(engine.submitted) == 3)
+    engine.holds = False
+    assert client.post("/sdapi/v1/interrupt").json() == {}
+    until(lambda: len(answers) == 2)
+    assert [answer.status_code for answer in answers] == [499, 499]
+    assert "interrupted" in answers[0].json()["detail"]
+    until(lambda: len(engine.cancelled) == 2)
+    ours = {request.request_id for request in engine.submitted if request.seed != 3}
+    assert set(engine.cancelled) == ours
+    engine.become("dead")
+    engine.become("ready")  # the other one is drawn again
+    others.join()
+    assert answers[-1].status_code == 200
+
+
+def test_skip_ends_the_oldest(client, engine, held, until):
+    begin, answers = held
+    begin(steps=12)
+    begin(steps=40)
+    client.post("/sdapi/v1/skip")
+    until(lambda: len(answers) == 1)
+    assert client.get("/sdapi/v1/progress").json()["state"]["sampling_steps"] == 40
+
+
+def test_a_client_that_leaves_takes_its_request_along(client, post_and_leave, until):
+    post_and_leave("/sdapi/v1/txt2img", {"prompt": "p"})
+    until(lambda: client.get("/sdapi/v1/progress").json()["state"]["job_count"] == 0)

@@ -1,0 +1,41 @@
+"""`/`, without a browser: what the page says, where it leads, and that it is there before any engine is."""
+
+import re
+
+from starlette.testclient import TestClient
+
+from noria.config import Config
+from noria.frontend.app import build_app
+from noria.frontend.engines.pool import EnginePool
+from noria.frontend.routes.static_pages import ASSETS_PATH
+from noria.protocol.request import ImageRequestBody
+
+
+def test_the_page_and_all_that_it_loads_come_from_here(client):
+    page = client.get("/")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "script-src 'self'" in page.headers["content-security-policy"]
+    loaded = re.findall(rf'(?:src|href)="({ASSETS_PATH}/[^"]+)"', page.text)
+    assert f"{ASSETS_PATH}/playground.js" in loaded
+    for path in loaded:
+        assert client.get(path).status_code == 200
+
+
+def test_it_leads_to_the_rest_of_the_server(client):
+    links = set(re.findall(r'<a [^>]*href="(/[^"]*)"', client.get("/").text))
+    assert links == {"/", "/live", "/docs", "/docs#metrics", "/openapi.json", "/readyz", "/metrics"}
+    for path in links:
+        assert client.get(path).status_code == 200
+
+
+def test_every_field_has_a_label_and_a_place_for_its_refusal(client):
+    page = client.get("/").text
+    for field in set(ImageRequestBody.__struct_fields__) - {"stream", "partial_images", "metadata"}:
+        assert f'<label for="{field}">' in page
+        assert f'id="{field}-error"' in page
+        assert re.search(rf'name="{field}"[^>]*aria-describedby="[^"]*\b{field}-error"', page), field
+
+
+def test_it_is_open_and_there_before_an_engine_is(folder):
+    with TestClient(build_app(Config(), EnginePool([f"ipc://{folder}/nobody"]))) as early:
+        assert early.get("/").status_code == 200

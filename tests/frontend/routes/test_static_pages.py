@@ -1,0 +1,69 @@
+"""The files of the pages, without a browser: small, of this server alone, and with colours that can be read."""
+
+import re
+
+import pytest
+
+from noria.frontend.routes.static_pages import PAGES_DIR
+
+FILES = sorted(PAGES_DIR.iterdir())
+STYLE = (PAGES_DIR / "style.css").read_text(encoding="utf-8")
+SCHEMES = dict(zip(("light", "dark"), STYLE.split("@media (prefers-color-scheme: dark)"), strict=True))
+GROUNDS = ("bg", "surface", "sunken")
+TEXTS = ("ink", "muted", "link", "good", "warn", "bad")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_a_file_has_fewer_than_400_lines(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) < 400
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_a_file_refers_to_nothing_outside_the_server(path):
+    text = path.read_text(encoding="utf-8").replace("http://www.w3.org/", "")  # the names of XML's vocabularies
+    referred = re.findall(
+        r"""(?:\bsrc|\bhref|\baction)="([^"]+)"|(?:from|import)\s*\(?"([^"]+)"|\burl\(["']?([^"')]+)""", text
+    )
+    for target in ("".join(found) for found in referred):
+        assert re.match(r"/(?!/)|\./|#|data:,|blob:", target), target
+        if target.startswith(("/pages/", "./")):
+            assert (PAGES_DIR / target.rpartition("/")[2]).exists(), target
+    assert not re.search(r"""["'(]\s*(https?:)?//\w""", text), "an address of another server"
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.suffix == ".html"], ids=lambda path: path.name)
+def test_a_page_keeps_to_its_policy(path):
+    text = path.read_text(encoding="utf-8")
+    assert not re.search(r"<style|\bstyle=|\bon[a-z]+=|<script(?![^>]*\bsrc=)", text), (
+        "inline, which the policy forbids"
+    )
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_text_and_graphics_stand_out_from_their_ground(scheme):
+    colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", SCHEMES[scheme]))
+    graphics = [name for name in colours if name.startswith(("hue-", "stage-", "control", "accent"))]
+    assert len(graphics) > 10
+    pairs = [(name, ground, 4.5) for name in TEXTS for ground in GROUNDS]
+    pairs += [(name, f"{tone}-soft", 4.5) for tone in ("good", "warn", "bad") for name in (tone, "ink", "link")]
+    pairs += [(name, ground, 3.0) for name in graphics for ground in GROUNDS]
+    pairs += [("on-accent", "accent", 4.5)] + [("on-hue", name, 4.5) for name in graphics if name.startswith("hue-")]
+    weak = {
+        (a, b): round(contrast(colours[a], colours[b]), 2)
+        for a, b, least in pairs
+        if contrast(colours[a], colours[b]) < least
+    }
+    assert weak == {}
+
+
+def contrast(one, other):
+    """WCAG 2.2's contrast ratio of two colours as #rrggbb."""
+    darker, lighter = sorted((luminance(one), luminance(other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def luminance(colour):
+    """WCAG 2.2's relative luminance."""
+    channels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -1,0 +1,118 @@
+"""A1111's text: exactly its form in writing, and whatever there is in reading."""
+
+import re
+import time
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from noria.images.a1111_metadata import from_infotext, to_infotext
+from noria.images.metadata import GenerationMetadata
+
+WHOLE = GenerationMetadata(
+    "a red circle", "blurry", 7, 512, 768, 20, 7.5, "dpm++2m-karras", "tiny", "0123456789ab", "0.1.0"
+)  # fmt: skip
+
+
+def test_it_is_written_as_a1111_writes_it():
+    assert to_infotext(WHOLE) == (
+        "a red circle\n"
+        "Negative prompt: blurry\n"
+        "Steps: 20, Sampler: DPM++ 2M Karras, CFG scale: 7.5, Seed: 7, Size: 512x768, "
+        "Model hash: 0123456789ab, Model: tiny, Version: noria 0.1.0"
+    )
+
+
+def test_a_schedule_that_a1111_would_take_for_another_is_named():
+    text = to_infotext(msgspec.structs.replace(WHOLE, scheduler="dpm++2m"))
+    assert "Sampler: DPM++ 2M, Schedule type: Uniform, " in text
+
+
+def test_values_with_commas_and_colons_stand_in_quotes():
+    assert 'Model: "org/a:b, \\"c\\""' in to_infotext(msgspec.structs.replace(WHOLE, model='org/a:b, "c"'))
+
+
+def fits_infotext(text):
+    """Whether A1111's form can hold `text`: it strips lines, and one of them may open the negative prompt."""
+    lines = text.split("\n")
+    return text == text.strip() and all(
+        line == line.strip() and not line.startswith("Negative prompt:") for line in lines
+    )
+
+
+PROMPTS = st.lists(
+    st.text() | st.sampled_from(["Steps: 5, Seed: 3, Size: 8x8", "a, b", 'say "x: y", z', "🎨 (red:1.2)", ""])
+).map("\n".join)
+
+
+@given(PROMPTS, PROMPTS, st.floats(0, 50), st.sampled_from(["tiny", "org/a:b", 'x, "y', ""]))
+def test_what_the_form_can_hold_comes_back(prompt, negative_prompt, guidance, model):
+    written = msgspec.structs.replace(
+        WHOLE, prompt=prompt, negative_prompt=negative_prompt, guidance_scale=guidance, model=model or "m"
+    )
+    read = from_infotext(to_infotext(written))
+    for field in ("seed", "width", "height", "inference_steps", "scheduler", "model", "model_version", "noria"):
+        assert getattr(read, field) == getattr(written, field)
+    assert read.guidance_scale == guidance
+    if fits_infotext(prompt) and fits_infotext(negative_prompt):
+        assert (read.prompt, read.negative_prompt) == (prompt, negative_prompt)
+
+
+def test_a_text_of_a1111_is_read():
+    text = """masterpiece, (red circle:1.2)
+second line
+Negative prompt: bad hands,
+(worst quality:2)
+Steps: 20, Sampler: DPM++ 2M, Schedule type: Karras, CFG scale: 7, Seed: 965400086, Size: 512x512, Model hash: 6ce0161689, \
+Model: v1-5-pruned-emaonly, Clip skip: 2, Lora hashes: "add_detail: 7c6bad76eb54, more: 1", Version: v1.9.4"""
+    read = from_infotext(text)
+    assert read == GenerationMetadata(
+        "masterpiece, (red circle:1.2)\nsecond line", "bad hands,\n(worst quality:2)", 965400086, 512, 512, 20, 7.0,
+        "dpm++2m-karras", "v1-5-pruned-emaonly", "6ce0161689",
+        other={"Clip skip": "2", "Lora hashes": "add_detail: 7c6bad76eb54, more: 1", "Version": "v1.9.4"},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "scheduler"),
+    [
+        ("Sampler: DPM++ 2M", "dpm++2m"),
+        ("Sampler: DPM++ 2M, Schedule type: Automatic", "dpm++2m-karras"),
+        ("Sampler: DPM++ SDE Karras", "DPM++ SDE Karras"),
+        ("Sampler: DPM++ SDE, Schedule type: Karras", "DPM++ SDE Karras"),
+    ],
+)
+def test_a_sampler_that_noria_has_not_is_kept_as_it_is(line, scheduler):
+    assert from_infotext(f"p\nSteps: 1, {line}, Seed: 2").scheduler == scheduler
+
+
+def test_a_text_without_settings_is_all_prompt():
+    assert from_infotext("a: b, c: d\ne") == GenerationMetadata("a: b, c: d\ne")
+
+
+def test_settings_that_make_no_sense_are_kept_among_the_others():
+    read = from_infotext("p\nSteps: many, Seed: -1, Size: big, CFG scale: nan, Seed resize from: 1x1")
+    assert read == GenerationMetadata(
+        "p", other={"Steps": "many", "Seed": "-1", "Size": "big", "CFG scale": "nan", "Seed resize from": "1x1"}
+    )
+
+
+@given(st.text(alphabet='ab:, "\\\n\ud7ff{}0x1u', max_size=200))
+def test_nothing_that_is_read_raises(text):
+    read = from_infotext(f"{text}\nSteps: 1, Seed: 2, Sampler: {text}")
+    assert read.other.keys() | {"Steps"}
+
+
+def test_an_escaped_half_of_a_surrogate_pair_becomes_a_character():
+    read = from_infotext('p\nSteps: 1, Seed: 2, Model: "\\ud83d"')
+    assert read.model == "?"
+
+
+@pytest.mark.parametrize("piece", ['a:"', ":", '"', ",", 'a: "\\', "a" * 10 + ":", " "])
+def test_a_hostile_text_takes_no_longer_than_its_length(piece):
+    text = piece * (1_000_000 // len(piece))
+    started = time.process_time()
+    from_infotext(text)
+    assert time.process_time() - started < 10, re.escape(piece)

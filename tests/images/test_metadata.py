@@ -1,0 +1,62 @@
+"""Our own JSON: it loses nothing, and nonsense is refused."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from noria import __version__
+from noria.errors import ImageFileError, InvalidField
+from noria.images.metadata import GenerationMetadata, from_json, metadata_for, to_json
+from noria.models.catalog import open_model
+from noria.protocol.request import ImageRequest, ImageRequestBody
+
+
+@given(
+    st.builds(
+        GenerationMetadata,
+        prompt=st.text(),
+        negative_prompt=st.text(),
+        seed=st.integers(0, 2**63 - 1) | st.none(),
+        guidance_scale=st.floats(0, 50) | st.none(),
+        scheduler=st.text() | st.none(),
+        other=st.dictionaries(st.text(), st.text()),
+    )
+)
+def test_json_loses_nothing(metadata):
+    assert from_json(to_json(metadata)) == metadata
+    assert from_json(to_json(metadata).decode()) == metadata
+
+
+def test_its_settings_have_the_names_of_t2i():
+    settings = set(GenerationMetadata.__struct_fields__) - {"model", "model_version", "noria", "other"}
+    assert settings < set(ImageRequestBody.__struct_fields__)
+
+
+def test_it_is_of_one_image(bundled_folder):
+    spec = open_model(str(bundled_folder))
+    request = ImageRequest("id", "p", "q", 7, 64, 96, 20, 7.5, 3, "ddim", 60.0)
+    metadata = metadata_for(request, spec, seed=9)
+    assert metadata.seed == 9
+    assert (metadata.width, metadata.height) == (64, 96)
+    assert (metadata.model, metadata.model_version, metadata.noria) == (spec.name, spec.fingerprint, __version__)
+    assert None not in msgspec.structs.astuple(metadata)
+
+
+def test_keys_of_a_later_version_are_passed_over():
+    assert from_json('{"prompt": "p", "lora": ["x"]}') == GenerationMetadata("p")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "nonsense", "[]", "{}", '{"prompt": 1}', '{"prompt": "p", "seed": "7"}', "[" * 100_000, b"\xff", '"\\ud800"'],
+)
+def test_nonsense_is_refused(text):
+    with pytest.raises(ImageFileError, match="are not what Noria writes"):
+        from_json(text)
+
+
+@pytest.mark.parametrize("field", ["prompt", "negative_prompt"])
+def test_half_a_surrogate_pair_is_refused(field):
+    with pytest.raises(InvalidField, match="at character 2"):
+        GenerationMetadata(**({"prompt": "p"} | {field: "ab\ud83d"}))

@@ -1,0 +1,206 @@
+"""Image files keep what they are given, to the letter, and lose no pixel; bad files are told from good ones."""
+
+import io
+import pathlib
+import struct
+import zlib
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from noria.errors import ImageFileError
+from noria.images.a1111_metadata import to_infotext
+from noria.images.metadata import GenerationMetadata, to_json
+from noria.images.metadata_io import read_metadata, save_options
+
+FORMATS = ("png", "webp", "jpeg")
+PIXELS = Image.radial_gradient("L").convert("RGB").resize((32, 24))
+WHOLE = GenerationMetadata(
+    "a red circle", "blurry", 7, 32, 24, 20, 7.5, "dpm++2m-karras", "tiny", "0123456789ab", "0.1.0"
+)
+SAVE_OPTIONS = {"png": {}, "webp": {"quality": 90, "method": 2}, "jpeg": {"quality": 95}}
+
+
+def encode_image(metadata, file_format):
+    file = io.BytesIO()
+    PIXELS.save(
+        file, format=file_format, **SAVE_OPTIONS[file_format], **(save_options(metadata, file_format) if metadata else {})
+    )  # fmt: skip
+    return file.getvalue()
+
+
+@pytest.fixture
+def read(tmp_path):
+    def of(data: bytes) -> GenerationMetadata:
+        (tmp_path / "image").write_bytes(data)
+        return read_metadata(tmp_path / "image")
+
+    return of
+
+
+def png(*chunks: tuple[bytes, bytes]) -> bytes:
+    """A PNG of these chunks, then the pixels of an empty one."""
+    head = struct.pack(">IIBBBBB", 1, 1, 8, 2, 0, 0, 0)
+    body = [(b"IHDR", head), *chunks, (b"IDAT", zlib.compress(b"\0" * 4)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in body
+    )
+
+
+AWKWARD = st.text() | st.sampled_from(
+    [
+        "",
+        "\n",
+        "Steps: 5, Seed: 3, Size: 8x8",
+        'a\r\nNegative prompt: "b", c\\',
+        "🎨👩‍🎨",
+        "\0\0",
+        " padded ",
+        "\x1b[2J",
+    ]
+)
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(prompt=AWKWARD, negative_prompt=AWKWARD, seed=st.integers(0, 2**63 - 1))
+def test_any_prompt_comes_back_to_the_letter(read, file_format, prompt, negative_prompt, seed):
+    metadata = msgspec.structs.replace(WHOLE, prompt=prompt, negative_prompt=negative_prompt, seed=seed)
+    assert read(encode_image(metadata, file_format)) == metadata
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_pixels_are_untouched(file_format):
+    with_metadata, without = encode_image(WHOLE, file_format), encode_image(None, file_format)
+    assert Image.open(io.BytesIO(with_metadata)).tobytes() == Image.open(io.BytesIO(without)).tobytes()
+    assert len(with_metadata) > len(without)
+
+
+def test_a1111_finds_its_text_where_it_looks():
+    assert Image.open(io.BytesIO(encode_image(WHOLE, "png"))).info["parameters"] == to_infotext(WHOLE)
+    for file_format in ("webp", "jpeg"):
+        exif = Image.open(io.BytesIO(encode_image(WHOLE, file_format))).getexif()
+        assert exif.get_ifd(0x8769)[0x9286] == b"UNICODE\0" + to_infotext(WHOLE).encode("utf-16-be")
+
+
+def test_the_longest_prompts_fit_even_a_jpeg(read):
+    metadata = msgspec.structs.replace(WHOLE, prompt="🎨" * 4000, negative_prompt="🎨" * 4000)
+    assert read(encode_image(metadata, "jpeg")) == metadata
+
+
+def test_a_jpeg_keeps_our_json_where_both_do_not_fit(read):
+    metadata = msgspec.structs.replace(WHOLE, prompt="🎨" * 15_000)
+    file = encode_image(metadata, "jpeg")
+    assert read(file) == metadata
+    assert 0x9286 not in Image.open(io.BytesIO(file)).getexif().get_ifd(0x8769)
+
+
+def test_a_jpeg_is_written_also_when_nothing_fits(read):
+    file = encode_image(msgspec.structs.replace(WHOLE, prompt="🎨" * 20_000), "jpeg")
+    with pytest.raises(ImageFileError, match="says nothing"):
+        read(file)
+
+
+def a1111_png():
+    chunks = PngInfo()
+    chunks.add_text("parameters", "a cat\nSteps: 20, Sampler: Euler a, CFG scale: 7, Seed: 5, Size: 512x512")
+    file = io.BytesIO()
+    PIXELS.save(file, format="png", pnginfo=chunks)
+    return file.getvalue()
+
+
+def image_with_comment(comment: object, file_format: str = "jpeg") -> bytes:
+    exif = Image.Exif()
+    exif.get_ifd(0x8769)[0x9286] = comment
+    file = io.BytesIO()
+    PIXELS.save(file, format=file_format, exif=exif.tobytes())
+    return file.getvalue()
+
+
+TEXT = "a cat\nSteps: 20, Sampler: Euler a, CFG scale: 7, Seed: 5, Size: 512x512"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        a1111_png(),
+        image_with_comment(b"UNICODE\0" + TEXT.encode("utf-16-be")),
+        image_with_comment(b"UNICODE\0" + TEXT.encode("utf-16-le"), "webp"),
+        image_with_comment(b"ASCII\0\0\0" + TEXT.encode()),
+        image_with_comment(TEXT.encode()),
+        image_with_comment(b"UNICODE\0" + TEXT.encode("utf-16-be"), "png"),
+    ],
+    ids=["png", "utf-16-be", "utf-16-le", "ascii", "bare", "exif in png"],
+)
+def test_files_of_others_are_read(read, data):
+    assert read(data) == GenerationMetadata("a cat", "", 5, 512, 512, 20, 7.0, "euler-a")
+
+
+BOMB = b"noria\0\0" + zlib.compress(b" " * 100_000_000)
+HOSTILE = {
+    "empty": (b"", "is not an image"),
+    "no image": (b"MZ" + b"\0" * 100, "is not an image"),
+    "svg": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "is not an image"),
+    "another kind of image": (b"GIF89a" + b"\0" * 100, "is not an image"),
+    "a head only": (b"\x89PNG\r\n\x1a\n", "is not an image"),
+    "no text": (png(), "says nothing"),
+    "blank text": (png((b"tEXt", b"parameters\0 \n ")), "says nothing"),
+    "json of another shape": (png((b"tEXt", b"noria\0[1, 2]")), "not what Noria writes"),
+    "nonsense for json": (png((b"tEXt", b"noria\0{prompt")), "not what Noria writes"),
+    "json of another type": (png((b"tEXt", b'noria\0{"prompt": ["p"]}')), "not what Noria writes"),
+    "deep json": (png((b"tEXt", b"noria\0" + b"[" * 500_000)), "not what Noria writes"),
+    "a text that unpacks to 100 MB": (png((b"zTXt", BOMB)), "is damaged"),
+    "a huge chunk": (png((b"iTXt", b"noria\0\0\0\0\0" + b"x" * 2_000_000)), "is damaged|says too much"),
+    "a size that needs 16 GB": (
+        png((b"IHDR", struct.pack(">IIBBBBB", 65_000, 65_000, 8, 6, 0, 0, 0))), "is damaged"
+    ),
+    "exif of garbage": (png((b"eXIf", b"MM\0*\xff\xff\xff\xff")), "says nothing|is damaged"),
+    "a number for a comment": (image_with_comment(7), "says nothing"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_files_are_refused_in_words(read, case):
+    data, says = HOSTILE[case]
+    with pytest.raises(ImageFileError, match=says):
+        read(data)
+
+
+def read_or_refused(read, data: bytes) -> GenerationMetadata | None:
+    try:
+        return read(data)
+    except ImageFileError:
+        return None
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_a_file_cut_short_anywhere_is_read_or_refused(read, file_format):
+    whole = encode_image(WHOLE, file_format)
+    outcomes = [read_or_refused(read, whole[:length]) for length in range(len(whole))]
+    assert all(outcome in (WHOLE, None) for outcome in outcomes)
+    assert outcomes[0] is None
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
+@given(changes=st.lists(st.tuples(st.integers(0, 700), st.integers(0, 255)), min_size=1, max_size=8))
+def test_a_file_with_wrong_bytes_is_read_or_refused(read, file_format, changes):
+    damaged = bytearray(encode_image(WHOLE, file_format))
+    for at, byte in changes:
+        damaged[at % len(damaged)] = byte
+    read_or_refused(read, bytes(damaged))  # anything but an ImageFileError fails
+
+
+def test_what_is_no_file_is_refused(tmp_path):
+    for path, says in ((tmp_path, "is not a file"), (tmp_path / "x.png", "there is no file"), (pathlib.Path("/dev/zero"), "is not a file")):  # fmt: skip
+        with pytest.raises(ImageFileError, match=says):
+            read_metadata(path)
+
+
+def test_our_json_is_believed_before_a1111s_text(read):
+    both = png((b"tEXt", b"parameters\0another prompt"), (b"tEXt", b"noria\0" + to_json(WHOLE)))
+    assert read(both) == WHOLE

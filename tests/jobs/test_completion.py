@@ -1,0 +1,374 @@
+"""A job's end is told exactly once, by whoever ended it and however: counted, a line in the log, a webhook, a span in its trace."""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import dataclasses
+import json
+import time
+import uuid
+
+import msgspec
+import pytest
+
+from noria.errors import DeadlineExceeded, EngineLost, EngineUnavailable, GenerationFailed
+from noria.jobs.completion import JobCompletionReporter, job_outcome, stored_request_fields
+from noria.jobs.records import TERMINAL_STATUSES, Claim
+from noria.jobs.results import ResultStore
+from noria.jobs.schema import database_url, open_database
+from noria.jobs.service import clean_up
+from noria.jobs.store import LEASE_S, MAX_LOSSES, JobStore
+from noria.jobs.thread_offloader import ThreadOffloader
+from noria.jobs.webhooks.outbox import Outbox
+from noria.jobs.worker import MAX_ENGINE_LOSSES, JobOutput, JobWorker
+from noria.observe.logs.log_record import RESERVED
+from noria.observe.logs.request_log import REQUEST_FIELDS, current_log_record
+from noria.observe.logs.setup import LineHandler, logging_to
+from noria.observe.metrics import declarations
+from noria.observe.traces.trace_context import TraceContext
+from noria.observe.traces.tracer import NO_TRACER, Tracer
+from noria.protocol.request import ImageRequest
+
+SHAPES = {("shapes", "v1")}
+REQUEST = ImageRequest(
+    request_id="job_1",
+    prompt="a secret wish",
+    negative_prompt="",
+    seed=7,
+    width_px=64,
+    height_px=48,
+    num_steps=3,
+    guidance_scale=2.0,
+    num_images=2,
+    scheduler="euler",
+    timeout_s=9.0,
+    model="shapes",
+    deadline_s=60.0,
+)
+
+
+class FakeExecutor:
+    """Raises its errors one after the other, then draws; while it `holds`, it never comes to an end."""
+
+    def __init__(self, *errors, hangs=False):
+        self.errors, self.hangs = list(errors), hangs
+
+    def available_models(self):
+        return SHAPES
+
+    def capacity(self):
+        return 4
+
+    async def execute(self, record, report_progress):
+        msgspec.json.decode(record.request, type=dict)
+        if self.errors:
+            raise self.errors.pop(0)
+        if self.hangs:
+            await asyncio.Event().wait()
+        current_log_record().add(denoise_s=0.25, deadline_s=1.0)
+        return JobOutput([b"an image"], "png", {})
+
+
+@dataclasses.dataclass
+class JobHarness:
+    """A job, and what it takes to end it."""
+
+    store: JobStore
+    results: ResultStore
+    tracer: Tracer
+    job_id: str
+
+    @property
+    def record(self):
+        return self.store.get(self.job_id)
+
+    @contextlib.asynccontextmanager
+    async def running(self, executor, owner="s/frontend-0/1", store=None):
+        offload = ThreadOffloader()
+        worker = JobWorker(store or self.store, self.results, executor, offload, owner, time.time, self.tracer)
+        task = asyncio.create_task(worker.run())
+        try:
+            yield worker
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await worker.stop()
+            offload.close()
+
+    async def wait_until(self, condition):
+        async with asyncio.timeout(60):
+            while not condition(self.record):  # noqa: ASYNC110 - it happens in a database
+                await asyncio.sleep(0.02)
+
+    async def execute_with(self, *executors):
+        for executor in executors:
+            async with self.running(executor):
+                await self.wait_until(lambda record: record.status in TERMINAL_STATUSES)
+
+    def lose_claims(self, times):
+        """As many processes as that claim the job, and end before it does."""
+        now = time.time()
+        for index in range(times):
+            assert self.store.claim(f"s/f/{index}", SHAPES, 9, now + index * (LEASE_S + 1))
+        return now + times * (LEASE_S + 1)
+
+
+async def succeeded(scene):
+    await scene.drawn_by(FakeExecutor())
+
+
+async def succeeded_on_second_attempt(scene):
+    await scene.drawn_by(FakeExecutor(EngineUnavailable("loading", retry_after_s=0.1)))
+
+
+async def cancelled_while_queued(scene):
+    scene.store.cancel(scene.job_id, time.time())
+    scene.store.cancel(scene.job_id, time.time())
+
+
+async def cancelled_while_running(scene):
+    async with scene.running(FakeExecutor(hangs=True)) as worker:
+        await scene.until(lambda record: record.status == "processing")
+        scene.store.cancel(scene.job_id, time.time())
+        worker.wake()
+
+
+async def cancelled_after_requeue(scene):
+    async with scene.running(FakeExecutor(EngineUnavailable("loading", retry_after_s=30.0))):
+        await scene.until(lambda record: record.status == "starting" and record.attempt == 1)
+    scene.store.cancel(scene.job_id, time.time())
+
+
+async def expired(scene):
+    for _ in range(2):
+        clean_up(scene.store, scene.results, 60.0, time.time() + 61.0)
+
+
+async def deadline_missed(scene):
+    await scene.drawn_by(FakeExecutor(DeadlineExceeded("not done 60 s after it was accepted.")))
+
+
+async def model_failed(scene):
+    await scene.drawn_by(FakeExecutor(GenerationFailed("the model failed")))
+
+
+async def failed_by_bug(scene):
+    await scene.drawn_by(FakeExecutor(RuntimeError("a bug")))
+
+
+async def engines_lost_too_often(scene):
+    await scene.drawn_by(FakeExecutor(*[EngineLost("gone")] * MAX_ENGINE_LOSSES))
+
+
+async def processes_lost_too_often(scene):
+    now = scene.lose_claims(MAX_LOSSES)
+    for _ in range(2):
+        assert not scene.store.claim("s/f/last", SHAPES, 9, now)
+
+
+async def succeeded_elsewhere_after_lease_expiry(scene):
+    async with scene.running(FakeExecutor(hangs=True)) as worker:
+        await scene.until(lambda record: record.status == "processing")
+        (claimed,) = scene.store.claim("t/f/1", SHAPES, 9, time.time() + LEASE_S + 60)
+        assert scene.store.finish(Claim(claimed.id, "t/f/1", claimed.attempt), ["2-0.png"], {}, time.time() + 90)
+        worker.wake()
+
+
+async def succeeded_after_server_stop(scene):
+    async with scene.running(FakeExecutor(hangs=True)):
+        await scene.until(lambda record: record.status == "processing")
+    assert scene.record.status == "starting"
+    await scene.drawn_by(FakeExecutor())
+
+
+async def succeeded_after_server_kill(scene):
+    scene.store.claim("s/frontend-0/0", SHAPES, 9, time.time())
+    await scene.drawn_by(FakeExecutor())
+
+
+ENDINGS = [
+    (succeeded, "ok", "succeeded", 1),
+    (succeeded_on_second_attempt, "ok", "succeeded", 2),
+    (succeeded_elsewhere_after_lease_expiry, "ok", "succeeded", 2),
+    (succeeded_after_server_stop, "ok", "succeeded", 2),
+    (succeeded_after_server_kill, "ok", "succeeded", 2),
+    (cancelled_while_queued, "cancelled", "canceled", 0),
+    (cancelled_while_running, "cancelled", "canceled", 1),
+    (cancelled_after_requeue, "cancelled", "canceled", 1),
+    (expired, "job_expired", "failed", 0),
+    (deadline_missed, "deadline_exceeded", "failed", 1),
+    (model_failed, "generation_failed", "failed", 1),
+    (failed_by_bug, "internal", "failed", 1),
+    (engines_lost_too_often, "engine_lost", "failed", MAX_ENGINE_LOSSES),
+    (processes_lost_too_often, "engine_lost", "failed", MAX_LOSSES),
+]
+
+
+@pytest.fixture
+def caller():
+    return TraceContext(uuid.uuid4().hex, uuid.uuid4().hex[:16], True)
+
+
+@pytest.fixture
+def lines():
+    """What a logger has written so far, as a front end writes it; request lines by default."""
+    written = []
+    with logging_to(LineHandler("frontend-0", written.append), "info"):
+        yield lambda logger="noria.requests": [line for line in written if line["logger"] == logger]
+
+
+def stored_request(**fields):
+    request = msgspec.structs.replace(REQUEST, **fields)
+    return msgspec.json.encode({"request": request, "file_format": "png"})
+
+
+def num_ended():
+    return {status: declarations.JOBS.labels(status)._value.get() for status in TERMINAL_STATUSES}
+
+
+@pytest.mark.parametrize(("ending", "outcome", "status", "attempt"), ENDINGS, ids=[row[0].__name__ for row in ENDINGS])
+def test_a_jobs_end_is_told_once(
+    engine, tmp_path, job, caller, tracer, collector, lines, ending, outcome, status, attempt
+):
+    store = JobStore(engine, JobCompletionReporter(tracer))
+    new = job(request=stored_request(traceparent=caller.traceparent), made_by="alice", webhook="https://example.com/")
+    job_id = store.accept(new, 9, time.time())[0].id
+    before = num_ended()
+    asyncio.run(ending(JobHarness(store, ResultStore("auto", tmp_path), tracer, job_id)))
+    record = store.get(job_id)
+
+    (line,) = lines()
+    assert line["message"].startswith(f"request {outcome} after ")
+    expected = {"request_id": job_id, "job_id": job_id, "key": "alice", "model": "shapes", "model_version": "v1"}
+    expected |= {"event": "request", "outcome": outcome, "job_status": status, "attempt": attempt}
+    expected |= {"n": 2, "size": "64x48", "steps": 3, "seed": 7, "deadline_s": 60.0}
+    assert line.items() >= expected.items()
+    assert line.keys() <= {*RESERVED, "trace_id", "span_id", *REQUEST_FIELDS}
+    assert line.get("error") == record.error
+    assert (line.get("denoise_s") == 0.25) == (ending.__name__ in {"drawn", *REPORTED_BY_THE_WORKER})
+    assert 0 <= line["waited_s"] <= line["seconds"]
+    assert "secret" not in str(line)
+
+    assert num_ended() == before | {status: before[status] + 1}
+
+    bodies = [json.loads(each.body)["status"] for each in Outbox(engine).claim_due(9, time.time() + 1e4)]
+    assert [each for each in bodies if each in TERMINAL_STATUSES] == [status]
+
+    tracer.close()
+    (span,) = [span for span in collector.of_trace(caller.trace_id) if span.name == "job"]
+    assert (line["trace_id"], line["span_id"]) == (caller.trace_id, span.span_id)
+    assert (span.parent_id, span.failed) == (caller.span_id, outcome != "ok")
+    assert span.attributes.get("error.type", "ok") == span.attributes["noria.outcome"] == outcome
+    assert span.attributes["noria.job.attempt"] == attempt
+    assert span.attributes["noria.key"] == "alice"
+    assert (span.began, span.ended) == pytest.approx((record.created_at, record.completed_at), abs=0.001)
+
+
+REPORTED_BY_THE_WORKER = {
+    "drawn_at_the_second_try",
+    "drawn_after_the_server_stopped",
+    "drawn_after_the_server_was_killed",
+}
+"""Those whose end is told by the runner that drew them: it knows where the time went."""
+
+
+@pytest.mark.parametrize(
+    ("ending", "reason"),
+    [
+        (succeeded_on_second_attempt, "loading"),
+        (succeeded_after_server_stop, "the front end stops"),
+        (succeeded_after_server_kill, "the process that drew it ended"),
+    ],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_a_job_that_waits_again_has_a_line_that_says_why(store, tmp_path, job, caller, lines, ending, reason):
+    job_id = store.accept(job(request=stored_request(traceparent=caller.traceparent)), 9, time.time())[0].id
+    asyncio.run(ending(JobHarness(store, ResultStore("auto", tmp_path), NO_TRACER, job_id)))
+    (line,) = lines("noria.jobs")
+    expected = {"event": "job_handed_back", "request_id": job_id, "trace_id": caller.trace_id, "attempt": 1}
+    assert line.items() >= expected.items()
+    assert line["message"].endswith(f": {reason}")
+
+
+def test_a_drawing_whose_job_others_have_ended_says_nothing(store, tmp_path, job, lines):
+    for ending in (succeeded_elsewhere_after_lease_expiry, cancelled_while_running):
+        job_id = store.accept(job(request=stored_request()), 9, time.time())[0].id
+        asyncio.run(ending(JobHarness(store, ResultStore("auto", tmp_path), NO_TRACER, job_id)))
+    assert not lines("noria.jobs")
+
+
+def test_a_drawing_whose_lease_ran_out_says_so(store, tmp_path, job, lines):
+    job_id = store.accept(job(request=stored_request()), 9, time.time())[0].id
+    scene = JobHarness(store, ResultStore("auto", tmp_path), NO_TRACER, job_id)
+
+    async def outrun():
+        async with scene.running(FakeExecutor(hangs=True)) as worker:
+            await scene.wait_until(lambda record: record.status == "processing")
+            assert store.claim("t/f/1", SHAPES, 9, time.time() + LEASE_S + 60)
+            worker.wake()
+            await scene.wait_until(lambda _: lines("noria.jobs"))
+
+    asyncio.run(outrun())
+    (line,) = lines("noria.jobs")
+    expected = {"level": "warning", "event": "job_let_go", "request_id": job_id, "attempt": 1}
+    assert line.items() >= expected.items()
+    assert not lines()
+
+
+def test_an_end_that_many_want_at_once_is_told_by_the_one_who_got_it(database, tmp_path, job, lines):
+    stores = [JobStore(open_database(database_url(database, tmp_path))) for _ in range(3)]
+    names = {stores[0].accept(job(), 99, 0.0)[0].id for _ in range(8)}
+    before = sum(num_ended().values())
+    with concurrent.futures.ThreadPoolExecutor(9) as threads:
+        wanted = [threads.submit(store.expire, 60.0, 61.0) for store in stores]
+        wanted += [threads.submit(store.cancel, name, 61.0) for name in sorted(names) for store in stores[:2]]
+        for each in wanted:
+            each.result()
+    reported = {line["job_id"]: line["job_status"] for line in lines()}
+    assert reported == {name: stores[0].get(name).status for name in names}
+    assert len(lines()) == len(names)
+    assert sum(num_ended().values()) - before == len(names)
+    for store in stores:
+        store.close()
+
+
+def test_a_job_that_another_noria_kept_otherwise_ends_with_its_line_and_holds_up_no_other(
+    store, tmp_path, job, tracer, lines
+):
+    strange = store.accept(job(request=b"[no JSON", webhook="https://example.com/"), 9, time.time())[0].id
+    other = store.accept(job(request=stored_request()), 9, time.time())[0].id
+    asyncio.run(JobHarness(store, ResultStore("auto", tmp_path), tracer, other).execute_with(FakeExecutor()))
+    asyncio.run(JobHarness(store, ResultStore("auto", tmp_path), tracer, strange).execute_with(FakeExecutor()))
+    reported = {line["job_id"]: line for line in lines()}
+    assert (reported[strange]["outcome"], reported[other]["outcome"]) == ("internal", "ok")
+    assert (reported[strange]["model"], reported[strange]["model_version"]) == ("shapes", "v1")
+    assert "steps" not in reported[strange]
+
+
+def test_a_job_in_nobodys_trace_has_a_line_and_no_span(engine, job, tracer, collector, lines):
+    store = JobStore(engine, JobCompletionReporter(tracer))
+    record = store.accept(job(request=stored_request()), 9, 0.0)[0]
+    store.cancel(record.id, 5.0)
+    tracer.close()
+    assert [(line["outcome"], line["waited_s"], line["seconds"]) for line in lines()] == [("cancelled", 5.0, 5.0)]
+    assert not [span for span in collector.spans if span.attributes.get("noria.request_id") == record.id]
+
+
+def test_clocks_that_differ_make_no_time_negative(store, job, lines):
+    record = store.accept(job(), 9, 100.0)[0]
+    store.cancel(record.id, 40.0)
+    (line,) = lines()
+    assert (line["waited_s"], line["seconds"]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "told"), [("off", set()), ("hash", {"prompt_sha256"}), ("full", {"prompt"})], ids=str
+)
+def test_an_end_tells_of_the_prompt_what_the_operator_allows(store, job, prompts, expected):
+    record = store.accept(job(request=stored_request()), 9, 0.0)[0]
+    assert {name for name in stored_request_fields(record, prompts) if "prompt" in name} == expected
+
+
+def test_a_failure_without_a_code_is_a_bug_of_ours(store, job):
+    record = store.accept(job(), 9, 0.0)[0]
+    assert job_outcome(dataclasses.replace(record, status="failed", error_code=None)) == "internal"

@@ -1,0 +1,454 @@
+"""Runners over a real database and a painter that does as it is told: who draws, who lets go, and what is left behind."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from noria.errors import DeadlineExceeded, EngineLost, EngineUnavailable, GenerationFailed, InternalError, QueueFull
+from noria.jobs.records import TERMINAL_STATUSES
+from noria.jobs.results import ResultStore
+from noria.jobs.schema import database_url, open_database
+from noria.jobs.store import LEASE_S, JobStore
+from noria.jobs.thread_offloader import ThreadOffloader
+from noria.jobs.worker import MAX_ENGINE_LOSSES, RESULTS_RETRY_S, TICK_S, JobOutput, JobWorker, Requeue, retry_decision
+from waiting import wait_until_async
+
+
+class FakeExecutor:
+    """Draws at once, unless its `behaviour` does otherwise."""
+
+    def __init__(self, behaviour=None, capacity=4):
+        self.behaviour, self._capacity = behaviour, capacity
+        self.num_running, self.max_running, self.cancelled = 0, 0, []
+
+    def available_models(self):
+        return {("shapes", "v1")}
+
+    def capacity(self):
+        return self._capacity
+
+    async def execute(self, record, report_progress):
+        self.num_running += 1
+        self.max_running = max(self.max_running, self.num_running)
+        try:
+            if self.behaviour is not None:
+                await self.behaviour(record, report_progress)
+        except asyncio.CancelledError:
+            self.cancelled.append(record.id)
+            raise
+        finally:
+            self.num_running -= 1
+        return JobOutput([f"drawn from {record.request}".encode()], "png", {"denoise_s": 0.1})
+
+
+@contextlib.asynccontextmanager
+async def running(store, results, executor, owner="server/frontend-0/1", clock=time.time):
+    offload = ThreadOffloader()
+    worker = JobWorker(store, results, executor, offload, owner, clock)
+    task = asyncio.create_task(worker.run())
+    try:
+        yield worker
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await worker.stop()
+        offload.close()
+
+
+def accept(store, new):
+    return store.accept(new, 1000, time.time())[0].id
+
+
+def status_of(store, job_id):
+    return store.get(job_id).status
+
+
+@pytest.fixture
+def results(tmp_path):
+    return ResultStore("auto", tmp_path)
+
+
+def files_in(tmp_path):
+    return sorted(str(path.relative_to(tmp_path / "results")) for path in (tmp_path / "results").rglob("*.png*"))
+
+
+async def hang(record, report_progress):
+    await asyncio.Event().wait()
+
+
+# ── Drawing ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_jobs_are_drawn_as_many_at_once_as_there_is_room(store, results, job, tmp_path):
+    async def slowly(record, report_progress):
+        await asyncio.sleep(0.05)
+
+    async def scenario():
+        executor = FakeExecutor(slowly, capacity=3)
+        names = [accept(store, job()) for _ in range(7)]
+        async with running(store, results, executor):
+            await wait_until_async(lambda: all(status_of(store, name) == "succeeded" for name in names))
+        assert executor.max_running == 3
+        return names
+
+    names = asyncio.run(scenario())
+    record = store.get(names[0])
+    assert (record.output, json.loads(record.metrics)) == ("1-0.png", {"denoise_s": 0.1})
+    assert results.read(names[0], "1-0.png") == b'drawn from {"seed": 7}'
+    assert files_in(tmp_path) == sorted(f"{name}/1-0.png" for name in names)
+
+
+def test_progress_is_written_down_twice_a_second_at_most(store, results, job):
+    def written(job_id):
+        return [event for event in store.events(job_id, 0) if event.type == "progress"]
+
+    async def scenario():
+        async def chatter(record, report_progress):
+            nonlocal began
+            began = time.monotonic()
+            for step in itertools.count():
+                report_progress(json.dumps({"step": step}).encode())
+                worker.wake()
+                await asyncio.sleep(0.01)
+                if len(written(record.id)) >= 3:
+                    return
+
+        began = 0.0
+        name = accept(store, job())
+        async with running(store, results, FakeExecutor(chatter)) as worker:
+            await wait_until_async(lambda: status_of(store, name) == "succeeded")
+        return time.monotonic() - began, written(name)
+
+    took_s, progress = asyncio.run(scenario())
+    assert took_s >= (len(progress) - 1) / 2
+    steps = [json.loads(event.data)["step"] for event in progress]
+    assert steps == sorted(steps)
+
+
+def test_a_cancelled_job_is_let_go_within_a_second_though_another_process_cancelled_it(engine, results, job, tmp_path):
+    class CountingStore(JobStore):
+        """How many ticks of the runner have begun."""
+
+        num_ticks = 0
+
+        def renew(self, claims, now):
+            self.num_ticks += 1
+            return super().renew(claims, now)
+
+    store = CountingStore(engine)
+    tick_of_its_end = None
+
+    async def hang_and_count(record, report_progress):
+        nonlocal tick_of_its_end
+        try:
+            await hang(record, report_progress)
+        finally:
+            tick_of_its_end = store.num_ticks
+
+    async def scenario():
+        executor = FakeExecutor(hang_and_count)
+        name = accept(store, job())
+        async with running(store, results, executor):
+            await wait_until_async(lambda: executor.num_running == 1)
+            store.cancel(name, time.time())  # behind the runner's back
+            tick_before = store.num_ticks
+            await wait_until_async(lambda: executor.num_running == 0)
+            assert tick_of_its_end <= tick_before + 1  # and not when its lease is renewed, ten ticks later
+            assert TICK_S < 1.0
+            assert executor.cancelled == [name]
+        assert status_of(store, name) == "canceled"
+
+    asyncio.run(scenario())
+    assert files_in(tmp_path) == []
+
+
+def test_a_drawing_that_ends_too_late_leaves_no_file(store, results, job, tmp_path):
+    async def scenario():
+        name = accept(store, job())
+
+        async def cancelled_meanwhile(record, report_progress):
+            store.cancel(name, time.time())
+
+        async with running(store, results, FakeExecutor(cancelled_meanwhile)) as worker:
+            await wait_until_async(lambda: status_of(store, name) == "canceled")
+            await wait_until_async(lambda: not worker._running_jobs)
+
+    asyncio.run(scenario())
+    assert files_in(tmp_path) == []
+
+
+def test_who_stops_hands_back_at_once(store, results, job):
+    async def scenario():
+        executor = FakeExecutor(hang)
+        names = [accept(store, job()) for _ in range(3)]
+        async with running(store, results, executor):
+            await wait_until_async(lambda: executor.num_running == 3)
+        for name in names:
+            record = store.get(name)
+            assert (record.status, record.owner, record.lease_until, record.num_losses) == ("starting", None, None, 0)
+        async with running(store, results, FakeExecutor(), owner="other/frontend-0/1"):
+            await wait_until_async(lambda: all(status_of(store, name) == "succeeded" for name in names))
+
+    asyncio.run(scenario())
+
+
+def test_who_rests_claims_nothing_more(store, results, job):
+    async def scenario():
+        executor = FakeExecutor()
+        async with running(store, results, executor) as worker:
+            worker.stop_claiming()
+            name = accept(store, job())
+            worker.wake()
+            await asyncio.sleep(0.2)
+            assert status_of(store, name) == "starting"
+
+    asyncio.run(scenario())
+
+
+def test_two_runners_draw_each_job_once(database, tmp_path, job):
+    now = time.time()  # stands: no lease runs out, however long the machine looks elsewhere
+
+    async def scenario():
+        stores = [JobStore(open_database(database_url(database, tmp_path))) for _ in range(2)]
+        executors = [FakeExecutor(), FakeExecutor()]
+        executed = []
+
+        async def record_and_wait(record, report_progress):
+            executed.append(record.id)
+            await asyncio.sleep(0.01)
+
+        names = [accept(stores[0], job()) for _ in range(20)]
+        async with contextlib.AsyncExitStack() as stack:
+            for number, (store, executor) in enumerate(zip(stores, executors, strict=True)):
+                executor.behaviour = record_and_wait
+                owner = f"server/frontend-{number}/1"
+                await stack.enter_async_context(
+                    running(store, ResultStore("auto", tmp_path), executor, owner, clock=lambda: now)
+                )
+            await wait_until_async(lambda: all(status_of(stores[0], name) == "succeeded" for name in names))
+        assert sorted(executed) == sorted(names)
+        for store in stores:
+            store.close()
+
+    asyncio.run(scenario())
+
+
+# ── What goes wrong ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("error", "decision"),
+    [
+        (QueueFull("full", retry_after_s=3.0), Requeue(3.0)),
+        (QueueFull("full", retry_after_s=1000.0), Requeue(30.0)),
+        (EngineUnavailable("restarting"), Requeue(1.0)),
+        (EngineLost("lost"), Requeue(1.0, engine_lost=True)),
+        (GenerationFailed("broken"), None),
+        (DeadlineExceeded("late"), None),
+        (InternalError("bug"), None),
+    ],
+)
+def test_only_the_loads_and_the_engines_troubles_put_a_job_back(error, decision):
+    assert retry_decision(error, 0) == decision
+
+
+def test_a_job_that_engines_keep_ending_with_fails():
+    assert retry_decision(EngineLost("lost"), MAX_ENGINE_LOSSES - 2) is not None
+    assert retry_decision(EngineLost("lost"), MAX_ENGINE_LOSSES - 1) is None
+
+
+def test_a_job_waits_for_an_engine_and_is_drawn_then(store, results, job):
+    tries = []
+
+    async def unavailable_at_first(record, report_progress):
+        tries.append(record.attempt)
+        if len(tries) == 1:
+            raise EngineUnavailable("restarting")
+        if len(tries) == 2:
+            raise EngineLost("lost")
+
+    async def scenario():
+        name = accept(store, job())
+        async with running(store, results, FakeExecutor(unavailable_at_first)):
+            await wait_until_async(lambda: status_of(store, name) == "succeeded")
+        assert store.get(name).num_engine_losses == 1
+
+    asyncio.run(scenario())
+    assert tries == [1, 2, 3]
+
+
+def test_a_job_that_cannot_be_drawn_fails_with_the_reason(store, results, job):
+    async def refuse(record, report_progress):
+        raise GenerationFailed("the model returned NaN.")
+
+    async def broken(record, report_progress):
+        raise ZeroDivisionError
+
+    async def scenario(behaviour):
+        name = accept(store, job())
+        async with running(store, results, FakeExecutor(behaviour)):
+            await wait_until_async(lambda: status_of(store, name) in TERMINAL_STATUSES)
+        return store.get(name)
+
+    failed = asyncio.run(scenario(refuse))
+    assert (failed.status, failed.error, failed.error_code) == (
+        "failed",
+        "the model returned NaN.",
+        "generation_failed",
+    )
+    failed = asyncio.run(scenario(broken))
+    assert (failed.status, failed.error_code) == ("failed", "internal")
+    assert "ZeroDivisionError" not in failed.error
+
+
+def test_a_results_folder_that_fails_costs_no_job_a_try(store, results, job, tmp_path):
+    ahead = 0.0
+
+    async def scenario():
+        nonlocal ahead
+        name = accept(store, job())
+        (tmp_path / "results").rmdir()
+        (tmp_path / "results").touch()  # a file in the folder's place
+        began = time.time()
+        executor = FakeExecutor()
+        async with running(store, results, executor) as worker:
+            await wait_until_async(lambda: store.get(name).attempt == 1 and status_of(store, name) == "starting")
+            waiting = store.get(name)
+            assert (waiting.owner, waiting.num_losses, waiting.num_engine_losses) == (None, 0, 0)
+            assert waiting.not_before >= began + RESULTS_RETRY_S
+            other = accept(store, job())
+            worker.wake()
+            await asyncio.sleep(2 * TICK_S)
+            assert store.get(other).attempt == 0  # no more is drawn for a folder that is out
+        (tmp_path / "results").unlink()
+        ahead = RESULTS_RETRY_S
+        async with running(store, results, FakeExecutor(), clock=lambda: time.time() + ahead):
+            await wait_until_async(lambda: status_of(store, name) == status_of(store, other) == "succeeded")
+
+    asyncio.run(scenario())
+
+
+def test_leases_are_renewed_though_every_thread_of_the_callers_waits(store, results, job):
+    released = threading.Event()
+
+    async def scenario():
+        offload = ThreadOffloader()
+        now = time.time()
+        worker = JobWorker(store, results, FakeExecutor(hang), offload, "server/frontend-0/1", clock=lambda: now)
+        slow = [asyncio.ensure_future(offload(released.wait, 120)) for _ in range(100)]  # readers of images, say
+        task = asyncio.create_task(worker.run())
+        name = accept(store, job())
+        await wait_until_async(lambda: status_of(store, name) == "processing")
+        leased_until = store.get(name).lease_until
+        now += LEASE_S / 2
+        await wait_until_async(lambda: store.get(name).lease_until > leased_until)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await worker.stop()
+        assert status_of(store, name) == "starting"
+        released.set()
+        await asyncio.gather(*slow)
+        offload.close()
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        released.set()
+
+
+def test_the_files_of_a_job_stay_when_nobody_knows_whether_it_has_succeeded(engine, results, job):
+    class StoreLosingTheCommitReply(JobStore):
+        """Its connection breaks after the COMMIT has taken effect, before the answer is back."""
+
+        def finish(self, *args):
+            super().finish(*args)
+            raise OperationalError("COMMIT", {}, ConnectionResetError())
+
+    store = StoreLosingTheCommitReply(engine)
+
+    async def scenario():
+        name = accept(store, job())
+        async with running(store, results, FakeExecutor()) as worker:
+            await wait_until_async(lambda: status_of(store, name) == "succeeded")
+            await wait_until_async(lambda: not worker._running_jobs)
+        return name
+
+    name = asyncio.run(scenario())
+    assert results.read(name, store.get(name).output) is not None
+
+
+KILLED_WORKER = """
+import asyncio, pathlib, sys
+from noria.jobs.thread_offloader import Blocking
+from noria.jobs.results import Results
+from noria.jobs.worker import Runner
+from noria.jobs.schema import database_url, open_database
+from noria.jobs.store import Store
+
+class Painter:
+    def serves(self): return {("shapes", "v1")}
+    def room(self): return 1
+    async def draw(self, record, tell):
+        results.save(record.id, record.attempt, [b"half"], "png")  # and is killed before it can tell
+        print("drawing", flush=True)
+        await asyncio.Event().wait()
+
+folder = pathlib.Path(sys.argv[2])
+results = Results("auto", folder)
+store = Store(open_database(database_url(sys.argv[1], folder)))
+asyncio.run(Runner(store, results, Painter(), Blocking(), "server/frontend-0/first").run())
+"""
+
+
+@pytest.mark.parametrize("heir", ["server/frontend-0/second", "other/frontend-0/first"])
+def test_a_runner_that_is_killed_is_resumed_by_another_with_the_same_request(database, tmp_path, job, successor):
+    store, results = JobStore(open_database(database_url(database, tmp_path))), ResultStore("auto", tmp_path)
+    name = accept(store, job())
+    killed = subprocess.Popen(
+        [sys.executable, "-c", KILLED_WORKER, database, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        env=os.environ,
+        text=True,
+    )
+    assert killed.stdout.readline() == "drawing\n"
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
+    killed.stdout.close()
+    assert status_of(store, name) == "processing"
+
+    async def scenario():
+        # Its own successor need not wait for the lease; anybody else does, here by a clock that is ahead.
+        offload = ThreadOffloader()
+        ahead = 0.0 if successor.startswith("server/frontend-0/") else 60.0
+        worker = JobWorker(store, results, FakeExecutor(), offload, successor, clock=lambda: time.time() + ahead)
+        task = asyncio.create_task(worker.run())
+        await wait_until_async(lambda: status_of(store, name) == "succeeded")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await worker.stop()
+        offload.close()
+
+    asyncio.run(scenario())
+    record = store.get(name)
+    assert (record.attempt, record.num_losses, record.output) == (2, 1, "2-0.png")
+    assert results.read(name, "2-0.png") == b'drawn from {"seed": 7}'
+    statuses = [json.loads(event.data)["status"] for event in store.events(name, 0) if event.type == "status"]
+    assert statuses[-1] == "succeeded"
+    assert sum(status in TERMINAL_STATUSES for status in statuses) == 1
+    store.close()
+
+
+def test_nothing_is_imported_that_a_front_end_may_not_have():
+    code = "import sys, noria.jobs.service; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "starlette", "psycopg"} & set(loaded)

@@ -1,0 +1,305 @@
+"""Webhooks: the signature is the published one, and deliveries go where they were checked to go, and nowhere else."""
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import http.server
+import json
+import ssl
+import stat
+import subprocess
+import threading
+
+import pytest
+import sqlalchemy as sa
+
+from noria.errors import ConfigError
+from noria.jobs.schema import deliveries
+from noria.jobs.store import JobStore
+from noria.jobs.thread_offloader import ThreadOffloader
+from noria.jobs.webhooks.client import MAX_TRIES, WebhookClient, read_secret, retry_delay_s, sign
+from noria.jobs.webhooks.dispatcher import WebhookDispatcher
+from noria.jobs.webhooks.outbox import CLAIM_S, Outbox, WebhookDelivery
+from noria.jobs.webhooks.resolver import Resolver
+from noria.observe.logs.setup import LineHandler, logging_to
+from waiting import POLL_INTERVAL_S, TIMEOUT_S, wait_until_async
+
+SECRET = bytes(range(32))
+DELIVERY = WebhookDelivery("msg_1", "http://hooks.example/in", '{"id": "job_1", "status": "succeeded"}', 1, "job_1")
+
+
+class Receiver:
+    """A real server on loopback that answers with the next of `statuses`, then 204, and keeps what it got."""
+
+    def __init__(self, statuses=(), certificate=None, body=b"", headers=()):
+        self.received = []
+        self.server_names = []  # asked for by TLS
+        receiver, remaining = self, list(statuses)
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                content = self.rfile.read(int(self.headers["Content-Length"]))
+                receiver.received.append(
+                    (self.path, {name.lower(): text for name, text in self.headers.items()}, content)
+                )
+                with contextlib.suppress(OSError):
+                    self.send_response(remaining.pop(0) if remaining else 204)
+                    for name, text in headers:
+                        self.send_header(name, text)
+                    self.end_headers()
+                    self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.handle_error = lambda *_: None  # a client that refuses our certificate
+        if certificate:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            context.sni_callback = lambda _socket, name, _context: self.server_names.append(name)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        self.port = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+async def to_loopback(host, port):
+    return ["127.0.0.1"]
+
+
+def send(url, *, resolve=to_loopback, allow_private=True, now=1_795_230_000.9):
+    async def once():
+        client = WebhookClient(SECRET, allow_private=allow_private, resolve=resolve)
+        try:
+            return await client.send(WebhookDelivery("msg_1", url, DELIVERY.body, 1, "job_1"), now)
+        finally:
+            await client.close()
+
+    return asyncio.run(once())
+
+
+# ── Signing ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_signature_is_that_of_the_specifications_own_example():
+    secret = base64.b64decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
+    signature = sign(secret, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}')
+    assert signature == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+def hmac_by_rfc_2104(key, text):
+    key = key.ljust(64, b"\0")
+    inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in key) + text).digest()
+    return hashlib.sha256(bytes(byte ^ 0x5C for byte in key) + inner).digest()
+
+
+def test_a_receiver_can_verify_what_it_got():
+    with Receiver() as receiver:
+        assert send(f"http://hooks.example:{receiver.port}/in?a=b") is None
+    ((path, headers, content),) = receiver.received
+    assert (path, content.decode(), headers["content-type"]) == ("/in?a=b", DELIVERY.body, "application/json")
+    assert headers["host"] == f"hooks.example:{receiver.port}"
+    assert (headers["webhook-id"], headers["webhook-timestamp"]) == ("msg_1", "1795230000")
+    signed = b"msg_1.1795230000." + content
+    assert headers["webhook-signature"] == "v1," + base64.b64encode(hmac_by_rfc_2104(SECRET, signed)).decode()
+
+
+def test_a_secret_is_made_once_for_its_owners_eyes(tmp_path):
+    secret = read_secret("auto", tmp_path / "new")
+    file = tmp_path / "new" / "webhook-secret"
+    assert len(secret) == 32
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert read_secret("auto", tmp_path / "new") == read_secret(str(file), tmp_path) == secret
+    assert [path.name for path in file.parent.iterdir()] == ["webhook-secret"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("whsec_???", "holds no secret"),
+        ("whsec_c2hvcnQ=", "has 5 bytes"),
+        ("gehört", "cannot be read"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_file_that_holds_no_secret_is_refused(tmp_path, text, words):
+    if text is not None:
+        (tmp_path / "secret").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=words) as caught:
+        read_secret(str(tmp_path / "secret"), tmp_path)
+    assert text is None or text not in str(caught.value)
+
+
+# ── Where it goes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_loopback_is_refused_at_delivery_whatever_was_said_at_acceptance():
+    with Receiver() as receiver, contextlib.closing(Resolver(timeout_s=TIMEOUT_S)) as resolver:
+        reason = send(f"http://127.0.0.1:{receiver.port}/", resolve=resolver, allow_private=False)
+    assert "not public" in reason
+    assert receiver.received == []
+
+
+def test_a_name_that_moves_to_our_network_after_its_check_is_refused():
+    answers = [["8.8.8.8"], ["127.0.0.1"]]
+
+    async def rebinding(host, port):
+        return answers.pop(0)
+
+    async def accept_then_send(url):
+        client = WebhookClient(SECRET, allow_private=False, resolve=rebinding)
+        await client.check_url(url)
+        return await client.send(WebhookDelivery("msg_1", url, "{}", 1, "job_1"), 0.0)
+
+    with Receiver() as receiver:
+        reason = asyncio.run(accept_then_send(f"http://hooks.example:{receiver.port}/"))
+    assert "not public" in reason
+    assert receiver.received == []
+
+
+def test_no_redirect_is_followed():
+    with (
+        Receiver() as elsewhere,
+        Receiver([307], headers=[("Location", f"http://127.0.0.1:{elsewhere.port}/")]) as receiver,
+    ):
+        assert send(f"http://hooks.example:{receiver.port}/") == "it answered 307"
+    assert elsewhere.received == []
+
+
+def test_no_proxy_of_the_environment_is_asked(monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    with Receiver() as receiver:
+        assert send(f"http://hooks.example:{receiver.port}/") is None
+
+
+def test_an_endless_answer_is_not_read_to_its_end():
+    with Receiver(body=b"x" * 50_000_000) as receiver:
+        assert send(f"http://hooks.example:{receiver.port}/") is None
+
+
+def test_nobody_listening_is_told_in_words():
+    assert "ConnectError" in send("http://hooks.example:1/")
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    file = tmp_path / "hooks.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=hooks.example"]
+    names = ["-addext", "subjectAltName=DNS:hooks.example", "-keyout", str(file), "-out", str(tmp_path / "cert.pem")]
+    subprocess.run([*command, *names], check=True, capture_output=True)
+    file.write_text(file.read_text() + (tmp_path / "cert.pem").read_text())
+    return file
+
+
+def test_a_certificate_is_asked_for_and_checked_by_name_though_an_address_is_connected_to(
+    certificate, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
+    with Receiver(certificate=certificate) as receiver:
+        assert send(f"https://hooks.example:{receiver.port}/") is None
+        assert "CERTIFICATE_VERIFY_FAILED" in send(f"https://other.example:{receiver.port}/")
+    assert receiver.server_names == ["hooks.example", "other.example"]
+    assert len(receiver.received) == 1
+
+
+# ── Again and again ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_tries_spread_over_hours_and_then_end():
+    waits = [retry_delay_s(number, 0.5) for number in range(1, MAX_TRIES)]
+    assert waits[0] == 5.0
+    assert waits == sorted(waits)
+    assert max(waits) == 3600.0
+    assert 3 * 3600 < sum(waits) < 24 * 3600
+    assert retry_delay_s(MAX_TRIES, 0.5) is None
+    assert retry_delay_s(1, 0.0) == 4.0
+    assert retry_delay_s(1, 0.999) < 6.0
+
+
+def due_at(engine):
+    """When the only delivery is to be tried; None: there is none any more."""
+    with engine.connect() as connection:
+        return connection.scalar(sa.select(deliveries.c.due_at))
+
+
+def test_a_delivery_is_taken_by_one_and_due_again_if_that_one_dies(store, engine, job):
+    store.accept(job(webhook="https://example.com/"), 9, 0.0)
+    store.claim("s/f/1", {("shapes", "v1")}, 1, 0.0)
+    outbox, other = Outbox(engine), Outbox(engine)
+    (first,) = outbox.claim_due(9, 1.0)
+    assert other.claim_due(9, 1.0) == []
+    (second,) = other.claim_due(9, 1.0 + CLAIM_S)
+    assert (second.id, second.body, second.num_tries) == (first.id, first.body, 2)
+    outbox.reschedule(first, 9999.0)  # has no say any more
+    assert len(outbox.claim_due(9, 1.0 + 2 * CLAIM_S)) == 1
+
+
+def test_a_receiver_that_fails_twice_gets_the_same_message_until_it_has_accepted(store: JobStore, engine, job):
+    with Receiver([500, 503]) as receiver:
+        new = job(webhook=f"http://hooks.example:{receiver.port}/", webhook_events=("completed",))
+        record, _ = store.accept(new, 9, 0.0)
+        store.cancel(record.id, 0.0)
+        now = 0.0
+
+        async def deliver():
+            nonlocal now
+            offload = ThreadOffloader()
+            client = WebhookClient(SECRET, allow_private=True, resolve=to_loopback)
+            dispatcher = WebhookDispatcher(Outbox(engine), client, offload, clock=lambda: now, uniform=lambda: 0.5)
+            running = asyncio.create_task(dispatcher.run())
+            async with asyncio.timeout(TIMEOUT_S):
+                while (due := await offload(due_at, engine)) is not None:
+                    if due < now + CLAIM_S:  # put off: while a try runs the clock stands, however long it takes
+                        now = due
+                    await asyncio.sleep(POLL_INTERVAL_S)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await client.close()
+            offload.close()
+
+        asyncio.run(deliver())
+    assert len({headers["webhook-id"] for _, headers, _ in receiver.received}) == 1
+    assert [headers["webhook-timestamp"] for _, headers, _ in receiver.received] == ["0", "5", "17"]
+    assert len({headers["webhook-signature"] for _, headers, _ in receiver.received}) == 3
+    assert [json.loads(content)["status"] for _, _, content in receiver.received] == ["canceled"] * 3
+
+
+def webhook_lines(lines):
+    return [line for line in lines if line["logger"] == "noria.webhooks"]
+
+
+@pytest.mark.parametrize("allow_private", [True, False])
+def test_a_line_about_a_webhook_names_its_job_and_not_the_query_of_its_url(store: JobStore, engine, job, allow_private):
+    lines = []
+    with Receiver([500]) as receiver, logging_to(LineHandler("frontend-0", lines.append), "info"):
+        url = f"http://hooks.example:{receiver.port}/in?auth=hunter2"
+        record, _ = store.accept(job(webhook=url, webhook_events=("completed",)), 9, 0.0)
+        store.cancel(record.id, 0.0)
+
+        async def try_once():
+            offload = ThreadOffloader()
+            client = WebhookClient(SECRET, allow_private=allow_private, resolve=to_loopback)
+            running = asyncio.create_task(WebhookDispatcher(Outbox(engine), client, offload).run())
+            await wait_until_async(lambda: webhook_lines(lines))
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await client.close()
+            offload.close()
+
+        asyncio.run(try_once())
+    assert not [line for line in lines if line["logger"].startswith("http")]
+    webhook_line = webhook_lines(lines)[0]
+    assert (webhook_line["event"], webhook_line["request_id"]) == ("webhook_failed", record.id)
+    assert webhook_line["url"] == f"http://hooks.example:{receiver.port}/in"
+    assert ("500" if allow_private else "/in'") in webhook_line["why_not"]
+    assert "hunter2" not in str(webhook_line)

@@ -1,0 +1,46 @@
+"""Names become addresses, and a name server that does not answer holds up nobody for long."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+
+import pytest
+
+from noria.errors import InvalidField
+from noria.jobs.webhooks.resolver import Resolver
+from noria.jobs.webhooks.url_check import check_webhook_url
+from waiting import TIMEOUT_S
+
+
+def test_the_systems_addresses_are_given():
+    with contextlib.closing(Resolver(timeout_s=TIMEOUT_S)) as resolver:
+        assert "127.0.0.1" in asyncio.run(resolver("127.0.0.1", 80))
+
+
+def test_a_look_up_without_an_answer_is_given_up_with_words_that_say_so():
+    released = threading.Event()
+
+    def hang(*_):
+        released.wait(TIMEOUT_S)
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    with contextlib.closing(Resolver(hang, timeout_s=0.05)) as resolver:
+        try:
+            for _ in range(20):  # more than there are threads: waiting for one counts, too
+                with pytest.raises(InvalidField, match=r"has no address \(no answer within 0\.05 s; try again later\)"):
+                    asyncio.run(check_webhook_url("https://slow.example/", resolver))
+        finally:
+            released.set()
+
+
+def test_look_ups_keep_out_of_the_event_loops_own_threads():
+    asked_in = []
+
+    def note(*_):
+        asked_in.append(threading.current_thread().name)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 80))]
+
+    with contextlib.closing(Resolver(note, timeout_s=TIMEOUT_S)) as resolver:
+        assert asyncio.run(resolver("hooks.example", 80)) == ["192.0.2.1"]
+    assert asked_in[0].startswith("resolve")

@@ -1,0 +1,171 @@
+"""The end of a pipe on which lines leave a process: they wait for nobody, keep their order, and leave room for what is no line."""
+
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from noria.observe.logs.log_record import as_json, make_line
+from noria.observe.logs.setup import child_log_environment, new_mark
+from noria.observe.logs.writer import NonBlockingWriter, SharedPipe
+
+PIPE_BYTES = 65_536
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    yield reading, writing
+    for fd in (reading, writing):
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+@pytest.fixture
+def writer(pipe: tuple[int, int]) -> Iterator[NonBlockingWriter]:
+    made = NonBlockingWriter(as_json, SharedPipe(pipe[1]), "child", max_buffered_bytes=200_000)
+    made.start()
+    yield made
+    with contextlib.suppress(OSError):
+        os.close(pipe[0])  # nobody reads: it ends
+    made.close(60)
+    assert not made.is_alive()
+
+
+def put(writer: NonBlockingWriter, numbers: range, num_chars: int = 1000) -> None:
+    for number in numbers:
+        writer.put(make_line(0.0, "info", "l", "p", "x" * num_chars) | {"number": number})
+
+
+def reader(fd: int) -> Callable[[], list[dict]]:
+    """What is read from `fd` from now on; its call waits for the end."""
+    lines: list[dict] = []
+
+    def read() -> None:
+        with open(fd, "rb", closefd=False) as file:
+            lines.extend(map(json.loads, file))
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+
+    def end() -> list[dict]:
+        thread.join(60)
+        assert not thread.is_alive()
+        return lines
+
+    return end
+
+
+def test_a_line_is_in_the_pipe_when_it_is_put(pipe: tuple[int, int]) -> None:
+    writer = NonBlockingWriter(as_json, SharedPipe(pipe[1]), "child")  # its thread has not even begun
+    put(writer, range(10))
+    assert [json.loads(line)["number"] for line in os.read(pipe[0], PIPE_BYTES).splitlines()] == list(range(10))
+
+
+@pytest.mark.parametrize("num_chars", [10, 1950, 2100, 8000])  # 2100: none fits into the rest of another's page
+def test_a_pipe_that_nobody_reads_has_room_left_for_what_is_no_line(
+    pipe: tuple[int, int], writer: NonBlockingWriter, num_chars: int
+) -> None:
+    put(writer, range(100), num_chars)
+    time.sleep(0.1)  # the thread does what it can
+    os.set_blocking(pipe[1], False)
+    assert os.write(pipe[1], b"\n" * (PIPE_BYTES // 2)) == PIPE_BYTES // 2
+
+
+def test_lines_that_waited_come_in_order_and_lost_ones_are_reported(
+    pipe: tuple[int, int], writer: NonBlockingWriter
+) -> None:
+    put(writer, range(300))  # 16 kB in the pipe, 200 kB behind it
+    lines = reader(pipe[0])
+    writer.flush(60)
+    put(writer, range(300, 310))
+    writer.close(60)
+    os.close(pipe[1])
+    found = lines()
+    numbers = [line["number"] for line in found if "number" in line]
+    (loss_line,) = [line for line in found if "lost" in line]
+    assert numbers == sorted(numbers)
+    assert numbers[-10:] == list(range(300, 310))
+    assert (loss_line["process"], loss_line["logger"]) == ("child", "noria.log_collector")
+    assert 0 < loss_line["lost"] == 310 - len(numbers)
+
+
+def test_a_line_that_is_longer_than_the_share_comes_whole(pipe: tuple[int, int], writer: NonBlockingWriter) -> None:
+    lines = reader(pipe[0])
+    writer.put(make_line(0.0, "info", "l", "p", "m") | {f"field_{number}": "x" * 8000 for number in range(7)})
+    writer.close(60)
+    os.close(pipe[1])
+    (line,) = lines()
+    assert line["field_6"] == "x" * 8000
+
+
+def test_who_waits_for_a_reader_that_is_gone_does_not_wait(pipe: tuple[int, int], writer: NonBlockingWriter) -> None:
+    put(writer, range(30))
+    os.close(pipe[0])
+    put(writer, range(30))
+    began = time.monotonic()
+    writer.flush(60)
+    writer.close(60)
+    assert time.monotonic() - began < 30
+    assert not writer.is_alive()
+
+
+# ── Processes that end ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+# Their last words may take as long as they take on a busy machine: 2 s are for the reader that never comes.
+SCRIPT_HEAD = """
+import logging, os, signal, sys, threading
+from noria.observe.logs.setup import fields, logging_here
+from noria.observe.logs.writer import Outlet
+Outlet.flush.__defaults__ = Outlet.close.__defaults__ = (120.0,)
+log = logging.getLogger("noria.test")
+with logging_here("child", "info"):
+    for number in range(100):
+        log.info("x" * 2000, extra=fields(number=number))
+    print("logged")
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("", 0),
+        ("    sys.exit(3)", 3),
+        ("    raise ValueError", 1),
+        ("    logging.shutdown(); os._exit(4)", 4),
+        ("os._exit(5)", 5),
+    ],
+)
+def test_lines_that_waited_are_written_before_the_process_ends(pipe: tuple[int, int], end: str, status: int) -> None:
+    mark = new_mark()
+    environment = os.environ | child_log_environment(mark)
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT_HEAD + end], stdout=subprocess.PIPE, stderr=pipe[1], env=environment
+    ) as process:
+        os.close(pipe[1])
+        assert process.stdout is not None
+        process.stdout.readline()  # it has said all, and holds most of it: the pipe's share is 16 kB
+        with open(pipe[0], "rb", closefd=False) as file:
+            written = file.read()
+    assert process.returncode == status
+    lines = [line.removeprefix(mark) for line in written.split(b"\n") if line.startswith(mark)]
+    assert [json.loads(line)["number"] for line in lines] == list(range(100))
+
+
+def test_a_crash_dump_does_not_wait_for_who_reads_nothing(pipe: tuple[int, int]) -> None:
+    script = SCRIPT_HEAD + "    import faulthandler; faulthandler.enable(); os.kill(os.getpid(), signal.SIGSEGV)"
+    environment = os.environ | child_log_environment(new_mark())
+    with subprocess.Popen([sys.executable, "-c", script], stderr=pipe[1], env=environment) as process:
+        assert process.wait(60) == -signal.SIGSEGV
+    os.close(pipe[1])
+    assert b"Fatal Python error: Segmentation fault" in pathlib.Path(f"/dev/fd/{pipe[0]}").read_bytes()

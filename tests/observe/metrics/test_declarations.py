@@ -1,0 +1,123 @@
+"""The metrics' names and labels are a contract: what is exported is what is declared, and docs/metrics.md says so."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from typing import get_args
+
+from prometheus_client.openmetrics import parser as openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from noria.jobs.records import TERMINAL_STATUSES
+from noria.observe.metrics import declarations
+from noria.observe.metrics.declarations import DECLARATIONS, REGISTRY
+from noria.observe.metrics.docs_page import QUERIES, metrics_page
+from noria.observe.metrics.exemplars import Exemplars
+from noria.observe.metrics.exposition import exposition, observe
+from noria.observe.metrics.process_metrics import ProcessCollector
+from noria.protocol.messages import ExitCause
+from noria.scheduling.types import Phase
+
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
+
+
+def test_the_page_is_written_from_the_declarations():
+    assert (DOCS / "metrics.md").read_text(encoding="utf-8") == metrics_page()
+
+
+def test_what_is_exported_is_what_is_declared():
+    exported = {
+        f"{family.name}_total" if family.type == "counter" else family.name: family.type
+        for family in (*REGISTRY.collect(), *ProcessCollector().collect())
+    }
+    declared = {each.name: each.kind for each in DECLARATIONS.values() if not each.name.startswith("DCGM_")}
+    assert exported == declared
+
+
+def test_queries_in_the_docs_name_metrics_that_exist():
+    series = {name for declared in DECLARATIONS.values() for name in declared.series}
+    for query in QUERIES.values():
+        names = re.findall(r"noria_\w+", query)
+        assert names and set(names) <= series, query
+
+
+def test_what_can_be_counted_counts_from_0_on():
+    # The first increase of a series that begins with 1 is seen by no query.
+    script = (
+        "from noria.observe.metrics.exposition import exposition; from noria.observe.metrics.declarations import expect_engines\n"
+        "expect_engines(['engine-0', 'engine-1']); print(exposition()[0].decode())"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(run.stdout)
+        for sample in family.samples
+    }
+    for name, values in (("noria_jobs_total", TERMINAL_STATUSES), ("noria_webhooks_total", ("delivered", "failed"))):
+        assert [found[name, value] for value in values] == [0.0] * len(values)
+    for engine in ("engine-0", "engine-1"):
+        assert found["noria_engine_up", engine] == 0.0
+        assert [found["noria_engine_starts_total", engine, end] for end in get_args(ExitCause)] == [0.0] * 3
+        assert [found["noria_out_of_memory_total", engine, part] for part in get_args(Phase)] == [0.0] * 3
+        assert [found[f"noria_{name}_total", engine] for name in ("turns", "joins", "engine_busy_seconds")] == [0.0] * 3
+    assert found["noria_engines_configured",] == 2.0
+
+
+def test_exposition_is_what_prometheus_reads():
+    text, content_type = exposition()
+    assert content_type.startswith("text/plain")
+    families = {family.name for family in text_string_to_metric_families(text.decode())}
+    assert {"noria_turns", "noria_batch_size", "noria_engine_up", "noria_process_cpu_seconds"} <= families
+
+
+def test_who_asks_for_openmetrics_gets_it_with_the_latest_request_of_each_bucket():
+    for seconds, name in ((0.3, "first"), (0.4, "second"), (3000.0, "slow"), (0.7, "x" * 128)):
+        observe(declarations.QUEUE_SECONDS, seconds, {"model": "exemplary"}, {"request_id": name})
+    text, content_type = exposition("application/openmetrics-text;version=1.0.0,text/plain;q=0.3")
+    assert content_type.startswith("application/openmetrics-text")
+    families = openmetrics.text_string_to_metric_families(text.decode())
+    found = {
+        sample.labels["le"]: sample.exemplar
+        for family in families
+        for sample in family.samples
+        if sample.name == "noria_queue_seconds_bucket" and sample.labels["model"] == "exemplary"
+    }
+    assert found["0.5"].labels == {"request_id": "second"}
+    assert found["0.5"].value == 0.4
+    assert found["+Inf"].labels == {"request_id": "slow"}
+    assert found["1.0"] is None  # an id that would not fit
+
+
+def test_an_exemplar_that_has_no_room_for_both_ids_has_the_trace():
+    trace, long_id, longest_id = "a" * 32, "x" * 128, "x" * (128 - len("trace_id" + "a" * 32 + "request_id"))
+    exemplars = Exemplars()
+    for seconds, request_id in ((0.5, longest_id), (1.5, longest_id + "x"), (2.5, long_id)):
+        exemplar_labels = {"trace_id": trace, "request_id": request_id}
+        exemplars.record("noria_seconds", {}, (1.0, 2.0), seconds, exemplar_labels, 123.25)
+    suffixes = [
+        exemplars.openmetrics_suffix("noria_seconds_bucket", frozenset({("le", bound)}))
+        for bound in ("1.0", "2.0", "+Inf")
+    ]
+    assert suffixes[0] == f' # {{request_id="{longest_id}",trace_id="{trace}"}} 0.5 123.25'
+    assert suffixes[1:] == [f' # {{trace_id="{trace}"}} 1.5 123.25', f' # {{trace_id="{trace}"}} 2.5 123.25']
+
+
+def test_values_of_several_processes_are_summed(tmp_path):
+    count = "from noria.observe import metrics; from noria.observe.metrics.exposition import exposition; metrics.JOBS_ACCEPTED.inc(3); metrics.INFLIGHT.set(8); metrics.EVENT_LOOP_LAG_SECONDS.observe(2);"
+    environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    # The last to count also tells: it lives, so its gauge counts, and the dead one's does until the supervisor has forgotten it.
+    for script in (count, count + "print(exposition()[0].decode())"):
+        run = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+        )
+    values = {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(run.stdout)
+        for sample in family.samples
+        if not sample.labels
+    }
+    assert [
+        values[f"noria_{name}"] for name in ("jobs_accepted_total", "inflight", "event_loop_lag_seconds_count")
+    ] == [6, 16, 2]

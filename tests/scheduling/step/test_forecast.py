@@ -1,0 +1,97 @@
+"""The forecast, by example; that it comes true is held in virtual time by `test_virtual_time.py`."""
+
+import pytest
+
+from noria.scheduling.costs import CostCurve, CostModel
+from noria.scheduling.step.forecast import SimulatedImage, forecast
+from noria.scheduling.types import BatchKey, ImageId
+
+SMALL, LARGE = BatchKey(64, 64, "m"), BatchKey(128, 64, "m")
+
+
+def costs(max_rows=8, steps=None, decodes=None, text_encode_s=0.0):
+    steps, decodes = steps or {1: 1.0, 8: 8.0}, decodes or {1: 0.0}
+    batch_keys = (SMALL, LARGE)
+    return CostModel(
+        max_rows,
+        {batch_key: CostCurve(dict(steps)) for batch_key in batch_keys},
+        {batch_key: CostCurve(dict(decodes)) for batch_key in batch_keys},
+        {"m": text_encode_s},
+    )
+
+
+def image(name, calls, batch_key=SMALL, rows=1, running=False, exclusive=False, index=0):
+    return SimulatedImage(ImageId(name, index), batch_key, rows, calls, running, exclusive)
+
+
+def forecast_times(images, num_slots=4, cost_model=None, expected_batch_size=None, decode_batch=4):
+    done = forecast(images, num_slots, cost_model or costs(), expected_batch_size or {}, decode_batch)
+    return {each.request_id: (pytest.approx(at.start_in_s), pytest.approx(at.finish_in_s)) for each, at in done.items()}
+
+
+def test_one_image_takes_its_prompt_its_calls_and_its_decoding():
+    assert forecast_times([image("a", 3)], cost_model=costs(decodes={1: 0.5}, text_encode_s=0.25)) == {"a": (0.0, 3.75)}
+
+
+def test_images_that_share_a_call_take_the_time_of_a_larger_one():
+    assert forecast_times([image("a", 2), image("b", 4)]) == {"a": (0.0, 4.0), "b": (0.0, 6.0)}
+
+
+def test_the_next_boards_when_a_slot_is_free():
+    assert forecast_times([image("a", 2, running=True), image("b", 3)], num_slots=1) == {
+        "a": (0.0, 2.0),
+        "b": (2.0, 5.0),
+    }
+
+
+def test_where_not_all_pay_the_others_are_paused():
+    assert forecast_times([image("a", 2), image("b", 2)], cost_model=costs(max_rows=1)) == {
+        "a": (0.0, 2.0),
+        "b": (0.0, 4.0),
+    }
+
+
+def test_who_goes_first_displaces_who_is_seated():
+    model = costs(max_rows=1)
+    images = [image("urgent", 1), image("runs", 5, running=True), image("other", 5, running=True)]
+    assert forecast_times(images, num_slots=2, cost_model=model)["urgent"] == (5.0, 6.0)  # there was no slot before
+    images = [image("urgent", 1), image("runs", 5, running=True)]
+    assert forecast_times(images, num_slots=2, cost_model=model) == {"urgent": (0.0, 1.0), "runs": (0.0, 6.0)}
+
+
+def test_a_crowd_that_is_drawn_together_is_decoded_in_batches_of_which_each_takes_its_time():
+    images = [image(name, 1) for name in "abc"] + [image("runner", 9)]
+    done = forecast_times(images, cost_model=costs(steps={1: 1.0, 4: 1.0}, decodes={1: 1.0, 2: 1.5}), decode_batch=2)
+    assert [done[name][1] for name in "abc"] == [2.5, 2.5, 4.5]  # a step of "runner" lies between
+
+
+def test_only_decoding_may_be_left():
+    assert forecast_times([image("a", 0, running=True)], cost_model=costs(decodes={1: 0.5})) == {"a": (0.0, 0.5)}
+
+
+def test_classes_share_the_device_by_the_images_seated():
+    images = [image("a", 4), image("b", 4, LARGE), image("c", 4, LARGE)]
+    done = forecast_times(images, cost_model=costs(steps={1: 1.0, 8: 1.0}))
+    assert done["a"] == (0.0, 8.0)  # a third of the device while all are here, then all of it
+    assert done["b"] == (0.0, 6.0)
+
+
+def test_company_makes_steps_longer_but_not_beyond_the_limit():
+    assert forecast_times([image("a", 2)], expected_batch_size={SMALL: 3.0}) == {"a": (0.0, 6.0)}
+    assert forecast_times([image("a", 2)], cost_model=costs(max_rows=2), expected_batch_size={SMALL: 6.0}) == {
+        "a": (0.0, 4.0)
+    }
+
+
+def test_what_is_not_known_costs_nothing():
+    assert forecast_times([image("a", 9), image("b", 3)], num_slots=1, cost_model=CostModel()) == {
+        "a": (0.0, 0.0),
+        "b": (0.0, 0.0),
+    }
+
+
+def test_who_flies_alone_waits_for_an_empty_wheel_and_holds_the_others_back():
+    images = [image("runs", 2, running=True)]
+    images += [image("suspect", 3, exclusive=True, index=index) for index in range(2)]
+    images += [image("after", 1)]
+    assert forecast_times(images) == {"runs": (0.0, 2.0), "suspect": (2.0, 8.0), "after": (8.0, 9.0)}

@@ -1,0 +1,650 @@
+"""The step scheduler, by example and as a Hypothesis state machine."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
+
+from noria.scheduling.costs import CostCurve, CostModel
+from noria.scheduling.policies import POLICIES
+from noria.scheduling.step.scheduler import StepScheduler
+from noria.scheduling.types import (
+    NO_TIMINGS,
+    BatchKey,
+    FinishReason,
+    ImageDecoded,
+    ImageId,
+    IterationResult,
+    MeasuredTimings,
+    RequestFinished,
+    RequestTimings,
+    SchedulableRequest,
+    SchedulerSnapshot,
+)
+
+SMALL, LARGE = BatchKey(64, 64), BatchKey(128, 96)
+
+
+def make_request(request_id="a", calls=2, images=1, batch_key=SMALL, expires_at=None, **more):
+    return SchedulableRequest(request_id, batch_key, images, calls, expires_at, **more)
+
+
+def make_result(text_encode_s=0.0, step_s=0.0, decode_s=0.0, **result):
+    timings = MeasuredTimings(text_encode_s, step_s, decode_s)
+    return IterationResult(**{"spent": timings if timings != NO_TIMINGS else None} | result)
+
+
+class PendingTimings:
+    """What a device will have spent, which nobody on the wheel's thread may ask."""
+
+    is_known = False
+
+
+def run_iteration(scheduler, now=0.0, **result):
+    plan = scheduler.plan(now)
+    return plan, scheduler.commit(plan, make_result(**result), now)
+
+
+def test_a_request_boards_steps_through_its_table_and_leaves():
+    scheduler = StepScheduler(4)
+    assert scheduler.submit(make_request(calls=2), now=1.0) == []
+    first, events = run_iteration(scheduler, now=2.0)
+    assert [assignment.slot for assignment in first.joins] == [0]
+    assert [(step.slot, step.call) for step in first.steps] == [(0, 0)]
+    assert first.decodes == ()
+    assert events == []
+    second, events = run_iteration(scheduler, now=3.0, decode_s=0.25)
+    assert second.joins == ()
+    assert [step.call for step in second.steps] == [1]
+    assert [assignment.image for assignment in second.decodes] == [ImageId("a", 0)]
+    decoded, ended = events
+    assert decoded == ImageDecoded(ImageId("a", 0))
+    assert (ended.finish_reason, ended.timings.queue_s, ended.timings.decode_s, ended.timings.denoise_s) == (
+        FinishReason.FINISHED,
+        1.0,
+        0.25,
+        0.75,
+    )
+    assert scheduler.plan(4.0) is None
+    assert scheduler.num_running == 0
+
+
+def test_a_newcomer_boards_at_the_next_turn_beside_running_images():
+    scheduler = StepScheduler(4)
+    scheduler.submit(make_request("a", calls=5), 0)
+    run_iteration(scheduler)
+    scheduler.submit(make_request("b", calls=3), 0)
+    plan, _ = run_iteration(scheduler)
+    assert [(step.image.request_id, step.call) for step in plan.steps] == [("a", 1), ("b", 0)]
+
+
+def test_a_request_is_told_with_how_many_it_shared_its_steps():
+    scheduler = StepScheduler(4)
+    scheduler.submit(make_request("a", calls=4), 0)
+    run_iteration(scheduler)
+    scheduler.submit(make_request("b", calls=2), 0)
+    run_iteration(scheduler)
+    _, events = run_iteration(scheduler)
+    assert events[-1].timings.mean_batch == 2.0  # b was never alone
+    _, events = run_iteration(scheduler)
+    assert events[-1].timings.mean_batch == (1 + 2 + 2 + 1) / 4
+
+
+def test_a_request_that_ends_unfinished_tells_where_its_time_went():
+    scheduler = StepScheduler(2)
+    scheduler.submit(make_request("a", calls=9, images=2), now=2.0, arrived_at=1.0)
+    scheduler.submit(make_request("b", calls=9), now=2.0)
+    run_iteration(scheduler, now=3.0, encode_s=0.25)
+    (ended,) = scheduler.cancel("b", now=5.0)
+    assert (ended.finished_at, ended.timings) == (5.0, RequestTimings(queue_s=3.0))
+    run_iteration(scheduler, now=5.0)
+    (ended,) = scheduler.cancel("a", now=7.0)
+    assert (ended.finished_at, ended.timings) == (
+        7.0,
+        RequestTimings(
+            queue_s=2.0, slot_s=4.0, join_timings=MeasuredTimings(text_encode_s=0.25), mean_batch=2.0, num_calls=2
+        ),
+    )
+
+
+def test_a_refused_request_tells_how_long_it_was_here():
+    scheduler = StepScheduler(1, queue_limit=0)
+    (ended,) = scheduler.submit(make_request("a", images=2), now=3.0, arrived_at=1.0)
+    assert (ended.finish_reason, ended.finished_at, ended.timings) == (
+        FinishReason.REFUSED,
+        3.0,
+        RequestTimings(queue_s=2.0),
+    )
+
+
+def test_images_of_one_request_board_as_slots_free_up():
+    scheduler = StepScheduler(2)
+    scheduler.submit(make_request("a", calls=1, images=3), 0)
+    first, events = run_iteration(scheduler)
+    assert len(first.steps) == 2
+    assert events == [ImageDecoded(ImageId("a", 0)), ImageDecoded(ImageId("a", 1))]
+    _, events = run_iteration(scheduler)
+    assert events[0] == ImageDecoded(ImageId("a", 2))
+    assert events[1].finish_reason is FinishReason.FINISHED
+
+
+def test_requests_board_in_order_of_arrival():
+    scheduler = StepScheduler(1)
+    for name in "abc":
+        scheduler.submit(make_request(name, calls=1), 0)
+    assert [run_iteration(scheduler)[0].joins[0].image.request_id for _ in range(3)] == ["a", "b", "c"]
+
+
+def test_shape_classes_take_turns():
+    scheduler = StepScheduler(4)
+    scheduler.submit(make_request("a", calls=4, batch_key=SMALL), 0)
+    scheduler.submit(make_request("b", calls=4, batch_key=LARGE), 0)
+    plans = [run_iteration(scheduler)[0] for _ in range(6)]
+    assert [plan.steps[0].image.request_id for plan in plans] == ["a", "b"] * 3
+    assert all(len({step.image for step in plan.steps}) == 1 for plan in plans)
+
+
+def test_a_crowd_that_finishes_together_is_decoded_in_small_batches():
+    scheduler = StepScheduler(8, decode_batch=3)
+    scheduler.submit(make_request("crowd", calls=1, images=8), 0)
+    scheduler.submit(make_request("runner", calls=9), 0)
+    sizes = []
+    for _ in range(3):
+        plan, _ = run_iteration(scheduler)
+        sizes.append(len(plan.decodes))
+    assert sizes == [3, 3, 2]
+
+
+def test_one_turn_decodes_one_shape_only():
+    scheduler = StepScheduler(4, decode_batch=1)
+    scheduler.submit(make_request("a", calls=1, images=2, batch_key=SMALL), 0)
+    scheduler.submit(make_request("b", calls=1, batch_key=LARGE), 0)
+    decoded = [[assignment.image for assignment in run_iteration(scheduler)[0].decodes] for _ in range(3)]
+    assert decoded == [[ImageId("a", 0)], [ImageId("a", 1)], [ImageId("b", 0)]]
+
+
+def test_a_cancelled_request_is_gone_from_the_next_plan_and_its_slot_is_free():
+    scheduler = StepScheduler(1)
+    scheduler.submit(make_request("a", calls=9), 0)
+    scheduler.submit(make_request("b", calls=9), 0)
+    run_iteration(scheduler)
+    assert [event.finish_reason for event in scheduler.cancel("a", 0)] == [FinishReason.CANCELLED]
+    plan, _ = run_iteration(scheduler)
+    assert [assignment.image.request_id for assignment in plan.joins] == ["b"]
+    assert [step.image.request_id for step in plan.steps] == ["b"]
+
+
+def test_a_request_cancelled_while_its_turn_is_carried_out_is_passed_over():
+    scheduler = StepScheduler(1)
+    scheduler.submit(make_request("a", calls=1), 0)
+    plan = scheduler.plan(0)
+    assert scheduler.cancel("a", 0)[0].finish_reason is FinishReason.CANCELLED
+    assert scheduler.commit(plan, IterationResult(failed={ImageId("a", 0): "broken"}), 0) == []
+    assert scheduler.plan(0) is None
+
+
+def test_cancel_after_finish_does_nothing():
+    scheduler = StepScheduler(1)
+    scheduler.submit(make_request("a", calls=1), 0)
+    run_iteration(scheduler)
+    assert scheduler.cancel("a", 0) == []
+    assert scheduler.cancel("never-heard-of", 0) == []
+
+
+def test_a_failed_image_fails_its_request_and_no_other():
+    scheduler = StepScheduler(4)
+    scheduler.submit(make_request("a", calls=3, images=2), 0)
+    scheduler.submit(make_request("b", calls=3), 0)
+    _, events = run_iteration(scheduler, failed={ImageId("a", 1): "not finite"})
+    assert [(event.request_id, event.finish_reason, event.message) for event in events] == [
+        ("a", FinishReason.FAILED, "not finite")
+    ]
+    plan, _ = run_iteration(scheduler)
+    assert [step.image.request_id for step in plan.steps] == ["b"]
+
+
+def test_deadlines_end_requests_wherever_they_are():
+    scheduler = StepScheduler(1)
+    scheduler.submit(make_request("runs", calls=9, expires_at=5.0), 0)
+    scheduler.submit(make_request("waits", calls=9, expires_at=7.0), 0)
+    scheduler.submit(make_request("patient", calls=9), 0)
+    run_iteration(scheduler)
+    assert scheduler.next_expiry() == 5.0
+    assert scheduler.expire(4.9) == []
+    assert [event.request_id for event in scheduler.expire(7.0)] == ["runs", "waits"]
+    assert scheduler.next_expiry() is None
+    assert run_iteration(scheduler)[0].joins[0].image.request_id == "patient"
+
+
+def test_a_full_queue_refuses_at_once_and_says_how_full():
+    scheduler = StepScheduler(1, queue_limit=2)
+    scheduler.submit(make_request("a", images=2), 0)
+    (refused,) = scheduler.submit(make_request("b", images=2), 0)
+    assert refused.finish_reason is FinishReason.REFUSED
+    assert "2 images wait, 2 may" in refused.message
+    assert scheduler.submit(make_request("c", images=1), 0) == []
+
+
+def test_the_drain_counts_waiting_and_running_images():
+    scheduler = StepScheduler(1, costs=known_costs())
+    scheduler.submit(make_request("a", calls=5, images=2), 0)
+    assert scheduler.backlog_s == pytest.approx(10.0)
+    run_iteration(scheduler)
+    assert scheduler.backlog_s == pytest.approx(9.0)
+
+
+def test_the_oldest_age_is_that_of_who_waits_and_counts_from_the_arrival():
+    scheduler = StepScheduler(1)
+    assert scheduler.oldest_age_s(1.0) == 0.0
+    scheduler.submit(make_request("a"), 1.0)
+    run_iteration(scheduler, 1.0)
+    assert scheduler.oldest_age_s(5.0) == 0.0  # it has its slot
+    scheduler.submit(make_request("b"), 3.0, arrived_at=2.0)
+    scheduler.submit(make_request("c"), 4.0)
+    assert scheduler.oldest_age_s(5.0) == 3.0
+
+
+def known_costs():
+    """A second for every row of a call: batching gains nothing."""
+    costs = CostModel(max_rows=8)
+    for batch_key in (SMALL, LARGE):
+        costs.steps[batch_key] = CostCurve({1: 1.0, 8: 8.0})
+    return costs
+
+
+def test_a_queue_is_full_in_seconds_of_work_too():
+    scheduler = StepScheduler(1, queue_limit_s=10.0, costs=known_costs())
+    assert scheduler.submit(make_request("long", calls=50), 0) == []  # an empty server takes anybody
+    run_iteration(scheduler)
+    assert scheduler.submit(make_request("next", calls=5), 0) == []  # nobody waits yet
+    (refused,) = scheduler.submit(make_request("late", calls=5), 0)
+    assert (refused.finish_reason, refused.retry_after_s) == (FinishReason.REFUSED, pytest.approx(49.0))
+    assert "54.0 s of work are ahead, 10 s may be" in refused.message
+
+
+def test_a_deadline_that_cannot_be_met_is_refused_at_once_with_what_could_be():
+    scheduler = StepScheduler(2, costs=known_costs())
+    (refused,) = scheduler.submit(make_request("never", calls=5, due=4.0), 0)
+    assert (refused.finish_reason, refused.retry_after_s) == (FinishReason.UNMEETABLE, None)
+    assert refused.message == (
+        "it would be done in 5.00 s, 4.00 s are left; even with nobody else here it takes 5.00 s"
+    )
+    assert scheduler.submit(make_request("mine", calls=5, due=7.0), 0) == []
+    (refused,) = scheduler.submit(make_request("second", calls=5, due=8.0), 0)
+    assert (refused.finish_reason, refused.retry_after_s) == (FinishReason.UNMEETABLE, pytest.approx(2.0))
+    assert refused.message == "it would be done in 10.00 s, 8.00 s are left"
+
+
+def test_who_would_make_another_late_is_refused():
+    scheduler = StepScheduler(2, costs=known_costs())
+    assert scheduler.submit(make_request("promised", calls=5, due=7.0), 0) == []
+    (refused,) = scheduler.submit(make_request("pushing", calls=3, due=7.0), 0)
+    assert (refused.finish_reason, refused.retry_after_s) == (FinishReason.UNMEETABLE, 7.0)
+    assert "making another late" in refused.message
+    assert scheduler.submit(make_request("patient", calls=3), 0) == []  # nothing was promised to it
+
+
+def test_the_most_urgent_boards_first_and_steps_where_not_all_can():
+    scheduler = StepScheduler(2, costs=known_costs())
+    scheduler.costs.record_oom(SMALL, 2)  # one row a call
+    scheduler.submit(make_request("patient", calls=3), 0)
+    plan, _ = run_iteration(scheduler, 0.0)
+    assert [step.image.request_id for step in plan.steps] == ["patient"]
+    scheduler.submit(make_request("high", calls=2, priority="high"), 1.0)
+    scheduler.submit(make_request("low", calls=2, priority="low"), 1.0)
+    plan, _ = run_iteration(scheduler, 1.0)
+    assert [assignment.image.request_id for assignment in plan.joins] == ["high"]
+    assert [step.image.request_id for step in plan.steps] == ["high"]  # "patient" is paused
+    plan, _ = run_iteration(scheduler, 2.0)
+    assert [assignment.image.request_id for assignment in plan.decodes] == ["high"]
+    plan, _ = run_iteration(scheduler, 3.0)
+    assert [(step.image.request_id, step.call) for step in plan.steps] == [("patient", 1)]
+
+
+def test_a_request_that_flies_alone_shares_the_wheel_with_nobody():
+    scheduler = StepScheduler(4)
+    scheduler.submit(make_request("before", calls=2), 0)
+    run_iteration(scheduler)
+    scheduler.submit(make_request("suspect", calls=2, images=2, alone=True), 0)
+    scheduler.submit(make_request("after", calls=1), 0)
+    joined = []
+    while (plan := scheduler.plan(0)) is not None:
+        joined.append([assignment.image.request_id for assignment in plan.joins])
+        assert len({step.image.request_id for step in plan.steps}) == 1
+        scheduler.commit(plan, IterationResult(), 0)
+    assert joined == [[], ["suspect", "suspect"], [], ["after"]]
+
+
+def test_of_images_that_do_not_fit_together_half_as_many_step_from_then_on():
+    scheduler = StepScheduler(4, costs=known_costs())
+    scheduler.submit(make_request("a", calls=2, images=4), 0)
+    plan, events = run_iteration(scheduler, overflowed="steps")
+    assert (len(plan.steps), events) == (4, [])
+    plan, _ = run_iteration(scheduler)
+    assert [(step.image.index, step.call) for step in plan.steps] == [(0, 0), (1, 0)]
+
+
+def test_whoever_does_not_fit_alone_fails_with_the_reason():
+    scheduler = StepScheduler(4)
+    scheduler.submit(make_request("a"), 0)
+    _, events = run_iteration(scheduler, overflowed="steps")
+    assert [(event.finish_reason, event.message) for event in events] == [
+        (FinishReason.FAILED, "64x64 does not fit the memory of the device, even alone")
+    ]
+
+
+def test_fewer_are_decoded_together_where_more_do_not_fit():
+    scheduler = StepScheduler(4)
+    scheduler.submit(make_request("a", calls=1, images=4), 0)
+    sizes = [len(run_iteration(scheduler, overflowed="decodes")[0].decodes)]
+    while scheduler.num_running:
+        sizes.append(len(run_iteration(scheduler)[0].decodes))
+    assert sizes == [4, 2, 2]
+
+
+def test_who_is_left_of_those_that_did_not_fit_together_is_not_taken_for_one_that_does_not_fit_alone():
+    for part in ("steps", "decodes"):
+        scheduler = StepScheduler(4)
+        scheduler.submit(make_request("a", calls=1), 0)
+        scheduler.submit(make_request("b", calls=1), 0)
+        plan = scheduler.plan(0)
+        scheduler.cancel("b", 0)
+        assert scheduler.commit(plan, IterationResult(oom_phase=part), 0) == []
+        assert [event.request_id for event in run_iteration(scheduler)[1][-1:]] == ["a"]
+
+
+def test_when_all_that_did_not_fit_are_gone_nothing_shrinks():
+    scheduler = StepScheduler(4, costs=known_costs())
+    scheduler.submit(make_request("a"), 0)
+    plan = scheduler.plan(0)
+    scheduler.cancel("a", 0)
+    assert scheduler.commit(plan, IterationResult(oom_phase="steps"), 0) == []
+    assert scheduler.costs.rows_limit(SMALL) == 8
+
+
+def test_who_cannot_board_beside_so_many_waits_for_fewer():
+    scheduler = StepScheduler(4)
+    scheduler.submit(make_request("a", calls=9, images=4), 0)
+    run_iteration(scheduler, overflowed="boards")
+    plan, _ = run_iteration(scheduler)
+    assert [assignment.image.index for assignment in plan.joins] == [0, 1]
+
+
+def test_what_fits_nowhere_does_not_leave_the_wheel_small_for_everybody_else():
+    scheduler = StepScheduler(4)
+    scheduler.submit(make_request("two", calls=3), 0)
+    run_iteration(scheduler)
+    scheduler.submit(make_request("huge", calls=9, batch_key=LARGE), 0)
+    ends = []
+    while scheduler.num_running or scheduler.num_waiting:
+        plan = scheduler.plan(0)
+        huge = any(assignment.image.request_id == "huge" for assignment in plan.joins)
+        ends += scheduler.commit(plan, IterationResult(oom_phase="boards" if huge else None), 0)
+    assert {event.request_id: event.finish_reason for event in ends if isinstance(event, RequestFinished)} == {
+        "huge": FinishReason.FAILED,
+        "two": FinishReason.FINISHED,
+    }
+    scheduler.submit(make_request("crowd", images=4), 0)
+    assert len(run_iteration(scheduler)[0].joins) == 4
+
+
+def run_timed_iteration(scheduler, **result):
+    """A turn of 2.0 s."""
+    plan = scheduler.plan(0)
+    scheduler.commit(plan, make_result(**result), 2.0, 2.0)
+    return plan
+
+
+def test_turns_teach_what_their_parts_took():
+    scheduler = StepScheduler(4)
+    scheduler.submit(make_request("a", calls=1, images=2, rows=2), 0)
+    run_timed_iteration(scheduler, encode_s=0.25, decode_s=0.5, step_s=1.0)
+    costs = scheduler.costs
+    assert (costs.text_encode_s(""), costs.decode_s(SMALL, 2), costs.step_s(SMALL, 4)) == (0.125, 0.5, 1.0)
+
+
+def test_prompts_of_two_models_that_were_encoded_in_one_turn_teach_nothing_of_either():
+    scheduler = StepScheduler(4)
+    scheduler.submit(make_request("a", batch_key=BatchKey(64, 64, "one")), 0)
+    scheduler.submit(make_request("b", batch_key=BatchKey(64, 64, "other")), 0)
+    run_timed_iteration(scheduler, encode_s=0.25, step_s=1.0)
+    assert scheduler.costs.text_encode_s_by_model == {}
+
+
+def test_where_only_turns_can_be_timed_what_decoding_is_known_to_take_is_no_part_of_the_step():
+    """The decoding may be of another class than the step; its seconds here are those of giving the device the order."""
+    costs = CostModel(decodes={SMALL: CostCurve({1: 0.5}), LARGE: CostCurve({1: 1.5})})
+    scheduler = StepScheduler(4, decode_batch=1, costs=costs)
+    scheduler.submit(make_request("a", calls=1, images=2, batch_key=LARGE), 0)
+    scheduler.commit(scheduler.plan(0), IterationResult(), 0.0)
+    scheduler.submit(make_request("b", calls=5), 0)
+    plan = run_timed_iteration(scheduler, spent=PendingTimings(), boarding_s=0.1)
+    assert ([each.image.request_id for each in plan.steps], len(plan.decodes)) == (["b"], 1)
+    assert costs.step_s(SMALL, 1) == pytest.approx(2.0 - 1.5 - 0.1)
+    assert costs.decode_s(LARGE) == 1.5
+    assert costs.text_encode_s("") == 0.0
+
+
+def test_a_turn_in_which_somebody_was_cancelled_teaches_nothing():
+    scheduler = StepScheduler(4)
+    scheduler.submit(make_request("a", calls=1), 0)
+    scheduler.submit(make_request("b", calls=1), 0)
+    plan = scheduler.plan(0)
+    scheduler.cancel("b", 0)
+    scheduler.commit(plan, make_result(step_s=1.0), 1.0, 1.0)
+    assert scheduler.costs.steps == {}
+
+
+def test_the_standing_is_who_sits_where_and_who_boards_next():
+    costs = CostModel()
+    costs.observe_step(SMALL, 1, 1.0)
+    costs.observe_step(SMALL, 2, 1.0)
+    scheduler = StepScheduler(2, costs=costs, policy=POLICIES["fcfs"])
+    assert scheduler.snapshot(0.0, 9) == SchedulerSnapshot((), ())
+    scheduler.submit(make_request("a", calls=4), 1.0)
+    run_iteration(scheduler, now=2.0)
+    scheduler.submit(make_request("b", calls=2, images=3), 3.0)
+    scheduler.submit(make_request("c", calls=2), 4.0)
+    run_iteration(scheduler, now=5.0)
+    snapshot = scheduler.snapshot(6.0, 9)
+    first, second = snapshot.running
+    assert (first.image, first.slot, first.call, first.joined_at) == (ImageId("a", 0), 0, 2, 2.0)
+    assert (second.image, second.slot, second.call, second.joined_at) == (ImageId("b", 0), 1, 1, 5.0)
+    assert (second.finish_in_s, first.finish_in_s) == (1.0, 2.0)
+    b, c = snapshot.waiting
+    assert (b.request.request_id, b.num_images, b.arrived_at, b.start_in_s) == ("b", 2, 3.0, 1.0)
+    assert (c.request.request_id, c.num_images, c.arrived_at, c.start_in_s) == ("c", 1, 4.0, 3.0)
+    assert scheduler.snapshot(6.0, 1).waiting == (b,)
+
+
+def test_whereabouts_are_of_those_who_are_here():
+    scheduler = StepScheduler(1, costs=known_costs())
+    assert scheduler.progress(["nobody"], 0.0) == {}
+    scheduler.submit(make_request("a", calls=2, images=2), 0)
+    run_iteration(scheduler)
+    progress = scheduler.progress(["a", "nobody"], 0.0)["a"]
+    assert (progress.queue_position, progress.call, progress.start_in_s, progress.finish_in_s) == (0, 0, 0.0, 3.0)
+
+
+def test_waiting_counts_from_the_arrival_and_predictions_from_now():
+    scheduler = StepScheduler(1, costs=known_costs())
+    (refused,) = scheduler.submit(make_request("a", calls=5, due=8.0), 4.0, arrived_at=2.0)
+    assert "it would be done in 5.00 s, 4.00 s are left" in refused.message
+    scheduler.submit(make_request("b", calls=1), 4.0, arrived_at=2.0)
+    _, (_, ended) = run_iteration(scheduler, 5.0)
+    assert ended.timings.queue_s == 3.0
+
+
+def test_the_same_id_twice_at_once_is_a_bug():
+    scheduler = StepScheduler(1)
+    scheduler.submit(make_request("a"), 0)
+    with pytest.raises(AssertionError):
+        scheduler.submit(make_request("a"), 0)
+
+
+def test_a_turn_that_was_not_timed_teaches_nothing():
+    scheduler = StepScheduler(1, costs=known_costs())
+    scheduler.submit(make_request("a", calls=3), 0)
+    for seconds, timed in ((0.01, False), (1.0, True)):
+        plan = scheduler.plan(0)
+        scheduler.commit(plan, IterationResult(is_timed=timed), 0.0, seconds)
+        assert scheduler.costs.slowdown == pytest.approx(1.0)
+
+
+def test_one_image_that_did_not_fit_beside_others_does_not_leave_the_wheel_small():
+    scheduler = StepScheduler(8)
+    for number in range(5):
+        scheduler.submit(make_request(f"small {number}", calls=3 + number), 0)
+    run_iteration(scheduler)
+    scheduler.submit(make_request("large", calls=2, batch_key=LARGE), 0)
+    for _ in range(40):
+        plan = scheduler.plan(0)
+        if plan is None:
+            break
+        beside_others = any(assignment.image.request_id == "large" for assignment in plan.joins) and len(plan.steps) > 0
+        beside_others = beside_others and scheduler.num_running > 1
+        scheduler.commit(plan, IterationResult(oom_phase="boards" if beside_others else None), 0)
+    assert scheduler.num_running == scheduler.num_waiting == 0
+    for number in range(8):
+        scheduler.submit(make_request(f"later {number}"), 0)
+    assert len(run_iteration(scheduler)[0].joins) == 8
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Whatever happens in whatever order: no slot leaks, no image is lost or drawn twice, every request ends exactly once."""
+
+    requests = Bundle("requests")
+    scheduler: StepScheduler
+
+    @initialize(policy=st.sampled_from(list(POLICIES)), costs=st.booleans())
+    def start(self, policy, costs):
+        known = known_costs() if costs else CostModel()
+        self.scheduler = StepScheduler(
+            num_slots=3, decode_batch=2, queue_limit=6, queue_limit_s=30.0, policy=POLICIES[policy], costs=known
+        )
+
+    def __init__(self):
+        super().__init__()
+        self.now, self.count = 0.0, 0
+        self.open: dict[str, SchedulableRequest] = {}
+        self.ended: set[str] = set()
+        self.calls_made: dict[ImageId, int] = {}
+        self.plan = None
+
+    def record(self, events):
+        for event in events:
+            if isinstance(event, RequestFinished):
+                assert event.request_id not in self.ended, "ended twice"
+                self.ended.add(event.request_id)
+                done = self.open.pop(event.request_id)
+                if event.finish_reason is FinishReason.FINISHED:
+                    images = [ImageId(done.request_id, k) for k in range(done.num_images)]
+                    assert all(self.calls_made[image] == done.num_calls for image in images)
+            else:
+                assert self.calls_made[event.image] == self.open[event.image.request_id].num_calls
+
+    @rule(
+        target=requests,
+        calls=st.integers(1, 4),
+        images=st.integers(1, 4),
+        shape=st.sampled_from([SMALL, LARGE]),
+        patience=st.none() | st.floats(0, 20),
+        due=st.none() | st.floats(0, 20),
+        rows=st.integers(1, 2),
+        alone=st.booleans() | st.just(False),
+        priority=st.sampled_from(["low", "normal", "high"]),
+    )
+    def submit(self, calls, images, shape, patience, due, rows, alone, priority):
+        self.count += 1
+        made = make_request(
+            f"r{self.count}",
+            calls,
+            images,
+            shape,
+            None if patience is None else self.now + patience,
+            due=None if due is None else self.now + due,
+            rows=rows,
+            alone=alone,
+            priority=priority,
+        )
+        self.open[made.request_id] = made
+        self.record(self.scheduler.submit(made, self.now))
+        return made.request_id
+
+    @rule(request_id=consumes(requests))
+    def cancel(self, request_id):
+        known = request_id in self.open
+        events = self.scheduler.cancel(request_id, self.now)
+        assert len(events) == known
+        self.record(events)
+
+    @rule(seconds=st.floats(0, 5))
+    def wait(self, seconds):
+        self.now += seconds
+        self.record(self.scheduler.expire(self.now))
+        expires_at = self.scheduler.next_expiry()
+        assert expires_at is None or expires_at > self.now
+
+    @precondition(lambda self: self.plan is None)
+    @rule()
+    def make_a_plan(self):
+        self.plan = self.scheduler.plan(self.now)
+        if self.plan is None:
+            assert not self.open, "idle with work to do"
+            return
+        assignments = [(step.image, step.slot) for step in self.plan.steps] + [
+            (assignment.image, assignment.slot) for assignment in self.plan.decodes
+        ]
+        slots = {}
+        for image, slot in assignments:
+            assert image.request_id in self.open, "planned after its end"
+            assert slots.setdefault(slot, image) == image, "one slot, two images"
+        assert len({self.open[step.image.request_id].batch_key for step in self.plan.steps}) <= 1
+        assert len({self.open[assignment.image.request_id].batch_key for assignment in self.plan.decodes}) <= 1
+        assert len(self.plan.decodes) <= 2
+        in_flight = {part.image.request_id for part in (*self.plan.steps, *self.plan.decodes)}
+        assert len(in_flight) == 1 or not any(self.open[name].exclusive for name in in_flight), "not alone"
+        for step in self.plan.steps:
+            assert step.call == self.calls_made.get(step.image, 0), "a row skipped or repeated"
+
+    @precondition(lambda self: self.plan is not None)
+    @rule(data=st.data())
+    def carry_it_out(self, data):
+        named = [part.image for part in (*self.plan.steps, *self.plan.decodes)]
+        failed = data.draw(st.sets(st.sampled_from(named), max_size=1)) if named else set()
+        oom_phase = data.draw(st.sampled_from([None, None, None, "boards", "steps", "decodes"]))
+        self.now += 1.0
+        if oom_phase not in ("boards", "steps"):
+            for step in self.plan.steps:
+                self.calls_made[step.image] = step.call + 1
+        if oom_phase == "boards":  # they start again
+            for assignment in self.plan.joins:
+                self.calls_made.pop(assignment.image, None)
+        result = IterationResult(dict.fromkeys(failed, "drawn by lot"), oom_phase)
+        self.record(self.scheduler.commit(self.plan, result, self.now, 1.0))
+        self.plan = None
+
+    @invariant()
+    def every_slot_is_held_by_a_running_image_or_free(self):
+        slots = [running.slot for running in self.scheduler._table.running.values()]
+        assert len(set(slots)) == len(slots) == 3 - self.scheduler._table.num_free_slots
+        assert self.scheduler.num_waiting <= 6 + 3
+
+    def teardown(self):
+        if self.plan is not None:
+            for step in self.plan.steps:
+                self.calls_made[step.image] = step.call + 1
+            self.record(self.scheduler.commit(self.plan, IterationResult(), self.now))
+        for _ in range(400):
+            plan = self.scheduler.plan(self.now)
+            if plan is None:
+                break
+            for step in plan.steps:
+                self.calls_made[step.image] = step.call + 1
+            self.record(self.scheduler.commit(plan, IterationResult(), self.now))
+        assert not self.open, f"never ended: {self.open}"
+        assert self.scheduler.num_running == self.scheduler.num_waiting == 0
+
+
+TestPromises = SchedulerMachine.TestCase
+TestPromises.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

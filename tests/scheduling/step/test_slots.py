@@ -1,0 +1,20 @@
+"""The numbered places."""
+
+import pytest
+
+from noria.scheduling.step.slots import Slots
+
+
+def test_the_lowest_free_slot_is_given_out_first():
+    slots = Slots(3)
+    assert [slots.acquire(), slots.acquire(), slots.acquire()] == [0, 1, 2]
+    slots.release(2)
+    slots.release(0)
+    assert slots.num_free == 2
+    assert slots.acquire() == 0
+
+
+def test_giving_back_a_free_slot_is_a_bug():
+    slots = Slots(2)
+    with pytest.raises(AssertionError):
+        slots.release(0)

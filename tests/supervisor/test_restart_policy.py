@@ -1,0 +1,82 @@
+"""Restart decisions, in virtual time."""
+
+import pytest
+
+from noria.supervisor.restart_policy import GiveUp, Restart, RestartPolicy
+
+
+def test_delays_of_a_child_that_no_longer_gets_ready_double_from_half_a_second_to_thirty():
+    policy, now, delays = RestartPolicy(was_ever_ready=True), 0.0, []
+    for _ in range(10):
+        policy.started(now)
+        now += 100
+        decision = policy.ended(-9, now)
+        assert isinstance(decision, Restart)
+        delays.append(decision.delay_s)
+        now += decision.delay_s
+    assert delays == [0, 0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+
+
+def test_who_was_ready_in_the_run_that_ended_starts_again_at_once():
+    policy, now = RestartPolicy(), 0.0
+    for _ in range(5):
+        policy.started(now)
+        policy.ready()
+        now += 0.1
+        assert policy.ended(-11, now) == Restart(0.0)
+    policy.started(now)
+    assert policy.ended(-11, now + 1) == Restart(0.5)  # before it was ready again
+    policy.started(now)
+    policy.ready()
+    assert policy.ended(-11, now + 2) == Restart(0.0)
+
+
+def test_a_child_that_says_nothing_has_served_after_some_seconds():
+    policy = RestartPolicy(assumed_ready_after_s=3.0)
+    policy.started(0.0)
+    policy.ended(-9, 1.0)
+    policy.started(1.0)
+    assert policy.ended(-9, 3.9) == Restart(0.5)
+    policy.started(10.0)
+    assert policy.ended(-9, 13.0) == Restart(0.0)
+
+
+def test_who_is_killed_from_outside_again_and_again_starts_again_at_once():
+    policy = RestartPolicy()
+    policy.started(0.0)
+    policy.ready()
+    for now in (1.0, 2.0, 3.0, 4.0):
+        assert policy.ended(-9, now, killed=True) == Restart(0.0)
+        policy.started(now)
+    assert policy.ended(-11, 5.0) == Restart(0.0)  # the first end of its own
+    assert policy.ended(-11, 6.0) == Restart(0.5)
+
+
+def test_who_is_killed_before_it_was_ever_ready_is_given_up_like_any_other():
+    policy = RestartPolicy(num_failed_runs=2)
+    assert isinstance(policy.ended(-9, 1.0, killed=True), GiveUp)
+
+
+def test_three_ends_before_it_was_ever_ready_are_enough():
+    policy = RestartPolicy()
+    assert isinstance(policy.ended(1, 1), Restart)
+    assert isinstance(policy.ended(1, 2), Restart)
+    assert policy.ended(7, 3) == GiveUp(7, "it ended 3 times before it was ready")
+
+
+@pytest.mark.parametrize("status", [0, -11])
+def test_giving_up_is_never_a_success(status):
+    policy = RestartPolicy(num_failed_runs=2)
+    decision = policy.ended(status, 1)
+    assert isinstance(decision, GiveUp)
+    assert decision.exit_status == 1
+
+
+@pytest.mark.parametrize(("status", "what"), [(2, "config"), (3, "model")])
+def test_a_refusal_is_final_only_before_it_was_ever_ready(status, what):
+    policy = RestartPolicy()
+    assert policy.ended(status, 0) == GiveUp(status, f"it refused its {what}")
+    policy.ready()
+    assert policy.ended(status, 1000) == Restart(0.0)
+    policy.started(1000)
+    assert policy.ended(status, 1001) == Restart(0.5)

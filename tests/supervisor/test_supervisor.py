@@ -1,0 +1,515 @@
+"""The supervisor with real, small child processes; its decisions are tested in tests/supervision, in virtual time."""
+
+import contextlib
+import http.client
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+
+from noria.cli.main import main
+from noria.errors import ConfigError
+from noria.settings import load
+from noria.supervisor import supervisor
+from noria.supervisor.supervisor import listen, ready_banner
+from noria_bench.targets.server import NO_PROXY_OPENER
+from waiting import TIMEOUT_S
+
+FAKE_ENGINE = """
+import os, pathlib, signal, sys, time
+import msgspec
+from noria.channel import EngineChannel
+from noria.messages import EngineState, Hello, Ping, Pong
+
+task = msgspec.json.decode(sys.argv[1])
+assert (task["parent_pid"], task["log_level"]) == (os.getppid(), "info")
+diary = pathlib.Path(os.environ["DIARY"])
+def note(word):
+    with diary.open("a") as opened:
+        opened.write(f"{task['name']} {word} {os.getpid()}\\n")
+previous_end = task.get("previous_end", "none")
+note("started")
+print(os.environ.get("FAKES_SAY", ""))
+note("after " + previous_end)
+if os.environ.get("ENGINE_EXITS"):
+    sys.exit(int(os.environ["ENGINE_EXITS"]))
+note("environment " + os.environ["GOMP_SPINCOUNT"] + " " + str(pathlib.Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]).is_dir()))
+channel = EngineChannel(task["address"])
+def stop(*_):
+    note("stopped")
+    channel.close()
+    os._exit(0)
+signal.signal(signal.SIGTERM, stop)
+while True:
+    peer, message = channel.inbox.get()
+    hangs = os.environ.get("ENGINE_HANGS", "") if previous_end == "none" else ""
+    match message:
+        case Ping():
+            if hangs == "silent":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            channel.send(peer, Pong(str(os.getpid()), 77.0 if hangs == "stuck" else 0.0, 50.0))
+        case Hello():
+            channel.send(peer, EngineState(str(os.getpid()), "loading", (), task["device"]))
+            if hangs != "loading":
+                channel.send(peer, EngineState(str(os.getpid()), "ready", (), task["device"]))
+                note("ready")
+"""
+
+FAKE_FRONTEND = """
+import json, os, pathlib, signal, socket, sys, time
+
+task = json.loads(sys.argv[1])
+assert task["parent_pid"] == os.getppid()
+diary = pathlib.Path(os.environ["DIARY"])
+def note(word):
+    with diary.open("a") as opened:
+        opened.write(f"frontend {word} {os.getpid()}\\n")
+def stop(*_):
+    note("draining")
+    time.sleep(float(os.environ.get("FRONTEND_DRAINS_S", "0.2")))
+    note("stopped")
+    os._exit(0)
+signal.signal(signal.SIGTERM, stop)
+note("place " + task["place"])
+print(os.environ.get("FAKES_SAY", ""))
+note("started")
+listener = socket.socket(fileno=task["fd"])
+while True:
+    connection, _ = listener.accept()
+    connection.recv(4096)
+    connection.sendall(f"HTTP/1.1 200 OK\\r\\nConnection: close\\r\\nX-Pid: {os.getpid()}\\r\\n\\r\\n".encode())
+    connection.close()
+"""
+
+DRIVER = """
+import os, signal, sys
+import noria.supervisor.supervisor
+from noria.settings import load
+from noria.supervisor.supervisor import serve
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where who tests has called nohup
+noria.supervisor.supervisor.ENGINE_STOP_S = 60.0  # a fake that has been asked to end does, however busy the machine is
+noria.supervisor.supervisor.PING_EVERY_S = float(os.environ.get("PING_S", "2"))
+flags = {"frontend.port": "0", "engine.devices": sys.argv[2]}
+flags |= {"engine.hang_timeout_s": os.environ.get("HANG_S", "60"), "engine.start_timeout_s": os.environ.get("START_S", "60")}
+flags |= {"frontend.drain_s": sys.argv[3]}
+config = load(None, {}, flags)
+sys.exit(serve(config, lambda kind, text: [sys.executable, f"{sys.argv[1]}/{kind}.py", text]))
+"""
+
+
+class FakedServer:
+    """A supervisor in a process of its own, over the fakes."""
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        devices: str = "cpu",
+        driver: str = DRIVER,
+        drain_s: float = 20.0,
+        stdout: int | None = None,
+        stderr: int = subprocess.STDOUT,
+        **environment: str,
+    ) -> None:
+        (folder / "engine.py").write_text(FAKE_ENGINE)
+        (folder / "frontend.py").write_text(FAKE_FRONTEND)
+        self.events, self.output = folder / "diary", folder / "output"
+        self.events.touch()
+        with self.output.open("w") as opened:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", driver, str(folder), devices, str(drain_s)],
+                env=os.environ | {"DIARY": str(self.events), "TMPDIR": str(folder)} | environment,
+                stdout=opened if stdout is None else stdout,
+                stderr=stderr,
+            )
+
+    def wait_for(self, words: str, times: int = 1, file: pathlib.Path | None = None) -> list[str]:
+        """The diary's lines with `words`, once there are as many; one that is still being written is none yet."""
+        file = file or self.events
+        deadline = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline:
+            whole, _, _ = file.read_bytes().rpartition(b"\n")
+            lines = [line for line in whole.decode().splitlines() if words in line]
+            if len(lines) >= times:
+                return lines
+            time.sleep(0.02)
+        raise AssertionError(f"no {words!r} ×{times} in:\n{self.events.read_text()}\n{self.output.read_text()}")
+
+    @property
+    def url(self) -> str:
+        line = self.wait_for("noria: ready after", file=self.output)[0]
+        return line.partition(" on ")[2].partition(" ")[0]
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(TIMEOUT_S)
+
+
+@pytest.fixture
+def servers(tmp_path: pathlib.Path) -> Iterator[list[FakedServer]]:
+    started: list[FakedServer] = []
+    yield started
+    for server in started:
+        if server.process.poll() is None:
+            server.process.kill()
+        server.process.wait()
+        for line in server.events.read_text().splitlines():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if " started " in line and str(tmp_path) in str((process := psutil.Process(pid(line))).cmdline()):
+                    process.kill()
+
+
+def pid(line: str) -> int:
+    return int(line.rpartition(" ")[2])
+
+
+def get(url: str) -> http.client.HTTPResponse:
+    """The answer, straight from the server, whatever proxy the environment names."""
+    answer: http.client.HTTPResponse = NO_PROXY_OPENER.open(url, timeout=TIMEOUT_S)
+    return answer
+
+
+# ── What children get ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [({}, "10000"), ({"GOMP_SPINCOUNT": "5"}, "5"), ({"OMP_WAIT_POLICY": "passive"}, None)],
+)
+def test_idle_threads_spin_as_the_operator_says_else_briefly(
+    given: dict[str, str], count: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, text in given.items():
+        monkeypatch.setenv(name, text)
+    assert supervisor._child_environment("folder").get("GOMP_SPINCOUNT") == count
+
+
+def test_a_temporary_folder_too_long_for_sockets_is_refused_in_one_line(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / ("long" * 25)
+    folder.mkdir()
+    result = subprocess.run(
+        [sys.executable, "-m", "noria", "serve", "--port", "0"],
+        check=False,
+        env=os.environ | {"TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+    )
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert "Set the environment variable TMPDIR to a shorter path" in result.stderr
+
+
+# ── The port ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_taken_port_is_named_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "--port", str(port)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"port {port} on 127.0.0.1 is taken" in error
+    assert "--port" in error
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid", "a" * 64])
+def test_an_address_that_is_not_ours_is_refused(host: str) -> None:
+    with pytest.raises(ConfigError, match=f"{host[:60]}.*(--host|no address)"):
+        listen(host, 0)
+
+
+def test_a_password_in_the_results_url_is_refused_before_it_stands_in_a_childs_arguments(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["serve", "--results", "ftp://noria:hunter2@files.example/results"]) == 2
+    stderr = capsys.readouterr().err
+    assert "setting jobs.results holds a password" in stderr
+    assert "hunter2" not in stderr
+
+
+def test_a_file_of_keys_that_is_none_is_refused_before_anything_starts(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "keys.toml").write_text('[[key]]\nname = "a"\n')
+    assert main(["serve", "--port", "0", "--keys-file", str(tmp_path / "keys.toml")]) == 2
+    assert "sha256 is missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("proxy", ["10.0.0.1/8", "proxy.example", "*"])
+def test_a_trusted_proxy_that_is_no_address_is_refused_before_anything_starts(
+    proxy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "--port", "0", "--trusted-proxies", f"::1,{proxy}"]) == 2
+    assert f"setting frontend.trusted_proxies has '{proxy}'" in capsys.readouterr().err
+
+
+def test_an_ipv6_address_can_be_listened_on() -> None:
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 here")
+    with listen("::", 0) as listener, socket.create_connection(("127.0.0.1", listener.getsockname()[1])):
+        pass
+
+
+def test_the_greeting_of_a_server_with_keys_has_a_command_with_one():
+    assert (
+        "curl -s http://h/t2i -H 'content-type: application/json' -H \"authorization: Bearer $NORIA_API_KEY\" -d"
+        in ready_banner(1.0, "tiny", "http://h", has_api_keys=True)
+    )
+
+
+# ── With child processes ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_it_announces_restarts_what_is_killed_and_stops_in_order(
+    tmp_path: pathlib.Path, servers: list[FakedServer]
+) -> None:
+    server = FakedServer(tmp_path, devices="cpu,cpu")
+    servers.append(server)
+    with get(server.url) as answer:
+        first_pid = int(answer.headers["X-Pid"])
+    server.wait_for("curl -s", file=server.output)
+    banner = server.output.read_text()
+    assert f"  {server.url.rstrip('/')}/live " in banner and "curl -s" in banner and "NORIA_API_KEY" not in banner
+    assert len(server.wait_for("environment 10000 True", 2)) == 2
+
+    os.kill(first_pid, signal.SIGKILL)  # a front end: the port stays open, and another one answers
+    server.wait_for("frontend started", 2)  # until then the dying one may still take a connection
+    with get(server.url) as answer:
+        assert int(answer.headers["X-Pid"]) != first_pid
+    first, second = (line.split()[2] for line in server.wait_for("frontend place", 2))
+    assert first == second  # so that the second takes back the jobs of the first
+    assert first.endswith("/frontend-0")
+    server.wait_for("engine-0 ready")  # which it tells the supervisor first, and its diary then
+    os.kill(pid(server.wait_for("engine-1 ready")[0]), signal.SIGKILL)
+    server.wait_for("engine-1 ready", 2)
+    assert len(server.wait_for("engine-0 started")) == 1
+
+    assert server.stop() == 0
+    words = [line.rpartition(" ")[0] for line in server.events.read_text().splitlines()]
+    assert words[-4:-2] == ["frontend draining", "frontend stopped"]
+    assert sorted(words[-2:]) == ["engine-0 stopped", "engine-1 stopped"]
+    assert server.output.read_text().count("noria: ready") == 1
+    assert "ended by SIGKILL; starting it again in 0.0 s" in server.output.read_text()
+    assert not list(tmp_path.glob("noria-*"))  # its private directory
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", urlsplit(server.url).port), TIMEOUT_S)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("stuck", "one turn has taken 77.0 s, of at most 50.0 s"),
+        ("silent", "it has not answered for"),
+        ("loading", "it was not ready after"),
+    ],
+)
+def test_an_engine_that_hangs_is_killed_and_its_next_life_told_that_it_crashed(
+    how: str, words: str, tmp_path: pathlib.Path, servers: list[FakedServer]
+) -> None:
+    # Only here, and not for what else may be: on a busy machine a healthy engine, too, takes seconds to start, or to answer.
+    timeouts = {"loading": {"START_S": "4"}, "silent": {"HANG_S": "2"}, "stuck": {"PING_S": "0.4"}}
+    server = FakedServer(tmp_path, ENGINE_HANGS=how, **timeouts[how])
+    servers.append(server)
+    server.wait_for("engine-0 after crashed")
+    line, *_ = server.wait_for("engine-0 hangs", file=server.output)
+    assert words in line
+    server.wait_for("engine-0 ended by SIGKILL; starting it again in 0.0 s", file=server.output)
+    assert server.stop() == 0
+
+
+def test_an_engines_next_life_is_told_how_the_last_one_ended(
+    tmp_path: pathlib.Path, servers: list[FakedServer]
+) -> None:
+    server = FakedServer(tmp_path)
+    servers.append(server)
+    server.wait_for("engine-0 after none")
+    exits = ((signal.SIGKILL, "killed"), (signal.SIGSEGV, "crashed"), (signal.SIGTERM, "killed"))
+    for start, (number, cause) in enumerate(exits, 1):
+        server.wait_for("engine-0 is ready on", start, file=server.output)  # so far as the supervisor knows
+        os.kill(pid(server.wait_for("engine-0 ready", start)[-1]), number)
+        server.wait_for(f"engine-0 after {cause}", 2 if number == signal.SIGTERM else 1)
+    server.wait_for("starting it again in 0.0 s", len(exits), file=server.output)
+
+
+def test_what_the_dead_had_counted_is_folded_at_the_latest_at_the_next_end(
+    tmp_path: pathlib.Path, servers: list[FakedServer]
+) -> None:
+    server = FakedServer(tmp_path)
+    servers.append(server)
+    (first,) = server.wait_for("engine-0 ready")
+    (folder,) = tmp_path.glob("noria-*/")
+    (folder / f"counter_{pid(first)}.db").write_bytes(struct.pack("i4x", 8))
+    (folder / "counter.draft").mkdir()  # where the fold is to be written
+    os.kill(pid(first), signal.SIGKILL)
+    server.wait_for("cannot fold what the dead counted: ", file=server.output)
+    (folder / "counter.draft").rmdir()
+    second = server.wait_for("engine-0 ready", 2)[-1]  # the server goes on
+    assert [path.name for path in folder.glob("*.db")] == [f"counter_{pid(first)}.db"]
+    os.kill(pid(second), signal.SIGKILL)
+    server.wait_for("engine-0 ready", 3)
+    assert [path.name for path in folder.glob("*.db")] == ["counter_ended-1.db"]
+    assert server.stop() == 0
+
+
+def test_a_second_signal_stops_at_once(tmp_path: pathlib.Path, servers: list[FakedServer]) -> None:
+    server = FakedServer(tmp_path, FRONTEND_DRAINS_S="60")
+    servers.append(server)
+    assert server.url
+    server.process.send_signal(signal.SIGINT)
+    server.wait_for("frontend draining")
+    server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(TIMEOUT_S) == 130
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid(server.wait_for("frontend started")[0]), 0)
+
+
+def test_a_front_end_that_drains_for_longer_than_it_may_is_killed(
+    tmp_path: pathlib.Path, servers: list[FakedServer]
+) -> None:
+    driver = DRIVER.replace(
+        "sys.exit(", "import noria.supervisor.supervisor; noria.supervisor.supervisor.FRONTEND_STOP_S = 0.5; sys.exit("
+    )
+    server = FakedServer(tmp_path, driver=driver, drain_s=0.5, FRONTEND_DRAINS_S="60")
+    servers.append(server)
+    assert server.url
+    assert server.stop() == 0
+    server.wait_for("frontend-0 is killed: it has not ended yet", file=server.output)
+    server.wait_for("engine-0 stopped")
+
+
+def test_a_model_that_the_engine_refuses_stops_everything(tmp_path: pathlib.Path, servers: list[FakedServer]) -> None:
+    server = FakedServer(tmp_path, ENGINE_EXITS="3")
+    servers.append(server)
+    assert server.process.wait(TIMEOUT_S) == 3
+    assert "engine-0 ended with status 3: it refused its model" in server.output.read_text()
+    assert len(server.wait_for("engine-0 started")) == 1
+
+
+def test_an_engine_that_never_gets_ready_is_given_up(tmp_path: pathlib.Path, servers: list[FakedServer]) -> None:
+    server = FakedServer(tmp_path, ENGINE_EXITS="9")
+    servers.append(server)
+    assert server.process.wait(TIMEOUT_S) == 9
+    assert len(server.wait_for("engine-0 started")) == 3
+    assert "noria: ready" not in server.output.read_text()
+
+
+def test_a_hangup_stops_in_order_like_any_signal(tmp_path: pathlib.Path, servers: list[FakedServer]) -> None:
+    server = FakedServer(tmp_path)
+    servers.append(server)
+    assert server.url
+    server.process.send_signal(signal.SIGHUP)
+    assert server.process.wait(TIMEOUT_S) == 0
+    server.wait_for("engine-0 stopped")
+
+
+def test_a_child_that_cannot_be_started_keeps_no_other_from_being_stopped(
+    tmp_path: pathlib.Path, servers: list[FakedServer]
+) -> None:
+    driver = DRIVER.replace("[sys.executable,", '["/no/such/program" if kind == "frontend" else sys.executable,')
+    server = FakedServer(tmp_path, driver=driver)
+    servers.append(server)
+    assert server.process.wait(TIMEOUT_S) == 1
+    assert "FileNotFoundError" in server.output.read_text()
+    for line in server.events.read_text().splitlines():
+        if " started " in line:
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid(line), 0)
+
+
+def test_two_models_of_one_name_are_refused(tmp_path, bundled_folder):
+    shutil.copytree(bundled_folder, tmp_path / "copy")
+    config = load(None, {}, {"model": str(bundled_folder), "more_models": (str(tmp_path / "copy"),)})
+    with pytest.raises(ConfigError, match="both called 'noria-shapes'"):
+        supervisor.open_models(config)
+    (tmp_path / "copy" / "noria.json").write_text('{"name": "other"}')
+    assert [spec.name for spec in supervisor.open_models(config)] == ["noria-shapes", "other"]
+
+
+# ── The log ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def lines_of(server: FakedServer) -> list[dict[str, object]]:
+    """The log's lines, which are JSON; the greeting is none."""
+    return [json.loads(line) for line in server.output.read_text().splitlines() if line.startswith("{")]
+
+
+def test_all_processes_lines_come_together_with_names_and_events(
+    tmp_path: pathlib.Path, servers: list[FakedServer]
+) -> None:
+    server = FakedServer(tmp_path, FAKES_SAY="ünï\nTraceback (most recent call last):\n  File x\nValueError: why")
+    servers.append(server)
+    assert server.url
+    os.kill(pid(server.wait_for("engine-0 ready")[0]), signal.SIGKILL)
+    server.wait_for("engine-0 ready", 2)
+    server.wait_for("engine_ready", 2, file=server.output)
+    assert server.stop() == 0
+    lines = lines_of(server)
+    printed = [line for line in lines if line["logger"] == "stderr"]
+    assert {line["process"] for line in printed} == {"engine-0", "frontend-0"}
+    assert {line["message"] for line in printed} == {"ünï", "ValueError: why"}
+    events = [line["event"] for line in lines if line["process"] == "supervisor"]
+    assert events == ["engine_ready", "engine_restarted", "engine_ready", "stopping", "stopped"]
+    (restarted,) = [line for line in lines if line.get("event") == "engine_restarted"]
+    assert (restarted["child"], restarted["status"], restarted["level"]) == ("engine-0", -signal.SIGKILL, "error")
+
+
+def test_text_is_text_and_has_no_colours_in_a_file(tmp_path: pathlib.Path, servers: list[FakedServer]) -> None:
+    driver = DRIVER.replace("flags |= {", 'flags |= {"log_format": "text", ')
+    server = FakedServer(tmp_path, driver=driver)
+    servers.append(server)
+    server.wait_for(
+        "supervisor noria.supervisor: engine-0 is ready on cpu  child=engine-0 device=cpu", file=server.output
+    )
+    assert server.stop() == 0
+    assert "\x1b" not in server.output.read_text()
+
+
+@pytest.fixture
+def full_pipe() -> Iterator[int]:
+    """The writing end of a pipe that takes nothing: who writes waits."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x" * 65_536)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x")
+    os.set_blocking(writing, True)
+    yield writing
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_log_that_nobody_reads_keeps_no_server_from_serving_and_stopping(
+    tmp_path: pathlib.Path, servers: list[FakedServer], full_pipe: int
+) -> None:
+    server = FakedServer(tmp_path, stderr=full_pipe)
+    servers.append(server)
+    with get(server.url) as answer:
+        assert answer.status == 200
+    os.kill(pid(server.wait_for("engine-0 ready")[0]), signal.SIGKILL)
+    server.wait_for("engine-0 ready", 2)
+    assert server.stop() == 0
+
+
+def test_a_terminal_that_stands_still_keeps_nothing_from_starting_again_and_stopping(
+    tmp_path: pathlib.Path, servers: list[FakedServer], full_pipe: int
+) -> None:
+    server = FakedServer(tmp_path, stdout=full_pipe)
+    servers.append(server)
+    for start in range(1, 4):  # after the first one the greeting waits for the terminal
+        ready = server.wait_for("engine-0 ready", start)
+        os.kill(pid(ready[-1]), signal.SIGKILL)
+    assert server.stop() == 0
