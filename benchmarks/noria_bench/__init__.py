@@ -1,1 +1,1 @@
-"""Benches that re-make the project's measured claims on the user's own machine."""
+"""Benchmarks of Noria: reproduce the project's measurements on any machine."""

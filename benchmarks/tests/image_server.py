@@ -1,4 +1,7 @@
-"""A quick server in a target's place, a process of its own, that draws as it is told: `python drawing_server.py HOW`; it prints its port."""
+"""A fast fake target, a process of its own with a given behaviour: `python image_server.py BEHAVIOUR`.
+
+It prints its port.
+"""
 
 import contextlib
 import http.server
@@ -13,11 +16,11 @@ import numpy as np
 import psutil
 from PIL import Image
 
-from noria_bench.targets.server import RunningServer
+from noria.testing.server import RunningServer
 
 
 def pixels(body):
-    """An image of its prompt and seed alone."""
+    """An image that prompt and seed determine."""
     rng = np.random.default_rng([*body["prompt"].encode(), body["seed"]])
     return rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)
 
@@ -38,7 +41,7 @@ class ImageHandler(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         time.sleep(0.05)
-        match self.server.how:
+        match self.server.behaviour:
             case "fine":
                 self.answer(200, png(body), "image/png")
             case "another":
@@ -50,8 +53,8 @@ class ImageHandler(http.server.BaseHTTPRequestHandler):
             case "broken":
                 self.answer(500, b"{}", "application/json")
             case "dying":
-                self.server.left -= 1
-                if self.server.left < 0:
+                self.server.num_answers_left -= 1
+                if self.server.num_answers_left < 0:
                     os._exit(3)
                 self.answer(200, png(body), "image/png")
 
@@ -74,7 +77,7 @@ class ImageHandler(http.server.BaseHTTPRequestHandler):
 
 class ImageServer(http.server.ThreadingHTTPServer):
     request_queue_size = 128
-    num_answers_left = 10  # answers until a dying one ends
+    num_answers_left = 10  # until a dying one ends
 
     def handle_error(self, *_):
         pass
@@ -82,7 +85,7 @@ class ImageServer(http.server.ThreadingHTTPServer):
 
 @contextlib.contextmanager
 def running(behaviour):
-    """As `running_target` does it."""
+    """A running server, as `running_target` gives it."""
     with subprocess.Popen([sys.executable, __file__, behaviour], stdout=subprocess.PIPE) as child:
         try:
             yield RunningServer(int(child.stdout.readline()), 0.5, psutil.Process(child.pid))
@@ -92,6 +95,6 @@ def running(behaviour):
 
 if __name__ == "__main__":
     with ImageServer(("127.0.0.1", 0), ImageHandler) as server:
-        server.how = sys.argv[1]
-        print(server.server_port, flush=True)  # it listens: who connects from now on is answered
+        server.behaviour = sys.argv[1]
+        print(server.server_port, flush=True)  # it listens: connections from now on are answered
         server.serve_forever()

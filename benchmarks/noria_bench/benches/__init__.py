@@ -1,1 +1,1 @@
-"""A module a bench."""
+"""The benches, a module each, and their options."""

@@ -1,12 +1,12 @@
-"""What `noria bench contract` can be told. Light, since the command line reads it before it knows what is asked for."""
+"""Options of `noria bench deadlines`. Imports little: the command line reads it before it knows which command runs."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from noria_bench.load.workload import Arrivals
 
-DeadlineTarget = Literal["least-slack", "shortest-first", "fcfs", "seed"]
-"""A policy of Noria's, or the seed's server."""
+DeadlineTarget = Literal["least-slack", "shortest-first", "fcfs", "reference"]
+"""A scheduling policy of Noria, or the reference server (the target `reference-batched`)."""
 
 DEADLINE_TARGETS: tuple[DeadlineTarget, ...] = get_args(DeadlineTarget)
 ARRIVALS: tuple[Arrivals, ...] = get_args(Arrivals)
@@ -14,7 +14,7 @@ ARRIVALS: tuple[Arrivals, ...] = get_args(Arrivals)
 
 @dataclass(frozen=True)
 class DeadlineOptions:
-    """Of one bench; `loads` are per cent of Noria's measured capacity."""
+    """`loads` are per cents of Noria's measured capacity; `seconds` is how long requests arrive in each run."""
 
     loads: tuple[int, ...] = (50, 75, 90, 110, 130, 150)
     seconds: float = 30.0
@@ -25,7 +25,7 @@ class DeadlineOptions:
 
 
 def read_loads(text: str) -> tuple[int, ...]:
-    """`50,90` as numbers; raises ValueError saying what a load is."""
+    """Parse `50,90`; sorted, without duplicates. Raises ValueError for anything but whole per cents from 1 to 1000."""
     try:
         loads = tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -36,7 +36,7 @@ def read_loads(text: str) -> tuple[int, ...]:
 
 
 def read_deadline_targets(text: str) -> tuple[DeadlineTarget, ...]:
-    """`fcfs,seed` as targets; raises ValueError naming all of them."""
+    """Parse `fcfs,reference`, in the order of the tables. Raises ValueError, listing all names, for an unknown one."""
     names = text.split(",")
     if unknown := [name for name in names if name not in DEADLINE_TARGETS]:
         raise ValueError(f"{unknown[0]!r}; policies are {', '.join(DEADLINE_TARGETS)}")
@@ -44,7 +44,7 @@ def read_deadline_targets(text: str) -> tuple[DeadlineTarget, ...]:
 
 
 def read_seconds(text: str) -> float:
-    """A run's length; raises ValueError where it is none."""
+    """Parse the length of a run. Raises ValueError unless it is 1 to 3600 seconds."""
     try:
         seconds = float(text)
     except ValueError:

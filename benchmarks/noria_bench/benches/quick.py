@@ -1,9 +1,9 @@
-"""`noria bench quick`: in under two minutes, what the server costs over a bare loop on this machine.
+"""`noria bench quick`: the overhead of the server over a bare loop on this machine. Takes under two minutes.
 
-Two questions, asked in rounds side by side, so that a noisy machine troubles both sides alike:
-  - 8 users: images a second of the running server, over those of the shortest in-process loop at batch 8;
+Two comparisons, in alternating rounds, so that a noisy machine affects both sides equally:
+  - 8 users: images per second of the server, over those of the shortest in-process loop at batch 8;
   - 1 user: seconds for one image from the server, over those of diffusers' StableDiffusionPipeline.
-And what the front end's process spends on a request, its PNG included.
+It also measures the CPU time of the front end per request, the PNG included.
 """
 
 import json
@@ -17,20 +17,27 @@ import msgspec
 
 from noria.config import Config
 from noria.models.catalog import open_model
+from noria.testing.server import RunningServer, config_flags, running_server
 from noria_bench.load import closed_loop
 from noria_bench.load.workload import caption
 from noria_bench.measurement.provenance import collect_provenance
-from noria_bench.targets.server import RunningServer, config_flags, running_server
+from noria_bench.targets.server import quiet_config
 
 NUM_USERS = 8
 NUM_ROUNDS = 3
-_LOAD_S = 10.0  # of each round's eight users
-_WARM_UP_S = 2.0  # of it, until the users are out of step
-_NUM_SINGLE_IMAGES = 6  # of each round
+# Of each round's eight users.
+_LOAD_S = 10.0
+# Of that time, until the users are out of step.
+_WARM_UP_S = 2.0
+# Of each round's single user.
+_NUM_SINGLE_IMAGES = 6
 
 
 def main(config: Config, output: pathlib.Path | None = None) -> int:
-    """Run it on `config.model` with the default size, steps, scheduler and guidance; print a table, write JSON to `output`."""
+    """Measure `config.model` with its default size, steps, scheduler and guidance.
+
+    Print a table and write JSON to `output`.
+    """
     result = measure(config)
     if output is not None:
         output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -39,12 +46,13 @@ def main(config: Config, output: pathlib.Path | None = None) -> int:
 
 
 def measure(config: Config) -> dict[str, Any]:
-    """The whole bench as one JSON-ready document."""
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the supervisor gives its engines; read when torch is imported
+    """The results as one JSON-ready document."""
+    # As the supervisor sets it for engines; read when torch is imported.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     import torch
 
+    from noria.engine.auto_settings import resolve_auto, resolve_device
     from noria.engine.diffusion.loading import detect_machine
-    from noria.engine.resources import resolve_auto, resolve_device
     from noria_bench.targets.pipeline import Pipeline, time_calls
 
     header = collect_provenance()
@@ -57,11 +65,11 @@ def measure(config: Config) -> dict[str, Any]:
     steps, guidance = spec.default_steps, spec.default_guidance
     pipeline = Pipeline(spec, settings, device)
     rounds: list[dict[str, Any]] = []
-    with running_server([config.model, *config_flags(config)]) as server:
+    with running_server([config.model, *config_flags(quiet_config(config))]) as server:
         for number in range(NUM_ROUNDS):
             _log_status(f"round {number + 1} of {NUM_ROUNDS}")
             captions = [caption(k) for k in range(NUM_USERS)]
-            loop_s = time_calls(3, lambda: pipeline.generate_batch(captions, steps, guidance))  # noqa: B023 - called at once
+            loop_s = time_calls(3, lambda: pipeline.generate_batch(captions, steps, guidance))  # noqa: B023 - called in this iteration
             replies, cpu_s = _run_users(server, NUM_USERS, _LOAD_S, 1000 * number)
             single_s = time_calls(_NUM_SINGLE_IMAGES, lambda: pipeline.generate(caption(1), steps, guidance))
             single_replies, _ = _run_users(
@@ -108,7 +116,7 @@ def summarise(rounds: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The result as a Markdown table with a line on where it was measured."""
+    """The result as a Markdown table with a line of provenance."""
     s, machine = result["summary"], result["machine"]
     rows = [
         (
@@ -118,7 +126,7 @@ def table(result: dict[str, Any]) -> str:
             f"{s['throughput_ratio']:.3f}",
         ),
         (
-            "1 user, seconds an image",
+            "1 user, seconds per image",
             f"{s['pipeline_seconds']:.3f}",
             f"{s['server_seconds']:.3f}",
             f"{s['latency_ratio']:.3f}",
@@ -131,7 +139,7 @@ def table(result: dict[str, Any]) -> str:
     )
     details = (
         f"Bare is, for 8 users, the shortest in-process loop at batch 8; for 1 user, diffusers' own pipeline. Front end: "
-        f"{s['frontend_cpu_ms']:.1f} ms of CPU a request, PNG included. Ready {result['seconds_to_ready']:.1f} s after the start. "
+        f"{s['frontend_cpu_ms']:.1f} ms of CPU per request, PNG included. Ready {result['seconds_to_ready']:.1f} s after the start. "
         f"Failures: {s['failures']}."
     )
     return "\n".join([*lines, "", details, where])
@@ -140,7 +148,7 @@ def table(result: dict[str, Any]) -> str:
 def _run_users(
     server: RunningServer, num_users: int, seconds: float, first_caption: int
 ) -> tuple[list[closed_loop.Reply], float]:
-    """The replies to captions from number `first` on, and the CPU seconds that the front ends spent meanwhile."""
+    """The replies to captions from number `first_caption` on, and the CPU seconds of the front ends meanwhile."""
 
     def cpu_s() -> float:
         return sum(sum(frontend.cpu_times()[:2]) for frontend in server.children("frontend"))

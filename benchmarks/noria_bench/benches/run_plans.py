@@ -1,4 +1,4 @@
-"""Which runs each bench is made of, one after the other: the seed article's scenarios, mixed arrivals, sweeps."""
+"""The runs of the benches that compare targets: the reference article's scenarios, mixed arrivals and sweeps."""
 
 from collections.abc import Iterator
 
@@ -17,19 +17,20 @@ from noria_bench.measurement.runs import Traffic
 from noria_bench.targets.catalog import TARGETS
 from noria_bench.targets.server import running_target
 
-MIXED_S = 60.0  # that requests arrive for, where nobody says
-_CAPACITY_S = 24.0  # as in `contract`
+# How long requests arrive in a run of `mixed`, unless an option says otherwise.
+MIXED_S = 60.0
+_CAPACITY_S = 24.0
 
 
 def scenario_runs(name: str, options: SuiteOptions, config: Config, spec: ModelSpec) -> Iterator[RunPlan]:
-    """`scenario1` or `scenario2`, on each target."""
+    """`scenario1` or `scenario2` on each target."""
     load = scenario_load_generator(name, options.duration_s(SCENARIOS[name].seconds), options.seed, spec)
     for target in options.targets:
         yield RunPlan(name, target, load, config)
 
 
 def scenario_load_generator(name: str, seconds: float, seed: int, spec: ModelSpec) -> ScenarioLoadGenerator:
-    """A scenario of the article's in `seconds`."""
+    """One of the reference article's scenarios, scaled to `seconds`."""
     scenario = SCENARIOS[name]
     return ScenarioLoadGenerator(
         scenario, scenarios.scaled_traffic(scenario, seconds, seed), scenarios.rows_per_request(spec)
@@ -37,7 +38,10 @@ def scenario_load_generator(name: str, seconds: float, seed: int, spec: ModelSpe
 
 
 def mixed_runs(options: SuiteOptions, config: Config, spec: ModelSpec) -> Iterator[RunPlan]:
-    """Open-loop arrivals of mixed requests, the same for every target; first, unless a rate is given, Noria's capacity is measured."""
+    """Mixed requests in an open loop, the same trace for every target.
+
+    Without a rate, Noria's capacity is measured first.
+    """
     rows_per_s = options.rows_per_s or capacity_rows_per_s(config, spec, options.seed) * options.load_percent / 100
     arrival_kinds: tuple[Arrivals, ...] = ("poisson", "bursty") if options.arrivals == "both" else (options.arrivals,)
     for kind in arrival_kinds:
@@ -48,7 +52,7 @@ def mixed_runs(options: SuiteOptions, config: Config, spec: ModelSpec) -> Iterat
 
 
 def sweep_runs(name: str, options: SuiteOptions, config: Config, spec: ModelSpec) -> Iterator[RunPlan]:
-    """One sweep, or all: each variant under scenario 2's eight users."""
+    """One sweep, or `all` but the peers': each variant under scenario 2's eight users."""
     load = scenario_load_generator("scenario2", options.duration_s(sweeps.DEFAULT_SECONDS), options.seed, spec)
     for sweep in suite_options.SWEEPS if name == "all" else (name,):
         for variant in sweeps.variants(sweep, full=options.full):
@@ -66,15 +70,15 @@ def sweep_runs(name: str, options: SuiteOptions, config: Config, spec: ModelSpec
 def open_load_generator(
     kind: Arrivals, rows_per_s: float, seconds: float, seed: int, spec: ModelSpec
 ) -> OpenLoopLoadGenerator:
-    """Mixed requests without deadlines, `rows_per_s` of work arriving for `seconds`."""
+    """Mixed requests without deadlines; `rows_per_s` of work arrive for `seconds`."""
     mix = mixed(spec)
     arrivals = generate_trace(mix, spec, None, rows_per_s=rows_per_s, seconds=seconds, arrivals=kind, seed=seed)
     traffic = Traffic("open", seconds, "mixed", arrivals=kind, rows_per_s=rows_per_s, seed=seed)
-    return OpenLoopLoadGenerator(traffic, arrivals, bodies_of_every_kind(mix, spec))
+    return OpenLoopLoadGenerator(traffic, arrivals, bodies_of_every_kind(mix, spec), grace_s=seconds)
 
 
 def capacity_rows_per_s(config: Config, spec: ModelSpec, seed: int) -> float:
-    """The mixed work that Noria finishes each second while 32 users keep it busy."""
+    """The mixed work that Noria finishes per second while 32 users keep it busy."""
     noria = TARGETS["noria"]
     log_status(f"measuring Noria's capacity for {_CAPACITY_S:.0f} s")
     with running_target(noria, spec, config) as server:

@@ -1,7 +1,8 @@
-"""`noria bench streaming`: in half a minute, why the article's StreamingResponse was slow, and that streaming is not.
+"""`noria bench streaming`: why the reference article's StreamingResponse was slow. Takes half a minute.
 
-A FastAPI server in a process of its own, on uvicorn, answers one body of an image's size in each way of `targets/bodies.py`. One client
-asks for them in rounds side by side, so that a noisy machine troubles all alike; the server tells its own CPU time, all threads together.
+A FastAPI server on uvicorn, in a process of its own, sends one body of an image's size in each mode of
+`targets.reference.response_modes`. One client requests the modes in alternating rounds, so that a noisy machine affects
+all equally. The server reports its own CPU time, of all threads.
 """
 
 import contextlib
@@ -18,17 +19,20 @@ from typing import Any
 
 import msgspec
 
+from noria.testing.server import running_process
 from noria_bench.measurement.provenance import collect_provenance
 from noria_bench.targets.reference.response_modes import CHUNK_BYTES, RESPONSE_MODES
 from noria_bench.targets.reference.streaming_app import StreamingJob, random_image_bytes
-from noria_bench.targets.server import running_process
 
-NUM_BYTES = 800_000  # of a 512 × 512 PNG, nearly uncompressed
+# Of a 512 × 512 PNG, nearly uncompressed.
+NUM_BYTES = 800_000
 NUM_ROUNDS = 5
-_ROUND_S = 1.0  # of each way in each round
-_MIN_REPLIES = 3  # replies of each way in each round, however long they take
+# Of each mode in each round.
+_ROUND_S = 1.0
+_MIN_REPLIES = 3
 
-MODE_LABELS = {  # of the table
+# As the table names the modes.
+MODE_LABELS = {
     "plain": "Response",
     "bytesio": "StreamingResponse(BytesIO)",
     "chunks": "StreamingResponse, async generator of 64 kB chunks",
@@ -37,7 +41,7 @@ MODE_LABELS = {  # of the table
 
 
 def main(output: pathlib.Path | None = None, num_bytes: int = NUM_BYTES, round_s: float = _ROUND_S) -> int:
-    """Print a Markdown table; write JSON to `output`."""
+    """Measure, print a Markdown table and write JSON to `output`; returns the exit status."""
     result = measure(num_bytes, round_s)
     if output is not None:
         output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -46,10 +50,10 @@ def main(output: pathlib.Path | None = None, num_bytes: int = NUM_BYTES, round_s
 
 
 def measure(num_bytes: int, round_s: float) -> dict[str, Any]:
-    """The whole bench as one JSON-ready document; times in milliseconds.
+    """The results as one JSON-ready document; times in milliseconds.
 
     Raises:
-        RuntimeError: the server did not start, or gave another body than it should.
+        RuntimeError: the server did not start, or sent a wrong body.
 
     """
     header = collect_provenance()
@@ -80,13 +84,13 @@ def measure(num_bytes: int, round_s: float) -> dict[str, Any]:
 
 
 class _StreamingClient:
-    """One client on one kept connection."""
+    """One client with one persistent connection."""
 
     def __init__(self, connection: http.client.HTTPConnection, content: bytes) -> None:
         self._connection, self._content = connection, content
 
     def measure(self, mode: str, seconds: float) -> dict[str, Any]:
-        """Ask for `seconds`, and a few times at least."""
+        """Send requests for `seconds`, at least three; returns their number and medians."""
         latencies_ms: list[float] = []
         cpu_before_s, until = float(self._get("/cpu")), time.monotonic() + seconds
         while len(latencies_ms) < _MIN_REPLIES or time.monotonic() < until:
@@ -94,7 +98,7 @@ class _StreamingClient:
             content = self._get(f"/{mode}")
             latencies_ms.append(1000 * (time.perf_counter() - sent))
             if content != self._content:
-                raise RuntimeError(f"{mode} gave {len(content)} bytes that are not the body's {len(self._content)}")
+                raise RuntimeError(f"{mode} sent {len(content)} bytes that are not the body's {len(self._content)}")
         cpu_s = float(self._get("/cpu")) - cpu_before_s
         return {
             "replies": len(latencies_ms),
@@ -112,7 +116,7 @@ class _StreamingClient:
 
 
 def summarise(rounds: list[dict[str, dict[str, Any]]], content: bytes) -> dict[str, dict[str, float]]:
-    """For each way, how many pieces it sends `content` in, and medians over the rounds."""
+    """For each mode, the number of pieces it sends `content` in, and medians over the rounds."""
     num_pieces = {
         "plain": 1,
         "bytesio": sum(1 for _ in io.BytesIO(content)),  # lines
@@ -125,22 +129,22 @@ def summarise(rounds: list[dict[str, dict[str, Any]]], content: bytes) -> dict[s
             "replies": sum(r[mode]["replies"] for r in rounds),
             "latency_ms": statistics.median(r[mode]["latency_ms"] for r in rounds),
             "cpu_ms": statistics.median(r[mode]["cpu_ms"] for r in rounds),
-            "cpu_ms_least": min(r[mode]["cpu_ms"] for r in rounds),
-            "cpu_ms_most": max(r[mode]["cpu_ms"] for r in rounds),
+            "cpu_ms_min": min(r[mode]["cpu_ms"] for r in rounds),
+            "cpu_ms_max": max(r[mode]["cpu_ms"] for r in rounds),
         }
         for mode in rounds[0]
     }
 
 
 def table(result: dict[str, Any]) -> str:
-    """The result as a Markdown table with a line on where it was measured."""
+    """The result as a Markdown table with a line of provenance."""
     summary, machine = result["summary"], result["machine"]
-    lines = ["| the body is given by | pieces | latency, ms | server's CPU, ms a reply |", "|---|---|---|---|"]
+    lines = ["| body sent by | pieces | latency, ms | server's CPU, ms per reply |", "|---|---|---|---|"]
     for mode, row in summary.items():
-        cpu = f"{row['cpu_ms']:.2f} ({row['cpu_ms_least']:.2f}–{row['cpu_ms_most']:.2f})"
+        cpu = f"{row['cpu_ms']:.2f} ({row['cpu_ms_min']:.2f}–{row['cpu_ms_max']:.2f})"
         lines.append(f"| {MODE_LABELS[mode]} | {row['pieces']} | {row['latency_ms']:.2f} | {cpu} |")
     where = (
-        f"{result['workload']['bytes'] / 1000:.0f} kB, one client; medians of {result['workload']['rounds']} rounds (least–most). "
+        f"{result['workload']['bytes'] / 1000:.0f} kB, one client; medians of {result['workload']['rounds']} rounds (min–max). "
         f"{machine['cores']} cores of {machine['cpu']}, noria {result['noria']} at {result['commit']}, {result['date'][:10]}; "
         f"load before {machine['load_average_before']:.1f}."
     )

@@ -1,7 +1,8 @@
-"""Runs one after the other: a fresh server, warm-up, load, a look at what it drew, and a JSON file for each.
+"""Carries out runs one after the other: each has a fresh server, a warm-up, load, a check of some images, and a JSON
+file.
 
-A server that fails to start, or ends under load, is reported and the next one is begun; Ctrl-C keeps what the run that it hit has
-recorded, and so does SIGTERM. In any case the tables are made of what there is.
+A server that fails to start, or that ends under load, is reported, and the next run starts. Ctrl-C and SIGTERM end the
+bench and keep what the current run has recorded. In all cases the report is made of what was measured.
 """
 
 import http.client
@@ -18,11 +19,12 @@ from typing import Any
 
 import msgspec
 
-from noria.config import Config
+from noria.config import Config, EngineConfig
 from noria.errors import ConfigError, NoriaError
 from noria.models.catalog import open_model
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.process_signals import sigterm_interrupts
+from noria.testing.server import NO_PROXY_OPENER, RunningServer
 from noria_bench.load import load_generators
 from noria_bench.load.load_generators import Body, LoadGenerator
 from noria_bench.measurement import runs
@@ -30,10 +32,11 @@ from noria_bench.measurement.hardware_meters import GpuMeter, find_gpus, matrix_
 from noria_bench.measurement.image_checks import SoloGenerator, check_replies
 from noria_bench.measurement.provenance import collect_provenance
 from noria_bench.measurement.resource_monitor import ResourceTrace, monitor_resources
+from noria_bench.measurement.run_metrics import attainment
 from noria_bench.measurement.runs import BenchRun, ImageCheck
 from noria_bench.targets import environments
 from noria_bench.targets.catalog import Target, TargetSettings
-from noria_bench.targets.server import NO_PROXY_OPENER, RunningServer, isolated_config, running_target
+from noria_bench.targets.server import isolated_config, running_target
 
 _NUM_WARM_UP_USERS = 8
 _SAMPLE_INTERVAL_S = 0.5
@@ -43,7 +46,10 @@ ReportWriter = Callable[[pathlib.Path, Sequence[BenchRun]], list[pathlib.Path]]
 
 @dataclass(frozen=True)
 class RunPlan:
-    """One run to be made; `settings` are turned at targets that are not Noria: None, their own."""
+    """One run.
+
+    `settings` are of a target other than Noria (None: the target's own); `calibration` is stored with the run.
+    """
 
     bench: str
     target: Target
@@ -51,17 +57,19 @@ class RunPlan:
     config: Config
     settings: TargetSettings | None = None
     variant: str = ""
+    calibration: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        """As its progress is told."""
+        """As status messages name it."""
         return " ".join(filter(None, (self.bench, self.target.name, self.variant and f"({self.variant})")))
 
     @property
     def reported_settings(self) -> dict[str, Any]:
-        """The engine's, and the target's own beside them, with the peer's version."""
+        """The engine's settings, those of a target other than Noria, and the version of a peer."""
         found: dict[str, Any] = msgspec.to_builtins(self.config.engine)
-        del found["cache_dir"]  # the bench's own, for as long as it lasts
+        # A temporary folder of the bench.
+        del found["cache_dir"]
         if self.target.module is not None:
             found |= msgspec.to_builtins(self.settings or self.target.settings)
         if self.target.peer is not None:
@@ -71,20 +79,21 @@ class RunPlan:
 
 @dataclass
 class Suite:
-    """A bench as far as it has come."""
+    """The state of a bench: what has been measured so far."""
 
     config: Config
     folder: pathlib.Path
     spec: ModelSpec
     runs: list[BenchRun] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)  # what did not go well, a line each
-    _solo_generator: tuple[bytes, SoloGenerator] | None = None  # the last engine settings', since each holds a model
+    failures: list[str] = field(default_factory=list)  # a line for each run that failed
+    # Of the last engine settings only, since each holds a model.
+    _solo_generator: tuple[EngineConfig, SoloGenerator] | None = None
 
     def run(self, plan: RunPlan) -> None:
-        """Make one run and write it; one that is cut short is written too, as incomplete, if it has recorded anything.
+        """Make one run and write it. A run that is interrupted is written as incomplete, if it has recorded anything.
 
         Raises:
-            RuntimeError: the server did not start, or ended; or the client did.
+            RuntimeError: the server did not start, or the server or the client ended too early.
 
         """
         header = collect_provenance()
@@ -103,9 +112,11 @@ class Suite:
                     ready_s = server.seconds_to_ready
                     self._measure_load(plan, server, gpus, folder, resources)
                 resources.matrix_gflops.append(matrix_gflops())
-                log_status(f"{plan.name}: comparing some of its images with their solo runs")
+                log_status(f"{plan.name}: comparing some images with their solo runs")
                 image_checks = check_replies(
-                    folder / "kept", plan.load_generator.body, self._solo_generator_for(plan.config).generate
+                    folder / load_generators.SAMPLE_FOLDER,
+                    plan.load_generator.body,
+                    self._solo_generator_for(plan.config).generate,
                 )
             except BaseException:
                 self._save(self._build_run(plan, header, folder, resources, image_checks, ready_s, complete=False))
@@ -120,7 +131,7 @@ class Suite:
         folder: pathlib.Path,
         resources: ResourceTrace,
     ) -> None:
-        """Warm a server up and load it; `seen` is filled, whatever happens."""
+        """Warm a server up and load it; `resources` is filled even if an error is raised."""
         url = f"http://127.0.0.1:{server.port}"
         log_status(f"{plan.name}: ready after {server.seconds_to_ready:.0f} s; warming up")
         warm_up(url + plan.target.path, plan.load_generator.warm_up_bodies)
@@ -130,12 +141,13 @@ class Suite:
             )
 
     def _progress(self, plan: RunPlan) -> Callable[[str], None]:
-        return lambda words: log_status(f"{plan.name}: {words}")
+        return lambda text: log_status(f"{plan.name}: {text}")
 
     def _solo_generator_for(self, config: Config) -> SoloGenerator:
-        key = msgspec.json.encode(config.engine)
+        # The policy decides when an image is generated, not how.
+        key = msgspec.structs.replace(config.engine, policy=EngineConfig().policy)
         if self._solo_generator is None or self._solo_generator[0] != key:
-            self._solo_generator = key, SoloGenerator(self.spec, config.engine)
+            self._solo_generator = key, SoloGenerator(self.spec, key)
         return self._solo_generator[1]
 
     def _build_run(
@@ -163,6 +175,7 @@ class Suite:
             variant=plan.variant,
             complete=complete,
             seconds_to_ready=ready_s,
+            calibration=plan.calibration,
         )
 
     def _save(self, run: BenchRun) -> None:
@@ -178,12 +191,12 @@ def main(
     plans: Callable[[Config, ModelSpec], Iterable[RunPlan]],
     write_report: ReportWriter,
 ) -> int:
-    """Make the runs that `plans` gives, one by one, and the report of all of them; returns the exit status.
+    """Make the runs that `plans` yields, then write the report of all of them; returns the exit status.
 
-    `plans` is given the settings of servers that keep nothing for after the bench; it may take its time, and measure.
+    `plans` is called with settings for servers that leave nothing behind; it may measure before it yields.
 
     Raises:
-        NoriaError: the model cannot be opened, or the folder not made.
+        NoriaError: the model cannot be opened, or the folder cannot be created.
 
     """
     spec = open_model(config.model)
@@ -191,7 +204,7 @@ def main(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"--out {folder} cannot be made ({error}); name a folder, or one that is not there."
+            f"--out {folder} cannot be created ({error}); name a folder, which need not exist."
         ) from error
     with sigterm_interrupts(), tempfile.TemporaryDirectory(prefix="noria-bench-") as cache:
         suite = Suite(isolated_config(config, cache), folder, spec)
@@ -207,7 +220,7 @@ def main(
 
 
 def _run_all(suite: Suite, plans: Callable[[Config, ModelSpec], Iterable[RunPlan]]) -> int:
-    """Returns the exit status; every plan is tried, until somebody interrupts."""
+    """Make every run, until an interruption; returns the exit status."""
     try:
         for plan in plans(suite.config, suite.spec):
             try:
@@ -216,15 +229,16 @@ def _run_all(suite: Suite, plans: Callable[[Config, ModelSpec], Iterable[RunPlan
                 suite.failures.append(f"{plan.name} failed: {error}")
                 log_status(suite.failures[-1])
     except KeyboardInterrupt:
-        log_status("interrupted; what follows is what was measured until now")
+        log_status("interrupted; the report has what was measured until now")
         return 130
-    except (RuntimeError, OSError, NoriaError) as error:  # of the plans: Noria's capacity could not be measured
+    # Raised while planning, such as by a measurement of Noria's capacity.
+    except (RuntimeError, OSError, NoriaError) as error:
         suite.failures.append(f"stopped: {error}")
     return 1 if suite.failures else 0
 
 
 def warm_up(url: str, bodies: Sequence[Body]) -> None:
-    """Ask for everything once, eight at a time; errors do not matter here, since they come again and are counted then."""
+    """Send each body once, eight at a time. Errors are ignored: they recur under load, where they are counted."""
 
     def send(body: Body) -> None:
         text = msgspec.json.encode(body)
@@ -233,24 +247,27 @@ def warm_up(url: str, bodies: Sequence[Body]) -> None:
             with NO_PROXY_OPENER.open(request, timeout=300) as answer:
                 answer.read()
         except (OSError, http.client.HTTPException):
-            time.sleep(0.05)  # a server that refuses is not asked in a hot loop
+            # No busy loop against a server that refuses connections.
+            time.sleep(0.05)
 
     with ThreadPoolExecutor(_NUM_WARM_UP_USERS) as users:
         list(users.map(send, bodies))
 
 
 def run_line(run: BenchRun) -> str:
-    """What came of a run, for who is watching."""
+    """The outcome of a run as one line, for status messages."""
     seconds = run.duration_s or run.traffic.seconds
     num_failed = sum(record.status != 200 for record in run.records)
     num_done = sum(record.status == 200 and (record.done_s or 0.0) <= seconds for record in run.records)
-    failed_checks = [sample for sample in run.image_checks if sample.problem]
+    failed_checks = [check for check in run.image_checks if check.problem]
     parts = [f"{len(run.records)} requests", f"{num_done / seconds:.2f}/s", f"{num_failed} failed"]
-    parts.append(f"{len(failed_checks)} of {len(run.image_checks)} images looked at are wrong")
-    parts += [f"request {sample.number} {sample.problem}" for sample in failed_checks[:3]]
+    if any(record.deadline_s is not None for record in run.records):
+        parts.append(f"{attainment(run.records):.2f} within their deadlines")
+    parts.append(f"{len(failed_checks)} of {len(run.image_checks)} checked images are incorrect")
+    parts += [f"request {check.number} {check.problem}" for check in failed_checks[:3]]
     return ", ".join(parts) + ("" if run.complete else "; incomplete")
 
 
 def log_status(text: str) -> None:
-    """Tell who is watching."""
+    """Print a status message to stderr."""
     print(f"noria bench: {text}", file=sys.stderr, flush=True)

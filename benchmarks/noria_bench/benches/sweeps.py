@@ -1,9 +1,10 @@
-"""The sweeps: what each one turns, as a table of variants. Pure.
+"""The sweeps: which settings each one varies, as a table of variants. Pure.
 
-Every variant is loaded as in the seed article's tables, by scenario 2's eight users, 45 seconds instead of 900 where nobody says.
+Every variant is loaded as in the reference article's tables: scenario 2's eight users, for 45 seconds instead of 900 by
+default.
 
-The article crosses memory-efficient attention with attention slicing, in four rows. With today's diffusers there are three: slicing
-replaces the attention processor, so that "both" is slicing alone.
+The article crosses memory-efficient attention with attention slicing, in four rows. With today's diffusers there are
+three: slicing replaces the attention processor, so that "both" is slicing alone.
 """
 
 from collections.abc import Callable
@@ -13,34 +14,36 @@ from typing import Any
 from noria_bench.targets.catalog import TargetSettings
 
 DEFAULT_SECONDS = 45.0
-_REFERENCE_BATCHING = ((500, 8), (250, 8), (1000, 8), (500, 4), (500, 16))  # ms, images; in its order
-_USERS_ROWS = 16  # of 8 users, all guided: the one bucket that compiled and not compiled are compared with
+# Milliseconds and images, in the article's order.
+_REFERENCE_BATCHING = ((500, 8), (250, 8), (1000, 8), (500, 4), (500, 16))
+# Of 8 users, all guided: the only bucket in which compiled and eager are compared.
+_USERS_ROWS = 16
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A target with some of its settings turned."""
+    """A target with some of its settings changed."""
 
     name: str
     target: str
     engine: dict[str, Any] = field(default_factory=dict)  # fields of EngineConfig
-    settings: TargetSettings | None = None  # of a target that is not Noria
+    settings: TargetSettings | None = None  # of a target other than Noria
 
 
 def variants(sweep: str, *, full: bool) -> tuple[Variant, ...]:
-    """Those of a sweep, in the order in which they are run; `full` is whole grids."""
+    """The variants of a sweep in the order in which they run; `full` gives complete grids."""
     return _SWEEPS[sweep](full)
 
 
-def _attention(full: bool) -> tuple[Variant, ...]:  # noqa: ARG001 - all sweeps are called alike
+def _attention(full: bool) -> tuple[Variant, ...]:  # noqa: ARG001 - all sweeps have one signature
     names = {"sdpa": "memory-efficient", "sliced": "sliced", "plain": "neither"}
-    return tuple(Variant(name, "seed-batched", {"attention": kind}) for kind, name in names.items())
+    return tuple(Variant(name, "reference-batched", {"attention": kind}) for kind, name in names.items())
 
 
 def _channels_last(full: bool) -> tuple[Variant, ...]:  # noqa: ARG001
     return tuple(
         Variant(name, target, {"channels_last": on})
-        for target in ("seed-batched", "noria")
+        for target in ("reference-batched", "noria")
         for name, on in (("off", False), ("on", True))
     )
 
@@ -48,7 +51,7 @@ def _channels_last(full: bool) -> tuple[Variant, ...]:  # noqa: ARG001
 def _dtype(full: bool) -> tuple[Variant, ...]:  # noqa: ARG001
     return tuple(
         Variant(dtype, target, {"dtype": dtype})
-        for target in ("seed-batched", "noria")
+        for target in ("reference-batched", "noria")
         for dtype in ("float32", "bfloat16")
     )
 
@@ -66,7 +69,7 @@ def _batching(full: bool) -> tuple[Variant, ...]:
     return tuple(
         Variant(
             f"{timeout_ms} ms, {size}",
-            "seed-batched",
+            "reference-batched",
             settings=TargetSettings(timeout_s=timeout_ms / 1000, max_images=size),
         )
         for timeout_ms, size in cells
@@ -81,7 +84,8 @@ def _policy(full: bool) -> tuple[Variant, ...]:  # noqa: ARG001
     return tuple(Variant(policy, "noria", {"policy": policy}) for policy in ("least-slack", "shortest-first", "fcfs"))
 
 
-# A batch of Ray's is made while the one before is drawn, of whoever has come by then: only a wait as long as a drawing fills it.
+# Ray forms a batch while the previous one runs, from what has arrived until then: a wait shorter than a run does not
+# fill it.
 _PEERS_BATCHING = {
     "litserve": ((5, 8), (50, 8), (200, 8), (500, 8), (200, 16)),
     "ray": ((50, 8), (200, 8), (500, 8), (1000, 8), (2000, 8)),
@@ -89,7 +93,7 @@ _PEERS_BATCHING = {
 
 
 def _peers(full: bool) -> tuple[Variant, ...]:  # noqa: ARG001
-    """What `catalog.TARGETS` gives LitServe and Ray Serve rests on this. BentoML learns how long it waits."""
+    """The basis of LitServe's and Ray Serve's settings in `catalog.TARGETS`. BentoML learns how long it waits."""
     return tuple(
         Variant(f"{timeout_ms} ms, {size}", peer, settings=TargetSettings(timeout_ms / 1000, size))
         for peer, cells in _PEERS_BATCHING.items()

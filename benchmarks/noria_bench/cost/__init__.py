@@ -1,1 +1,1 @@
-"""What metrics, logs and the live view cost."""
+"""`noria bench cost`: the cost of metrics, logs and the live view."""

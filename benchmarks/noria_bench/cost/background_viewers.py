@@ -1,4 +1,4 @@
-"""Who looks at a server while it works: a page /live that is open, and Prometheus' scrapes. Threads, as light as what they stand for."""
+"""Background clients of a loaded server: an open page /live, and Prometheus' scrapes. They run in threads."""
 
 import contextlib
 import http.client
@@ -8,31 +8,37 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-SCRAPE_EVERY_S = 15.0  # as deploy/prometheus.yml has it
-_ACCEPT = "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"  # Prometheus' own wish, shortened
-_READ_BYTES = 65536  # bytes
-_VIEW_EVENT = b"event: wheel"
+# As in deploy/prometheus.
+SCRAPE_INTERVAL_S = 15.0
+# Prometheus' header, shortened.
+_ACCEPT = "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"
+_READ_BYTES = 65536
+_VIEW_EVENT = b"event: engine_view"
 _READY_TIMEOUT_S = 60.0
 
 
 @dataclass
 class ViewerStats:
-    """What they were given."""
+    """What the clients received."""
 
-    num_views: int = 0  # of the wheel
+    num_views: int = 0  # engine views on the page
     live_bytes: int = 0
-    scrapes_s: list[float] = field(default_factory=list)  # how long each scrape took
-    fault: str = ""  # why somebody saw nothing
-    ready: threading.Event = field(default_factory=threading.Event)  # the page has shown a wheel, or it will show none
+    scrapes_s: list[float] = field(default_factory=list)  # the duration of each scrape
+    fault: str = ""  # why a client received nothing
+    ready: threading.Event = field(default_factory=threading.Event)  # the page has a view, or has failed
 
 
 @contextlib.contextmanager
 def background_viewers(port: int, *, live: bool, scrapes: bool) -> Iterator[ViewerStats]:
-    """Look at the server on loopback `port` meanwhile; a page is open, and has shown a wheel or a fault, before the work begins."""
+    """Run the clients of the server on loopback `port` meanwhile.
+
+    The page has received a view, or failed, before the block starts.
+    """
     stats, ended = ViewerStats(), threading.Event()
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
         connection.connect()
-        page: socket.socket = connection.sock  # which the answer takes over
+        # The response takes it over.
+        page: socket.socket = connection.sock
         threads = []
         if live:
             threads.append(threading.Thread(target=_read_live_view, args=(connection, stats, ended)))
@@ -47,23 +53,24 @@ def background_viewers(port: int, *, live: bool, scrapes: bool) -> Iterator[View
         finally:
             ended.set()
             with contextlib.suppress(OSError):
-                page.shutdown(socket.SHUT_RDWR)  # who is waiting for its next word stops
+                # Ends a read that waits.
+                page.shutdown(socket.SHUT_RDWR)
             for thread in threads:
                 thread.join()
 
 
 def _read_live_view(connection: http.client.HTTPConnection, stats: ViewerStats, ended: threading.Event) -> None:
-    """Read `GET /v1/live`, pictures too, as a browser does."""
+    """Read `GET /v1/live` with thumbnails, as a browser does."""
     tail = b""
     try:
         connection.request("GET", "/v1/live", headers={"Accept": "text/event-stream"})
         answer = connection.getresponse()
         if answer.status != 200:
-            stats.fault = f"GET /v1/live was answered {answer.status}"
+            stats.fault = f"GET /v1/live returned {answer.status}"
             return
         while chunk := answer.read1(_READ_BYTES):
             stats.live_bytes += len(chunk)
-            # An event's name may be cut in two by the reads.
+            # A read may end within an event's name.
             stats.num_views += (tail + chunk).count(_VIEW_EVENT)
             tail = chunk[1 - len(_VIEW_EVENT) :]
             if stats.num_views:
@@ -83,12 +90,15 @@ def _scrape_loop(port: int, stats: ViewerStats, ended: threading.Event) -> None:
             stats.scrapes_s.append(scrape(port)[0])
         except (OSError, http.client.HTTPException) as error:
             stats.fault = f"GET /metrics failed: {error}"
-        if ended.wait(SCRAPE_EVERY_S):
+        if ended.wait(SCRAPE_INTERVAL_S):
             return
 
 
 def scrape(port: int) -> tuple[float, int]:
-    """Ask for /metrics as Prometheus does; returns how long it took, seconds, and how many bytes came. Raises OSError or HTTPException where it failed."""
+    """Request /metrics as Prometheus does; returns its duration in seconds and its bytes.
+
+    Raises OSError or HTTPException.
+    """
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
         connection.connect()
         started = time.perf_counter()
@@ -96,5 +106,5 @@ def scrape(port: int) -> tuple[float, int]:
         answer = connection.getresponse()
         num_bytes = len(answer.read())
         if answer.status != 200:
-            raise http.client.HTTPException(f"it was answered {answer.status}")
+            raise http.client.HTTPException(f"status {answer.status}")
         return time.perf_counter() - started, num_bytes

@@ -1,12 +1,14 @@
-"""`noria bench cost`: what metrics, logs and an open page /live take of a server's throughput, and how long /metrics takes to answer.
+"""`noria bench cost`: the cost of metrics, logs and an open page /live in throughput, and the duration of a scrape of
+/metrics.
 
-Two servers run side by side, one idle while the other works: *watched*, as its users run it (metrics scraped every 15 s, JSON logs at level
-info into a file, one client that reads /v1/live with pictures), and *bare*, with none of it (`silent.py`, log level error). Both draw the
-same mixed requests in runs of a few seconds, in pairs whose order alternates (watched, bare, bare, watched), so that a machine which is
-now faster, now slower is so for both. After some pairs both are started anew: no luck of one process is taken for a cost. Then `/metrics`
-is asked for at 100 label sets, of servers without a model.
+Two servers run side by side, one idle while the other works: an *instrumented* one, as users run it (metrics scraped
+every 15 s, JSON logs at level info into a file, one client that reads /v1/live with thumbnails), and a *bare* one
+without any of it (`no_metrics_server`, log level error). Both process the same mixed requests in runs of a few seconds,
+in pairs whose order alternates (instrumented, bare, bare, instrumented), so that changes of the machine's speed affect
+both equally. Both servers are restarted after some pairs, so that the variation between processes is not mistaken for a
+cost. Then /metrics is scraped with 100 label sets, from servers without a model.
 
-Ctrl-C, SIGTERM, or a server that fails, ends the bench with what was measured until then. Reading the answer: docs/benchmarks/cost.md.
+Ctrl-C, SIGTERM, or a server that fails, ends the bench with what was measured. Documented in docs/benchmarks/cost.md.
 """
 
 import contextlib
@@ -28,8 +30,9 @@ import msgspec
 from noria.config import Config
 from noria.models.catalog import open_model
 from noria.protocol.process_signals import sigterm_interrupts
+from noria.testing.server import RunningServer, config_flags, running_process
 from noria_bench.cost import summary
-from noria_bench.cost.background_viewers import SCRAPE_EVERY_S, background_viewers, scrape
+from noria_bench.cost.background_viewers import SCRAPE_INTERVAL_S, background_viewers, scrape
 from noria_bench.cost.options import CostOptions
 from noria_bench.cost.summary import CostRun, Pair
 from noria_bench.cost.synthetic_metrics import SyntheticProcess
@@ -37,20 +40,19 @@ from noria_bench.load import closed_loop
 from noria_bench.load.workload import RequestTemplate, mixed
 from noria_bench.measurement.provenance import collect_provenance
 from noria_bench.measurement.resource_monitor import monitor_resources
-from noria_bench.targets.server import RunningServer, config_flags, isolated_config, running_process
+from noria_bench.targets.server import isolated_config
 
-_WARM_UP_S = 6.0  # of each fresh server: samplers are compiled, memory is as large as load makes it
-_PAIRS_PER_INCARNATION = 8  # before both servers are started anew
+# Of each fresh server: samplers are compiled, and memory grows to what load needs.
+_WARM_UP_S = 6.0
+# Before both servers are restarted.
+_PAIRS_PER_INCARNATION = 8
 _NUM_SCRAPES = 40
-_SCRAPED_SERVERS = (
-    (1, 1, 0),
-    (4, 2, 0),
-    (1, 1, 200),
-)  # front ends, engines and restarts of those whose /metrics is asked for
+# Front ends, engines and restarts of the servers whose /metrics is scraped.
+_SCRAPED_SERVERS = ((1, 1, 0), (4, 2, 0), (1, 1, 200))
 
 
 def main(config: Config, options: CostOptions, output: pathlib.Path | None = None) -> int:
-    """Measure, print tables, write JSON to `output` after every pair; returns the exit status."""
+    """Measure, print tables and write JSON to `output` after every pair; returns the exit status."""
     with tempfile.TemporaryDirectory(prefix="noria-bench-") as folder:
         bench = CostBench(config, options, pathlib.Path(folder), output)
         status = _run_to_end(bench)
@@ -59,31 +61,32 @@ def main(config: Config, options: CostOptions, output: pathlib.Path | None = Non
 
 
 def _run_to_end(bench: "CostBench") -> int:
-    """Measure as far as it goes; returns the exit status."""
+    """Measure until the end, an interruption or a failure; returns the exit status."""
     try:
         with sigterm_interrupts():
             bench.measure()
     except KeyboardInterrupt:
-        _log_status("interrupted; what follows is what was measured until now")
+        _log_status("interrupted; the tables have what was measured until now")
         return 130
     except (RuntimeError, OSError) as error:
-        _log_status(f"stopped: {error}; what follows is what was measured until now")
+        _log_status(f"stopped: {error}; the tables have what was measured until now")
         return 1
     return 0
 
 
 @dataclass
 class CostBench:
-    """One bench, as far as it has come."""
+    """The state of the bench: what has been measured so far."""
 
     config: Config
     options: CostOptions
-    folder: pathlib.Path  # for logs and costs, gone with the bench
+    folder: pathlib.Path  # temporary, for logs and cached costs
     output: pathlib.Path | None
     pairs: list[Pair] = field(default_factory=list)
     scrapes: list[dict[str, Any]] = field(default_factory=list)
     complete: bool = False
-    _since_scrape_s: float = math.inf  # that the watched server has worked since it was scraped
+    # Seconds of load on the instrumented server since its last scrape.
+    _since_scrape_s: float = math.inf
 
     def __post_init__(self) -> None:
         self._spec = open_model(self.config.model)
@@ -91,7 +94,7 @@ class CostBench:
         self._provenance = collect_provenance()
 
     def measure(self) -> None:
-        """Everything, in order; what is found is kept as it comes."""
+        """Measure all pairs, then all scrapes; saves after each."""
         for first in range(0, self.options.num_pairs, _PAIRS_PER_INCARNATION):
             bare_first = first // _PAIRS_PER_INCARNATION % 2 == 1
             with self._server(bare=bare_first) as first_server, self._server(bare=not bare_first) as second_server:
@@ -109,7 +112,7 @@ class CostBench:
         self._save()
 
     def document(self) -> dict[str, Any]:
-        """All that is known, ready for JSON."""
+        """The results so far, JSON-ready."""
         spec = self._spec
         return {
             **self._provenance,
@@ -125,12 +128,14 @@ class CostBench:
 
     @contextlib.contextmanager
     def _server(self, *, bare: bool) -> Iterator[RunningServer]:
-        """A fresh server that is warm."""
+        """A fresh server, warmed up."""
         features = () if bare else self.options.features
-        log, data = self.folder / ("bare.log" if bare else "watched.log"), self.folder / ("bare" if bare else "watched")
+        name = "bare" if bare else "instrumented"
+        log, data = self.folder / f"{name}.log", self.folder / name
         flags = ["--log-level", "info", "--log-format", "json"] if "logs" in features else ["--log-level", "error"]
         config = isolated_config(self.config, str(self.folder))
-        arguments = [config.model, *config_flags(config), "--data-dir", str(data), *flags]  # the later flag wins
+        # The later flag wins.
+        arguments = [config.model, *config_flags(config), "--data-dir", str(data), *flags]
         module = ["noria", "serve"] if "metrics" in features else ["noria_bench.cost.no_metrics_server"]
 
         def command(port: int) -> list[str]:
@@ -149,24 +154,27 @@ class CostBench:
         return Pair(incarnation, bare_first, instrumented_run, self._run(number, bare_server, bare=True))
 
     def _run(self, number: int, server: RunningServer, *, bare: bool) -> CostRun:
-        """The requests of pair `number`, by one server, with or without its onlookers. Raises RuntimeError where they saw nothing, or not all was drawn."""
+        """Send the requests of pair `number` to one server.
+
+        Raises:
+            RuntimeError: a background client received nothing, or a request failed.
+
+        """
         features, first = () if bare else self.options.features, number * self.options.num_requests
-        scrapes = "metrics" in features and self._since_scrape_s >= SCRAPE_EVERY_S
+        scrapes = "metrics" in features and self._since_scrape_s >= SCRAPE_INTERVAL_S
         lines_before, cpu_before = self._log_lines(), sum(server.cpu_s().values())
         with (
             background_viewers(server.port, live="live" in features, scrapes=scrapes) as viewers,
-            monitor_resources(server, every_s=1.0) as resources,
+            monitor_resources(server, interval_s=1.0) as resources,
         ):
             started = time.monotonic()
             replies = self._load(server, math.inf, first, self.options.num_requests)
             seconds = time.monotonic() - started
             cpu_s = sum(server.cpu_s().values()) - cpu_before
         if viewers.fault or ("live" in features and not viewers.num_views):
-            raise RuntimeError(viewers.fault or "GET /v1/live showed no wheel")
+            raise RuntimeError(viewers.fault or "GET /v1/live sent no view")
         if failed := [reply.status for reply in replies if reply.status != 200]:
-            raise RuntimeError(
-                f"{len(failed)} of {len(replies)} requests were not drawn: answers were {sorted(set(failed))}"
-            )
+            raise RuntimeError(f"{len(failed)} of {len(replies)} requests failed, with statuses {sorted(set(failed))}")
         if not bare:
             self._since_scrape_s = seconds if scrapes else self._since_scrape_s + seconds
         templates = [self._template(first + reply.number) for reply in replies]
@@ -197,11 +205,11 @@ class CostBench:
         return self._templates[number % len(self._templates)]
 
     def _log_lines(self) -> int:
-        log = self.folder / "watched.log"
+        log = self.folder / "instrumented.log"
         return log.read_bytes().count(b"\n") if log.exists() else 0
 
     def _save(self) -> None:
-        """Write the document whole, or leave the old one."""
+        """Write the document atomically."""
         if self.output is None:
             return
         partial = self.output.with_name(self.output.name + ".new")
@@ -212,7 +220,7 @@ class CostBench:
 def measure_scrapes(
     num_frontends: int, num_engines: int, num_restarts: int = 0, num_scrapes: int = _NUM_SCRAPES
 ) -> dict[str, Any]:
-    """How long /metrics takes at 100 label sets, of a server of so many processes that do nothing else; seconds."""
+    """Seconds of scrapes of /metrics with 100 label sets, from a server with that many processes and no model."""
 
     def command(port: int) -> list[str]:
         process = SyntheticProcess(
@@ -231,7 +239,7 @@ def measure_scrapes(
     )
     _log_status(f"/metrics of {description}: median {1000 * statistics.median(scrapes_s):.1f} ms")
     return {
-        "words": description,
+        "description": description,
         "bytes": num_bytes,
         "best_s": min(scrapes_s),
         "median_s": statistics.median(scrapes_s),

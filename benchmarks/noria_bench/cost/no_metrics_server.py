@@ -1,7 +1,8 @@
-"""A server that counts nothing: `python -m noria_bench.cost.no_metrics_server SERVE_ARGUMENTS…`, what `noria bench cost` holds the real one against.
+"""A server without metrics, the baseline of `noria bench cost`: `python -m noria_bench.cost.no_metrics_server
+SERVE_ARGUMENTS…`.
 
-The product has no switch for this, and needs none. Children are started through this module, which puts objects that do nothing in the
-places of the metrics and then runs the child's own main; so they do all else that the real ones do.
+Noria has no setting for it. Its processes are started through this module, which replaces the metrics by objects that
+do nothing and then runs the process's own main, so that all else is unchanged.
 """
 
 import contextlib
@@ -20,35 +21,35 @@ _CHILDREN: tuple[ChildKind, ...] = ("engine", "frontend")
 
 
 class NullMetric:
-    """In a metric's place."""
+    """Replaces a metric and does nothing."""
 
     def labels(self, *_: str, **__: str) -> "NullMetric":
-        """Itself, whatever the labels."""
+        """Return itself."""
         return self
 
     def inc(self, amount: float = 1) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def dec(self, amount: float = 1) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def set(self, value: float) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def observe(self, amount: float) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def track_inprogress(self) -> "contextlib.nullcontext[None]":
-        """Nothing."""
+        """Return a context manager that does nothing."""
         return contextlib.nullcontext()
 
 
 def disable_metrics() -> None:
-    """Count nothing in this process from now on; before the modules that count are imported."""
+    """Replace all metrics of this process; call it before the modules that use them are imported."""
     for name, value in list(vars(declarations).items()):
         if isinstance(value, MetricWrapperBase):
             setattr(declarations, name, NullMetric())
-    setattr(exposition, "observe", _ignore_observation)  # noqa: B010 - another signature, that takes anything
+    setattr(exposition, "observe", _ignore_observation)  # noqa: B010 - the replacement accepts any arguments
 
 
 def _ignore_observation(*_: object) -> None:
@@ -56,12 +57,12 @@ def _ignore_observation(*_: object) -> None:
 
 
 def command_of(kind: ChildKind, text: str) -> list[str]:
-    """How the supervisor starts silent children."""
+    """The command by which the supervisor starts a process without metrics."""
     return [sys.executable, "-m", "noria_bench.cost.no_metrics_server", kind, text]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve as `noria serve ARGUMENTS` does, or be one of that server's children."""
+    """Serve as `noria serve ARGUMENTS` does, or run one of that server's processes."""
     if arguments[0] in _CHILDREN:
         disable_metrics()
         sys.argv[1:] = arguments[1:]

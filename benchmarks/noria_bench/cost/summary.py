@@ -1,7 +1,8 @@
-"""What the runs of `noria bench cost` amount to. Pure.
+"""The summary of the runs of `noria bench cost`. Pure.
 
-A ratio is *with* over *without*, so 1 is no cost at all and less is a cost: of work a second (rows, since images are of many sizes and
-steps), and of work a CPU second of all the server's processes, which a machine that others use troubles less.
+A ratio is *with* over *without*: 1 is no cost, less is a cost. There is one of work per second (in rows, since images
+have many sizes and steps), and one of work per CPU second of all the server's processes, which other load on the
+machine affects less.
 """
 
 import math
@@ -14,11 +15,14 @@ from msgspec import Struct
 
 from noria_bench.measurement.run_metrics import percentile
 
-MIN_THROUGHPUT_RATIO = 0.98  # of the throughput without
-MAX_SCRAPE_S = 0.020  # of /metrics at 100 label sets
+# The goals.
+MIN_THROUGHPUT_RATIO = 0.98
+MAX_SCRAPE_S = 0.020
 _NUM_RESAMPLES = 4000
-_CPU_TICK_S = 0.01  # in which processes' CPU time is told
-_MIN_INCARNATIONS = 5  # of fewer, resamples can say little: the interval of one is a point
+# The resolution of processes' CPU times.
+_CPU_TICK_S = 0.01
+# Bootstrap intervals of fewer groups are too narrow: that of one is a point.
+_MIN_INCARNATIONS = 5
 
 
 class CostRun(Struct, frozen=True):
@@ -28,34 +32,34 @@ class CostRun(Struct, frozen=True):
     rows: float
     images: int
     cpu_s: float  # of all the server's processes
-    other_cpu_share: float  # of the machine's CPU time, taken by strangers
-    views: int = 0  # that the open page was shown
+    other_cpu_share: float  # of the machine's CPU time, used by other processes
+    views: int = 0  # that the open page received
     live_bytes: int = 0
     scrapes_s: tuple[float, ...] = ()
     log_lines: int = 0
 
     @property
     def rows_per_s(self) -> float:
-        """Work a second."""
+        """Work per second."""
         return self.rows / self.seconds
 
     @property
     def rows_per_cpu_s(self) -> float:
-        """Work a CPU second."""
+        """Work per CPU second."""
         return self.rows / max(self.cpu_s, _CPU_TICK_S)
 
 
 class Pair(Struct, frozen=True):
-    """The same requests on both."""
+    """The same requests on both servers."""
 
-    incarnation: int  # of the two servers
+    incarnation: int  # counts restarts of both servers
     bare_first: bool
-    instrumented: CostRun  # with metrics, logs, a live page
+    instrumented: CostRun  # with the measured features
     bare: CostRun
 
 
 class ConfidenceInterval(Struct, frozen=True):
-    """A middle mean, and what 95 % of bootstrap resamples lie between."""
+    """A mean with its 95 % bootstrap interval."""
 
     mean: float
     low: float
@@ -63,24 +67,27 @@ class ConfidenceInterval(Struct, frozen=True):
 
 
 def throughput_ratio(pair: Pair) -> float:
-    """Of work a second."""
+    """The ratio of work per second."""
     return pair.instrumented.rows_per_s / pair.bare.rows_per_s
 
 
 def cpu_ratio(pair: Pair) -> float:
-    """Of work a CPU second."""
+    """The ratio of work per CPU second."""
     return pair.instrumented.rows_per_cpu_s / pair.bare.rows_per_cpu_s
 
 
 def geometric_midmean(ratios: Sequence[float]) -> float:
-    """The geometric mean of the middle half of `ratios`: as little moved by outliers as the median, and steadier."""
+    """The geometric mean of the middle half of `ratios`: as robust as the median, with less variance."""
     cut = len(ratios) // 4
     logs = sorted(map(math.log, ratios))[cut : len(ratios) - cut]
     return math.exp(statistics.fmean(logs))
 
 
 def bootstrap_interval(pairs: Sequence[Pair], ratio: Callable[[Pair], float], seed: int = 1) -> ConfidenceInterval:
-    """The middle mean with its bootstrap percentile interval; lives are resampled whole, since the pairs of one have its luck in common."""
+    """The midmean with its bootstrap percentile interval.
+
+    Whole incarnations are resampled, since their pairs are correlated.
+    """
     incarnations: dict[int, list[float]] = {}
     for pair in pairs:
         incarnations.setdefault(pair.incarnation, []).append(ratio(pair))
@@ -95,7 +102,7 @@ def bootstrap_interval(pairs: Sequence[Pair], ratio: Callable[[Pair], float], se
 
 
 def verdict(interval: ConfidenceInterval) -> str:
-    """Whether the mean keeps what was asked for, and whether the interval leaves a doubt."""
+    """Whether the mean meets the goal, and whether the interval contains the goal."""
     result = "met" if interval.mean >= MIN_THROUGHPUT_RATIO else "missed"
     return (
         result
@@ -105,7 +112,7 @@ def verdict(interval: ConfidenceInterval) -> str:
 
 
 def summarise(pairs: Sequence[Pair]) -> dict[str, Any]:
-    """Ratios, their intervals, the verdict; empty without a pair."""
+    """Ratios with their intervals, and the verdict; empty without pairs."""
     if not pairs:
         return {}
     throughput, cpu = bootstrap_interval(pairs, throughput_ratio), bootstrap_interval(pairs, cpu_ratio)
@@ -113,7 +120,7 @@ def summarise(pairs: Sequence[Pair]) -> dict[str, Any]:
     num_incarnations = len({pair.incarnation for pair in pairs})
     return {
         "pairs": len(pairs),
-        "lives": num_incarnations,
+        "incarnations": num_incarnations,
         "throughput_ratio": {name: getattr(throughput, name) for name in ConfidenceInterval.__struct_fields__},
         "work_per_cpu_s_ratio": {name: getattr(cpu, name) for name in ConfidenceInterval.__struct_fields__},
         "images_per_s": {
@@ -124,38 +131,39 @@ def summarise(pairs: Sequence[Pair]) -> dict[str, Any]:
         },
         "verdict": verdict(throughput)
         if num_incarnations >= _MIN_INCARNATIONS
-        else f"{verdict(throughput)}, but of too few lives of the servers",
+        else f"{verdict(throughput)}, with too few restarts of the servers",
     }
 
 
 def pair_line(pair: Pair) -> str:
-    """A pair in a few words."""
+    """A pair as one line, for status messages."""
     with_s, without_s = pair.instrumented.seconds, pair.bare.seconds
     return (
-        f"{pair.instrumented.images} images in {with_s:.1f} s with, {without_s:.1f} s without; ratio of work a second {throughput_ratio(pair):.3f}, "
-        f"a CPU second {cpu_ratio(pair):.3f}; others took {max(pair.instrumented.other_cpu_share, pair.bare.other_cpu_share):.0%}"
+        f"{pair.instrumented.images} images in {with_s:.1f} s with, {without_s:.1f} s without; ratio of work per second "
+        f"{throughput_ratio(pair):.3f}, per CPU second {cpu_ratio(pair):.3f}; other processes used "
+        f"{max(pair.instrumented.other_cpu_share, pair.bare.other_cpu_share):.0%}"
     )
 
 
 def tables(document: dict[str, Any]) -> str:
-    """The document as Markdown."""
+    """The results as Markdown tables."""
     summary, machine = document["summary"], document["machine"]
     lines = []
     if summary:
         lines += [
-            f"| {' and '.join(document['options']['parts']) or 'two equal servers'} | without | with | ratio (95 %) |",
+            f"| {' and '.join(document['options']['features']) or 'two equal servers'} | without | with | ratio (95 %) |",
             "|---|---|---|---|",
         ]
         images, cpu = summary["images_per_s"], summary["cpu_s_per_image"]
         lines.append(f"| images/s | {images['without']:.2f} | {images['with']:.2f} | |")
-        lines.append(f"| CPU seconds an image | {cpu['without']:.3f} | {cpu['with']:.3f} | |")
-        for name, label in (("throughput_ratio", "work a second"), ("work_per_cpu_s_ratio", "work a CPU second")):
+        lines.append(f"| CPU seconds per image | {cpu['without']:.3f} | {cpu['with']:.3f} | |")
+        for name, label in (("throughput_ratio", "work per second"), ("work_per_cpu_s_ratio", "work per CPU second")):
             row = summary[name]
             lines.append(f"| {label} | | | {row['mean']:.3f} ({row['low']:.3f}–{row['high']:.3f}) |")
         lines += [
             "",
-            f"Pairs: {summary['pairs']}; lives of the servers: {summary['lives']}. At least {MIN_THROUGHPUT_RATIO} of the work a second was asked for: "
-            f"{summary['verdict']}.",
+            f"Pairs: {summary['pairs']}; starts of both servers: {summary['incarnations']}. Goal, at least {MIN_THROUGHPUT_RATIO} of the work "
+            f"per second: {summary['verdict']}.",
             "",
         ]
     if document["scrapes"]:
@@ -164,7 +172,7 @@ def tables(document: dict[str, Any]) -> str:
             best, median, worst = (1000 * row[name] for name in ("best_s", "median_s", "worst_s"))
             verdict = "met" if row["median_s"] <= MAX_SCRAPE_S else "missed"
             lines.append(
-                f"| {row['words']}, {row['bytes'] / 1000:.0f} kB | {best:.1f} | {median:.1f} | {worst:.1f} | {verdict} |"
+                f"| {row['description']}, {row['bytes'] / 1000:.0f} kB | {best:.1f} | {median:.1f} | {worst:.1f} | {verdict} |"
             )
         lines.append("")
     lines.append(

@@ -1,8 +1,9 @@
-"""A server's processes with `/metrics` as full as it gets, without a model: `python -m noria_bench.cost.synthetic_metrics JSON`, for `noria bench cost`.
+"""A server's processes with full metrics and without a model: `python -m noria_bench.cost.synthetic_metrics JSON`, for
+`noria bench cost`.
 
-The first process calls itself a supervisor and starts the others, each of which counts under 100 label sets into its own files, as
-prometheus_client keeps them for several processes. One front end answers on a port, with the product's own routes. Processes that ended
-before it was asked are only their files: copies of what the first engine counted, folded one after the other, as the supervisor does it.
+The first process is the supervisor, which starts the others. Each fills 100 label sets in its own files, as
+prometheus_client stores them for several processes. One front end answers on a port with Noria's own routes. Processes
+that ended earlier are only files: copies of the first engine's, merged one after the other, as the supervisor does it.
 """
 
 import os
@@ -24,11 +25,12 @@ from noria.protocol.messages import engine_name
 from noria.protocol.process_signals import die_with_parent
 
 LABEL_SETS = 100
-_UNUSED_PID = 2**22 + 1  # no process has this id
+# Above the largest process id.
+_UNUSED_PID = 2**22 + 1
 
 
 class SyntheticProcess(Struct, frozen=True):
-    """What is to be there."""
+    """What a process is, and what it starts."""
 
     role: Literal["supervisor", "frontend", "engine"]
     name: str
@@ -40,14 +42,14 @@ class SyntheticProcess(Struct, frozen=True):
 
 
 def main(process: SyntheticProcess) -> int:
-    """Be it, until SIGTERM."""
+    """Run the process until SIGTERM; returns the exit status."""
     die_with_parent(signal.SIGKILL if process.role != "supervisor" else signal.SIGTERM, process.parent_pid)
     if process.role == "supervisor":
         setproctitle.setproctitle("noria supervisor")
         return _supervise(process)
     setproctitle.setproctitle(f"noria {process.role} {process.name}")
     populate_metrics(process.name, [engine_name(k) for k in range(process.num_engines)])
-    print("counted", flush=True)
+    print("ready", flush=True)
     if process.port:
         _serve(process.port)
     else:
@@ -56,9 +58,10 @@ def main(process: SyntheticProcess) -> int:
 
 
 def populate_metrics(name: str, engines: list[str]) -> None:
-    """Count under `LABEL_SETS` label sets of HTTP requests and their times, and as many of image requests; and some of all else.
+    """Fill `LABEL_SETS` label sets of HTTP requests and their times, as many of image requests, and some of all other
+    metrics.
 
-    All processes count all of it, but that only one of `engines` has a wheel, under its `name`.
+    Every process fills all of them, except those of an engine, which only the one of `engines` called `name` has.
     """
     from noria.observe.metrics import declarations
     from noria.observe.metrics.exposition import observe
@@ -71,7 +74,7 @@ def populate_metrics(name: str, engines: list[str]) -> None:
     for k in range(5):
         observe(declarations.REQUEST_SECONDS, 0.3 * k, {"model": f"model-{k}"}, {"request_id": f"{k:032x}"})
         observe(declarations.QUEUE_SECONDS, 0.1 * k, {"model": f"model-{k}"}, {"request_id": f"{k:032x}"})
-    for stage in ("queue", "encode", "denoise", "decode", "postprocess"):
+    for stage in ("queue", "text_encode", "denoise", "decode", "postprocess"):
         declarations.STAGE_SECONDS.labels(stage).observe(0.1)
     for k in range(declarations.MAX_SHAPES):
         declarations.ITERATION_SECONDS.labels(f"{8 * k}x{8 * k}").observe(0.01 * k)
@@ -81,7 +84,7 @@ def populate_metrics(name: str, engines: list[str]) -> None:
 
 
 def _populate_engine_metrics(engine: str) -> None:
-    """All that an engine counts under its name, with two models and as many outcomes as there may be."""
+    """Fill the metrics of one engine, with two models and the maximum number of outcomes."""
     from noria.observe.metrics import declarations
 
     for gauge in (declarations.ENGINE_UP, declarations.SLOTS, declarations.SLOTS_USED, declarations.QUEUE_DEPTH):
@@ -103,7 +106,7 @@ def _supervise(process: SyntheticProcess) -> int:
     with tempfile.TemporaryDirectory(prefix="noria-") as directory:
         environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": directory}
         names = [("engine", engine_name(k)) for k in range(process.num_engines)]
-        # The one that answers comes last, when all others have counted.
+        # The one that answers starts last, when all others are full.
         names += [("frontend", f"frontend-{k}") for k in reversed(range(process.num_frontends))]
         children = []
         for role, name in names:
@@ -133,7 +136,7 @@ def _supervise(process: SyntheticProcess) -> int:
 
 
 def _simulate_restarts(folder: pathlib.Path, pid: int, num_restarts: int) -> None:
-    """As if so many processes had ended, each having counted what `pid` has."""
+    """Add `num_restarts` processes that have ended, each with the metrics of `pid`."""
     for _ in range(num_restarts):
         for kind in ("counter", "histogram"):
             shutil.copy(folder / f"{kind}_{pid}.db", folder / f"{kind}_{_UNUSED_PID}.db")

@@ -1,1 +1,1 @@
-"""The device bench: UNets of true size."""
+"""The device bench: UNets at their published sizes."""

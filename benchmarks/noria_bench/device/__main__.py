@@ -1,4 +1,4 @@
-"""`python -m noria_bench.device`: the bench where only torch and diffusers are installed, beside this source."""
+"""`python -m noria_bench.device`: runs the bench from a checkout where only torch and diffusers are installed."""
 
 import argparse
 

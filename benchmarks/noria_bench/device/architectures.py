@@ -1,7 +1,10 @@
-"""The UNets that are measured, written in code from the published architectures: no weights are read, random ones take as long.
+"""The measured UNets, built from the published architectures with random weights, which take as long as trained ones.
 
-SD1.5: Rombach et al., 2022, "High-Resolution Image Synthesis with Latent Diffusion Models" (860 M parameters, CLIP ViT-L text of 768).
-SDXL: Podell et al., 2023, table 1 (2.6 B parameters, two text encoders of 2,048 together, sizes and pooled text embedded with the time).
+SD1.5: Rombach et al., 2022, "High-Resolution Image Synthesis with Latent Diffusion Models" (860 M parameters, CLIP
+ViT-L text of 768).
+
+SDXL: Podell et al., 2023, table 1 (2.6 B parameters, two text encoders of 2,048 together, sizes and pooled text
+embedded with the time).
 
 Shapes: R rows (inputs of the UNet; a guided image has two), C × H × W latents, T tokens, D text width.
 """
@@ -17,22 +20,23 @@ import torch
 import noria
 
 _CLIP_TOKENS = 77
-_POOLED_WIDTH, _NUM_TIME_IDS = 1280, 6  # SDXL's pooled text, and its original size, crop and target size
+# SDXL's pooled text, and its original size, crop and target size.
+_POOLED_WIDTH, _NUM_TIME_IDS = 1280, 6
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """One UNet and how it is usually used."""
+    """One UNet and its usual settings."""
 
     name: str
     config: dict[str, Any] = field(hash=False)  # of diffusers' UNet2DConditionModel
-    default_steps: int  # of an image; guided, so each has two rows
+    default_steps: int  # of a guided image, so each has two rows
     latent_scale: int = 8  # pixels of a side per latent
     num_tokens: int = _CLIP_TOKENS
 
     @property
     def has_pooled_text(self) -> bool:
-        """Whether the UNet is also given sizes and a pooled text."""
+        """Whether the UNet also takes sizes and a pooled text."""
         return self.config.get("addition_embed_type") == "text_time"
 
 
@@ -45,7 +49,7 @@ SD15 = Architecture(
         "up_block_types": ("UpBlock2D", *("CrossAttnUpBlock2D",) * 3),
         "layers_per_block": 2,
         "cross_attention_dim": 768,
-        "attention_head_dim": 8,  # the number of heads, whatever diffusers calls it
+        "attention_head_dim": 8,  # in fact the number of heads
     },
     default_steps=20,
 )
@@ -70,7 +74,7 @@ SDXL = Architecture(
 
 
 def bundled_architecture() -> Architecture:
-    """The UNet of the model in the package, for devices that the others are too large for."""
+    """The UNet of the bundled model, for devices that are too slow for the others."""
     config = json.loads((pathlib.Path(noria.__file__).parent / "models/bundled/unet/config.json").read_text("utf-8"))
     settings = {name: value for name, value in config.items() if not name.startswith("_")}
     return Architecture("bundled", settings, default_steps=20, num_tokens=24)
@@ -78,12 +82,12 @@ def bundled_architecture() -> Architecture:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What one step of a UNet is given."""
+    """The inputs of one UNet step."""
 
     latents_RCHW: torch.Tensor
     timesteps_R: torch.Tensor
     text_RTD: torch.Tensor
-    added: dict[str, torch.Tensor] | None  # SDXL's
+    added: dict[str, torch.Tensor] | None  # of SDXL
 
     def predict(self, unet: Any) -> torch.Tensor:
         """The UNet's output [R, C, H, W]."""
@@ -98,7 +102,7 @@ class Inputs:
 
 
 def build_unet(architecture: Architecture, device: str | torch.device, dtype: torch.dtype) -> Any:
-    """The UNet with random weights, made where and as it is used: no second copy, and a GPU draws billions at once."""
+    """The UNet with random weights, created on `device` in `dtype` without a second copy."""
     from diffusers import UNet2DConditionModel
 
     previous_dtype = torch.get_default_dtype()
@@ -115,10 +119,10 @@ def build_unet(architecture: Architecture, device: str | torch.device, dtype: to
 def make_inputs(
     architecture: Architecture, side_px: int, rows: int, device: str | torch.device, dtype: torch.dtype
 ) -> Inputs:
-    """Random inputs, the same for the same arguments. Timesteps are one float tensor [R], as the engine gives them."""
+    """Random inputs, reproducible from the arguments. Timesteps are one float tensor [R], as in the engine."""
     side, width = side_px // architecture.latent_scale, architecture.config["cross_attention_dim"]
-    # Not in a `with torch.device`, which leaves `linspace` on the CPU where transformers has loaded a model: it replaces `torch.linspace`
-    # meanwhile, and torch remembers for good which functions take a device when it is first asked.
+    # Not in a `with torch.device`, which leaves `linspace` on the CPU after transformers has loaded a model:
+    # transformers replaces `torch.linspace` meanwhile, and torch caches which functions take a device.
     torch.manual_seed(1)
     latents = torch.randn(rows, 4, side, side, dtype=dtype, device=device)
     text = torch.randn(rows, architecture.num_tokens, width, dtype=dtype, device=device)
@@ -132,9 +136,10 @@ def make_inputs(
 
 @functools.cache
 def flops_of_row(architecture: Architecture, side_px: int) -> int:
-    """Floating-point operations of one row, of matrix products, convolutions and attention (a multiplication and an addition are two).
+    """Floating-point operations of one row in matrix products, convolutions and attention (a multiply-add counts as
+    two).
 
-    Counted on shapes alone, which takes a second and no memory.
+    Counted on meta tensors, which takes a second and no memory.
     """
     from torch.utils.flop_counter import FlopCounterMode
 

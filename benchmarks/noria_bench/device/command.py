@@ -1,4 +1,4 @@
-"""The command: arguments in, a JSON file and a short table out; the time that it may take is kept even where a prediction was wrong."""
+"""`noria bench device`: parses the arguments, enforces the time limit, writes a JSON file and prints a short table."""
 
 import argparse
 import math
@@ -22,9 +22,9 @@ _DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `noria bench device` takes."""
+    """Add the arguments of `noria bench device`."""
     parser.add_argument(
-        "--device", type=_device, default="auto", help="auto (the GPU if there is one), cpu, or cuda:N (auto)"
+        "--device", type=_device, default="auto", help="auto (a GPU if there is one), cpu, or cuda:N (auto)"
     )
     parser.add_argument(
         "--dtype",
@@ -37,17 +37,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_seconds,
         default=DEFAULT_BUDGET_S,
         metavar="SECONDS",
-        help=f"that it may take, all in all ({DEFAULT_BUDGET_S:.0f})",
+        help=f"total duration ({DEFAULT_BUDGET_S:.0f})",
     )
-    parser.add_argument("--quick", action="store_true", help="a sample: 2 and 16 rows, nothing compiled")
+    parser.add_argument("--quick", action="store_true", help="a short version: 2 and 16 rows, nothing compiled")
     parser.add_argument(
-        "-o", "--output", type=pathlib.Path, metavar="FILE", help="JSON file to write, again after each part"
+        "-o", "--output", type=pathlib.Path, metavar="FILE", help="JSON file to write, after each measurement"
     )
 
 
 def _device(text: str) -> str:
     if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no device: auto, cpu, cuda or cuda:N")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a device: auto, cpu, cuda or cuda:N")
     return text
 
 
@@ -57,12 +57,15 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = math.nan
     if not 1 <= seconds <= 86400:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds: 1 to 86400")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 1 to 86400")
     return seconds
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure UNet steps at true size, and the seed's loop against the wheel, on one device; returns the exit status, 130 after Ctrl-C."""
+    """Measure UNet steps at published sizes, and Noria's engine against the reference loop, on one device.
+
+    Returns the exit status.
+    """
     end_s = time.monotonic() + arguments.budget
     import torch
 
@@ -107,7 +110,9 @@ def run(arguments: argparse.Namespace) -> int:
         report.complete = time_limit.expired
         status = 0 if time_limit.expired else 130
         report.notes += (
-            ["the time was over in the middle of a part; it and the rest are missing"] if time_limit.expired else []
+            ["the time limit interrupted a measurement; it and the following ones are missing"]
+            if time_limit.expired
+            else []
         )
     save()
     print(table(report))
@@ -124,25 +129,28 @@ def _select_measurements(
         return gpu_measurements(quick=quick), {"sd15": SD15, "sdxl": SDXL}, GPU_ESTIMATE
     bundled_model = bundled_architecture()
     notes.append(
-        "a CPU: SD1.5's UNet at small sizes, the bundled model at its own, no SDXL; run it on a GPU for 512² and 1024²"
+        "a CPU: SD1.5's UNet at small sizes, the bundled model at its default size, no SDXL; use a GPU for 512² and 1024²"
     )
     side_px = bundled_model.config["sample_size"] * bundled_model.latent_scale
     return cpu_measurements(side_px, quick=quick), {"sd15": SD15, "bundled": bundled_model}, CPU_ESTIMATE
 
 
 class TimeLimit:
-    """Interrupts the main thread, as Ctrl-C does, when `seconds` are over before the block is.
+    """Raises KeyboardInterrupt in the main thread if the block lasts longer than `seconds`.
 
-    By a signal of its own: it ends a wait in a system call too, and a shell's background jobs ignore Ctrl-C's. Code in C is left first.
-    It never interrupts its own setting: a block that was not entered is not left either, and the alarm would ring for ever.
+    Uses SIGALRM, which also interrupts system calls; background jobs of a shell ignore SIGINT. C code returns first.
+    The signal is ignored before the block is entered, since `__exit__` would not run and the thread would signal
+    forever.
     """
 
-    _REPEAT_S = 5.0  # what it raises in a destructor or a callback is lost, and so is what rings before the block
+    # An exception raised in a destructor or a callback is lost, and so is a signal before the block.
+    _REPEAT_S = 5.0
 
     def __init__(self, seconds: float) -> None:
         self.expired = False
         self._seconds, self._done = max(0.1, seconds), threading.Event()
-        self._entered = False  # the block, as far as the main thread has come
+        # Whether the main thread is inside the block.
+        self._entered = False
         self._thread = threading.Thread(target=self._send_signals, daemon=True)
 
     def _send_signals(self) -> None:

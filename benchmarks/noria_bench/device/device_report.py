@@ -1,4 +1,4 @@
-"""What the device bench has found so far: as JSON, and as a table of at most 40 lines. Pure, but for `write`."""
+"""The results of the device bench so far: as JSON, and as a table of at most 40 lines. Pure, except for `write`."""
 
 import dataclasses
 import json
@@ -18,17 +18,17 @@ _MODE_COLUMNS = ("eager", "channels last", "graphs", "compiled", "compiled graph
 
 @dataclass(frozen=True)
 class Omission:
-    """A part without figures, and why."""
+    """A measurement without a result, and why."""
 
-    measurement: dict[str, Any]
+    measurement: dict[str, Any]  # its fields, and its `kind`: peak, step or serving
     reason: str
 
 
 @dataclass
 class DeviceReport:
-    """Filled part by part."""
+    """The runner fills it, one measurement after the other."""
 
-    provenance: dict[str, Any]  # `machine.provenance()`
+    provenance: dict[str, Any]  # of `collect_provenance`
     device: dict[str, Any]
     dtype: str
     budget_s: float
@@ -42,16 +42,16 @@ class DeviceReport:
 
 
 def write(report: DeviceReport, file: pathlib.Path) -> None:
-    """Write it whole, or leave what was there."""
+    """Write the report atomically as JSON."""
     document = {"bench": "device", **report.provenance, **dataclasses.asdict(report)}
-    del document["about"]
+    del document["provenance"]
     partial = file.with_name(file.name + ".partial")
     partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     partial.replace(file)
 
 
 def table(report: DeviceReport) -> str:
-    """The short form: steps with one line for each number of rows, then what was served, then what is not there."""
+    """The short form: a line of steps for each number of rows, then serving, then notes and omissions."""
     device = report.device
     lines = [
         f"{device['name']}, {device['memory_bytes'] / 2**30:.0f} GiB, {report.dtype}, torch {device['torch']}, "
@@ -66,7 +66,10 @@ def table(report: DeviceReport) -> str:
 
 
 def _step_lines(steps: "Sequence[StepTime]", max_lines: int) -> list[str]:
-    """Milliseconds of a step in each mode, and what the best mode is worth; those measured first stay where room is short."""
+    """Milliseconds of a step in each mode, and the rate of the fastest mode.
+
+    The first measured lines are kept if room is short.
+    """
     columns = [mode for mode in _MODE_COLUMNS if any(step.mode == mode for step in steps)]
     cells: dict[tuple[str, int, int], dict[str, StepTime]] = {}
     for step in steps:
@@ -99,7 +102,7 @@ def _step_lines(steps: "Sequence[StepTime]", max_lines: int) -> list[str]:
 
 
 def _serving_lines(results: "Sequence[ServingResult]") -> list[str]:
-    lines = ["8 users in this process     images/s   p50, s   p99, s   images a call"] if results else []
+    lines = ["8 users in this process     images/s   p50, s   p99, s   images/call"] if results else []
     for each in results:
         numbers = (each.images_per_s, each.p50_s, each.p99_s, each.mean_batch)
         texts = ["–" if number is None else f"{number:.3g}" for number in numbers]
@@ -109,15 +112,15 @@ def _serving_lines(results: "Sequence[ServingResult]") -> list[str]:
 
 
 def _closing_lines(report: DeviceReport) -> list[str]:
-    lines = ["* guided, in the quickest mode, at 20 steps (sdxl: 30); text encoders and VAE not included"]
+    lines = ["* guided, in the fastest mode, at 20 steps (sdxl: 30); without text encoders and VAE"]
     lines = lines if report.steps else []
     lines += report.notes
     if report.omitted:
         reasons = list(dict.fromkeys(omission.reason for omission in report.omitted))
         more = f" and {len(reasons) - 2} other reasons" if len(reasons) > 2 else ""
         lines.append(
-            f"left out: {len(report.omitted)} parts ({'; '.join(reason[:120] for reason in reasons[:2])}{more})"
+            f"omitted: {len(report.omitted)} measurements ({'; '.join(reason[:120] for reason in reasons[:2])}{more})"
         )
     if not report.complete:
-        lines.append("INTERRUPTED: what is here was measured, the rest is missing")
+        lines.append("INTERRUPTED: the following measurements are missing")
     return lines

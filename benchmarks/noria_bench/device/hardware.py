@@ -1,4 +1,4 @@
-"""Which device, in which precision, and what a result must say of it."""
+"""Chooses the device and the dtype, and describes the device."""
 
 import os
 import subprocess
@@ -7,11 +7,12 @@ from typing import Any
 import torch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_AMPERE = (8, 0)  # the first generation whose tensor cores take bfloat16
+# The first generation whose tensor cores support bfloat16.
+_AMPERE = (8, 0)
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` is the first GPU, or the CPU. Raises ValueError for one that is not there."""
+    """The device called `name`; `auto` is the first GPU, or the CPU. Raises ValueError if it does not exist."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         return torch.device("cuda:0" if count else "cpu")
@@ -24,7 +25,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device) -> str:
-    """`auto` is what the device's matrix units are made for: bfloat16, float16 on GPUs before Ampere, float32 on a CPU."""
+    """The dtype called `name`; `auto` is bfloat16 on GPUs, float16 on those before Ampere, float32 on a CPU."""
     if name != "auto":
         return name
     if device.type == "cpu":
@@ -33,7 +34,7 @@ def choose_dtype(name: str, device: torch.device) -> str:
 
 
 def describe_device(device: torch.device, cpu: str) -> dict[str, Any]:
-    """Its name (`cpu` is the processor's), memory, driver and versions, JSON-ready."""
+    """The device's name (`cpu` is the processor's), memory, driver and versions, JSON-ready."""
     if device.type == "cpu":
         memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         name = f"{cpu}, {torch.get_num_threads()} threads"
@@ -53,7 +54,7 @@ def describe_device(device: torch.device, cpu: str) -> dict[str, Any]:
 
 
 def _driver() -> str | None:
-    """The NVIDIA driver's version; None where its tool is not to be had."""
+    """The NVIDIA driver's version; None without nvidia-smi."""
     try:
         result = subprocess.run(
             ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],

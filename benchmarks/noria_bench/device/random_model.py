@@ -1,7 +1,8 @@
-"""Stable Diffusion 1.5 at its true size for the engine, with random weights and without a text encoder: torch and diffusers make it.
+"""Stable Diffusion 1.5 at its published size for the engine, with random weights and no text encoder. Needs torch and
+diffusers only.
 
-A prompt's embedding is noise that its words seed. It takes no time, for whoever is served: the UNet and the VAE do all the work.
-Shapes: B images, R UNet rows, T tokens, D text width, C × H × W latents.
+A prompt's embedding is noise whose seed is a hash of the prompt. It takes no time; the UNet and the VAE do all the
+work. Shapes: B images, R UNet rows, T tokens, D text width, C × H × W latents.
 """
 
 import zlib
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from noria.config import EngineConfig
-from noria.images import schedulers
+from noria.images import scheduler_names
 from noria.protocol.model_spec import ModelSpec
 from noria_bench.device.architectures import SD15, build_unet
 
@@ -37,16 +38,18 @@ class RandomModel:
             "beta_end": 0.012,
             "beta_schedule": "scaled_linear",
             "steps_offset": 1,
-            "clip_sample": False,  # as the pipeline has it, whatever a model says
+            # As the pipeline sets it, whatever the model's configuration.
+            "clip_sample": False,
         }
-        self.alpha_bars = np.ones(1000)  # for previews, which nobody asks for
+        # For previews, which are not used.
+        self.alpha_bars = np.ones(1000)
         self.prediction_type = "epsilon"
         self.preview_colours = torch.zeros(5, 3, device=device)
         self._memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
         self._unet = unet.to(memory_format=self._memory_format)
         self._vae = vae.to(memory_format=self._memory_format)
 
-    def encode(self, prompts: list[str]) -> torch.Tensor:
+    def text_encode(self, prompts: list[str]) -> torch.Tensor:
         """Embeddings [B, T, D]."""
         shape = self.num_tokens, self.text_width
         embeddings = {}
@@ -72,7 +75,7 @@ class RandomModel:
 
 
 def make_random_model(device: torch.device, dtype: torch.dtype, config: EngineConfig) -> RandomModel:
-    """At its true size; `config` has no "auto" left."""
+    """Build the model; no setting of `config` may be "auto"."""
     from diffusers import AutoencoderKL
 
     with torch.device(device):
@@ -93,7 +96,7 @@ RANDOM_SPEC = ModelSpec(
     max_side_px=1024,
     multiple_px=64,
     default_scheduler="dpm++2m",
-    schedulers=tuple(choice.name for choice in schedulers.choices_of_family("diffusion")),
+    schedulers=tuple(choice.name for choice in scheduler_names.choices_of_family("diffusion")),
     default_steps=SD15.default_steps,
     default_guidance=7.5,
     num_parameters=859_520_964,

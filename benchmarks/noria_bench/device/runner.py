@@ -1,4 +1,4 @@
-"""Carries a plan out part by part within a budget; what was found is saved after each, so that a kill keeps what was measured."""
+"""Carries out measurements within a time budget, and saves the report after each, so that a killed bench keeps its results."""
 
 import dataclasses
 import time
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from noria.engine.diffusion.out_of_memory import is_out_of_memory
 from noria_bench.device.architectures import Architecture, flops_of_row
 from noria_bench.device.device_report import DeviceReport, Omission
 from noria_bench.device.hardware import DTYPES
@@ -26,11 +27,12 @@ from noria_bench.device.step_timing import StepBench, measure_matrix_peak
 if TYPE_CHECKING:
     from noria_bench.device.serving import ServingSetup
 
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")  # where it is a plain RuntimeError
-
 
 class DeviceBench:
-    """Fills a report; `save` is called after each part, `say` is told what happens, `end_s` is of `time.monotonic`."""
+    """Fills a report.
+
+    `save` is called after each measurement, `log_status` with messages; `end_s` is of `time.monotonic`.
+    """
 
     def __init__(
         self,
@@ -49,7 +51,10 @@ class DeviceBench:
         self._finished: list[FinishedMeasurement] = []
 
     def run(self, measurements: Sequence[Measurement]) -> None:
-        """All of them that fit; returns early only by an exception from outside, such as KeyboardInterrupt."""
+        """Make all measurements that fit the time.
+
+        Errors are recorded, only exceptions such as KeyboardInterrupt propagate.
+        """
         for measurement in measurements:
             predicted_s = predict_s(measurement, self._finished, self._flops_of_row, self._estimate)
             reason = skip_reason(measurement, self._finished, predicted_s, self._end_s - time.monotonic())
@@ -61,7 +66,8 @@ class DeviceBench:
             status, step_s = self._try(measurement)
             if status != "ok":
                 self._serving_setup = None
-                self._steps.release()  # not before the exception is gone, which holds what was computed
+                # Only now: the exception held references to tensors.
+                self._steps.release()
             self._finished.append(FinishedMeasurement(measurement, status, time.monotonic() - started, step_s))
             self._save()
         self._save()
@@ -70,20 +76,19 @@ class DeviceBench:
         return flops_of_row(self._architectures[model], side_px)
 
     def _omit(self, measurement: Measurement, reason: str) -> None:
-        self._report.omitted.append(
-            Omission({"kind": type(measurement).__name__, **dataclasses.asdict(measurement)}, reason)
-        )
+        self._report.omitted.append(Omission({"kind": measurement.kind, **dataclasses.asdict(measurement)}, reason))
 
     def _try(self, measurement: Measurement) -> tuple[Status, float | None]:
-        """Do it; whatever fails is a result, and the next part is done all the same."""
+        """Make one measurement. A failure is recorded as an omission; returns the status and the step's seconds."""
         try:
             return "ok", self._measure(measurement)
         except ModuleNotFoundError as error:
             self._omit(measurement, f"it needs {error.name}, which is not installed: pip install {error.name}")
             return "failed", None
-        except Exception as error:  # torch, its compiler and diffusers raise many kinds
+        # torch, its compiler and diffusers raise errors of many kinds.
+        except Exception as error:
             first_line = f"{type(error).__name__}: {(str(error) or '–').splitlines()[0]}"
-            out_of_memory = _is_out_of_memory(error)
+            out_of_memory = _is_caused_by_out_of_memory(error)
             reason = f"{describe(measurement)}: {'out of memory' if out_of_memory else first_line}"
             self._omit(measurement, reason)
             self._log_status(reason)
@@ -97,9 +102,9 @@ class DeviceBench:
                 return None
             case StepMeasurement():
                 self._release_serving_setup()
-                # Shapes are fixed here, so cuDNN may time its algorithms; the wheel's change, and its engine does not.
+                # Shapes are fixed here, so cuDNN may time its algorithms. The engine's shapes vary, so it does not.
                 torch.backends.cudnn.benchmark = True
-                # In float32, convolutions would be TF32 by default, products are not, and neither is the peak.
+                # By default, float32 convolutions use TF32; matrix products and the measured peak do not.
                 torch.backends.cudnn.allow_tf32 = False
                 step_time = self._steps.measure(measurement, self._report.peak_flops_per_s)
                 self._report.steps.append(step_time)
@@ -120,13 +125,13 @@ class DeviceBench:
             self._log_status(f"  {result.server}: {result.images_per_s or 0.0:.3g} images/s")
 
     def _make_serving_setup(self) -> "ServingSetup":
-        """SD1.5 with random weights on a GPU, the bundled model on a CPU, in the executor that the engine has."""
+        """The engine's executor, with SD1.5 and random weights on a GPU, with the bundled model on a CPU."""
         import msgspec
 
         from noria.config import EngineConfig
+        from noria.engine.auto_settings import resolve_auto
         from noria.engine.diffusion.executor import DiffusionExecutor
         from noria.engine.diffusion.loading import detect_machine, load_executor
-        from noria.engine.resources import resolve_auto
         from noria.models.catalog import open_model
         from noria_bench.device.serving import set_up
 
@@ -137,7 +142,8 @@ class DeviceBench:
             return set_up(executor, spec, config)
         from noria_bench.device.random_model import RANDOM_SPEC, make_random_model
 
-        torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = False, True  # as an engine has them
+        # As in an engine.
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = False, True
         config = resolve_auto(config, RANDOM_SPEC, str(self._device), detect_machine())
         model = make_random_model(self._device, DTYPES[self._report.dtype], config)
         return set_up(DiffusionExecutor(model, config), RANDOM_SPEC, config)
@@ -148,19 +154,17 @@ class DeviceBench:
             self._steps.free_cache()
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Whether it is, or came of, too little memory: a capture that is broken off by it raises an error of its own."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY):
-        return True
-    return error.__context__ is not None and _is_out_of_memory(error.__context__)
+def _is_caused_by_out_of_memory(error: BaseException) -> bool:
+    """Whether the error, or its context, is out of memory: a capture that fails for memory raises an error of its own."""
+    return is_out_of_memory(error) or (error.__context__ is not None and _is_caused_by_out_of_memory(error.__context__))
 
 
 def describe(measurement: Measurement) -> str:
-    """A part in words."""
+    """A measurement as text."""
     match measurement:
         case PeakMeasurement():
             return "matrix peak"
         case StepMeasurement(model, side_px, rows, mode):
             return f"{model} {side_px}², {rows} rows, {mode}"
         case ServingMeasurement(traffic, seconds):
-            return f"8 users, {traffic}, {seconds:.0f} s each for the seed's loop and the wheel"
+            return f"8 users, {traffic}, {seconds:.0f} s each for the reference loop and Noria's engine"

@@ -1,36 +1,39 @@
-"""What the device bench does, in which order, and whether the next part still fits its time. Pure: no clock, no torch.
+"""The measurements of the device bench, their order, and whether the next one fits the time. Pure: no clock, no torch.
 
-Parts are ordered by importance, so that a slow device or a small budget loses what matters least. A part is left out when it is
-predicted not to fit what is left, when fewer rows did not fit the memory, or when its mode failed before; the next ones are
-still looked at.
+Measurements are ordered by importance, so that a slow device or a small budget loses the least important ones. A
+measurement is skipped if its predicted duration exceeds the remaining time, if fewer rows exceeded the memory, or if
+its mode failed before; later ones are still considered.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 Mode = Literal["eager", "channels last", "graphs", "compiled", "compiled graphs"]
 Status = Literal["ok", "out of memory", "failed"]
 
-ROWS = (2, 16, 8, 32, 4, 1)  # one guided image, eight of them, then the rest
+# One guided image, eight of them, then the rest.
+ROWS = (2, 16, 8, 32, 4, 1)
 GPU_MODES: tuple[Mode, ...] = ("eager", "channels last", "graphs")
 CPU_MODES: tuple[Mode, ...] = ("eager", "channels last")
 COMPILED: tuple[Mode, ...] = ("compiled", "compiled graphs")
-_CAPTURED_FROM: dict[Mode, Mode] = {
-    "graphs": "channels last",
-    "compiled graphs": "compiled",
-}  # where one fails, so does its capture
+# If a mode fails, so does its capture.
+_CAPTURED_FROM: dict[Mode, Mode] = {"graphs": "channels last", "compiled graphs": "compiled"}
 
 
 @dataclass(frozen=True)
 class PeakMeasurement:
-    """The largest matrix product rate."""
+    """The maximum rate of matrix products."""
+
+    kind: ClassVar = "peak"
 
 
 @dataclass(frozen=True)
 class StepMeasurement:
     """One step of a UNet."""
+
+    kind: ClassVar = "step"
 
     model: str
     side_px: int
@@ -40,9 +43,11 @@ class StepMeasurement:
 
 @dataclass(frozen=True)
 class ServingMeasurement:
-    """The seed's loop and the wheel, one after the other, for `seconds` each."""
+    """The reference loop and Noria's engine, one after the other, for `seconds` each."""
 
-    traffic: Literal["alike", "mixed"]
+    kind: ClassVar = "serving"
+
+    traffic: Literal["uniform", "mixed"]
     seconds: float
 
 
@@ -51,22 +56,25 @@ Measurement = PeakMeasurement | StepMeasurement | ServingMeasurement
 
 @dataclass(frozen=True)
 class FinishedMeasurement:
-    """A part that was tried."""
+    """A measurement that was tried."""
 
     measurement: Measurement
     status: Status
-    seconds: float  # that it took, all in all
-    step_s: float | None = None  # of a StepPart that worked
+    seconds: float  # its total duration
+    step_s: float | None = None  # of a successful StepMeasurement
 
 
 def gpu_measurements(*, quick: bool) -> tuple[Measurement, ...]:
-    """All that a GPU is asked; `quick` is a sample of it."""
+    """All measurements on a GPU; `quick` is a short version."""
     rows = ROWS[:2] if quick else ROWS
-    serving = [ServingMeasurement("alike", 8.0 if quick else 20.0), ServingMeasurement("mixed", 8.0 if quick else 20.0)]
+    serving = [
+        ServingMeasurement("uniform", 8.0 if quick else 20.0),
+        ServingMeasurement("mixed", 8.0 if quick else 20.0),
+    ]
     measurements: list[Measurement] = [PeakMeasurement(), *_step_measurements("sd15", 512, rows, GPU_MODES)]
     if quick:
         return (*measurements, *serving, *_step_measurements("sdxl", 1024, rows, GPU_MODES))
-    measurements += [*serving, *_step_measurements("sd15", 512, (16,), COMPILED)]  # nobody knows what compiling takes
+    measurements += [*serving, *_step_measurements("sd15", 512, (16,), COMPILED)]
     measurements += [
         *_step_measurements("sdxl", 1024, rows, GPU_MODES),
         *_step_measurements("sdxl", 1024, (16,), COMPILED),
@@ -88,11 +96,11 @@ def gpu_measurements(*, quick: bool) -> tuple[Measurement, ...]:
 
 
 def cpu_measurements(bundled_px: int, *, quick: bool) -> tuple[Measurement, ...]:
-    """All that a CPU is asked: SD1.5's UNet at sizes that it can do, the bundled one at its own."""
+    """All measurements on a CPU: SD1.5's UNet at feasible sizes, the bundled one at its default size."""
     few, many = ((2,), (2, 16)) if quick else ((2, 4, 1), ROWS)
     seconds = 5.0 if quick else 25.0
     measurements: list[Measurement] = [PeakMeasurement(), *_step_measurements("sd15", 64, few, CPU_MODES)]
-    measurements += [ServingMeasurement("alike", seconds), ServingMeasurement("mixed", seconds)]
+    measurements += [ServingMeasurement("uniform", seconds), ServingMeasurement("mixed", seconds)]
     measurements += _step_measurements("bundled", bundled_px, many, CPU_MODES)
     if not quick:
         measurements += [
@@ -105,13 +113,16 @@ def cpu_measurements(bundled_px: int, *, quick: bool) -> tuple[Measurement, ...]
 def _step_measurements(
     model: str, side_px: int, rows: Sequence[int], modes: Sequence[Mode]
 ) -> Iterator[StepMeasurement]:
-    """All modes of one number of rows, then of the next: what is compiled for one is captured before it is dropped."""
+    """All modes of one number of rows, then of the next, so that a compiled UNet is captured before it is dropped."""
     return (StepMeasurement(model, side_px, count, mode) for count in rows for mode in modes)
 
 
 @dataclass(frozen=True)
 class InitialEstimate:
-    """What work takes on a device of which nothing is known yet: deliberately slow, as a part that is left out can be asked for again."""
+    """The assumed speed of an unknown device.
+
+    Deliberately slow, since a skipped measurement can be made in a later run.
+    """
 
     flops_per_s: float
     build_s: float  # of a UNet
@@ -124,7 +135,7 @@ CPU_ESTIMATE = InitialEstimate(flops_per_s=15e9, build_s=25.0, compile_s=90.0, s
 
 
 def num_timed_calls(step_s: float) -> int:
-    """How often a step of this length is timed: for a second, but 3 to 20 times."""
+    """How often a step of this length is timed: for about a second, 3 to 20 times."""
     return max(3, min(20, math.ceil(1.0 / step_s)))
 
 
@@ -134,7 +145,7 @@ def predict_s(
     flops_of_row: Callable[[str, int], float],
     estimate: InitialEstimate,
 ) -> float:
-    """What a part will take, from what others took."""
+    """The predicted seconds of a measurement, from the finished ones."""
     match measurement:
         case PeakMeasurement():
             return 5.0
@@ -144,7 +155,8 @@ def predict_s(
                 if any(isinstance(each.measurement, ServingMeasurement) for each in finished)
                 else estimate.serving_setup_s
             )
-            return setup_s + 2 * 1.3 * seconds  # a batch that has begun is finished
+            # A batch that has started is completed.
+            return setup_s + 2 * 1.3 * seconds
         case StepMeasurement(model):
             step_s = _predict_step_s(measurement, finished, flops_of_row, estimate)
             is_built = bool(finished) and finished[-1].status == "ok" and _model_of(finished[-1].measurement) == model
@@ -154,7 +166,7 @@ def predict_s(
 
 
 def _model_of(measurement: Measurement) -> str | None:
-    """Whose UNet is in memory after it."""
+    """The model whose UNet is in memory after the measurement."""
     return measurement.model if isinstance(measurement, StepMeasurement) else None
 
 
@@ -164,7 +176,10 @@ def _predict_step_s(
     flops_of_row: Callable[[str, int], float],
     estimate: InitialEstimate,
 ) -> float:
-    """From the measured step of the same model whose work is nearest; a smaller step may take as long as a larger one."""
+    """From the measured step of the same model with the nearest work.
+
+    A smaller step may take as long as a larger one.
+    """
     work = measurement.rows * flops_of_row(measurement.model, measurement.side_px)
     measured = [
         (each.measurement.rows * flops_of_row(each.measurement.model, each.measurement.side_px), each.step_s)
@@ -185,7 +200,8 @@ def _predict_compile_s(
     if measurement.mode not in COMPILED:
         return 0.0
     if finished and finished[-1].measurement == replace(measurement, mode="compiled"):
-        return 0.0  # it is only captured
+        # Compiled already: it is only captured.
+        return 0.0
     durations_s = [
         each.seconds
         for each in finished
@@ -198,7 +214,7 @@ def _predict_compile_s(
 def skip_reason(
     measurement: Measurement, finished: Iterable[FinishedMeasurement], predicted_s: float, remaining_s: float
 ) -> str | None:
-    """Why a part is left out; None: it is done."""
+    """Why a measurement is skipped; None: it is made."""
     if predicted_s > remaining_s:
         return f"predicted to take {predicted_s:.0f} s, {max(0.0, remaining_s):.0f} s are left"
     if not isinstance(measurement, StepMeasurement):

@@ -1,9 +1,9 @@
-"""Eight users in this process, each asking again when answered: served by the seed's batched loop, and by the wheel.
+"""Compares the reference article's microbatching with Noria's engine, for eight users in this process.
 
-Both draw with the same model on the same device, and neither has HTTP, PNG files or a second process to pay for: what differs is who
-is drawn with whom. The seed's loop does what diffusers' pipeline does, for groups of equal settings that `targets/microbatch.py`
-chooses: a group of 8 images at once, else every 500 ms the group with the oldest request. The wheel is the engine's own. A request
-is answered when its last image is in the host's memory.
+Each user sends the next request when the previous one is answered. Both servers use the same model on the same device,
+without HTTP, PNG files or other processes: only the batching differs. The reference loop does what diffusers' pipeline
+does, for groups of equal settings that `targets.reference.microbatcher` chooses: a group of 8 images at once, otherwise
+every 500 ms the group with the oldest request. A request is answered when its last image is in host memory.
 """
 
 import inspect
@@ -22,8 +22,8 @@ from noria.config import EngineConfig
 from noria.engine.diffusion.calibration import measure_costs
 from noria.engine.diffusion.executor import CompiledImageRequest, DiffusionExecutor
 from noria.engine.diffusion.loading import max_rows
-from noria.engine.loop import EngineEvent, EngineLoop, ImageReady, RequestClosed
-from noria.images import schedulers
+from noria.engine.loop import EngineEvent, EngineLoop, ImageReady, RequestEnded
+from noria.images import scheduler_names
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import ImageRequest
 from noria.scheduling.costs import CostModel
@@ -37,14 +37,16 @@ if TYPE_CHECKING:
     from noria.models.diffusion.stable_diffusion import DiffusionModel
 
 NUM_USERS = 8
-_BATCH_TIMEOUT_S, _BATCH_IMAGES = 0.5, 8  # the seed article's
-_WARM_UP_SHARE = 0.2  # of the time: until sizes are seen and users are out of step
+# The reference article's defaults.
+_BATCH_TIMEOUT_S, _BATCH_IMAGES = 0.5, 8
+# Of the time, until all sizes were used and users are out of step.
+_WARM_UP_SHARE = 0.2
 _TRAFFIC_SEED = 1
 
 
 @dataclass(frozen=True)
 class CompletedRequest:
-    """One request that was answered; times are monotonic seconds."""
+    """An answered request; times are monotonic seconds."""
 
     sent_s: float
     done_s: float
@@ -54,7 +56,7 @@ class CompletedRequest:
 
 @dataclass
 class ServingLog:
-    """What a server did."""
+    """What a server has done."""
 
     completed: list[CompletedRequest] = field(default_factory=list)
     batch_sizes: list[int] = field(default_factory=list)  # images of each UNet call
@@ -62,23 +64,23 @@ class ServingLog:
 
 @dataclass(frozen=True)
 class ServingResult:
-    """What it amounts to, the first fifth of the time left out."""
+    """The summary of a log, without the first fifth of the time."""
 
     server: str
     traffic: str
     model: str
     seconds: float
     num_requests: int
-    images_per_s: float | None  # None: too few answers to count
-    rows_per_s: float | None  # UNet rows of the model's own size
+    images_per_s: float | None  # None: too few answers
+    rows_per_s: float | None  # UNet rows of the model's default size
     p50_s: float | None
     p99_s: float | None
-    mean_batch: float | None  # images a UNet call
+    mean_batch: float | None  # images per UNet call
 
 
 @dataclass(frozen=True)
 class ServingSetup:
-    """What both servers draw with, warm; `config` has no "auto" left."""
+    """What both servers use, warmed up; no setting of `config` is "auto"."""
 
     executor: DiffusionExecutor
     spec: ModelSpec
@@ -87,10 +89,10 @@ class ServingSetup:
 
 
 def set_up(executor: DiffusionExecutor, spec: ModelSpec, config: EngineConfig) -> ServingSetup:
-    """Measure what work costs, which draws; compile the samplers and load the kernels: what happens once in a server's life.
+    """Measure the costs, compile the samplers and load the kernels, as a server does at its start.
 
     Raises:
-        ModelError: the model cannot draw on this device.
+        ModelError: the model does not run on this device.
 
     """
     costs = CostModel(max_rows(config))
@@ -99,17 +101,18 @@ def set_up(executor: DiffusionExecutor, spec: ModelSpec, config: EngineConfig) -
     for template in templates:
         executor.prepare(_request(template, 0, spec))
     sizes = {(template.width, template.height): template for template in templates}
-    for template in sizes.values():  # the seed's loop goes first, and would load each size's kernels for both
+    # Otherwise the reference loop, which runs first, would load each size's kernels for both.
+    for template in sizes.values():
         generate(executor.model, [msgspec.structs.replace(template, inference_steps=2)])
     return ServingSetup(executor, spec, config, costs)
 
 
 def serve_both(setup: ServingSetup, traffic: str, seconds: float) -> Iterator[ServingResult]:
-    """The same endless row of requests to each, for `seconds`."""
+    """Send the same endless sequence of requests to each server, for `seconds`."""
     mix = MIXES[traffic](setup.spec)
-    for server in ("seed", "wheel"):
+    for server in ("reference", "noria"):
         templates, started = mix.templates(_TRAFFIC_SEED), time.monotonic()
-        if server == "seed":
+        if server == "reference":
             log = run_microbatcher(setup.executor.model, setup.spec, templates, started + seconds)
         else:
             log = run_engine_loop(setup, templates, started + seconds)
@@ -119,9 +122,10 @@ def serve_both(setup: ServingSetup, traffic: str, seconds: float) -> Iterator[Se
 def summarise_serving(
     server: str, traffic: str, model: str, log: ServingLog, counted_from_s: float, seconds: float
 ) -> ServingResult:
-    """Of the answers after `counted_from_s`. Rates are of whole rounds, as many answers as there are users.
+    """Summarise the answers after `counted_from_s`. Rates are over whole rounds, of as many answers as there are users.
 
-    Users in step are answered in bursts: from the first of one burst to the last of another, there would be more than their share.
+    Users in step are answered in bursts: a window from the first answer of a burst to the last of another would
+    overestimate the rate.
     """
     completed = sorted(
         (entry for entry in log.completed if entry.done_s >= counted_from_s), key=lambda each: each.done_s
@@ -144,13 +148,10 @@ def summarise_serving(
     )
 
 
-# ── The seed's loop ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def run_microbatcher(
     model: "DiffusionModel", spec: ModelSpec, templates: Iterator[RequestTemplate], end_s: float
 ) -> ServingLog:
-    """Serve the users until `end_s`; a batch that has begun is finished."""
+    """Serve the users by microbatching until `end_s`; a batch that has started is completed."""
     log = ServingLog()
     batcher: Microbatcher[tuple[RequestTemplate, float]] = Microbatcher(
         _BATCH_TIMEOUT_S, _BATCH_IMAGES, time.monotonic()
@@ -165,7 +166,8 @@ def run_microbatcher(
         send(time.monotonic())
     while (now := time.monotonic()) < end_s:
         batch = batcher.fetch(now)
-        if not batch:  # every user waits: nothing happens before the tick
+        # All users wait, so nothing happens before the tick.
+        if not batch:
             time.sleep(max(0.0, (batcher.next_tick() or now) - now))
             continue
         batch_templates = [template for template, _ in batch]
@@ -180,11 +182,11 @@ def run_microbatcher(
 
 @torch.inference_mode()
 def generate(model: "DiffusionModel", templates: list[RequestTemplate]) -> torch.Tensor:
-    """Pixels [B, height, width, 3] of requests with equal settings, as diffusers' StableDiffusionPipeline draws them."""
+    """Pixels [B, height, width, 3] of requests with equal settings, computed as diffusers' StableDiffusionPipeline does."""
     import diffusers
 
     template, device = templates[0], model.device
-    choice = schedulers.find(template.scheduler)
+    choice = scheduler_names.find(template.scheduler)
     scheduler: Any = getattr(diffusers, choice.diffusers_class).from_config(model.scheduler_config, **choice.overrides)
     scheduler.set_timesteps(template.inference_steps, device=device)
     prompts = [each.prompt for each in templates for _ in range(each.n)]
@@ -204,11 +206,8 @@ def generate(model: "DiffusionModel", templates: list[RequestTemplate]) -> torch
     return model.decode(latents_BCHW).cpu()
 
 
-# ── The wheel ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 class _ClosedLoopUsers:
-    """Who waits for what on the wheel; an image is there when its copy to the host is."""
+    """The users of the engine loop. An image is complete when its copy to the host is."""
 
     def __init__(self, executor: DiffusionExecutor, spec: ModelSpec, templates: Iterator[RequestTemplate]) -> None:
         self._executor, self._spec, self._templates, self._numbers = executor, spec, templates, itertools.count()
@@ -219,11 +218,11 @@ class _ClosedLoopUsers:
 
     @property
     def waiting(self) -> list[str]:
-        """The requests that are not answered."""
+        """The ids of the unanswered requests."""
         return list(self._waiting)
 
     def next_request(self, now: float) -> CompiledImageRequest:
-        """What a user asks for."""
+        """The next request of a user, compiled."""
         template = next(self._templates)
         prepared = self._executor.prepare(_request(template, next(self._numbers), self._spec))
         self._waiting[prepared.request.request_id] = template, now
@@ -231,18 +230,21 @@ class _ClosedLoopUsers:
         return prepared
 
     def on_event(self, engine_event: EngineEvent[CompiledImageRequest]) -> None:
-        """The wheel's news."""
+        """Handle an event of the engine loop."""
         match engine_event:
             case ImageReady(prepared, _, pixels):
                 self._pending_copies.append((prepared.request.request_id, pixels.copied))  # type: ignore[attr-defined]
-            case RequestClosed(prepared, event) if event.finish_reason not in (
+            case RequestEnded(prepared, event) if event.finish_reason not in (
                 FinishReason.FINISHED,
                 FinishReason.CANCELLED,
             ):
-                raise RuntimeError(f"the wheel failed {prepared.request.request_id}: {event.message}")
+                raise RuntimeError(f"the engine failed {prepared.request.request_id}: {event.message}")
 
     def collect_finished(self, *, wait: bool) -> int:
-        """Take in the images that have landed, or with `wait` the next one too; how many requests were answered."""
+        """Collect the images whose copies are complete; `wait` blocks for the next one.
+
+        Returns the number of answered requests.
+        """
         num_finished = 0
         while self._pending_copies:
             request_id, copied = self._pending_copies[0]
@@ -263,7 +265,7 @@ class _ClosedLoopUsers:
 
 
 def run_engine_loop(setup: ServingSetup, templates: Iterator[RequestTemplate], end_s: float) -> ServingLog:
-    """Serve the users until `end_s`; who waits then is cancelled."""
+    """Serve the users by Noria's engine loop until `end_s`; the remaining requests are cancelled."""
     assert isinstance(setup.config.slots, int)
     users = _ClosedLoopUsers(setup.executor, setup.spec, templates)
     scheduler = StepScheduler(setup.config.slots, setup.config.decode_batch, costs=setup.costs)

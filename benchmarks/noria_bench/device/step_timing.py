@@ -1,7 +1,8 @@
-"""One step of a UNet on a device: made ready in a mode, timed, held against the eager one.
+"""Times one step of a UNet on a device in several modes, and compares its output with that of the eager mode.
 
-Modes: *eager*; *channels last* (NHWC weights and inputs); *graphs*: that, captured in a CUDA graph; *compiled*: that, through
-torch.compile for exactly these shapes; *compiled graphs*: the compiled one, captured. Knows no budget and writes nothing.
+Modes: *eager*; *channels last* (NHWC weights and inputs); *graphs*: that, captured in a CUDA graph; *compiled*: that,
+through torch.compile for exactly these shapes; *compiled graphs*: the compiled one, captured. This module knows no time
+budget and writes no files.
 """
 
 import gc
@@ -20,33 +21,30 @@ from noria_bench.device.schedule import COMPILED, StepMeasurement, num_timed_cal
 
 Step = Callable[[], torch.Tensor]
 
-_NUM_WARM_UPS = (
-    3  # before a capture, as torch's documentation has it: libraries choose kernels and take workspaces then
-)
+# Before a capture, as in torch's documentation: libraries choose kernels and allocate workspaces.
+_NUM_WARM_UPS = 3
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """What was measured of one StepPart."""
+    """The result of one StepMeasurement."""
 
     model: str
     side_px: int
     rows: int
     mode: str
-    setup_s: float  # compiling and capturing, and the first call
-    step_s: float  # the median
+    setup_s: float  # of compiling, capturing and the first call
+    step_s: float  # median
     rows_per_s: float
-    images_per_s: float  # guided, at the model's usual number of steps; the text encoders and the VAE are not in it
+    images_per_s: float  # guided, at the model's usual number of steps; without text encoders and VAE
     flops_per_s: float
     peak_share: float | None  # of the device's measured matrix peak
-    peak_bytes: int  # of the device's memory, at most; on a CPU the process's, from its start
-    max_difference: (
-        float | None
-    )  # from the eager output, at most, over the largest value of that; None: it was not measured
+    peak_bytes: int  # of the device's memory; on a CPU of the process, from its start
+    max_difference: float | None  # from the eager output, relative to its largest value; None: no eager output
 
 
 class StepBench:
-    """Measures steps; holds one UNet at a time."""
+    """Measures steps; keeps one UNet at a time."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, architectures: dict[str, Architecture]) -> None:
         self._device, self._dtype, self._architectures = device, dtype, architectures
@@ -55,20 +53,23 @@ class StepBench:
         self._eager: dict[tuple[str, int, int], torch.Tensor] = {}
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Free the UNet and the cached memory."""
         self._loaded_unet = None
         self._forget_compiled()
         self.free_cache()
 
     def free_cache(self) -> None:
-        """Return what nobody holds any more to the device; not while an exception holds it."""
+        """Return unreferenced memory to the device. Exceptions hold references: call it after they are handled."""
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     @torch.no_grad()
     def measure(self, measurement: StepMeasurement, peak_flops: float | None) -> StepTime:
-        """One part. Raises whatever torch raises: out of memory, no compiler, a kernel that cannot be captured."""
+        """Make one measurement.
+
+        Raises what torch raises: out of memory, no compiler, a kernel that cannot be captured.
+        """
         architecture = self._architectures[measurement.model]
         unet = self._load_unet(architecture)
         inputs = make_inputs(architecture, measurement.side_px, measurement.rows, self._device, self._dtype)
@@ -104,7 +105,7 @@ class StepBench:
         return self._loaded_unet[1]
 
     def _prepare(self, measurement: StepMeasurement, unet: Any, inputs: Inputs) -> Step:
-        """The step as its mode has it, over inputs that stay where they are."""
+        """The step in its mode, over inputs with fixed addresses."""
         memory_format = torch.contiguous_format if measurement.mode == "eager" else torch.channels_last
         unet.to(memory_format=memory_format)
         inputs = Inputs(
@@ -122,16 +123,17 @@ class StepBench:
         return capture_graph(step, self._device) if measurement.mode in ("graphs", "compiled graphs") else step
 
     def _compile(self, measurement: StepMeasurement, unet: Any) -> Any:
-        """Compiled for these shapes; those of the part before are kept if they are the same."""
+        """The UNet compiled for these shapes; the previous one is reused if its shapes are the same."""
         key = replace(measurement, mode="compiled")
         if self._compiled is None or self._compiled[0] != key:
-            # Every shape is compiled anew: after 8 of them torch would fall back to eager, and say so to nobody.
+            # The compiler is reset for each shape: after 8 of them torch would silently fall back to eager.
             self._forget_compiled()
             self._compiled = key, torch.compile(unet, dynamic=False)
         return self._compiled[1]
 
     def _forget_compiled(self) -> None:
-        if self._compiled is not None:  # the compiler takes seconds to import
+        # Conditional, since the compiler takes seconds to import.
+        if self._compiled is not None:
             self._compiled = None
             torch.compiler.reset()
 
@@ -145,7 +147,7 @@ class StepBench:
 
 @dataclass(frozen=True)
 class _CapturedStep:
-    step: Step  # holds the inputs, which the graph reads where they are and does not hold itself
+    step: Step  # keeps the inputs alive, which the graph reads at their addresses
     graph: torch.cuda.CUDAGraph
     output: torch.Tensor
 
@@ -155,7 +157,10 @@ class _CapturedStep:
 
 
 def capture_graph(step: Step, device: torch.device) -> Step:
-    """`step` as one CUDA graph: each call replays it over the same inputs, and returns the same output tensor, overwritten."""
+    """Capture `step` as a CUDA graph.
+
+    Each call replays it over the same inputs, and overwrites and returns the same output.
+    """
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
@@ -170,7 +175,7 @@ def capture_graph(step: Step, device: torch.device) -> Step:
 
 
 def time_calls(step: Callable[[], object], device: torch.device, num_calls: int) -> list[float]:
-    """Seconds of each of `count` calls, one right after the other; on a GPU as the GPU counts them, without waiting in between."""
+    """Seconds of each of `num_calls` consecutive calls; on a GPU by CUDA events, without synchronising in between."""
     if device.type != "cuda":
         marks = [time.perf_counter()]
         for _ in range(num_calls):
@@ -187,20 +192,23 @@ def time_calls(step: Callable[[], object], device: torch.device, num_calls: int)
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device is idle."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def max_memory_bytes(device: torch.device) -> int:
-    """The most memory that tensors took since the statistics were reset; on a CPU, the process since it started."""
+    """Peak memory of tensors since the statistics were reset; on a CPU, of the process since its start."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def measure_matrix_peak(device: torch.device, dtype: torch.dtype) -> float:
-    """Floating-point operations a second of the quickest large square matrix product; float32 as torch is set, which is without TF32."""
+    """The maximum rate of large square matrix products, in floating-point operations per second.
+
+    Float32 is without TF32.
+    """
     sides = (4096, 8192, 16384) if device.type == "cuda" else (1024, 2048)
     best = 0.0
     for side in sides:

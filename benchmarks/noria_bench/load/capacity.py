@@ -1,4 +1,4 @@
-"""How fast a server is, before it is loaded: what a request takes alone, and how much mixed work it can keep up with."""
+"""Measures how fast a server is: how long a request takes alone, and how much mixed work it sustains."""
 
 import itertools
 import math
@@ -14,15 +14,17 @@ from noria.protocol.model_spec import ModelSpec
 from noria_bench.load import closed_loop
 from noria_bench.load.workload import Mix, RequestTemplate
 
-_NUM_REPEATS = 3  # of each request alone; the quickest counts, since nothing but a disturbance makes one slower
+# Of each request alone; the quickest counts, since only disturbances make one slower.
+_NUM_REPEATS = 3
 _FEW_STEPS = 5
-_NUM_USERS = 32  # twice a CPU's slots: there is always someone waiting to board
+# Twice a CPU's slots: a request always waits to join the batch.
+_NUM_USERS = 32
 _WARM_UP_SHARE = 0.25
 NUM_STEADY_USERS = 8
 
 
 class SoloCost(Struct, frozen=True):
-    """What requests of one size, guidance and number of images take alone: `fixed_s + call_s × calls`, in seconds."""
+    """How long requests of one size, guidance and number of images take alone: `fixed_s + call_s × calls`, in seconds."""
 
     width: int
     height: int
@@ -32,7 +34,7 @@ class SoloCost(Struct, frozen=True):
     call_s: float
 
     def matches(self, template: RequestTemplate) -> bool:
-        """Whether it is about requests such as `ask`."""
+        """Whether this is the cost of requests such as `template`."""
         return (self.width, self.height, self.guided, self.n) == (
             template.width,
             template.height,
@@ -42,7 +44,7 @@ class SoloCost(Struct, frozen=True):
 
 
 class Capacity(Struct, frozen=True):
-    """What a server finished each second while 32 users kept it busy."""
+    """What a server finished per second while 32 users kept it busy."""
 
     rows_per_s: float
     images_per_s: float
@@ -51,13 +53,13 @@ class Capacity(Struct, frozen=True):
 
 
 def solo_s(costs: Iterable[SoloCost], template: RequestTemplate) -> float:
-    """Seconds that `ask` takes alone; it must be of a kind that was measured."""
+    """Seconds that `template` takes alone; its kind must be among `costs`."""
     cost = next(cost for cost in costs if cost.matches(template))
     return cost.fixed_s + cost.call_s * template.num_calls
 
 
 def measure_solo(url: str, mix: Mix, spec: ModelSpec) -> tuple[SoloCost, ...]:
-    """Ask for one request at a time, of every size, guidance and number of images in `mix`, with few steps and with the model's."""
+    """Send one request at a time, of every size, guidance and number of images in `mix`, with few steps and with the default."""
     guidances = {guidance > 1.0: guidance for guidance in mix.guidance.values}.values()
     shapes = list(itertools.product(mix.sizes.values, guidances, mix.num_images.values))
     steps = (_FEW_STEPS, max(spec.default_steps, 2 * _FEW_STEPS))
@@ -67,9 +69,8 @@ def measure_solo(url: str, mix: Mix, spec: ModelSpec) -> tuple[SoloCost, ...]:
     ]
     seconds = dict.fromkeys(itertools.chain.from_iterable(pairs), math.inf)
     with httpx.Client(timeout=300, trust_env=False) as client:
-        for _, template in itertools.product(
-            range(_NUM_REPEATS), list(seconds)
-        ):  # in rounds: a disturbance hits no kind twice
+        # In rounds, so that one disturbance does not affect all repeats of a kind.
+        for _, template in itertools.product(range(_NUM_REPEATS), list(seconds)):
             started = time.perf_counter()
             client.post(url, json=msgspec.to_builtins(template)).raise_for_status()
             seconds[template] = min(seconds[template], time.perf_counter() - started)
@@ -77,7 +78,7 @@ def measure_solo(url: str, mix: Mix, spec: ModelSpec) -> tuple[SoloCost, ...]:
 
 
 def fit_solo_cost(few: RequestTemplate, few_s: float, many: RequestTemplate, many_s: float) -> SoloCost:
-    """The line through what a request takes with few steps and with many; neither part is below 0."""
+    """The line through the durations with few and with many steps; neither of its parts is below 0."""
     call_s = max(0.0, many_s - few_s) / (many.num_calls - few.num_calls)
     fixed_s = max(0.0, few_s - call_s * few.num_calls)
     return SoloCost(few.width, few.height, few.guided, few.n, fixed_s, call_s)
@@ -101,9 +102,11 @@ def measure_capacity(port: int, path: str, mix: Mix, spec: ModelSpec, seconds: f
 
 
 def measure_prediction_errors(port: int, path: str, mix: Mix, seconds: float, seed: int) -> list[float]:
-    """How wrong predictions are while 8 users keep a server busy with `mix`: by how much each request took longer, as a share of it.
+    """The relative errors of predictions while 8 users keep a server busy with `mix`: (actual / predicted - 1) of each
+    request.
 
-    Each user sends the next request when the last is done, so the load is steady. The first quarter of `seconds` is warm-up.
+    Each user sends the next request when the previous one is done, so the load is steady. The first quarter of
+    `seconds` is warm-up.
     """
     templates = list(itertools.islice(mix.templates(seed), 4096))
 
@@ -123,7 +126,12 @@ def measure_prediction_errors(port: int, path: str, mix: Mix, seconds: float, se
 def capacity_of_replies(
     replies: list[closed_loop.Reply], templates: list[RequestTemplate], spec: ModelSpec, start: float, end: float
 ) -> Capacity:
-    """What was finished between `start` and `end`, a second."""
+    """What was finished per second between `start` and `end`.
+
+    Raises:
+        RuntimeError: nothing was.
+
+    """
     finished = [
         templates[reply.number % len(templates)]
         for reply in replies

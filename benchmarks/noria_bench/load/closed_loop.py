@@ -1,4 +1,7 @@
-"""A closed loop of users: each sends, waits for its image, sends again. One thread and one kept connection a user."""
+"""A closed loop of users: each sends a request, waits for the answer and sends the next.
+
+One thread and one connection per user.
+"""
 
 import http.client
 import itertools
@@ -10,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# Images are compressed already; some frameworks would compress JSON that holds them once more, if they may.
+# Some frameworks would compress JSON again whose images are compressed already.
 HEADERS = {"content-type": "application/json", "accept-encoding": "identity"}
 _PREDICTED = re.compile(r"\bpredicted;dur=([\d.]+)")
 _QUEUE = re.compile(r"\bqueue;dur=([\d.]+)")
@@ -25,11 +28,11 @@ class Reply:
     status: int  # 0: the connection broke
     num_bytes: int
     number: int = 0  # of the request in its run
-    predicted_s: float | None = None  # until its pixels, as the server said it had told itself at admission
+    predicted_s: float | None = None  # the server's prediction at admission, from arrival to the last pixels
 
     @property
     def latency_s(self) -> float:
-        """What the user waited."""
+        """Seconds from the request to the answer."""
         return self.done_s - self.sent_s
 
 
@@ -41,7 +44,10 @@ def run_closed_loop(
     path: str = "/t2i",
     max_requests: int | None = None,
 ) -> list[Reply]:
-    """Load `POST path` on loopback `port` for `seconds`, or with `most` requests; number k carries `body(k)`. Replies in order of their end."""
+    """Load `POST path` on loopback `port` for `seconds`, or with `max_requests`; request k has `body(k)`.
+
+    Replies in order of their end.
+    """
     numbers = itertools.count() if max_requests is None else iter(range(max_requests))
     replies, interrupted = list[Reply](), threading.Event()
     stop = time.monotonic() + seconds
@@ -56,7 +62,8 @@ def run_closed_loop(
                 status, num_bytes = answer.status, len(answer.read())
                 predicted = predicted_s(answer.headers.get("Server-Timing", ""))
             except (OSError, http.client.HTTPException):
-                connection.close()  # the next request opens it again
+                # The next request opens it again.
+                connection.close()
                 status, num_bytes, predicted = 0, 0, None
             replies.append(Reply(sent, time.monotonic(), status, num_bytes, number, predicted))
         connection.close()
@@ -67,31 +74,40 @@ def run_closed_loop(
             user.start()
         for user in users:
             user.join()
-    finally:  # Ctrl-C, also while they start: nobody asks a server again that is about to end
+    # Also after Ctrl-C, even while users start: no further request to a server that is about to end.
+    finally:
         interrupted.set()
     return sorted(replies, key=lambda reply: reply.done_s)
 
 
 def predicted_s(server_timing: str) -> float | None:
-    """The prediction in a Server-Timing header, in seconds; None where there is none."""
+    """The prediction in a Server-Timing header, in seconds; None without one."""
     match = _PREDICTED.search(server_timing)
     return float(match[1]) / 1000 or None if match else None
 
 
 def queue_s(server_timing: str) -> float | None:
-    """The wait before anything was drawn, in a Server-Timing header, in seconds; None where it does not say."""
+    """The queue time in a Server-Timing header, in seconds; None without one."""
     match = _QUEUE.search(server_timing)
     return float(match[1]) / 1000 if match else None
 
 
 def batch_size(headers: Mapping[str, str]) -> float | None:
-    """How many images were drawn together, Noria's on average over its steps; None where a server does not tell. Names in lower case."""
+    """The batch size that the headers (names in lower case) report, for Noria the mean over the steps.
+
+    None without one.
+    """
     value = headers.get("x-batch-size") or headers.get("x-noria-mean-batch")
     return float(value) if value else None
 
 
 def images_per_second(replies: list[Reply], warm_up_s: float) -> float:
-    """Completions a second from the first one after `warm_up_s` to the last, that first one not counted."""
+    """Completions per second from the first one after `warm_up_s` to the last; the first is not counted.
+
+    Raises:
+        RuntimeError: fewer than two images came back after the warm-up.
+
+    """
     start = min(reply.sent_s for reply in replies) + warm_up_s
     ends = [reply.done_s for reply in replies if reply.done_s >= start and reply.status == 200]
     if len(ends) < 2:

@@ -1,7 +1,8 @@
-"""The programs that load a server, each a process of its own that writes a line for every request as it ends: Locust, and the open loop.
+"""The clients that load a server, Locust and the open loop. Each is a process that writes a line for every request as
+it ends.
 
-What a client leaves in its folder: `records.jsonl`, `kept/` with a sample of the replies, `log`. A client that is cut short leaves
-what it had. A client ends with the bench, however that ends.
+A client writes into its folder: `records.jsonl`, `samples/` with some of the replies, and `log`. After an interruption
+they hold what was recorded. A client ends when the bench does, even if the bench is killed.
 """
 
 import os
@@ -19,6 +20,7 @@ import psutil
 from noria.protocol.model_spec import ModelSpec
 from noria_bench.benches import scenarios
 from noria_bench.benches.scenarios import Scenario
+from noria_bench.load import open_loop
 from noria_bench.load.open_loop import OpenLoopConfig
 from noria_bench.load.workload import Arrival, Mix, RequestTemplate
 from noria_bench.measurement.run_metrics import RequestRecord
@@ -26,32 +28,35 @@ from noria_bench.measurement.runs import Traffic
 
 _PROGRESS_INTERVAL_S = 5.0
 _WARM_UP_STEPS = 4
-_LOCUST_GRACE_S = 60.0  # to start, and to end what it has begun
-_SERVER_ENDED = "the server ended under load; its own words are above"
+# For Locust to start, and to finish requests in flight.
+_LOCUST_GRACE_S = 60.0
+_SERVER_ENDED = "the server ended under load; its stderr is above"
+# Of a client's folder, for some of the replies.
+SAMPLE_FOLDER = "samples"
 
 Body = Mapping[str, Any]
 
 
 class LoadGenerator(Protocol):
-    """Something to send to a server: a scenario, or arrivals."""
+    """What is sent to a server: a scenario, or a trace of arrivals."""
 
     @property
     def traffic(self) -> Traffic:
-        """As the run tells it."""
+        """Its description, as a run stores it."""
         ...
 
     @property
     def warm_up_bodies(self) -> list[Body]:
-        """Requests of every kind that will be sent."""
+        """Bodies of every kind that will be sent."""
         ...
 
     @property
     def max_duration_s(self) -> float:
-        """At most, until the client has ended."""
+        """An upper bound on the seconds until the client ends."""
         ...
 
     def body(self, number: int) -> Body:
-        """What its request `number` asks for."""
+        """The body of request `number`."""
         ...
 
     def start(self, url: str, path: str, folder: pathlib.Path) -> "subprocess.Popen[bytes]":
@@ -61,29 +66,29 @@ class LoadGenerator(Protocol):
 
 @dataclass(frozen=True)
 class ScenarioLoadGenerator:
-    """One of the seed article's, by Locust."""
+    """One of the reference article's scenarios, by Locust."""
 
     scenario: Scenario
     traffic: Traffic
-    rows: float  # the work of a request
+    rows: float  # of a request
 
     @property
     def warm_up_bodies(self) -> list[Body]:
-        """As many as there are users, twice: the second time everything is there that a batch needs."""
+        """Two for each user: the second time, all that a batch needs is loaded."""
         users = self.scenario.num_users
         return [scenarios.request_body(number, self.traffic.seed + 1) for number in range(2 * users)]
 
     @property
     def max_duration_s(self) -> float:
-        """Locust ends by itself."""
+        """The traffic, and Locust's start and end."""
         return self.traffic.seconds + _LOCUST_GRACE_S
 
     def body(self, number: int) -> Body:
-        """By the article's task."""
+        """As the article's Locust task builds it."""
         return scenarios.request_body(number, self.traffic.seed)
 
     def start(self, url: str, path: str, folder: pathlib.Path) -> "subprocess.Popen[bytes]":
-        """Locust, headless; who is waiting when the time is over is not counted, as Locust never counted him."""
+        """Start Locust, headless. As in the article, a request in flight at the end of the time is not counted."""
         traffic, file = self.traffic, pathlib.Path(__file__).with_name("locustfiles") / f"{self.scenario.name}.py"
         assert traffic.spawn_interval_s is not None
         options = {
@@ -96,7 +101,7 @@ class ScenarioLoadGenerator:
             "--body-seed": traffic.seed,
             "--rows": self.rows,
             "--records": folder / "records.jsonl",
-            "--keep": folder / "kept",
+            "--sample-folder": folder / SAMPLE_FOLDER,
             "--exit-code-on-error": 0,
             "--loglevel": "WARNING",
         }
@@ -106,31 +111,32 @@ class ScenarioLoadGenerator:
 
 @dataclass(frozen=True)
 class OpenLoopLoadGenerator:
-    """Arrivals that nothing delays, by `openloop`."""
+    """A trace of arrivals, by `open_loop`: no answer delays a request."""
 
     traffic: Traffic
     arrivals: tuple[Arrival, ...]
     warm_up_bodies: list[Body]
+    grace_s: float  # after the last deadline, or the last arrival without deadlines, until requests count as unanswered
 
     @property
     def max_duration_s(self) -> float:
-        """After the last arrival, what is still unanswered gets as long as they came for."""
-        return self.arrivals[-1].intended_s + self.traffic.seconds
+        """Until no answer counts any more."""
+        return open_loop.end_s(self.arrivals, self.grace_s)
 
     def body(self, number: int) -> Body:
-        """As it was drawn."""
+        """As the trace has it."""
         return self.arrivals[number].body
 
     def start(self, url: str, path: str, folder: pathlib.Path) -> "subprocess.Popen[bytes]":
-        """The open loop, until everything is answered."""
+        """Start the open loop, which ends when everything is answered."""
         config = OpenLoopConfig(
-            url + path, self.arrivals, grace_s=self.traffic.seconds, sample_folder=str(folder / "kept")
+            url + path, self.arrivals, grace_s=self.grace_s, sample_folder=str(folder / SAMPLE_FOLDER)
         )
         return _start_client([sys.executable, "-m", "noria_bench.load.open_loop"], folder, msgspec.json.encode(config))
 
 
 def bodies_of_every_kind(mix: Mix, spec: ModelSpec) -> list[Body]:
-    """A request, with few steps, of every size, guidance and number of images in `mix`, and of every scheduler."""
+    """A body, with few steps, for every size, guidance and number of images in `mix`, and for every scheduler."""
     guidances = {guidance > 1.0: guidance for guidance in mix.guidance.values}.values()
     kinds = [
         (size, guidance, spec.default_scheduler, n)
@@ -146,9 +152,12 @@ def bodies_of_every_kind(mix: Mix, spec: ModelSpec) -> list[Body]:
 
 
 def _start_client(command: list[str], folder: pathlib.Path, stdin_bytes: bytes | None) -> "subprocess.Popen[bytes]":
-    """Start a client in a process group of its own; the open loop writes its records to stdout, and reads its job from stdin."""
+    """Start a client in a process group of its own.
+
+    The open loop reads its job from stdin and writes its records to stdout.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    # Locust reads options from its own variables; what a user has there for other tests would be another load.
+    # Locust reads options from variables LOCUST_*; a user's own would change the load.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LOCUST_")}
     with (folder / "log").open("wb") as log, (folder / "records.jsonl").open("ab") as output:
         client = subprocess.Popen(
@@ -164,7 +173,8 @@ def _start_client(command: list[str], folder: pathlib.Path, stdin_bytes: bytes |
         if stdin_bytes is not None:
             client.stdin.write(stdin_bytes)
         client.stdin.close()
-    except BaseException:  # Ctrl-C while it comes up, which takes a second, and nobody else knows of it yet
+    # Ctrl-C while the client starts, which takes a second; no caller can stop it yet.
+    except BaseException:
         client.kill()
         client.wait()
         raise
@@ -179,7 +189,7 @@ def run_load(
     server: psutil.Process,
     log_status: Callable[[str], None],
 ) -> None:
-    """Load a server to the end; `say` hears every few seconds how it goes. What was recorded is read with `records`.
+    """Load a server until the client ends, and report progress every few seconds. `read_records` returns the results.
 
     Raises:
         RuntimeError: the server, or the client, ended too early.
@@ -198,7 +208,8 @@ def run_load(
                 reported_s = elapsed_s
                 log_status(progress_line(read_records(folder), elapsed_s, generator.traffic.seconds))
             time.sleep(0.1)
-        if has_ended(server):  # in the moment before the client did
+        # It may have ended just before the client did.
+        if has_ended(server):
             raise RuntimeError(_SERVER_ENDED)
     finally:
         client.terminate()
@@ -209,7 +220,7 @@ def run_load(
 
 
 def progress_line(records: list[RequestRecord], elapsed_s: float, seconds: float) -> str:
-    """How a run goes, in a few words."""
+    """The progress of a run as one line."""
     num_failed = sum(record.status != 200 for record in records)
     remaining_s = seconds - elapsed_s
     phase = f"{remaining_s:.0f} s left" if remaining_s > 0 else "waiting for the last answers"
@@ -217,7 +228,7 @@ def progress_line(records: list[RequestRecord], elapsed_s: float, seconds: float
 
 
 def read_records(folder: pathlib.Path) -> list[RequestRecord]:
-    """What a client has written until now, in the order of the requests' ends; a line that it is still writing is left."""
+    """What a client has written until now, in the order of the requests' ends; an incomplete last line is ignored."""
     file = folder / "records.jsonl"
     if not file.exists():
         return []
@@ -226,7 +237,7 @@ def read_records(folder: pathlib.Path) -> list[RequestRecord]:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Whether it has, though nobody may have waited for it."""
+    """Whether the process has ended; it may still be a zombie."""
     try:
         return bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

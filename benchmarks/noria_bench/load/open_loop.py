@@ -1,9 +1,10 @@
-"""The open-loop client: sends every request of a trace when it is due, whatever became of the others. A process of its own.
+"""The open-loop client: sends each request of a trace at its intended time, whether or not others were answered. A
+process of its own.
 
-`python -m noria_bench.load.open_loop < job.json` writes one JSON line for each request as its fate is known, so that a run that is cut
-short is not lost. There is no limit on connections and nothing is sent twice. A request counts as unanswered when its answer has
-not come `Job.grace_s` after the last deadline of the trace: by then nothing can be in time any more. Where nobody has a deadline,
-`grace_s` counts from the last intended start. It ends when all is answered.
+`python -m noria_bench.load.open_loop < config.json` writes one JSON line for each request as it ends, so that an
+interrupted run keeps its records. Connections are not limited, and no request is sent twice. A request counts as
+unanswered if its answer has not arrived `grace_s` after the last deadline of the trace (without deadlines: after the
+last intended start). The client ends when all requests have.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import contextlib
 import hashlib
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import httpx
 import msgspec
@@ -23,23 +24,23 @@ from noria_bench.load.reply_sampler import ReplySampler
 from noria_bench.load.workload import Arrival
 from noria_bench.measurement.run_metrics import RequestRecord
 
-_START_S = 0.2  # for the tasks of a long trace to come up
+# For the tasks of a long trace to start.
+_START_S = 0.2
 
 
 class OpenLoopConfig(msgspec.Struct, frozen=True):
-    """What to send, and where."""
+    """What is sent, and where."""
 
     url: str
     arrivals: tuple[Arrival, ...]
     grace_s: float = 2.0
-    sample_folder: str | None = None  # folder for a sample of the replies
+    sample_folder: str | None = None  # for some of the replies
 
 
 async def run_open_loop(config: OpenLoopConfig, on_record: Callable[[RequestRecord], None]) -> None:
-    """Send `job.arrivals`; `tell` hears of each one's end."""
+    """Send `config.arrivals`; `on_record` is called at the end of each request."""
     loop = asyncio.get_running_loop()
     start_s = loop.time() + _START_S
-    end_s = max((a.intended_s + (a.deadline_s or 0.0) for a in config.arrivals), default=0.0) + config.grace_s
     sampler = None if config.sample_folder is None else ReplySampler(pathlib.Path(config.sample_folder))
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(timeout=None, limits=limits, trust_env=False) as client:
@@ -49,11 +50,19 @@ async def run_open_loop(config: OpenLoopConfig, on_record: Callable[[RequestReco
         ]
         if not tasks:
             return
-        done, pending = await asyncio.wait(tasks, timeout=start_s + end_s - loop.time())
+        done, pending = await asyncio.wait(
+            tasks, timeout=start_s + end_s(config.arrivals, config.grace_s) - loop.time()
+        )
         for task in pending:
             task.cancel()
-        await asyncio.gather(*done)  # an error of ours is raised
+        # Raises errors of this program.
+        await asyncio.gather(*done)
         await asyncio.gather(*pending, return_exceptions=True)
+
+
+def end_s(arrivals: Sequence[Arrival], grace_s: float) -> float:
+    """Seconds from the trace's start until requests without an answer count as unanswered."""
+    return max((each.intended_s + (each.deadline_s or 0.0) for each in arrivals), default=0.0) + grace_s
 
 
 async def _send(
@@ -82,34 +91,37 @@ async def _send(
         record = msgspec.structs.replace(record, done_s=loop.time() - start_s, **_response_fields(answer))
         if sampler is not None and answer.status_code == 200:
             sampler.offer(arrival.number, answer.content, answer.headers.get("content-type", ""))
-    except httpx.RequestError:  # the connection broke, or what came cannot be unpacked
+    # The connection broke, or the body cannot be decompressed.
+    except httpx.RequestError:
         record = msgspec.structs.replace(record, done_s=loop.time() - start_s)
-    finally:  # also when the run is over before the answer
+    # Also when the task is cancelled at the end of the run.
+    finally:
         on_record(record)
 
 
 def _response_fields(answer: httpx.Response) -> dict[str, object]:
-    """The fields of a record that an answer fills."""
+    """The fields of a record that come from the answer."""
     fields: dict[str, object] = {"status": answer.status_code}
     if answer.status_code != 200:
         return fields
     timing = answer.headers.get("server-timing", "")
     fields["predicted_s"], fields["queue_s"] = closed_loop.predicted_s(timing), closed_loop.queue_s(timing)
     fields["batch_size"] = closed_loop.batch_size(answer.headers)
-    with contextlib.suppress(KeyError, TypeError, ValueError):  # no images: whoever looks at the sample finds out
+    # A body without images is found by the check of the sampled replies.
+    with contextlib.suppress(KeyError, TypeError, ValueError):
         fields["digest"] = hashlib.sha256(b"".join(image_files(answer))).hexdigest()[:16]
     return fields
 
 
 def image_files(answer: httpx.Response) -> list[bytes]:
-    """The files of an answer of `/t2i`, whether it is one file or JSON."""
+    """The image files of an answer of `/t2i`, which is one file, or JSON."""
     if answer.headers["content-type"].startswith("image/"):
         return [answer.content]
     return [base64.b64decode(image["b64_json"]) for image in answer.json()["images"]]
 
 
 def main() -> None:
-    """Read the job, do it, write the records; end with who has started it."""
+    """Read the config from stdin, send the requests, write the records to stdout. The process ends with its parent."""
     die_with_parent()
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=OpenLoopConfig)
 

@@ -1,4 +1,7 @@
-"""A few of a run's replies, kept as files while it lasts, to be looked at when nothing is measured any more. Light: clients import it."""
+"""Stores some of a run's replies as files, which are checked after the measurement.
+
+Imports little: clients import it.
+"""
 
 import pathlib
 
@@ -6,9 +9,11 @@ _MAX_REPLIES = 12
 
 
 class ReplySampler:
-    """Keeps each reply whose number is a multiple of a stride that grows with their number, so that 4 to 12 are left, evenly.
+    """Stores the replies whose numbers are multiples of a stride. The stride grows, so that 4 to 12 evenly spaced ones
+    remain.
 
-    The stride triples: were it even, the requests of 8 users that a run numbers in turn would all be those of the same few.
+    The stride triples. With an even stride, all samples would be of a few of the 8 users, whose requests are numbered
+    in turn.
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
@@ -17,7 +22,7 @@ class ReplySampler:
         folder.mkdir(parents=True, exist_ok=True)
 
     def offer(self, number: int, content: bytes, media_type: str) -> None:
-        """Keep the reply to request `number`, if it is its turn."""
+        """Store the reply to request `number` if it is a multiple of the stride."""
         if number % self._stride:
             return
         suffix = "image" if media_type.startswith("image/") else "json"
@@ -32,5 +37,5 @@ class ReplySampler:
 
 
 def sampled_replies(folder: pathlib.Path) -> dict[int, pathlib.Path]:
-    """The files by the numbers of their requests, in order; a name ends in `.image` or, of several images, in `.json`."""
+    """The files by request number, in order. One image has the suffix `.image`, several have `.json`."""
     return {int(file.stem): file for file in sorted(folder.glob("*"), key=lambda file: int(file.stem))}

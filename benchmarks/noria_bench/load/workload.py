@@ -1,10 +1,10 @@
-"""What a bench asks for, and when: open-loop traffic that a seed repeats exactly, whatever it is sent to.
+"""Open-loop traffic: which requests are sent, and when. A seed reproduces a trace exactly, for any server. Pure.
 
-An arrival is a request, the moment at which its caller sends it (*intended*: no answer delays it) and the moment at which its answer
-is worthless. Pure: the randomness is `seed`, the machine's speed is an argument.
+An arrival is a request with its intended start, which no answer delays, and its deadline. The machine's speed is an
+argument.
 
-Work is counted in rows: one input of the UNet at the model's own size. A guided image has two rows a call, an image of half the
-pixels half a row.
+Work is counted in rows: inputs of the UNet at the model's default size. A guided image has two rows per call; an image
+with half the pixels has half as many.
 """
 
 import itertools
@@ -22,13 +22,13 @@ T = TypeVar("T")
 
 Arrivals = Literal["poisson", "bursty"]
 
-# Gaps are gamma-distributed with mean 1 and this shape, as in vLLM's `--burstiness`: 1 is Poisson; at 1/4 their coefficient of
-# variation is 2, so that requests come in clumps.
+# Gaps are gamma-distributed with mean 1 and this shape, as with vLLM's `--burstiness`: 1 is Poisson; 1/4 gives a
+# coefficient of variation of 2, so that requests arrive in bursts.
 _GAMMA_SHAPES: dict[Arrivals, float] = {"poisson": 1.0, "bursty": 0.25}
 
 
 class RequestTemplate(Struct, frozen=True):
-    """One request's body, every setting said, so that no server's defaults matter."""
+    """One request's body. Every setting is explicit, so that the servers' defaults do not matter."""
 
     prompt: str
     seed: int
@@ -41,35 +41,35 @@ class RequestTemplate(Struct, frozen=True):
 
     @property
     def guided(self) -> bool:
-        """Whether a call has two rows."""
+        """Whether guidance applies, so that a call has two rows."""
         return self.guidance_scale > 1.0
 
     @property
     def num_calls(self) -> int:
-        """Model calls of each image, with the schedulers that a mix may name; a test compares it with the compiled tables."""
+        """Model calls per image, for the schedulers of the mixes; a test compares it with the compiled tables."""
         return {"heun": 2 * self.inference_steps - 1, "pndm": self.inference_steps + 1}.get(
             self.scheduler, self.inference_steps
         )
 
     def rows(self, spec: ModelSpec) -> float:
-        """Its work."""
+        """The request's work in rows."""
         share = self.width * self.height / (spec.default_width_px * spec.default_height_px)
         return self.n * self.num_calls * (2 if self.guided else 1) * share
 
 
 class Arrival(Struct, frozen=True):
-    """One request of a trace; times are seconds, `intended_s` from the trace's start, `deadline_s` from `intended_s`."""
+    """One request of a trace. `intended_s` counts from the trace's start, `deadline_s` from `intended_s`."""
 
     number: int
     intended_s: float
-    deadline_s: float | None  # None: it has none
-    deadline_class: str  # the name of its DeadlineClass; empty without a deadline
+    deadline_s: float | None
+    deadline_class: str  # name of a DeadlineClass; empty without a deadline
     rows: float
     template: RequestTemplate
 
     @property
     def body(self) -> dict[str, Any]:
-        """What is sent; files carry nothing but pixels, so that equal images are equal bytes."""
+        """The JSON that is sent; without metadata in files, equal images are equal bytes."""
         extra: dict[str, Any] = {"metadata": False}
         if self.deadline_s is not None:
             extra["deadline_ms"] = round(1000 * self.deadline_s)
@@ -78,26 +78,26 @@ class Arrival(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Weighted(Generic[T]):
-    """A setting's values with how often each is asked for, relative to the others."""
+    """Values with relative frequencies."""
 
     values: tuple[T, ...]
     weights: tuple[float, ...]
 
     def draw(self, rng: random.Random) -> T:
-        """One of them."""
+        """A random value."""
         return rng.choices(self.values, self.weights)[0]
 
 
 @dataclass(frozen=True)
 class DeadlineClass:
-    """A deadline is `factor` times what the request takes alone, and `constant_s` on top."""
+    """A deadline is `factor` times what the request takes alone, plus `constant_s`."""
 
     name: str
     factor: float
     constant_s: float
 
 
-# Before anything was measured: alone, a request has its image after 1 × its own time; in a full batch of 16 after about 4 to 6 ×.
+# Chosen before any measurement: alone, a request takes 1 × its solo time; in a full batch of 16 about 4 to 6 ×.
 DEADLINE_CLASSES = Weighted(
     (DeadlineClass("tight", 3.0, 0.5), DeadlineClass("normal", 6.0, 1.0), DeadlineClass("loose", 15.0, 2.0)),
     (0.25, 0.5, 0.25),
@@ -106,7 +106,7 @@ DEADLINE_CLASSES = Weighted(
 
 @dataclass(frozen=True)
 class Mix:
-    """What callers ask for; the settings of a request are drawn independently."""
+    """The distribution of requests; each setting is drawn independently."""
 
     sizes: Weighted[tuple[int, int]]
     steps: Weighted[int]
@@ -115,7 +115,7 @@ class Mix:
     num_images: Weighted[int]
 
     def templates(self, seed: int) -> Iterator[RequestTemplate]:
-        """An endless row of requests."""
+        """An endless sequence of requests."""
         rng = random.Random(seed)
         for number in itertools.count():
             width, height = self.sizes.draw(rng)
@@ -132,7 +132,7 @@ class Mix:
 
 
 def mixed(spec: ModelSpec) -> Mix:
-    """Most callers leave a setting as it is, three in five for each; the others turn it."""
+    """Three requests in five have the default of a setting, for each setting; the others vary it."""
     default = (spec.default_width_px, spec.default_height_px)
     small = tuple(max(spec.min_side_px, side * 3 // 4 // spec.multiple_px * spec.multiple_px) for side in default)
     steps, guidance = spec.default_steps, spec.default_guidance
@@ -147,7 +147,7 @@ def mixed(spec: ModelSpec) -> Mix:
 
 
 def uniform(spec: ModelSpec) -> Mix:
-    """Every caller asks for one image with the model's own settings: what microbatching is best at."""
+    """Every request is one image with the model's defaults, which suits microbatching best."""
     return Mix(
         sizes=Weighted(((spec.default_width_px, spec.default_height_px),), (1.0,)),
         steps=Weighted((spec.default_steps,), (1.0,)),
@@ -157,7 +157,7 @@ def uniform(spec: ModelSpec) -> Mix:
     )
 
 
-MIXES: dict[str, Callable[[ModelSpec], Mix]] = {"mixed": mixed, "alike": uniform}
+MIXES: dict[str, Callable[[ModelSpec], Mix]] = {"mixed": mixed, "uniform": uniform}
 
 
 def generate_trace(
@@ -170,10 +170,11 @@ def generate_trace(
     arrivals: Arrivals,
     seed: int,
 ) -> tuple[Arrival, ...]:
-    """The arrivals of `seconds` that bring `rows_per_s` of work; `solo_s` is what a request takes alone, in seconds; None: nobody has a deadline.
+    """Arrivals that bring `rows_per_s` of work for `seconds`. `solo_s` gives the seconds of a request alone; None: no
+    deadlines.
 
-    Every rate draws the same requests in the same order, as many as its work needs. Their gaps are scaled so that they fill `seconds`
-    exactly: the load is what it is called, not what the dice made of it.
+    Every rate has the same requests in the same order, as many as its work needs. Their gaps are scaled to fill
+    `seconds` exactly, so that the load does not depend on the random gaps.
     """
     gap_rng, class_rng = random.Random(seed + 1), random.Random(seed + 2)
     shape = _GAMMA_SHAPES[arrivals]
@@ -200,7 +201,7 @@ def generate_trace(
 
 
 def caption(number: int) -> str:
-    """One of 2,304 captions, so many that no cache of prompts gives the server an advantage over the bare loop."""
+    """One of 2,304 captions: too many for a prompt cache to give the server an advantage over the bare loop."""
     colours, shapes = (
         ("red", "green", "blue", "yellow", "orange", "purple", "white", "black"),
         ("circle", "square", "triangle", "star", "ring", "cross"),

@@ -1,1 +1,1 @@
-"""What is measured during a run."""
+"""Measurements during and after a run, and the format of results."""

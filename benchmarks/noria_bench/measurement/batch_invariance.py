@@ -1,4 +1,4 @@
-"""Whether a seed draws the same image alone and in a crowd, over HTTP, as a caller would compare them."""
+"""Compares, over HTTP, the images of the same seeds alone and among many requests."""
 
 import io
 import itertools
@@ -14,23 +14,25 @@ from noria_bench.load.open_loop import image_files
 from noria_bench.load.workload import RequestTemplate, mixed
 
 IN_FLIGHT = 32
-_PROBE_INDICES = (3, 15, 28)  # places in the crowd of those that are asked for alone too
-_NUM_STEPS = 8  # an image that has drifted has done so by then
+# Of the batch's requests that are also sent alone.
+_PROBE_INDICES = (3, 15, 28)
+# Enough for a difference to show.
+_NUM_STEPS = 8
 _SEED = 11
 
 
 def max_channel_differences(url: str, spec: ModelSpec) -> list[int]:
-    """For each probe, the largest difference of a channel (of 255) between its image alone and among 32 in flight."""
+    """For each probe, the largest channel difference (of 255) between its image alone and among 32 in flight."""
     batch = _batch_templates(spec)
     with httpx.Client(timeout=300, trust_env=False, limits=httpx.Limits(max_connections=None)) as client:
         solo_pixels = {index: _pixels(client, url, batch[index]) for index in _PROBE_INDICES}
         with ThreadPoolExecutor(IN_FLIGHT) as executor:
-            batched_pixels = list(executor.map(lambda ask: _pixels(client, url, ask), batch))
+            batched_pixels = list(executor.map(lambda template: _pixels(client, url, template), batch))
     return [int(np.abs(batched_pixels[index] - pixels).max()) for index, pixels in solo_pixels.items()]
 
 
 def _batch_templates(spec: ModelSpec) -> list[RequestTemplate]:
-    """32 requests of one size, so that all of them can share every step, with every guidance and scheduler of the mix."""
+    """32 requests of one size, which can share every step, with the guidances and schedulers of the mix."""
     size = {"width": spec.default_width_px, "height": spec.default_height_px}
     templates = itertools.islice(mixed(spec).templates(_SEED), IN_FLIGHT)
     return [msgspec.structs.replace(template, **size, n=1, inference_steps=_NUM_STEPS) for template in templates]

@@ -1,4 +1,4 @@
-"""What a device tells of itself: NVML of NVIDIA's GPUs, RAPL of the CPU's packages. Where there is neither, nothing is told."""
+"""Meters of the hardware: NVML for NVIDIA's GPUs, RAPL for the CPU packages. Without them, nothing is reported."""
 
 import itertools
 import pathlib
@@ -12,21 +12,22 @@ import numpy as np
 from noria.observe.metrics.gpus import open_nvml
 
 RAPL = pathlib.Path("/sys/class/powercap")
-_MATRIX_SIDE = 1200  # of the matrices: too large for the caches, a few tens of milliseconds each
+# Matrices that exceed the caches; a product takes some tens of milliseconds.
+_MATRIX_SIDE = 1200
 _PROBE_S = 0.5
 
 
 def matrix_gflops(seconds: float = _PROBE_S) -> float:
-    """What numpy's float32 matrix product gets out of all the CPUs now, while nothing else runs.
+    """The rate of numpy's float32 matrix product on all CPUs, over `seconds`, while nothing else runs.
 
-    Where virtual machines share a processor it changes by the minute; runs with other values cannot be compared one to one.
+    Where virtual machines share a processor it changes within minutes; runs with different rates are not directly
+    comparable.
     """
     matrix = np.ones((_MATRIX_SIDE, _MATRIX_SIDE), dtype=np.float32)
     matrix @ matrix
     num_products, elapsed_s, started = 0, 0.0, time.perf_counter()
-    while (
-        num_products == 0 or elapsed_s < seconds
-    ):  # one at least, though the process may be kept from the CPU just here
+    # At least one, even if the process is not scheduled for `seconds`.
+    while num_products == 0 or elapsed_s < seconds:
         matrix @ matrix
         num_products, elapsed_s = num_products + 1, time.perf_counter() - started
     return num_products * 2 * _MATRIX_SIDE**3 / elapsed_s / 1e9
@@ -34,29 +35,29 @@ def matrix_gflops(seconds: float = _PROBE_S) -> float:
 
 @dataclass(frozen=True)
 class GpuReading:
-    """Of all GPUs that are watched, now."""
+    """One reading of all metered GPUs."""
 
     utilisation: float  # mean utilisation since NVML's last sample, 0 to 1
-    used_bytes: int  # together, more than when the watch was set up
-    energy_j: float | None  # together, since the driver was loaded; None before Volta
+    used_bytes: int  # together, beyond those in use when the meter was created
+    energy_j: float | None  # together, since the driver was loaded; None on GPUs before Volta
 
 
 class GpuMeter:
-    """Some GPUs, through NVML."""
+    """Meters GPUs through NVML."""
 
     def __init__(self, nvml: Any, handles: Sequence[Any]) -> None:
-        """Before the server starts: what others hold by then, this bench among them, is not counted as its memory."""
+        """Create it before the server starts: memory in use by then is not counted as the server's."""
         self._nvml, self._handles = nvml, handles
         self._initial_bytes = self._total_used_bytes()
 
     @property
     def names(self) -> list[str]:
-        """What they are."""
+        """The GPUs' product names."""
         names = [self._nvml.nvmlDeviceGetName(handle) for handle in self._handles]
         return [name.decode() if isinstance(name, bytes) else name for name in names]
 
     def read(self) -> GpuReading:
-        """One moment of them."""
+        """Read utilisation, memory and energy."""
         nvml, handles = self._nvml, self._handles
         shares = [nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100 for handle in handles]
         try:
@@ -70,7 +71,7 @@ class GpuMeter:
 
 
 def find_gpus(devices: Sequence[str], environment: Mapping[str, str], nvml: Any = None) -> GpuMeter | None:
-    """Those among the `devices` of the settings; None where there are none, or no NVML. `nvml` is the module pynvml, or a stand-in."""
+    """A meter of the GPUs among `devices`; None without GPUs or NVML. `nvml` is the module pynvml, or a fake."""
     if all(device == "cpu" for device in devices):
         return None
     nvml, visible = nvml or open_nvml(), _visible_devices(environment)
@@ -80,13 +81,14 @@ def find_gpus(devices: Sequence[str], environment: Mapping[str, str], nvml: Any 
     try:
         gpus = GpuMeter(nvml, [_gpu_handle(nvml, visible, index) for index in indices])
         gpus.read()
-    except nvml.NVMLError:  # a GPU that CUDA has and NVML has not, or one without utilisation: a slice of another (MIG)
+    # CUDA sees a GPU that NVML does not, or one without utilisation: a slice of another (MIG).
+    except nvml.NVMLError:
         return None
     return gpus
 
 
 def _visible_devices(environment: Mapping[str, str]) -> list[str] | None:
-    """The indices or UUIDs that CUDA may use, of which none counts after one that is empty or -1; None: all."""
+    """The indices or UUIDs that CUDA may use, up to the first that is empty or -1; None: all."""
     value = environment.get("CUDA_VISIBLE_DEVICES")
     if value is None:
         return None
@@ -94,13 +96,13 @@ def _visible_devices(environment: Mapping[str, str]) -> list[str] | None:
 
 
 def _device_index(device: str) -> int:
-    """0 of `auto`, `cuda` and `cuda:0`; N of `cuda:N`."""
+    """0 for `auto`, `cuda` and `cuda:0`; N for `cuda:N`."""
     number = device.partition(":")[2]
     return int(number) if number else 0
 
 
 def _gpu_handle(nvml: Any, visible: Sequence[str] | None, index: int) -> Any:
-    """The GPU that CUDA calls `place`, among those `visible` to it."""
+    """The handle of CUDA's device `index` among those `visible` to it."""
     if visible is None:
         return nvml.nvmlDeviceGetHandleByIndex(index)
     name = visible[index]
@@ -108,10 +110,10 @@ def _gpu_handle(nvml: Any, visible: Sequence[str] | None, index: int) -> Any:
 
 
 class RaplMeter:
-    """The energy that the CPU's packages have used since it was made; `total_j` must be asked more often than a counter wraps."""
+    """The energy of the CPU packages since this meter was created. Call `total_j` more often than the counters wrap."""
 
     def __init__(self, folder: pathlib.Path = RAPL) -> None:
-        """None is counted where the kernel shows no package, or hides it (from others than root, since 2020)."""
+        """Reports nothing if the kernel shows no package, or hides the counters (from all but root, since 2020)."""
         self._packages = [
             package for package in sorted(folder.glob("intel-rapl:[0-9]")) if _read_energy_uj(package) is not None
         ]
@@ -119,7 +121,7 @@ class RaplMeter:
         self._total_uj = 0
 
     def total_j(self) -> float | None:
-        """Joules; None where nothing is told."""
+        """Joules; None without readable packages."""
         if not self._packages:
             return None
         for package in self._packages:
@@ -133,7 +135,7 @@ class RaplMeter:
 
 
 def counter_increase(before: int, now: int, largest: int) -> int:
-    """By how much a counter has grown that starts again from 0 after `largest`."""
+    """The increase of a counter that wraps to 0 after `largest`."""
     return now - before if now >= before else now - before + largest
 
 

@@ -1,7 +1,9 @@
-"""Whether servers draw what they are asked for: a sample of a run's replies beside what diffusers' pipeline draws of the same bodies alone.
+"""Checks whether servers generate the right images: compares sampled replies with diffusers' pipeline on the same
+bodies alone.
 
-How alike two images are is their peak signal-to-noise ratio. Rounding, which differs with a batch's size, leaves more than 50 dB;
-another seed or another prompt gives 10 to 20. `PSNR_DB` lies between, far from both; docs/benchmarks/scenarios.md has the measurement.
+The measure is the peak signal-to-noise ratio. Rounding, which differs with the batch size, leaves more than 50 dB;
+another seed or prompt gives 10 to 20. `MIN_PSNR_DB` lies between, far from both; docs/benchmarks/scenarios.md has the
+measurement.
 """
 
 import base64
@@ -20,26 +22,28 @@ from noria.protocol.model_spec import ModelSpec
 from noria_bench.load.reply_sampler import sampled_replies
 from noria_bench.measurement.runs import ImageCheck
 
-MIN_PSNR_DB = 30.0  # an image below it is another image
+# An image below it is a different image.
+MIN_PSNR_DB = 30.0
 
 Body = Mapping[str, Any]
 
-# What Pillow raises for files that are no images, and for sizes that would fill the memory; what a document of another form gives.
+# Pillow raises these for files that are not images, and for sizes that would exhaust the memory.
 _UNREADABLE = (OSError, SyntaxError, Image.DecompressionBombError)
+# Documents of another form raise these.
 _MALFORMED = (msgspec.DecodeError, ValueError, KeyError, TypeError)
 
 
 def check_replies(
     folder: pathlib.Path, body_of: Callable[[int], Body], generate: Callable[[Body], list[np.ndarray]]
 ) -> tuple[ImageCheck, ...]:
-    """Judge every reply in `folder` (see `keeping`); `draw` gives the images of a body as uint8 [H, W, 3]."""
+    """Check every reply in `folder` (see `reply_sampler`); `generate` gives the images of a body as uint8 [H, W, 3]."""
     return tuple(
         check_reply(number, file, generate(body_of(number))) for number, file in sampled_replies(folder).items()
     )
 
 
 def check_reply(number: int, file: pathlib.Path, expected: list[np.ndarray]) -> ImageCheck:
-    """Compare the images of the reply in `file` with what they should be."""
+    """Compare the images of the reply in `file` with the `expected` ones."""
     try:
         images = [_pixels(content) for content in _files(file)]
     except (*_UNREADABLE, *_MALFORMED) as error:
@@ -54,13 +58,13 @@ def check_reply(number: int, file: pathlib.Path, expected: list[np.ndarray]) -> 
         return ImageCheck(
             number,
             worst_db,
-            f"is another image: {worst_db:.1f} dB beside its solo run, where {MIN_PSNR_DB:.0f} is the least",
+            f"is another image: {worst_db:.1f} dB against its solo run, at least {MIN_PSNR_DB:.0f} expected",
         )
     return ImageCheck(number, worst_db if math.isfinite(worst_db) else None)
 
 
 def psnr_db(left: np.ndarray, right: np.ndarray) -> float:
-    """The peak signal-to-noise ratio of two uint8 images of one shape, in decibels; endless where they are the same."""
+    """The peak signal-to-noise ratio of two uint8 images of one shape, in decibels; infinite for equal images."""
     error = float(np.mean((left.astype(float) - right.astype(float)) ** 2))
     return 10 * math.log10(255.0**2 / error) if error else math.inf
 
@@ -80,16 +84,22 @@ def _size_text(image: np.ndarray) -> str:
 
 
 class SoloGenerator:
-    """What diffusers' pipeline draws of bodies alone, in this process, set as the servers are; each is drawn once."""
+    """Generates the images of bodies alone, by diffusers' pipeline in this process with the servers' settings.
+
+    Caches them.
+    """
 
     def __init__(self, spec: ModelSpec, config: EngineConfig) -> None:
-        """Loads nothing before the first image is asked for; the UNet is not compiled, which would take longer than all else."""
+        """The pipeline is loaded with the first image.
+
+        The UNet is not compiled, which would take longer than all else.
+        """
         self._spec, self._config = spec, msgspec.structs.replace(config, compile=False)
         self._pipeline: Any = None
         self._images: dict[bytes, list[np.ndarray]] = {}
 
     def generate(self, body: Body) -> list[np.ndarray]:
-        """Its images, each drawn alone from the body's seed + its place: uint8 [H, W, 3]."""
+        """The images, each generated alone from the body's seed + its index: uint8 [H, W, 3]."""
         key = msgspec.json.encode(body, order="deterministic")
         if key not in self._images:
             self._images[key] = [self._generate_one(body, body["seed"] + index) for index in range(body.get("n", 1))]
@@ -117,8 +127,8 @@ class SoloGenerator:
 def _load_pipeline(spec: ModelSpec, config: EngineConfig) -> Any:
     import torch
 
+    from noria.engine.auto_settings import resolve_auto, resolve_device
     from noria.engine.diffusion.loading import detect_machine
-    from noria.engine.resources import resolve_auto, resolve_device
     from noria_bench.targets.pipeline import Pipeline
 
     machine = detect_machine()

@@ -1,4 +1,4 @@
-"""What a result must carry to be worth anything: the machine, the commit, the versions."""
+"""The provenance of a result: machine, commit, versions, command and date."""
 
 import datetime
 import importlib.metadata
@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 import noria
+from noria.observe.cpuinfo import cpu_model
 
 _VERSIONS = (
     "torch",
@@ -27,7 +28,7 @@ _VERSIONS = (
 
 
 def collect_provenance() -> dict[str, Any]:
-    """Everything about this run that is not its measurements."""
+    """The provenance of a measurement by this process, JSON-ready."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": _command(),
@@ -36,7 +37,7 @@ def collect_provenance() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: version for name in _VERSIONS if (version := _version(name)) is not None},
         "machine": {
-            "cpu": _cpu_model(),
+            "cpu": cpu_model(),
             "cores": len(os.sched_getaffinity(0)),
             "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
             "load_average_before": os.getloadavg()[0],
@@ -45,14 +46,14 @@ def collect_provenance() -> dict[str, Any]:
 
 
 def _command() -> str:
-    """As it was typed, but for the interpreter's path."""
+    """The command as it can be typed again, without the interpreter's path."""
     if sys.orig_argv[1:2] == ["-m"] and sys.orig_argv[2] != "noria":
         return " ".join(["python", *sys.orig_argv[1:]])
     return " ".join(["noria", *sys.argv[1:]])
 
 
 def _version(name: str) -> str | None:
-    """Of an installed distribution; a bench of the device needs but few of them."""
+    """The version of a distribution; None if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -60,7 +61,7 @@ def _version(name: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The checkout's commit, marked where the tree differs from it; None outside a checkout."""
+    """The checkout's commit, with `-dirty` if the tree differs; None outside a checkout."""
     folder = pathlib.Path(__file__).parent
     try:
         described = subprocess.run(  # git, from PATH, as the developer has it
@@ -73,10 +74,3 @@ def _commit() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return described.stdout.strip()
-
-
-def _cpu_model() -> str:
-    for line in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()

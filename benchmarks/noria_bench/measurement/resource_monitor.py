@@ -1,4 +1,4 @@
-"""A server seen from outside while it is loaded: what it and its device use, and what others do to the machine meanwhile."""
+"""Samples the resources that a server and its device use under load, and the CPU time that other processes use meanwhile."""
 
 import contextlib
 import os
@@ -9,29 +9,30 @@ from dataclasses import dataclass, field
 
 import psutil
 
+from noria.testing.server import RunningServer
 from noria_bench.measurement.hardware_meters import GpuMeter, GpuReading, RaplMeter
 from noria_bench.measurement.runs import ResourceUsage
-from noria_bench.targets.server import RunningServer
 
 _SAMPLE_INTERVAL_S = 0.25
 
 
 @dataclass
 class ResourceTrace:
-    """What was seen; complete when the watch is over. The lists have a value for each moment of `memory`."""
+    """The samples of `monitor_resources`.
 
-    memory: list[tuple[float, int]] = field(default_factory=list)  # seconds since its start, bytes of all processes
-    cpu_cores: list[float] = field(default_factory=list)  # CPU seconds a second, since the moment before
-    gpu_readings: list[GpuReading] = field(default_factory=list)  # empty without
-    energy_j: float | None = None  # of the GPUs; without, of the CPU's packages
-    matrix_gflops: list[float] = field(default_factory=list)  # how fast the machine is, before and after
-    other_cpu_share: float = (
-        0.0  # of the machine's CPU time, taken by processes that are neither the server nor this bench
-    )
+    The first three lists have a value for each sample; the rest is set at its end.
+    """
+
+    memory: list[tuple[float, int]] = field(default_factory=list)  # seconds since the start, bytes of all processes
+    cpu_cores: list[float] = field(default_factory=list)  # CPU seconds per second, since the previous sample
+    gpu_readings: list[GpuReading] = field(default_factory=list)  # empty without GPUs
+    energy_j: float | None = None  # of the GPUs; without GPUs, of the CPU packages
+    matrix_gflops: list[float] = field(default_factory=list)  # filled by the caller, before and after
+    other_cpu_share: float = 0.0  # of the machine's CPU time, used by neither the server nor this bench
 
     @property
     def usage(self) -> ResourceUsage:
-        """As a run keeps it."""
+        """The trace as a run stores it."""
         return ResourceUsage(
             at_s=tuple(round(at_s, 3) for at_s, _ in self.memory),
             cpu_cores=tuple(round(cores, 3) for cores in self.cpu_cores),
@@ -51,9 +52,9 @@ def monitor_resources(
     interval_s: float = _SAMPLE_INTERVAL_S,
     into_trace: ResourceTrace | None = None,
 ) -> Iterator[ResourceTrace]:
-    """Look at `server`, and at `gpus`, every `every_s`; on a machine that others use, `others_share` says how much to believe.
+    """Sample `server` and `gpus` every `interval_s`. A high `other_cpu_share` makes the measurement unreliable.
 
-    What is seen goes `into` what is given, where the caller needs it though the load ends with an error.
+    The samples go into `into_trace`, if given, so that the caller has them even if the load raises an error.
     """
     trace, ended, rapl = ResourceTrace() if into_trace is None else into_trace, threading.Event(), RaplMeter()
     started, machine_cpu_s, own_cpu_s = time.monotonic(), _machine_cpu_s(), _own_cpu_s(server)
@@ -85,22 +86,22 @@ def monitor_resources(
 
 
 def cpu_cores_used(before: Mapping[int, float], now: Mapping[int, float], elapsed_s: float) -> float:
-    """CPU seconds a second of the processes that are there now, by their ids; one that is new counts from its start."""
+    """CPU seconds per second of the processes in `now`, by process id; a new process counts from its start."""
     return sum(max(0.0, spent - before.get(pid, 0.0)) for pid, spent in now.items()) / elapsed_s
 
 
 def energy_between_j(first: GpuReading, last: GpuReading) -> float | None:
-    """What GPUs used between two readings; None where they do not tell."""
+    """Joules that the GPUs used between two readings; None if they do not report energy."""
     return None if first.energy_j is None or last.energy_j is None else last.energy_j - first.energy_j
 
 
 def _machine_cpu_s() -> float:
-    """CPU seconds that the machine has spent on anybody, or another machine has taken from it."""
+    """CPU seconds of all processes, and those stolen by other virtual machines."""
     times = psutil.cpu_times()
     return float(times.user + times.nice + times.system + times.irq + times.softirq + times.steal)
 
 
 def _own_cpu_s(server: RunningServer) -> float:
-    """CPU seconds of the server's processes, this one, and its children that have ended."""
+    """CPU seconds of the server's processes, of this one, and of its children that have ended."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system + sum(server.cpu_s().values())

@@ -1,59 +1,64 @@
-"""What a run's records amount to: shares, rates, quantiles. Pure; a record is one request's fate as its caller saw it.
+"""Metrics of a run's records: shares, rates, quantiles. Pure. A record is the outcome of one request as its client saw
+it.
 
-Rules: a request counts from its *intended* start, so that a server which makes its callers wait to send pays for it; whatever is not
-a complete answer by the deadline, a refusal too, is missed.
+A latency counts from the *intended* start, so that delays in sending count against the server. Any request without a
+complete answer by its deadline has missed it, including one that was rejected.
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from msgspec import Struct
 
+# Of the predicted duration.
+PREDICTION_BOUND = 0.15
+
 
 class RequestRecord(Struct, frozen=True, array_like=True):
-    """One request; times are seconds from the trace's start. In JSON an array, in the order of the fields."""
+    """One request; times are seconds from the trace's start. In JSON it is an array in the order of the fields."""
 
     number: int
     intended_s: float
     sent_s: float
-    done_s: float | None  # None: no answer while the run lasted
-    status: int  # HTTP's; 0: the connection broke, or there was no answer
-    deadline_s: float | None  # from intended_s; None: it had none
+    done_s: float | None  # None: no answer during the run
+    status: int  # of HTTP; 0: the connection broke, or there was no answer
+    deadline_s: float | None  # from intended_s
     deadline_class: str
     rows: float
     num_images: int
-    predicted_s: float | None = None  # from its arrival, as the server told with the answer
-    batch_size: float | None = None  # images that were drawn with it, where the server tells
-    digest: str | None = None  # of the images' files
-    queue_s: float | None = None  # that it waited before it was drawn, where the server tells
+    predicted_s: float | None = None  # the server's prediction at admission, from the request's arrival
+    batch_size: float | None = None  # as the server reports it: images generated together
+    digest: str | None = None  # of the image files
+    queue_s: float | None = None  # as the server reports it: until generation started
 
     @property
     def latency_s(self) -> float:
-        """From the intended start; endless where there was no image."""
+        """Seconds from the intended start; infinite without images."""
         return math.inf if self.done_s is None or self.status != 200 else self.done_s - self.intended_s
 
     @property
     def met_deadline(self) -> bool:
-        """Whether its images were there in time."""
-        return (
-            self.latency_s <= (math.inf if self.deadline_s is None else self.deadline_s) and self.latency_s < math.inf
-        )
+        """Whether its images arrived by its deadline."""
+        deadline_s = math.inf if self.deadline_s is None else self.deadline_s
+        return self.latency_s <= deadline_s and self.latency_s < math.inf
 
 
 def percentile(values: Iterable[float], share: float) -> float:
-    """The value below which `share` (0 to 1) of them lie, interpolated linearly as numpy does; NaN of nothing."""
+    """The quantile `share` (0 to 1), interpolated linearly as numpy does; NaN without values."""
     ordered = sorted(values)
     if not ordered:
         return math.nan
     position = share * (len(ordered) - 1)
     low, high = math.floor(position), math.ceil(position)
-    if ordered[low] == ordered[high]:  # also of two infinities
+    # Also for two infinities.
+    if ordered[low] == ordered[high]:
         return ordered[low]
     return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
 def attainment(records: Sequence[RequestRecord]) -> float:
-    """The share of requests that were done by their deadline; NaN of none."""
+    """The share of requests that met their deadline; NaN without requests."""
     return sum(record.met_deadline for record in records) / len(records) if records else math.nan
 
 
@@ -63,16 +68,18 @@ def goodput(
     end_s: float,
     weight: Callable[[RequestRecord], float] = lambda _: 1.0,
 ) -> float:
-    """Requests a second (or their `weight`) that were done by their deadline, of those done between `start_s` and `end_s`.
+    """Requests (or their `weight`) per second that met their deadline, of those that ended between `start_s` and
+    `end_s`.
 
-    Counted by their end: a window inside the run has as much work in flight at its start as at its end.
+    Requests are counted by their end: a window inside the run has about as much work in flight at its start as at its
+    end.
     """
     done = (record for record in records if record.met_deadline and record.done_s is not None)
     return sum(weight(record) for record in done if start_s <= (record.done_s or 0.0) < end_s) / (end_s - start_s)
 
 
 def prediction_errors(records: Iterable[RequestRecord]) -> list[float]:
-    """For each request that was told when it would be done: by how much it took longer, as a share of what was told."""
+    """(actual / predicted - 1) of each answered request with a prediction."""
     return [
         (record.done_s - record.sent_s) / record.predicted_s - 1.0
         for record in records
@@ -80,6 +87,16 @@ def prediction_errors(records: Iterable[RequestRecord]) -> list[float]:
     ]
 
 
+def prediction_summary(errors: Sequence[float]) -> dict[str, Any]:
+    """The number of `errors`, the share within ± PREDICTION_BOUND and three quantiles (None without errors), JSON-ready."""
+    shares = {"p5": 0.05, "p50": 0.5, "p95": 0.95}
+    return {
+        "num_requests": len(errors),
+        "within_bound": round(share_within(errors, PREDICTION_BOUND), 4) if errors else None,
+        **{name: round(percentile(errors, share), 4) if errors else None for name, share in shares.items()},
+    }
+
+
 def share_within(errors: Sequence[float], bound: float) -> float:
-    """The share of `errors` of at most ± `bound`; NaN of none."""
+    """The share of `errors` within ± `bound`; NaN without errors."""
     return sum(abs(error) <= bound for error in errors) / len(errors) if errors else math.nan

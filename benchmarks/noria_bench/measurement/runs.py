@@ -1,4 +1,4 @@
-"""One run of one target under one traffic, as it is kept: a JSON file of its own, from which every table and picture is made."""
+"""A run: one target under one traffic, stored as a JSON file from which all tables and plots are made."""
 
 import pathlib
 import re
@@ -10,47 +10,55 @@ from msgspec import Struct
 from noria_bench.measurement.run_metrics import RequestRecord
 
 
-class Traffic(Struct, frozen=True):
-    """What was sent. Closed: `users` who each ask again when answered. Open: requests that come whatever became of the others."""
+class Traffic(Struct, frozen=True, forbid_unknown_fields=True):
+    """What was sent.
+
+    Closed: users who each send a request when the previous one is answered. Open: requests at intended times.
+    """
 
     kind: Literal["closed", "open"]
-    seconds: float  # that it lasts
+    seconds: float  # its duration
     mix: str  # a name of `workload.MIXES`
     num_users: int | None = None
-    spawn_interval_s: float | None = None  # a user more, until all are there
+    spawn_interval_s: float | None = None  # between the starts of two users
     arrivals: str | None = None  # `poisson` or `bursty`
-    rows_per_s: float | None = None  # work that arrives
+    rows_per_s: float | None = None  # arriving work
+    load_percent: int | None = None  # arriving work over Noria's capacity, where a bench measures that
     seed: int = 1
 
 
-class ResourceUsage(Struct, frozen=True):
-    """What the server's processes, and the device, were seen to use; the lists have a value for each moment of `at_s`."""
+class ResourceUsage(Struct, frozen=True, forbid_unknown_fields=True):
+    """The resources that the server's processes and the device used.
+
+    The tuples have a value for each moment of `at_s`.
+    """
 
     at_s: tuple[float, ...] = ()
-    cpu_cores: tuple[float, ...] = ()  # CPU seconds a second
+    cpu_cores: tuple[float, ...] = ()  # CPU seconds per second
     resident_bytes: tuple[int, ...] = ()
-    gpu_utilisation: tuple[float, ...] = ()  # utilisation, 0 to 1; empty without NVML
-    gpu_bytes: tuple[int, ...] = ()  # more than before the server's start
-    energy_j: float | None = None  # of the device (NVML), or of the CPU packages (RAPL), over the run
-    other_cpu_share: float = 0.0  # of the machine's CPU time, that strangers took
+    gpu_utilisation: tuple[float, ...] = ()  # 0 to 1; empty without NVML
+    gpu_bytes: tuple[int, ...] = ()  # beyond those in use before the server's start
+    energy_j: float | None = None  # of the device (NVML) or the CPU packages (RAPL), over the run
+    other_cpu_share: float = 0.0  # of the machine's CPU time, used by other processes
     matrix_gflops: tuple[float, ...] = ()  # of the idle machine's CPUs, before the server's start and after its end
 
 
-class ImageCheck(Struct, frozen=True):
-    """A reply that was decoded and compared with what diffusers' pipeline draws of the same body alone."""
+class ImageCheck(Struct, frozen=True, forbid_unknown_fields=True):
+    """The comparison of a reply with what diffusers' pipeline generates for the same body alone."""
 
-    number: int  # its record's
-    psnr_db: float | None  # peak signal-to-noise ratio of the worst image; None: the same, or nothing to compare
-    problem: str = ""  # why it is; empty: it is right
+    number: int  # of the request
+    psnr_db: float | None  # peak signal-to-noise ratio of the worst image; None: identical, or not comparable
+    problem: str = ""  # why the reply is incorrect; empty: it is correct
 
 
-class BenchRun(Struct, frozen=True):
-    """All of it. `about` is `machine.provenance()`, of a peer with `peer_versions`, what pip installed for it.
+class BenchRun(Struct, frozen=True, forbid_unknown_fields=True):
+    """One run. `provenance` is of `provenance.collect_provenance`, with `peer_versions` of a peer's environment.
 
-    `model` has name, fingerprint, unet_parameters; `settings` are the target's.
+    `model` has name, fingerprint and unet_parameters. `settings` are the target's. `calibration` is what `noria bench
+    deadlines` measured before its runs.
     """
 
-    bench: str  # scenario1, scenario2, mixed, or the name of a sweep
+    bench: str  # scenario1, scenario2, mixed, deadlines, or sweep-NAME
     target: str
     traffic: Traffic
     provenance: dict[str, Any]
@@ -59,13 +67,16 @@ class BenchRun(Struct, frozen=True):
     records: tuple[RequestRecord, ...] = ()
     usage: ResourceUsage = ResourceUsage()
     image_checks: tuple[ImageCheck, ...] = ()
-    variant: str = ""  # of a sweep, such as "250 ms, 8"; and "poisson" or "bursty" in `mixed`
+    variant: str = (
+        ""  # of a sweep, such as "250 ms, 8"; in `mixed` the arrivals, in `deadlines` the load and the policy
+    )
     complete: bool = True  # False: it was interrupted
     seconds_to_ready: float | None = None  # from the start of the server's process
+    calibration: dict[str, Any] = {}
 
     @property
     def duration_s(self) -> float:
-        """Seconds that its traffic lasted: until its last sign of life, where it was interrupted."""
+        """Seconds that the traffic lasted: for an interrupted run, until its last event."""
         if self.complete:
             return self.traffic.seconds
         moments = [moment for record in self.records for moment in (record.sent_s, record.done_s) if moment is not None]
@@ -73,13 +84,13 @@ class BenchRun(Struct, frozen=True):
 
     @property
     def file_name(self) -> str:
-        """Its own in a folder of runs."""
+        """Unique within a folder of runs."""
         stem = "-".join(filter(None, (self.bench, self.target, self.variant)))
-        return re.sub(r"[^a-z0-9.]+", "-", stem.lower()) + ".json"
+        return re.sub(r"[^a-z0-9.]+", "-", stem.lower()).strip("-") + ".json"
 
 
 def write_run(run: BenchRun, folder: pathlib.Path) -> pathlib.Path:
-    """Write it whole, or leave what was there; returns the file."""
+    """Write the run atomically; returns the file."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / run.file_name
     partial = file.with_suffix(".partial")
@@ -88,11 +99,11 @@ def write_run(run: BenchRun, folder: pathlib.Path) -> pathlib.Path:
 
 
 def read_runs(folder: pathlib.Path) -> list[BenchRun]:
-    """Every run in `folder`, by bench, variant and target as they were begun.
+    """The runs in `folder`, in the order in which they were started.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: a file is no run; it is named.
+        OSError: a file cannot be read.
+        ValueError: a JSON file is not a run; the message names it.
 
     """
     runs = []
@@ -100,5 +111,5 @@ def read_runs(folder: pathlib.Path) -> list[BenchRun]:
         try:
             runs.append(msgspec.json.decode(file.read_bytes(), type=BenchRun))
         except msgspec.DecodeError as error:
-            raise ValueError(f"{file} is no run of a bench: {error}") from error
+            raise ValueError(f"{file} is not a run of a bench: {error}") from error
     return sorted(runs, key=lambda run: run.provenance.get("date", ""))

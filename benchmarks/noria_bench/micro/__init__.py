@@ -1,1 +1,1 @@
-"""Small measurements of single parts."""
+"""Microbenchmarks of single parts, run as scripts."""

@@ -1,6 +1,6 @@
-"""What the previews of one step cost, over what the step itself does; and what the one picture of all slots does that /v1/live shows.
+"""Measures the cost of the previews of one step relative to the step, and of the sprite sheets that /v1/live sends.
 
-python benchmarks/previews.py [-o FILE]
+python -m noria_bench.micro.previews [-o FILE]
 """
 
 import argparse
@@ -25,11 +25,13 @@ from noria.scheduling.step.scheduler import StepScheduler
 from noria_bench.measurement.provenance import collect_provenance
 
 NUM_IMAGES, NUM_STEPS, NUM_ROUNDS = 4, 20, 8
-SPRITE_SHEETS = ((12, 8), (12, 16), (64, 64))  # pictures, pixels of a side
+# Thumbnails and their side in pixels.
+SPRITE_SHEETS = ((12, 8), (12, 16), (64, 64))
 
 
 def main() -> None:
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the supervisor gives its engines; read when torch is imported
+    # As the supervisor sets it for engines; read when torch is imported.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-o", "--output", type=pathlib.Path)
     output = parser.parse_args().output
@@ -37,7 +39,7 @@ def main() -> None:
     executor, config = load_executor(spec, EngineConfig(), "auto")
 
     def steps_s() -> list[float]:
-        """Seconds of each turn but the first and the last, which also encode and decode."""
+        """Seconds of each iteration except the first and the last, which also encode and decode."""
         engine_loop = EngineLoop(StepScheduler(config.slots), executor, lambda _: None, time.monotonic)
         for number in range(NUM_IMAGES):
             engine_loop.submit(executor.prepare(ImageRequest(
@@ -53,13 +55,12 @@ def main() -> None:
     median_step_s = statistics.median(seconds for _ in range(NUM_ROUNDS) for seconds in steps_s())
     previews_s = _measure_previews_s(executor, spec)
     result = collect_provenance() | {
-        "command": "python benchmarks/previews.py",
         "images": NUM_IMAGES,
         "step_s": median_step_s,
-        "previews_of_one_step_s": previews_s,
-        "share_of_a_step": previews_s / median_step_s,
-        "sheets": [
-            {"pictures": num, "side_px": side, "median_s": _measure_sprite_sheet_s(num, side)}
+        "previews_per_step_s": previews_s,
+        "share_of_step": previews_s / median_step_s,
+        "sprite_sheets": [
+            {"thumbnails": num, "side_px": side, "median_s": _measure_sprite_sheet_s(num, side)}
             for num, side in SPRITE_SHEETS
         ],
     }
@@ -68,15 +69,15 @@ def main() -> None:
     print(
         f"{NUM_IMAGES} previews take {1e6 * previews_s:.0f} µs, {100 * previews_s / median_step_s:.2f} % of the step of {1000 * median_step_s:.1f} ms"
     )
-    for sheet_result in result["sheets"]:
+    for sheet_result in result["sprite_sheets"]:
         side = sheet_result["side_px"]
         print(
-            f"a sheet of {sheet_result['pictures']} pictures of {side} × {side} pixels takes {1e3 * sheet_result['median_s']:.2f} ms"
+            f"a sprite sheet of {sheet_result['thumbnails']} thumbnails of {side} × {side} pixels takes {1e3 * sheet_result['median_s']:.2f} ms"
         )
 
 
 def _measure_previews_s(executor: object, spec: object) -> float:
-    """The previews of one step of all images by themselves: estimate, map to colours, hand over."""
+    """Median seconds of the previews of one step of all images: estimate the clean latents, map them to colours, convert."""
     import torch
 
     from noria.sampling.previews import clean_latents, clean_weights, preview_pixels
@@ -96,7 +97,7 @@ def _measure_previews_s(executor: object, spec: object) -> float:
 
 
 def _measure_sprite_sheet_s(num_thumbnails: int, side_px: int) -> float:
-    """One sheet of pictures whose colours change slowly, as previews' do."""
+    """Median seconds of one sprite sheet, of thumbnails with smooth colours as previews have."""
     coarse = np.random.default_rng(0).integers(0, 256, (num_thumbnails, 4, 4, 3), dtype=np.uint8)
     rgb_bytes = [
         Image.fromarray(each).resize((side_px, side_px), Image.Resampling.BICUBIC).tobytes() for each in coarse

@@ -1,7 +1,7 @@
-"""The tables of a group of runs: the seed article's form, and its own figures beside ours.
+"""The tables that compare targets or settings, in the form of the reference article, with the article's own results.
 
-Ours and the article's are of different machines and models, so no absolute number of one can be held against the other's. What can is a
-ratio within each: requests a second, relative to the microbatched endpoint on the same machine.
+Our runs and the article's have different machines and models, so absolute numbers are not comparable. Ratios within
+each are: requests per second relative to the microbatched endpoint on the same machine.
 """
 
 import math
@@ -13,13 +13,14 @@ from noria_bench.reports.run_groups import Group, group_runs
 from noria_bench.reports.run_summary import RunSummary, finite_ratio, summarise_run
 from noria_bench.reports.table import MISSING, Table, format_gib, format_number, format_rate, format_ratio, format_share
 
-BASELINE = "seed-batched"
-_REFERENCE_BATCHING = "500 ms, 8"  # the article's timeout and size, in the sweep of both
+BASELINE = "reference-batched"
+# The article's default timeout and size.
+_REFERENCE_BATCHING = "500 ms, 8"
 _REFERENCE_COLUMNS = ("Requests", "Avg (ms)", "RPS", "p50 (ms)", "p90 (ms)", "p95 (ms)", "p99 (ms)")
 
 
 def performance_table(group: Group) -> Table:
-    """Who answered how much, how fast; a row for each run."""
+    """Throughput and latency; a row for each run."""
     relative_to = _baseline_label(group)
     rows = []
     for run in group.runs:
@@ -41,24 +42,24 @@ def performance_table(group: Group) -> Table:
         "Images/s",
         "Mean batch",
     )
-    ratios = (f"RPS / {relative_to}", f"Article: RPS / {relative_to}")
+    ratios = (f"RPS / {relative_to}", f"Reference: RPS / {relative_to}")
     notes = (_FAILURE_NOTE,) if any(summarise_run(run).num_failures for run in group.runs) else ()
     table = Table("Requests", (*columns, *ratios), tuple(rows), (_RATE_NOTE, *notes))
     return table.without_empty_columns()
 
 
 _RATE_NOTE = (
-    "RPS and Images/s: what was done while the traffic lasted, its ramp included. Latency counts from the intended start. "
-    "Mean batch: how many images a request was drawn with, its own included."
+    "RPS and Images/s count what ended while the traffic lasted, its ramp included. Latency counts from the intended start. "
+    "Mean batch: images generated together, as the server reports it, averaged over requests."
 )
 _FAILURE_NOTE = (
-    "A percentile is of all requests sent; – says that it falls on one without images, which took for ever. "
-    "The average is of those answered."
+    "Percentiles are over all requests sent; – says that it falls on a request without images, whose latency is infinite. "
+    "The average is over the answered requests."
 )
 
 
 def resource_table(group: Group) -> Table:
-    """What the machine was seen to do meanwhile; beside it the article's GPU."""
+    """Resources used, with the article's GPU."""
     reference_rows = {} if group.is_sweep else reference_results.scenario_rows(group.bench)
     rows = []
     for run in group.runs:
@@ -89,25 +90,25 @@ def resource_table(group: Group) -> Table:
         "GPU memory, mean",
         "GPU utilisation, mean",
         "Energy/image",
-        "CPU taken by others",
+        "CPU used by other processes",
         "Machine, GFLOP/s",
         "Sent late, p99 (ms)",
-        "Wrong images",
-        "Ready after",
-        "Article: GPU VRAM",
-        "Article: GPU utilisation",
+        "Incorrect images",
+        "Time to ready",
+        "Reference: GPU VRAM",
+        "Reference: GPU utilisation",
     )
     return Table("Resources", columns, tuple(rows), (_RESOURCE_NOTE,)).without_empty_columns()
 
 
 _RESOURCE_NOTE = (
-    "Cores and memory are of all processes of the server together. Others are processes that are neither the server’s nor the bench’s; "
-    "rows in which they differ cannot be compared. Wrong images: of the replies that were compared with their solo runs."
+    "Cores and memory are of all processes of the server together. Other processes are neither the server’s nor the bench’s; "
+    "rows in which their share differs are not comparable. Incorrect images: of the replies that were compared with their solo runs."
 )
 
 
 def reference_table(group: Group) -> Table | None:
-    """The article's table on the same subject, whole; None where it has none."""
+    """The article's table on the same subject; None without one."""
     rows = reference_results.sweep_rows(group.bench) if group.is_sweep else reference_results.scenario_rows(group.bench)
     if not rows:
         return None
@@ -127,17 +128,17 @@ def reference_table(group: Group) -> Table | None:
     )
     name = "Settings" if group.is_sweep else "Implementation"
     columns = (name, *_REFERENCE_COLUMNS, "GPU VRAM", "GPU utilisation", f"RPS / {baseline}")
-    notes = [f"{reference_results.CITATION}. The ratio is of its requests, all runs being as long."]
+    notes = [f"{reference_results.CITATION}. The ratio is of its requests: all runs are equally long."]
     if rows is reference_results.ATTENTION:
         notes.append(
-            "Which row is which is told by check marks, which only the article’s Spanish version has kept. With today’s diffusers slicing "
-            "replaces the attention processor, so that its first row cannot be made again."
+            "Check marks, which only the article’s Spanish version has, say which row is which. With today’s diffusers, slicing "
+            "replaces the attention processor, so that its first row cannot be reproduced."
         )
-    return Table("The article’s own figures", columns, cells, tuple(notes)).without_empty_columns()
+    return Table("Results of the reference article", columns, cells, tuple(notes)).without_empty_columns()
 
 
 def overview_table(runs: Sequence[BenchRun]) -> Table:
-    """For a README: each target a row, scenario 2 and mixed traffic three columns each; failures in a note."""
+    """A short overview: a row for each target, three columns each for scenario 2 and mixed traffic, failures in a note."""
     groups = [group for group in group_runs(runs) if group.bench in ("scenario2", "mixed")]
     named = [(group, " ".join(filter(None, (group.bench, group.variant)))) for group in groups]
     rows, failure_notes = [], []
@@ -156,11 +157,11 @@ def overview_table(runs: Sequence[BenchRun]) -> Table:
         rows.append(tuple(cells))
     headings = [f"{name}: {column}" for _, name in named for column in ("RPS", "p50 (ms)", "p99 (ms)")]
     notes = (f"Failures: {'; '.join(failure_notes)}. {_FAILURE_NOTE}",) if failure_notes else ()
-    return Table("At a glance", ("Implementation", *headings), tuple(rows), notes)
+    return Table("Overview", ("Implementation", *headings), tuple(rows), notes)
 
 
 def _baseline_run(group: Group, run: BenchRun) -> BenchRun | None:
-    """The run that this one is held against: in a sweep its target's first, or the one that has the article's defaults."""
+    """The run that this one is compared with: in a sweep its target's first, or the one with the article's defaults."""
     if not group.is_sweep:
         return group.last_run_of(BASELINE)
     runs_of_target = [other for other in group.runs if other.target == run.target]
@@ -171,15 +172,15 @@ def _baseline_run(group: Group, run: BenchRun) -> BenchRun | None:
 
 
 def _baseline_label(group: Group) -> str:
-    """What a table calls it."""
+    """The name of the baseline in headings."""
     if not group.is_sweep:
         return BASELINE
     baselines = [baseline for run in group.runs if (baseline := _baseline_run(group, run))]
-    return group.label(baselines[0]) if len({baseline.target for baseline in baselines}) == 1 else "its target’s first"
+    return group.label(baselines[0]) if len({baseline.target for baseline in baselines}) == 1 else "first of the target"
 
 
 def _reference_baseline(group: Group, rows: Mapping[str, reference_results.ReferenceRow]) -> str:
-    """The article's row that its others are held against: that of ours, where it has one."""
+    """The article's row that its others are compared with: that of our baseline, if it has one."""
     if not group.is_sweep:
         return BASELINE
     variants = (
@@ -189,7 +190,7 @@ def _reference_baseline(group: Group, rows: Mapping[str, reference_results.Refer
 
 
 def _reference_ratio(group: Group, run: BenchRun) -> str:
-    """The article's own, of the same target or settings."""
+    """The article's ratio for the same target or settings."""
     if not group.is_sweep:
         rows, own, baseline_name = reference_results.scenario_rows(group.bench), run.target, BASELINE
     elif run.target == BASELINE and (first := _baseline_run(group, run)):

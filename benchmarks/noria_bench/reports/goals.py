@@ -1,4 +1,4 @@
-"""What Noria set out to show, and whether a group of runs shows it. Pure."""
+"""The performance goals of Noria, and whether a group of runs meets them. Pure."""
 
 import math
 from collections.abc import Mapping
@@ -10,33 +10,35 @@ from noria_bench.reports.run_summary import RunSummary, finite_ratio, summarise_
 from noria_bench.reports.table import format_number, format_rate
 from noria_bench.targets.catalog import PEERS
 
-_MIN_RPS_RATIO = 2.0  # at least, on mixed traffic
-_MAX_P99_RATIO = 0.25  # at most, on mixed traffic
-_ROUNDING = 1e-9  # of sums of floats: equals are not ahead of each other
+# Of Noria over the reference server on mixed traffic.
+_MIN_RPS_RATIO = 2.0
+_MAX_P99_RATIO = 0.25
+# Tolerance for sums of floats.
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class Goal:
-    """`met` is None where the runs cannot tell."""
+    """`met` is None if the runs do not decide it."""
 
     text: str
     met: bool | None
 
     @property
     def verdict(self) -> str:
-        """In a word."""
-        return {True: "Met", False: "Missed", None: "Cannot be said"}[self.met]
+        """`met` in words."""
+        return {True: "Met", False: "Missed", None: "Undecided"}[self.met]
 
 
 def goals_of(group: Group) -> list[Goal]:
-    """Those that the group was made to show: of scenario 2, and of mixed traffic."""
+    """The goals of scenario 2 and of mixed traffic; none for other benches."""
     if group.bench not in ("scenario2", "mixed"):
         return []
-    # A run that was cut short is no scenario: users were still to come.
+    # An interrupted run lacks users that had not started yet.
     summaries = {run.target: summarise_run(run) for run in group.runs if run.complete and run.records}
     noria, reference = summaries.get("noria"), summaries.get(BASELINE)
     if noria is None:
-        return [Goal("Noria was not measured to the end.", None)]
+        return [Goal("Noria was not measured completely.", None)]
     peers = {name: summaries[name] for name in PEERS if name in summaries}
     goals = [_rps_goal(noria, peers), _p99_goal(noria, peers)]
     if group.bench == "mixed":
@@ -72,7 +74,7 @@ def _p99_goal(noria: RunSummary, peers: Mapping[str, RunSummary]) -> Goal:
 
 
 def _goal_among_all_peers(claim: str, met: bool | None, peers: Mapping[str, RunSummary]) -> Goal:
-    """One peer ahead is enough to miss; that none is can be said only when all were measured."""
+    """One faster peer is enough to miss the goal; it is met only if all peers were measured."""
     if not (unmeasured := [name for name in PEERS if name not in peers]):
         return Goal(f"{claim}.", met)
     return Goal(f"{claim}; {', '.join(unmeasured)} not measured.", None if met else met)
@@ -82,7 +84,7 @@ def _rps_over_reference_goal(noria_rps: float, reference_rps: float) -> Goal:
     claim = f"RPS at least {_MIN_RPS_RATIO:g} × {BASELINE}’s"
     reached = finite_ratio(noria_rps, reference_rps)
     if math.isnan(reached):
-        return Goal(f"{claim}: one of them answered nothing, or was not measured.", None)
+        return Goal(f"{claim}: one of them answered no request, or was not measured.", None)
     missed = f", {100 * (1 - reached / _MIN_RPS_RATIO):.1f} % short" if reached < _MIN_RPS_RATIO else ""
     return Goal(
         f"{claim}: {format_number(reached, 2)} × ({format_rate(noria_rps)} to {format_rate(reference_rps)}){missed}.",
@@ -98,13 +100,13 @@ def _p99_over_reference_goal(noria_ms: float, reference_ms: float) -> Goal:
     if math.isinf(reference_ms):
         return Goal(f"{claim}: Noria {_format_latency(noria_ms)}, {BASELINE} left requests without images.", True)
     reached = noria_ms / reference_ms
-    missed = f", {reached / _MAX_P99_RATIO:.2f} times what was aimed at" if reached > _MAX_P99_RATIO else ""
+    missed = f", {reached / _MAX_P99_RATIO:.2f} times the goal" if reached > _MAX_P99_RATIO else ""
     claim = f"{claim}: {format_number(reached, 2)} ({_format_latency(noria_ms)} to {_format_latency(reference_ms)}){missed}."
     return Goal(claim, reached <= _MAX_P99_RATIO)
 
 
 def _format_latency(value: float) -> str:
-    """A latency; an endless one in words."""
+    """A latency in ms, or in words if it is not finite."""
     if math.isnan(value):
         return "not measured"
-    return "endless" if math.isinf(value) else f"{value:.0f} ms"
+    return "infinite" if math.isinf(value) else f"{value:.0f} ms"

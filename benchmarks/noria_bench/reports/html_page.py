@@ -1,6 +1,7 @@
-"""A report as one HTML page that needs nothing else: no script, no network, light and dark, on paper and read aloud. Pure.
+"""A report as one self-contained HTML page: no script, no network; light and dark, printable, accessible to screen
+readers. Pure.
 
-Whatever comes from a run is escaped here, and only here; and the page's own policy lets a browser load nothing at all.
+All text from runs is escaped here. The page's Content-Security-Policy lets a browser load nothing.
 """
 
 import base64
@@ -22,8 +23,8 @@ _MARKS = {True: ("met", "✓"), False: ("missed", "✗"), None: ("unknown", "?")
 
 
 def html_page(sections: Sequence[Section], overview: Table, summaries: list[dict[str, Any]]) -> str:
-    """The whole file; `glance` goes first, `figures` can be downloaded from it as JSON."""
-    style = importlib.resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
+    """The HTML; `overview` comes first, and `summaries` can be downloaded from it as JSON."""
+    style = importlib.resources.files(__package__).joinpath("html_page.css").read_text(encoding="utf-8")
     figure_numbers = itertools.count()
     links = "".join(f'<li><a href="#{_escape(part.slug)}">{_escape(part.title)}</a></li>' for part in sections)
     return "\n".join(
@@ -73,7 +74,7 @@ def _goals(goals: Sequence[Goal]) -> str:
 
 
 def _table(table: Table, of: str, heading: str = "h3") -> str:
-    """The first column holds the rows' headings; a region that scrolls sideways can be reached with the keyboard."""
+    """The first column holds row headings; the scrolling region can be reached with the keyboard."""
     head = "".join(f'<th scope="col">{_escape(column)}</th>' for column in table.columns)
     rows = "\n".join(
         f'<tr><th scope="row">{_escape(row[0])}</th>'
@@ -90,7 +91,7 @@ def _table(table: Table, of: str, heading: str = "h3") -> str:
 
 
 def _plot_figure(plot: Plot, number: int) -> str:
-    """The SVG itself, so that the page is one file; its ids are made its own, since matplotlib's are the same in every picture."""
+    """The SVG inline. Its ids get a prefix, since matplotlib repeats them in every picture."""
     svg = plot.file.read_text(encoding="utf-8")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     svg = re.sub(r'\bid="', f'id="f{number}-', svg)
@@ -109,13 +110,13 @@ def _settings(settings: Sequence[tuple[str, dict[str, Any]]]) -> str:
 
 
 def _download(summaries: list[dict[str, Any]]) -> str:
-    """A link that holds the JSON, and the same to be read in place."""
+    """A link that contains the JSON, and the JSON itself, folded."""
     text = json.dumps(summaries, indent=1, ensure_ascii=False)
     encoded = base64.b64encode(text.encode()).decode()
     return (
-        '<section aria-labelledby="raw"><h2 id="raw">Raw figures</h2>\n'
-        "<p>Every figure with its run’s settings, machine, commit and versions; each request is in the runs’ own files.</p>\n"
-        f'<p><a download="figures.json" href="data:application/json;base64,{encoded}">Download figures.json</a></p>\n'
+        '<section aria-labelledby="raw"><h2 id="raw">Raw summaries</h2>\n'
+        "<p>Every summary with its run’s settings, machine, commit and versions; the requests are in the runs’ own files.</p>\n"
+        f'<p><a download="summaries.json" href="data:application/json;base64,{encoded}">Download summaries.json</a></p>\n'
         f'<details><summary>Show them</summary><pre tabindex="0">{_escape(text)}</pre></details></section>'
     )
 

@@ -9,7 +9,7 @@ from noria_bench.reports.table import Table, escape_markdown
 
 
 def markdown_report(sections: Sequence[Section], overview: Table, folder: pathlib.Path) -> str:
-    """All of it, `glance` first; pictures are linked relative to `folder`, where it will lie."""
+    """The Markdown, `overview` first; plots are linked relative to `folder`, where the report is written."""
     overview_parts = [f"## {escape_markdown(overview.title)}", overview.markdown()] if overview.rows else []
     return (
         "\n\n".join(["# Noria bench report", *overview_parts, *(_section(section, folder) for section in sections)])
@@ -33,4 +33,7 @@ def _section(section: Section, folder: pathlib.Path) -> str:
 
 
 def _settings(values: dict[str, object]) -> str:
-    return ", ".join(f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()) or "none told"
+    return (
+        ", ".join(f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in values.items())
+        or "none reported"
+    )

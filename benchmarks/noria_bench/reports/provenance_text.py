@@ -1,4 +1,4 @@
-"""Where runs come from, in words: the machine, the commit, the versions, the command, the hour, the traffic. Pure."""
+"""The provenance of runs as text: machine, commit, versions, command, time and traffic. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -9,33 +9,33 @@ _SPECIAL_MACHINE_FIELDS = ("cpu", "cores", "memory_bytes", "load_average_before"
 
 
 def provenance_lines(runs: Sequence[BenchRun]) -> list[str]:
-    """A line for each machine, commit, command and model that the runs have: more than one line, and they cannot be compared."""
+    """A line for each combination of machine, commit, command and model, and a warning if machines or commits differ."""
     found: dict[str, list[BenchRun]] = {}
     for run in runs:
         found.setdefault(_origin_text(run), []).append(run)
     lines = [f"{origin}; {_time_text(same_origin)}." for origin, same_origin in found.items()]
     if len({(str(run.provenance.get("machine", {}).get("cpu")), run.provenance.get("commit")) for run in runs}) > 1:
-        lines.append("These runs are of different machines or commits: rows of different lines cannot be compared.")
+        lines.append("These runs are of different machines or commits: their rows are not comparable.")
     return lines
 
 
 def traffic_lines(runs: Sequence[BenchRun]) -> list[str]:
-    """What was sent, a line for each kind of traffic."""
+    """What was sent; a line for each kind of traffic."""
     return list(dict.fromkeys(_traffic_text(run.traffic) for run in runs))
 
 
 def _origin_text(run: BenchRun) -> str:
-    about, machine = run.provenance, run.provenance.get("machine", {})
-    versions = ", ".join(f"{name} {version}" for name, version in about.get("versions", {}).items())
+    provenance, machine = run.provenance, run.provenance.get("machine", {})
+    versions = ", ".join(f"{name} {version}" for name, version in provenance.get("versions", {}).items())
     parts = [
         f"{machine.get('cores', '?')} cores of {machine.get('cpu', 'an unnamed CPU')}",
         _memory_text(machine),
         *(f"{name} {value}" for name, value in machine.items() if name not in _SPECIAL_MACHINE_FIELDS and value),
-        f"noria {about.get('noria', '?')} at {about.get('commit') or 'no commit'}",
-        f"Python {about.get('python', '?')}",
+        f"noria {provenance.get('noria', '?')} at {provenance.get('commit') or 'no commit'}",
+        f"Python {provenance.get('python', '?')}",
         versions,
         f"model {run.model.get('name', '?')}",
-        f"command: {about.get('command', '?')}",
+        f"command: {provenance.get('command', '?')}",
     ]
     return "; ".join(part for part in parts if part)
 
@@ -70,9 +70,11 @@ def _traffic_text(traffic: Traffic) -> str:
             if traffic.spawn_interval_s and has_several_users
             else ""
         )
-        users = f"{traffic.num_users} users{ramp}, who each ask" if has_several_users else "1 user, who asks"
-        description = f"Closed: {users} again when answered"
+        users = f"{traffic.num_users} users{ramp}" if has_several_users else "1 user"
+        description = f"Closed: {users}; each sends the next request when answered"
     else:
-        work = "" if traffic.rows_per_s is None else f", {traffic.rows_per_s:.0f} rows of work a second"
+        work = "" if traffic.rows_per_s is None else f", {traffic.rows_per_s:.0f} rows of work per second"
+        if traffic.load_percent is not None:
+            work += f" ({traffic.load_percent} % of Noria's capacity)"
         description = f"Open: {traffic.arrivals} arrivals{work}; latency counts from the intended start"
-    return f"{description}; {traffic.mix} requests, {traffic.seconds:.4g} s a run, seed {traffic.seed}."
+    return f"{description}; {traffic.mix} requests, {traffic.seconds:.4g} s per run, seed {traffic.seed}."

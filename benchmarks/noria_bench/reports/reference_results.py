@@ -1,12 +1,14 @@
-"""The seed article's own figures, as it prints them.
+"""The results of the reference article, as it prints them.
 
-Javier Mermet, "Universe Scale Serving of Generative Models. And Why You Might Not Want To Use FastAPI For That Purpose", 12 April 2023.
-Stable Diffusion, 512 × 512 px, 20 steps, guidance 8.2; a g4dn.xlarge of AWS: one Tesla T4 (16 GB), 4 vCPUs; Locust; no failures.
+Javier Mermet, "Universe Scale Serving of Generative Models. And Why You Might Not Want To Use FastAPI For That
+Purpose", 12 April 2023. Stable Diffusion, 512 × 512 px, 20 steps, guidance 8.2; a g4dn.xlarge of AWS: one Tesla T4 (16
+GB), 4 vCPUs; Locust; no failures.
 
-The ablation's check marks (which row has memory-efficient attention, which attention slicing) are lost in the English text that we
-have, and kept in the Spanish one ("Optimizaciones de transformadores": both, neither, slicing alone, memory-efficient alone). The English
-text confirms two of the four: the first row equals scenario 2's batched endpoint, and the last equals the batching table's first row,
-"enabling memory efficient attention and disabling attention slicing".
+The ablation's check marks (which row has memory-efficient attention, which attention slicing) are missing in the
+English text and present in the Spanish one ("Optimizaciones de transformadores": both, neither, slicing alone,
+memory-efficient alone). The English text confirms two of the four: the first row equals scenario 2's batched endpoint,
+and the last equals the batching table's first row, "enabling memory efficient attention and disabling attention
+slicing".
 """
 
 from dataclasses import dataclass
@@ -15,16 +17,17 @@ CITATION = (
     "Javier Mermet, “Universe Scale Serving of Generative Models”, 12 April 2023: Stable Diffusion at 512 × 512 px, 20 steps, "
     "guidance 8.2, on one Tesla T4 (g4dn.xlarge), by Locust; no failures"
 )
-SECONDS = 900.0  # of every run of it
+# Of every run of the article.
+SECONDS = 900.0
 
 
 @dataclass(frozen=True)
 class ReferenceRow:
-    """A line of a table; the last two columns stand in a table of their own in the article, where there is one."""
+    """A row of a table; the article has the last two columns in a separate table, for some tables only."""
 
     num_requests: int
     avg_ms: float
-    requests_per_s: float  # as printed; `requests / SECONDS` is finer
+    requests_per_s: float  # as printed; `num_requests / SECONDS` is more precise
     p50_ms: float
     p90_ms: float
     p95_ms: float
@@ -35,18 +38,18 @@ class ReferenceRow:
 
 SCENARIOS: dict[str, dict[str, ReferenceRow]] = {
     "scenario1": {
-        "seed-stream-async": ReferenceRow(218, 4112, 0.2, 4100, 4200, 4200, 4200, 0.806, 0.688),
-        "seed-response-async": ReferenceRow(230, 3912, 0.3, 3900, 4000, 4000, 4000, 0.608, 0.593),
-        "seed-stream-sync": ReferenceRow(226, 3978, 0.3, 4000, 4000, 4000, 4200, 0.597, 0.710),
-        "seed-response-sync": ReferenceRow(236, 3811, 0.3, 3800, 4000, 4000, 4000, 0.585, 0.631),
-        "seed-batched": ReferenceRow(368, 2439, 0.4, 2400, 2400, 2400, 2400, 0.751, 0.428),
+        "reference-stream-async": ReferenceRow(218, 4112, 0.2, 4100, 4200, 4200, 4200, 0.806, 0.688),
+        "reference-response-async": ReferenceRow(230, 3912, 0.3, 3900, 4000, 4000, 4000, 0.608, 0.593),
+        "reference-stream-sync": ReferenceRow(226, 3978, 0.3, 4000, 4000, 4000, 4200, 0.597, 0.710),
+        "reference-response-sync": ReferenceRow(236, 3811, 0.3, 3800, 4000, 4000, 4000, 0.585, 0.631),
+        "reference-batched": ReferenceRow(368, 2439, 0.4, 2400, 2400, 2400, 2400, 0.751, 0.428),
     },
     "scenario2": {
-        "seed-stream-async": ReferenceRow(261, 21951, 0.3, 26000, 28000, 34000, 46000, 0.877, 0.921),
-        "seed-response-async": ReferenceRow(269, 20875, 0.3, 9900, 53000, 56000, 69000, 0.842, 0.919),
-        "seed-stream-sync": ReferenceRow(264, 21618, 0.3, 26000, 32000, 34000, 46000, 0.906, 0.936),
-        "seed-response-sync": ReferenceRow(270, 20729, 0.3, 9800, 56000, 59000, 65000, 0.602, 0.877),
-        "seed-batched": ReferenceRow(975, 5923, 1.1, 6400, 6500, 6500, 12000, 0.713, 0.803),
+        "reference-stream-async": ReferenceRow(261, 21951, 0.3, 26000, 28000, 34000, 46000, 0.877, 0.921),
+        "reference-response-async": ReferenceRow(269, 20875, 0.3, 9900, 53000, 56000, 69000, 0.842, 0.919),
+        "reference-stream-sync": ReferenceRow(264, 21618, 0.3, 26000, 32000, 34000, 46000, 0.906, 0.936),
+        "reference-response-sync": ReferenceRow(270, 20729, 0.3, 9800, 56000, 59000, 65000, 0.602, 0.877),
+        "reference-batched": ReferenceRow(975, 5923, 1.1, 6400, 6500, 6500, 12000, 0.713, 0.803),
     },
 }
 
@@ -57,7 +60,7 @@ ATTENTION = {
     "memory-efficient": ReferenceRow(1131, 5102, 1.3, 5300, 5800, 5800, 8800, 0.499, 0.838),
 }
 
-# Beside the ablation's best, which it was tried on.
+# With the settings of the ablation's best row.
 CHANNELS_LAST = {"off": ATTENTION["memory-efficient"], "on": ReferenceRow(1316, 4383, 1.5, 4800, 5100, 5300, 5400)}
 
 # (timeout in ms, images)
@@ -71,12 +74,12 @@ BATCHING: dict[tuple[int, int], ReferenceRow] = {
 
 
 def scenario_rows(bench: str) -> dict[str, ReferenceRow]:
-    """Its rows by target; none where the article has no such scenario."""
+    """The article's rows by target; empty if it has no such scenario."""
     return SCENARIOS.get(bench, {})
 
 
 def sweep_rows(bench: str) -> dict[str, ReferenceRow]:
-    """The rows of the article's table on the same subject, known by the sweep's name; none where it has none."""
+    """The rows of the article's table on the subject of a sweep, found by its name; empty without one."""
     if "attention" in bench:
         return ATTENTION
     if "channels" in bench:

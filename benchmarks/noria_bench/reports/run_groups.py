@@ -1,4 +1,7 @@
-"""Which runs stand side by side: all of a scenario under the same arrivals, all of a sweep. Pure."""
+"""Groups runs that are compared: all of a scenario with the same arrivals, all of a sweep, all of the deadlines bench.
+
+Pure.
+"""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -12,35 +15,38 @@ SCENARIOS = {
     "scenario2": "Scenario 2: users who arrive one by one",
     "mixed": "Mixed traffic",
 }
+DEADLINES = "deadlines"
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that are compared with one another, in the order of the tables."""
+    """Runs that are compared, in the order of the tables."""
 
     bench: str
-    variant: str  # of all of them; empty where each has its own
+    variant: str  # of all runs; empty if each has its own
     runs: tuple[BenchRun, ...]
 
     @property
     def is_sweep(self) -> bool:
-        """Whether settings were turned, rather than targets compared."""
-        return self.bench not in SCENARIOS
+        """Whether settings were varied, rather than targets or policies compared."""
+        return self.bench not in SCENARIOS and self.bench != DEADLINES
 
     @property
     def title(self) -> str:
-        """A heading."""
+        """The heading of its section."""
+        if self.bench == DEADLINES:
+            return "Deadlines: policies by load"
         name = SCENARIOS.get(self.bench, f"Sweep: {self.bench.removeprefix('sweep').strip(' -_')}")
         return f"{name}, {self.variant} arrivals" if self.variant else name
 
     @property
     def slug(self) -> str:
-        """For file names and anchors."""
+        """Its name in file names and anchors."""
         return re.sub(r"[^a-z0-9]+", "-", f"{self.bench} {self.variant}".lower()).strip("-") or "runs"
 
     def label(self, run: BenchRun) -> str:
-        """A row's name, short."""
+        """The name of a run's row."""
         own = "" if run.variant == self.variant else run.variant
         several = len({other.target for other in self.runs}) > 1
         if self.is_sweep:
@@ -48,15 +54,18 @@ class Group:
         return f"{run.target} ({own})" if own else run.target
 
     def last_run_of(self, target: str) -> BenchRun | None:
-        """The last run of `target`, if there is one."""
+        """The last run of `target`; None without one."""
         return next((run for run in reversed(self.runs) if run.target == target), None)
 
 
 def group_runs(runs: Iterable[BenchRun]) -> list[Group]:
-    """Scenarios in their order, then sweeps by name; targets as the command line names them, variants by their numbers."""
+    """Scenarios in their order, then other benches by name.
+
+    Targets are in the catalog's order, variants by their numbers.
+    """
     found: dict[tuple[str, str], list[BenchRun]] = {}
     for run in runs:
-        # Arrivals are the variant of an open scenario; elsewhere a variant is the run's own.
+        # The variant of an open scenario is its arrivals, which all runs of the group share.
         shared = run.variant if run.bench in SCENARIOS and run.variant == (run.traffic.arrivals or "") else ""
         found.setdefault((run.bench, shared), []).append(run)
     order = list(SCENARIOS)
@@ -65,7 +74,7 @@ def group_runs(runs: Iterable[BenchRun]) -> list[Group]:
 
 
 def variant_numbers(variant: str) -> tuple[float, float] | None:
-    """Both numbers of a variant such as `250 ms, 8`; None where it is not two settings of one number each."""
+    """Both numbers of a variant such as `250 ms, 8`; None if it is not two settings with one number each."""
     numbers = [_NUMBER.findall(part) for part in variant.split(",")]
     if [len(part) for part in numbers] != [1, 1]:
         return None
@@ -80,4 +89,5 @@ def _sorted_runs(runs: Sequence[BenchRun]) -> list[BenchRun]:
 
     if all(variant_numbers(run.variant) for run in runs):
         return sorted(runs, key=lambda run: (*sort_key(run), variant_numbers(run.variant) or ()))
-    return sorted(runs, key=sort_key)  # stable: as they were begun
+    # Stable: runs of a target stay in the order of their loads, then of their start.
+    return sorted(sorted(runs, key=lambda run: run.traffic.load_percent or 0), key=sort_key)

@@ -1,15 +1,16 @@
-"""The figures of one run. Pure.
+"""The summary of one run. Pure.
 
-Rules: a latency counts from the *intended* start. A request that had no images, for whatever reason, took for ever: percentiles are of
-all requests, so an endless one says that so many had none. The average is of those that had theirs, since one endless request would
-leave nothing to say. A rate counts requests, or images, done while the traffic lasted, over that time, ramp included: the seed
-article's sense, and Locust's.
+A latency counts from the *intended* start. A request without images has an infinite latency: percentiles are over all
+requests, so an infinite one says that too many failed. The average is over the requests with images only. A rate counts
+requests, or images, that ended while the traffic lasted, over that time with its ramp, as the reference article and
+Locust do.
 """
 
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from noria_bench.measurement.run_metrics import RequestRecord, percentile
 from noria_bench.measurement.runs import BenchRun
@@ -19,14 +20,14 @@ _SHARES = (0.5, 0.9, 0.95, 0.99)
 
 @dataclass(frozen=True)
 class RunSummary:
-    """NaN where nothing can be said; `math.inf` for a percentile that falls on a request without images."""
+    """NaN where nothing was measured; `math.inf` for a percentile that falls on a request without images."""
 
-    num_requests: int  # that were sent
+    num_requests: int
     num_http_failures: int  # answered, but not with images
-    num_unanswered: int  # the connection broke, or no answer came while the run lasted
-    num_wrong: int  # of `compared`: not the image that its request draws alone
+    num_unanswered: int  # the connection broke, or no answer arrived during the run
+    num_wrong: int  # of `num_compared`: not the image that the request gives alone
     num_compared: int
-    seconds: float  # that the rates are over
+    seconds: float  # over which rates are taken
     avg_ms: float
     requests_per_s: float
     images_per_s: float
@@ -34,23 +35,23 @@ class RunSummary:
     p90_ms: float
     p95_ms: float
     p99_ms: float
-    mean_batch: float  # images drawn together, a request's mean, where the server tells
-    sent_late_p99_ms: float  # how far the client fell behind its own trace; a closed loop has none
+    mean_batch: float  # mean over requests of the batch size that the server reports
+    sent_late_p99_ms: float  # how far the client fell behind its trace; NaN in a closed loop
     cpu_cores: float
-    max_resident_bytes: float  # the most
-    gpu_utilisation: float  # mean utilisation, 0 to 1
+    max_resident_bytes: float
+    gpu_utilisation: float  # mean, 0 to 1
     gpu_bytes: float  # mean
     energy_per_image_j: float
-    other_cpu_share: float  # of the machine's CPU time, that strangers took
+    other_cpu_share: float  # of the machine's CPU time, used by other processes
 
     @property
     def num_failures(self) -> int:
-        """Of every kind."""
+        """Failures of every kind."""
         return self.num_http_failures + self.num_unanswered + self.num_wrong
 
 
 def summarise_run(run: BenchRun) -> RunSummary:
-    """All of them."""
+    """Summarise a run."""
     records, usage = run.records, run.usage
     latencies_ms = [1000 * record.latency_s for record in records]
     seconds = run.duration_s
@@ -63,7 +64,7 @@ def summarise_run(run: BenchRun) -> RunSummary:
         num_requests=len(records),
         num_http_failures=sum(record.status != 200 for record in records if not _is_unanswered(record)),
         num_unanswered=unanswered,
-        num_wrong=sum(bool(sample.problem) for sample in run.image_checks),
+        num_wrong=sum(bool(check.problem) for check in run.image_checks),
         num_compared=len(run.image_checks),
         seconds=seconds,
         avg_ms=_mean([latency for latency in latencies_ms if math.isfinite(latency)]),
@@ -85,8 +86,21 @@ def summarise_run(run: BenchRun) -> RunSummary:
 
 
 def finite_ratio(part: float, whole: float) -> float:
-    """`part` over `whole`; NaN where either is endless or nothing."""
+    """`part` over `whole`; NaN if either is not finite, or `whole` is 0."""
     return part / whole if whole and math.isfinite(part) and math.isfinite(whole) else math.nan
+
+
+def finite_json(value: Any) -> Any:
+    """`value` for JSON: numbers that are not finite become None, floats are rounded to four digits."""
+    match value:
+        case float():
+            return round(value, 4) if math.isfinite(value) else None
+        case dict():
+            return {key: finite_json(part) for key, part in value.items()}
+        case list() | tuple():
+            return [finite_json(part) for part in value]
+        case _:
+            return value
 
 
 def _has_images(record: RequestRecord) -> bool:

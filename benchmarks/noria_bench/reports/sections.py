@@ -1,4 +1,4 @@
-"""What a report says, before it is Markdown or HTML: a section for each group of runs. Pure, but for the pictures that it is given."""
+"""The content of a report before it becomes Markdown or HTML: a section for each group of runs. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -8,18 +8,18 @@ import msgspec
 
 from noria_bench.measurement.runs import BenchRun
 from noria_bench.reports.comparison_tables import performance_table, reference_table, resource_table
-from noria_bench.reports.deadlines_report import finite_json
+from noria_bench.reports.deadlines import deadline_summary, deadline_tables
 from noria_bench.reports.goals import Goal, goals_of
 from noria_bench.reports.plots.target_plots import Plot
 from noria_bench.reports.provenance_text import provenance_lines, traffic_lines
-from noria_bench.reports.run_groups import Group
-from noria_bench.reports.run_summary import summarise_run
+from noria_bench.reports.run_groups import DEADLINES, Group
+from noria_bench.reports.run_summary import finite_json, summarise_run
 from noria_bench.reports.table import Table
 
 
 @dataclass(frozen=True)
 class Section:
-    """A group of runs, told."""
+    """The content of the section on one group of runs."""
 
     title: str
     slug: str
@@ -29,12 +29,14 @@ class Section:
     goals: tuple[Goal, ...]
     tables: tuple[Table, ...]
     plots: tuple[Plot, ...]
-    settings: tuple[tuple[str, dict[str, Any]], ...]  # those of all rows, then what is each row's own
+    settings: tuple[tuple[str, dict[str, Any]], ...]  # shared by all rows, then each row's own
 
 
 def build_section(group: Group, plots: Sequence[Plot]) -> Section:
-    """All that there is to say about it."""
-    tables = (performance_table(group), reference_table(group), resource_table(group))
+    """Collect the tables, goals, warnings and provenance of a group."""
+    tables: Sequence[Table | None] = (performance_table(group), reference_table(group), resource_table(group))
+    if group.bench == DEADLINES:
+        tables = deadline_tables(group)
     return Section(
         title=group.title,
         slug=group.slug,
@@ -49,25 +51,27 @@ def build_section(group: Group, plots: Sequence[Plot]) -> Section:
 
 
 def raw_summaries(runs: Sequence[BenchRun]) -> list[dict[str, Any]]:
-    """Every figure of every run with where it comes from, for programs; without the requests, which the runs' own files have."""
+    """Every summary with its run's provenance and settings, JSON-ready; the requests are in the runs' own files."""
     return [
         {
             "bench": run.bench,
             "variant": run.variant,
             "target": run.target,
             "complete": run.complete,
-            "figures": finite_json(asdict(summarise_run(run))),
+            "summary": finite_json(
+                asdict(summarise_run(run)) | (deadline_summary(run) if run.bench == DEADLINES else {})
+            ),
             "traffic": msgspec.to_builtins(run.traffic),
             "settings": run.settings,
             "model": run.model,
-            "about": run.provenance,
+            "provenance": run.provenance,
         }
         for run in runs
     ]
 
 
 def _settings(group: Group) -> list[tuple[str, dict[str, Any]]]:
-    """Said once where they are the same in every row."""
+    """Settings that all rows share come once, first."""
     first, *others = (run.settings for run in group.runs)
     shared = {k: v for k, v in first.items() if all(k in other and other[k] == v for other in others)}
     own = [(group.label(run), {k: v for k, v in run.settings.items() if k not in shared}) for run in group.runs]
@@ -78,11 +82,11 @@ def _warnings(group: Group) -> list[str]:
     found = []
     interrupted = [group.label(run) for run in group.runs if not run.complete]
     if interrupted:
-        found.append(f"Interrupted, so that rates and quantiles are of a shorter time: {', '.join(interrupted)}.")
+        found.append(f"Interrupted, so that rates and quantiles cover a shorter time: {', '.join(interrupted)}.")
     for run in group.runs:
-        wrong = [sample for sample in run.image_checks if sample.problem]
+        wrong = [check for check in run.image_checks if check.problem]
         if wrong:
             found.append(
-                f"{group.label(run)}: {len(wrong)} of {len(run.image_checks)} samples are wrong: {wrong[0].problem}"
+                f"{group.label(run)}: {len(wrong)} of {len(run.image_checks)} checked images are incorrect: {wrong[0].problem}"
             )
     return found

@@ -1,16 +1,17 @@
-"""A table as data, how its numbers are printed, and its Markdown. Cells are plain text: who writes them out escapes them."""
+"""A table as data, the format of its numbers, and its Markdown. Cells are plain text; the writers escape them."""
 
 import html
 import math
 import re
 from dataclasses import dataclass
 
-MISSING = "–"  # cannot be said, or endless
+# Not measured, or infinite.
+MISSING = "–"
 
 
 @dataclass(frozen=True)
 class Table:
-    """The first column names the row; the others are numbers."""
+    """The first column names the row; the others hold numbers."""
 
     title: str
     columns: tuple[str, ...]
@@ -18,7 +19,7 @@ class Table:
     notes: tuple[str, ...] = ()
 
     def without_empty_columns(self) -> "Table":
-        """Without those that have nothing to say in any row, such as a GPU's on a machine that has none."""
+        """Without the columns that are MISSING in every row, such as those of GPUs on a machine without any."""
         kept = [k for k in range(len(self.columns)) if k == 0 or any(row[k] != MISSING for row in self.rows)]
         return Table(
             self.title,
@@ -28,7 +29,7 @@ class Table:
         )
 
     def markdown(self) -> str:
-        """As GitHub reads it, notes beneath."""
+        """The table in GitHub's Markdown, with its notes below."""
         lines = [
             _markdown_row(self.columns),
             "|---|" + "---:|" * (len(self.columns) - 1),
@@ -38,33 +39,33 @@ class Table:
 
 
 def escape_markdown(text: str) -> str:
-    """`text` as Markdown shows it: what a run says can be no markup."""
+    """Escape `text`, so that nothing from a run is markup."""
     safe = html.escape(" ".join(text.split()), quote=False)
     return re.sub(r"[\\`|\[\]*]", r"\\\g<0>", safe)
 
 
 def format_number(value: float, digits: int = 0) -> str:
-    """With `digits` after the point."""
+    """`value` with `digits` decimals."""
     return f"{value:.{digits}f}" if math.isfinite(value) else MISSING
 
 
 def format_rate(value: float) -> str:
-    """Per second: two digits after the point."""
+    """A rate per second, with two decimals."""
     return format_number(value, 2)
 
 
 def format_share(value: float | None) -> str:
-    """Of 1, in per cent."""
+    """A share of 1 in per cent."""
     return f"{format_number(100 * value, 1)} %" if value is not None and math.isfinite(value) else MISSING
 
 
 def format_ratio(value: float) -> str:
-    """A ratio."""
+    """A ratio with two decimals and ×."""
     return f"{format_number(value, 2)} ×" if math.isfinite(value) else MISSING
 
 
 def format_gib(value: float) -> str:
-    """Bytes."""
+    """Bytes in GiB."""
     return f"{format_number(value / 2**30, 2)} GiB" if math.isfinite(value) else MISSING
 
 

@@ -1,1 +1,1 @@
-"""The servers that are compared."""
+"""The servers that are compared, and how they are started."""

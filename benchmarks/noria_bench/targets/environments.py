@@ -1,9 +1,11 @@
-"""The virtual environments of the peers: `noria bench install PEER` makes one, and a bench runs the peer's server in it.
+"""The virtual environments of the peers: `noria bench install PEER` creates one, and a bench runs the peer's server in
+it.
 
-Each is layered (ADR 11): first what pip installed for the peer, behind it all of the environment that Noria runs in. So torch,
-diffusers, transformers and Noria itself are the very same files for every target, and nothing that a peer wants can change Noria's.
+Each is layered (ADR 11): first what pip installed for the peer, then all of the environment that Noria runs in. So
+every target uses the same files of torch, diffusers, transformers and Noria, and a peer's requirements cannot change
+Noria's packages.
 
-A file, written last, says that an environment is whole and what it was made for. Without it there is none.
+A marker file, written last, says that an environment is complete and what it was created for.
 """
 
 import importlib.metadata
@@ -14,16 +16,17 @@ import site
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from noria.errors import ConfigError
+from noria_bench.targets.catalog import Target
 
-# The newest of November 2026. All of them have wheels for Python 3.11 to 3.13.
+# The newest versions in November 2026. All have wheels for Python 3.11 to 3.13.
 REQUIREMENTS = {"litserve": "litserve==0.2.19", "bentoml": "bentoml==1.4.39", "ray": "ray[serve]==2.60.0"}
 
-# What draws. pip may not install any of it a second time: every target draws with the same.
+# What generates images: pip must not install a second copy, so that every target uses the same.
 _SHARED_PACKAGES = (
     "torch",
     "diffusers",
@@ -40,7 +43,7 @@ _LAST_LINES = 8
 
 
 class _EnvironmentMarker(msgspec.Struct, frozen=True):
-    """What an environment was made for; another wish makes another environment."""
+    """What an environment was created for; if that changes, it is created again."""
 
     requirement: str
     python: str
@@ -48,16 +51,16 @@ class _EnvironmentMarker(msgspec.Struct, frozen=True):
 
 
 def folder_of(peer: str) -> pathlib.Path:
-    """Where its environment is: `noria/peers/PEER` in XDG_CACHE_HOME or ~/.cache."""
+    """The folder of the peer's environment: `noria/peers/PEER` in XDG_CACHE_HOME or ~/.cache."""
     cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
     return pathlib.Path(cache) / "noria" / "peers" / peer
 
 
 def python_of(peer: str) -> pathlib.Path:
-    """The Python that its server runs on.
+    """The Python interpreter of the peer's environment.
 
     Raises:
-        ConfigError: it is not installed, half made, or made for another version, Python or environment of Noria's.
+        ConfigError: it is not installed, incomplete, or created for another version, Python or environment of Noria.
 
     """
     if not _is_installed(peer):
@@ -65,23 +68,30 @@ def python_of(peer: str) -> pathlib.Path:
     return _python_in(folder_of(peer))
 
 
+def check_installed(targets: Iterable[Target]) -> None:
+    """Raises ConfigError if the environment of one of them is not installed."""
+    for target in targets:
+        if target.peer is not None:
+            python_of(target.peer)
+
+
 def install(peer: str, log_status: Callable[[str], None]) -> None:
-    """Make the environment of `peer` unless it is there; `say` is told, a line at a time, what takes long.
+    """Create the environment of `peer` unless it exists; `log_status` is called before each slow step.
 
     Raises:
-        ConfigError: no such peer, or no environment can be made; with pip's last words.
+        ConfigError: the peer is unknown, or the environment cannot be created; the message ends with pip's last lines.
 
     """
     if peer not in REQUIREMENTS:
-        raise ConfigError(f"no peer is called {peer!r}; peers are {', '.join(REQUIREMENTS)}")
+        raise ConfigError(f"there is no peer {peer!r}; peers are {', '.join(REQUIREMENTS)}")
     folder, expected = folder_of(peer), _expected_marker(peer)
     if _is_installed(peer):
         log_status(f"{expected.requirement} is installed in {folder}")
         return
     shutil.rmtree(folder, ignore_errors=True)
-    log_status(f"making a virtual environment in {folder}")
-    _run([sys.executable, "-m", "venv", str(folder)], f"no virtual environment could be made in {folder}")
-    # Python 3.11 brings a setuptools older than torch wants, which would stand before Noria's.
+    log_status(f"creating a virtual environment in {folder}")
+    _run([sys.executable, "-m", "venv", str(folder)], f"no virtual environment could be created in {folder}")
+    # Python 3.11 installs a setuptools older than torch needs, which would come before Noria's.
     _run([*_pip(folder), "uninstall", "--yes", "--quiet", "setuptools"], f"no pip in {folder}")
     _add_fallback_paths(folder, expected.fallback_paths)
     log_status(f"installing {expected.requirement}")
@@ -92,12 +102,12 @@ def install(peer: str, log_status: Callable[[str], None]) -> None:
 
 
 def constraints() -> list[str]:
-    """The versions that a peer has to do with, as pip reads them: those of the environment that Noria runs in."""
+    """The shared packages, pinned to the versions of Noria's environment, as pip reads them."""
     return [f"{name}=={importlib.metadata.version(name)}" for name in _SHARED_PACKAGES]
 
 
 def versions_of(peer: str) -> dict[str, str]:
-    """What pip installed for it, by name; nothing where it is not installed."""
+    """The versions that pip installed for the peer, by name; empty if it is not installed."""
     directories = [str(directory) for directory in (folder_of(peer) / "lib").glob("python*/site-packages")]
     return {found.name: found.version for found in importlib.metadata.distributions(path=directories)}
 
@@ -126,7 +136,7 @@ def _pip(folder: pathlib.Path) -> list[str]:
 
 
 def _add_fallback_paths(folder: pathlib.Path, paths: Sequence[str]) -> None:
-    """Have its Python search `behind` last; addsitedir also follows what is installed there as editable."""
+    """Append `paths` to the search path of its Python; addsitedir also follows editable installations there."""
     (packages,) = (folder / "lib").glob("python*/site-packages")
     lines = [f"import site; site.addsitedir({path!r})\n" for path in paths]
     (packages / "noria.pth").write_text("".join(lines))
@@ -143,15 +153,13 @@ def _pip_install(folder: pathlib.Path, requirement: str) -> None:
 
 
 def _check_shared(folder: pathlib.Path) -> None:
-    """Raises ConfigError when something that draws is not Noria's own."""
+    """Raises ConfigError if a shared package is not the one of Noria's environment."""
     script = "import importlib.metadata as m, sys; print(*(n + '==' + m.version(n) for n in sys.argv[1:]), sep='\\n')"
     found = _run(
         [str(_python_in(folder)), "-c", script, *_SHARED_PACKAGES], f"{folder} does not see Noria's environment"
     ).splitlines()
     if different := sorted(set(found) - set(constraints())):
-        raise ConfigError(
-            f"{folder} would draw with {', '.join(different)}, Noria draws with {', '.join(constraints())}"
-        )
+        raise ConfigError(f"{folder} would use {', '.join(different)}; Noria uses {', '.join(constraints())}")
 
 
 def _run(command: list[str], problem: str) -> str:
@@ -159,5 +167,5 @@ def _run(command: list[str], problem: str) -> str:
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode != 0:
         last = "\n".join(done.stdout.splitlines()[-_LAST_LINES:])
-        raise ConfigError(f"{problem}. Its last words:\n{last}")
+        raise ConfigError(f"{problem}. The last lines of its output:\n{last}")
     return done.stdout

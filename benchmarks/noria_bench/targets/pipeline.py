@@ -1,4 +1,4 @@
-"""What the server is held against: the same model in a bare loop, in this process, with nothing around it."""
+"""The baseline of the server: the same model in diffusers' pipeline and in a bare loop, in this process."""
 
 import time
 from typing import Any
@@ -6,16 +6,16 @@ from typing import Any
 import torch
 
 from noria.config import EngineConfig
-from noria.images import schedulers
+from noria.images import scheduler_names
 from noria.models.diffusion.stable_diffusion import set_attention
 from noria.protocol.model_spec import ModelSpec
 
 
 class Pipeline:
-    """diffusers' own StableDiffusionPipeline, set as the server's engine is: dtype, memory format, attention, scheduler."""
+    """diffusers' StableDiffusionPipeline with the settings of the server's engine: dtype, memory format, attention, scheduler."""
 
     def __init__(self, spec: ModelSpec, config: EngineConfig, device: str) -> None:
-        """Load it on `device`; `config` has no "auto" left."""
+        """Load it on `device`; no setting of `config` may be "auto"."""
         import diffusers
         import transformers
 
@@ -39,16 +39,16 @@ class Pipeline:
         self.pipe.set_progress_bar_config(disable=True)
 
     def use_scheduler(self, name: str) -> None:
-        """Draw with the scheduler of this name from now on, made from the model's own configuration."""
+        """Use the scheduler of this name, created from the model's own configuration."""
         import diffusers
 
-        choice = schedulers.find(name)
+        choice = scheduler_names.find(name)
         scheduler_class = getattr(diffusers, choice.diffusers_class)
         self.pipe.scheduler = scheduler_class.from_config(self._scheduler_config, **choice.overrides)
 
     @torch.inference_mode()
     def generate(self, prompt: str, num_steps: int, guidance_scale: float) -> Any:
-        """A PIL image through the pipeline's own call."""
+        """One PIL image, by the pipeline's own call."""
         generator = torch.Generator("cpu").manual_seed(1)
         (image,) = self.pipe(
             prompt, num_inference_steps=num_steps, guidance_scale=guidance_scale, generator=generator
@@ -57,7 +57,10 @@ class Pipeline:
 
     @torch.inference_mode()
     def generate_batch(self, prompts: list[str], num_steps: int, guidance_scale: float) -> torch.Tensor:
-        """The shortest loop that draws: encode, step all rows together with the diffusers scheduler, decode; uint8 [B, H, W, 3]."""
+        """The shortest loop: encode, step all rows together with diffusers' scheduler, decode.
+
+        Returns uint8 [B, H, W, 3].
+        """
         pipe, batch = self.pipe, len(prompts)
         size = pipe.unet.config.sample_size
         tokens = pipe.tokenizer([""] * batch + prompts, padding="max_length", return_tensors="pt").input_ids
@@ -76,7 +79,7 @@ class Pipeline:
 
 
 def time_calls(num_calls: int, function: Any) -> list[float]:
-    """Seconds of each of `repeat` calls, after one that does not count."""
+    """Seconds of each of `num_calls` calls, after an untimed one."""
     function()
     seconds = []
     for _ in range(num_calls):

@@ -1,7 +1,7 @@
-"""What every server that Noria is held against draws with: diffusers' own pipeline, and the body that asks for images.
+"""What all servers but Noria share: diffusers' pipeline, the request body and the response.
 
-The seed's endpoints and the peers share it, so that nothing but the serving differs. It is given everything that Noria's engine has:
-device, dtype, threads, attention, memory format, inference mode and PNG encoder.
+The reference server's endpoints and the peers use it, so that only the serving differs. The pipeline has all of Noria's
+engine settings: device, dtype, threads, attention, memory format, inference mode and PNG encoder.
 """
 
 import os
@@ -15,15 +15,15 @@ import msgspec
 from pydantic import BaseModel
 
 from noria.config import EngineConfig
-from noria.frontend.engines.pool import RawImage
+from noria.frontend.engines.client import RawImage
 from noria.frontend.services.image_writer import to_base64, write_images
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.process_signals import die_with_parent
-from noria_bench.targets.catalog import TargetSettings as TargetSettings  # noqa: PLC0414 -- a job has them
+from noria_bench.targets.catalog import TargetSettings
 
 
 class TargetJob(msgspec.Struct, frozen=True):
-    """What a bench tells the server that it starts, as JSON in its first argument."""
+    """The job of a server that a bench starts: JSON in its first argument."""
 
     spec: ModelSpec
     config: EngineConfig
@@ -33,7 +33,7 @@ class TargetJob(msgspec.Struct, frozen=True):
 
 
 class T2IBody(BaseModel):
-    """The body; what is left out is the model's default."""
+    """The request body; omitted settings are the model's defaults."""
 
     prompt: str
     negative_prompt: str = ""
@@ -48,7 +48,7 @@ class T2IBody(BaseModel):
 
 @dataclass(frozen=True)
 class BatchKey:
-    """The settings that requests must share to be drawn together."""
+    """The settings that the requests of one pipeline call share."""
 
     width: int
     height: int
@@ -58,7 +58,7 @@ class BatchKey:
 
 
 class ImageGenerator(Protocol):
-    """What draws a batch: the pipeline, or a stand-in."""
+    """Generates a batch: the pipeline, or a fake."""
 
     def generate(self, batch_key: BatchKey, bodies: list[T2IBody]) -> list[list[RawImage]]:
         """The images of each body, in order; blocks."""
@@ -66,29 +66,31 @@ class ImageGenerator(Protocol):
 
 
 class PipelineGenerator:
-    """diffusers' StableDiffusionPipeline on one device, and the one thread that loads it and draws, whichever thread asks.
+    """diffusers' StableDiffusionPipeline on one device, in one thread that loads it and generates, whichever thread
+    calls.
 
-    On a CPU each thread that draws has OpenMP threads of its own. Where there are more of them than cores, as after a warm-up in
-    another thread, libgomp has the idle ones sleep instead of spin, which takes from a small model a third of the cores (ADR 5).
+    On a CPU, each thread that generates has its own OpenMP threads. With more of them than cores, as after a warm-up in
+    another thread, libgomp lets idle ones sleep instead of spin, which costs a small model a third of the cores (ADR
+    5).
     """
 
     def __init__(self, job: TargetJob) -> None:
-        """Load and warm it up; torch's threads are set for the whole process."""
+        """Load the pipeline and warm it up; torch's threads are set for the whole process."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pipeline")
         self._pipeline = self._thread.submit(self._load, job).result()
         warm_up_key = batch_key_of(T2IBody(prompt="", inference_steps=2), job.spec)
         self.generate(warm_up_key, [T2IBody(prompt="")] * job.settings.max_images)
 
     def generate(self, batch_key: BatchKey, bodies: list[T2IBody]) -> list[list[RawImage]]:
-        """One call of the pipeline; image k of a request is drawn from its seed + k."""
+        """One call of the pipeline; image k of a request has its seed + k."""
         return self._thread.submit(self._generate, batch_key, bodies).result()
 
     @staticmethod
     def _load(job: TargetJob) -> Any:
         import torch
 
+        from noria.engine.auto_settings import resolve_auto, resolve_device
         from noria.engine.diffusion.loading import detect_machine
-        from noria.engine.resources import resolve_auto, resolve_device
         from noria_bench.targets.pipeline import Pipeline
 
         machine = detect_machine()
@@ -122,7 +124,7 @@ class PipelineGenerator:
 
 
 def batch_key_of(body: T2IBody, spec: ModelSpec) -> BatchKey:
-    """The group that a request waits in."""
+    """The batch key of a request."""
     return BatchKey(
         width=body.width or spec.default_width_px,
         height=body.height or spec.default_height_px,
@@ -135,9 +137,9 @@ def batch_key_of(body: T2IBody, spec: ModelSpec) -> BatchKey:
 def generate_mixed(
     generator: ImageGenerator, spec: ModelSpec, bodies: Sequence[T2IBody]
 ) -> list[tuple[list[RawImage], int]]:
-    """Each body's images, and how many were drawn with it: for servers whose batches mix settings, which the pipeline cannot.
+    """Each body's images, and the size of its batch, for servers whose batches mix settings.
 
-    One call of the pipeline for each group, in the order of their first request.
+    Makes one call of the pipeline for each batch key, in the order of their first request.
     """
     groups: dict[BatchKey, list[int]] = {}
     for index, body in enumerate(bodies):
@@ -153,7 +155,7 @@ def generate_mixed(
 
 @dataclass(frozen=True)
 class ImageResponse:
-    """An answer as any web framework can give it."""
+    """A response, independent of the web framework."""
 
     content: bytes
     media_type: str
@@ -161,7 +163,7 @@ class ImageResponse:
 
 
 def image_response(images: list[RawImage], batch_size: int) -> ImageResponse:
-    """One image as its PNG file, several as JSON; compresses, so not on the event loop."""
+    """One image as its PNG file, several as JSON. Compresses, so it must not run on an event loop."""
     files, headers = write_images(images, "png"), {"X-Batch-Size": str(batch_size)}
     if len(files) == 1:
         return ImageResponse(files[0], "image/png", headers)
@@ -170,9 +172,9 @@ def image_response(images: list[RawImage], batch_size: int) -> ImageResponse:
 
 
 def read_job() -> TargetJob:
-    """The job from the command line of this process, which from now on ends with its parent."""
+    """The job from the command line of this process, which ends with its parent from now on."""
     job = msgspec.json.decode(sys.argv[1], type=TargetJob)
     die_with_parent(parent_pid=job.parent_pid)
-    # What the supervisor gives its engines; read when torch is imported.
+    # As the supervisor sets it for engines; read when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     return job

@@ -1,6 +1,6 @@
-"""How a server of several processes ends: all of them at once, whatever its framework has begun.
+"""Ends a server of several processes: all of them, at once, whatever its framework does.
 
-Frameworks have endings of their own, some graceful for half a minute, some that leave processes behind. A bench wants none of that.
+Frameworks have shutdowns of their own: some take half a minute, some leave processes behind.
 """
 
 import atexit
@@ -19,19 +19,18 @@ _POLL_INTERVAL_S = 0.01
 
 
 def kill_tree_on_sigterm(*folders: str) -> None:
-    """From now on this process ends at SIGTERM with status 0; whenever it ends, so do all below it, and `folders` go.
+    """Exit with status 0 at SIGTERM. Whenever this process ends, its descendants are killed and `folders` are deleted.
 
-    Call it before a framework is imported, in the only thread: threads and processes that begin later inherit that SIGTERM is
-    blocked, and only a thread made here takes it, so that no framework's handler does. multiprocessing's resource tracker
-    unblocks it, though, so there is a handler too.
+    Call it before a framework is imported, in the only thread: later threads and processes inherit that SIGTERM is
+    blocked, and only a thread created here receives it, so that no framework's handler does. multiprocessing's resource
+    tracker unblocks it, so there is a handler too.
     """
     assert len(os.listdir("/proc/self/task")) == 1, (
-        "a thread that does not block SIGTERM would take it and end this process alone"
+        "a thread that does not block SIGTERM would receive it and end this process alone"
     )
     adopt_orphans()
-    lock = (
-        threading.Lock()
-    )  # one ending: a main thread that fails for want of its children waits here until all is over
+    # One ending at a time: a main thread that fails because its children are gone waits until the first is complete.
+    lock = threading.Lock()
 
     def end(status: int | None = None) -> None:
         with lock:
@@ -46,22 +45,25 @@ def kill_tree_on_sigterm(*folders: str) -> None:
         end(status=0)
 
     def handle(*_: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would wait for the lock of the first
+        # A second signal would wait for the lock of the first.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         end(status=0)
 
     atexit.register(end)
     signal.signal(signal.SIGTERM, handle)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    threading.Thread(target=wait_and_end, name="ending", daemon=True).start()
+    threading.Thread(target=wait_and_end, name="sigterm", daemon=True).start()
 
 
 def _kill_descendants() -> None:
     me = psutil.Process()
-    while children := me.children(recursive=True):  # again, since a framework may replace what was killed
+    # Repeated: a framework may replace processes that were killed.
+    while children := me.children(recursive=True):
         for child in children:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
         with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:  # one that nobody waited for stays a child
+            # A zombie remains a child until it is waited for.
+            while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         time.sleep(_POLL_INTERVAL_S)

@@ -1,27 +1,30 @@
-"""The contract bench from end to end, against servers that the test plants in Noria's and the seed's places."""
+"""The deadlines bench from end to end, against fake servers in place of Noria and the reference server."""
 
 import contextlib
 import http.server
-import importlib.util
 import io
 import itertools
 import json
-import pathlib
 import threading
 
+import numpy as np
 import psutil
 import pytest
 from PIL import Image
 
-from noria.config import Config
-from noria.errors import ConfigError
+from noria.config import Config, EngineConfig
 from noria.models.catalog import open_model
-from noria_bench.benches import deadlines
+from noria.testing.server import RunningServer
+from noria_bench.benches import deadlines, suite
 from noria_bench.benches.deadline_options import DeadlineOptions
 from noria_bench.measurement import batch_invariance
-from noria_bench.targets.server import RunningServer
+from noria_bench.measurement.run_metrics import attainment
+from noria_bench.measurement.runs import read_runs
+from noria_bench.reports import writer
 
-OPTIONS = DeadlineOptions(loads=(50, 150), seconds=1.0, targets=("least-slack", "seed"))
+OPTIONS = DeadlineOptions(loads=(50, 150), seconds=1.0, targets=("least-slack", "reference"))
+CONFIG = Config(log_level="error", engine=EngineConfig(devices=("cpu",)))
+GREY = 100
 
 
 def png(value):
@@ -31,14 +34,17 @@ def png(value):
 
 
 class FakeTargetHandler(http.server.BaseHTTPRequestHandler):
-    """Answers one grey image at once on Noria's path, and an error on the seed's; darker from the fourth on, by `shade`."""
+    """Answers one grey image on Noria's path, and an error on the reference server's.
+
+    Darker by `shade` from the fourth on.
+    """
 
     protocol_version = "HTTP/1.1"
-    wbufsize = 65536  # one packet an answer
+    wbufsize = 65536  # one packet per answer
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        value = 100 - (self.server.shade if next(self.server.numbers) >= 3 else 0)
+        value = GREY - (self.server.shade if next(self.server.numbers) >= 3 else 0)
         failing = self.path == "/t2i/batched" and "deadline_ms" in body
         content = b"{}" if failing else png(value)
         self.send_response(500 if failing else 200)
@@ -77,110 +83,104 @@ def fake_server():
 
 
 @pytest.fixture
-def started_arguments(fake_server, monkeypatch):
-    """The flags or the model that each server was started with."""
+def started(fake_server, monkeypatch):
+    """The target and the engine settings of each server that was started."""
     started = []
 
     @contextlib.contextmanager
-    def running(*arguments):
-        started.append(arguments)
+    def running(target, _spec, config, *_):
+        started.append((target.name, config.engine))
         yield RunningServer(fake_server.server_port, 0.0, psutil.Process())
 
-    monkeypatch.setattr(deadlines, "running_server", running)
+    class Solo:
+        def __init__(self, spec, config):
+            self.generate = lambda body: [np.full((8, 8, 3), GREY, np.uint8)] * body.get("n", 1)
+
     monkeypatch.setattr(deadlines, "running_target", running)
-    monkeypatch.setattr(deadlines, "_SATURATED_S", 0.4)
-    monkeypatch.setattr(deadlines, "_WARM_UP_S", 0.2)
+    monkeypatch.setattr(suite, "running_target", running)
+    monkeypatch.setattr(suite, "SoloGenerator", Solo)
+    monkeypatch.setattr(deadlines, "_CAPACITY_S", 0.4)
     monkeypatch.setattr(deadlines, "_STEADY_S", 0.4)
-    # A planted server is so quick that a true share of its capacity would be thousands of requests.
-    monkeypatch.setattr(
-        deadlines.calibration, "capacity", lambda *_: deadlines.calibration.Capacity(800.0, 20.0, 16.0, 0)
-    )
-    monkeypatch.setattr(
-        deadlines.calibration, "solo_s", lambda *_: 60.0
-    )  # nobody is late because a test was kept waiting
+    monkeypatch.setattr(deadlines, "_NUM_WARM_UP_REQUESTS", 4)
+    # A fake server is so fast that a real share of its capacity would be thousands of requests.
+    capacity = deadlines.capacity.Capacity(800.0, 20.0, 16.0, 0)
+    monkeypatch.setattr(deadlines.capacity, "measure_capacity", lambda *_: capacity)
+    # No request is late because the machine is busy.
+    monkeypatch.setattr(deadlines.capacity, "solo_s", lambda *_: 60.0)
     return started
 
 
-def test_every_load_meets_every_target_with_the_same_trace(started_arguments, tmp_path, capsys):
-    output = tmp_path / "contract.json"
-    assert deadlines.main(Config(), OPTIONS, output, tmp_path / "plots") == 0
-    document = json.loads(output.read_text())
-    assert document["complete"]
-    assert [(run["load"], run["target"]) for run in document["runs"]] == [
-        (50, "least-slack"),
-        (50, "seed"),
-        (150, "least-slack"),
-        (150, "seed"),
+def run_bench(options, folder):
+    return suite.main(CONFIG, folder, lambda *given: deadlines.deadline_runs(options, *given), writer.write_report)
+
+
+def test_every_load_is_sent_to_every_target_with_the_same_trace(started, tmp_path, capsys):
+    assert run_bench(OPTIONS, tmp_path) == 0
+    runs = read_runs(tmp_path)
+    assert all(run.complete for run in runs)
+    assert [(run.traffic.load_percent, run.target, run.settings["policy"]) for run in runs] == [
+        (50, "noria", "least-slack"),
+        (50, "reference-batched", "least-slack"),
+        (150, "noria", "least-slack"),
+        (150, "reference-batched", "least-slack"),
     ]
-    fields = document["record_fields"]
-    by_target = [
-        [[row[fields.index(name)] for name in ("number", "intended_s", "deadline_s", "rows")] for row in run["records"]]
-        for run in document["runs"]
+    sent = [
+        sorted((record.number, record.intended_s, record.deadline_s, record.rows) for record in run.records)
+        for run in runs
     ]
-    assert by_target[0] == by_target[1]
-    assert by_target[2] == by_target[3]
-    assert [row["attainment"] for row in document["summary"]["runs"]] == [1.0, 0.0, 1.0, 0.0]
-    assert document["summary"]["largest_channel_difference"] == {"as it is": 0, "one bucket": 0}
-    assert "| seed | 0.00 | 0.00 |" in capsys.readouterr().out
-    assert (tmp_path / "plots" / "attainment.svg").exists()
-    caches = {words[words.index("--cache-dir") + 1] for words, *more in started_arguments if not more}
-    assert len(caches) == 1  # one for the bench, gone with it
-    assert not pathlib.Path(caches.pop()).exists()
+    assert sent[0] == sent[1] != sent[2]
+    assert sent[2] == sent[3]
+    assert [attainment(run.records) for run in runs] == [1.0, 0.0, 1.0, 0.0]
+    assert runs[0].calibration["max_channel_differences"] == {"default": [0, 0, 0], "single_bucket": [0, 0, 0]}
+    assert set(runs[0].calibration["capacity"]) == {"noria", "reference"}
+    printed = capsys.readouterr().out
+    assert "| reference-batched | 0.00 | 0.00 |" in printed
+    assert "1.00 within their deadlines" not in printed
+    assert (tmp_path / "plots" / "deadlines-load.svg").exists()
 
 
-def test_each_run_has_a_server_of_its_own_with_its_policy_and_the_settings(started_arguments):
-    config = Config(model="bundled", log_level="error")
-    bench = deadlines.DeadlineBench(config, DeadlineOptions((50,), 1.0, ("fcfs", "shortest-first")), None)
-    bench.measure()
-    flags = [arguments[0] for arguments in started_arguments]
-    assert [words[words.index("--policy") + 1] for words in flags] == [
-        "least-slack",
-        "least-slack",
-        "fcfs",
-        "shortest-first",
+def test_each_run_has_a_server_of_its_own_with_its_policy_and_the_settings(started, tmp_path):
+    assert run_bench(DeadlineOptions((50,), 1.0, ("fcfs", "shortest-first")), tmp_path) == 0
+    assert [(name, engine.policy) for name, engine in started] == [
+        ("noria", "least-slack"),
+        ("noria", "least-slack"),
+        ("noria", "fcfs"),
+        ("noria", "shortest-first"),
     ]
-    assert all(words[:3] == ["bundled", "--log-level", "error"] for words in flags)
-    assert flags[1][-2:] == ["--buckets", "64"]
+    assert all(engine.devices == ("cpu",) for _, engine in started)
+    assert started[1][1].buckets == (64,)
+    assert {file.name for file in tmp_path.glob("*.json")} == {
+        "deadlines-noria-50-fcfs.json",
+        "deadlines-noria-50-shortest-first.json",
+    }
 
 
-def test_an_interrupted_bench_keeps_and_prints_what_it_has(started_arguments, monkeypatch, tmp_path, capsys):
-    seeds = []
+def test_an_interrupted_bench_reports_what_it_has(started, monkeypatch, tmp_path, capsys):
+    running = suite.running_target
 
-    @contextlib.contextmanager
-    def interrupted(*_):
-        seeds.append(1)
-        if len(seeds) == 2:  # the first was its capacity
+    def interrupted(target, *rest):
+        if target.name != "noria":
             raise KeyboardInterrupt
-        with deadlines.running_server() as server:
-            yield server
+        return running(target, *rest)
 
-    monkeypatch.setattr(deadlines, "running_target", interrupted)
-    output = tmp_path / "contract.json"
-    assert deadlines.main(Config(), OPTIONS, output) == 130
-    document = json.loads(output.read_text())
-    assert not document["complete"]
-    assert [(run["load"], run["target"]) for run in document["runs"]] == [(50, "least-slack")]
-    assert "incomplete" in capsys.readouterr().out
+    monkeypatch.setattr(suite, "running_target", interrupted)
+    assert run_bench(OPTIONS, tmp_path) == 130
+    assert [(run.traffic.load_percent, run.target) for run in read_runs(tmp_path)] == [(50, "noria")]
+    assert "interrupted" in capsys.readouterr().err
 
 
-def test_a_bench_that_cannot_begin_says_why(monkeypatch, capsys):
+def test_a_bench_that_cannot_start_says_why(monkeypatch, tmp_path, capsys):
     @contextlib.contextmanager
     def ends(*_):
         raise RuntimeError("the server ended with status 3")
         yield
 
-    monkeypatch.setattr(deadlines, "running_server", ends)
-    assert deadlines.main(Config(), OPTIONS) == 1
+    monkeypatch.setattr(deadlines, "running_target", ends)
+    assert run_bench(OPTIONS, tmp_path) == 1
     assert "the server ended with status 3" in capsys.readouterr().err
 
 
-def test_what_is_not_installed_is_said_at_once(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "fastapi" else name)
-    with pytest.raises(ConfigError, match=r"needs fastapi, which is not installed.*noria-serve\[bench\]"):
-        deadlines.main(Config(), OPTIONS)
-
-
 @pytest.mark.parametrize("shade", [0, 2])
-def test_an_image_that_differs_in_a_crowd_is_found(fake_server, shade):
+def test_an_image_that_differs_in_a_batch_is_found(fake_server, shade):
     fake_server.shade = shade
     assert batch_invariance.max_channel_differences(fake_server.url, open_model("bundled")) == [shade] * 3

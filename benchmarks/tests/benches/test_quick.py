@@ -1,4 +1,4 @@
-"""The bench's own arithmetic, and its users against a server that errs."""
+"""The arithmetic of the quick bench, and its users against a faulty server."""
 
 import http.server
 import itertools
@@ -8,6 +8,8 @@ import threading
 
 import pytest
 
+from noria.config import Config, EngineConfig
+from noria_bench.benches import quick
 from noria_bench.benches.quick import summarise, table
 from noria_bench.load.closed_loop import Reply, images_per_second, run_closed_loop
 from noria_bench.load.workload import caption
@@ -24,6 +26,19 @@ def test_failures_are_not_images():
     assert images_per_second(replies, warm_up_s=0.0) == pytest.approx(1.0)
     with pytest.raises(RuntimeError, match="too few"):
         images_per_second(replies, warm_up_s=1.5)
+
+
+def test_the_server_does_not_write_its_request_log_into_the_bench_s_output(tiny_folder, monkeypatch):
+    class StartedError(Exception):
+        pass
+
+    def running_server(arguments):
+        level = arguments[arguments.index("--log-level") + 1]
+        raise StartedError(level)
+
+    monkeypatch.setattr(quick, "running_server", running_server)
+    with pytest.raises(StartedError, match="warning"):
+        quick.measure(Config(model=str(tiny_folder), engine=EngineConfig(devices=("cpu",), threads=1)))
 
 
 def make_round(loop, server, bare, served):
@@ -69,7 +84,7 @@ def test_errors_and_dropped_connections_are_counted_as_failures():
 
 
 @pytest.mark.parametrize("at", [0, 20])  # while they start, and afterwards
-def test_ctrl_c_sends_every_user_home(at):
+def test_ctrl_c_ends_every_user(at):
     before = set(threading.enumerate())
 
     def body(number):
@@ -78,8 +93,8 @@ def test_ctrl_c_sends_every_user_home(at):
         return {}
 
     with pytest.raises(KeyboardInterrupt):
-        run_closed_loop(1, 4, 600.0, body)  # where nobody listens
-    # One that was interrupted while it started cannot be joined yet.
+        run_closed_loop(1, 4, 600.0, body)  # where nothing listens
+    # A thread that was interrupted while it started cannot be joined yet.
     wait_until(lambda: not set(threading.enumerate()) - before)
 
 

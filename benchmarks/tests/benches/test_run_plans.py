@@ -1,8 +1,8 @@
-"""Which runs a bench is made of."""
+"""The runs that each bench plans."""
 
 import contextlib
 
-import drawing_server
+import image_server
 import pytest
 
 from noria.config import Config
@@ -21,52 +21,55 @@ def started_targets(monkeypatch):
 
     def running_target(target, *_):
         names.append(target.name)
-        return drawing_server.running("fine")
+        return image_server.running("fine")
 
     monkeypatch.setattr(run_plans, "running_target", running_target)
     return names
 
 
 def plans_with_capacity(monkeypatch, options):
-    """The plans after the shortest measurement in which a machine that may be busy finishes something; one second on a quiet one."""
+    """The plans after the shortest measurement in which a machine that may be busy finishes something.
+
+    One second on a quiet one.
+    """
     for seconds in (1.0, 10.0, 60.0):
-        monkeypatch.setattr(run_plans, "_SATURATED_S", seconds)
+        monkeypatch.setattr(run_plans, "_CAPACITY_S", seconds)
         with contextlib.suppress(RuntimeError):
             return list(run_plans.mixed_runs(options, Config(), SPEC))
     raise AssertionError(f"finished nothing in {seconds} s")
 
 
-def test_a_load_is_a_share_of_noria_s_capacity_whoever_the_targets_are(started_targets, monkeypatch):
+def test_a_load_is_a_share_of_noria_s_capacity_for_all_targets(started_targets, monkeypatch):
     found = []
-    measured = run_plans.calibration.capacity_of_replies
+    measured = run_plans.capacity.measure_capacity
 
-    def capacity(*arguments):
+    def measure_capacity(*arguments):
         found.append(measured(*arguments))
         return found[-1]
 
-    monkeypatch.setattr(run_plans.calibration, "capacity", capacity)
-    options = SuiteOptions(read_targets("seed-batched"), 2.0, load_percent=50)
+    monkeypatch.setattr(run_plans.capacity, "measure_capacity", measure_capacity)
+    options = SuiteOptions(read_targets("reference-batched"), 2.0, load_percent=50)
     (plan,) = plans_with_capacity(monkeypatch, options)
     assert set(started_targets) == {"noria"}
     assert plan.load_generator.traffic.rows_per_s == pytest.approx(0.5 * found[0].rows_per_s)
-    assert plan.target.name == "seed-batched"
+    assert plan.target.name == "reference-batched"
 
 
 def test_a_rate_needs_no_measurement_and_repeats_the_same_requests(started_targets):
-    options = SuiteOptions(read_targets("noria,seed-batched"), 20.0, arrivals="both", rows_per_s=200.0)
+    options = SuiteOptions(read_targets("noria,reference-batched"), 20.0, arrivals="both", rows_per_s=200.0)
     first, again = (list(run_plans.mixed_runs(options, Config(), SPEC)) for _ in range(2))
     assert started_targets == []
     assert [(plan.variant, plan.target.name) for plan in first] == [
         ("poisson", "noria"),
-        ("poisson", "seed-batched"),
+        ("poisson", "reference-batched"),
         ("bursty", "noria"),
-        ("bursty", "seed-batched"),
+        ("bursty", "reference-batched"),
     ]
     assert [plan.load_generator.arrivals for plan in first] == [plan.load_generator.arrivals for plan in again]
     assert first[0].load_generator.arrivals == first[1].load_generator.arrivals != first[2].load_generator.arrivals
 
 
-def test_what_is_sent_before_a_mixed_run_has_some_of_everything():
+def test_the_warm_up_of_a_mixed_run_has_requests_of_every_kind():
     plan = next(run_plans.mixed_runs(SuiteOptions(seconds=600.0, rows_per_s=200.0), Config(), SPEC))
     warm = plan.load_generator.warm_up_bodies
 

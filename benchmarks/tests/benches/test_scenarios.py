@@ -1,4 +1,4 @@
-"""The seed article's scenarios: their proportions, and what their users ask for."""
+"""The reference article's scenarios: their proportions, and their requests."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def test_a_shorter_run_keeps_the_proportions(seconds, every_s):
     assert (found.num_users, found.spawn_interval_s, found.seconds) == (8, every_s, seconds)
 
 
-def test_user_and_count_decide_a_request_and_no_two_share_a_number():
+def test_user_and_index_determine_a_request_and_numbers_are_unique():
     numbers = [request_number(user, count, 8) for user in range(8) for count in range(50)]
     assert len(set(numbers)) == 400
     assert request_body(17, seed=1) == request_body(17, seed=1)

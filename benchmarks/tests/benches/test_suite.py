@@ -1,4 +1,4 @@
-"""Runs from end to end with real Locust and the real open loop, against servers that draw rightly, wrongly or not at all."""
+"""Runs from end to end with real Locust and the real open loop, against servers that answer correctly, wrongly or not at all."""
 
 import contextlib
 import functools
@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 
-import drawing_server
+import image_server
 import msgspec
 import psutil
 import pytest
@@ -32,28 +32,28 @@ CONFIG = Config(engine=EngineConfig(devices=("cpu",)))
 
 @pytest.fixture
 def run_suite(monkeypatch, tmp_path):
-    """A function that measures on servers that behave as told, by target; gives the status and the runs.
+    """A function that measures servers with the given behaviour, by target; returns the status and the runs.
 
-    Scenario 2 where no `plan` is given. Locust starts a user every half second, so that 1 s is enough for requests, and 5 s for all users;
-    where it was not enough for what `enough(made)` asks, as on a machine that is busy, it all lasts longer.
+    Runs scenario 2 unless `plan` is given. Locust starts a user every half second, so that 1 s is enough for requests,
+    and 5 s for all users. On a busy machine it may not be: then all is repeated for longer, until `enough(found)`.
     """
 
     class Solo:
         def __init__(self, spec, config):
-            self.generate = lambda body: [drawing_server.pixels(body)]
+            self.generate = lambda body: [image_server.pixels(body)]
 
-    how = {}
+    behaviours = {}
 
     def running_target(target, spec, config, settings=None):
-        return drawing_server.running(how[target.name])
+        return image_server.running(behaviours[target.name])
 
     monkeypatch.setattr(suite, "running_target", running_target)
-    monkeypatch.setattr(suite, "SoloRuns", Solo)
+    monkeypatch.setattr(suite, "SoloGenerator", Solo)
 
     def measure(seconds=1.0, plan=SCENARIO_2, options=None, enough=None, **behaviour):
-        how.update({name.replace("_", "-"): each for name, each in behaviour.items()})
+        behaviours.update({name.replace("_", "-"): each for name, each in behaviour.items()})
         for length in (seconds, 20.0, 60.0):
-            chosen = SuiteOptions(read_targets(",".join(how)), length, **options or {})
+            chosen = SuiteOptions(read_targets(",".join(behaviours)), length, **options or {})
             status = suite.main(
                 CONFIG, tmp_path / "out", lambda *given, to=chosen: plan(to, *given), writer.write_report
             )
@@ -65,9 +65,7 @@ def run_suite(monkeypatch, tmp_path):
     return measure
 
 
-def test_a_server_that_draws_what_is_asked_has_requests_of_every_user_who_come_one_by_one_and_no_failure(
-    run_suite, capsys
-):
+def test_a_correct_server_has_requests_of_every_user_and_no_failure(run_suite, capsys):
     status, found = run_suite(
         seconds=6.0,
         noria="fine",
@@ -80,8 +78,8 @@ def test_a_server_that_draws_what_is_asked_has_requests_of_every_user_who_come_o
     assert all((record.status, record.batch_size, record.queue_s) == (200, 3, 0.005) for record in run.records)
     assert all(record.predicted_s == 0.08 and record.latency_s >= 0.05 for record in run.records)
     assert len({record.number for record in run.records}) == len(run.records)
-    assert len(run.samples) >= 4
-    assert not any(sample.wrong for sample in run.samples)
+    assert len(run.image_checks) >= 4
+    assert not any(check.problem for check in run.image_checks)
     assert len(run.usage.at_s) == len(run.usage.cpu_cores) == len(run.usage.resident_bytes) > 0
     printed = capsys.readouterr()
     assert "| noria" in printed.out
@@ -96,35 +94,37 @@ def test_a_server_that_draws_what_is_asked_has_requests_of_every_user_who_come_o
 
 
 @pytest.mark.parametrize(
-    ("how", "words"), [("another", "is another image"), ("truncated", "cannot be decoded"), ("broken", None)]
+    ("behaviour", "words"), [("another", "is another image"), ("truncated", "cannot be decoded"), ("broken", None)]
 )
-def test_a_server_that_draws_wrongly_is_caught(run_suite, how, words, capsys):
-    status, found = run_suite(seed_batched=how, enough=lambda made: len(made["seed-batched"].records) >= 8)
-    run = found["seed-batched"]
+def test_a_server_with_wrong_images_is_found(run_suite, behaviour, words, capsys):
+    status, found = run_suite(
+        reference_batched=behaviour, enough=lambda made: len(made["reference-batched"].records) >= 8
+    )
+    run = found["reference-batched"]
     assert status == 0
     if words is None:
         assert {record.status for record in run.records} == {500}
-        assert run.samples == ()
+        assert run.image_checks == ()
     else:
-        assert len(run.samples) >= 4
-        assert all(words in sample.wrong for sample in run.samples)
+        assert len(run.image_checks) >= 4
+        assert all(words in check.problem for check in run.image_checks)
         assert words in capsys.readouterr().err
 
 
-def test_an_answer_that_breaks_off_is_a_failure(run_suite):
-    _, found = run_suite(seed_batched="cut", enough=lambda made: made["seed-batched"].records)
-    run = found["seed-batched"]
+def test_an_incomplete_answer_is_a_failure(run_suite):
+    _, found = run_suite(reference_batched="cut", enough=lambda made: made["reference-batched"].records)
+    run = found["reference-batched"]
     assert {record.status for record in run.records} == {0}
-    assert run.samples == ()
+    assert run.image_checks == ()
 
 
 def test_a_server_that_ends_is_reported_and_the_next_one_is_measured(run_suite, monkeypatch, capsys):
-    monkeypatch.setattr(load_generators.ScenarioLoadGenerator, "warm_up", [])
-    status, found = run_suite(noria="dying", seed_batched="fine", enough=lambda made: not made["noria"].complete)
+    monkeypatch.setattr(load_generators.ScenarioLoadGenerator, "warm_up_bodies", [])
+    status, found = run_suite(noria="dying", reference_batched="fine", enough=lambda made: not made["noria"].complete)
     assert status == 1
     assert not found["noria"].complete
     assert 0 < sum(record.status == 200 for record in found["noria"].records) <= 10
-    assert found["seed-batched"].complete
+    assert found["reference-batched"].complete
     assert "scenario2 noria failed: the server ended under load" in capsys.readouterr().err
 
 
@@ -139,13 +139,13 @@ def test_a_server_that_does_not_start_is_reported_and_the_next_one_is_measured(r
             yield server
 
     monkeypatch.setattr(suite, "running_target", ends)
-    status, found = run_suite(noria="fine", seed_batched="fine")
-    assert (status, list(found)) == (1, ["seed-batched"])
+    status, found = run_suite(noria="fine", reference_batched="fine")
+    assert (status, list(found)) == (1, ["reference-batched"])
     assert "scenario2 noria failed: the server ended with status 3" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_keeps_what_the_run_has_recorded_and_leaves_nothing_else(run_suite, sent, monkeypatch, tmp_path, capsys):
+def test_ctrl_c_keeps_the_records_of_the_run_and_leaves_nothing_else(run_suite, sent, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = set(psutil.Process().children())
 
@@ -155,7 +155,7 @@ def test_ctrl_c_keeps_what_the_run_has_recorded_and_leaves_nothing_else(run_suit
         os.kill(os.getpid(), sent)
 
     threading.Thread(target=interrupt, daemon=True).start()
-    status, found = run_suite(seconds=120.0, noria="fine", seed_batched="fine")
+    status, found = run_suite(seconds=120.0, noria="fine", reference_batched="fine")
     assert status == 130
     assert list(found) == ["noria"]
     assert not found["noria"].complete
@@ -169,19 +169,20 @@ def test_ctrl_c_keeps_what_the_run_has_recorded_and_leaves_nothing_else(run_suit
 BENCH_SCRIPT = """
 import pathlib, sys
 import psutil
-from noria_bench import clients, plans
+from noria_bench.benches import run_plans
+from noria_bench.load import load_generators
 from noria.models.catalog import open_model
 
-load = plans.scenario_load("scenario2", 300.0, 1, open_model("bundled"))
+load = run_plans.scenario_load_generator("scenario2", 300.0, 1, open_model("bundled"))
 if sys.argv[1] == "open":
-    load = plans.open_load("poisson", 400.0, 300.0, 1, open_model("bundled"))
-clients.send(load, sys.argv[2], "/", pathlib.Path(sys.argv[3]), psutil.Process(int(sys.argv[4])), print)
+    load = run_plans.open_load_generator("poisson", 400.0, 300.0, 1, open_model("bundled"))
+load_generators.run_load(load, sys.argv[2], "/", pathlib.Path(sys.argv[3]), psutil.Process(int(sys.argv[4])), print)
 """
 
 
 @pytest.mark.parametrize("kind", ["scenario", "open"])
 def test_a_client_ends_with_a_bench_that_is_killed(kind, tmp_path):
-    with drawing_server.running("fine") as server:
+    with image_server.running("fine") as server:
         url, pid = f"http://127.0.0.1:{server.port}", str(server.process.pid)
         with subprocess.Popen([sys.executable, "-c", BENCH_SCRIPT, kind, url, str(tmp_path), pid]) as bench:
             records = tmp_path / "records.jsonl"
@@ -192,7 +193,7 @@ def test_a_client_ends_with_a_bench_that_is_killed(kind, tmp_path):
 
 
 class EndedClientLoadGenerator(load_generators.OpenLoopLoadGenerator):
-    """Its client has ended before anybody looks."""
+    """Its client has ended before it is polled."""
 
     def start(self, url, path, folder):
         client = super().start(url, path, folder)
@@ -200,14 +201,14 @@ class EndedClientLoadGenerator(load_generators.OpenLoopLoadGenerator):
         return client
 
 
-def test_a_server_that_ends_in_the_last_moment_of_its_load_has_failed(tmp_path):
+def test_a_server_that_ends_just_before_its_client_has_failed(tmp_path):
     load = run_plans.open_load_generator("poisson", 400.0, 0.1, 1, open_model("bundled"))
     with subprocess.Popen(["true"]) as server:
         watched = psutil.Process(server.pid)
         wait_until(lambda: load_generators.has_ended(watched))
         with pytest.raises(RuntimeError, match="the server ended under load"):
             load_generators.run_load(
-                EndedClientLoadGenerator(load.traffic, load.arrivals, []),
+                EndedClientLoadGenerator(load.traffic, load.arrivals, [], 0.1),
                 "http://127.0.0.1:1",
                 "/",
                 tmp_path,
@@ -216,22 +217,24 @@ def test_a_server_that_ends_in_the_last_moment_of_its_load_has_failed(tmp_path):
             )
 
 
-def test_a_folder_that_cannot_be_is_refused_before_anything_is_measured(tmp_path):
+def test_a_folder_that_cannot_be_created_is_rejected_before_any_measurement(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"--out .*file/out cannot be made"):
+    with pytest.raises(ConfigError, match=r"--out .*file/out cannot be created"):
         suite.main(CONFIG, tmp_path / "file" / "out", lambda *_: pytest.fail("measured"), writer.write_report)
 
 
-def test_mixed_arrivals_wait_for_nobody_and_are_the_same_for_every_target(run_suite, tmp_path):
-    options = {"rate": 400.0, "arrivals": "both"}
-    status, _ = run_suite(seconds=1.0, plan=run_plans.mixed_runs, options=options, noria="fine", seed_batched="another")
+def test_mixed_arrivals_are_an_open_loop_with_the_same_trace_for_every_target(run_suite, tmp_path):
+    options = {"rows_per_s": 400.0, "arrivals": "both"}
+    status, _ = run_suite(
+        seconds=1.0, plan=run_plans.mixed_runs, options=options, noria="fine", reference_batched="another"
+    )
     assert status == 0
     found = {(run.target, run.variant): run for run in runs.read_runs(tmp_path / "out")}
-    assert set(found) == {(name, kind) for name in ("noria", "seed-batched") for kind in ("poisson", "bursty")}
+    assert set(found) == {(name, kind) for name in ("noria", "reference-batched") for kind in ("poisson", "bursty")}
     for kind in ("poisson", "bursty"):
         noria, reference = (
             sorted((record.number, record.intended_s) for record in found[name, kind].records)
-            for name in ("noria", "seed-batched")
+            for name in ("noria", "reference-batched")
         )
         assert noria == reference
         assert found["noria", kind].traffic.arrivals == kind
@@ -242,8 +245,8 @@ def test_mixed_arrivals_wait_for_nobody_and_are_the_same_for_every_target(run_su
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 @pytest.mark.parametrize("bench", ["scenario2", "mixed"])
-def test_real_servers_draw_what_the_pipeline_draws(bench, tiny_folder, tmp_path, capsys):
-    out, rate = tmp_path / "out", ["--rate", "60"] if bench == "mixed" else []
+def test_real_servers_give_the_images_of_the_pipeline(bench, tiny_folder, tmp_path, capsys):
+    out, rate = tmp_path / "out", ["--rows-per-s", "60"] if bench == "mixed" else []
     words = [
         "bench",
         bench,
@@ -259,10 +262,10 @@ def test_real_servers_draw_what_the_pipeline_draws(bench, tiny_folder, tmp_path,
     ]
     assert main([*words, *rate]) == 0, capsys.readouterr().err
     found = {run.target: run for run in runs.read_runs(out)}
-    assert list(found) == ["noria", "seed-batched"]
+    assert list(found) == ["noria", "reference-batched"]
     for run in found.values():
         assert run.complete
         assert run.records
-        assert not [sample for sample in run.image_checks if sample.problem]
+        assert not [check for check in run.image_checks if check.problem]
     assert (out / "report.html").exists()
     assert msgspec.json.decode((out / f"{bench}-noria{'-poisson' if bench == 'mixed' else ''}.json").read_bytes())

@@ -1,4 +1,4 @@
-"""What metrics, logs and a live page cost: the arithmetic, the onlookers, silent children, and the whole bench against planted servers."""
+"""`noria bench cost`: its arithmetic, its background viewers, servers without metrics, and the whole bench against fake servers."""
 
 import contextlib
 import http.server
@@ -14,19 +14,21 @@ import psutil
 import pytest
 
 from noria.config import Config
+from noria.testing.server import NO_PROXY_OPENER, RunningServer, running_process
 from noria_bench.cost import background_viewers, bench, no_metrics_server, summary
 from noria_bench.cost.options import CostOptions, read_features, read_pairs, read_requests, read_users
 from noria_bench.cost.summary import CostRun, Pair
-from noria_bench.targets.server import NO_PROXY_OPENER, RunningServer, running_process
 from waiting import wait_until
 
 
 def cost_run(seconds=10.0, cpu_s=10.0, rows=1000.0, **changes):
-    return CostRun(**({"seconds": seconds, "cpu_s": cpu_s, "rows": rows, "images": 25, "others_share": 0.0} | changes))
+    return CostRun(
+        **({"seconds": seconds, "cpu_s": cpu_s, "rows": rows, "images": 25, "other_cpu_share": 0.0} | changes)
+    )
 
 
 def make_pairs(*incarnations):
-    """Pairs whose ratios are these, life by life."""
+    """Pairs with these ratios, by incarnation."""
     return [
         Pair(incarnation, bool(k % 2), cost_run(rows=1000.0 * ratio), cost_run())
         for incarnation, ratios in enumerate(incarnations)
@@ -40,21 +42,21 @@ def test_a_ratio_is_with_over_without():
     assert summary.cpu_ratio(pair) == pytest.approx(97 / 110)
 
 
-def test_the_middle_mean_is_of_ratios_and_leaves_out_both_quarters_that_are_far_off():
+def test_the_midmean_is_geometric_and_omits_both_outer_quarters():
     assert summary.geometric_midmean([0.5, 2.0]) == pytest.approx(1.0)
     assert summary.geometric_midmean([0.01, 0.99, 1.0, 50.0]) == pytest.approx(0.99499, abs=1e-5)
     assert summary.geometric_midmean([0.9]) == pytest.approx(0.9)
 
 
-def test_the_interval_is_always_the_same_and_as_wide_as_the_lives_differ():
+def test_the_interval_is_reproducible_and_as_wide_as_incarnations_differ():
     one_noise = [0.9, 1.1, 0.95, 1.05]
-    alike = summary.bootstrap_interval(make_pairs(*[one_noise] * 8), summary.throughput_ratio)
-    assert alike == summary.bootstrap_interval(make_pairs(*[one_noise] * 8), summary.throughput_ratio)
-    assert alike.low == pytest.approx(alike.mean) and alike.high == pytest.approx(alike.mean)
-    apart = summary.bootstrap_interval(
+    uniform = summary.bootstrap_interval(make_pairs(*[one_noise] * 8), summary.throughput_ratio)
+    assert uniform == summary.bootstrap_interval(make_pairs(*[one_noise] * 8), summary.throughput_ratio)
+    assert uniform.low == pytest.approx(uniform.mean) and uniform.high == pytest.approx(uniform.mean)
+    different = summary.bootstrap_interval(
         make_pairs(*[[0.9, 0.91, 0.89, 0.9]] * 4, *[[1.1, 1.11, 1.09, 1.1]] * 4), summary.throughput_ratio
     )
-    assert apart.low < 0.93 < apart.mean < 1.07 < apart.high
+    assert different.low < 0.93 < different.mean < 1.07 < different.high
 
 
 @pytest.mark.parametrize(
@@ -66,12 +68,12 @@ def test_the_interval_is_always_the_same_and_as_wide_as_the_lives_differ():
         ((0.9, 1.1, 0.97, 0.96, 0.8, 1.05), "missed, within the noise"),
     ],
 )
-def test_the_verdict_says_whether_the_noise_leaves_a_doubt(ratios, verdict):
+def test_the_verdict_says_whether_the_interval_contains_the_goal(ratios, verdict):
     assert summary.summarise(make_pairs(*([ratio] for ratio in ratios)))["verdict"] == verdict
 
 
-def test_few_lives_decide_nothing():
-    assert summary.summarise(make_pairs([1.0] * 8))["verdict"] == "met, but of too few lives of the servers"
+def test_too_few_restarts_are_noted():
+    assert summary.summarise(make_pairs([1.0] * 8))["verdict"] == "met, with too few restarts of the servers"
 
 
 def test_without_a_pair_there_is_no_summary():
@@ -89,18 +91,18 @@ def test_without_a_pair_there_is_no_summary():
         (read_users, "1000"),
     ],
 )
-def test_what_is_not_allowed_is_refused(read, text):
-    with pytest.raises(ValueError, match=r"parts are metrics, logs, live|from 1 to"):
+def test_an_invalid_option_is_rejected(read, text):
+    with pytest.raises(ValueError, match=r"features are metrics, logs, live|from 1 to"):
         read(text)
 
 
-def test_parts_have_one_order():
+def test_features_have_one_order():
     assert read_features("live,metrics") == ("metrics", "live")
     assert read_features("none") == ()
 
 
 class FakeNoriaHandler(http.server.BaseHTTPRequestHandler):
-    """Draws nothing, after `server.delay_s`; shows a wheel, and metrics."""
+    """Answers after `server.delay_s` without an image; has a live view and metrics."""
 
     protocol_version = "HTTP/1.1"
     wbufsize = 65536
@@ -112,14 +114,18 @@ class FakeNoriaHandler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):
         if self.path == "/metrics":
-            self.answer(b"noria_turns_total 1\n")
+            self.answer(b"noria_iterations_total 1\n")
         elif not self.server.live:
             self.answer(b"{}", 404)
         else:
             self.send_response(200)
             self.send_header("content-type", "text/event-stream")
             self.end_headers()
-            for piece in (b"event: whe", b'el\ndata: {"engine": "engine-0"}\n\n', b"event: wheel\ndata: {}\n\n"):
+            for piece in (
+                b"event: engine_",
+                b'view\ndata: {"engine": "engine-0"}\n\n',
+                b"event: engine_view\ndata: {}\n\n",
+            ):
                 self.wfile.write(piece)
                 self.wfile.flush()
             self.server.ended.wait(60)
@@ -158,7 +164,7 @@ def fake_noria(delay_s, live=True):
         server.server_close()
 
 
-def test_onlookers_see_the_wheel_and_scrape():
+def test_background_viewers_read_views_and_scrape():
     with (
         fake_noria(0.0) as server,
         background_viewers.background_viewers(server.server_port, live=True, scrapes=True) as stats,
@@ -167,18 +173,18 @@ def test_onlookers_see_the_wheel_and_scrape():
     assert (stats.num_views, len(stats.scrapes_s), stats.fault) == (2, 1, "")
 
 
-def test_an_onlooker_that_is_refused_says_so():
+def test_a_background_viewer_that_is_rejected_reports_it():
     with (
         fake_noria(0.0, live=False) as server,
         background_viewers.background_viewers(server.server_port, live=True, scrapes=False) as stats,
     ):
         wait_until(lambda: stats.fault)
-    assert stats.fault == "GET /v1/live was answered 404"
+    assert stats.fault == "GET /v1/live returned 404"
 
 
 @pytest.fixture
 def run_bench(monkeypatch, tmp_path):
-    """The bench against planted servers; gives its status and document."""
+    """The bench against fake servers; returns its status, document and commands."""
 
     def measure(options, instrumented_s, bare_s, *, live=True, interrupt=None):
         commands = []
@@ -194,13 +200,13 @@ def run_bench(monkeypatch, tmp_path):
 
         monkeypatch.setattr(bench, "running_process", running)
         monkeypatch.setattr(bench, "_WARM_UP_S", 0.1)
-        monkeypatch.setattr(bench, "_PAIRS_A_LIFE", 2)
-        for module in (bench, background_viewers):  # 15 s may pass on a machine that is busy
-            monkeypatch.setattr(module, "SCRAPE_EVERY_S", 600.0)
+        monkeypatch.setattr(bench, "_PAIRS_PER_INCARNATION", 2)
+        for module in (bench, background_viewers):  # 15 s may pass on a busy machine
+            monkeypatch.setattr(module, "SCRAPE_INTERVAL_S", 600.0)
         monkeypatch.setattr(
             bench,
             "measure_scrapes",
-            lambda *_: {"words": "1", "bytes": 1, "best_s": 0.001, "median_s": 0.03, "worst_s": 1},
+            lambda *_: {"description": "1", "bytes": 1, "best_s": 0.001, "median_s": 0.03, "worst_s": 1},
         )
         output = tmp_path / "cost.json"
         status = bench.main(Config(), options, output)
@@ -212,52 +218,55 @@ def run_bench(monkeypatch, tmp_path):
 SHORT_OPTIONS = CostOptions(num_pairs=3, num_requests=6, num_users=2)
 
 
-def test_servers_take_turns_and_are_started_anew(run_bench, capsys):
+def test_servers_alternate_and_are_restarted(run_bench, capsys):
     status, document, commands = run_bench(SHORT_OPTIONS, 0.01, 0.01)
     assert status == 0
     assert document["complete"]
     assert [pair["bare_first"] for pair in document["pairs"]] == [False, True, False]
     assert len(commands) == 4
     assert ["noria_bench.cost.no_metrics_server" in words for words in commands] == [False, True, True, False]
-    assert [pair["life"] for pair in document["pairs"]] == [0, 0, 1]
-    assert all(pair["watched"]["views"] >= 1 and pair["bare"]["views"] == 0 for pair in document["pairs"])
+    assert [pair["incarnation"] for pair in document["pairs"]] == [0, 0, 1]
+    assert all(pair["instrumented"]["views"] >= 1 and pair["bare"]["views"] == 0 for pair in document["pairs"])
     assert all(
         pair[side]["images"] == pair["bare"]["images"] >= 6
         for pair in document["pairs"]
         for side in pair
-        if side in ("watched", "bare")
+        if side in ("instrumented", "bare")
     )
-    assert [len(pair["watched"]["scrapes_s"]) for pair in document["pairs"]] == [1, 0, 0]  # 10 min have not passed
+    assert [len(pair["instrumented"]["scrapes_s"]) for pair in document["pairs"]] == [1, 0, 0]  # 10 min have not passed
     out = capsys.readouterr().out
-    assert "Pairs: 3; lives of the servers: 2. At least 0.98" in out
+    assert "Pairs: 3; starts of both servers: 2. Goal, at least 0.98" in out
     assert "| 1, 0 kB | 1.0 | 30.0 | 1000.0 | missed |" in out
 
 
-def test_a_server_that_its_onlookers_slow_is_caught(run_bench):
-    # A hundred times as slow, so that no disturbance of the bare ones is as large.
+def test_a_slower_instrumented_server_misses_the_goal(run_bench):
+    # So much slower that no disturbance of the bare server is as large.
     _, document, _ = run_bench(CostOptions(num_pairs=2, num_requests=12, num_users=2), 0.3, 0.0)
     assert document["summary"]["throughput_ratio"]["mean"] < 0.8
     assert document["summary"]["verdict"].startswith("missed")
 
 
-def test_a_part_alone_leaves_the_others_off(run_bench):
+def test_a_single_feature_leaves_the_others_off(run_bench):
     _, document, commands = run_bench(
         CostOptions(num_pairs=1, num_requests=6, num_users=2, features=("logs",)), 0.01, 0.01
     )
-    watched, bare = commands
-    assert "noria_bench.cost.no_metrics_server" in watched and watched[watched.index("json") - 1] == "--log-format"
+    instrumented, bare = commands
+    assert (
+        "noria_bench.cost.no_metrics_server" in instrumented
+        and instrumented[instrumented.index("json") - 1] == "--log-format"
+    )
     assert "noria_bench.cost.no_metrics_server" in bare and "info" not in bare
-    assert document["pairs"][0]["watched"]["views"] == 0
-    assert document["pairs"][0]["watched"]["scrapes_s"] == []
+    assert document["pairs"][0]["instrumented"]["views"] == 0
+    assert document["pairs"][0]["instrumented"]["scrapes_s"] == []
 
 
-def test_a_live_page_that_shows_nothing_stops_the_bench(run_bench, capsys, tmp_path):
+def test_a_live_page_without_views_stops_the_bench(run_bench, capsys, tmp_path):
     with pytest.raises(FileNotFoundError):
         run_bench(SHORT_OPTIONS, 0.01, 0.01, live=False)
-    assert "GET /v1/live was answered 404" in capsys.readouterr().err
+    assert "GET /v1/live returned 404" in capsys.readouterr().err
 
 
-def test_an_interrupted_bench_keeps_and_prints_what_it_has(run_bench, capsys):
+def test_an_interrupted_bench_saves_and_prints_what_it_has(run_bench, capsys):
     status, document, _ = run_bench(SHORT_OPTIONS, 0.01, 0.01, interrupt=3)
     assert status == 130
     assert not document["complete"]
@@ -265,50 +274,50 @@ def test_an_interrupted_bench_keeps_and_prints_what_it_has(run_bench, capsys):
     assert "incomplete" in capsys.readouterr().out
 
 
-def test_the_metrics_of_processes_without_a_model_are_full():
+def test_synthetic_processes_have_full_metrics():
     found = bench.measure_scrapes(2, 1, num_scrapes=2)
-    assert found["words"] == "2 front ends and 1 engine"
+    assert found["description"] == "2 front ends and 1 engine"
     assert found["bytes"] > 100_000
     assert found["best_s"] <= found["median_s"] <= found["worst_s"]
 
 
-def test_a_server_tells_what_the_dead_had_counted():
+def test_a_server_reports_the_metrics_of_dead_processes():
     alone, after = (bench.measure_scrapes(1, 1, num_restarts=num, num_scrapes=1) for num in (0, 3))
-    assert after["words"] == "1 front end and 1 engine, after 3 restarts"
+    assert after["description"] == "1 front end and 1 engine, after 3 restarts"
     assert after["bytes"] > alone["bytes"]  # the same lines, with larger numbers
 
 
-def test_a_silent_process_counts_nothing():
+def test_a_process_with_disabled_metrics_counts_nothing():
     script = (
-        "from noria_bench.cost.no_metrics_server import silence; silence()\n"
-        "from noria.observe import metrics\n"
+        "from noria_bench.cost.no_metrics_server import disable_metrics; disable_metrics()\n"
+        "from noria.observe.metrics import declarations as metrics\n"
         "from noria.observe.metrics.exposition import exposition, observe\n"
-        "metrics.TURNS.labels('engine-0').inc(); metrics.REQUESTS.labels('m', 'ok').inc(); metrics.INFLIGHT.set(8)\n"
-        "metrics.STEP_SECONDS.labels('8x8').observe(1)\n"
+        "metrics.ITERATIONS.labels('engine-0').inc(); metrics.REQUESTS.labels('m', 'ok').inc(); metrics.REQUESTS_IN_FLIGHT.set(8)\n"
+        "metrics.ITERATION_SECONDS.labels('8x8').observe(1)\n"
         "observe(metrics.REQUEST_SECONDS, 1.0, {'model': 'm'}, {})\n"
-        "with metrics.INFLIGHT.track_inprogress(): pass\n"
+        "with metrics.REQUESTS_IN_FLIGHT.track_inprogress(): pass\n"
         "print(exposition()[0].decode())"
     )
     environment = {name: value for name, value in os.environ.items() if name != "PROMETHEUS_MULTIPROC_DIR"}
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
-    assert "noria_turns_total{" not in run.stdout
-    assert "noria_inflight 0.0" in run.stdout
+    assert "noria_iterations_total{" not in run.stdout
+    assert "noria_requests_in_flight 0.0" in run.stdout
     assert 'outcome="ok"' not in run.stdout
     assert "8x8" not in run.stdout
 
 
 @pytest.mark.slow
-def test_a_silent_server_serves_and_counts_nothing(tmp_path):
+def test_a_server_without_metrics_serves_and_counts_nothing(tmp_path):
     def command(port):
         flags = ["bundled", "--slots", "2", "--data-dir", str(tmp_path), "--log-level", "error", "--port", str(port)]
         return [sys.executable, "-m", "noria_bench.cost.no_metrics_server", *flags]
 
     with running_process(command, log=tmp_path / "log") as server:
         body = json.dumps({"prompt": "a red circle", "inference_steps": 2}).encode()
-        asked = urllib.request.Request(
+        request = urllib.request.Request(
             f"http://127.0.0.1:{server.port}/t2i", body, {"content-type": "application/json"}
         )
-        with NO_PROXY_OPENER.open(asked, timeout=200) as answer:
+        with NO_PROXY_OPENER.open(request, timeout=200) as answer:
             assert answer.read().startswith(b"\x89PNG")
         with NO_PROXY_OPENER.open(f"http://127.0.0.1:{server.port}/metrics", timeout=60) as answer:
             metrics = answer.read().decode()
@@ -320,7 +329,7 @@ def test_a_silent_server_serves_and_counts_nothing(tmp_path):
     assert (tmp_path / "log").read_text() == ""
 
 
-def test_silence_has_whatever_a_metric_is_asked_for():
+def test_a_null_metric_has_every_used_method():
     from noria.observe.metrics.declarations import REQUEST_SECONDS, REQUESTS, REQUESTS_IN_FLIGHT
 
     used = {"labels", "inc", "dec", "set", "observe", "track_inprogress"}

@@ -1,4 +1,4 @@
-"""A UNet small enough for tests, in the places of the true ones."""
+"""A UNet small enough for tests."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The UNets are the published ones, by their parameters and by their work."""
+"""The UNets have the published parameters and work."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from noria_bench.device.architectures import SD15, SDXL, build_unet, bundled_arc
 @pytest.mark.parametrize(
     ("architecture", "parameters"), [(SD15, 859_520_964), (SDXL, 2_567_463_684)], ids=["sd15", "sdxl"]
 )
-def test_the_true_sizes_have_the_published_numbers_of_parameters(architecture, parameters):
+def test_the_unets_have_the_published_numbers_of_parameters(architecture, parameters):
     assert (
         sum(weights.numel() for weights in build_unet(architecture, "meta", torch.float32).parameters()) == parameters
     )
@@ -22,11 +22,11 @@ def test_the_true_sizes_have_the_published_numbers_of_parameters(architecture, p
 @pytest.mark.parametrize(
     ("architecture", "side_px", "tflops"), [(SD15, 512, 0.803), (SDXL, 1024, 6.76)], ids=["sd15", "sdxl"]
 )
-def test_a_row_of_the_true_sizes_is_the_published_work(architecture, side_px, tflops):
+def test_a_row_has_the_published_work(architecture, side_px, tflops):
     assert flops_of_row(architecture, side_px) == pytest.approx(tflops * 1e12, rel=0.02)
 
 
-def test_the_small_one_is_the_model_in_the_package():
+def test_the_bundled_architecture_is_that_of_the_bundled_model():
     spec = open_model("bundled")
     assert (
         sum(weights.numel() for weights in build_unet(bundled_architecture(), "meta", torch.float32).parameters())
@@ -36,22 +36,22 @@ def test_the_small_one_is_the_model_in_the_package():
     assert bundled_architecture().default_steps == spec.default_steps
 
 
-def test_inputs_are_on_their_device_though_a_model_was_loaded_before_any():
-    """What transformers leaves behind of `torch.linspace`, in a fresh process."""
+def test_inputs_are_on_their_device_even_after_a_model_was_loaded():
+    """Transformers replaces `torch.linspace` while it loads a model; needs a fresh process."""
     script = """
 import torch
 from transformers.initialization import meta_device_safe_creation_ops
 with torch.device("meta"), meta_device_safe_creation_ops():
     torch.empty(1)
-from noria_bench.device.architectures import bundled, flops_of_row
-assert flops_of_row(bundled(), 128) > 1e8
+from noria_bench.device.architectures import bundled_architecture, flops_of_row
+assert flops_of_row(bundled_architecture(), 128) > 1e8
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_unet_and_its_inputs_are_made_in_the_dtype_and_repeat_themselves(tiny, dtype):
+def test_a_unet_and_its_inputs_have_the_dtype_and_are_reproducible(tiny, dtype):
     outputs = []
     for _ in range(2):
         unet, inputs = build_unet(tiny, "cpu", dtype), make_inputs(tiny, 64, 3, "cpu", dtype)

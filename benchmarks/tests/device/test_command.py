@@ -1,4 +1,4 @@
-"""The command: its arguments, its time, and what it can do where little is installed."""
+"""`noria bench device`: its arguments, its time limit, and what it measures where little is installed."""
 
 import argparse
 import signal
@@ -23,27 +23,27 @@ def test_the_defaults_fit_eight_minutes():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("arguments", "message"),
     [
-        (["--device", "tpu"], "'tpu' is no device"),
-        (["--budget", "soon"], "'soon' is no number of seconds"),
-        (["--budget", "0"], "'0' is no number of seconds"),
-        (["--budget", "nan"], "'nan' is no number of seconds"),
+        (["--device", "tpu"], "'tpu' is not a device"),
+        (["--budget", "soon"], "'soon' is not a number of seconds"),
+        (["--budget", "0"], "'0' is not a number of seconds"),
+        (["--budget", "nan"], "'nan' is not a number of seconds"),
         (["--dtype", "int8"], "invalid choice: 'int8'"),
     ],
 )
-def test_a_wrong_argument_is_told_in_words(arguments, complaint, capsys):
+def test_a_wrong_argument_has_a_message(arguments, message, capsys):
     with pytest.raises(SystemExit):
         parse(*arguments)
-    assert complaint in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_a_device_that_is_not_there_is_told_and_measured_by_nobody(capsys):
+def test_a_missing_device_is_an_error(capsys):
     assert run(parse("--device", "cuda:99")) == 2
     assert "--device is cuda:99" in capsys.readouterr().err
 
 
-def test_an_alarm_interrupts_what_takes_too_long_and_nothing_else():
+def test_a_time_limit_interrupts_a_block_that_takes_too_long_and_nothing_else():
     quiet = TimeLimit(600.0)
     with quiet:
         pass
@@ -53,75 +53,75 @@ def test_an_alarm_interrupts_what_takes_too_long_and_nothing_else():
     assert (quiet.expired, loud.expired) == (False, True)
 
 
-def test_an_alarm_that_is_lost_in_a_destructor_rings_again(monkeypatch):
-    monkeypatch.setattr(TimeLimit, "_AGAIN_S", 0.5)
-    alarm = TimeLimit(0.05)
-    rings = []
-    ring = alarm._on_signal
+def test_a_signal_that_is_lost_in_a_destructor_is_repeated(monkeypatch):
+    monkeypatch.setattr(TimeLimit, "_REPEAT_S", 0.5)
+    limit = TimeLimit(0.05)
+    signals = []
+    on_signal = limit._on_signal
 
     def lost_once(number, frame):
-        rings.append(number)
-        if len(rings) > 1:
-            ring(number, frame)
+        signals.append(number)
+        if len(signals) > 1:
+            on_signal(number, frame)
 
-    monkeypatch.setattr(alarm, "_ring", lost_once)
-    with pytest.raises(KeyboardInterrupt), alarm:
+    monkeypatch.setattr(limit, "_on_signal", lost_once)
+    with pytest.raises(KeyboardInterrupt), limit:
         time.sleep(60)
-    assert len(rings) == 2
+    assert len(signals) == 2
 
 
-def test_an_alarm_that_rings_while_it_is_set_rings_again_in_the_block(monkeypatch):
-    monkeypatch.setattr(TimeLimit, "_AGAIN_S", 0.5)
-    before, alarm, entered = signal.getsignal(signal.SIGALRM), TimeLimit(0.0), []
-    start = alarm._thread.start
-    monkeypatch.setattr(alarm._thread, "start", lambda: (start(), time.sleep(0.3)))  # kept from the CPU just here
+def test_a_signal_before_the_block_is_repeated_in_it(monkeypatch):
+    monkeypatch.setattr(TimeLimit, "_REPEAT_S", 0.5)
+    before, limit, entered = signal.getsignal(signal.SIGALRM), TimeLimit(0.0), []
+    start = limit._thread.start
+    monkeypatch.setattr(limit._thread, "start", lambda: (start(), time.sleep(0.3)))  # as if not scheduled here
 
     def block():
         entered.append(True)
         time.sleep(60)
 
-    with pytest.raises(KeyboardInterrupt), alarm:
+    with pytest.raises(KeyboardInterrupt), limit:
         block()
-    assert entered and alarm.expired
+    assert entered and limit.expired
     assert signal.getsignal(signal.SIGALRM) == before
 
 
-@pytest.mark.parametrize(("rang", "status"), [(True, 0), (False, 130)])
-def test_an_interrupted_bench_prints_what_there_is(rang, status, monkeypatch, capsys, tmp_path):
-    def interrupted(bench, _parts):
+@pytest.mark.parametrize(("expired", "status"), [(True, 0), (False, 130)])
+def test_an_interrupted_bench_prints_what_there_is(expired, status, monkeypatch, capsys, tmp_path):
+    def interrupted(bench, _measurements):
         bench._report.peak_flops_per_s = 1e12
         raise KeyboardInterrupt
 
     monkeypatch.setattr("noria_bench.device.runner.DeviceBench.run", interrupted)
-    monkeypatch.setattr(TimeLimit, "__init__", lambda alarm, _seconds: setattr(alarm, "rang", rang))
-    monkeypatch.setattr(TimeLimit, "__enter__", lambda _alarm: None)
+    monkeypatch.setattr(TimeLimit, "__init__", lambda limit, _seconds: setattr(limit, "expired", expired))
+    monkeypatch.setattr(TimeLimit, "__enter__", lambda _limit: None)
     monkeypatch.setattr(TimeLimit, "__exit__", lambda *_: None)
     assert run(parse("--device", "cpu", "--output", str(tmp_path / "device.json"))) == status
     printed = capsys.readouterr().out
     assert "measured matrix peak: 1 TFLOP/s" in printed
-    assert ("INTERRUPTED" in printed) != rang
+    assert ("INTERRUPTED" in printed) != expired
     assert (tmp_path / "device.json").exists()
 
 
 def test_steps_are_measured_where_only_torch_and_diffusers_are_installed(tmp_path):
-    """And what the wheel lacks is said. The other libraries are hidden from the import of a fresh process."""
+    """And missing packages are named. A fresh process hides the other libraries from imports."""
     hidden = ("msgspec", "transformers", "psutil", "starlette", "zmq", "prometheus_client", "sqlalchemy")
     script = f"""
 import sys
 from importlib.machinery import PathFinder
-class Poor(PathFinder):
+class HidingFinder(PathFinder):
     @classmethod
     def find_spec(cls, name, path=None, target=None):
         return None if name.partition(".")[0] in {hidden} else super().find_spec(name, path, target)
-sys.meta_path[sys.meta_path.index(PathFinder)] = Poor
+sys.meta_path[sys.meta_path.index(PathFinder)] = HidingFinder
 import torch
 from noria_bench.device import command
-from noria_bench.device.architectures import bundled
-from noria_bench.device.schedule import CPU_GUESS, ServingPart, StepPart
+from noria_bench.device.architectures import bundled_architecture
+from noria_bench.device.schedule import CPU_ESTIMATE, ServingMeasurement, StepMeasurement
 def few(device, notes, *, quick):
-    parts = StepPart("bundled", 64, 1, "eager"), ServingPart("alike", 1.0)
-    return parts, {{"bundled": bundled()}}, CPU_GUESS
-command._what_to_do = few
+    measurements = StepMeasurement("bundled", 64, 1, "eager"), ServingMeasurement("uniform", 1.0)
+    return measurements, {{"bundled": bundled_architecture()}}, CPU_ESTIMATE
+command._select_measurements = few
 import argparse
 parser = argparse.ArgumentParser()
 command.add_arguments(parser)

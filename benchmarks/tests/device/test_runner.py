@@ -1,4 +1,4 @@
-"""Parts are done, left out or failed, each is written at once, and the table stays short."""
+"""Measurements are made, skipped or fail; each is saved at once, and the table stays short."""
 
 import json
 import time
@@ -28,8 +28,8 @@ def empty_report():
 
 @pytest.fixture
 def bench(tiny, monkeypatch):
-    """A report and what fills it; matrices are small."""
-    monkeypatch.setattr("noria_bench.device.runner.matrix_peak", lambda _device, _dtype: 1e12)
+    """A bench, its report, and the number of steps at each save; the matrix peak is fixed."""
+    monkeypatch.setattr("noria_bench.device.runner.measure_matrix_peak", lambda _device, _dtype: 1e12)
     report, saved = empty_report(), []
     end_s = time.monotonic() + 600
     save = lambda: saved.append(len(report.steps))  # noqa: E731
@@ -40,7 +40,7 @@ def bench(tiny, monkeypatch):
     )
 
 
-def test_parts_are_done_in_order_and_saved_one_by_one(bench):
+def test_measurements_are_made_in_order_and_saved_one_by_one(bench):
     device_bench, report, saved = bench
     device_bench.run([PeakMeasurement(), STEP, StepMeasurement("tiny", 64, 2, "channels last")])
     assert [step.mode for step in report.steps] == ["eager", "channels last"]
@@ -49,7 +49,7 @@ def test_parts_are_done_in_order_and_saved_one_by_one(bench):
 
 
 @pytest.mark.parametrize(
-    ("error", "why"),
+    ("error", "reason"),
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), "tiny 64², 2 rows, eager: out of memory"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "tiny 64², 2 rows, eager: out of memory"),
@@ -57,36 +57,36 @@ def test_parts_are_done_in_order_and_saved_one_by_one(bench):
         (ModuleNotFoundError(name="msgspec"), "it needs msgspec, which is not installed: pip install msgspec"),
     ],
 )
-def test_what_fails_is_a_result_and_not_the_end(bench, monkeypatch, error, why):
+def test_a_failure_is_recorded_and_the_next_measurement_is_made(bench, monkeypatch, error, reason):
     device_bench, report, _ = bench
     measure = device_bench._steps.measure
 
-    def fail(part, peak):
-        if part == STEP:
+    def fail(measurement, peak):
+        if measurement == STEP:
             raise error
-        return measure(part, peak)
+        return measure(measurement, peak)
 
     monkeypatch.setattr(device_bench._steps, "measure", fail)
     device_bench.run([STEP, StepMeasurement("tiny", 64, 2, "channels last")])
-    assert [omission.why for omission in report.omitted] == [why]
+    assert [omission.reason for omission in report.omitted] == [reason]
     assert [step.mode for step in report.steps] == ["channels last"]
 
 
-def test_what_would_not_fit_the_time_is_left_out_and_said(tiny):
+def test_measurements_that_would_not_fit_the_time_are_omitted(tiny):
     report = empty_report()
     bench = DeviceBench(
         torch.device("cpu"), {"tiny": tiny}, CPU_ESTIMATE, report, lambda: None, lambda _: None, time.monotonic() + 3
     )
-    bench.run([STEP, ServingMeasurement("alike", 20.0)])
+    bench.run([STEP, ServingMeasurement("uniform", 20.0)])
     assert not report.steps
-    assert [omission.measurement["kind"] for omission in report.omitted] == ["StepPart", "ServingPart"]
+    assert [omission.measurement["kind"] for omission in report.omitted] == ["step", "serving"]
     assert all("predicted to take" in omission.reason for omission in report.omitted)
 
 
-def test_an_interruption_goes_through_and_keeps_what_there_is(bench, monkeypatch):
+def test_an_interruption_propagates_and_keeps_the_report(bench, monkeypatch):
     device_bench, report, _ = bench
 
-    def interrupt(_part, _peak):
+    def interrupt(_measurement, _peak):
         raise KeyboardInterrupt
 
     device_bench.run([STEP])
@@ -99,10 +99,10 @@ def test_an_interruption_goes_through_and_keeps_what_there_is(bench, monkeypatch
 def full_report():
     report = empty_report()
     report.peak_flops_per_s, report.complete = 7e14, True
-    for part in gpu_measurements(quick=False):
-        if isinstance(part, StepMeasurement):
+    for each in gpu_measurements(quick=False):
+        if isinstance(each, StepMeasurement):
             report.steps.append(
-                StepTime(part.model, part.side_px, part.rows, part.mode, 1.0, 0.1, 160.0, 4.0, 1e14, 0.14, 2**31, 0.001)
+                StepTime(each.model, each.side_px, each.rows, each.mode, 1.0, 0.1, 160.0, 4.0, 1e14, 0.14, 2**31, 0.001)
             )
     report.serving = [
         ServingResult(s, t, "sd15-random", 20.0, 9, 3.5, 160.0, 1.0, None, 8.0) for s in "ab" for t in "cd"
@@ -112,20 +112,20 @@ def full_report():
     return report
 
 
-def test_the_table_of_everything_is_short_and_has_every_size():
+def test_the_table_of_a_full_report_is_short_and_has_every_size():
     lines = table(full_report()).splitlines()
     assert len(lines) <= MAX_TABLE_LINES
     for label in ("sd15 512², 32", "sd15 1024², 1 ", "sdxl 512², 8", "sdxl 1024², 16"):
         assert sum(line.startswith(label) for line in lines) == 1, label
-    assert "left out: 5 parts (reason 0; reason 1 and 3 other reasons)" in lines
+    assert "omitted: 5 measurements (reason 0; reason 1 and 3 other reasons)" in lines
     assert max(map(len, lines)) < 130
 
 
-def test_a_table_of_nothing_says_that_it_was_interrupted():
+def test_the_table_of_an_incomplete_report_says_so():
     assert table(empty_report()).splitlines()[-1].startswith("INTERRUPTED")
 
 
-def test_the_file_has_all_of_it(tmp_path):
+def test_the_file_has_the_whole_report(tmp_path):
     write(full_report(), tmp_path / "device.json")
     document = json.loads((tmp_path / "device.json").read_text())
     assert (document["bench"], document["date"], document["complete"]) == ("device", "2026-01-01", True)

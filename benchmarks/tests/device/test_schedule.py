@@ -1,4 +1,4 @@
-"""What is done first, what is left out, and what a part is thought to take."""
+"""The order of measurements, which are skipped, and their predicted durations."""
 
 import itertools
 from dataclasses import replace
@@ -27,47 +27,69 @@ def flops(model, side_px):
     return {"sd15": 0.8e12, "sdxl": 1.7e12}[model] * (side_px / 512) ** 2
 
 
-def predict(part, *done, guess=GPU_ESTIMATE):
-    return predict_s(part, done, flops, guess)
+def predict(measurement, *done, estimate=GPU_ESTIMATE):
+    return predict_s(measurement, done, flops, estimate)
 
 
-def finished(part, step_s, seconds=2.0):
-    return FinishedMeasurement(part, "ok", seconds, step_s)
+def finished(measurement, step_s, seconds=2.0):
+    return FinishedMeasurement(measurement, "ok", seconds, step_s)
 
 
-def test_a_gpu_is_asked_everything_once_and_the_most_important_first():
-    parts = gpu_measurements(quick=False)
-    assert len(set(parts)) == len(parts)
-    assert parts[:3] == (
+def test_a_gpu_measures_everything_once_and_the_most_important_first():
+    measurements = gpu_measurements(quick=False)
+    assert len(set(measurements)) == len(measurements)
+    assert measurements[:3] == (
         PeakMeasurement(),
         StepMeasurement("sd15", 512, 2, "eager"),
         StepMeasurement("sd15", 512, 2, "channels last"),
     )
-    steps = [part for part in parts if isinstance(part, StepMeasurement)]
+    steps = [measurement for measurement in measurements if isinstance(measurement, StepMeasurement)]
     for mode in ("eager", "channels last", "graphs"):
-        asked = {(part.model, part.side_px, part.rows) for part in steps if part.mode == mode}
-        assert asked == {(m, s, r) for m in ("sd15", "sdxl") for s in (512, 1024) for r in (1, 2, 4, 8, 16, 32)}
-    order = [parts.index(part) for part in (ServingMeasurement("mixed", 20.0), replace(MEASUREMENT, mode="compiled"))]
-    order.append(next(k for k, part in enumerate(parts) if isinstance(part, StepMeasurement) and part.model == "sdxl"))
+        measured = {
+            (measurement.model, measurement.side_px, measurement.rows)
+            for measurement in steps
+            if measurement.mode == mode
+        }
+        assert measured == {(m, s, r) for m in ("sd15", "sdxl") for s in (512, 1024) for r in (1, 2, 4, 8, 16, 32)}
+    order = [
+        measurements.index(measurement)
+        for measurement in (ServingMeasurement("mixed", 20.0), replace(MEASUREMENT, mode="compiled"))
+    ]
+    order.append(
+        next(
+            k
+            for k, measurement in enumerate(measurements)
+            if isinstance(measurement, StepMeasurement) and measurement.model == "sdxl"
+        )
+    )
     assert order == sorted(order)
 
 
 def test_what_is_compiled_is_captured_before_the_next_is_compiled():
-    parts = gpu_measurements(quick=False)
-    for one, other in itertools.pairwise(parts):
+    measurements = gpu_measurements(quick=False)
+    for one, other in itertools.pairwise(measurements):
         if isinstance(one, StepMeasurement) and one.mode == "compiled":
             assert other == replace(one, mode="compiled graphs")
 
 
-@pytest.mark.parametrize("parts", [gpu_measurements(quick=True), cpu_measurements(128, quick=True)])
-def test_a_sample_compiles_nothing(parts):
-    assert not [part for part in parts if isinstance(part, StepMeasurement) and part.mode in COMPILED]
-    assert [part.traffic for part in parts if isinstance(part, ServingMeasurement)] == ["alike", "mixed"]
+@pytest.mark.parametrize("measurements", [gpu_measurements(quick=True), cpu_measurements(128, quick=True)])
+def test_the_quick_version_compiles_nothing(measurements):
+    assert not [
+        measurement
+        for measurement in measurements
+        if isinstance(measurement, StepMeasurement) and measurement.mode in COMPILED
+    ]
+    assert [measurement.traffic for measurement in measurements if isinstance(measurement, ServingMeasurement)] == [
+        "uniform",
+        "mixed",
+    ]
 
 
-def test_a_cpu_is_asked_for_small_sizes_and_no_sdxl():
+def test_a_cpu_measures_small_sizes_and_no_sdxl():
     sizes = {
-        (part.model, part.side_px) for part in cpu_measurements(128, quick=False) if isinstance(part, StepMeasurement)
+        (measurement.model, measurement.side_px)
+        for measurement in cpu_measurements(128, quick=False)
+        if isinstance(measurement, StepMeasurement)
     }
     assert sizes == {("sd15", 64), ("sd15", 128), ("bundled", 128)}
 
@@ -76,25 +98,25 @@ def test_a_step_is_predicted_from_the_nearest_that_was_measured():
     near, far = finished(replace(MEASUREMENT, rows=8), 0.1), finished(replace(MEASUREMENT, rows=1), 0.05)
     # 16 rows take twice as long as 8: 0.2 s, of which 5 to warm up and 5 that count
     assert predict(MEASUREMENT, far, near) == pytest.approx(10 * 0.2 + 0.5)
-    # a smaller step may well take as long
+    # a smaller step may take as long
     assert predict(replace(MEASUREMENT, rows=4), near) == pytest.approx(15 * 0.1 + 0.5)
 
 
-def test_without_any_measurement_the_guess_counts():
+def test_without_any_measurement_the_estimate_counts():
     step_s = 16 * 0.8e12 / GPU_ESTIMATE.flops_per_s
     expected = GPU_ESTIMATE.build_s + 0.5 + (5 + num_timed_calls(step_s)) * step_s
     assert predict(MEASUREMENT) == pytest.approx(expected)
     assert predict(MEASUREMENT, finished(StepMeasurement("sdxl", 1024, 2, "eager"), 0.01)) == pytest.approx(expected)
 
 
-def test_another_model_is_built_first_and_the_same_is_not():
-    part, other = replace(MEASUREMENT, rows=8), StepMeasurement("sdxl", 512, 2, "eager")
-    at_once = predict(MEASUREMENT, finished(part, 0.1))
-    assert predict(MEASUREMENT, finished(part, 0.1), finished(other, 0.1)) == pytest.approx(
+def test_building_is_predicted_for_another_model_only():
+    measurement, other = replace(MEASUREMENT, rows=8), StepMeasurement("sdxl", 512, 2, "eager")
+    at_once = predict(MEASUREMENT, finished(measurement, 0.1))
+    assert predict(MEASUREMENT, finished(measurement, 0.1), finished(other, 0.1)) == pytest.approx(
         at_once + GPU_ESTIMATE.build_s
     )
     failed = FinishedMeasurement(replace(MEASUREMENT, mode="graphs"), "failed", 1.0)  # after which the UNet was dropped
-    assert predict(MEASUREMENT, finished(part, 0.1), failed) == pytest.approx(at_once + GPU_ESTIMATE.build_s)
+    assert predict(MEASUREMENT, finished(measurement, 0.1), failed) == pytest.approx(at_once + GPU_ESTIMATE.build_s)
 
 
 def test_compiling_is_predicted_from_the_longest_and_capturing_costs_none():
@@ -107,20 +129,22 @@ def test_compiling_is_predicted_from_the_longest_and_capturing_costs_none():
     assert predict(replace(compiled, model="sdxl")) > 2 * GPU_ESTIMATE.compile_s
 
 
-def test_serving_is_set_up_once():
-    part = ServingMeasurement("alike", 10.0)
-    assert predict(part, guess=CPU_ESTIMATE) == pytest.approx(26.0 + CPU_ESTIMATE.serving_setup_s)
-    assert predict(part, FinishedMeasurement(part, "ok", 30.0), guess=CPU_ESTIMATE) == pytest.approx(26.0)
+def test_setup_is_predicted_for_the_first_serving_measurement_only():
+    measurement = ServingMeasurement("uniform", 10.0)
+    assert predict(measurement, estimate=CPU_ESTIMATE) == pytest.approx(26.0 + CPU_ESTIMATE.serving_setup_s)
+    assert predict(measurement, FinishedMeasurement(measurement, "ok", 30.0), estimate=CPU_ESTIMATE) == pytest.approx(
+        26.0
+    )
 
 
-def test_what_does_not_fit_the_time_is_left_out():
+def test_a_measurement_that_does_not_fit_the_time_is_skipped():
     assert skip_reason(MEASUREMENT, [], 30.0, 30.0) is None
     assert skip_reason(MEASUREMENT, [], 30.0, 29.0) == "predicted to take 30 s, 29 s are left"
-    assert skip_reason(ServingMeasurement("alike", 9.0), [], 30.0, -1.0) == "predicted to take 30 s, 0 s are left"
+    assert skip_reason(ServingMeasurement("uniform", 9.0), [], 30.0, -1.0) == "predicted to take 30 s, 0 s are left"
 
 
 @pytest.mark.parametrize(
-    ("tried", "left_out"),
+    ("tried", "skipped"),
     [
         (MEASUREMENT, True),
         (replace(MEASUREMENT, rows=8), True),
@@ -131,11 +155,11 @@ def test_what_does_not_fit_the_time_is_left_out():
         (PeakMeasurement(), False),
     ],
 )
-def test_what_did_not_fit_the_memory_with_fewer_rows_is_not_tried(tried, left_out):
-    why = skip_reason(MEASUREMENT, [FinishedMeasurement(tried, "out of memory", 1.0)], 1.0, 100.0)
-    assert (why is not None) == left_out
-    if left_out:
-        assert why == f"{tried.rows} rows did not fit the memory"
+def test_a_step_is_skipped_if_fewer_rows_exceeded_the_memory(tried, skipped):
+    reason = skip_reason(MEASUREMENT, [FinishedMeasurement(tried, "out of memory", 1.0)], 1.0, 100.0)
+    assert (reason is not None) == skipped
+    if skipped:
+        assert reason == f"{tried.rows} rows did not fit the memory"
 
 
 def test_a_mode_that_failed_is_not_tried_again_with_the_same_model():
@@ -147,7 +171,7 @@ def test_a_mode_that_failed_is_not_tried_again_with_the_same_model():
 
 
 @pytest.mark.parametrize(("mode", "captured"), [("channels last", "graphs"), ("compiled", "compiled graphs")])
-def test_what_failed_is_not_captured_either(mode, captured):
+def test_a_failed_mode_is_not_captured_either(mode, captured):
     failed = [FinishedMeasurement(replace(MEASUREMENT, mode=mode), "failed", 1.0)]
     assert skip_reason(replace(MEASUREMENT, mode=captured), failed, 1.0, 100.0) == f"{mode} failed before"
     full = [FinishedMeasurement(replace(MEASUREMENT, mode=mode), "out of memory", 1.0)]

@@ -1,4 +1,4 @@
-"""The same users at the seed's loop and at the wheel, and what the answers amount to."""
+"""The same users served by microbatching and by the engine loop, and the summary of their answers."""
 
 import itertools
 import time
@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from noria.config import EngineConfig
+from noria.engine.auto_settings import Machine, resolve_auto
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.loop import EngineLoop, ImageReady
-from noria.engine.resources import Machine, resolve_auto
 from noria.protocol.request import ImageRequest
 from noria.scheduling.step.scheduler import StepScheduler
 from noria_bench.device.architectures import build_unet
@@ -52,54 +52,56 @@ def serving_setup(tiny):
     return set_up(DiffusionExecutor(model, config), SPEC, config)
 
 
-def test_figures_count_whole_rounds_from_the_first_answer_after_the_warm_up():
+def test_rates_count_whole_rounds_from_the_first_answer_after_the_warm_up():
     early = [CompletedRequest(0.0, 1.0, 1, 40)]
     counted = [CompletedRequest(k, k + 2.0, 2, 80) for k in range(9)]  # answered from 2 to 10
     more = [CompletedRequest(9.0, 12.0, 4, 160)]
-    found = summarise_serving("wheel", "mixed", "m", ServingLog(early + counted + more, [2, 4]), 1.5, 20.0)
+    found = summarise_serving("noria", "mixed", "m", ServingLog(early + counted + more, [2, 4]), 1.5, 20.0)
     assert (found.num_requests, found.images_per_s, found.rows_per_s) == (10, 16 / 8, 640 / 8)
     assert (found.p50_s, found.mean_batch) == (2.0, 3.0)
     assert found.p99_s == pytest.approx(np.percentile([2.0] * 9 + [3.0], 99))
 
 
 @pytest.mark.parametrize("apart_s", [0.0, 0.1])
-def test_users_in_step_have_their_rate_however_their_burst_is_spread(apart_s):
+def test_the_rate_of_users_in_step_does_not_depend_on_the_spread_of_bursts(apart_s):
     answers = [
         CompletedRequest(10.0 * burst, 10.0 * (burst + 1) + k * apart_s, 1, 40) for burst in range(3) for k in range(8)
     ]
-    assert summarise_serving("wheel", "alike", "m", ServingLog(answers, [8]), 0.0, 40.0).images_per_s == pytest.approx(
-        8 / 10
+    assert summarise_serving(
+        "wheel", "uniform", "m", ServingLog(answers, [8]), 0.0, 40.0
+    ).images_per_s == pytest.approx(8 / 10)
+
+
+def test_less_than_a_round_has_no_rate():
+    found = summarise_serving(
+        "seed", "uniform", "m", ServingLog([CompletedRequest(0.0, 1.0, 1, 40)] * 8, [8]), 0.0, 10.0
     )
-
-
-def test_less_than_a_round_is_no_rate():
-    found = summarise_serving("seed", "alike", "m", ServingLog([CompletedRequest(0.0, 1.0, 1, 40)] * 8, [8]), 0.0, 10.0)
     assert (found.num_requests, found.images_per_s, found.p50_s) == (8, None, 1.0)
 
 
-def test_a_device_that_answers_nothing_has_no_figures():
-    found = summarise_serving("seed", "alike", "m", ServingLog(), 1.0, 10.0)
+def test_a_log_without_answers_has_no_rates():
+    found = summarise_serving("reference", "uniform", "m", ServingLog(), 1.0, 10.0)
     assert (found.images_per_s, found.p50_s, found.mean_batch) == (None, None, None)
 
 
 def log_with_answers(serve):
-    """The log of the shortest time in which a machine that may be busy answers something; one second on a quiet one."""
+    """The log of the shortest time in which a possibly busy machine answers something; one second on an idle one."""
     for seconds in (1.0, 10.0, 60.0):
         log = serve(time.monotonic() + seconds)
-        if log.answers:
+        if log.completed:
             return log
     raise AssertionError(f"no answer in {seconds} s")
 
 
-def test_alike_requests_are_drawn_eight_at_a_time_by_the_seeds_loop(serving_setup):
-    templates = MIXES["alike"](SPEC).templates(1)
+def test_microbatching_runs_uniform_requests_eight_at_a_time(serving_setup):
+    templates = MIXES["uniform"](SPEC).templates(1)
     log = log_with_answers(lambda end_s: run_microbatcher(serving_setup.executor.model, SPEC, templates, end_s))
     assert len(log.completed) >= 8 and len(log.completed) % 8 == 0
     assert set(log.batch_sizes) == {8} and len(log.batch_sizes) == len(log.completed) // 8 * SPEC.default_steps
 
 
-@pytest.mark.parametrize("traffic", ["alike", "mixed"])
-def test_the_wheel_answers_its_users_and_lets_them_go(serving_setup, traffic):
+@pytest.mark.parametrize("traffic", ["uniform", "mixed"])
+def test_the_engine_loop_answers_its_users_and_releases_their_requests(serving_setup, traffic):
     templates = MIXES[traffic](SPEC).templates(1)
     for _ in range(2):  # the executor can be used again
         log = log_with_answers(lambda end_s: run_engine_loop(serving_setup, templates, end_s))
@@ -108,14 +110,14 @@ def test_the_wheel_answers_its_users_and_lets_them_go(serving_setup, traffic):
         assert not serving_setup.executor._requests
 
 
-def test_the_seeds_loop_answers_mixed_requests_in_groups_of_equal_settings(serving_setup):
+def test_microbatching_runs_mixed_requests_in_groups_of_equal_settings(serving_setup):
     templates = MIXES["mixed"](SPEC).templates(1)
     log = log_with_answers(lambda end_s: run_microbatcher(serving_setup.executor.model, SPEC, templates, end_s))
     assert sum(log.batch_sizes) / len(log.batch_sizes) < 8
 
 
 @pytest.mark.parametrize("scheduler", ["dpm++2m", "euler-a", "ddim"])
-def test_both_draw_the_same_images(serving_setup, scheduler):
+def test_both_give_the_same_images(serving_setup, scheduler):
     executor, config = serving_setup.executor, serving_setup.config
     templates = [RequestTemplate(f"prompt {k}", k, 64, 64, 3, 5.0, scheduler, 2) for k in range(2)]
     expected = generate(executor.model, templates).int()
@@ -132,5 +134,5 @@ def test_both_draw_the_same_images(serving_setup, scheduler):
     while engine_loop.run_iteration() is not None:
         pass
     keys = itertools.product("01", range(2))
-    # Different orders of the same float32 sums: the last of 255 steps may fall either way.
+    # float32 sums in different orders: the last of 255 steps may differ.
     assert all((expected[row] - images[key]).abs().max() <= 2 for row, key in enumerate(keys))

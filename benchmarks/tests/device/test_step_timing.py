@@ -1,4 +1,4 @@
-"""Steps are timed and held against the eager one; what needs a GPU is marked so."""
+"""Steps are timed and compared with the eager mode; tests that need a GPU are marked."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("mode", ["eager", "channels last"])
-def test_a_step_has_its_time_its_rates_and_its_share_of_the_peak(tiny, mode):
+def test_a_step_has_its_time_rates_and_share_of_the_peak(tiny, mode):
     found = StepBench(CPU, torch.float32, {"tiny": tiny}).measure(StepMeasurement("tiny", 64, 4, mode), 1e12)
     assert found.step_s > 0 and found.setup_s > 0 and found.peak_bytes > 0
     assert found.rows_per_s == pytest.approx(4 / found.step_s)
@@ -20,7 +20,7 @@ def test_a_step_has_its_time_its_rates_and_its_share_of_the_peak(tiny, mode):
     assert found.peak_share == pytest.approx(found.flops_per_s / 1e12)
 
 
-def test_a_mode_is_held_against_the_eager_output_of_the_same_inputs(tiny):
+def test_a_mode_is_compared_with_the_eager_output_of_the_same_inputs(tiny):
     bench = StepBench(CPU, torch.float32, {"tiny": tiny})
     assert bench.measure(StepMeasurement("tiny", 64, 2, "channels last"), None).max_difference is None
     assert bench.measure(StepMeasurement("tiny", 64, 2, "eager"), None).max_difference == 0.0
@@ -29,14 +29,14 @@ def test_a_mode_is_held_against_the_eager_output_of_the_same_inputs(tiny):
     assert other.peak_share is None
 
 
-def test_each_call_is_timed_by_itself():
+def test_each_call_is_timed_separately():
     calls = []
     seconds = time_calls(lambda: calls.append(1), CPU, 5)
     assert len(calls) == len(seconds) == 5 and all(each >= 0 for each in seconds)
 
 
 @pytest.mark.gpu
-def test_a_captured_step_replays_over_what_its_inputs_hold_now(tiny):
+def test_a_captured_step_replays_over_the_current_inputs(tiny):
     device = torch.device("cuda:0")
     with torch.no_grad():
         unet, inputs = build_unet(tiny, device, torch.float32), make_inputs(tiny, 64, 2, device, torch.float32)
@@ -56,7 +56,7 @@ def test_a_captured_step_holds_its_inputs(tiny):
         expected, shape = inputs.predict(unet), inputs.latents_RCHW.shape
         replay = capture_graph(lambda given=inputs: given.predict(unet), device)
         del inputs
-        junk = [torch.full(shape, 1e3, device=device) for _ in range(64)]  # where they would have been
+        junk = [torch.full(shape, 1e3, device=device) for _ in range(64)]  # would overwrite freed inputs
         torch.testing.assert_close(replay(), expected)
         assert junk
 
@@ -71,7 +71,7 @@ def test_every_mode_gives_the_eager_output_on_a_gpu(mode):
 
 
 @pytest.mark.gpu
-def test_a_gpu_has_a_peak_and_out_of_memory_is_an_exception_that_can_be_caught():
+def test_a_gpu_has_a_peak_and_out_of_memory_can_be_handled():
     device = torch.device("cuda:0")
     assert measure_matrix_peak(device, torch.float16) > 1e12
     bench = StepBench(device, torch.float16, {"sd15": SD15})

@@ -1,4 +1,4 @@
-"""What a server can do: a line through two measurements, and what was finished in a window."""
+"""Solo costs from two measurements, and capacity from what was finished in a window."""
 
 import msgspec
 import pytest
@@ -9,11 +9,11 @@ from noria_bench.load.closed_loop import Reply
 from noria_bench.load.workload import RequestTemplate
 
 SPEC = open_model("bundled")
-ASK = RequestTemplate("p", 1, SPEC.default_width_px, SPEC.default_height_px, 10, 3.0, "ddim", 1)  # 20 rows
+TEMPLATE = RequestTemplate("p", 1, SPEC.default_width_px, SPEC.default_height_px, 10, 3.0, "ddim", 1)  # 20 rows
 
 
 def steps(count, **fields):
-    return msgspec.structs.replace(ASK, inference_steps=count, **fields)
+    return msgspec.structs.replace(TEMPLATE, inference_steps=count, **fields)
 
 
 def test_the_time_alone_is_the_line_through_few_steps_and_many():
@@ -28,7 +28,7 @@ def test_a_disturbed_measurement_gives_no_time_below_zero():
     assert solo_s([fit_solo_cost(steps(5), 0.1, steps(20), 1.0)], steps(1)) > 0
 
 
-def test_each_kind_has_its_own_cost():
+def test_each_kind_of_request_has_its_own_cost():
     costs = [fit_solo_cost(steps(5, **kind), s, steps(20, **kind), 4 * s) for kind, s in (({}, 1.0), ({"n": 2}, 2.0))]
     assert solo_s(costs, steps(5)) == pytest.approx(1.0)
     assert solo_s(costs, steps(5, n=2, seed=9, guidance_scale=7.0)) == pytest.approx(2.0)
@@ -40,13 +40,13 @@ def test_capacity_counts_what_ended_in_the_window_by_its_rows():
         Reply(0.0, 2.5, 200, 1, 0),
         Reply(0.0, 3.0, 200, 1, 1),
         Reply(0.0, 3.5, 500, 1, 1),
-        Reply(0.0, 3.9, 200, 1, 2),  # the requests repeat: it is the first again
+        Reply(0.0, 3.9, 200, 1, 2),  # templates repeat: it is the first again
         Reply(0.0, 4.0, 200, 1, 0),  # after it
     ]
-    found = capacity_of_replies(replies, [ASK, steps(20, n=3)], SPEC, 2.0, 4.0)
+    found = capacity_of_replies(replies, [TEMPLATE, steps(20, n=3)], SPEC, 2.0, 4.0)
     assert found == Capacity(rows_per_s=(20 + 120 + 20) / 2, images_per_s=5 / 2, requests_per_s=3 / 2, num_failures=1)
 
 
 def test_a_server_that_finishes_nothing_has_no_capacity():
     with pytest.raises(RuntimeError, match=r"finished nothing in 2.0 s under load; its answers were \[0, 503\]"):
-        capacity_of_replies([Reply(0.0, 1.0, 503, 1), Reply(0.0, 1.0, 0, 1)], [ASK], SPEC, 0.0, 2.0)
+        capacity_of_replies([Reply(0.0, 1.0, 503, 1), Reply(0.0, 1.0, 0, 1)], [TEMPLATE], SPEC, 0.0, 2.0)

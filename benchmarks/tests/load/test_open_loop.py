@@ -1,4 +1,4 @@
-"""The open-loop client against servers that answer late, wrongly or not at all: each is a miss, and delays nobody else."""
+"""The open-loop client against servers that answer late, wrongly or not at all: each is a miss, and delays no other request."""
 
 import asyncio
 import base64
@@ -20,7 +20,7 @@ from noria_bench.load.workload import Arrival, RequestTemplate
 from noria_bench.measurement.run_metrics import RequestRecord, attainment
 
 LATE_S = 0.5
-TIMEOUT_S = 60.0  # no claim: a run ends when all is answered
+TIMEOUT_S = 60.0  # only a bound: a run ends when all is answered
 
 
 class FaultyHandler(http.server.BaseHTTPRequestHandler):
@@ -47,8 +47,8 @@ class FaultyHandler(http.server.BaseHTTPRequestHandler):
                 self.server.release.wait(TIMEOUT_S)
             case "broken":
                 self.close_connection = True
-            case refused:
-                self.answer(int(refused), b"{}", "application/json")
+            case status:
+                self.answer(int(status), b"{}", "application/json")
 
     def answer(self, status, content, kind, headers=()):
         self.send_response(status)
@@ -109,23 +109,23 @@ def test_each_way_to_fail_is_a_miss_and_none_stops_the_run(server):
     fine, late, *others = arrivals("fine", "late", "broken", "429", "504", "500")
     received = records(server, (fine, msgspec.structs.replace(late, deadline_s=LATE_S / 2), *others))
     assert [record.status for record in received] == [200, 200, 0, 429, 504, 500]
-    assert [record.met for record in received] == [True] + [False] * 5
+    assert [record.met_deadline for record in received] == [True] + [False] * 5
     assert attainment(received) == pytest.approx(1 / 6)
 
 
-def test_what_is_never_answered_is_given_up_when_its_grace_is_over_and_is_a_miss(server):
+def test_an_unanswered_request_is_a_miss_after_the_grace_period(server):
     received = records(server, arrivals("never", "never", deadline_s=LATE_S / 2), grace_s=LATE_S / 2)
-    assert [(record.status, record.done_s, record.met) for record in received] == [(0, None, False)] * 2
+    assert [(record.status, record.done_s, record.met_deadline) for record in received] == [(0, None, False)] * 2
 
 
-def test_no_answer_is_waited_for_before_the_next_request_is_sent(server):
+def test_requests_are_sent_without_waiting_for_earlier_answers(server):
     received = records(server, arrivals(*["together"] * 40, every_s=0.005))
     assert {record.status for record in received} == {200}
     assert max(record.sent_s for record in received) < min(record.done_s for record in received)
     assert all(record.sent_s >= record.intended_s for record in received)
 
 
-def test_a_record_has_what_the_server_told(server):
+def test_a_record_has_what_the_server_reports(server):
     fine, two = records(server, arrivals("fine", "two"))
     assert (fine.predicted_s, fine.batch_size, fine.queue_s) == (0.25, None, 0.001)
     assert fine.digest == hashlib.sha256(b"fine").hexdigest()[:16]
@@ -133,7 +133,7 @@ def test_a_record_has_what_the_server_told(server):
     assert two.digest == hashlib.sha256(b"onetwo").hexdigest()[:16]
 
 
-def test_the_server_is_told_the_deadline_and_every_setting(server):
+def test_a_request_has_its_deadline_and_every_setting(server):
     (arrival,) = arrivals("fine", deadline_s=1.0)
     records(server, (arrival,))
     settings = {"prompt", "seed", "width", "height", "inference_steps", "guidance_scale", "scheduler", "n"}
@@ -142,19 +142,19 @@ def test_the_server_is_told_the_deadline_and_every_setting(server):
     assert server.encodings == {"identity"}
 
 
-def test_as_a_process_it_writes_each_record_when_it_is_known(server):
-    job = OpenLoopConfig(f"http://127.0.0.1:{server.server_port}/t2i", arrivals("fine", "never"))
+def test_the_process_writes_each_record_as_its_request_ends(server):
+    config = OpenLoopConfig(f"http://127.0.0.1:{server.server_port}/t2i", arrivals("fine", "never"))
     with subprocess.Popen(
         [sys.executable, "-m", "noria_bench.load.open_loop"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as client:
-        client.stdin.write(msgspec.json.encode(job))
+        client.stdin.write(msgspec.json.encode(config))
         client.stdin.close()
         first = msgspec.json.decode(next(itertools.chain(client.stdout)), type=RequestRecord)
-        client.kill()  # a run that is cut short keeps what it has
+        client.kill()  # an interrupted run keeps its records
     assert (first.number, first.status) == (0, 200)
 
 
-def test_without_deadlines_it_ends_when_all_is_answered_and_keeps_a_sample(server, tmp_path):
+def test_without_deadlines_it_ends_when_all_is_answered_and_stores_samples(server, tmp_path):
     arrivals_sent = arrivals("fine", "late", "two", "500", deadline_s=None)
     received = []
     started = time.monotonic()
@@ -174,7 +174,7 @@ def test_without_deadlines_it_ends_when_all_is_answered_and_keeps_a_sample(serve
     assert all("deadline_ms" not in body for body in server.bodies)
 
 
-def test_an_answer_that_is_not_what_it_says_is_recorded(server):
+def test_a_malformed_answer_is_recorded(server):
     server.two = b'{"images": null}'
     (record,) = records(server, arrivals("two"))
     assert (record.status, record.digest) == (200, None)

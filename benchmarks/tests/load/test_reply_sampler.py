@@ -1,4 +1,4 @@
-"""Which replies of a run are kept."""
+"""Which replies of a run are stored."""
 
 import itertools
 
@@ -8,7 +8,7 @@ from noria_bench.load.reply_sampler import ReplySampler, sampled_replies
 
 
 @pytest.mark.parametrize("num_replies", [5, 13, 100, 1000])
-def test_a_few_replies_are_kept_evenly_whatever_their_number(tmp_path, num_replies):
+def test_4_to_12_evenly_spaced_replies_are_stored(tmp_path, num_replies):
     sampler = ReplySampler(tmp_path)
     for number in range(num_replies):
         sampler.offer(number, b"%d" % number, "image/png")
@@ -20,14 +20,14 @@ def test_a_few_replies_are_kept_evenly_whatever_their_number(tmp_path, num_repli
     assert all(file.read_bytes() == b"%d" % number for number, file in found.items())
 
 
-def test_requests_of_every_user_are_among_those_kept(tmp_path):
+def test_requests_of_several_users_are_stored(tmp_path):
     sampler = ReplySampler(tmp_path)
     for number in range(800):
         sampler.offer(number, b"", "image/png")
     assert len({number % 8 for number in sampled_replies(tmp_path)}) >= 4
 
 
-def test_one_image_is_told_from_several_by_its_name(tmp_path):
+def test_the_suffix_distinguishes_one_image_from_several(tmp_path):
     sampler = ReplySampler(tmp_path)
     sampler.offer(0, b"png", "image/png")
     sampler.offer(1, b"{}", "application/json")

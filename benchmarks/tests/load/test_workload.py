@@ -1,4 +1,4 @@
-"""Traffic: the same seed gives the same trace, the load is what it is called, and the mix is what it says."""
+"""Traffic: a seed reproduces a trace, the load is as requested, and the mix has its distribution."""
 
 import collections
 import itertools
@@ -41,10 +41,10 @@ def test_without_deadlines_the_same_requests_come_at_the_same_moments():
 
 @pytest.mark.parametrize("arrivals", ["poisson", "bursty"])
 @pytest.mark.parametrize("rate", [100.0, 250.0])
-def test_a_trace_brings_the_work_that_it_is_asked_for(arrivals, rate):
+def test_a_trace_has_the_requested_work(arrivals, rate):
     generated = make_trace(arrivals=arrivals, rows_per_s=rate)
     work = sum(arrival.rows for arrival in generated)
-    assert work == pytest.approx(rate * 60.0, rel=0.05)  # the last request's work is not cut
+    assert work == pytest.approx(rate * 60.0, rel=0.05)  # the last request is not cut
     assert generated[0].intended_s == 0.0
     assert generated[-1].intended_s < work / rate
 
@@ -86,15 +86,15 @@ def test_the_mix_has_every_setting_and_the_defaults_most_often():
     assert any(not template.guided for template in templates)
 
 
-def test_alike_callers_differ_in_prompt_and_seed_only():
+def test_uniform_requests_differ_in_prompt_and_seed_only():
     templates = itertools.islice(uniform(SPEC).templates(1), 50)
     assert len({(a.width, a.height, a.inference_steps, a.guidance_scale, a.scheduler, a.n) for a in templates}) == 1
 
 
 @pytest.mark.parametrize("name", MIXES)
-def test_every_request_is_one_that_the_model_takes(name):
+def test_every_request_is_valid_for_the_model(name):
     from noria.config import FrontendConfig
-    from noria.frontend.services.admission import limits
+    from noria.frontend.services.request_validation import limits
 
     allowed = limits(SPEC, FrontendConfig())
     for template in itertools.islice(MIXES[name](SPEC).templates(3), 300):
@@ -104,7 +104,7 @@ def test_every_request_is_one_that_the_model_takes(name):
             assert field not in ("width", "height") or getattr(template, field) % allowed[field].multiple == 0
 
 
-def test_calls_are_counted_as_the_compiled_samplers_make_them():
+def test_calls_are_those_of_the_compiled_samplers():
     config = {"_class_name": "DDIMScheduler", "num_train_timesteps": 1000, "clip_sample": False}
     rng = random.Random(0)
     templates = {
@@ -115,5 +115,5 @@ def test_calls_are_counted_as_the_compiled_samplers_make_them():
         assert template.num_calls == compile_sampler(name, config, template.inference_steps).num_calls
 
 
-def test_captions_do_not_repeat_while_a_cache_could_hold_them():
+def test_2000_captions_do_not_repeat():
     assert len({caption(k) for k in range(2000)}) == 2000

@@ -1,4 +1,4 @@
-"""What devices tell of themselves: counters that wrap, and NVML, of which a stand-in is enough."""
+"""The meters of the hardware: counters that wrap, and a fake NVML."""
 
 import types
 
@@ -12,7 +12,7 @@ class NVMLError(Exception):
 
 
 def fake_nvml():
-    """Two GPUs; number 1 does not tell its energy."""
+    """Two GPUs; number 1 does not report its energy."""
 
     def handle_by_index(index):
         if index > 1:
@@ -41,7 +41,7 @@ def test_a_gpu_is_read():
     assert find_gpus(("cuda:0", "cuda:1"), {}, fake_nvml()).names == ["GPU 0", "GPU 1"]
 
 
-def test_what_was_held_before_the_server_started_is_not_its_memory():
+def test_memory_in_use_before_the_server_started_is_not_counted():
     nvml = fake_nvml()
     gpus = find_gpus(("cuda:0", "cuda:1"), {}, nvml)
     nvml.nvmlDeviceGetMemoryInfo = lambda handle: types.SimpleNamespace(used=1000 * (handle + 1) + 50)
@@ -50,7 +50,7 @@ def test_what_was_held_before_the_server_started_is_not_its_memory():
     assert gpus.read().used_bytes == 0
 
 
-def test_several_gpus_are_read_together_and_energy_that_is_not_told_is_none():
+def test_several_gpus_are_read_together_and_unreported_energy_is_none():
     assert find_gpus(("cuda:0", "cuda:1"), {}, fake_nvml()).read() == GpuReading(pytest.approx(0.85), 0, None)
 
 
@@ -66,7 +66,7 @@ def test_without_a_gpu_there_is_nothing_to_read():
         assert find_gpus(("auto",), {"CUDA_VISIBLE_DEVICES": visible}, fake_nvml()) is None
 
 
-def test_a_slice_of_a_gpu_that_tells_no_utilisation_is_not_read():
+def test_a_gpu_slice_without_utilisation_is_not_read():
     nvml = fake_nvml()
 
     def utilisation(handle):
@@ -76,33 +76,33 @@ def test_a_slice_of_a_gpu_that_tells_no_utilisation_is_not_read():
     assert find_gpus(("cuda",), {}, nvml) is None
 
 
-def test_a_counter_that_starts_again_has_gone_on():
+def test_the_increase_of_a_counter_that_wraps():
     assert counter_increase(100, 150, 1000) == 50
     assert counter_increase(900, 30, 1000) == 130
 
 
-def test_packages_are_added_up_and_their_parts_are_not(tmp_path):
-    def tell(name, energy_uj):
+def test_packages_are_added_up_without_their_subzones(tmp_path):
+    def write_zone(name, energy_uj):
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
         (folder / "energy_uj").write_text(f"{energy_uj}\n")
         (folder / "max_energy_range_uj").write_text("10000000\n")
 
-    tell("intel-rapl:0", 9_000_000)
-    tell("intel-rapl:1", 0)
-    tell("intel-rapl:0:0", 0)
+    write_zone("intel-rapl:0", 9_000_000)
+    write_zone("intel-rapl:1", 0)
+    write_zone("intel-rapl:0:0", 0)
     rapl = RaplMeter(tmp_path)
-    tell("intel-rapl:0", 1_000_000)
-    tell("intel-rapl:1", 500_000)
-    tell("intel-rapl:0:0", 9_000_000)
+    write_zone("intel-rapl:0", 1_000_000)
+    write_zone("intel-rapl:1", 500_000)
+    write_zone("intel-rapl:0:0", 9_000_000)
     assert rapl.total_j() == pytest.approx(2.5)
-    tell("intel-rapl:1", 1_500_000)
+    write_zone("intel-rapl:1", 1_500_000)
     assert rapl.total_j() == pytest.approx(3.5)
 
 
-def test_a_kernel_that_shows_no_package_tells_nothing(tmp_path):
+def test_without_packages_there_is_no_energy(tmp_path):
     assert RaplMeter(tmp_path).total_j() is None
 
 
-def test_a_machine_multiplies_at_some_speed():
+def test_the_matrix_rate_is_plausible():
     assert 0.01 < matrix_gflops(0.0) < 1e6  # one product is measured, however little time there is

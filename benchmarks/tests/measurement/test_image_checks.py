@@ -1,4 +1,4 @@
-"""Which replies are found to be wrong."""
+"""Which replies are found to be incorrect."""
 
 import base64
 import io
@@ -36,18 +36,18 @@ def check_content(tmp_path, content, expected, name="7.image"):
     return check_reply(7, tmp_path / name, expected)
 
 
-def test_noise_has_the_decibels_that_its_variance_says():
+def test_the_psnr_of_noise_follows_from_its_variance():
     grey = np.full((64, 64, 3), 128, dtype=np.uint8)
     assert psnr_db(grey, grey) == math.inf
     assert psnr_db(grey, grey + np.uint8(10)) == pytest.approx(20 * math.log10(255 / 10))
 
 
-def test_the_same_image_is_right(tmp_path):
+def test_an_identical_image_is_correct(tmp_path):
     found = check_content(tmp_path, png(RED), [RED])
     assert (found.psnr_db, found.problem) == (None, "")
 
 
-def test_rounding_is_forgiven(tmp_path):
+def test_rounding_is_tolerated(tmp_path):
     rounded = RED + RNG.integers(0, 2, RED.shape, dtype=np.uint8)
     found = check_content(tmp_path, png(rounded), [RED])
     assert found.problem == ""
@@ -64,11 +64,11 @@ def test_rounding_is_forgiven(tmp_path):
         (png(RED[:4]), "is 8 × 4 instead of 8 × 8 pixels"),
     ],
 )
-def test_what_is_not_the_image_is_named(tmp_path, content, words):
+def test_a_wrong_image_has_its_problem_named(tmp_path, content, words):
     assert re.search(words, check_content(tmp_path, content, [RED]).problem)
 
 
-def test_every_image_of_several_counts(tmp_path):
+def test_every_image_of_several_is_checked(tmp_path):
     def document(*files):
         return json.dumps({"images": [{"b64_json": base64.b64encode(file).decode()} for file in files]}).encode()
 
@@ -95,4 +95,4 @@ def test_each_reply_is_compared_with_its_own_body(tmp_path):
     for number, pixels in enumerate(colours):
         (tmp_path / f"{number}.image").write_bytes(png(pixels))
     found = check_replies(tmp_path, lambda number: {"number": number}, lambda body: [colours[body["number"]]])
-    assert [(sample.number, sample.problem) for sample in found] == [(0, ""), (1, "")]
+    assert [(check.number, check.problem) for check in found] == [(0, ""), (1, "")]

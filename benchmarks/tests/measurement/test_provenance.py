@@ -1,4 +1,4 @@
-"""A result says where it comes from, also where little is installed."""
+"""The provenance of a result, also where little is installed."""
 
 import importlib.metadata
 import sys
@@ -8,7 +8,7 @@ import pytest
 from noria_bench.measurement.provenance import collect_provenance
 
 
-def test_a_result_has_the_versions_of_what_is_installed_and_of_nothing_else(monkeypatch):
+def test_a_result_has_the_versions_of_installed_packages_only(monkeypatch):
     version = importlib.metadata.version
 
     def lacking(name):
@@ -23,14 +23,14 @@ def test_a_result_has_the_versions_of_what_is_installed_and_of_nothing_else(monk
 
 
 @pytest.mark.parametrize(
-    ("typed", "told"),
+    ("typed", "reported"),
     [
         (["/bin/python", "/bin/noria", "bench", "quick"], "noria bench quick"),
         (["/bin/python", "-m", "noria", "bench", "quick"], "noria bench quick"),
         (["/bin/python", "-m", "noria_bench.device", "bench", "quick"], "python -m noria_bench.device bench quick"),
     ],
 )
-def test_a_result_has_the_command_as_it_can_be_typed_again(typed, told, monkeypatch):
+def test_a_result_has_the_command_as_it_can_be_typed_again(typed, reported, monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", typed)
     monkeypatch.setattr(sys, "argv", ["noria", "bench", "quick"])
-    assert collect_provenance()["command"] == told
+    assert collect_provenance()["command"] == reported

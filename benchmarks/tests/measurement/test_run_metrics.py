@@ -1,4 +1,4 @@
-"""The bench's arithmetic, held to numpy's and to cases that can be counted by hand."""
+"""The metrics, compared with numpy and with cases counted by hand."""
 
 import math
 
@@ -29,13 +29,13 @@ def test_percentiles_are_numpys(values, share):
     assert percentile(values, share) == pytest.approx(float(np.quantile(values, share)), rel=1e-9, abs=1e-9)
 
 
-def test_a_percentile_of_nothing_is_no_number_and_one_among_the_lost_is_endless():
+def test_a_percentile_without_values_is_nan_and_one_among_failures_is_infinite():
     assert math.isnan(percentile([], 0.5))
     assert percentile([1.0, math.inf, math.inf], 0.9) == math.inf
     assert percentile([1.0, 2.0, math.inf], 0.5) == 2.0
 
 
-def test_refused_broken_late_and_unanswered_requests_are_missed():
+def test_rejected_broken_late_and_unanswered_requests_miss_their_deadline():
     records = [
         record(1.9),
         record(2.1),  # late
@@ -49,7 +49,7 @@ def test_refused_broken_late_and_unanswered_requests_are_missed():
     assert math.isnan(attainment([]))
 
 
-def test_a_request_that_was_sent_late_is_late():
+def test_latency_counts_from_the_intended_start():
     assert not record(4.5, intended_s=1.0, sent_s=4.0).met_deadline
     assert record(4.5, intended_s=1.0, sent_s=4.0).latency_s == 3.5
 
@@ -60,7 +60,7 @@ def test_goodput_counts_what_ends_in_the_window_and_in_time():
     assert goodput(records, 1.0, 4.0, lambda r: r.num_images) == pytest.approx(6 / 3)
 
 
-def test_prediction_errors_are_of_those_that_were_told_and_drawn():
+def test_prediction_errors_are_of_answered_requests_with_a_prediction():
     records = [
         record(1.1, predicted_s=1.0),
         record(1.8, sent_s=0.8, predicted_s=2.0),

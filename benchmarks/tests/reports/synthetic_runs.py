@@ -1,4 +1,7 @@
-"""Runs whose every request is planted; `realistic()` makes a whole suite's of them, and `python planted.py FOLDER` writes them down."""
+"""Runs with given records.
+
+`full_suite()` simulates those of a whole suite, and `python synthetic_runs.py FOLDER` writes them.
+"""
 
 import pathlib
 import random
@@ -7,7 +10,7 @@ import sys
 from noria_bench.measurement.run_metrics import RequestRecord
 from noria_bench.measurement.runs import BenchRun, ImageCheck, ResourceUsage, Traffic, write_run
 
-ABOUT = {
+PROVENANCE = {
     "date": "2026-11-21T12:00:00+00:00",
     "command": "noria bench scenario2 --targets all",
     "noria": "0.1.0",
@@ -17,7 +20,7 @@ ABOUT = {
     "machine": {"cpu": "A CPU", "cores": 2, "memory_bytes": 8 * 2**30, "load_average_before": 0.25},
 }
 MODEL = {"name": "bundled", "fingerprint": "f00d", "unet_parameters": 1_300_000}
-CLOSED = Traffic("closed", 10.0, "alike", num_users=8, spawn_interval_s=1.0)
+CLOSED = Traffic("closed", 10.0, "uniform", num_users=8, spawn_interval_s=1.0)
 
 
 def record(
@@ -32,7 +35,7 @@ def record(
     queue_s=0.25,
     late_s=0.0,
 ):
-    """A request begun `number` tenths of a second into the run, unless `at` says when."""
+    """A request that starts `number` tenths of a second into the run, or at `start_s`."""
     start = number / 10 if start_s is None else start_s
     done_s = start + latency_s if answered else None
     return RequestRecord(
@@ -51,20 +54,20 @@ def record(
 
 
 def run(target="noria", records=None, bench="scenario2", **fields):
-    """Ten requests of a second each, unless `records` says other."""
+    """A run of `records`, or of ten requests of a second each."""
     found = tuple(record(k) for k in range(10)) if records is None else tuple(records)
-    defaults = {"traffic": CLOSED, "about": ABOUT, "model": MODEL, "settings": {"slots": 8}}
+    defaults = {"traffic": CLOSED, "provenance": PROVENANCE, "model": MODEL, "settings": {"slots": 8}}
     return BenchRun(bench, target, **(defaults | fields), records=found)
 
 
-# What a target does, roughly: seconds alone, images that it draws at once, seconds that a batch of those takes longer.
+# Seconds of one image, maximum batch, and seconds that each further image of a batch adds.
 _SIMULATED_SERVERS = {
     "noria": (0.8, 8, 0.12),
-    "seed-stream-async": (1.0, 1, 0.0),
-    "seed-response-async": (0.95, 1, 0.0),
-    "seed-stream-sync": (1.0, 1, 0.0),
-    "seed-response-sync": (0.97, 1, 0.0),
-    "seed-batched": (0.85, 8, 0.3),
+    "reference-stream-async": (1.0, 1, 0.0),
+    "reference-response-async": (0.95, 1, 0.0),
+    "reference-stream-sync": (1.0, 1, 0.0),
+    "reference-response-sync": (0.97, 1, 0.0),
+    "reference-batched": (0.85, 8, 0.3),
     "litserve": (0.85, 8, 0.28),
     "bentoml": (0.9, 8, 0.3),
     "ray": (0.9, 8, 0.33),
@@ -101,7 +104,7 @@ def full_suite(seconds=60.0):
     """Two scenarios, mixed traffic, and four sweeps."""
     rng, runs = random.Random(7), []
     for target in _SIMULATED_SERVERS:
-        rate = 2.2 if target in ("noria", "seed-batched", "litserve", "bentoml", "ray") else 1.0
+        rate = 2.2 if target in ("noria", "reference-batched", "litserve", "bentoml", "ray") else 1.0
         for bench, per_s, variant in (
             ("scenario1", rate / 4, ""),
             ("scenario2", rate, ""),
@@ -117,20 +120,20 @@ def full_suite(seconds=60.0):
                 Traffic("open", seconds, "mixed", arrivals=variant, rows_per_s=80.0)
                 if variant
                 else Traffic(
-                    "closed", seconds, "alike", num_users=1 if bench == "scenario1" else 8, spawn_interval_s=3.0
+                    "closed", seconds, "uniform", num_users=1 if bench == "scenario1" else 8, spawn_interval_s=3.0
                 )
             )
-            about = ABOUT | {"command": f"noria bench {bench} --targets all --duration 60"}
+            provenance = PROVENANCE | {"command": f"noria bench {bench} --targets all --duration 60"}
             runs.append(
                 run(target, _simulate(target, arrivals, rng, seconds), bench, traffic=traffic, variant=variant,
-                    about=about, usage=_simulate_usage(rng, seconds), samples=(ImageCheck(0, None), ImageCheck(1, 48.0)), seconds_to_ready=6.1)
+                    provenance=provenance, usage=_simulate_usage(rng, seconds), image_checks=(ImageCheck(0, None), ImageCheck(1, 48.0)), seconds_to_ready=6.1)
             )  # fmt: skip
     pairs = ((500, 8), (250, 8), (1000, 8), (500, 4), (500, 16))
     batching = [f"{timeout_ms} ms, {size}" for timeout_ms, size in pairs]
     attention = ["memory-efficient", "sliced", "neither"]
-    runs += [_sweep_run("sweep-batching", name, rng, seconds, "seed-batched") for name in batching]
-    runs += [_sweep_run("sweep-attention", name, rng, seconds, "seed-batched") for name in attention]
-    for target in ("seed-batched", "noria"):
+    runs += [_sweep_run("sweep-batching", name, rng, seconds, "reference-batched") for name in batching]
+    runs += [_sweep_run("sweep-attention", name, rng, seconds, "reference-batched") for name in attention]
+    for target in ("reference-batched", "noria"):
         runs += [_sweep_run("sweep-channels-last", name, rng, seconds, target) for name in ("off", "on")]
     runs += [_sweep_run("sweep-slots", f"{slots} slots", rng, seconds, "noria") for slots in (4, 8, 16)]
     return runs
@@ -139,7 +142,7 @@ def full_suite(seconds=60.0):
 def _sweep_run(bench, variant, rng, seconds, target):
     arrivals = sorted(rng.uniform(0, seconds) for _ in range(rng.randrange(80, 160)))
     return run(target, _simulate(target, arrivals, rng, seconds), bench, variant=variant, usage=_simulate_usage(rng, seconds),
-               traffic=Traffic("closed", seconds, "alike", num_users=8, spawn_interval_s=3.0))  # fmt: skip
+               traffic=Traffic("closed", seconds, "uniform", num_users=8, spawn_interval_s=3.0))  # fmt: skip
 
 
 if __name__ == "__main__":

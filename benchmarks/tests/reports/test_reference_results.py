@@ -1,4 +1,4 @@
-"""The article's figures agree with one another, as far as they are rounded."""
+"""The article's results are consistent within their rounding."""
 
 import pytest
 
@@ -14,19 +14,19 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row.requests))
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row.num_requests))
 def test_rates_are_requests_over_the_time_as_printed(row):
     assert row.requests_per_s == pytest.approx(
-        row.requests / reference_results.SECONDS, abs=0.05
+        row.num_requests / reference_results.SECONDS, abs=0.05
     )  # one digit after the point
     assert row.p50_ms <= row.p90_ms <= row.p95_ms <= row.p99_ms
 
 
-def test_the_ablations_ends_are_rows_that_stand_elsewhere_too():
+def test_the_first_and_last_rows_of_the_ablation_are_in_other_tables_too():
     best = reference_results.ATTENTION["memory-efficient"]
     assert (
         reference_results.ATTENTION["memory-efficient, sliced"]
-        == reference_results.SCENARIOS["scenario2"]["seed-batched"]
+        == reference_results.SCENARIOS["scenario2"]["reference-batched"]
     )
     assert (best.num_requests, best.p99_ms) == (
         reference_results.BATCHING[500, 8].num_requests,
@@ -35,7 +35,7 @@ def test_the_ablations_ends_are_rows_that_stand_elsewhere_too():
     assert best.num_requests == max(row.num_requests for row in reference_results.ATTENTION.values())
 
 
-def test_sweeps_are_known_by_their_names():
+def test_sweeps_are_found_by_name():
     assert reference_results.sweep_rows("attention") is reference_results.ATTENTION
     assert reference_results.sweep_rows("channels-last")["on"].num_requests == 1316
     assert reference_results.sweep_rows("batching")["250 ms, 8"] == reference_results.BATCHING[250, 8]
@@ -43,10 +43,10 @@ def test_sweeps_are_known_by_their_names():
 
 
 @pytest.mark.parametrize("sweep", ["attention", "channels-last", "batching"])
-def test_every_variant_that_is_run_on_the_articles_server_has_a_row_of_the_articles(sweep):
-    ours = {variant.name for variant in variants(sweep, full=False) if variant.target == "seed-batched"}
+def test_every_variant_of_the_reference_server_has_a_row_of_the_article(sweep):
+    ours = {variant.name for variant in variants(sweep, full=False) if variant.target == "reference-batched"}
     assert ours <= set(reference_results.sweep_rows(sweep))
 
 
-def test_a_scenario_of_ours_alone_has_no_rows_of_the_articles():
+def test_a_scenario_that_the_article_lacks_has_no_rows():
     assert reference_results.scenario_rows("mixed") == {}

@@ -1,4 +1,4 @@
-"""The figures of a run whose every request is planted; statistics as numpy has them."""
+"""The summaries of runs with given records, compared with numpy."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planted import CLOSED, record, run
+from synthetic_runs import CLOSED, record, run
 
 from noria_bench.measurement.runs import ImageCheck, ResourceUsage, Traffic
 from noria_bench.reports.run_summary import finite_ratio, summarise_run
@@ -32,7 +32,7 @@ def test_percentiles_of_known_data_are_the_known_ones():
 
 @settings(deadline=None)  # the machine may be busy
 @given(LATENCIES, st.integers(1, 3))
-def test_rates_count_what_was_done_while_the_traffic_lasted(latencies_s, images):
+def test_rates_count_requests_that_ended_while_the_traffic_lasted(latencies_s, images):
     found = summarise_run(
         run(records=[record(k, s, start_s=0.0, num_images=images) for k, s in enumerate(latencies_s)])
     )
@@ -42,21 +42,21 @@ def test_rates_count_what_was_done_while_the_traffic_lasted(latencies_s, images)
     assert found.num_requests == len(latencies_s)
 
 
-def test_latency_counts_from_the_intended_start_and_says_how_late_the_client_was():
+def test_latency_counts_from_the_intended_start_and_the_client_s_delay_is_reported():
     records = [record(k, 2.0, late_s=0.5) for k in range(10)]
     found = summarise_run(run(records=records, traffic=Traffic("open", 10.0, "mixed", arrivals="poisson")))
     assert found.p50_ms == pytest.approx(2000)
     assert found.sent_late_p99_ms == pytest.approx(500)
 
 
-def test_who_sends_when_he_is_answered_is_never_late():
+def test_a_closed_loop_is_never_late():
     assert math.isnan(summarise_run(run(traffic=CLOSED)).sent_late_p99_ms)
 
 
-def test_failures_are_told_apart_and_take_for_ever():
+def test_kinds_of_failures_are_distinguished_and_have_infinite_latency():
     records = [*(record(k) for k in range(7)), record(7, status=503), record(8, answered=False), record(9, status=0)]
-    samples = (ImageCheck(0, None), ImageCheck(1, 12.0, "another image"))
-    found = summarise_run(run(records=records, samples=samples))
+    checks = (ImageCheck(0, None), ImageCheck(1, 12.0, "another image"))
+    found = summarise_run(run(records=records, image_checks=checks))
     assert (found.num_http_failures, found.num_unanswered, found.num_wrong, found.num_compared, found.num_failures) == (
         1,
         2,
@@ -69,19 +69,19 @@ def test_failures_are_told_apart_and_take_for_ever():
     assert found.requests_per_s == pytest.approx(7 / CLOSED.seconds)
 
 
-def test_a_run_without_successes_has_no_average_and_endless_percentiles():
+def test_a_run_without_successes_has_no_average_and_infinite_percentiles():
     found = summarise_run(run(records=[record(k, status=500) for k in range(5)]))
     assert (found.requests_per_s, found.num_http_failures) == (0.0, 5)
     assert math.isnan(found.avg_ms) and math.isinf(found.p50_ms)
 
 
-def test_a_run_without_requests_says_nothing():
+def test_a_run_without_requests_has_no_percentiles():
     found = summarise_run(run(records=[]))
     assert (found.num_requests, found.num_failures, found.requests_per_s) == (0, 0, 0.0)
     assert math.isnan(found.p50_ms)
 
 
-def test_rates_of_an_interrupted_run_are_over_the_time_that_it_lasted():
+def test_rates_of_an_interrupted_run_are_over_its_actual_duration():
     found = summarise_run(run(records=[record(k, 0.5, start_s=k / 2) for k in range(8)], complete=False))
     assert found.seconds == pytest.approx(4.0)  # the last is done half a second after 3.5
     assert found.requests_per_s == pytest.approx(2.0)
@@ -91,7 +91,7 @@ def test_an_interrupted_run_without_requests_has_no_rate():
     assert math.isnan(summarise_run(run(records=[], complete=False)).requests_per_s)
 
 
-def test_use_is_averaged_and_memory_is_its_most():
+def test_resources_are_averaged_and_memory_is_the_maximum():
     usage = ResourceUsage((0.0, 1.0), (1.0, 2.0), (100, 300), (0.5, 0.7), (10, 30), energy_j=50.0, other_cpu_share=0.1)
     found = summarise_run(
         run(records=[record(k, num_images=2, batch_size=None if k else 6) for k in range(5)], usage=usage)
@@ -104,7 +104,7 @@ def test_use_is_averaged_and_memory_is_its_most():
     assert found.other_cpu_share == 0.1
 
 
-def test_what_was_not_measured_is_no_number():
+def test_missing_measurements_are_nan():
     found = summarise_run(run(records=[record(0, batch_size=None)]))
     nothing = (
         found.cpu_cores,
@@ -119,5 +119,5 @@ def test_what_was_not_measured_is_no_number():
 @pytest.mark.parametrize(
     ("part", "whole"), [(1.0, 0.0), (math.inf, 1.0), (1.0, math.inf), (math.nan, 1.0), (1.0, math.nan)]
 )
-def test_no_ratio_to_nothing_or_to_the_endless(part, whole):
+def test_a_ratio_with_zero_or_infinity_is_nan(part, whole):
     assert math.isnan(finite_ratio(part, whole))

@@ -1,4 +1,4 @@
-"""The peers' environments: real ones, with a wheel planted in the peer's place so that no registry is asked."""
+"""The peers' environments: real ones, with fake wheels so that no package registry is used."""
 
 import importlib.metadata
 import importlib.util
@@ -16,7 +16,7 @@ VERSION = environments.REQUIREMENTS[PEER].partition("==")[2]
 
 
 def write_fake_wheel(folder, name, version, requires=()):
-    """A wheel of one empty module."""
+    """A wheel with one module."""
     info = f"{name}-{version}.dist-info"
     needs = "".join(f"Requires-Dist: {requirement}\n" for requirement in requires)
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
@@ -30,7 +30,7 @@ def write_fake_wheel(folder, name, version, requires=()):
 def wheels(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheels")
     write_fake_wheel(folder, PEER, VERSION, ["torch"])
-    write_fake_wheel(folder, "torch", "999.0")  # newer than Noria's: pip must not take it
+    write_fake_wheel(folder, "torch", "999.0")  # newer than Noria's: pip must not install it
     return folder
 
 
@@ -45,7 +45,7 @@ def _own_registry(wheels, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def install_log(_own_registry):
-    """The lines said while the environment was made."""
+    """The status messages while the environment was created."""
     lines = []
     environments.install(PEER, lines.append)
     return lines
@@ -62,7 +62,7 @@ def test_every_peer_has_one_exact_requirement():
     assert all(requirement.count("==") == 1 for requirement in environments.REQUIREMENTS.values())
 
 
-def test_the_peer_is_in_front_and_noria_s_environment_behind(install_log):
+def test_the_peer_comes_before_noria_s_environment(install_log):
     assert install_log[-1] == f"litserve=={VERSION} is installed in {environments.folder_of(PEER)}"
     assert run("import litserve; print(litserve.PLANTED)") == "True"
     assert run("import importlib.metadata as m; print(m.version('torch'))") == importlib.metadata.version("torch")
@@ -71,13 +71,13 @@ def test_the_peer_is_in_front_and_noria_s_environment_behind(install_log):
     assert there == importlib.util.find_spec("diffusers").origin
 
 
-def test_what_was_installed_for_a_peer_is_told_and_what_it_shares_is_not(install_log):
+def test_versions_are_of_the_peer_s_packages_without_shared_ones(install_log):
     assert environments.versions_of(PEER)[PEER] == VERSION
     assert "torch" not in environments.versions_of(PEER)
     assert environments.versions_of("ray") == {}
 
 
-def test_what_is_installed_is_left_alone_and_what_is_half_made_is_made_anew(install_log):
+def test_an_installed_environment_is_kept_and_an_incomplete_one_is_created_again(install_log):
     witness = environments.folder_of(PEER) / "witness"
     witness.touch()
     environments.install(PEER, install_log.append)
@@ -90,13 +90,13 @@ def test_what_is_installed_is_left_alone_and_what_is_half_made_is_made_anew(inst
     assert environments.python_of(PEER).is_file()
 
 
-def test_an_environment_made_for_another_version_is_not_used(install_log, monkeypatch):
+def test_an_environment_for_another_version_is_not_used(install_log, monkeypatch):
     monkeypatch.setitem(environments.REQUIREMENTS, PEER, "litserve==0.0.1")
     with pytest.raises(ConfigError, match="not installed for this Noria"):
         environments.python_of(PEER)
 
 
-def test_pip_s_last_words_are_told_and_nothing_half_made_is_used():
+def test_the_error_has_pip_s_last_lines_and_an_incomplete_environment_is_not_used():
     with pytest.raises(
         ConfigError, match=r"(?s)could not install bentoml==.*No matching distribution found for bentoml"
     ):
@@ -105,10 +105,10 @@ def test_pip_s_last_words_are_told_and_nothing_half_made_is_used():
         environments.python_of("bentoml")
 
 
-def test_an_unknown_peer_is_told_the_known_ones():
+def test_the_error_for_an_unknown_peer_lists_all():
     with pytest.raises(ConfigError, match="'triton'; peers are litserve, bentoml, ray"):
         environments.install("triton", print)
 
 
-def test_the_constraints_are_the_versions_that_this_process_has():
+def test_the_constraints_are_the_versions_of_this_process():
     assert f"torch=={importlib.metadata.version('torch')}" in environments.constraints()

@@ -1,4 +1,4 @@
-"""What the targets share: whom the pipeline draws together when a framework's batch mixes settings, and what each is given."""
+"""The pipeline that all targets share: how batches of mixed settings are split, and what a response contains."""
 
 import io
 import json
@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from noria.config import EngineConfig
-from noria.frontend.engines.pool import RawImage
+from noria.frontend.engines.client import RawImage
 from noria.models.catalog import open_model
 from noria_bench.targets.pipeline_generator import (
     PipelineGenerator,
@@ -26,7 +26,7 @@ SPEC = open_model("bundled")
 
 
 class RecordingGenerator:
-    """Draws images that say whose they are, by their seed."""
+    """Records its calls, and returns images that carry their seeds."""
 
     def __init__(self):
         self.calls = []
@@ -36,7 +36,7 @@ class RecordingGenerator:
         return [[RawImage(body.seed + k, 1, 1, memoryview(bytes(3))) for k in range(body.n)] for body in bodies]
 
 
-def test_a_batch_of_mixed_settings_is_drawn_by_groups_and_each_gets_its_own_images():
+def test_a_batch_of_mixed_settings_is_split_into_groups_and_each_body_gets_its_images():
     recorder = RecordingGenerator()
     bodies = [
         T2IBody(prompt="a", seed=10, inference_steps=5),
@@ -51,31 +51,31 @@ def test_a_batch_of_mixed_settings_is_drawn_by_groups_and_each_gets_its_own_imag
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # diffusers' schedulers, newest NumPy
-def test_whoever_asks_one_thread_draws_so_that_no_second_team_of_openmp_s_is_there(tiny_folder):
+def test_one_thread_generates_for_all_callers_so_that_openmp_has_one_team(tiny_folder):
     def threads():
         return set(map(int, os.listdir("/proc/self/task")))
 
     spec = open_model(str(tiny_folder))
-    drawer = PipelineGenerator(TargetJob(spec, EngineConfig(devices=("cpu",), dtype="float32", threads=2), port=0))
+    generator = PipelineGenerator(TargetJob(spec, EngineConfig(devices=("cpu",), dtype="float32", threads=2), port=0))
     body = T2IBody(prompt="", inference_steps=2)
     before = threads()
-    with ThreadPoolExecutor(max_workers=1) as asking:
+    with ThreadPoolExecutor(max_workers=1) as caller:
         for _ in range(2):
-            asking.submit(drawer.generate, batch_key_of(body, spec), [body]).result()
-        new = threads() - before  # others may end meanwhile, which an earlier test began
-        assert new == {asking.submit(threading.get_native_id).result()}
+            caller.submit(generator.generate, batch_key_of(body, spec), [body]).result()
+        new = threads() - before  # threads of earlier tests may end meanwhile
+        assert new == {caller.submit(threading.get_native_id).result()}
 
 
-def test_what_is_left_out_is_the_model_s_and_does_not_part_a_group():
+def test_omitted_settings_are_the_model_s_defaults_and_share_a_group():
     explicit = T2IBody(
-        prompt="told",
+        prompt="explicit",
         width=SPEC.default_width_px,
         height=SPEC.default_height_px,
         inference_steps=SPEC.default_steps,
         guidance_scale=SPEC.default_guidance,
         scheduler=SPEC.default_scheduler,
     )
-    assert batch_key_of(explicit, SPEC) == batch_key_of(T2IBody(prompt="untold"), SPEC)
+    assert batch_key_of(explicit, SPEC) == batch_key_of(T2IBody(prompt="omitted"), SPEC)
 
 
 @pytest.mark.parametrize(
@@ -88,11 +88,11 @@ def test_what_is_left_out_is_the_model_s_and_does_not_part_a_group():
         {"scheduler": "ddim"},
     ],
 )
-def test_each_setting_that_the_pipeline_takes_once_parts_a_group(field):
+def test_each_setting_of_a_pipeline_call_separates_groups(field):
     assert batch_key_of(T2IBody(prompt="", **field), SPEC) != batch_key_of(T2IBody(prompt=""), SPEC)
 
 
-def test_one_image_is_its_file_and_several_are_json():
+def test_one_image_is_a_file_and_several_are_json():
     pixels = np.arange(12, dtype=np.uint8)
     image = RawImage(1, 2, 2, memoryview(pixels.tobytes()))
     reply = image_response([image], 5)

@@ -1,4 +1,4 @@
-"""A server of several processes ends with all of them, and at once."""
+"""A server of several processes ends at once, with all of them."""
 
 import signal
 import subprocess
@@ -7,12 +7,12 @@ import sys
 import psutil
 import pytest
 
-# It has a child and, from another child that has ended, an orphan; both are deaf to SIGTERM, and it would end in its own way.
+# It has a child, and an orphan of another child; both ignore SIGTERM. Its framework has a handler of its own.
 SERVER_SCRIPT = """
 import signal, subprocess, sys, time
-from noria_bench.targets.process_tree import end_all_at_sigterm
-end_all_at_sigterm(sys.argv[1])
-ours = signal.signal(signal.SIGTERM, lambda *_: print("the framework's own ending", flush=True))
+from noria_bench.targets.process_tree import kill_tree_on_sigterm
+kill_tree_on_sigterm(sys.argv[1])
+ours = signal.signal(signal.SIGTERM, lambda *_: print("the framework's own handler", flush=True))
 deaf = "import os, signal, time; signal.signal(15, signal.SIG_IGN); os.write(1, b'%d\\\\n' % os.getpid()); time.sleep(600)"
 subprocess.run([sys.executable, "-c", f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {deaf!r}])"])
 child = subprocess.Popen([sys.executable, "-c", deaf])
@@ -29,11 +29,11 @@ def start_server(folder, rest):
 
 
 def read_pids(server):
-    """Of its child and of the orphan, once both are up and deaf."""
+    """The ids of its child and of the orphan, once both ignore SIGTERM."""
     return [int(server.stdout.readline()) for _ in range(2)]
 
 
-# multiprocessing's resource tracker lets SIGTERM through to this thread.
+# multiprocessing's resource tracker unblocks SIGTERM in this thread.
 UNBLOCKED_SCRIPT = """
 from multiprocessing.resource_tracker import ensure_running
 signal.signal(signal.SIGTERM, ours)
@@ -46,10 +46,10 @@ ensure_running()
     [
         "time.sleep(600)",
         UNBLOCKED_SCRIPT + "time.sleep(600)",
-        "child.wait(); raise RuntimeError('fails for want of its child')",
+        "child.wait(); raise RuntimeError('fails without its child')",
     ],
 )
-def test_at_sigterm_nothing_is_left(tmp_path, rest):
+def test_after_sigterm_no_process_is_left(tmp_path, rest):
     folder = tmp_path / "scratch"
     folder.mkdir()
     with start_server(folder, rest) as server:
@@ -61,7 +61,7 @@ def test_at_sigterm_nothing_is_left(tmp_path, rest):
     assert not folder.exists()
 
 
-def test_when_the_server_fails_by_itself_nothing_is_left_either(tmp_path):
+def test_after_a_failure_no_process_is_left_either(tmp_path):
     with start_server(tmp_path / "none", "sys.stdin.readline(); sys.exit(3)") as server:
         pids = read_pids(server)
         server.communicate("go\n", timeout=60)

@@ -1,4 +1,4 @@
-"""`noria bench serve TARGET`: a real target in the foreground, and the lines that a user is told to load it with."""
+"""`noria bench serve TARGET`: a real target in the foreground, and the commands that it prints."""
 
 import contextlib
 import pathlib
@@ -19,12 +19,12 @@ from noria_bench.targets import serve
 from noria_bench.targets.catalog import TARGETS, Target
 
 TIMEOUT_S = 120
-SERVE_SCRIPT = "import sys; from noria_bench.targets import by_hand; from noria.config import Config; sys.exit(by_hand.main(Config(model=sys.argv[1]), sys.argv[2], 0))"
+SERVE_SCRIPT = "import sys; from noria_bench.targets import serve; from noria.config import Config; sys.exit(serve.main(Config(model=sys.argv[1]), sys.argv[2], 0))"
 
 
 @contextlib.contextmanager
 def serving(model, target):
-    """The process, and the command lines that it printed once its server was ready."""
+    """The process, and the commands that it printed once its server was ready."""
     command = [sys.executable, "-c", SERVE_SCRIPT, str(model), target]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -47,9 +47,9 @@ def serving(model, target):
         pytest.param("its server is killed", marks=pytest.mark.slow),
     ],
 )
-def test_it_serves_until_it_is_told_to_stop_and_leaves_nothing(tiny_folder, end):
-    with serving(tiny_folder, "seed-response-sync") as (process, lines):
-        assert set(lines) == {"curl", "ab", "NORIA_PATH=/t2i/response-sync"}
+def test_it_serves_until_it_is_stopped_and_leaves_nothing(tiny_folder, end):
+    with serving(tiny_folder, "reference-response-sync") as (process, lines):
+        assert set(lines) == {"curl", "ab", "NORIA_BENCH_PATH=/t2i/response-sync"}
         url, body_file = lines["ab"][-1], lines["ab"][lines["ab"].index("-p") + 1]
         assert url == lines["curl"][-1]
         body = pathlib.Path(body_file).read_bytes()
@@ -61,42 +61,43 @@ def test_it_serves_until_it_is_told_to_stop_and_leaves_nothing(tiny_folder, end)
             server.kill()
         else:
             process.send_signal(signal.SIGINT if end == "Ctrl-C" else signal.SIGTERM)
-        complaint = process.communicate(timeout=TIMEOUT_S)[1]
-        assert process.returncode == (1 if end == "its server is killed" else 0), complaint
-        assert "Traceback" not in complaint
+        stderr = process.communicate(timeout=TIMEOUT_S)[1]
+        assert process.returncode == (1 if end == "its server is killed" else 0), stderr
+        assert "Traceback" not in stderr
         assert not server.is_running()
         assert not pathlib.Path(body_file).exists()
 
 
-def test_the_lines_are_whole_for_every_target(tmp_path):
+def test_the_commands_are_complete_for_every_target(tmp_path):
     for target in TARGETS.values():
         text = serve.usage_text(target, 8001, tmp_path / "a body.json")
         assert f"'{tmp_path}/a body.json' -T application/json http://127.0.0.1:8001{target.path}\n" in text
         assert re.search(
-            rf"NORIA_PATH={target.path} locust -f \S+/bench/locustfiles/scenario2.py --host \S+8001\n", text
+            rf"NORIA_BENCH_PATH={target.path} locust -f \S+/noria_bench/load/locustfiles/scenario2.py --host \S+8001\n",
+            text,
         )
 
 
-def test_an_unknown_target_is_refused_with_the_nearest():
+def test_an_unknown_target_is_rejected_with_the_nearest():
     with pytest.raises(
-        ConfigError, match=r"'seed-batch' is no target; there are noria, .* Did you mean 'seed-batched'"
+        ConfigError, match=r"'reference-batch' is not a target; targets are noria, .* Did you mean 'reference-batched'"
     ):
-        serve.main(Config(), "seed-batch")
+        serve.main(Config(), "reference-batch")
 
 
-def test_a_port_that_is_taken_is_refused_before_anything_is_loaded():
+def test_a_port_in_use_is_rejected_before_anything_is_loaded():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"port {port} cannot be had .*--port 0"):
+        with pytest.raises(ConfigError, match=f"port {port} is not available .*--port 0"):
             serve.main(Config(model="/nowhere"), "noria", port)
 
 
-def test_a_port_that_cannot_be_is_refused():
-    with pytest.raises(ConfigError, match="port 70000 cannot be had"):
+def test_an_invalid_port_is_rejected():
+    with pytest.raises(ConfigError, match="port 70000 is not available"):
         serve.main(Config(), "noria", 70000)
 
 
-def test_a_peer_that_is_not_installed_is_refused_with_the_command_that_installs_it():
+def test_a_missing_peer_is_rejected_with_the_command_that_installs_it():
     with pytest.raises(ConfigError, match="noria bench install litserve"):
         serve.main(Config(), "litserve", 0)
 

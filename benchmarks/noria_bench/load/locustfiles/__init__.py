@@ -1,1 +1,1 @@
-"""Scenarios for Locust."""
+"""Locust files of the scenarios."""

@@ -1,4 +1,4 @@
-"""The article's scenario 2 for Locust: 8 users, one more every 50 seconds, for 15 minutes."""
+"""The reference article's scenario 2 for Locust: 8 users, one more every 50 seconds, for 15 minutes."""
 
 from noria_bench.benches import scenarios
 from noria_bench.load.locustfiles.user import ReferenceUser, add_options
@@ -7,4 +7,4 @@ add_options(scenarios.SCENARIOS["scenario2"])
 
 
 class Scenario2(ReferenceUser):
-    """Its user."""
+    """The scenario's user."""

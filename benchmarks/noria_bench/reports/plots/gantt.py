@@ -1,4 +1,4 @@
-"""Requests as bars in time: which lane each lies in, and how many images are drawn at a time. Pure."""
+"""Requests as bars in time: the lane of each, and the number of images in generation. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from noria_bench.measurement.run_metrics import RequestRecord
 from noria_bench.measurement.runs import BenchRun
 
-_WINDOW_S = 15.0  # a few batches of a slow server, and bars that are wide enough to be seen
+# Enough for a few batches of a slow server, and short enough for visible bars.
+_WINDOW_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -15,16 +16,16 @@ class Bar:
     """A request from its sending to its end; times are seconds from the run's start."""
 
     start_s: float
-    generation_start_s: float  # when it was first drawn, where the server told; otherwise its start
-    end_s: float  # that of the window, where it had no answer
+    generation_start_s: float  # equals start_s if the server does not report queue times
+    end_s: float  # the window's end if there was no answer
     lane: int
     num_images: int
     failed: bool
-    queue_time_known: bool  # whether the server told how long it waited
+    queue_time_known: bool  # whether the server reported the queue time
 
 
 def window_of(run: BenchRun, window_s: float = _WINDOW_S) -> tuple[float, float]:
-    """The middle of what there is of the run: all of it, where it is shorter."""
+    """The middle `window_s` of the run, or all of a shorter one."""
     seconds = run.duration_s or run.traffic.seconds
     begin = max(0.0, (seconds - window_s) / 2)
     return begin, min(begin + window_s, seconds)
@@ -33,7 +34,10 @@ def window_of(run: BenchRun, window_s: float = _WINDOW_S) -> tuple[float, float]
 def bars_of(
     records: Sequence[RequestRecord], begin_s: float, end_s: float, *, reports_queue_time: bool = True
 ) -> list[Bar]:
-    """Those that touch the window, each in the first lane that is free when it begins; `tells_wait` is the target's."""
+    """The bars that touch the window, each in the first lane that is free at its start.
+
+    `reports_queue_time` is the target's.
+    """
     free_at: list[float] = []
     bars = []
     for record in sorted(records, key=lambda record: (record.sent_s, record.number)):
@@ -50,15 +54,14 @@ def bars_of(
 
 
 def images_in_generation(bars: Sequence[Bar], begin_s: float, end_s: float) -> tuple[list[float], list[int]]:
-    """The images that are drawn at a time: moments at which their number changes, and the number from then on."""
+    """Images in generation over time: the moments at which their number changes, and the number from then on."""
     changes: dict[float, int] = {begin_s: 0, end_s: 0}
     for bar in bars:
         if bar.failed:
             continue
-        first, last = (
-            round(max(bar.generation_start_s, begin_s), 3),
-            round(min(bar.end_s, end_s), 3),
-        )  # a batch ends at one moment
+        # Rounded, so that the images of a batch end at one moment.
+        first = round(max(bar.generation_start_s, begin_s), 3)
+        last = round(min(bar.end_s, end_s), 3)
         if first < last:
             changes[first] = changes.get(first, 0) + bar.num_images
             changes[last] = changes.get(last, 0) - bar.num_images
@@ -66,5 +69,6 @@ def images_in_generation(bars: Sequence[Bar], begin_s: float, end_s: float) -> t
     for moment in moments:
         num_images += changes[moment]
         counts.append(num_images)
-    counts[-1] = counts[-2] if len(counts) > 1 else 0  # the window ends, not the drawing
+    # The window ends, not the generation.
+    counts[-1] = counts[-2] if len(counts) > 1 else 0
     return moments, counts

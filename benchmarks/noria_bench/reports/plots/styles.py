@@ -1,35 +1,40 @@
-"""How pictures look: a colour, a line and a marker for each target, and where a picture goes. The only module that knows matplotlib's settings."""
+"""The style of plots: colour, line and marker of each target and policy, matplotlib's settings, and saving."""
 
 import contextlib
 import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-# Okabe and Ito's colours, which the colour-blind tell apart; line styles and markers too, for paper.
+# Okabe and Ito's colours, which colour-blind readers can distinguish; line styles and markers for print.
 STYLES: dict[str, dict[str, str]] = {
     "noria": {"color": "#0072B2", "linestyle": "-", "marker": "o"},
-    "seed-stream-async": {"color": "#E69F00", "linestyle": "--", "marker": "<"},
-    "seed-response-async": {"color": "#E69F00", "linestyle": "-", "marker": ">"},
-    "seed-stream-sync": {"color": "#CC79A7", "linestyle": "--", "marker": "v"},
-    "seed-response-sync": {"color": "#CC79A7", "linestyle": "-", "marker": "^"},
-    "seed-batched": {"color": "#D55E00", "linestyle": "-", "marker": "D"},
+    "reference-stream-async": {"color": "#E69F00", "linestyle": "--", "marker": "<"},
+    "reference-response-async": {"color": "#E69F00", "linestyle": "-", "marker": ">"},
+    "reference-stream-sync": {"color": "#CC79A7", "linestyle": "--", "marker": "v"},
+    "reference-response-sync": {"color": "#CC79A7", "linestyle": "-", "marker": "^"},
+    "reference-batched": {"color": "#D55E00", "linestyle": "-", "marker": "D"},
     "litserve": {"color": "#009E73", "linestyle": "-", "marker": "s"},
     "bentoml": {"color": "#56B4E9", "linestyle": "-", "marker": "P"},
     "ray": {"color": "#000000", "linestyle": ":", "marker": "X"},
+    # Policies of Noria, in the deadlines bench.
+    "least-slack": {"color": "#0072B2", "linestyle": "-", "marker": "o"},
+    "shortest-first": {"color": "#009E73", "linestyle": "--", "marker": "s"},
+    "fcfs": {"color": "#E69F00", "linestyle": "-.", "marker": "^"},
 }
-DEFAULT_STYLE = {"color": "#666666", "linestyle": "-.", "marker": "h"}  # a target that is not in the list
+# For any other target.
+DEFAULT_STYLE = {"color": "#666666", "linestyle": "-.", "marker": "h"}
 FAILED_COLOUR = "#B00020"
 WAITING_COLOUR = "#C8C8C8"
 
 
 def style_of(target: str) -> dict[str, str]:
-    """Its colour, line and marker."""
+    """Colour, line style and marker of a target or policy."""
     return STYLES.get(target, DEFAULT_STYLE)
 
 
 @contextlib.contextmanager
 def report_style() -> Iterator[None]:
-    """Everything drawn inside looks like one report, and comes out the same, byte for byte, from the same runs."""
+    """Plots inside share one style, and are reproducible: the same runs give the same bytes."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -41,7 +46,7 @@ def report_style() -> Iterator[None]:
         "axes.titlesize": 10,
         "axes.titlelocation": "left",
         "axes.axisbelow": True,
-        "text.parse_math": False,  # a dollar in a variant's name is a dollar
+        "text.parse_math": False,  # a dollar sign in a variant's name is no formula
         "figure.facecolor": "white",
     }
     with mpl.rc_context(rc_params):
@@ -49,7 +54,7 @@ def report_style() -> Iterator[None]:
 
 
 def save_figure(figure: Any, file: pathlib.Path) -> pathlib.Path:
-    """Write it and forget it."""
+    """Write the figure as SVG and release it; returns `file`."""
     from matplotlib import pyplot
 
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The pictures of a sweep: a heat map where two numbers were turned, bars for any other."""
+"""The plots of a sweep: a heat map if two numbers were varied, and bars."""
 
 import math
 import pathlib
@@ -14,7 +14,7 @@ _BATCHING_LABELS = ("batch timeout, ms", "batch size, images")
 
 
 def is_grid(group: Group) -> bool:
-    """Whether every run turned the same two numbers, each of which has several values."""
+    """Whether every run varied the same two numbers, each of which has several values."""
     points = [variant_numbers(run.variant) for run in group.runs]
     numeric_points = [point for point in points if point is not None]
     one_target = len({run.target for run in group.runs}) == 1
@@ -26,7 +26,10 @@ def is_grid(group: Group) -> bool:
 
 
 def plot_heat_map(group: Group, file: pathlib.Path) -> pathlib.Path:
-    """Requests a second for each pair, which need not be all there; the article's beside it, where it turned the same."""
+    """Requests per second for each pair, some of which may be missing.
+
+    The article's beside it, if it varied the same settings.
+    """
     from matplotlib import pyplot
 
     measured = {variant_numbers(run.variant) or (0.0, 0.0): summarise_run(run).requests_per_s for run in group.runs}
@@ -46,12 +49,12 @@ def plot_heat_map(group: Group, file: pathlib.Path) -> pathlib.Path:
         axes.set_title(title)
         if batching:
             axes.set(xlabel=_BATCHING_LABELS[0], ylabel=_BATCHING_LABELS[1])
-    figure.suptitle("requests per second; colours from each panel’s least to its most", fontsize=9)
+    figure.suptitle("requests per second; colours from each panel’s minimum to its maximum", fontsize=9)
     return save_figure(figure, file)
 
 
 def plot_bars(group: Group, file: pathlib.Path) -> pathlib.Path:
-    """Each settings a row: requests a second to the left, latency from p50 to p99 to the right."""
+    """A row for each setting: requests per second to the left, latency from p50 to p99 to the right."""
     from matplotlib import pyplot
 
     height = 1.1 + 0.36 * len(group.runs)
@@ -76,15 +79,14 @@ def plot_bars(group: Group, file: pathlib.Path) -> pathlib.Path:
 
 
 def _plot_heat_panel(axes: Any, cells: Mapping[tuple[float, float], float]) -> None:
-    """One panel: columns are the first number, rows the second, least below."""
+    """One panel: columns are the first number, rows the second, the smallest at the bottom."""
     columns, rows = (sorted({point[k] for point in cells}) for k in (0, 1))
     values = [[cells.get((column, row), math.nan) for column in columns] for row in rows]
     finite = [value for line in values for value in line if math.isfinite(value)]
     min_value, max_value = min(finite, default=0.0), max(finite, default=1.0)
     mesh_style = {"cmap": "cividis", "vmin": min_value, "vmax": max_value, "edgecolors": "white", "linewidth": 1.5}
-    axes.pcolormesh(
-        range(len(columns)), range(len(rows)), values, **mesh_style
-    )  # paths: an image would be a file within the file
+    # Paths: an image would be embedded as a file.
+    axes.pcolormesh(range(len(columns)), range(len(rows)), values, **mesh_style)
     for y, line in enumerate(values):
         for x, value in enumerate(line):
             known = math.isfinite(value)
@@ -103,7 +105,7 @@ def _plot_latency_span(axes: Any, row_index: int, summary: RunSummary, style: Ma
         axes.text(
             0.02,
             row_index,
-            "most have no images",
+            "most requests failed",
             transform=axes.get_yaxis_transform(),
             va="center",
             fontsize=9,
@@ -115,6 +117,12 @@ def _plot_latency_span(axes: Any, row_index: int, summary: RunSummary, style: Ma
         axes.plot(p99_s, row_index, color=style["color"], marker="|", markersize=9)
     else:
         axes.annotate(
-            "p99 endless", (p50_s, row_index), (12, 0), textcoords="offset points", va="center", fontsize=9, color="0.4"
+            "p99 infinite",
+            (p50_s, row_index),
+            (12, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+            color="0.4",
         )
     axes.plot(p50_s, row_index, color=style["color"], marker=style["marker"], markersize=7)

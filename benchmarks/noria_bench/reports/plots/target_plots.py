@@ -1,20 +1,21 @@
-"""The pictures of a group of runs, as SVG: which there are, and those that compare targets."""
+"""The plots of a group of runs, as SVG: which there are, and those that compare targets."""
 
 import math
 import pathlib
 from dataclasses import dataclass
 from typing import Any
 
+from noria_bench.reports.plots.load_curves import plot_load_curves
 from noria_bench.reports.plots.styles import report_style, save_figure, style_of
 from noria_bench.reports.plots.sweep_plots import is_grid, plot_bars, plot_heat_map
 from noria_bench.reports.plots.timeline import plot_timeline
-from noria_bench.reports.run_groups import Group
+from noria_bench.reports.run_groups import DEADLINES, Group
 from noria_bench.reports.run_summary import summarise_run
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A file, and what to read in it; `alt` says for those who do not see it what it shows."""
+    """A file with its title and alternative text."""
 
     file: pathlib.Path
     title: str
@@ -22,8 +23,10 @@ class Plot:
 
 
 def plot_group(group: Group, folder: pathlib.Path) -> list[Plot]:
-    """Write the group's into `folder`, which is made if it is not there."""
+    """Write the group's plots into `folder`, which is created if needed."""
     with report_style():
+        if group.bench == DEADLINES:
+            return _plots_of_deadlines(group, folder)
         return _plots_of_sweep(group, folder) if group.is_sweep else _plots_of_targets(group, folder)
 
 
@@ -32,23 +35,29 @@ def _plots_of_targets(group: Group, folder: pathlib.Path) -> list[Plot]:
     return [
         Plot(
             plot_throughput(group, folder / f"{group.slug}-throughput.svg"),
-            "Latency against throughput: right and low is better",
-            f"{names}: requests per second against the median latency, with a line up to its p99; "
+            "Latency against throughput: lower right is better",
+            f"{names}: requests per second against median latency, with a line up to the p99; "
             "the numbers are in the table of requests.",
         ),
         Plot(
             plot_latency_distribution(group, folder / f"{group.slug}-latency.svg"),
-            "Distribution of latency: left and high is better",
-            f"{names}: the share of all requests that had their images within so many seconds; "
+            "Distribution of latency: upper left is better",
+            f"{names}: the share of all requests that had their images within a number of seconds; "
             "the quantiles are in the table of requests.",
         ),
         Plot(
             plot_timeline(group, folder / f"{group.slug}-timeline.svg"),
-            "The batch in time: grey waits, colour draws",
-            f"{names}, each in the middle of its run: every request as a bar from its sending to its end, grey while it "
-            "waited and coloured while it was drawn, and beneath the number of images drawn at each moment.",
+            "Timeline: grey is queued, colour is generating",
+            f"{names}, each in the middle of its run: every request as a bar from its start to its end, grey while it "
+            "was queued and coloured during generation; below, the number of images in generation.",
         ),
     ]
+
+
+def _plots_of_deadlines(group: Group, folder: pathlib.Path) -> list[Plot]:
+    file = plot_load_curves(group, folder / f"{group.slug}-load.svg")
+    alt = "For each policy, the share of requests within their deadlines, and their rate, against load; the tables have the numbers."
+    return [Plot(file, "Attainment and goodput against load", alt)]
 
 
 def _plots_of_sweep(group: Group, folder: pathlib.Path) -> list[Plot]:
@@ -65,7 +74,7 @@ def _plots_of_sweep(group: Group, folder: pathlib.Path) -> list[Plot]:
 
 
 def plot_throughput(group: Group, file: pathlib.Path) -> pathlib.Path:
-    """A point for each target at its requests a second and its median, with a whisker to its p99; an endless one has an arrow."""
+    """A point for each target at its requests per second and median latency, with a whisker to the p99 (an arrow if infinite)."""
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7.6, 4.2), layout="constrained")
@@ -104,11 +113,12 @@ def plot_throughput(group: Group, file: pathlib.Path) -> pathlib.Path:
 
 
 def plot_latency_distribution(group: Group, file: pathlib.Path) -> pathlib.Path:
-    """The share of all requests that had their images within so many seconds: a curve that ends below 1 has failures."""
+    """The cumulative distribution of latency over all requests: a curve that ends below 1 has failures."""
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7.6, 4.2), layout="constrained")
-    for run in reversed(group.runs):  # Noria, which is first, lies on top
+    # Noria, which is first, is drawn on top.
+    for run in reversed(group.runs):
         style = style_of(run.target)
         seconds = sorted(record.latency_s for record in run.records if math.isfinite(record.latency_s))
         shares = [(k + 1) / len(run.records) for k in range(len(seconds))]
@@ -125,7 +135,7 @@ def plot_latency_distribution(group: Group, file: pathlib.Path) -> pathlib.Path:
 
 
 def _set_plain_second_ticks(axis: Any) -> None:
-    """Ticks of a logarithmic axis as people write them: 0.5, 1, 2, 5, 10; more of them where it spans less than a decade."""
+    """Plain ticks on a logarithmic axis: 0.5, 1, 2, 5, 10; more of them if it spans less than a decade."""
     from matplotlib import ticker
 
     low, high = axis.get_view_interval()

@@ -1,4 +1,4 @@
-"""The batch in time: each request a bar, and beneath them how many images are drawn at a time."""
+"""The timeline plot: each request is a bar; below them, the number of images in generation."""
 
 import pathlib
 from typing import Any
@@ -9,13 +9,14 @@ from noria_bench.reports.plots.styles import FAILED_COLOUR, WAITING_COLOUR, save
 from noria_bench.reports.run_groups import Group
 from noria_bench.targets.catalog import TARGETS
 
-_LANE_HEIGHT_IN = 0.055  # inches that a lane is high, between the bounds below
+# Inches per lane, between the bounds below.
+_LANE_HEIGHT_IN = 0.055
 _MIN_HEIGHT_IN, _MAX_HEIGHT_IN = 0.55, 1.6
 _COUNT_HEIGHT_IN = 0.42
 
 
 def plot_timeline(group: Group, file: pathlib.Path) -> pathlib.Path:
-    """Two plots a target, one above the other, on the same axis of time."""
+    """Two plots per target, one above the other, on the same time axis."""
     from matplotlib import lines, patches, pyplot
 
     windows = [window_of(run) for run in group.runs]
@@ -45,13 +46,11 @@ def plot_timeline(group: Group, file: pathlib.Path) -> pathlib.Path:
         _plot_image_count(lower, run, bars, window)
         if index < len(bars_of_runs) - 1:
             lower.set_xticklabels([])
-    grid[-1][0].set_xlabel("seconds from the run’s start; below each: images drawn at a time")
+    grid[-1][0].set_xlabel("seconds from the run’s start; below each: images in generation")
     handles: list[Any] = [
-        patches.Patch(color=WAITING_COLOUR, label="waits"),
-        patches.Patch(color="0.35", label="is drawn (in its target’s colour)"),
-        patches.Patch(
-            facecolor="0.35", alpha=0.45, hatch="////", edgecolor="white", label="waits or is drawn: not told"
-        ),
+        patches.Patch(color=WAITING_COLOUR, label="queued"),
+        patches.Patch(color="0.35", label="generating (in its target’s colour)"),
+        patches.Patch(facecolor="0.35", alpha=0.45, hatch="////", edgecolor="white", label="queue time unknown"),
         lines.Line2D([], [], color=FAILED_COLOUR, linewidth=2, label="no images"),
     ]
     figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False, fontsize=8.5, handlelength=1.4)

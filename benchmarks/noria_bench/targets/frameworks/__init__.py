@@ -1,1 +1,1 @@
-"""LitServe, BentoML, Ray Serve."""
+"""Other serving frameworks over diffusers' pipeline: LitServe, BentoML, Ray Serve."""

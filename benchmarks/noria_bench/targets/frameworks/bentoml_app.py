@@ -1,6 +1,7 @@
-"""BentoML over diffusers' own pipeline, with its adaptive batching. A process: `python -m noria_bench.targets.frameworks.bentoml_app JOB`.
+"""BentoML over diffusers' pipeline, with its adaptive batching. A process: `python -m
+noria_bench.targets.frameworks.bentoml_app JOB`.
 
-It supervises the processes of `bentoml_services.py`.
+It supervises the processes of `bentoml_services`.
 """
 
 import os
@@ -19,14 +20,18 @@ def main() -> None:
     home = tempfile.mkdtemp(prefix="noria-bentoml-")
     kill_tree_on_sigterm(home)
     os.environ |= {
-        JOB_VARIABLE: sys.argv[1],  # BentoML's processes import the services and have a command line of its own
+        # BentoML's processes import the services; their command lines are BentoML's own.
+        JOB_VARIABLE: sys.argv[1],
         "BENTOML_HOME": home,
         "BENTOML_DO_NOT_TRACK": "True",
-        "TMPDIR": home,  # its sockets and metrics
+        # For its sockets and metrics.
+        "TMPDIR": home,
     }
-    tempfile.tempdir = None  # read TMPDIR again
+    # Read TMPDIR again.
+    tempfile.tempdir = None
 
-    import bentoml  # reads the environment
+    # Reads the environment.
+    import bentoml
 
     bentoml.serve(
         "noria_bench.targets.frameworks.bentoml_services:Front", host="127.0.0.1", port=job.port, blocking=True

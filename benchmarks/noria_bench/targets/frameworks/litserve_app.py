@@ -1,4 +1,7 @@
-"""LitServe over diffusers' own pipeline, with its dynamic batching. A process: `python -m noria_bench.targets.frameworks.litserve_app JOB`."""
+"""LitServe over diffusers' pipeline, with its dynamic batching.
+
+A process: `python -m noria_bench.targets.frameworks.litserve_app JOB`.
+"""
 
 from noria_bench.targets.pipeline_generator import read_job
 from noria_bench.targets.process_tree import kill_tree_on_sigterm
@@ -9,16 +12,19 @@ def main() -> None:
     job = read_job()
     kill_tree_on_sigterm()
 
-    import litserve  # begins threads
+    # Starts threads.
+    import litserve
 
     from noria_bench.targets.frameworks.litserve_api import LitServeApi
 
     server = litserve.LitServer(
         LitServeApi(job),
-        accelerator="cpu",  # LitServe only passes it on to `setup`
+        # LitServe only passes it to `setup`.
+        accelerator="cpu",
         devices=1,
         workers_per_device=1,
-        timeout=False,  # nothing is refused
+        # Nothing is rejected.
+        timeout=False,
         healthcheck_path="/readyz",
         fast_queue=True,
     )
@@ -28,7 +34,7 @@ def main() -> None:
         num_api_servers=1,
         log_level="warning",
         generate_client_file=False,
-        # uvicorn's
+        # Of uvicorn.
         access_log=False,
         loop="uvloop",
         http="httptools",

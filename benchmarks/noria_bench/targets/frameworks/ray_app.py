@@ -1,7 +1,8 @@
-"""Ray Serve over diffusers' own pipeline, with `@serve.batch`. A process: `python -m noria_bench.targets.frameworks.ray_app JOB`.
+"""Ray Serve over diffusers' pipeline, with `@serve.batch`. A process: `python -m noria_bench.targets.frameworks.ray_app
+JOB`.
 
-Ray starts a node of its own for it: a scheduler, a store, Serve's controller, a proxy that speaks HTTP, and one replica. In the
-replica, one thread draws and others compress files.
+Ray starts a node of its own: a scheduler, an object store, Serve's controller, an HTTP proxy, and one replica. In the
+replica, one thread generates and others compress files.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ import pydantic
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from noria.frontend.engines.pool import RawImage
+from noria.frontend.engines.client import RawImage
 from noria_bench.targets.pipeline_generator import (
     PipelineGenerator,
     T2IBody,
@@ -29,16 +30,18 @@ from noria_bench.targets.process_tree import kill_tree_on_sigterm
 
 _RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # who asks Ray for no GPU still sees them all
+    # A replica that requests no GPU still sees all of them.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_SERVE_LOG_TO_STDERR": "0",
-    "RAY_worker_niceness": "0",  # its workers would have the lowest priority but four
+    # The default gives workers a low priority.
+    "RAY_worker_niceness": "0",
 }
 _STORE_BYTES = 200 * 2**20
 
 
 class Replica:
-    """What Ray runs: the model, and a queue before it."""
+    """The deployment: the model with its queue."""
 
     def __init__(self, job_json: bytes) -> None:
         from ray import serve
@@ -50,12 +53,12 @@ class Replica:
         self._generate = serve.batch(
             max_batch_size=max_images,
             batch_wait_timeout_s=self._job.settings.timeout_s,
-            # It counts images; one request larger than a batch would be refused, and so counts as a whole one.
+            # Counts images. A request larger than a batch would be rejected, so it counts as a full batch.
             batch_size_fn=lambda bodies: sum(min(body.n, max_images) for body in bodies),
         )(self._generate_batch)
 
     async def __call__(self, request: Request) -> Response:
-        """Both routes."""
+        """Answer /readyz and /t2i."""
         if request.url.path == "/readyz":
             return PlainTextResponse("ready")
         try:
@@ -76,10 +79,11 @@ def main() -> None:
     job = read_job()
     folder = tempfile.mkdtemp(prefix="noria-ray-")
     kill_tree_on_sigterm(folder)
-    # Its processes ask one another for a token, which would otherwise be a file in the user's home.
+    # Ray's processes authenticate with a token, by default from a file in the user's home.
     os.environ |= _RAY_ENVIRONMENT | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
-    import ray  # reads the environment
+    # Reads the environment.
+    import ray
     from ray import serve
 
     ray.init(
@@ -97,8 +101,10 @@ def main() -> None:
     deployment = serve.deployment(
         name="t2i",
         num_replicas=1,
-        ray_actor_options={"num_cpus": os.cpu_count()},  # Ray gives OpenMP as many threads, else one
-        max_ongoing_requests=100_000,  # all wait in the replica, where they are batched
+        # Ray sets the number of OpenMP threads to it, 1 by default.
+        ray_actor_options={"num_cpus": os.cpu_count()},
+        # All requests wait in the replica, where they are batched.
+        max_ongoing_requests=100_000,
         logging_config={"enable_access_log": False, "log_level": "WARNING"},
     )(Replica)
     serve.run(deployment.bind(msgspec.json.encode(job)), route_prefix="/")

@@ -1,1 +1,1 @@
-"""The reference article's server."""
+"""The server of the reference article."""

@@ -1,6 +1,6 @@
-"""What stands behind the seed's `/t2i/batched`: its queue, and the one device thread that draws from it.
+"""The queue and the device thread of the reference server's `/t2i/batched`.
 
-What is drawn together, and when, `microbatch.py` decides.
+`microbatcher` decides what runs together, and when.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from noria_bench.targets.reference.serialized_pipeline import GenerationResult, 
 
 @dataclass(frozen=True)
 class PendingRequest:
-    """A request on the queue, and where its images go."""
+    """A queued request and the future of its result."""
 
     batch_key: BatchKey
     body: T2IBody
@@ -25,7 +25,7 @@ class PendingRequest:
 
 
 class BatchWorker:
-    """Feeds the device thread from the queue, one batch after the other."""
+    """Runs one batch after the other in the device thread."""
 
     def __init__(self, pipeline: SerializedPipeline, timeout_s: float, max_images: int) -> None:
         self._pipeline = pipeline
@@ -34,7 +34,7 @@ class BatchWorker:
         self._device = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
 
     async def generate(self, batch_key: BatchKey, body: T2IBody) -> GenerationResult:
-        """The request's images."""
+        """Queue a request and wait for its result."""
         now = time.monotonic()
         pending = PendingRequest(batch_key, body, now, asyncio.get_running_loop().create_future())
         self._batcher.put(batch_key, pending, body.n, now)
@@ -42,7 +42,7 @@ class BatchWorker:
         return await pending.future
 
     async def run(self) -> None:
-        """For ever."""
+        """Run batches until cancelled."""
         while True:
             self._arrived.clear()
             if batch := self._batcher.fetch(time.monotonic()):
@@ -63,11 +63,13 @@ class BatchWorker:
             results = await loop.run_in_executor(
                 self._device, self._pipeline.generate, batch[0].batch_key, bodies, arrived_s
             )
-        except Exception as error:  # the pipeline raises many kinds; the callers are told, the server goes on
+        # The pipeline raises errors of many kinds: the callers get them, and the server continues.
+        except Exception as error:
             for pending in batch:
                 if not pending.future.done():
                     pending.future.set_exception(error)
             return
         for pending, result in zip(batch, results, strict=True):
-            if not pending.future.done():  # its client has left
+            # Done if the client has disconnected.
+            if not pending.future.done():
                 pending.future.set_result(result)

@@ -1,12 +1,14 @@
-"""The microbatching of the seed article: which requests are drawn together, and when. Pure: no clock, no I/O.
+"""The microbatching of the reference article: which requests run together, and when. Pure: no clock, no I/O.
 
-"The batch timeout [is] set to 500ms by default and the max batchsize is set to 8. This means that every 500ms, if no group of requests
-has accumulated 8 requests, we fetch the group with the oldest request and serve those first. Requests are grouped by width, height,
-inference_steps, and guidance_scale." (Mermet, Universe Scale Serving of Generative Models, 2023.)
+"The batch timeout [is] set to 500ms by default and the max batchsize is set to 8. This means that every 500ms, if no
+group of requests has accumulated 8 requests, we fetch the group with the oldest request and serve those first. Requests
+are grouped by width, height, inference_steps, and guidance_scale." (Mermet, Universe Scale Serving of Generative
+Models, 2023.)
 
-Where the article is silent, what is kinder to it: a tick that passes while the device is busy stays due, so that a device with work
-never idles after a batch for longer than to the next tick; of several full groups the one with the oldest request goes first.
-The size counts images, a request of n being n of them; one of more than the size goes alone.
+Where the article does not specify, this implementation favours it: a tick that passes while the device is busy remains
+due, so that a device with queued work never idles beyond the next tick; of several full groups, the one with the oldest
+request runs first. The batch size counts images (a request with n has n of them); a request larger than the size runs
+alone.
 """
 
 import math
@@ -19,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class QueuedRequest(Generic[T]):
-    """One request on the queue."""
+    """One queued request."""
 
     item: T
     num_images: int
@@ -27,11 +29,11 @@ class QueuedRequest(Generic[T]):
 
 
 class Microbatcher(Generic[T]):
-    """The queue; `now` is any monotonic clock's seconds, the ticks are its multiples of `timeout_s`."""
+    """The queue. `now` is seconds of a monotonic clock; ticks are its multiples of `timeout_s`."""
 
     def __init__(self, timeout_s: float = 0.5, max_images: int = 8, now: float = 0.0) -> None:
         self._timeout_s, self._max_images = timeout_s, max_images
-        self._groups: dict[Hashable, list[QueuedRequest[T]]] = {}  # none is empty, each is in order of arrival
+        self._groups: dict[Hashable, list[QueuedRequest[T]]] = {}  # never empty; in order of arrival
         self._last_fetch_s = now
 
     def put(self, group: Hashable, item: T, num_images: int, now: float) -> None:
@@ -39,7 +41,10 @@ class Microbatcher(Generic[T]):
         self._groups.setdefault(group, []).append(QueuedRequest(item, num_images, now))
 
     def fetch(self, now: float) -> list[T]:
-        """What the idle device draws next: a full group at once, the oldest request's at a tick; empty: nothing yet."""
+        """The next batch of an idle device: a full group at once, the oldest request's group at a tick.
+
+        Empty if nothing is due.
+        """
         full = [key for key, queued in self._groups.items() if sum(q.num_images for q in queued) >= self._max_images]
         candidates = full or (list(self._groups) if now >= self._tick_s() else [])
         if not candidates:
@@ -48,7 +53,7 @@ class Microbatcher(Generic[T]):
         return self._take(min(candidates, key=lambda key: self._groups[key][0].arrived_s))
 
     def next_tick(self) -> float | None:
-        """When `fetch` gives something though nothing else arrives, perhaps already; None without requests."""
+        """When `fetch` returns a batch even if nothing else arrives; may be in the past. None without requests."""
         return self._tick_s() if self._groups else None
 
     def _tick_s(self) -> float:

@@ -1,20 +1,22 @@
-"""The seed's server: five endpoints in FastAPI over diffusers' own pipeline. A process: `python -m noria_bench.targets.reference.reference_server JOB`.
+"""The reference server: five FastAPI endpoints over diffusers' own pipeline.
 
-Each endpoint reads the JSON of Noria's `/t2i` (what it has no use for is ignored), and answers likewise:
+A process: `python -m noria_bench.targets.reference.reference_server JOB`. Each endpoint reads the JSON of Noria's
+`/t2i` (it ignores unknown fields) and answers in the same form:
 
-    POST /t2i/stream-async, response-async   `async def`, as is the service that it awaits, which calls the pipeline and blocks
-    POST /t2i/stream-sync, response-sync     `def`: FastAPI runs them in its thread pool; the pipeline is locked (`turns.py`)
-    POST /t2i/batched                        `async def`; the service microbatches (`seed_worker.py`)
+    POST /t2i/stream-async, response-async   `async def`, like the service that it awaits, which calls the pipeline and blocks
+    POST /t2i/stream-sync, response-sync     `def`: FastAPI runs them in its thread pool; the pipeline is locked (`serialized_pipeline`)
+    POST /t2i/batched                        `async def`; the service microbatches (`batch_worker`)
 
-The asynchronous ones are what the article describes ("defining the endpoint+service as async functions") and tutorials show: a service that
-never gives the event loop back. While an image is drawn and compressed nothing else runs: no request is read, not even /readyz, and of
-earlier answers goes out only what the kernel already has; a stream gives the loop back between its pieces, and is sent on when it gets it
-again. So their Server-Timing cannot tell what a request waited before it was read (docs/benchmarks/targets.md).
-The synchronous and the batched ones compress while the next image is drawn.
+The asynchronous ones are what the article describes ("defining the endpoint+service as async functions") and tutorials
+show: a service that never yields to the event loop. While an image is generated and compressed nothing else runs: no
+request is read, not even /readyz, and only data that the kernel already has is sent; a stream yields between its
+pieces, and continues when the loop returns to it. So their Server-Timing cannot include the time before a request was
+read (docs/benchmarks/targets.md). The synchronous and the batched endpoints compress while the next image is generated.
 
-The pipeline is given everything that Noria's engine has: device, dtype, threads, attention, memory format, inference mode, PNG encoder.
-Differences to the article: requests are grouped by scheduler too, which the article's server had only one of, and one request may ask
-for several images. Nothing is ever refused, and a client that leaves is drawn for all the same.
+The pipeline has all of Noria's engine settings: device, dtype, threads, attention, memory format, inference mode, PNG
+encoder. Differences to the article: requests are also grouped by scheduler, of which the article's server had only one,
+and one request may have several images. Nothing is ever rejected, and requests of disconnected clients run to their
+end.
 """
 
 import asyncio
@@ -27,12 +29,12 @@ import uvicorn
 from fastapi import Depends, FastAPI, Response
 
 from noria.protocol.model_spec import ModelSpec
+from noria_bench.targets.catalog import TargetSettings
 from noria_bench.targets.pipeline_generator import (
     ImageGenerator,
     ImageResponse,
     PipelineGenerator,
     T2IBody,
-    TargetSettings,
     batch_key_of,
     read_job,
 )
@@ -42,7 +44,7 @@ from noria_bench.targets.reference.serialized_pipeline import SerializedPipeline
 
 
 async def _now() -> float:
-    """Asynchronous, so that FastAPI calls it on the event loop, before a `def` endpoint waits for a thread."""
+    """Asynchronous, so that FastAPI calls it on the event loop before a `def` endpoint waits for a thread."""
     return time.monotonic()
 
 
@@ -50,7 +52,7 @@ ArrivalTime = Annotated[float, Depends(_now)]
 
 
 def build_app(generator: ImageGenerator, spec: ModelSpec, settings: TargetSettings) -> FastAPI:
-    """The application; `drawer` is ready."""
+    """The application over a loaded `generator`."""
     pipeline = SerializedPipeline(generator)
 
     @contextlib.asynccontextmanager
@@ -68,8 +70,8 @@ def build_app(generator: ImageGenerator, spec: ModelSpec, settings: TargetSettin
 
     @app.post("/t2i/batched")
     async def batched(body: T2IBody) -> Response:
-        result = await app.state.worker.draw(batch_key_of(body, spec), body)
-        return plain(await asyncio.to_thread(result.reply))
+        result = await app.state.worker.generate(batch_key_of(body, spec), body)
+        return plain(await asyncio.to_thread(result.to_response))
 
     _add_unbatched(app, pipeline, spec, RESPONSE_MODES[settings.stream])
     return app
@@ -78,14 +80,15 @@ def build_app(generator: ImageGenerator, spec: ModelSpec, settings: TargetSettin
 def _add_unbatched(
     app: FastAPI, pipeline: SerializedPipeline, spec: ModelSpec, stream_response: Callable[[ImageResponse], Response]
 ) -> None:
-    """The four endpoints of one request a call."""
+    """Add the four endpoints with one request per call."""
 
     def generate(body: T2IBody, arrived_s: float) -> ImageResponse:
         (result,) = pipeline.generate(batch_key_of(body, spec), [body], [arrived_s])
         return result.to_response()
 
     async def generate_async(body: T2IBody, arrived_s: float) -> ImageResponse:
-        return generate(body, arrived_s)  # awaits nothing, as in the article
+        # Awaits nothing, as in the article.
+        return generate(body, arrived_s)
 
     @app.post("/t2i/stream-async")
     async def stream_async(body: T2IBody, arrived_s: ArrivalTime) -> Response:
@@ -105,7 +108,7 @@ def _add_unbatched(
 
 
 def serve(app: FastAPI, port: int) -> None:
-    """Serve on loopback until SIGTERM, as quickly as uvicorn can."""
+    """Serve on loopback until SIGTERM, with uvicorn's fastest settings."""
     uvicorn.run(
         app,
         host="127.0.0.1",
@@ -114,7 +117,8 @@ def serve(app: FastAPI, port: int) -> None:
         http="httptools",
         log_level="warning",
         access_log=False,
-        timeout_graceful_shutdown=1,  # who is still waiting when the bench is done is not missed
+        # Requests in flight at the end of a bench do not matter.
+        timeout_graceful_shutdown=1,
     )
 
 

@@ -1,8 +1,9 @@
-"""The ways in which a FastAPI application gives the bytes of an image: the plain one, what tutorials write, and streams done properly.
+"""The modes in which a FastAPI application sends the bytes of an image: plain, as tutorials stream it, and in proper
+streams.
 
-`noria bench streaming` measures what each costs. `io.BytesIO` iterates by line, as every file does, and Starlette fetches each item of an
-iterator that is not asynchronous through its thread pool: an image of 800 kB, whose bytes are as good as random, has a newline in every
-256, so it is sent in some 3,100 pieces with a hop between threads for each.
+`noria bench streaming` measures the cost of each. `io.BytesIO` iterates by line, like every file, and Starlette fetches
+each item of a synchronous iterator through its thread pool. The bytes of a compressed image are nearly random, so one
+in 256 is a newline: an image of 800 kB is sent in some 3,100 pieces, with a thread switch for each.
 """
 
 import io
@@ -17,17 +18,17 @@ CHUNK_BYTES = 64 * 1024
 
 
 def plain(reply: ImageResponse) -> Response:
-    """All at once, with its length."""
+    """One body with its length."""
     return Response(reply.content, media_type=reply.media_type, headers=reply.headers)
 
 
 def bytesio(reply: ImageResponse) -> Response:
-    """As tutorials stream it: a line a piece."""
+    """A stream of lines, as in tutorials."""
     return StreamingResponse(io.BytesIO(reply.content), media_type=reply.media_type, headers=reply.headers)
 
 
 def chunks(reply: ImageResponse) -> Response:
-    """A stream of pieces of 64 kB."""
+    """A stream of chunks of 64 kB."""
 
     async def pieces() -> AsyncIterator[bytes]:
         for start in range(0, len(reply.content), CHUNK_BYTES):
@@ -37,7 +38,7 @@ def chunks(reply: ImageResponse) -> Response:
 
 
 def generator(reply: ImageResponse) -> Response:
-    """A stream of one piece: what streaming alone costs."""
+    """A stream of one piece, which shows the cost of streaming alone."""
 
     async def piece() -> AsyncIterator[bytes]:
         yield reply.content
@@ -46,5 +47,5 @@ def generator(reply: ImageResponse) -> Response:
 
 
 RESPONSE_MODES: dict[str, Callable[[ImageResponse], Response]] = {
-    way.__name__: way for way in (plain, bytesio, chunks, generator)
+    mode.__name__: mode for mode in (plain, bytesio, chunks, generator)
 }

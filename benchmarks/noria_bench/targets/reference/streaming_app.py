@@ -1,6 +1,7 @@
-"""What `noria bench streaming` asks: one body, given in each way. A process: `python -m noria_bench.targets.reference.streaming_app JOB`.
+"""The server of `noria bench streaming`: sends one body in each mode.
 
-`GET /WAY` answers the body in one of the ways of `bodies.py`, and `GET /cpu` the seconds of CPU that this process has used.
+A process: `python -m noria_bench.targets.reference.streaming_app JOB`. `GET /MODE` sends the body in one of the modes
+of `response_modes`; `GET /cpu` returns the CPU seconds that this process has used.
 """
 
 import random
@@ -19,7 +20,7 @@ from noria_bench.targets.reference.response_modes import RESPONSE_MODES
 
 
 class StreamingJob(Struct, frozen=True):
-    """What the bench tells it."""
+    """The job, as JSON in the first argument."""
 
     port: int
     num_bytes: int
@@ -27,7 +28,7 @@ class StreamingJob(Struct, frozen=True):
 
 
 def random_image_bytes(num_bytes: int) -> bytes:
-    """As good as a PNG's compressed pixels: bytes at random, always the same; one in 256 is a newline."""
+    """Pseudo-random bytes, always the same, which resemble a PNG's compressed pixels: one in 256 is a newline."""
     return random.Random(1).randbytes(num_bytes)
 
 

@@ -1,4 +1,4 @@
-"""Each peer, installed for real from the package registry, serves the pipeline's own images. Minutes long."""
+"""Each peer, installed from the package registry, serves the pipeline's own images. Takes minutes."""
 
 import base64
 import io
@@ -27,17 +27,23 @@ SPEC = open_model("bundled")
 CONFIG = Config(model="bundled")
 TIMEOUT_S = 300
 BODIES = [
-    {"prompt": f"wish {k}", "seed": k, "inference_steps": (4, 6)[k % 2], "scheduler": ("ddim", "euler")[k % 2], "n": n}
+    {
+        "prompt": f"request {k}",
+        "seed": k,
+        "inference_steps": (4, 6)[k % 2],
+        "scheduler": ("ddim", "euler")[k % 2],
+        "n": n,
+    }
     for k, n in enumerate((1, 1, 2, 1, 1, 1, 3, 1))
 ]
 
 
 @pytest.fixture(scope="module")
 def solo_images():
-    """Each wish drawn alone by the pipeline in this process."""
-    drawer = PipelineGenerator(TargetJob(SPEC, CONFIG.engine, port=0))
+    """The images of each body, generated alone by the pipeline in this process."""
+    generator = PipelineGenerator(TargetJob(SPEC, CONFIG.engine, port=0))
     bodies = [T2IBody(**fields) for fields in BODIES]
-    return [[pixels(image.rgb) for image in drawer.generate(batch_key_of(body, SPEC), [body])[0]] for body in bodies]
+    return [[pixels(image.rgb) for image in generator.generate(batch_key_of(body, SPEC), [body])[0]] for body in bodies]
 
 
 def pixels(rgb):
@@ -54,13 +60,13 @@ def images_in(answer):
 
 
 @pytest.mark.parametrize("peer", PEERS)
-def test_a_peer_draws_the_pipeline_s_images_in_batches_and_leaves_nothing_behind(peer, solo_images):
+def test_a_peer_gives_the_pipeline_s_images_in_batches_and_leaves_no_process(peer, solo_images):
     target = TARGETS[peer]
     environments.install(peer, print)
     with running_target(target, SPEC, CONFIG) as server, httpx.Client(timeout=TIMEOUT_S, trust_env=False) as client:
         url = f"http://127.0.0.1:{server.port}{target.path}"
         with ThreadPoolExecutor(len(BODIES)) as callers:
-            answers = list(callers.map(lambda wish: client.post(url, json=wish), BODIES * 3))
+            answers = list(callers.map(lambda body: client.post(url, json=body), BODIES * 3))
         assert client.post(url, json={"prompt": 5}).status_code in (400, 422)
         family = server.process.children(recursive=True)
     for answer, expected in zip(answers, solo_images * 3, strict=True):
@@ -68,6 +74,6 @@ def test_a_peer_draws_the_pipeline_s_images_in_batches_and_leaves_nothing_behind
         assert len(images) == len(expected)
         # kernels round differently with the size of a batch
         assert max(np.abs(a - b).max() for a, b in zip(images, expected, strict=True)) <= 2
-    assert max(int(answer.headers["x-batch-size"]) for answer in answers) > 3  # the most images of one wish
+    assert max(int(answer.headers["x-batch-size"]) for answer in answers) > 3  # the largest n of one request
     assert family
     assert not psutil.wait_procs(family, timeout=60)[1]

@@ -1,4 +1,4 @@
-"""The seed's microbatching worker against a device that the test holds."""
+"""The reference server's batch worker against a device that the test blocks."""
 
 import asyncio
 import threading
@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from noria.frontend.engines.pool import RawImage
+from noria.frontend.engines.client import RawImage
 from noria.models.catalog import open_model
 from noria_bench.targets.pipeline_generator import T2IBody, batch_key_of
 from noria_bench.targets.reference.batch_worker import BatchWorker
@@ -17,7 +17,7 @@ TIMEOUT_S = 120
 
 
 class BlockingGenerator:
-    """Draws black images, a batch for each permit, and remembers who was drawn together."""
+    """Returns black images, a batch for each permit, and records the batches."""
 
     def __init__(self, permits=1000):
         self.permits = threading.Semaphore(permits)
@@ -29,7 +29,7 @@ class BlockingGenerator:
         assert self.permits.acquire(timeout=TIMEOUT_S)
         self.batches.append([body.prompt for body in bodies])
         if any(body.prompt == "poison" for body in bodies):
-            raise RuntimeError("cannot draw this")
+            raise RuntimeError("cannot generate this")
         return [[RawImage(body.seed + k, 8, 8, memoryview(bytes(192))) for k in range(body.n)] for body in bodies]
 
 
@@ -50,10 +50,10 @@ def run_worker(device, scenario, timeout_s):
 
 
 def submit(worker, request):
-    return asyncio.create_task(worker.draw(batch_key_of(request, SPEC), request))
+    return asyncio.create_task(worker.generate(batch_key_of(request, SPEC), request))
 
 
-def test_a_full_group_is_drawn_at_once_and_together():
+def test_a_full_group_runs_at_once_and_together():
     device = BlockingGenerator()
 
     async def scenario(worker):  # the tick is an hour away
@@ -66,12 +66,12 @@ def test_a_full_group_is_drawn_at_once_and_together():
     assert device.batches == [[f"p{k}" for k in range(8)]]
 
 
-def test_at_the_tick_the_oldest_request_s_group_goes_and_the_next_follows_it():
+def test_at_the_tick_the_oldest_request_s_group_runs_and_the_next_follows():
     device = BlockingGenerator(permits=0)
 
     async def scenario(worker):
         tasks = [submit(worker, make_body("first"))]
-        await asyncio.to_thread(device.started.wait, TIMEOUT_S)  # the device is busy: all the others queue up
+        await asyncio.to_thread(device.started.wait, TIMEOUT_S)  # the device is busy: all others are queued
         for prompt, steps in (("old", 5), ("young", 6), ("old too", 5)):
             tasks.append(submit(worker, make_body(prompt, inference_steps=steps)))
             await asyncio.sleep(0)
@@ -82,11 +82,11 @@ def test_at_the_tick_the_oldest_request_s_group_goes_and_the_next_follows_it():
     assert device.batches == [["first"], ["old", "old too"], ["young"]]
 
 
-def test_a_batch_that_fails_is_told_to_its_callers_and_the_next_is_drawn():
+def test_a_failed_batch_raises_in_its_callers_and_the_next_runs():
     device = BlockingGenerator()
 
     async def scenario(worker):
-        with pytest.raises(RuntimeError, match="cannot draw this"):
+        with pytest.raises(RuntimeError, match="cannot generate this"):
             await submit(worker, make_body("poison"))
         result = await submit(worker, make_body("fine"))
         assert len(result.images) == 1
@@ -94,20 +94,20 @@ def test_a_batch_that_fails_is_told_to_its_callers_and_the_next_is_drawn():
     run_worker(device, scenario, timeout_s=0.01)
 
 
-def test_a_caller_who_leaves_does_not_stop_the_others():
+def test_a_cancelled_request_does_not_stop_the_others():
     device = BlockingGenerator(permits=0)
 
     async def scenario(worker):
-        leaving, staying = submit(worker, make_body("leaves")), submit(worker, make_body("stays"))
+        cancelled, remaining = submit(worker, make_body("cancelled")), submit(worker, make_body("remaining"))
         await asyncio.to_thread(device.started.wait, TIMEOUT_S)
-        leaving.cancel()
+        cancelled.cancel()
         device.permits.release(2)
-        await staying
+        await remaining
 
     run_worker(device, scenario, timeout_s=0.01)
 
 
-def test_a_request_is_told_what_it_waited_and_what_its_batch_took():
+def test_a_result_has_its_queue_time_and_its_batch_s_duration():
     device = BlockingGenerator(permits=0)
 
     async def scenario(worker):
@@ -115,12 +115,12 @@ def test_a_request_is_told_what_it_waited_and_what_its_batch_took():
         await asyncio.to_thread(device.started.wait, TIMEOUT_S)
         submitted_s, second = time.monotonic(), submit(worker, make_body("second"))
         await asyncio.sleep(0)  # it is on the queue
-        await asyncio.sleep(0.25)  # what it waits at least, and a little
+        await asyncio.sleep(0.25)  # its minimum queue time, with a margin
         device.permits.release(2)
         results = [await first, await second]
         elapsed_s = time.monotonic() - submitted_s
         assert results[0].denoise_s >= 0.2
         assert results[1].queue_s >= 0.2
-        assert results[1].queue_s + results[1].denoise_s <= elapsed_s  # no second of it is told twice
+        assert results[1].queue_s + results[1].denoise_s <= elapsed_s  # no time is counted twice
 
     run_worker(device, scenario, timeout_s=0.01)

@@ -1,4 +1,4 @@
-"""The seed article's batching, sentence by sentence, in virtual time."""
+"""The reference article's batching, sentence by sentence, in virtual time."""
 
 import collections
 
@@ -16,7 +16,7 @@ def make_batcher(*puts, timeout_s=0.5, max_images=8):
     return batcher
 
 
-def test_a_full_group_goes_at_once_and_what_came_later_stays():
+def test_a_full_group_runs_at_once_and_later_requests_stay():
     batcher = make_batcher(("b", 0.01), *[("a", 0.02)] * 9)
     assert batcher.fetch(0.03) == [f"a{k}" for k in range(1, 9)]
     assert batcher.fetch(0.04) == []
@@ -25,7 +25,7 @@ def test_a_full_group_goes_at_once_and_what_came_later_stays():
     assert batcher.next_tick() is None
 
 
-def test_nothing_goes_before_the_tick_and_then_the_group_with_the_oldest_request():
+def test_the_group_with_the_oldest_request_runs_at_the_tick():
     batcher = make_batcher(("a", 0.1), ("b", 0.2), ("a", 0.3), ("b", 0.4), ("b", 0.4))
     assert batcher.fetch(0.49) == []
     assert batcher.next_tick() == 0.5
@@ -35,12 +35,12 @@ def test_nothing_goes_before_the_tick_and_then_the_group_with_the_oldest_request
     assert batcher.fetch(1.0) == ["b1", "b3", "b4"]
 
 
-def test_a_full_group_goes_before_an_older_request_at_the_tick_too():
+def test_a_full_group_runs_before_an_older_request_at_the_tick_too():
     batcher = make_batcher(("a", 0.1), *[("b", 0.2)] * 8)
     assert batcher.fetch(0.5)[0].startswith("b")
 
 
-def test_of_two_full_groups_the_one_with_the_oldest_request_goes_first():
+def test_of_two_full_groups_the_one_with_the_oldest_request_runs_first():
     batcher = make_batcher(("b", 0.1), *[("a", 0.2)] * 8, *[("b", 0.3)] * 7)
     assert [batcher.fetch(0.4)[0][0], batcher.fetch(0.4)[0][0]] == ["b", "a"]
 
@@ -48,7 +48,7 @@ def test_of_two_full_groups_the_one_with_the_oldest_request_goes_first():
 def test_a_tick_that_passes_while_the_device_is_busy_stays_due():
     batcher = make_batcher(("a", 0.0))
     assert batcher.fetch(0.5) == ["a0"]
-    batcher.put("b", "b", 1, 0.6)  # the device draws until 2.2
+    batcher.put("b", "b", 1, 0.6)  # the device is busy until 2.2
     assert batcher.fetch(2.2) == ["b"]
     assert batcher.next_tick() is None
     batcher.put("c", "c", 1, 2.3)
@@ -59,12 +59,12 @@ def test_images_are_counted_not_requests():
     batcher = Microbatcher(0.5, 8)
     for number, num_images in enumerate((4, 2, 4, 1)):
         batcher.put("a", number, num_images, 0.1)
-    assert batcher.fetch(0.1) == [0, 1]  # the third does not fit, and nobody overtakes it
+    assert batcher.fetch(0.1) == [0, 1]  # the third does not fit, and none overtakes it
     assert batcher.fetch(0.1) == []
     assert batcher.fetch(0.5) == [2, 3]
 
 
-def test_a_request_larger_than_a_batch_goes_alone():
+def test_a_request_larger_than_a_batch_runs_alone():
     batcher = Microbatcher(0.5, 8)
     batcher.put("a", "large", 16, 0.0)
     batcher.put("a", "small", 1, 0.0)
@@ -74,7 +74,7 @@ def test_a_request_larger_than_a_batch_goes_alone():
 @pytest.mark.parametrize("timeout_s", [0.1, 0.5])
 @settings(deadline=None)  # the machine may be busy
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 9), st.floats(0, 2)), max_size=30))
-def test_everything_is_fetched_once_in_its_groups_order_and_never_more_than_fits(timeout_s, puts):
+def test_each_request_is_fetched_once_in_its_group_s_order_within_the_batch_size(timeout_s, puts):
     batcher = Microbatcher(timeout_s, 8)
     arriving = collections.deque(sorted(puts, key=lambda put: put[2]))
     fetched, now = [], 0.0

@@ -1,4 +1,4 @@
-"""The seed's five endpoints over a stand-in device and over the real pipeline, through real sockets where threads or bytes matter."""
+"""The reference server's five endpoints over a fake device and over the real pipeline, with real sockets where needed."""
 
 import asyncio
 import base64
@@ -17,20 +17,20 @@ import uvicorn
 from PIL import Image
 
 from noria.config import EngineConfig
-from noria.frontend.engines.pool import RawImage
+from noria.frontend.engines.client import RawImage
 from noria.models.catalog import open_model
-from noria_bench.targets.catalog import TARGETS
-from noria_bench.targets.pipeline_generator import PipelineGenerator, T2IBody, TargetJob, TargetSettings, batch_key_of
+from noria_bench.targets.catalog import TARGETS, TargetSettings
+from noria_bench.targets.pipeline_generator import PipelineGenerator, T2IBody, TargetJob, batch_key_of
 from noria_bench.targets.reference.reference_server import build_app
 
 SPEC = open_model("bundled")
 TIMEOUT_S = 120
-PATHS = [target.path for target in TARGETS.values() if target.name.startswith("seed-")]
+PATHS = [target.path for target in TARGETS.values() if target.name.startswith("reference-")]
 SYNC_PATHS = [path for path in PATHS if path.endswith("-sync")]
 
 
 class NoiseGenerator:
-    """Draws noise that depends on seed and steps alone; like a diffusers pipeline, wrongly if two threads are in it at once."""
+    """Returns noise that seed and steps determine; like a diffusers pipeline, wrong if two threads call it at once."""
 
     def __init__(self):
         self.scheduler = None
@@ -39,7 +39,7 @@ class NoiseGenerator:
         self.scheduler = batch_key.inference_steps
         time.sleep(0.002)
         if any(body.prompt == "poison" for body in bodies):
-            raise RuntimeError("cannot draw this")
+            raise RuntimeError("cannot generate this")
         return [[self._noise(body.seed + k) for k in range(body.n)] for body in bodies]
 
     def _noise(self, seed):
@@ -69,7 +69,7 @@ def make_body(prompt, **fields):
     return T2IBody(prompt=prompt, **fields)
 
 
-def test_every_endpoint_of_the_catalog_answers_the_same_image_for_the_same_body():
+def test_every_endpoint_of_the_catalog_gives_the_same_image_for_the_same_body():
     assert len(PATHS) == 5
     with serving(NoiseGenerator()) as client:
         for fields in ({}, {"n": 2}):
@@ -96,7 +96,7 @@ def test_a_streamed_body_is_the_plain_one_byte_for_byte_without_its_length(strea
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_every_answer_tells_its_batch_and_where_its_time_went(path):
+def test_every_answer_reports_its_batch_size_and_times(path):
     with serving(NoiseGenerator()) as client:
         answer = client.post(path, json={"prompt": "p", "n": 2})
     assert answer.headers["x-batch-size"] == "2"
@@ -108,7 +108,7 @@ def test_every_answer_tells_its_batch_and_where_its_time_went(path):
 
 
 @pytest.mark.parametrize("path", SYNC_PATHS)
-def test_synchronous_endpoints_draw_the_same_images_for_many_at_once_as_alone(path):
+def test_synchronous_endpoints_give_the_same_images_concurrently_as_alone(path):
     bodies = [{"prompt": "p", "seed": k, "inference_steps": 2 + k % 3} for k in range(24)]
     with serving(NoiseGenerator()) as client, ThreadPoolExecutor(8) as users:
         solo = [client.post(path, json=each).content for each in bodies]
@@ -118,7 +118,7 @@ def test_synchronous_endpoints_draw_the_same_images_for_many_at_once_as_alone(pa
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_call_that_fails_is_a_500_and_the_next_is_drawn(path):
+def test_a_failed_call_is_a_500_and_the_next_succeeds(path):
     with serving(NoiseGenerator()) as client:
         poison = client.post(
             path, json={"prompt": "poison"}, headers={"connection": "close"}
@@ -128,7 +128,7 @@ def test_a_call_that_fails_is_a_500_and_the_next_is_drawn(path):
 
 
 class BlockingGenerator:
-    """Draws a black image for each permit."""
+    """Returns a black image for each permit."""
 
     def __init__(self):
         self.permits, self.started = threading.Semaphore(0), threading.Event()
@@ -140,7 +140,7 @@ class BlockingGenerator:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_only_the_asynchronous_endpoints_hold_up_the_event_loop_while_they_draw(path):
+def test_only_the_asynchronous_endpoints_block_the_event_loop(path):
     device = BlockingGenerator()
     with serving(device) as client, ThreadPoolExecutor(2) as users:
         generation = users.submit(client.post, path, json={"prompt": "p"})
@@ -164,13 +164,13 @@ def test_requests_are_grouped_by_what_one_call_of_the_pipeline_shares(field):
     assert batch_key_of(plain, SPEC) != batch_key_of(make_body("p", seed=1, **field), SPEC)
 
 
-def test_it_reads_the_json_of_t2i_and_answers_likewise():
+def test_it_reads_the_json_of_t2i_and_answers_in_the_same_form():
     async def main():
         app = build_app(NoiseGenerator(), SPEC, TargetSettings(timeout_s=0.01))
         transport = httpx.ASGITransport(app)
         async with (
             app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=transport, base_url="http://seed") as client,
+            httpx.AsyncClient(transport=transport, base_url="http://reference") as client,
         ):
             one = await client.post("/t2i/batched", json={"prompt": "p", "deadline_ms": 900, "priority": "high"})
             assert one.headers["content-type"] == "image/png"
@@ -184,28 +184,28 @@ def test_it_reads_the_json_of_t2i_and_answers_likewise():
     asyncio.run(main())
 
 
-def test_the_pipeline_draws_a_batch_as_it_draws_each_alone(tiny_folder):
+def test_the_pipeline_gives_the_same_images_in_a_batch_as_alone(tiny_folder):
     spec = open_model(str(tiny_folder))
-    drawer = PipelineGenerator(TargetJob(spec, EngineConfig(devices=("cpu",), dtype="float32", threads=1), port=0))
+    generator = PipelineGenerator(TargetJob(spec, EngineConfig(devices=("cpu",), dtype="float32", threads=1), port=0))
     settings = {"inference_steps": 4, "guidance_scale": 3.0, "scheduler": "ddim"}
     bodies = [make_body("a red circle", seed=5, n=2, **settings), make_body("a blue star", seed=9, **settings)]
-    batched = drawer.generate(batch_key_of(bodies[0], spec), bodies)
+    batched = generator.generate(batch_key_of(bodies[0], spec), bodies)
     assert [[image.seed for image in images] for images in batched] == [[5, 6], [9]]
     for each, images in zip(bodies, batched, strict=True):
-        (solo,) = drawer.generate(batch_key_of(each, spec), [each])
+        (solo,) = generator.generate(batch_key_of(each, spec), [each])
         for a, b in zip(images, solo, strict=True):
             assert np.abs(np.frombuffer(a.rgb, np.uint8).astype(int) - np.frombuffer(b.rgb, np.uint8)).max() <= 1
 
 
 @pytest.mark.parametrize("path", SYNC_PATHS)
-def test_the_pipeline_draws_for_several_threads_what_it_draws_for_one(tiny_folder, path):
+def test_the_pipeline_gives_the_same_images_to_several_threads_as_to_one(tiny_folder, path):
     spec = open_model(str(tiny_folder))
-    drawer = PipelineGenerator(TargetJob(spec, EngineConfig(devices=("cpu",), dtype="float32", threads=1), port=0))
+    generator = PipelineGenerator(TargetJob(spec, EngineConfig(devices=("cpu",), dtype="float32", threads=1), port=0))
     bodies = [
         {"prompt": "a red circle", "seed": k, "inference_steps": 3 + k % 3, "scheduler": ("ddim", "pndm")[k % 2]}
         for k in range(6)
     ]
-    with serving(drawer, spec) as client, ThreadPoolExecutor(len(bodies)) as users:
+    with serving(generator, spec) as client, ThreadPoolExecutor(len(bodies)) as users:
         solo = [client.post(path, json=each) for each in bodies]
         concurrent = list(users.map(lambda each: client.post(path, json=each), bodies))
     assert {answer.status_code for answer in solo} == {200}

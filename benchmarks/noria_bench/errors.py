@@ -1,0 +1,10 @@
+"""The errors that only the benches raise."""
+
+from noria.errors import SetupError
+
+
+class RunsError(SetupError):
+    """A folder for `noria bench report` is missing, holds no runs, or holds a JSON file that is not a run."""
+
+    code = "runs"
+    exit_status = 2

@@ -1,0 +1,115 @@
+"""The command line of the benches: what each command passes on, and which arguments are rejected."""
+
+import pathlib
+
+import pytest
+
+import noria_bench.benches.quick
+import noria_bench.benches.suite
+import noria_bench.cost.bench
+import noria_bench.targets.serve
+from noria.cli.main import main
+from noria_bench.benches.deadline_options import DeadlineOptions
+from noria_bench.cost.options import CostOptions
+from noria_bench.targets.catalog import TargetSettings
+
+
+def record_calls(module, monkeypatch):
+    calls = []
+    monkeypatch.setattr(module, "main", lambda *arguments: calls.append(arguments) or 0)
+    return calls
+
+
+@pytest.fixture
+def suite_calls(monkeypatch):
+    """The arguments of `suite.main`."""
+    return record_calls(noria_bench.benches.suite, monkeypatch)
+
+
+def test_quick_takes_settings_and_an_output(monkeypatch):
+    calls = record_calls(noria_bench.benches.quick, monkeypatch)
+    assert main(["bench", "quick", "m", "--slots", "4", "-o", "results.json"]) == 0
+    ((config, output),) = calls
+    assert (config.model, config.engine.slots, output) == ("m", 4, pathlib.Path("results.json"))
+
+
+def test_deadlines_takes_loads_policies_and_settings(suite_calls):
+    options = (
+        "--loads 90,50 --seconds 5 --policies reference,fcfs --mix uniform --arrivals bursty --trace-seed 3 --slots 4"
+    )
+    assert main(["bench", "deadlines", "m", *options.split(), "--out", "there"]) == 0
+    assert main(["bench", "deadlines"]) == 0
+    config, folder, plans, _ = suite_calls[0]
+    assert (config.model, config.engine.slots, folder) == ("m", 4, pathlib.Path("there"))
+    assert plans.args == (DeadlineOptions((50, 90), 5.0, ("fcfs", "reference"), "uniform", "bursty", 3),)
+    assert suite_calls[1][2].args == (DeadlineOptions(),)
+    assert suite_calls[1][1].name.endswith("-deadlines")
+
+
+def test_cost_takes_features_and_sizes(monkeypatch):
+    calls = record_calls(noria_bench.cost.bench, monkeypatch)
+    assert main(["bench", "cost", "--features", "logs", "--pairs", "2", "--requests", "3", "--users", "4"]) == 0
+    assert calls[0][1] == CostOptions(2, 3, 4, ("logs",), 1)
+
+
+def test_benches_of_targets_take_targets_a_duration_a_folder_and_settings(suite_calls):
+    words = "bench scenario2 m --targets reference-batched,noria --duration 45 --out there --full --slots 4"
+    assert main(words.split()) == 0
+    config, folder, plans, _ = suite_calls[0]
+    options = plans.args[-1]
+    assert (config.model, config.engine.slots, folder) == ("m", 4, pathlib.Path("there"))
+    assert [target.name for target in options.targets] == ["noria", "reference-batched"]
+    assert (options.seconds, options.full) == (45.0, True)
+
+
+def test_mixed_takes_a_rate_and_a_sweep_its_name(suite_calls):
+    assert main(["bench", "mixed", "--rows-per-s", "12.5", "--arrivals", "both"]) == 0
+    assert main(["bench", "sweep", "batching", "--full"]) == 0
+    mixed, sweep = (call[2].args[-1] for call in suite_calls)
+    assert (mixed.rows_per_s, mixed.arrivals, mixed.load_percent) == (12.5, "both", 80)
+    assert sweep.full
+    assert [call[1].parent.name for call in suite_calls] == ["bench-results"] * 2
+    assert suite_calls[1][1].name.endswith("-sweep-batching")
+
+
+def test_a_missing_peer_is_rejected_before_any_measurement(suite_calls, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main(["bench", "scenario1", "--targets", "noria,ray"]) == 2
+    assert "noria bench install ray" in capsys.readouterr().err
+    assert suite_calls == []
+
+
+def test_serve_takes_a_target_and_its_settings(monkeypatch):
+    calls = record_calls(noria_bench.targets.serve, monkeypatch)
+    assert main(["bench", "serve", "reference-batched", "m", "--batch-timeout-ms", "250", "--batch-size", "4"]) == 0
+    assert main(["bench", "serve", "noria", "--port", "0", "--stream", "chunks"]) == 0
+    assert [(config.model, target, port) for config, target, port, _ in calls] == [
+        ("m", "reference-batched", 8001),
+        ("bundled", "noria", 0),
+    ]
+    assert [call[3] for call in calls] == [TargetSettings(0.25, 4), TargetSettings(stream="chunks")]
+
+
+def test_a_report_of_a_folder_without_runs_is_rejected(tmp_path, capsys):
+    assert main(["bench", "report", str(tmp_path)]) == 2
+    assert "holds no runs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("scenario1 --targets noria,triton", "'triton'; targets are all, noria, reference-stream-async"),
+        ("scenario1 --duration soon", "'soon'; a run lasts 1 to 86400 whole seconds"),
+        ("mixed --load-percent much", "'much'; a load is a whole per cent"),
+        ("mixed --load-percent 50 --rows-per-s 10", "not allowed with argument"),
+        ("deadlines --loads fifty", "'fifty'; loads are whole per cents"),
+        ("sweep colour", "'attention', 'channels-last'"),
+        ("install torchserve", "'litserve', 'bentoml', 'ray'"),
+        ("serve triton", "'noria', 'reference-stream-async'"),
+    ],
+)
+def test_the_error_for_a_wrong_option_says_what_is_allowed(words, message, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["bench", *words.split()])
+    assert caught.value.code == 2
+    assert message.replace("'", "") in capsys.readouterr().err.replace("'", "")
