@@ -1,4 +1,4 @@
-"""What several suites share: a tiny random model in diffusers format, the bundled one, and a browser."""
+"""Fixtures of several suites: a tiny random model in diffusers format, the bundled model, a browser, and a trace collector."""
 
 import os
 import pathlib
@@ -9,41 +9,40 @@ import threading
 import pytest
 from hypothesis import HealthCheck, settings
 
+from databases import database, postgresql  # noqa: F401 - fixtures
 from waiting import wait_until
 
-# The same examples at every run, so that a change is judged by what it does. `make test-slow` looks at others. An example that a busy
-# machine holds up is no failure: without a word of ours, one of 200 ms would be.
+# The same examples at every run, so that a failure comes from the change; `make test-slow` searches for others. No deadline per
+# example (Hypothesis's default is 200 ms), because a busy machine would miss it.
 _NO_DEADLINE = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("repeatable", derandomize=True, **_NO_DEADLINE)
 settings.register_profile("searching", derandomize=False, print_blob=True, **_NO_DEADLINE)
 settings.load_profile("repeatable")
 
 CHROMIUM = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
-# A shell's background jobs ignore SIGINT, and so would all that is started here: tests that press Ctrl-C would wait for ever.
+# A shell's background jobs ignore SIGINT, and so would their child processes: tests that send it would wait forever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# These start whole servers, for a minute or more. Where files are spread over workers, none of them may be the last that runs.
+# These start whole servers, for a minute or more. With several workers they run first, so that no worker ends with one of them.
 LONGEST = (
     "test_end_to_end.py",
-    "bench/test_suite.py",
     "test_traces_end_to_end.py",
-    "observe/test_lives.py",
+    "observe/metrics/test_process_restarts.py",
     "test_jobs_end_to_end.py",
-    "bench/test_cost.py",
 )
 TESTS = pathlib.Path(__file__).parent
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # Workers share the cores: an idle OpenMP thread spins for some 10 µs, as the servers' do (ADR 5), and not for milliseconds.
+    # Workers share the cores: idle OpenMP threads spin for about 10 µs, as in the servers (ADR 5), not for milliseconds.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 BUNDLED = pathlib.Path(__file__).parent.parent / "src" / "noria" / "models" / "bundled"
 
 
 def pytest_collection_modifyitems(config, items):
-    """Let workers begin with the files that take longest; in one process, all keep their order."""
+    """Let workers begin with the longest files; in one process, all keep their order."""
     if missing := [name for name in LONGEST if not (TESTS / name).exists()]:
-        raise pytest.UsageError(f"LONGEST in tests/conftest.py names files that are not there: {', '.join(missing)}")
+        raise pytest.UsageError(f"LONGEST in tests/conftest.py names missing files: {', '.join(missing)}")
     if hasattr(config, "workerinput"):
         ranks = {TESTS / name: rank for rank, name in enumerate(LONGEST)}
         items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
@@ -51,7 +50,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory):
-    """What servers keep from one start to the next is this run's own; measured once, it makes every later start quicker."""
+    """Give this run a cache folder of its own. Servers share it, so only the first start measures costs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -59,7 +58,7 @@ def _own_cache(tmp_path_factory):
 
 @pytest.fixture(scope="session", autouse=True)
 def data_home(tmp_path_factory):
-    """Where `data_dir` is by default, for tests and the processes that they start: never the home of who runs them."""
+    """The default `data_dir` of tests and of the processes that they start, outside of the user's home."""
     folder = tmp_path_factory.mktemp("data")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(folder))
@@ -74,7 +73,7 @@ def bundled_folder():
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory):
-    """A Stable-Diffusion-1.x-shaped folder (epsilon, AutoencoderKL, PNDM) with random weights: 32 × 32 px, a quick UNet."""
+    """A model folder like Stable Diffusion 1.x (epsilon, AutoencoderKL, PNDM) with random weights: 32 × 32 px, a fast UNet."""
     import torch
     from diffusers import AutoencoderKL, UNet2DConditionModel
     from transformers import CLIPTextConfig, CLIPTextModel
@@ -145,7 +144,7 @@ def chromium():
 
 
 class Collector:
-    """An OpenTelemetry collector as far as a sender can tell: OTLP over HTTP on loopback; remembers every span it was brought."""
+    """An OpenTelemetry collector: receives OTLP over HTTP on loopback and keeps every span."""
 
     def __init__(self):
         from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -183,9 +182,9 @@ class Collector:
     def of_trace(self, trace_id):
         return [span for span in list(self.spans) if span.trace_id == trace_id]
 
-    def wait(self, condition, seconds=60):
-        """Until `condition(spans)` is true; returns what it is then."""
-        return wait_until(lambda: condition(list(self.spans)), seconds)
+    def wait(self, condition, timeout_s=60):
+        """Return the first true value of `condition(spans)`."""
+        return wait_until(lambda: condition(list(self.spans)), timeout_s)
 
     def close(self):
         self._server.shutdown()
@@ -194,7 +193,7 @@ class Collector:
 
 
 class CollectedSpan:
-    """One span, in plain words; times in seconds."""
+    """One span, with plain attributes and times in seconds."""
 
     def __init__(self, span, resource):
         self.name, self.resource, self.attributes = span.name, resource, plain(span.attributes)
@@ -216,7 +215,7 @@ def plain(attributes):
 
 @pytest.fixture(scope="session")
 def collector():
-    """One for all tests, which know their spans by their traces."""
+    """One collector for all tests, which find their spans by trace id."""
     opened = Collector()
     yield opened
     opened.close()

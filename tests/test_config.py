@@ -1,4 +1,4 @@
-"""Settings: where they come from, which source wins, and what a mistake is told."""
+"""Settings: their sources, which source wins, and the messages of errors."""
 
 import os
 import pathlib
@@ -23,11 +23,11 @@ def file(tmp_path: pathlib.Path) -> pathlib.Path:
     return file
 
 
-def test_nothing_given_is_the_defaults() -> None:
+def test_without_sources_all_settings_have_their_defaults() -> None:
     assert load(None, {}, {}) == Config()
 
 
-def test_later_sources_win_key_by_key(file: pathlib.Path) -> None:
+def test_later_sources_override_earlier_ones_key_by_key(file: pathlib.Path) -> None:
     config = load(
         file, {"NORIA_ENGINE_SLOTS": "3", "NORIA_FRONTEND_PORT": "9001", "PATH": "/bin"}, {"frontend.port": "9002"}
     )
@@ -49,7 +49,7 @@ def test_later_sources_win_key_by_key(file: pathlib.Path) -> None:
         ("NORIA_MODEL", "123", "123"),
     ],
 )
-def test_variables_are_read_as_the_settings_type(name: str, text: str, value: object) -> None:
+def test_variables_are_parsed_as_the_type_of_the_setting(name: str, text: str, value: object) -> None:
     config = load(None, {name: text}, {})
     setting = next(setting for setting in list_settings() if setting.variable == name)
     actual: object = config
@@ -76,12 +76,12 @@ def test_variables_are_read_as_the_settings_type(name: str, text: str, value: ob
         ("NORIA_ENGIN_SLOTS", "2", "NORIA_ENGIN_SLOTS is not a setting.*'NORIA_ENGINE_SLOTS'"),
     ],
 )
-def test_a_wrong_variable_is_named_with_what_is_allowed(name: str, text: str, words: str) -> None:
+def test_an_invalid_variable_is_named_with_the_allowed_values(name: str, text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load(None, {name: text}, {})
 
 
-def test_a_wrong_flag_is_named() -> None:
+def test_an_invalid_flag_is_named() -> None:
     with pytest.raises(ConfigError, match=r"flag --port is 'x'.*Allowed: 0–65535"):
         load(None, {}, {"frontend.port": "x"})
 
@@ -96,17 +96,17 @@ def test_a_wrong_flag_is_named() -> None:
         ('[engine]\nslots = "few"', r"engine\.slots is 'few'.*Allowed: 1–256, auto"),
         ('[engine]\nbuckets = [8, "x"]', r"engine\.buckets is \[8, 'x'\]"),
         ('[frontend]\nport = "8000"', r"frontend\.port is '8000'.*expected `int`"),
-        ("engine = 3", r"engine is 3; it is a table: write \[engine\]"),
+        ("engine = 3", r"engine is 3; it must be a table: write \[engine\]"),
         ("[engine", "is not TOML"),
     ],
 )
-def test_a_wrong_file_is_told_where_and_what(tmp_path: pathlib.Path, text: str, words: str) -> None:
+def test_an_invalid_file_is_reported_with_key_and_reason(tmp_path: pathlib.Path, text: str, words: str) -> None:
     (tmp_path / "noria.toml").write_text(text)
     with pytest.raises(ConfigError, match=words):
         load(tmp_path / "noria.toml", {"NORIA_ENGINE_DTYPE": "auto"}, {})
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: pathlib.Path) -> None:
+def test_an_unreadable_file_is_named(tmp_path: pathlib.Path) -> None:
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
     for name in ("missing.toml", "binary.toml", "."):
         with pytest.raises(ConfigError, match=f"{name if name != '.' else tmp_path.name}.* cannot be read"):
@@ -114,7 +114,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("service", ["NORIA", "NORIA_FRONTEND", "NORIA_BLUE_2"])
-def test_what_kubernetes_sets_for_a_service_is_no_setting(service: str) -> None:
+def test_variables_that_kubernetes_sets_for_services_are_ignored(service: str) -> None:
     variables = {
         "SERVICE_HOST": "10.0.0.1",
         "SERVICE_PORT": "80",
@@ -134,13 +134,13 @@ def test_every_setting_has_its_own_flag_and_variable_and_one_description() -> No
     assert all(setting.description for setting in every)
 
 
-def test_the_settings_page_is_the_declarations() -> None:
+def test_the_settings_page_is_up_to_date() -> None:
     assert PAGE.read_text(encoding="utf-8") == settings_docs(), (
         "docs/settings.md is not what config.py declares: run `make docs`"
     )
 
 
-def test_the_settings_page_names_everything_of_every_setting() -> None:
+def test_the_settings_page_describes_every_setting() -> None:
     page = settings_docs()
     for setting in list_settings():
         row = next(line for line in page.splitlines() if f"`{setting.variable}`" in line)
@@ -160,9 +160,7 @@ def test_defaults_on_the_page_are_toml() -> None:
         assert parsed == (list(setting.default) if isinstance(setting.default, tuple) else setting.default)
 
 
-def test_data_lies_where_it_is_said_else_where_xdg_says(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_data_folder_is_the_setting_or_follows_xdg(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert data_folder(Config(data_dir=str(tmp_path)), {"XDG_DATA_HOME": "/x"}) == tmp_path
     assert data_folder(Config(data_dir="data"), {}).is_absolute()
     assert data_folder(Config(), {"XDG_DATA_HOME": "/x"}) == pathlib.Path("/x/noria")
@@ -171,7 +169,7 @@ def test_data_lies_where_it_is_said_else_where_xdg_says(
         assert data_folder(Config(), ignored) == pathlib.Path("/home/someone/.local/share/noria")
 
 
-def test_data_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_home_folder_the_error_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     def homeless() -> pathlib.Path:
         raise RuntimeError
 
@@ -180,5 +178,5 @@ def test_data_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch
         data_folder(Config(), {})
 
 
-def test_no_test_touches_the_home_of_who_runs_them(data_home: pathlib.Path) -> None:
+def test_tests_do_not_use_the_home_folder_of_the_user(data_home: pathlib.Path) -> None:
     assert data_folder(Config(), os.environ) == data_home / "noria"

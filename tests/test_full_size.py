@@ -1,6 +1,6 @@
-"""Stable Diffusion 1.5 at its true size, with random weights: that it loads, fits and draws, and what that takes.
+"""Stable Diffusion 1.5 at full size, with random weights: that it loads, fits and generates, and at what cost.
 
-Minutes long and 8 GB of memory, so `make test-slow`. Prints what it measured; nothing is asserted about speed.
+Takes minutes and 8 GB of memory, so it runs in `make test-slow`. Prints measurements; asserts nothing about speed.
 """
 
 import json
@@ -25,7 +25,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 @pytest.fixture(scope="module")
 def stable_diffusion_1_5(tmp_path_factory, bundled_folder):
-    """A folder in its format and of its architecture: 860 M, 123 M and 84 M parameters in float16; the tokenizer is ours."""
+    """A folder of its format and architecture: 860 M, 123 M and 84 M parameters in float16; the tokenizer is the
+    bundled one.
+    """
     from diffusers import AutoencoderKL, UNet2DConditionModel
     from transformers import CLIPTextConfig, CLIPTextModel
 
@@ -70,7 +72,7 @@ def stable_diffusion_1_5(tmp_path_factory, bundled_folder):
     shutil.rmtree(folder)
 
 
-def test_stable_diffusion_1_5_draws_two_images_of_512_px_in_one_batch(stable_diffusion_1_5, capsys):
+def test_stable_diffusion_1_5_generates_two_images_of_512_px_in_one_batch(stable_diffusion_1_5, capsys):
     spec = open_model(str(stable_diffusion_1_5))
     assert (spec.default_width_px, spec.max_side_px, spec.num_parameters) == (512, 1024, 859_520_964)
     started = time.perf_counter()
@@ -97,5 +99,5 @@ def test_stable_diffusion_1_5_draws_two_images_of_512_px_in_one_batch(stable_dif
     peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     with capsys.disabled():
         print(f"\nSD1.5 on {executor.model.device}, {settings.dtype}, {settings.slots} slots, {settings.threads} threads: "
-              f"loaded in {loaded_s:.1f} s, peak {peak_gb:.1f} GB, turns (images, seconds) "
+              f"loaded in {loaded_s:.1f} s, peak {peak_gb:.1f} GB, iterations (images, seconds) "
               f"{[(n, round(s, 1)) for n, s in iterations]}")  # fmt: skip

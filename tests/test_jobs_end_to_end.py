@@ -1,4 +1,4 @@
-"""Jobs on the whole server, as a user starts it: whatever process is killed, each ends once, with the image that it would have had."""
+"""Jobs on the whole server: whichever process is killed, each job ends once, with the same image."""
 
 import contextlib
 import sqlite3
@@ -7,14 +7,13 @@ import httpx
 import psutil
 import pytest
 
-from noria_bench.targets.server import running_server
+from noria.testing.server import running_server
 from waiting import wait_until
 
-pytestmark = pytest.mark.timeout(
-    900
-)  # a server starts, ends, starts again, and draws twice: 36 s alone, 129 s with three others beside it
+# A server starts, stops, starts again, and generates twice: 36 s alone, 129 s beside three other test processes.
+pytestmark = pytest.mark.timeout(900)
 
-# Some seconds on two cores: time enough to be killed in.
+# Takes some seconds on two cores: enough time to kill a process meanwhile.
 BODY = {"prompt": "a red circle above a blue square", "seed": 21, "inference_steps": 150}
 
 
@@ -29,7 +28,7 @@ def running(data_dir):
 
 
 def wait_until_ended(client, job_id):
-    """The job, once it has ended; a front end that is being replaced is no answer yet."""
+    """The job, once it has ended. Ignores connection errors: the front end may be restarting."""
 
     def has_ended():
         with contextlib.suppress(httpx.TransportError):
@@ -40,19 +39,19 @@ def wait_until_ended(client, job_id):
 
 
 def wait_for_a_step(client, job_id):
-    """Waits until the job's images have made a step."""
+    """Wait until the job's images have made a step."""
     with client.stream("GET", f"/v1/jobs/{job_id}/events") as events:
         for line in events.iter_lines():
             if line.startswith("data: ") and '"step":' in line and '"step":0' not in line:
                 return
-    raise AssertionError("it ended unseen")
+    raise AssertionError("the job ended before its first step was seen")
 
 
 def kill_while_processing(server, client, data_dir):
-    """Kills the front end and the engine in the midst of a job; returns the job's id and its request.
+    """Kill the front end and the engine while a job is processing; returns the job's id and its request.
 
-    They stand still while it is looked whether the job is still drawn. It has ended if the machine did not let us come in time: then
-    it is tried with another.
+    Both processes are suspended while the status is read. On a busy machine the job may have ended by then: try
+    another.
     """
     for index in range(5):
         body = BODY | {"seed": BODY["seed"] + index}
@@ -67,11 +66,11 @@ def kill_while_processing(server, client, data_dir):
             return job_id, body
         for child in children:
             child.resume()
-    raise AssertionError("each of five jobs had ended before it could be stopped")
+    raise AssertionError("each of five jobs ended before the processes could be suspended")
 
 
 def status_of(data_dir, job_id):
-    """Without the server, which stands still."""
+    """Read from the database: the server is suspended."""
     with contextlib.closing(sqlite3.connect(f"file:{data_dir}/jobs.sqlite?mode=ro", uri=True)) as database:
         return database.execute("SELECT status FROM noria_jobs WHERE id = ?", (job_id,)).fetchone()[0]
 
@@ -97,7 +96,7 @@ def test_a_job_whose_front_end_and_engine_are_killed_succeeds_once_with_the_same
 
 
 @pytest.mark.slow
-def test_a_job_outlives_the_server_that_accepted_it(tmp_path):
+def test_a_job_survives_the_server_that_accepted_it(tmp_path):
     with running(tmp_path) as (server, client):
         job_id = client.post("/v1/jobs", json={"input": BODY}).json()["id"]
         wait_for_a_step(client, job_id)
@@ -113,11 +112,11 @@ def test_a_job_outlives_the_server_that_accepted_it(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_server_that_is_stopped_hands_its_jobs_to_the_next_at_once(tmp_path):
+def test_a_stopped_server_requeues_its_jobs_at_once(tmp_path):
     with running(tmp_path) as (_, client):
         job_id = client.post("/v1/jobs", json={"input": BODY}).json()["id"]
         wait_for_a_step(client, job_id)
-    with running(tmp_path) as (server, client):  # leases of the first would run for 15 s
+    with running(tmp_path) as (server, client):  # the leases of the first server would last 15 s
         done = wait_until_ended(client, job_id)
         assert done["status"] == "succeeded"
         assert "processing" in statuses(client, job_id)

@@ -1,4 +1,4 @@
-"""Traces of the whole server as a user starts it, in a collector that decodes what real processes bring it."""
+"""Traces of the whole server, received by a collector that decodes the OTLP of real processes."""
 
 import contextlib
 import http.server
@@ -16,12 +16,12 @@ import uuid
 import httpx
 import pytest
 
-from noria_bench.targets.server import running_server
+from noria.testing.server import running_server
 from waiting import wait_until
 
 BODY = {"prompt": "a red circle above a blue square", "seed": 3, "inference_steps": 6}
-CLOCK_TOLERANCE_S = 0.01  # two processes look at two clocks
-STAGES = ["queue", "encode", "denoise", "decode"]
+CLOCK_TOLERANCE_S = 0.01  # the clocks of two processes
+STAGES = ["queue", "text_encode", "denoise", "decode"]
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +43,13 @@ def client(server):
 
 @pytest.fixture
 def caller():
-    """The context of a caller whose trace is recorded: its trace, its span, and the header."""
+    """The sampled trace context of a caller: trace id, span id, and the header."""
     trace_id, span_id = uuid.uuid4().hex, uuid.uuid4().hex[:16]
     return trace_id, span_id, f"00-{trace_id}-{span_id}-01"
 
 
 def spans_by_name(collector, trace_id, *names):
-    """The spans of a trace by name, once all of these names have come."""
+    """The spans of a trace by name, once all `names` have arrived."""
     spans = collector.wait(lambda spans: of_trace(spans, trace_id, names))
     return {span.name: span for span in spans}
 
@@ -128,21 +128,23 @@ def test_a_request_is_one_tree_from_its_caller_through_both_processes(client, co
     assert not any("red circle" in str(value) for span in spans.values() for value in span.attributes.values())
 
 
-def test_a_request_without_a_trace_begins_one_that_its_answer_names(client, collector):
+def test_a_request_without_a_trace_starts_one_and_the_response_names_it(client, collector):
     timing = client.post("/t2i", json=BODY | {"stream": True}).headers["server-timing"]
     trace_id, span_id = timing.removeprefix('traceparent;desc="00-').removesuffix('-01"').split("-")
     spans = spans_by_name(collector, trace_id, "POST /t2i", *STAGES, "postprocess")
     assert (spans["POST /t2i"].span_id, spans["POST /t2i"].parent_id) == (span_id, "")
-    assert spans["decode"].ended <= spans["POST /t2i"].ended + CLOCK_TOLERANCE_S  # which lasts as long as the stream
+    assert (
+        spans["decode"].ended <= spans["POST /t2i"].ended + CLOCK_TOLERANCE_S
+    )  # the request span lasts as long as the stream
 
 
-def test_a_caller_who_does_not_record_is_obeyed(client, collector, caller):
+def test_an_unsampled_caller_is_not_traced(client, collector, caller):
     trace_id, span_id, header = caller
     answer = client.post("/t2i", json=BODY, headers={"traceparent": header.removesuffix("1") + "0"})
     assert "traceparent" not in answer.headers["server-timing"]
     after = uuid.uuid4().hex
     client.post("/t2i", json=BODY, headers={"traceparent": f"00-{after}-{span_id}-01"})
-    spans_by_name(collector, after, "POST /t2i", *STAGES)  # what was there before it has been brought by now
+    spans_by_name(collector, after, "POST /t2i", *STAGES)  # earlier spans have arrived by now
     assert not collector.of_trace(trace_id)
 
 
@@ -155,14 +157,14 @@ def test_probes_pages_and_metrics_are_not_traced(client, collector, caller):
     assert len(collector.of_trace(trace_id)) == 1
 
 
-def test_a_callers_mistake_is_told_but_is_no_error_of_the_server(client, collector, caller):
+def test_a_callers_mistake_is_an_outcome_but_no_failed_span(client, collector, caller):
     trace_id, _, header = caller
     assert client.post("/t2i", json=BODY | {"width": 3}, headers={"traceparent": header}).status_code == 400
     span = spans_by_name(collector, trace_id, "POST /t2i")["POST /t2i"]
     assert (span.failed, span.attributes["noria.outcome"]) == (False, "invalid_field")
 
 
-def test_a_request_that_is_late_shows_where_its_time_went(client, collector, caller):
+def test_a_cancelled_request_has_spans_of_its_stages_so_far(client, collector, caller):
     trace_id, _, header = caller
 
     def num_joined():
@@ -173,7 +175,7 @@ def test_a_request_that_is_late_shows_where_its_time_went(client, collector, cal
     with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
         head = f"POST /t2i HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         connection.sendall(f"{head}traceparent: {header}\r\n\r\n".encode() + body)
-        wait_until(lambda: num_joined() > joined_before)  # so that some of its time went to the denoising
+        wait_until(lambda: num_joined() > joined_before)  # so that it has spent time on denoising
     spans = spans_by_name(collector, trace_id, "POST /t2i", "queue", "denoise")
     assert (spans["POST /t2i"].failed, spans["POST /t2i"].attributes["error.type"]) == (True, "cancelled")
     assert spans["POST /t2i"].attributes["http.response.status_code"] == 499
@@ -182,7 +184,7 @@ def test_a_request_that_is_late_shows_where_its_time_went(client, collector, cal
 
 
 class Receiver:
-    """Takes webhooks, and keeps their headers."""
+    """Accepts webhooks and records their headers."""
 
     def __init__(self):
         receiver = self
@@ -214,13 +216,13 @@ def receiver():
     opened.close()
 
 
-def test_a_job_and_its_webhook_are_in_the_trace_of_who_made_it(client, collector, caller, receiver):
+def test_a_job_and_its_webhook_are_in_the_trace_of_its_creator(client, collector, caller, receiver):
     trace_id, span_id, header = caller
     body = {"input": BODY, "webhook": receiver.url, "webhook_events_filter": ["completed"]}
     answer = client.post("/v1/jobs", json=body, headers={"traceparent": header})
     assert answer.status_code == 202
-    spans = spans_by_name(collector, trace_id, "POST /v1/jobs", "job", "draw job", *STAGES, "postprocess", "POST")
-    request, job_span, execution, webhook = (spans[name] for name in ("POST /v1/jobs", "job", "draw job", "POST"))
+    spans = spans_by_name(collector, trace_id, "POST /v1/jobs", "job", "process job", *STAGES, "postprocess", "POST")
+    request, job_span, execution, webhook = (spans[name] for name in ("POST /v1/jobs", "job", "process job", "POST"))
     assert request.parent_id == span_id
     assert (execution.kind, execution.parent_id, execution.attributes["noria.job.attempt"]) == (
         "consumer",
@@ -246,7 +248,7 @@ def test_a_job_and_its_webhook_are_in_the_trace_of_who_made_it(client, collector
 
 
 @pytest.mark.slow
-def test_an_engine_that_is_killed_leaves_the_trace_of_the_drawing_that_succeeded(client, server, collector, caller):
+def test_after_an_engine_was_killed_the_trace_has_the_attempt_that_succeeded(client, server, collector, caller):
     trace_id, _, header = caller
     with httpx.stream(
         "POST",
@@ -267,7 +269,7 @@ def test_an_engine_that_is_killed_leaves_the_trace_of_the_drawing_that_succeeded
 
 @contextlib.contextmanager
 def serve(*arguments, **environment):
-    """A server, until what is done with it is done or has failed."""
+    """A server process, terminated at the end."""
     with subprocess.Popen(
         [sys.executable, "-m", "noria", "serve", "bundled", "--slots", "4", "--port", "0", *arguments],
         stdout=subprocess.PIPE,
@@ -281,14 +283,14 @@ def serve(*arguments, **environment):
             process.terminate()
 
 
-def test_a_collector_that_is_down_costs_nothing_and_one_line(tmp_path):
+def test_an_unreachable_collector_costs_one_log_line(tmp_path):
     arguments = ["--data-dir", str(tmp_path), "--traces-endpoint", "http://127.0.0.1:9/v1/traces"]
     timeouts = {"OTEL_EXPORTER_OTLP_TIMEOUT": "280", "OTEL_BSP_EXPORT_TIMEOUT": "280000"}
     with serve(*arguments, OTEL_BSP_SCHEDULE_DELAY="50", **timeouts) as process:
         url = next(line for line in process.stdout if "ready" in line).partition(" on ")[2].strip()
         wait_until(
             lambda: httpx.get(f"{url}/readyz", timeout=280).is_success
-        )  # the front end may hear of it a moment later
+        )  # the front end may learn of it a moment later
         for _ in range(3):
             assert httpx.post(f"{url}/t2i", json=BODY, timeout=280).status_code == 200
         stderr, line = "", "\n"
@@ -301,7 +303,7 @@ def test_a_collector_that_is_down_costs_nothing_and_one_line(tmp_path):
         assert process.wait(timeout=120) == 0
     assert time.monotonic() - stopped_at < 120  # not the minutes that the SDK would wait in each process
     export_lines = [line for line in stderr.splitlines() if "export" in line.lower()]
-    assert 1 <= len(export_lines) <= 2, stderr  # one a process
+    assert 1 <= len(export_lines) <= 2, stderr  # one for each process
     assert "Traceback" not in stderr
     assert "killed" not in stderr
 
@@ -318,7 +320,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_without_the_extra_the_server_says_how_to_install_it_before_it_starts_anything():
+def test_without_the_extra_the_server_exits_and_says_how_to_install_it():
     command = [
         sys.executable,
         "-c",
@@ -334,7 +336,7 @@ def test_without_the_extra_the_server_says_how_to_install_it_before_it_starts_an
     assert "Traceback" not in ended.stderr
 
 
-def test_opentelemetry_is_imported_only_where_traces_are_wanted():
+def test_opentelemetry_is_imported_only_if_traces_are_enabled():
     modules = "noria.frontend.process, noria.engine.process, noria.supervisor.supervisor"
     script = f"import sys, {modules}; sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", script], check=False, timeout=120).returncode == 0

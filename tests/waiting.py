@@ -1,7 +1,7 @@
-"""Waiting for what happens elsewhere, in another thread or another process: asked for again and again, so at once when it is there.
+"""Waits for what happens in another thread or process, by polling.
 
-The bound says no more than that it will not happen any more. It is no claim about speed, so it is far above what any of this takes:
-a machine that has other things to do must not fail a test.
+The time-out only says that it will never happen. It makes no claim about speed and is far above what anything here takes, so that
+a busy machine fails no test.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ POLL_INTERVAL_S = 0.02
 
 
 def wait_until(condition, timeout_s=TIMEOUT_S, ignoring=()):
-    """What `condition()` is once that is true; where it raises one of `despite`, it is not true yet."""
+    """Return the first true value of `condition()`; an exception of a type in `ignoring` counts as false."""
     deadline = time.monotonic() + timeout_s
     while True:
         with contextlib.suppress(*ignoring):
@@ -23,9 +23,17 @@ def wait_until(condition, timeout_s=TIMEOUT_S, ignoring=()):
         time.sleep(POLL_INTERVAL_S)
 
 
+def wait_until_ready(address):
+    """Wait until the server at `address` has an engine that is ready."""
+    import httpx
+
+    with httpx.Client(base_url=address, verify=False, timeout=60) as client:
+        wait_until(lambda: client.get("/readyz").status_code == 200)
+
+
 async def wait_until_async(condition, timeout_s=TIMEOUT_S):
-    """The same, while the event loop goes on."""
+    """Return the first true value of `condition()`, without blocking the event loop."""
     async with asyncio.timeout(timeout_s):
-        while not (found := condition()):  # noqa: ASYNC110 - what is waited for happens elsewhere
+        while not (found := condition()):  # noqa: ASYNC110 - polls another thread or process
             await asyncio.sleep(POLL_INTERVAL_S)
     return found

@@ -1,3 +1,3 @@
-"""Noria: a server for diffusion models whose batch never stops turning."""
+"""Noria: a server for diffusion models with continuous batching."""
 
 __version__ = "0.1.0"

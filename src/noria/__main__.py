@@ -1,4 +1,4 @@
-"""`python -m noria` is `noria`."""
+"""`python -m noria` runs the command line, like `noria`."""
 
 from noria.cli.main import main
 

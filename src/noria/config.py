@@ -1,7 +1,7 @@
-"""The settings, each declared once, in a field below, with its unit, default and effect; one frozen tree.
+"""All settings: a frozen tree of structs, one field for each setting with its type, default and description.
 
-The TOML file, the environment variables (`NORIA_ENGINE_SLOTS`), the flags (`--slots`) and docs/settings.md all come from these
-declarations: `settings.py` reads them.
+`settings.py` derives the keys of the TOML file, the environment variables (`NORIA_ENGINE_SLOTS`), the flags (`--slots`)
+and docs/settings.md from these declarations.
 """
 
 import pathlib
@@ -23,7 +23,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         tuple[Annotated[str, Meta(pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$")], ...],
         Meta(
             min_length=1,
-            description="one engine process each: `auto` (the GPU if there is one, else the CPU), `cpu`, `cuda` or `cuda:N`",
+            description="devices, with one engine process each: `auto` (the GPU if there is one, else the CPU), `cpu`, "
+            "`cuda` or `cuda:N`",
         ),
     ] = ("auto",)
     dtype: Annotated[
@@ -33,67 +34,73 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     slots: Annotated[
         Annotated[int, Meta(ge=1, le=256)] | Auto,
         Meta(
-            description="images in the running batch; `auto` is 32 on a GPU, 16 on a CPU, 2 on a CPU with a full-size model"
+            description="images in the running batch; `auto` is 32 on a GPU, 16 on a CPU, 2 on a CPU with a full-size "
+            "model"
         ),
     ] = "auto"
     buckets: Annotated[
         tuple[Annotated[int, Meta(ge=1, le=1024)], ...],
         Meta(
-            description="numbers of UNet rows that a step is padded up to (a guided image has two); empty is no padding, "
+            description="batch sizes, in UNet rows, that a step is padded to (a guided image has two rows); empty is "
+            "no padding, "
             "one number makes every image bitwise independent of the load"
         ),
     ] = ()
     decode_batch: Annotated[
         int,
         Meta(
-            ge=1, le=64, description="most images that one turn decodes, so that running images never wait for a crowd"
+            ge=1,
+            le=64,
+            description="maximum images decoded in one iteration; bounds how long a decode delays running images",
         ),
     ] = 4
     policy: Annotated[
         Literal["least-slack", "fcfs", "shortest-first"],
-        Meta(description="who goes first when not all can: docs/scheduling.md"),
+        Meta(description="order in which waiting images get slots: docs/scheduling.md"),
     ] = "least-slack"
     queue_limit_s: Annotated[
         float,
         Meta(
             gt=0,
             le=86400,
-            description="seconds of work that may be ahead of an image that has to wait; more is refused with 429",
+            description="maximum seconds of work queued ahead of a new image; a longer queue is refused with 429",
         ),
     ] = 120.0
     cache_dir: Annotated[
         str,
-        Meta(description="folder in which measured costs are kept; empty is `noria` in XDG_CACHE_HOME or ~/.cache"),
+        Meta(description="folder of the cost cache; empty is `noria` in $XDG_CACHE_HOME or ~/.cache"),
     ] = ""
-    queue_limit: Annotated[int, Meta(ge=0, description="most images waiting for a slot; more are refused with 429")] = (
-        256
-    )
+    queue_limit: Annotated[
+        int, Meta(ge=0, description="maximum images waiting for a slot; more are refused with 429")
+    ] = 256
     threads: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | Auto,
-        Meta(description="CPU threads of one operation; `auto` is the usable cores over the engines"),
+        Meta(description="CPU threads of one operation; `auto` is the usable cores divided by the engines"),
     ] = "auto"
     attention: Annotated[
         Literal["sdpa", "plain", "sliced", "xformers"],
         Meta(
-            description="`sdpa` and `xformers` are memory-efficient; `sliced` is attention slicing; `plain` is neither"
+            description="attention implementation: `sdpa` and `xformers` are memory-efficient, `sliced` is attention "
+            "slicing, `plain` is neither"
         ),
     ] = "sdpa"
     channels_last: Annotated[bool, Meta(description="keep the UNet's and VAE's tensors in NHWC memory order")] = True
     cudnn_benchmark: Annotated[
-        bool, Meta(description="let cuDNN time its algorithms for each bucket (on a GPU, and only with buckets)")
+        bool, Meta(description="let cuDNN benchmark its algorithms for each bucket (on a GPU, and only with buckets)")
     ] = True
     inference_mode: Annotated[bool, Meta(description="run under torch.inference_mode; false is torch.no_grad")] = True
     compile: Annotated[bool, Meta(description="torch.compile the UNet: about a minute at start-up; needs buckets")] = (
         False
     )
-    embedding_cache: Annotated[int, Meta(ge=0, description="encoded prompts kept for re-use, in prompts")] = 256
+    embedding_cache: Annotated[int, Meta(ge=0, description="prompt embeddings kept for reuse, in prompts")] = 256
     hang_timeout_s: Annotated[
         float,
         Meta(
             ge=1,
             le=86400,
-            description="an engine whose turn takes longer than this, and longer than ten times its longest turn so far, or that "
-            "answers nothing for so long, is killed and started again",
+            description="an engine is killed and restarted when one iteration takes longer than this and than ten "
+            "times its longest "
+            "iteration so far, or when it does not answer pings for this long",
         ),
     ] = 60.0
     start_timeout_s: Annotated[
@@ -101,36 +108,36 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=1,
             le=86400,
-            description="an engine that has not loaded and warmed up after this many seconds is killed and started again",
+            description="an engine that has not loaded and warmed up after this many seconds is killed and restarted",
         ),
     ] = 900.0
 
 
 class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """How requests come in."""
+    """How HTTP requests are received and limited."""
 
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0 takes a free one and prints it")] = 8000
+    port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0 picks a free one and prints it")] = 8000
     trusted_proxies: Annotated[
         tuple[str, ...],
         Meta(
-            description="addresses and networks (`10.0.0.0/8`) of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed; of anybody "
-            "else they are not"
+            description="addresses and networks (`10.0.0.0/8`) of proxies whose X-Forwarded-For and X-Forwarded-Proto "
+            "are trusted; those "
+            "of all others are ignored"
         ),
     ] = ("127.0.0.1", "::1")
     processes: Annotated[int, Meta(ge=1, le=64, description="front-end processes sharing the port")] = 1
-    max_body_bytes: Annotated[int, Meta(ge=1024, description="longest request body read")] = 1_048_576
-    max_images: Annotated[int, Meta(ge=1, le=1024, description="most images that one request may ask for")] = 16
-    max_steps: Annotated[int, Meta(ge=1, le=1000, description="most inference steps that one request may ask for")] = (
-        200
-    )
-    max_prompt_chars: Annotated[int, Meta(ge=1, description="longest prompt, in characters")] = 4000
+    max_body_bytes: Annotated[int, Meta(ge=1024, description="maximum size of a request body")] = 1_048_576
+    max_images: Annotated[int, Meta(ge=1, le=1024, description="maximum images of one request")] = 16
+    max_steps: Annotated[int, Meta(ge=1, le=1000, description="maximum inference steps of one request")] = 200
+    max_prompt_chars: Annotated[int, Meta(ge=1, description="maximum length of a prompt, in characters")] = 4000
     request_timeout_s: Annotated[
         float,
         Meta(
             ge=0.001,
             le=86400,
-            description="a request not done after this many seconds leaves the wheel and is answered 504",
+            description="a request not finished after this many seconds is removed from the running batch and answered "
+            "504",
         ),
     ] = 600.0
     restart_wait_s: Annotated[
@@ -138,7 +145,7 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             le=86400,
-            description="how long a request whose engine ended waits for a new one before it is answered 503",
+            description="how long a request whose engine exited waits for a restarted one before it is answered 503",
         ),
     ] = 60.0
     drain_s: Annotated[
@@ -146,40 +153,45 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             le=86400,
-            description="after SIGTERM, how long what is in flight may still take; the rest is answered 503 with Retry-After. "
-            "All has ended 10 s later: within Kubernetes' 30 s",
+            description="after SIGTERM, how long requests in flight may still take; the rest are answered 503 with "
+            "Retry-After. "
+            "All processes exit at most 10 s later: within Kubernetes' 30 s",
         ),
     ] = 20.0
-    keys_file: Annotated[
+    api_keys_file: Annotated[
         str,
         Meta(
-            description="TOML file of API keys and their limits (`noria key`), read at the start; empty is no keys: whoever reaches the port "
-            "may ask for images"
+            description="TOML file of API keys and their limits (`noria key`), read at start-up; empty is no keys: any "
+            "client that reaches "
+            "the port may generate images"
         ),
     ] = ""
     live: Annotated[
         Literal["auto", "full", "no-previews", "off"],
         Meta(
-            description="what /live shows of the running batch: `full` has pictures of everybody's images on their way, `auto` is full "
+            description="what /live shows of the running batch: `full` includes thumbnails of all images in progress; "
+            "`auto` is full "
             "without API keys and no-previews with them"
         ),
     ] = "auto"
 
 
 class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """How requests are kept that nobody waits for."""
+    """How jobs (asynchronous requests) are stored and executed."""
 
     database: Annotated[
         str,
         Meta(
-            description="where jobs are kept: `auto` is SQLite in `data_dir`, else `sqlite:///FILE` or `postgresql://USER@HOST/NAME` "
+            description="database of jobs: `auto` is SQLite in `data_dir`, else `sqlite:///FILE` or "
+            "`postgresql://USER@HOST/NAME` "
             "(a password goes into PGPASSWORD or PGPASSFILE: process listings show settings)"
         ),
     ] = "auto"
     results: Annotated[
         str,
         Meta(
-            description="folder of the images of jobs, a path or a URL that fsspec knows, without a password; `auto` is `results` in `data_dir`"
+            description="folder for the images of jobs, a path or an fsspec URL without a password; `auto` is "
+            "`results` in `data_dir`"
         ),
     ] = "auto"
     ttl_s: Annotated[
@@ -187,68 +199,68 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=60,
             le=31_536_000,
-            description="an ended job and its images are deleted after this many seconds, and a job that nobody could draw for as long fails",
+            description="finished jobs and their images are deleted after this many seconds; jobs not started within "
+            "this time fail",
         ),
     ] = 86_400.0
     concurrency: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | Auto,
-        Meta(description="jobs that one front end has drawn at once; `auto` is enough to fill the engines twice"),
+        Meta(description="maximum jobs that one front end runs at once; `auto` is enough to fill the engines twice"),
     ] = "auto"
-    max_queued: Annotated[int, Meta(ge=0, description="most jobs waiting to be drawn; more are refused with 429")] = (
-        10_000
-    )
+    max_queued: Annotated[int, Meta(ge=0, description="maximum queued jobs; more are refused with 429")] = 10_000
     webhook_secret_file: Annotated[
         str,
         Meta(
-            description="file with the secret that signs webhooks, `whsec_` and base64; `auto` is `webhook-secret` in `data_dir`, "
-            "made at the first start"
+            description="file with the secret that signs webhooks, `whsec_` and base64; `auto` is `webhook-secret` in "
+            "`data_dir`, "
+            "created at the first start"
         ),
     ] = "auto"  # noqa: S105 - where it is, not what
     webhook_allow_private: Annotated[
         bool,
-        Meta(description="let webhooks go to loopback, private and other addresses that are not public"),
+        Meta(description="allow webhooks to loopback, private and other non-public addresses"),
     ] = False
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole: what is served, by which engines, through which front ends."""
+    """The whole configuration: models, engines, front ends, jobs, logs, traces."""
 
     model: Annotated[str, Meta(description="a folder in diffusers format, a hub id, or `bundled`")] = "bundled"
     additional_models: Annotated[
         tuple[str, ...],
-        Meta(description="further models, served by the same engines to requests that name them as `model`"),
+        Meta(description="additional models on the same engines; a request selects one with `model`"),
     ] = ()
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], Meta(description="least severe event that is logged")
+        Literal["debug", "info", "warning", "error"], Meta(description="minimum severity of logged events")
     ] = "info"
     log_format: Annotated[
         Literal["auto", "json", "text"],
         Meta(
-            description="`json` is one object a line, `text` is for people; `auto` is text on a terminal and JSON elsewhere"
+            description="`json` is one object a line, `text` is human-readable; `auto` is text on a terminal and JSON "
+            "elsewhere"
         ),
     ] = "auto"
     log_prompts: Annotated[
         Literal["off", "hash", "full"],
-        Meta(
-            description="what a request's line says of its prompts: nothing, a SHA-256 that tells equal ones, or the words"
-        ),
+        Meta(description="how prompts are logged: not at all, as SHA-256, or in full"),
     ] = "off"
     traces_endpoint: Annotated[
         str,
         Meta(
-            description="URL of an OpenTelemetry collector, OTLP over HTTP (`http://HOST:4318/v1/traces`); empty is no traces. Needs `noria-serve[traces]`: docs/traces.md"
+            description="URL of an OpenTelemetry collector, OTLP over HTTP (`http://HOST:4318/v1/traces`); empty is no "
+            "traces. "
+            "Needs `noria-serve[traces]`: docs/traces.md"
         ),
     ] = ""
     traces_ratio: Annotated[
         float,
-        Meta(
-            ge=0, le=1, description="share of the requests traced that did not come with a decision of their caller's"
-        ),
+        Meta(ge=0, le=1, description="share of requests that are traced when the caller sent no sampling decision"),
     ] = 1.0
     data_dir: Annotated[
         str,
         Meta(
-            description="folder of what outlives the server, such as jobs; `auto` is `noria` in $XDG_DATA_HOME, else in ~/.local/share"
+            description="folder for data that outlives the server, such as jobs; `auto` is `noria` in $XDG_DATA_HOME, "
+            "else in ~/.local/share"
         ),
     ] = "auto"
     engine: EngineConfig = msgspec.field(default_factory=EngineConfig)
@@ -257,12 +269,12 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def data_folder(config: Config, environment: Mapping[str, str]) -> pathlib.Path:
-    """Where `config.data_dir` is on this machine; nothing is made there.
+    """The folder that `config.data_dir` names; it is not created.
 
-    As the XDG Base Directory Specification has it, a relative $XDG_DATA_HOME counts as none.
+    A relative $XDG_DATA_HOME is ignored, as the XDG Base Directory Specification demands.
 
     Raises:
-        ConfigError: `auto`, and there is no home either.
+        ConfigError: `auto`, and there is neither $XDG_DATA_HOME nor a home folder.
 
     """
     if config.data_dir != "auto":
@@ -274,5 +286,5 @@ def data_folder(config: Config, environment: Mapping[str, str]) -> pathlib.Path:
         return pathlib.Path.home() / ".local" / "share" / "noria"
     except RuntimeError as error:
         raise ConfigError(
-            "setting data_dir is 'auto', and there is neither $XDG_DATA_HOME nor a home. Set --data-dir FOLDER."
+            "setting data_dir is 'auto', and there is neither $XDG_DATA_HOME nor a home folder. Set --data-dir FOLDER."
         ) from error

@@ -1,39 +1,39 @@
-"""Every refusal and failure that a caller can see, each one fact with its HTTP status and whether to try again.
+"""All errors that callers see: one class for each cause, with its HTTP status and whether a retry can succeed.
 
     NoriaError
     ├── RequestError                     the caller's mistake: nothing reached the engine
-    │   ├── InvalidField                 400  a field's value; names the field
-    │   ├── InvalidBody                  400  not JSON, or not the JSON asked for
-    │   ├── Unauthorized                 401  no API key, or one that is not known here
+    │   ├── InvalidField                 400  a field has a value that is not allowed; names the field
+    │   ├── InvalidBody                  400  not JSON, or not of the documented shape
+    │   ├── Unauthorized                 401  no API key, or an unknown one
     │   ├── UnsupportedMediaType         415
-    │   ├── UnreadableImage              422  a file that was to tell its parameters, and does not
+    │   ├── UnreadableImage              422  an uploaded image file without readable generation metadata
     │   ├── BodyTooLarge                 413
     │   ├── RouteNotFound                404
     │   ├── MethodNotAllowed             405
     │   ├── ModelNotFound                404
     │   ├── JobNotFound                  404
     │   └── IdempotencyConflict          422  the key was used for another body
-    ├── ServingError                     ours, or the load's: the request itself was fine
-    │   ├── QueueFull                    429  retry after a while
-    │   ├── RateLimited                  429  the API key, or one client's share, allows no more now; retry after a while
-    │   ├── DeadlineUnmeetable           429  refused at once, since it would be late; retry after a while, or allow more time
+    ├── ServingError                     the server's state or load: the request itself was valid
+    │   ├── QueueFull                    429  retry later
+    │   ├── RateLimited                  429  a limit of the API key, or of one client's share, is reached; retry later
+    │   ├── DeadlineUnmeetable           429  the deadline cannot be met; retry later, or allow more time
     │   ├── EngineUnavailable            503  no engine is ready; retry
-    │   ├── EngineLost                   503  the engine ended with the request in flight, and none came back; retry
-    │   ├── EngineCrashed                500  the request has crashed the engine twice; do not
+    │   ├── EngineLost                   503  the engine exited with the request in flight, and none came back; retry
+    │   ├── EngineCrashed                500  the request crashed the engine twice; do not retry
     │   ├── JobsUnavailable              503  the database or the results folder does not answer; retry
-    │   ├── JobExpired                   504  no engine could draw it within its time to live
+    │   ├── JobExpired                   504  no engine could run the job within its time to live
     │   ├── DeadlineExceeded             504
     │   ├── GenerationFailed             500  the model failed on this request
-    │   ├── InternalError                500  a bug of ours
-    │   └── RequestCancelled             499  the client left; nobody reads this answer
-    └── SetupError                       the operator's: the process prints it and exits non-zero
-        ├── ConfigError                  a setting, a file of settings, an environment variable, a port
-        ├── ModelError                   a model folder: missing, damaged, or of a kind that is not served
-        ├── ImageFileError               an image file that cannot be read, or does not say how it was made
-        ├── RunsError                    a folder of a bench's runs: missing, empty, or with a file that is no run
-        └── LiveError                    a server that was to show its wheel: nobody answers, it is none of ours, or it does not want to
+    │   ├── InternalError                500  a bug in Noria
+    │   └── RequestCancelled             499  the client disconnected; no response is sent
+    └── SetupError                       the operator's mistake: the process prints it and exits non-zero
+        ├── ConfigError                  a setting, a configuration file, an environment variable, a port
+        ├── ModelError                   a model folder: missing, damaged, or of an unsupported kind
+        ├── ImageFileError               an image file that cannot be read, or has no generation metadata
+        └── LiveError                    `noria top`: the server is unreachable, is not Noria, or refuses
 
-A message gives the value got, the values allowed and what to do. `frontend/app.py` alone turns these into responses.
+A message states the value received, the values allowed and what to do. Only `frontend/http/errors.py` turns these into
+responses.
 """
 
 import difflib
@@ -41,17 +41,17 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 _MAX_REPR_CHARS = 80
-_MAX_MISSPELT_CHARS = 200  # characters: what is longer is no slip of the pen, and comparing it takes time and memory
+_MAX_MISSPELT_CHARS = 200  # longer text is no typing error, and comparing it takes time and memory
 
 
 def short_repr(value: object) -> str:
-    """`value` as a message quotes it: its repr, cut to a length that a log line bears."""
+    """The repr of `value`, cut to `_MAX_REPR_CHARS` characters, for messages."""
     text = repr(value)
     return text if len(text) <= _MAX_REPR_CHARS else text[: _MAX_REPR_CHARS - 1] + "…"
 
 
 def did_you_mean(got: str, known: Iterable[str]) -> str:
-    """A sentence naming the nearest of `known`, or an empty string when none is near."""
+    """A sentence that names the nearest of `known`, or an empty string if none is near."""
     if len(got) > _MAX_MISSPELT_CHARS:
         return ""
     matches = difflib.get_close_matches(got, list(known), n=1, cutoff=0.6)
@@ -63,7 +63,7 @@ class NoriaError(Exception):
 
     code: ClassVar[str]
     http_status: ClassVar[int] = 500
-    retryable: bool = False  # whether the same may succeed later
+    retryable: bool = False  # whether the same request may succeed later
 
     def __init__(self, message: str, *, field: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -91,7 +91,7 @@ class InvalidBody(RequestError):
 
 
 class Unauthorized(RequestError):
-    """The route needs an API key, and none came, or one that is not known here."""
+    """The route needs an API key, and the request has none, or an unknown one."""
 
     code = "unauthorized"
     http_status = 401
@@ -105,14 +105,14 @@ class UnsupportedMediaType(RequestError):
 
 
 class UnreadableImage(RequestError):
-    """The body is no PNG, WebP or JPEG, is damaged, or does not say how it was made."""
+    """The body is no PNG, WebP or JPEG, is damaged, or has no generation metadata."""
 
     code = "unreadable_image"
     http_status = 422
 
 
 class BodyTooLarge(RequestError):
-    """The body is longer than the server reads."""
+    """The body is longer than `frontend.max_body_bytes`."""
 
     code = "body_too_large"
     http_status = 413
@@ -140,7 +140,7 @@ class ModelNotFound(RequestError):
 
 
 class JobNotFound(RequestError):
-    """There is no such job, or no such image of it: never was, or its time to live is over."""
+    """The job, or the image of it, never existed or was deleted after its time to live."""
 
     code = "job_not_found"
     http_status = 404
@@ -150,15 +150,15 @@ class IdempotencyConflict(RequestError):
     """The Idempotency-Key was sent before with another body."""
 
     code = "idempotency_conflict"
-    http_status = 422  # as draft-ietf-httpapi-idempotency-key-header has it
+    http_status = 422  # draft-ietf-httpapi-idempotency-key-header
 
 
 class ServingError(NoriaError):
-    """The request was fine; serving it was not possible."""
+    """The request was valid, but could not be served."""
 
 
 class QueueFull(ServingError):
-    """As many images wait as may wait."""
+    """The queue is at its limit, in images or in seconds of work."""
 
     code = "queue_full"
     http_status = 429
@@ -166,7 +166,7 @@ class QueueFull(ServingError):
 
 
 class RateLimited(ServingError):
-    """A limit is reached: the API key's, of images in flight or a minute; or of what clients may hold at once."""
+    """A limit is reached: of the API key (images in flight or per minute), or of what one client may hold at once."""
 
     code = "rate_limited"
     http_status = 429
@@ -174,7 +174,7 @@ class RateLimited(ServingError):
 
 
 class DeadlineUnmeetable(ServingError):
-    """The images could not be done by the deadline asked for, or only by making late what was accepted before."""
+    """The images cannot be finished by the requested deadline, or only by delaying accepted requests beyond theirs."""
 
     code = "deadline_unmeetable"
     http_status = 429
@@ -182,7 +182,7 @@ class DeadlineUnmeetable(ServingError):
 
     def __init__(self, message: str, *, field: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message, field=field, retry_after_s=retry_after_s)
-        self.retryable = retry_after_s is not None  # else it takes longer than that even alone
+        self.retryable = retry_after_s is not None  # else the deadline is too short even for an idle server
 
 
 class EngineUnavailable(ServingError):
@@ -194,7 +194,7 @@ class EngineUnavailable(ServingError):
 
 
 class EngineLost(ServingError):
-    """The engine ended with the request in flight, and none came back in time; or it was killed again and again."""
+    """The engine exited with the request in flight and was not restarted in time, or was killed too many times."""
 
     code = "engine_lost"
     http_status = 503
@@ -202,13 +202,13 @@ class EngineLost(ServingError):
 
 
 class EngineCrashed(ServingError):
-    """The engine crashed twice while it drew the request, the second time with nothing else aboard."""
+    """The engine crashed twice with the request in flight, the second time with no other request in flight."""
 
     code = "engine_crashed"
 
 
 class DeadlineExceeded(ServingError):
-    """The request's time was over before its images were done."""
+    """The request's deadline or timeout passed before its images were finished."""
 
     code = "deadline_exceeded"
     http_status = 504
@@ -216,7 +216,7 @@ class DeadlineExceeded(ServingError):
 
 
 class JobsUnavailable(ServingError):
-    """The jobs' database or results folder does not answer; other routes do not need it."""
+    """The database or the results folder of jobs does not answer; other routes do not need them."""
 
     code = "jobs_unavailable"
     http_status = 503
@@ -224,7 +224,7 @@ class JobsUnavailable(ServingError):
 
 
 class JobExpired(ServingError):
-    """No engine could draw the job within its time to live; a job's error, never a response."""
+    """No engine could run the job within its time to live; appears in job records, never as a response."""
 
     code = "job_expired"
     http_status = 504
@@ -232,66 +232,59 @@ class JobExpired(ServingError):
 
 
 class GenerationFailed(ServingError):
-    """The model failed on this request; others in its batch were not touched."""
+    """The model failed on this request; other requests in its batch were not affected."""
 
     code = "generation_failed"
 
 
 class InternalError(ServingError):
-    """A bug of ours; the message says nothing of our insides, the log says all."""
+    """A bug in Noria; the message reveals no internals, the log has the details."""
 
     code = "internal"
 
 
 class RequestCancelled(ServingError):
-    """The client went away (nginx's status 499 in logs and metrics)."""
+    """The client disconnected (nginx's status 499 in logs and metrics)."""
 
     code = "cancelled"
     http_status = 499
 
 
 class SetupError(NoriaError):
-    """The operator's mistake: printed, and the process exits with `exit_status`."""
+    """The operator's mistake: the process prints the message and exits with `exit_status`."""
 
     exit_status: ClassVar[int] = 1
 
 
 class ConfigError(SetupError):
-    """A setting that does not exist or has a value that is not allowed."""
+    """A setting is unknown or has a value that is not allowed."""
 
     code = "config"
     exit_status = 2
 
 
 class ModelError(SetupError):
-    """A model that cannot be served: the message names the file and what is wrong with it."""
+    """A model cannot be served; the message names the file and what is wrong with it."""
 
     code = "model"
     exit_status = 3
 
 
 class ImageFileError(SetupError):
-    """An image file that was to tell its parameters: missing, damaged, no image, or silent."""
+    """An image file is missing, damaged, no image, or has no generation metadata."""
 
     code = "image_file"
     exit_status = 2
 
 
-class RunsError(SetupError):
-    """A folder that was to hold the runs of benches: missing, without any, or with a file that is none."""
-
-    code = "runs"
-    exit_status = 2
-
-
 class LiveError(SetupError):
-    """A server whose wheel was to be shown: nobody answers there, it is no Noria, or it does not show it."""
+    """The live view of a server is unavailable: nothing answers there, it is not Noria, or it refuses."""
 
     code = "live"
 
 
 def all_codes() -> dict[str, type[NoriaError]]:
-    """Every leaf of the tree by its code."""
+    """All error classes by code."""
     leaves: dict[str, type[NoriaError]] = {}
     pending: list[type[NoriaError]] = [NoriaError]
     while pending:

@@ -1,6 +1,6 @@
-"""Reading the settings: once, from file < environment < flags, and never again. Unknown keys are errors.
+"""Reads the settings that `config.py` declares: once, at start-up, from file < environment < flags.
 
-What there is to set is declared in `config.py`.
+Unknown keys are errors.
 """
 
 import json
@@ -19,23 +19,23 @@ from noria.errors import ConfigError, did_you_mean, short_repr
 
 _KUBERNETES_VARIABLE = re.compile(r"NORIA(_\w+)?_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
 _KUBERNETES_URL = re.compile(r"(tcp|udp|sctp)://")
-"""What Kubernetes puts into every pod of a namespace that has a Service named `noria` or `noria-…`; none of it is a setting.
+"""Variables that Kubernetes sets in each pod beside a Service named `noria` or `noria-…`; they are no settings.
 
-Names that only Kubernetes gives, and `NORIA_PORT` or `NORIA_…_PORT` where the value is a URL.
+These are the names that only Kubernetes uses, and `NORIA_PORT` or `NORIA_…_PORT` if the value is a URL.
 """
 
 
 class Setting(Struct, frozen=True):
     """One declared setting, as flags, environment and documentation see it."""
 
-    path: tuple[str, ...]  # where it stands in the tree: ("engine", "slots")
+    path: tuple[str, ...]  # in the tree: ("engine", "slots")
     annotation: Any  # its annotated type
     default: Any
     description: str
 
     @property
     def key(self) -> str:
-        """As the TOML file writes it: `engine.slots`."""
+        """Its key in the TOML file: `engine.slots`."""
         return ".".join(self.path)
 
     @property
@@ -66,9 +66,9 @@ def list_settings(struct: type[Struct] = Config, prefix: tuple[str, ...] = ()) -
 
 
 def load(file: str | os.PathLike[str] | None, environment: Mapping[str, str], flags: Mapping[str, Any]) -> Config:
-    """The configuration from a TOML `file` (or none), `environment`, and `flags` by setting key; later ones win.
+    """Merge a TOML `file` (or none), `environment`, and `flags` by setting key into a Config; later sources win.
 
-    Flags and environment give strings; they are read as TOML values where the setting is not a string.
+    Flags and variables are strings; they are parsed as the type of the setting.
 
     Raises:
         ConfigError: an unreadable file, an unknown key (with the nearest known one), or a value that is not allowed.
@@ -82,7 +82,8 @@ def load(file: str | os.PathLike[str] | None, environment: Mapping[str, str], fl
         if name not in known:
             same_suffix = [variable for variable in known if variable.endswith(name.removeprefix("NORIA"))]
             raise ConfigError(
-                f"environment variable {name} is not a setting.{did_you_mean(name, same_suffix or known)} See docs/settings.md."
+                f"environment variable {name} is not a setting.{did_you_mean(name, same_suffix or known)} See "
+                "docs/settings.md."
             )
         _put(tree, known[name], text, f"environment variable {name}")
     by_key = {setting.key: setting for setting in list_settings()}
@@ -92,7 +93,7 @@ def load(file: str | os.PathLike[str] | None, environment: Mapping[str, str], fl
 
 
 def _is_from_kubernetes(name: str, text: str) -> bool:
-    """Whether the variable describes a Service; some of their names are also a setting's, none of their values is."""
+    """Whether the variable describes a Service. A name may be that of a setting, too; a value never is."""
     if _KUBERNETES_VARIABLE.fullmatch(name):
         return True
     return name.endswith("_PORT") and _KUBERNETES_URL.match(text) is not None
@@ -114,13 +115,14 @@ def _refuse_unknown(tree: dict[str, Any], struct: type[Struct], where: str, pref
     for key, value in tree.items():
         if key not in fields:
             raise ConfigError(
-                f"{where}: unknown key {prefix + key!r}.{did_you_mean(key, fields)} Known here: {', '.join(fields)}."
+                f"{where}: unknown key {prefix + key!r}.{did_you_mean(key, fields)} Known keys: {', '.join(fields)}."
             )
         field_type = fields[key]
         if isinstance(field_type, type) and issubclass(field_type, Struct):
             if not isinstance(value, dict):
                 raise ConfigError(
-                    f"{where}: {prefix}{key} is {short_repr(value)}; it is a table: write [{prefix}{key}] and its keys below."
+                    f"{where}: {prefix}{key} is {short_repr(value)}; it must be a table: write [{prefix}{key}] and its "
+                    "keys below."
                 )
             _refuse_unknown(value, field_type, where, f"{prefix}{key}.")
 
@@ -133,7 +135,7 @@ def _put(tree: dict[str, Any], setting: Setting, value: Any, source: str) -> Non
 
 
 def _parse(text: str, setting: Setting, source: str) -> Any:
-    """`text` as the setting's type wants it; strings stay, `true`, numbers and comma-separated lists are read."""
+    """`text` converted to the type of the setting: a string, `true` or `false`, a number, or a comma-separated list."""
     value: Any = text
     if get_origin(get_args(setting.annotation)[0]) is tuple:
         value = [part.strip() for part in text.strip("[]").split(",") if part.strip()]
@@ -162,7 +164,7 @@ def _value_at(tree: Any, key: str) -> Any:
 
 def _error_text(error: msgspec.ValidationError) -> str:
     text = str(error).partition(" - at `")[0]
-    return "not a value it can have" if text.startswith("Invalid enum") else text[:1].lower() + text[1:]
+    return "not an allowed value" if text.startswith("Invalid enum") else text[:1].lower() + text[1:]
 
 
 def _describe(setting: Setting) -> str:
@@ -171,7 +173,7 @@ def _describe(setting: Setting) -> str:
 
 
 def allowed(setting: Setting) -> str:
-    """The words and numbers that `setting` may be, comma-separated; empty where it is free."""
+    """The words and ranges that `setting` allows, comma-separated; empty if any text is allowed."""
     return ", ".join(_allowed(setting.annotation))
 
 
@@ -194,20 +196,22 @@ def _bounds(meta: Meta) -> str:
 
 
 def settings_docs() -> str:
-    """docs/settings.md: every setting as it is declared above; `make docs` writes it."""
+    """The text of docs/settings.md; `make docs` writes it."""
     lines = [
         "# Settings",
         "",
-        "Read once at start-up from a TOML file (`noria serve --config FILE`), then environment variables, then flags; the later one",
-        "wins. A key or `NORIA_` variable that does not exist is an error. Lists are comma-separated in variables and flags; a flag",
-        "that is true or false is written `--flag` or `--no-flag`. This page is written by `make docs` from `src/noria/config.py`.",
+        "Settings are read once, at start-up, from a TOML file (`noria serve --config FILE`), environment variables "
+        "and flags; later",
+        "sources win. An unknown key or `NORIA_` variable is an error. Lists are comma-separated in variables and "
+        "flags; boolean",
+        "flags are `--flag` and `--no-flag`. `make docs` writes this page from `src/noria/config.py`.",
     ]
     section: tuple[str, ...] | None = None
     for setting in list_settings():
         if setting.path[:-1] != section:
             section = setting.path[:-1]
             title = f"## `[{'.'.join(section)}]`" if section else "## At the top of the file"
-            columns = ["| key | variable | flag | default | allowed | what it is |", "|---|---|---|---|---|---|"]
+            columns = ["| key | variable | flag | default | allowed | description |", "|---|---|---|---|---|---|"]
             lines += ["", title, "", *columns]
         cells = (
             f"`{setting.path[-1]}`",
@@ -220,5 +224,5 @@ def settings_docs() -> str:
 
 
 def toml_value(value: object) -> str:
-    """A default as the TOML file writes it."""
+    """A default value in TOML syntax."""
     return json.dumps(list(value) if isinstance(value, tuple) else value)

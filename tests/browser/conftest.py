@@ -1,6 +1,6 @@
-"""Pages in Debian's Chromium, driven by Playwright: `make test-browser`. A page that logs an error fails its test.
+"""The pages in Debian's Chromium, driven by Playwright: `make test-browser`. A page that logs an error fails its test.
 
-With NORIA_SCREENSHOTS set, `picture` writes the pictures of the documentation; else it only takes them.
+With NORIA_SCREENSHOTS set, `screenshot` writes the images of the documentation; else it only takes them.
 """
 
 import os
@@ -9,19 +9,19 @@ import sys
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))  # what the tests share stands beside them, not in a package
+sys.path.insert(0, str(pathlib.Path(__file__).parent))  # the helpers of these tests are modules beside them
 
-from expecting import WITHIN_MS
+from expect_on_page import TIMEOUT_MS
 
 IMAGES = pathlib.Path(__file__).parents[2] / "docs" / "images"
 
 
 @pytest.fixture
 def open_page(chromium):
-    """Open a URL in a tab of its own; `open_page(url, color_scheme="dark", …)` takes Playwright's options of a context."""
+    """Open a URL in a new tab: `open_page(url, color_scheme="dark", …)` takes the options of a Playwright context."""
     contexts, errors = [], []
 
-    def open_it(url, **options):
+    def open_tab(url, **options):
         context = chromium.new_context(
             **{"viewport": {"width": 1280, "height": 800}, "reduced_motion": "reduce"} | options
         )
@@ -31,19 +31,19 @@ def open_page(chromium):
         page.on(
             "console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None
         )
-        page.set_default_timeout(WITHIN_MS)
+        page.set_default_timeout(TIMEOUT_MS)
         page.goto(url)
         return page
 
-    def forgive(what, *, perhaps=False):
-        """Take out what Chromium logs of answers with this status, or of this error, which the test has provoked, or `perhaps` has."""
-        words = what if isinstance(what, str) else f"status of {what}"
-        told = [error for error in errors if words in error]
-        assert told or perhaps, f"nothing was logged of {what}"
-        errors[:] = [error for error in errors if error not in told]
+    def ignore_logged(error, *, optional=False):
+        """Ignore logged errors with this HTTP status or text; fail if there is none, unless `optional`."""
+        text = error if isinstance(error, str) else f"status of {error}"
+        expected = [each for each in errors if text in each]
+        assert expected or optional, f"nothing was logged of {error}"
+        errors[:] = [each for each in errors if each not in expected]
 
-    open_it.forgive = forgive
-    yield open_it
+    open_tab.ignore_logged = ignore_logged
+    yield open_tab
     for context in contexts:
         context.close()
     assert errors == [], "the page's console has errors"
@@ -51,7 +51,7 @@ def open_page(chromium):
 
 @pytest.fixture
 def check_accessibility():
-    """Fail on what axe-core finds in a page, WCAG 2.2 A and AA and its best practices."""
+    """Check a page with axe-core: WCAG 2.2 A and AA, and its best practices."""
     from axe_playwright_python.sync_playwright import Axe
 
     def check(page):
@@ -62,8 +62,8 @@ def check_accessibility():
 
 
 @pytest.fixture
-def picture():
-    """Take a picture of a page, and see that it is not blank."""
+def screenshot():
+    """Take a screenshot of a page and check that it is not blank."""
 
     def take(page, name, **options):
         path = IMAGES / name if os.environ.get("NORIA_SCREENSHOTS") else None

@@ -1,7 +1,7 @@
-"""A server of the pages whose wheel is a script: the real files and the declared JSON, but no model and no engine.
+"""A server of the pages with a scripted engine: the real files and the declared JSON, but no model.
 
-What it shows is a function of the time since it began, so that every run of a test sees the same. `python tests/browser/feed.py 64`
-serves one with 64 slots to look at.
+Its views are a function of the time since its start, so that every run of a test sees the same. `python
+tests/browser/feed.py 64` serves one with 64 slots to look at.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ from noria.protocol.live_views import DepartureView, IterationView, RatesView, S
 from noria.protocol.messages import EngineView
 
 SCHEDULERS = ("euler", "dpm++2m-karras", "ddim", "unipc", "euler-a", "heun")
-TURN_S = 0.05
-CELL_PX = 16
+ITERATION_S = 0.05
+THUMBNAIL_PX = 16
 PROPERTIES = {
     "width": {
         "anyOf": [{"type": "integer"}, {"type": "null"}],
@@ -55,92 +55,103 @@ PROPERTIES = {
 
 
 class Script:
-    """One engine's wheel: images of mixed shapes that come, board, step and leave, a turn every `TURN_S`."""
+    """The running batch of one engine: images of mixed shapes join, step and leave, an iteration every `ITERATION_S`."""
 
-    def __init__(self, num_slots: int, began_at: float, *, arriving: bool = True, paused: tuple[int, ...] = ()) -> None:
-        """In the slots `paused` nobody steps."""
-        self.num_slots, self._began_at, self._arriving, self._paused = num_slots, began_at, arriving, paused
+    def __init__(
+        self, num_slots: int, started_at: float, *, arriving: bool = True, paused: tuple[int, ...] = ()
+    ) -> None:
+        """Images in the slots `paused` make no steps."""
+        self.num_slots, self._started_at, self._arriving, self._paused = num_slots, started_at, arriving, paused
         self._random = random.Random(7)
         self._ids = itertools.count(1)
-        self._number = 0
-        self._seats: dict[int, SlotView] = {}
+        self._last_iteration = 0
+        self._slots: dict[int, SlotView] = {}
         self._waiting: list[WaitingView] = []
-        self._turns: list[IterationView] = []
-        self._left: list[DepartureView] = []
+        self._iterations: list[IterationView] = []
+        self._departures: list[DepartureView] = []
 
     def view(self, now: float) -> EngineView:
-        """What there is to see at `now`, since the last time."""
-        while self._began_at + (self._number + 1) * TURN_S <= now:
-            self._turn()
-        turns, self._turns = tuple(self._turns), []
-        left, self._left = tuple(self._left), []
-        occupancy = len(self._seats) / self.num_slots
-        seats = tuple(self._seats[slot] for slot in sorted(self._seats))
+        """The view at `now`, with the iterations and departures since the last one."""
+        while self._started_at + (self._last_iteration + 1) * ITERATION_S <= now:
+            self._iterate()
+        iterations, self._iterations = tuple(self._iterations), []
+        departures, self._departures = tuple(self._departures), []
+        occupancy = len(self._slots) / self.num_slots
+        slots = tuple(self._slots[slot] for slot in sorted(self._slots))
         return EngineView(
             incarnation="first",
             captured_at=now,
-            last_iteration=self._number,
+            last_iteration=self._last_iteration,
             num_slots=self.num_slots,
-            slots=seats,
+            slots=slots,
             waiting=tuple(self._waiting),
             num_waiting=sum(waiting.num_images for waiting in self._waiting),
-            backlog_s=2.5 if seats else 0.0,
-            iterations=turns,
-            departures=left,
+            backlog_s=2.5 if slots else 0.0,
+            iterations=iterations,
+            departures=departures,
             rates=RatesView(
                 window_s=10.0,
                 requests_per_s=4.2,
                 images_per_s=5.25,
-                steps_per_s=len(seats) / TURN_S,
+                steps_per_s=len(slots) / ITERATION_S,
                 p50_s=1.31,
                 p95_s=2.42,
                 p99_s=3.07,
-                mean_batch=float(len(seats)),
+                mean_batch=float(len(slots)),
                 occupancy=occupancy,
-                busy=0.97 if seats else 0.0,
+                busy=0.97 if slots else 0.0,
             ),
             thumbnails=tuple(
-                ThumbnailView(seat.slot, seat.request_id, seat.index, CELL_PX, CELL_PX, CELL_PX * CELL_PX * 3 * place)
-                for place, seat in enumerate(seats)
+                ThumbnailView(
+                    image.slot,
+                    image.request_id,
+                    image.index,
+                    THUMBNAIL_PX,
+                    THUMBNAIL_PX,
+                    THUMBNAIL_PX * THUMBNAIL_PX * 3 * number,
+                )
+                for number, image in enumerate(slots)
             ),
         )
 
-    def _turn(self) -> None:
-        self._number += 1
-        at = self._began_at + self._number * TURN_S
-        boarded = stepped = decoded = 0
+    def _iterate(self) -> None:
+        self._last_iteration += 1
+        at = self._started_at + self._last_iteration * ITERATION_S
+        num_joined = num_stepped = num_decoded = 0
         if self._arriving:
             while sum(waiting.num_images for waiting in self._waiting) < max(3, self.num_slots // 4):
-                self._waiting.append(self._wish(at))
+                self._waiting.append(self._waiting_request(at))
         for slot in range(self.num_slots):
-            if slot not in self._seats and self._waiting and boarded < 2:
-                boarded += 1
-                self._seats[slot] = self._board(slot, at)
-        for slot, seat in list(self._seats.items()):
+            if slot not in self._slots and self._waiting and num_joined < 2:
+                num_joined += 1
+                self._slots[slot] = self._join(slot, at)
+        for slot, image in list(self._slots.items()):
             if slot in self._paused:
-                self._seats[slot] = msgspec.structs.replace(seat, paused=True)
-            elif seat.call == seat.num_calls:
-                del self._seats[slot]
-                decoded += 1
-                outcome = "deadline_exceeded" if int(seat.request_id[1:]) % 17 == 16 else "ok"
-                self._left.append(DepartureView(self._number, slot, seat.request_id, seat.index, outcome))
+                self._slots[slot] = msgspec.structs.replace(image, paused=True)
+            elif image.call == image.num_calls:
+                del self._slots[slot]
+                num_decoded += 1
+                outcome = "deadline_exceeded" if int(image.request_id[1:]) % 17 == 16 else "ok"
+                self._departures.append(
+                    DepartureView(self._last_iteration, slot, image.request_id, image.index, outcome)
+                )
             else:
-                stepped += 1
-                self._seats[slot] = msgspec.structs.replace(seat, call=seat.call + 1)
-        self._turns.append(
+                num_stepped += 1
+                self._slots[slot] = msgspec.structs.replace(image, call=image.call + 1)
+        self._iterations.append(
             IterationView(
-                self._number,
-                at - TURN_S,
-                TURN_S * 0.97,
-                0.004 * boarded,
-                0.006 * min(decoded, 2),
-                boarded,
-                stepped,
-                decoded,
+                self._last_iteration,
+                at - ITERATION_S,
+                ITERATION_S * 0.97,
+                0.004 * num_joined,
+                0.006 * min(num_decoded, 2),
+                num_joined,
+                num_stepped,
+                num_decoded,
             )
         )
 
-    def _wish(self, at: float) -> WaitingView:
+    def _waiting_request(self, at: float) -> WaitingView:
         number = next(self._ids)
         steps = self._random.choice((12, 20, 20, 30, 50, 80))
         side = self._random.choice((128, 128, 96))
@@ -159,7 +170,7 @@ class Script:
             deadline_at=at + 2.0 if number % 4 == 1 else None,
         )
 
-    def _board(self, slot: int, at: float) -> SlotView:
+    def _join(self, slot: int, at: float) -> SlotView:
         waiting = self._waiting[0]
         if waiting.num_images > 1:
             self._waiting[0] = msgspec.structs.replace(waiting, num_images=waiting.num_images - 1)
@@ -181,68 +192,70 @@ class Script:
             priority=waiting.priority,
             joined_at=at,
             deadline_at=waiting.deadline_at,
-            finish_at=at + num_calls * TURN_S,
+            finish_at=at + num_calls * ITERATION_S,
         )
 
 
-def message(engine: str, view: EngineView, *, pictures: bool) -> dict[str, object]:
-    """`view` as the stream's JSON has it: with its engine, and its cells' places in a sheet of pictures."""
+def event_data(engine: str, view: EngineView, *, with_thumbnails: bool) -> dict[str, object]:
+    """The event of `view` as in the stream: with the engine's name, and the thumbnails in a sprite sheet."""
     fields = msgspec.to_builtins(view)
     del fields["type"]
-    cells = fields.pop("cells")
-    if not pictures or not cells:
-        return {"engine": engine, **fields, "cells": []}
-    sheet = Image.new("RGB", (CELL_PX * len(cells), CELL_PX))
-    for place, (cell, seat) in enumerate(zip(cells, view.slots, strict=True)):
-        del cell["offset"]
-        cell |= {"x": place * CELL_PX, "y": 0}
-        sheet.paste(drawn(int(seat.request_id[1:]), seat.call / seat.num_calls), (place * CELL_PX, 0))
+    thumbnails = fields.pop("thumbnails")
+    if not with_thumbnails or not thumbnails:
+        return {"engine": engine, **fields, "thumbnails": []}
+    sheet = Image.new("RGB", (THUMBNAIL_PX * len(thumbnails), THUMBNAIL_PX))
+    for number, (thumbnail, image) in enumerate(zip(thumbnails, view.slots, strict=True)):
+        del thumbnail["offset"]
+        thumbnail |= {"x": number * THUMBNAIL_PX, "y": 0}
+        sheet.paste(draw_image(int(image.request_id[1:]), image.call / image.num_calls), (number * THUMBNAIL_PX, 0))
     file = io.BytesIO()
     sheet.save(file, "jpeg", quality=80, subsampling=0)
     b64 = base64.b64encode(file.getvalue()).decode()
     return {
         "engine": engine,
         **fields,
-        "cells": cells,
-        "sheet": {"format": "jpeg", "b64": b64, "width": sheet.width, "height": sheet.height},
+        "thumbnails": thumbnails,
+        "sprite_sheet": {"format": "jpeg", "b64": b64, "width": sheet.width, "height": sheet.height},
     }
 
 
-def drawn(number: int, share: float) -> Image.Image:
-    """A disc on a ground that comes out of noise as `share` goes from 0 to 1."""
+def draw_image(number: int, progress: float) -> Image.Image:
+    """A disc on a background, blended with noise that vanishes as `progress` goes from 0 to 1."""
     hue = number * 47 % 256
-    ground = Image.new("HSV", (CELL_PX, CELL_PX), (hue, 130, 225))
-    disc = Image.new("HSV", (CELL_PX, CELL_PX), ((hue + 110) % 256, 200, 160))
-    mask = Image.radial_gradient("L").resize((CELL_PX, CELL_PX)).point(lambda value: 255 if value < 100 else 0)
-    ground.paste(disc, mask=mask)
-    noise = Image.effect_noise((CELL_PX, CELL_PX), 120).convert("RGB")
-    return Image.blend(noise, ground.convert("RGB"), min(1.0, share * 1.2))
+    background = Image.new("HSV", (THUMBNAIL_PX, THUMBNAIL_PX), (hue, 130, 225))
+    disc = Image.new("HSV", (THUMBNAIL_PX, THUMBNAIL_PX), ((hue + 110) % 256, 200, 160))
+    mask = (
+        Image.radial_gradient("L").resize((THUMBNAIL_PX, THUMBNAIL_PX)).point(lambda value: 255 if value < 100 else 0)
+    )
+    background.paste(disc, mask=mask)
+    noise = Image.effect_noise((THUMBNAIL_PX, THUMBNAIL_PX), 120).convert("RGB")
+    return Image.blend(noise, background.convert("RGB"), min(1.0, progress * 1.2))
 
 
 @dataclasses.dataclass
 class Feed:
-    """What the server does; a test changes it while it runs."""
+    """What the server does; tests change it while it runs."""
 
     num_slots: int = 8
     num_engines: int = 1
     arriving: bool = True
     paused: tuple[int, ...] = ()  # slots
-    pictures: bool = True
+    thumbnails: bool = True
     states: dict[str, str] = dataclasses.field(default_factory=dict)  # of engines that are not ready
-    key: str | None = None  # needed by all that shows images
-    refusal: tuple[int, str, str] | None = None  # status, code and message, instead of the stream
-    life: int = 0  # streams of an older one end
+    api_key: str | None = None  # required if set
+    error: tuple[int, str, str] | None = None  # status, code and message, instead of the stream
+    generation: int = 0  # streams of an earlier one end
     num_opened: int = 0
-    drawn: list[dict[str, object]] = dataclasses.field(default_factory=list)  # the bodies of POST /t2i
+    requests: list[dict[str, object]] = dataclasses.field(default_factory=list)  # the bodies of POST /t2i
     port: int = 0
 
     @property
     def url(self) -> str:
-        """Of the page."""
+        """The URL of the live page."""
         return f"http://127.0.0.1:{self.port}/live"
 
     def app(self) -> Starlette:
-        """The pages, the scripted stream, and what else the page asks for."""
+        """The pages, the scripted stream, and the other routes that the live page uses."""
         return Starlette(
             routes=[
                 Route("/v1/live", self._live),
@@ -259,42 +272,43 @@ class Feed:
         return PlainTextResponse("another page")
 
     async def _openapi(self, _: Request) -> Response:
-        return JSONResponse({"components": {"schemas": {"ImageBody": {"properties": PROPERTIES}}}})
+        return JSONResponse({"components": {"schemas": {"ImageRequestBody": {"properties": PROPERTIES}}}})
 
     async def _t2i(self, http: Request) -> Response:
-        if refused := self._refused(http):
-            return refused
-        self.drawn.append(await http.json())
+        if error := self._error_response(http):
+            return error
+        self.requests.append(await http.json())
         return Response(b"", media_type="image/png")
 
     async def _live(self, http: Request) -> Response:
         self.num_opened += 1
-        if refused := self._refused(http):
-            return refused
+        if error := self._error_response(http):
+            return error
         return StreamingResponse(self._events(http), media_type="text/event-stream")
 
-    def _refused(self, http: Request) -> Response | None:
-        if self.key is not None and http.headers.get("authorization") != f"Bearer {self.key}":
+    def _error_response(self, http: Request) -> Response | None:
+        if self.api_key is not None and http.headers.get("authorization") != f"Bearer {self.api_key}":
             return _error(401, "unauthorized", "this server needs an API key.")
-        return _error(*self.refusal) if self.refusal else None
+        return _error(*self.error) if self.error else None
 
     async def _events(self, http: Request) -> AsyncIterator[bytes]:
-        life, told = self.life, None
+        generation, sent_states = self.generation, None
         names = [f"engine-{k}" for k in range(self.num_engines)]
-        began_at = time.time()
+        started_at = time.time()
         scripts = {
-            name: Script(self.num_slots, began_at - 3.0 - k, arriving=self.arriving, paused=self.paused)
+            name: Script(self.num_slots, started_at - 3.0 - k, arriving=self.arriving, paused=self.paused)
             for k, name in enumerate(names)
         }
-        while self.life == life and not await http.is_disconnected():
+        while self.generation == generation and not await http.is_disconnected():
             states = {name: self.states.get(name, "ready") for name in names}
-            if states != told:
-                told = states
+            if states != sent_states:
+                sent_states = states
                 yield _event("engines", self._engines(states))
             for name, script in scripts.items():
                 if states[name] == "ready":
-                    pictures = self.pictures and http.query_params.get("pictures") != "false"
-                    yield _event("wheel", message(name, script.view(time.time()), pictures=pictures))
+                    with_thumbnails = self.thumbnails and http.query_params.get("thumbnails") != "false"
+                    data = event_data(name, script.view(time.time()), with_thumbnails=with_thumbnails)
+                    yield _event("engine_view", data)
             await asyncio.sleep(0.2)
 
     def _engines(self, states: dict[str, str]) -> dict[str, object]:
@@ -314,21 +328,21 @@ def _error(status: int, code: str, text: str) -> Response:
 
 @contextlib.contextmanager
 def served(feed: Feed, port: int = 0) -> Iterator[Feed]:
-    """`feed` on a port of its own, in a thread."""
-    listening = socket.create_server(("127.0.0.1", port))
-    feed.port = listening.getsockname()[1]
+    """Serve `feed` in a thread, on a free port unless one is given."""
+    listener = socket.create_server(("127.0.0.1", port))
+    feed.port = listener.getsockname()[1]
     server = uvicorn.Server(
         uvicorn.Config(feed.app(), log_level="warning", lifespan="off", timeout_graceful_shutdown=10)
     )
-    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     try:
         yield feed
     finally:
-        feed.life += 1
+        feed.generation += 1
         server.should_exit = True
         thread.join(timeout=30)
-        listening.close()
+        listener.close()
 
 
 if __name__ == "__main__":

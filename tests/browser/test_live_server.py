@@ -1,4 +1,4 @@
-"""The page /live before the real server and the bundled model: requests of different shapes on one wheel."""
+"""The page /live of a real server with the bundled model: requests with different settings in one batch."""
 
 import concurrent.futures
 import os
@@ -6,9 +6,9 @@ import re
 
 import httpx
 import pytest
-from expecting import engine_of, expect, held
+from expect_on_page import engine_of, expect, suspended
 
-from noria_bench.targets.server import running_server
+from noria.testing.server import running_server
 from waiting import TIMEOUT_S, wait_until
 
 pytestmark = pytest.mark.browser
@@ -19,7 +19,7 @@ PROMPTS = [
     "a blue ring below a red cross",
     "a purple square",
 ]
-# So long that the one is still there when the other comes, and both are when somebody looks, though a machine may do other things besides.
+# Long enough to run together and to be seen, also on a busy machine.
 QUICK = {"prompt": PROMPTS[0], "scheduler": "euler", "inference_steps": 80, "guidance_scale": 1}
 LONG = {"prompt": "a green star", "scheduler": "heun", "inference_steps": 140, "width": 96, "deadline_ms": 600_000}
 
@@ -36,8 +36,8 @@ def url(server):
 
 
 @pytest.fixture
-def draw(url):
-    """Send a request that is answered in its own time, one of twelve at most; those that were not sent at the end never are."""
+def send(url):
+    """Send a request in a thread, at most twelve at once; those that were not sent at the end are dropped."""
     with (
         httpx.Client(base_url=url, timeout=TIMEOUT_S) as client,
         concurrent.futures.ThreadPoolExecutor(12) as pool,
@@ -46,53 +46,53 @@ def draw(url):
         pool.shutdown(cancel_futures=True)
 
 
-def test_two_requests_of_different_shapes_share_the_wheel_and_leave_it_one_by_one(url, draw, open_page):
+def test_requests_with_different_settings_share_the_batch_and_leave_one_by_one(url, send, open_page):
     page = open_page(f"{url}/live")
-    expect(page.locator(".mix")).to_contain_text("Nothing is being drawn.")
+    expect(page.locator(".batch-summary")).to_contain_text("Nothing is running.")
     page.evaluate(NOTED)
-    long = draw(LONG)
+    long = send(LONG)
     heun = page.get_by_role("button", name=re.compile(r"Slot \d: heun, 279 calls, 96 × 128 px"))
     expect(heun).to_be_visible()
-    quick = draw(QUICK)
-    page.wait_for_function(PICTURED, arg=1)
-    # Who came second and asked for less has left first: the turns did not wait for the other.
-    left = page.locator(".gone li")
+    quick = send(QUICK)
+    page.wait_for_function(HAS_THUMBNAILS, arg=1)
+    # The second request has fewer steps and leaves first: it did not wait for the other.
+    departures = page.locator(".departures li")
     heun_left, euler_left = (re.compile(rf"{what} steps, from slot \d: ok") for what in ("heun, 140", "euler, 80"))
-    expect(left).to_have_text([heun_left, euler_left])
+    expect(departures).to_have_text([heun_left, euler_left])
     assert [long.result().status_code, quick.result().status_code] == [200, 200]
     noted = page.evaluate("noted")
-    assert any(text.startswith("Together now: 2 requests, 2 schedulers, 80–140 steps, 2 sizes.") for text in noted)
+    assert any(text.startswith("Running: 2 requests, 2 schedulers, 80–140 steps, 2 sizes.") for text in noted)
     assert any(re.match(r"Slot \d: euler, 80 calls, 128 × 128 px, guidance 1", text) for text in noted)
     expect(page.get_by_role("button", name=re.compile(r"Slot \d: free"))).to_have_count(8)
 
 
 NOTED = """() => {
-  // What the page says at any moment: a quick machine is through before anybody asks.
+  // All texts that the page shows: on a fast machine they change before the test reads them.
   window.noted = [];
   const note = () => {
-    noted.push(document.querySelector(".mix").textContent);
+    noted.push(document.querySelector(".batch-summary").textContent);
     for (const slot of document.querySelectorAll(".slot")) noted.push(slot.getAttribute("aria-label"));
   };
-  new MutationObserver(note).observe(document.querySelector(".turning"), { subtree: true, childList: true, characterData: true });
+  new MutationObserver(note).observe(document.querySelector(".batch"), { subtree: true, childList: true, characterData: true });
 }"""
 
 
-PICTURED = """(least) => {
-  // Whether at least so many slots' circles have many colours, as a picture has; a disc with its number has about a hundred.
-  const shown = document.querySelector(".wheel"), canvas = new OffscreenCanvas(shown.width, shown.height);
-  const context = canvas.getContext("2d", { willReadFrequently: true }), box = shown.getBoundingClientRect(), ratio = canvas.width / box.width;
-  context.drawImage(shown, 0, 0);
+HAS_THUMBNAILS = """(minimum) => {
+  // Whether at least `minimum` circles have many colours, as thumbnails have; a disc with a number has about a hundred.
+  const ring = document.querySelector(".slot-ring"), canvas = new OffscreenCanvas(ring.width, ring.height);
+  const context = canvas.getContext("2d", { willReadFrequently: true }), box = ring.getBoundingClientRect(), ratio = canvas.width / box.width;
+  context.drawImage(ring, 0, 0);
   return [...document.querySelectorAll(".slot")].filter((slot) => {
     const { left, top, width } = slot.getBoundingClientRect(), size = parseFloat(getComputedStyle(slot).getPropertyValue("--size"));
     const at = [left + width / 2 - size / 4 - box.left, top + size / 4 - box.top, size / 2, size / 2].map((px) => Math.round(px * ratio));
     const { data } = context.getImageData(...at);
     return new Set(new Uint32Array(data.buffer)).size > 200;
-  }).length >= least;
+  }).length >= minimum;
 }"""
 
 
 FILLED = """() => {
-  // Whether the time-line has bars at its left end: its rows are grey, and a bar has a colour.
+  // Whether the timeline has bars at its left end: its rows are grey, bars are coloured.
   const bars = document.querySelector(".bars"), ratio = bars.width / bars.getBoundingClientRect().width, canvas = new OffscreenCanvas(bars.width, bars.height);
   const context = canvas.getContext("2d", { willReadFrequently: true });
   context.drawImage(bars, 0, 0);
@@ -102,42 +102,42 @@ FILLED = """() => {
 }"""
 
 
-def test_a_client_who_goes_away_is_seen_to_leave(url, open_page):
+def test_disconnected_client_leaves_the_batch(url, open_page):
     page = open_page(f"{url}/live")
     with httpx.stream("POST", f"{url}/t2i", json=LONG | {"stream": True}, timeout=TIMEOUT_S):
         expect(page.get_by_role("button", name=re.compile(r"Slot \d: heun"))).to_be_visible()
-    expect(page.locator(".gone li")).to_have_text(re.compile(r"heun, 140 steps, from slot \d: cancelled"))
+    expect(page.locator(".departures li")).to_have_text(re.compile(r"heun, 140 steps, from slot \d: cancelled"))
     expect(page.get_by_role("button", name=re.compile(r"Slot \d: free"))).to_have_count(8)
 
 
-def test_sample_traffic_fills_the_wheel(url, server, open_page):
+def test_sample_traffic_fills_the_batch(url, server, open_page):
     page = open_page(f"{url}/live")
-    expect(page.locator(".mix")).to_contain_text("Nothing is being drawn.")
+    expect(page.locator(".batch-summary")).to_contain_text("Nothing is running.")
     page.evaluate(NOTED)
-    with held(engine_of(server)):  # or a quick one is done with each before the next comes
+    with suspended(engine_of(server)):  # a fast engine would finish each request before the next one
         page.get_by_role("button", name="Send sample traffic").click()
-        expect(page.locator("#sampling")).to_contain_text("5 of 20 requests sent")
+        expect(page.locator("#sample-status")).to_contain_text("5 of 20 requests sent")
     mixed = re.compile(r"[3-5] requests, [3-5] schedulers")
     wait_until(lambda: any(mixed.search(text) for text in page.evaluate("noted")))
     page.get_by_role("button", name="Stop sample traffic").click()
     expect(page.get_by_role("button", name=re.compile(r"Slot \d: free"))).to_have_count(8)
-    open_page.forgive(429, perhaps=True)  # a machine that is busy with other things may refuse some
+    open_page.ignore_logged(429, optional=True)  # a busy machine may reject some
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_mixed_traffic_makes_a_wheel_to_look_at(url, draw, open_page, check_accessibility, picture, scheme):
+def test_mixed_traffic_is_shown_and_accessible(url, send, open_page, check_accessibility, screenshot, scheme):
     page = open_page(f"{url}/live", color_scheme=scheme, viewport={"width": 1280, "height": 840})
     schedulers = ["euler", "dpm++2m-karras", "ddim", "unipc", "euler-a", "dpm++2m", "pndm"]
     steps = [9, 24, 6, 15, 30, 8, 20, 12, 5, 18]
-    for k in range(1000):  # more than will be drawn: there is a queue until the test is done
+    for k in range(1000):  # more than will run: there is a queue until the end of the test
         body = {"prompt": PROMPTS[k % 4], "scheduler": schedulers[k % 7], "inference_steps": steps[k % 10], "seed": k}
-        draw(body | ({"deadline_ms": 60_000} if k % 5 == 3 else {}))
-    expect(page.locator(".gone li").nth(8)).to_be_visible()
-    if os.environ.get("NORIA_SCREENSHOTS"):  # which takes as long as the time-line is
+        send(body | ({"deadline_ms": 60_000} if k % 5 == 3 else {}))
+    expect(page.locator(".departures li").nth(8)).to_be_visible()
+    if os.environ.get("NORIA_SCREENSHOTS"):  # takes as long as the timeline
         page.wait_for_function(FILLED)
     expect(page.locator(".queue li").nth(1)).to_be_visible()
-    expect(page.locator(".due:not(:empty)").first).to_be_visible()
-    page.wait_for_function(PICTURED, arg=7)
-    picture(page, f"live-{scheme}.png")
+    expect(page.locator(".deadline:not(:empty)").first).to_be_visible()
+    page.wait_for_function(HAS_THUMBNAILS, arg=7)
+    screenshot(page, f"live-{scheme}.png")
     page.get_by_role("button", name="Pause").click()
     check_accessibility(page)

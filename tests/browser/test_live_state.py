@@ -1,152 +1,157 @@
-"""The page's pure modules, imported by Chromium: what is known after each event, and what follows from it."""
+"""The pure modules of the live page, imported by Chromium."""
 
 import feed
 import pytest
 
 pytestmark = pytest.mark.browser
 
-SEAT = {
+IMAGE = {
     "slot": 0, "request_id": "a", "index": 0, "model": "m", "width_px": 64, "height_px": 64, "scheduler": "ddim", "guidance_scale": 3,
-    "num_steps": 4, "call": 1, "num_calls": 4, "priority": "normal", "boarded_at": 100.0, "due_at": None, "finish_at": None,
+    "num_steps": 4, "call": 1, "num_calls": 4, "priority": "normal", "joined_at": 100.0, "deadline_at": None, "finish_at": None,
 }  # fmt: skip
 RATES = {"window_s": 10, "requests_per_s": 0, "images_per_s": 0, "steps_per_s": 0, "p50_s": None, "p95_s": None, "p99_s": None,
          "mean_batch": 0, "occupancy": 0, "busy": 0}  # fmt: skip
 
 
-def view(at, seats=(), left=(), turns=(), **more):
+def view(at, slots=(), departures=(), iterations=(), **more):
     return {
-        "engine": "engine-0", "incarnation": "first", "at": at, "number": 1, "num_slots": 4, "seats": list(seats), "waiting": [],
-        "num_waiting": 0, "drain_s": 0, "turns": list(turns), "left": list(left), "rates": RATES, "cells": [],
+        "engine": "engine-0", "incarnation": "first", "captured_at": at, "last_iteration": 1, "num_slots": 4, "slots": list(slots), "waiting": [],
+        "num_waiting": 0, "backlog_s": 0, "iterations": list(iterations), "departures": list(departures), "rates": RATES,
+        "thumbnails": [],
     } | more  # fmt: skip
 
 
-def turn(number, began_at, **more):
-    return {"number": number, "began_at": began_at, "seconds": 0.1, "encode_s": 0, "decode_s": 0, "num_boarded": 0,
+def iteration(number, started_at, **more):
+    return {"number": number, "started_at": started_at, "duration_s": 0.1, "text_encode_s": 0, "decode_s": 0, "num_joined": 0,
             "num_stepped": 1, "num_decoded": 0} | more  # fmt: skip
 
 
-def left(number, request_id="a", slot=0, outcome="ok"):
-    return {"number": number, "slot": slot, "request_id": request_id, "index": 0, "outcome": outcome}
+def departure(number, request_id="a", slot=0, outcome="ok"):
+    return {"iteration": number, "slot": slot, "request_id": request_id, "index": 0, "outcome": outcome}
 
 
 @pytest.fixture
 def run(open_page):
-    """Evaluate JavaScript in a page whose modules are at hand."""
+    """Evaluate JavaScript in a page, which can import the modules."""
     with feed.served(feed.Feed(arriving=False)) as served:
         page = open_page(served.url)
         yield page.evaluate
-        page.close()  # before its server: a page that looks for it in vain logs that
+        page.close()  # before the server stops: a page that cannot reconnect logs errors
 
 
 @pytest.fixture
-def wheel_after(run):
-    def reduced(*views):
+def view_after(run):
+    def reduce(*views):
         return run(
             """async (views) => {
-                const { initial, reduce } = await import("/pages/state.js");
+                const { initialState, reduce } = await import("/pages/state.js");
                 const engines = [{ name: "engine-0", state: "ready", device: "cpu", incarnation: "first" }];
                 const frozen = (value) => (value && typeof value === "object" ? (Object.values(value).forEach(frozen), Object.freeze(value)) : value);
-                let state = reduce(initial, { name: "engines", data: { engines, server: {} }, at: 0 });
-                for (const data of views) state = reduce(frozen(state), frozen({ name: "wheel", data, at: data.at - 90 }));
-                return state.engines[0].wheel;
+                let state = reduce(initialState, { name: "engines", data: { engines, server: {} }, at: 0 });
+                for (const data of views) state = reduce(frozen(state), frozen({ name: "engine_view", data, at: data.captured_at - 90 }));
+                return state.engines[0].view;
             }""",
             list(views),
         )
 
-    return reduced
+    return reduce
 
 
-def test_a_bar_begins_when_its_image_boards_and_ends_with_the_turn_after_which_it_left(wheel_after):
-    wheel = wheel_after(view(100.2, [SEAT]), view(100.6, left=[left(7)], turns=[turn(7, 100.4)]))
-    (bar,) = wheel["bars"]
+def test_bar_begins_when_its_image_joins_and_ends_with_its_last_iteration(view_after):
+    result = view_after(view(100.2, [IMAGE]), view(100.6, departures=[departure(7)], iterations=[iteration(7, 100.4)]))
+    (bar,) = result["bars"]
     assert (bar["from"], bar["to"], bar["outcome"]) == (100.0, pytest.approx(100.5), "ok")
-    assert [image["scheduler"] for image in wheel["gone"]] == ["ddim"]
+    assert [image["scheduler"] for image in result["departures"]] == ["ddim"]
 
 
-def test_a_bar_of_who_is_seated_is_open(wheel_after):
-    (bar,) = wheel_after(view(100.2, [SEAT]), view(100.4, [SEAT | {"call": 2}]))["bars"]
+def test_bar_of_a_running_image_is_open(view_after):
+    (bar,) = view_after(view(100.2, [IMAGE]), view(100.4, [IMAGE | {"call": 2}]))["bars"]
     assert bar["to"] is None
 
 
-def test_who_came_and_went_between_two_views_has_a_bar_that_says_no_more_than_that(wheel_after):
-    wheel = wheel_after(view(100.2), view(100.6, left=[left(7, "quick", slot=2)], turns=[turn(7, 100.4)]))
-    (bar,) = wheel["bars"]
+def test_image_that_joins_and_leaves_between_two_views_has_a_bar_without_details(view_after):
+    result = view_after(
+        view(100.2), view(100.6, departures=[departure(7, "quick", slot=2)], iterations=[iteration(7, 100.4)])
+    )
+    (bar,) = result["bars"]
     assert (bar["slot"], bar["scheduler"], bar["from"], bar["to"]) == (2, None, 100.2, pytest.approx(100.5))
 
 
-def test_who_vanished_without_a_word_has_left_at_the_view_that_lacks_him(wheel_after):
-    (bar,) = wheel_after(view(100.2, [SEAT]), view(101.0))["bars"]
+def test_image_missing_without_a_departure_has_left_at_that_view(view_after):
+    (bar,) = view_after(view(100.2, [IMAGE]), view(101.0))["bars"]
     assert (bar["to"], bar["outcome"]) == (101.0, None)
 
 
-def test_an_engines_next_life_ends_the_bars_of_the_last(wheel_after):
-    wheel = wheel_after(view(100.2, [SEAT], turns=[turn(1, 100.1)]), view(105.0, incarnation="second"))
-    (bar,) = wheel["bars"]
+def test_restart_of_an_engine_closes_all_bars(view_after):
+    result = view_after(view(100.2, [IMAGE], iterations=[iteration(1, 100.1)]), view(105.0, incarnation="second"))
+    (bar,) = result["bars"]
     assert (bar["to"], bar["outcome"]) == (100.2, "engine_lost")
-    assert wheel["turns"] == []
+    assert result["iterations"] == []
 
 
-def test_the_first_view_after_a_lost_connection_is_whole_and_its_turns_are_counted_once(wheel_after):
-    first = [turn(number, 100 + number / 10) for number in range(1, 4)]
-    whole = [*first, *(turn(number, 100 + number / 10) for number in range(4, 7))]
-    wheel = wheel_after(view(100.4, turns=first), view(100.7, turns=whole))
-    assert [one["number"] for one in wheel["turns"]] == [1, 2, 3, 4, 5, 6]
+def test_iterations_repeated_after_a_reconnect_are_counted_once(view_after):
+    first = [iteration(number, 100 + number / 10) for number in range(1, 4)]
+    complete = [*first, *(iteration(number, 100 + number / 10) for number in range(4, 7))]
+    result = view_after(view(100.4, iterations=first), view(100.7, iterations=complete))
+    assert [each["number"] for each in result["iterations"]] == [1, 2, 3, 4, 5, 6]
 
 
-def test_what_is_older_than_half_a_minute_is_forgotten(wheel_after):
-    wheel = wheel_after(
-        view(100.2, [SEAT], turns=[turn(1, 100.1)]), view(100.6, left=[left(1)]), view(140.0, turns=[turn(2, 139.0)])
+def test_only_the_last_30_seconds_are_kept(view_after):
+    result = view_after(
+        view(100.2, [IMAGE], iterations=[iteration(1, 100.1)]),
+        view(100.6, departures=[departure(1)]),
+        view(140.0, iterations=[iteration(2, 139.0)]),
     )
-    assert wheel["bars"] == []
-    assert [one["number"] for one in wheel["turns"]] == [2]
+    assert result["bars"] == []
+    assert [each["number"] for each in result["iterations"]] == [2]
 
 
-def test_the_quickest_view_sets_the_clock(wheel_after):
-    assert wheel_after(view(100.2), view(100.4))["lag_s"] == pytest.approx(-90.0, abs=0.01)
+def test_view_with_the_least_delay_sets_the_clock(view_after):
+    assert view_after(view(100.2), view(100.4))["clock_offset_s"] == pytest.approx(-90.0, abs=0.01)
 
 
-def test_schedulers_keep_their_colours(run):
+def test_schedulers_keep_their_hues(run):
     hues = run(
         """async ([first, second]) => {
-            const { initial, reduce } = await import("/pages/state.js");
-            return [first, second].reduce((state, data) => reduce(state, { name: "wheel", data, at: 0 }), initial).hues;
+            const { initialState, reduce } = await import("/pages/state.js");
+            return [first, second].reduce((state, data) => reduce(state, { name: "engine_view", data, at: 0 }), initialState).hues;
         }""",
         [
-            view(1, [SEAT | {"scheduler": "heun"}]),
-            view(2, [SEAT | {"scheduler": "ddim"}, SEAT | {"scheduler": "heun"}]),
+            view(1, [IMAGE | {"scheduler": "heun"}]),
+            view(2, [IMAGE | {"scheduler": "ddim"}, IMAGE | {"scheduler": "heun"}]),
         ],
     )
     assert hues == {"heun": 1, "ddim": 2}
 
 
-def test_an_event_of_a_newer_server_changes_nothing(run):
+def test_unknown_event_changes_nothing(run):
     assert run(
         """async () => {
-            const { initial, reduce } = await import("/pages/state.js");
-            return reduce(initial, { name: "weather", data: {} }) === initial;
+            const { initialState, reduce } = await import("/pages/state.js");
+            return reduce(initialState, { name: "weather", data: {} }) === initialState;
         }"""
     )
 
 
 @pytest.mark.parametrize(
-    ("seat", "expected"),
+    ("image", "expected"),
     [
-        ({"due_at": None}, None),
-        ({"due_at": 110.0}, "kept"),
-        ({"due_at": 101.0}, "close"),
-        ({"due_at": 110.0, "finish_at": 111.0}, "late"),
-        ({"due_at": 99.0}, "late"),
+        ({"deadline_at": None}, None),
+        ({"deadline_at": 110.0}, "kept"),
+        ({"deadline_at": 101.0}, "close"),
+        ({"deadline_at": 110.0, "finish_at": 111.0}, "late"),
+        ({"deadline_at": 99.0}, "late"),
     ],
 )
-def test_a_deadline_presses_more_as_it_comes_near(run, seat, expected):
-    call = "async (seat) => (await import('/pages/words.js')).urgency(seat, 100)"
-    assert run(call, SEAT | {"boarded_at": 90.0} | seat) == expected
+def test_state_of_a_deadline(run, image, expected):
+    call = "async (image) => (await import('/pages/format.js')).deadlineState(image, 100)"
+    assert run(call, IMAGE | {"joined_at": 90.0} | image) == expected
 
 
-def test_a_turn_is_spread_over_the_quarters_of_a_second_in_which_it_was(run):
+def test_iteration_is_spread_over_its_bins(run):
     bins = run(
-        "async (turns) => [...(await import('/pages/timeline.js')).binned(turns)]",
-        [turn(1, 10.125, seconds=0.25, encode_s=0.05, decode_s=0.1)],
+        "async (iterations) => [...(await import('/pages/timeline.js')).binIterations(iterations)]",
+        [iteration(1, 10.125, duration_s=0.25, text_encode_s=0.05, decode_s=0.1)],
     )
     assert [bin_ for bin_, _ in bins] == [40, 41]
     for _, shares in bins:
@@ -154,32 +159,32 @@ def test_a_turn_is_spread_over_the_quarters_of_a_second_in_which_it_was(run):
 
 
 @pytest.mark.parametrize("width", [280, 500, 1200])
-def test_no_slot_overlaps_another_or_the_hub(run, width):
-    crowded = run(
+def test_slots_do_not_overlap_each_other_or_the_hub(run, width):
+    overlapping = run(
         """async (width) => {
-            const { places } = await import("/pages/places.js");
-            const crowded = [];
+            const { slotLayout } = await import("/pages/slots.js");
+            const overlapping = [];
             for (let num = 1; num <= 96; num++) {
-                const { kind, spots, size, height, middle, hub } = places(num, width);
+                const { kind, centers, size, height, center, hub } = slotLayout(num, width);
                 const apart = ([a, b]) => Math.hypot(a.x - b.x, a.y - b.y) >= size;
                 const inside = ({ x, y }) => x >= size / 2 && x <= width - size / 2 && y >= size / 2 && y <= height - size / 2;
-                const above = ({ x, y }) => kind === "ring" && Math.abs(x - middle.x) < 1 && y < middle.y;
-                const below = (spot) => !above(spot) || spot.y + size / 2 + 32 <= middle.y - hub; // its label ends before the hub
-                const pairs = spots.flatMap((a, k) => spots.slice(k + 1).map((b) => [a, b]));
-                if (spots.length !== num || !pairs.every(apart) || !spots.every(inside) || !spots.every(below)) crowded.push(num);
+                const above = ({ x, y }) => kind === "ring" && Math.abs(x - center.x) < 1 && y < center.y;
+                const below = (slot) => !above(slot) || slot.y + size / 2 + 32 <= center.y - hub; // its label ends before the hub
+                const pairs = centers.flatMap((a, k) => centers.slice(k + 1).map((b) => [a, b]));
+                if (centers.length !== num || !pairs.every(apart) || !centers.every(inside) || !centers.every(below)) overlapping.push(num);
             }
-            return crowded;
+            return overlapping;
         }""",
         width,
     )
-    assert crowded == []
+    assert overlapping == []
 
 
-def test_waits_grow_and_differ(run):
+def test_backoff_grows_and_has_jitter(run):
     waits = run(
         """async () => {
-            const { backoff } = await import("/pages/stream.js");
-            return [backoff(1, 0), backoff(1, 1), backoff(3, 0.5), backoff(50, 1)];
+            const { backoffSeconds } = await import("/pages/live_stream.js");
+            return [backoffSeconds(1, 0), backoffSeconds(1, 1), backoffSeconds(3, 0.5), backoffSeconds(50, 1)];
         }"""
     )
     assert waits == pytest.approx([0.375, 0.625, 2.0, 12.5])

@@ -1,4 +1,4 @@
-"""The playground, used as people use it, before a real server with the bundled model."""
+"""The playground of a real server with the bundled model."""
 
 import base64
 import io
@@ -10,26 +10,28 @@ import sys
 import httpx
 import numpy as np
 import pytest
-from expecting import engine_of, expect, held
+from expect_on_page import engine_of, expect, suspended
 from PIL import Image
 
 from noria.frontend.http.api_keys import generate_key
-from noria_bench.targets.server import running_server
+from noria.testing.server import running_server
 from waiting import wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 
-PATIENCE_MS = 240_000  # two cores, shared with whatever else is tested
-ODD = 'it\'s a "red" \\ circle, $HOME `x` 星\nabove a blue square'
-# What takes longest, so that it is still drawn whatever a test does meanwhile; it is cancelled in the end.
+# For two cores that run other tests, too.
+TIMEOUT_MS = 240_000
+SPECIAL_CHARACTERS = 'it\'s a "red" \\ circle, $HOME `x` 星\nabove a blue square'
+# The longest request possible, so that it runs until the test cancels it.
 LONG = {"inference_steps": 200, "scheduler": "heun"}
-PATIENT = ["--queue-limit-s", "600", "--hang-timeout-s", "600"]  # with an engine that is held
+# For tests that suspend the engine.
+LONG_TIMEOUTS = ["--queue-limit-s", "600", "--hang-timeout-s", "600"]
 BIG_SEED = "4611686018427387905"  # 2^62 + 1: JavaScript's numbers end at 2^53
 
 
 @pytest.fixture(scope="module")
 def server():
-    with running_server(["bundled", "--slots", "4", *PATIENT]) as running:
+    with running_server(["bundled", "--slots", "4", *LONG_TIMEOUTS]) as running:
         yield running
 
 
@@ -41,30 +43,30 @@ def client(server):
 
 @pytest.fixture
 def playground(open_page, server):
-    """Open the page, ready to draw."""
+    """Open the page and wait until it is ready."""
 
-    def open_it(port=None, **options):
+    def open_playground(port=None, **options):
         page = open_page(f"http://127.0.0.1:{port or server.port}/", **options)
-        page.set_default_timeout(PATIENCE_MS)
-        page.wait_for_selector("#draw:enabled")
+        page.set_default_timeout(TIMEOUT_MS)
+        page.wait_for_selector("#generate:enabled")
         return page
 
-    return open_it
+    return open_playground
 
 
-def draw(page, **settings):
-    """Write `settings` into the form and press Draw."""
+def generate(page, **settings):
+    """Fill `settings` into the form and press Generate."""
     for name, value in settings.items():
         field = page.locator(f"#{name}")
         if field.evaluate("field => field.tagName") == "SELECT":
             field.select_option(value)
         else:
             field.fill(str(value))
-    page.click("#draw")
+    page.click("#generate")
 
 
 def card(page, state, number=0):
-    return page.locator(f'.drawing[data-state="{state}"]').nth(number)
+    return page.locator(f'.generation[data-state="{state}"]').nth(number)
 
 
 def metric(client, name):
@@ -89,226 +91,234 @@ def file_of(page, image="img.final"):
     return base64.b64decode(text.partition(",")[2])
 
 
-# ── Drawing ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Generating ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_an_image_forms_before_ones_eyes_and_ends_in_the_gallery(playground, client):
+def test_previews_and_progress_are_shown_until_the_image_is_finished(playground, client):
     page = playground()
     page.evaluate(
         """() => {
-          window.seen = {previews: new Set(), steps: new Set(), words: new Set()};
+          window.seen = {previews: new Set(), steps: new Set(), texts: new Set()};
           new MutationObserver(() => {
             for (const image of document.querySelectorAll(".preview")) window.seen.previews.add(image.dataset.step);
             const bar = document.querySelector("progress");
             if (bar?.position > 0) window.seen.steps.add(bar.value);
-            const where = document.querySelector(".where");
-            if (where) window.seen.words.add(where.textContent);
-          }).observe(document.querySelector("#drawings"), {subtree: true, childList: true, attributes: true, characterData: true});
+            const status = document.querySelector(".status-line");
+            if (status) window.seen.texts.add(status.textContent);
+          }).observe(document.querySelector("#generations"), {subtree: true, childList: true, attributes: true, characterData: true});
         }"""
     )
-    draw(page, prompt="a red circle above a blue square", inference_steps=40, seed=7)
+    generate(page, prompt="a red circle above a blue square", inference_steps=40, seed=7)
     card(page, "finished").wait_for()
     seen = page.evaluate("Object.fromEntries(Object.entries(window.seen).map(([name, values]) => [name, [...values]]))")
     assert len(seen["previews"]) >= 5
     assert len(seen["steps"]) >= 5 and seen["steps"] == sorted(seen["steps"])
-    assert any(re.fullmatch(r"step \d+ of 40 · \d+\.\d s left", words) for words in seen["words"])
-    drawn = client.post("/t2i", json={"prompt": "a red circle above a blue square", "inference_steps": 40, "seed": 7})
-    assert np.abs(pixels(file_of(page)) - pixels(drawn.content)).max() <= 1
-    said = card(page, "finished").inner_text()
+    assert any(re.fullmatch(r"step \d+ of 40 · \d+\.\d s left", text) for text in seen["texts"])
+    expected = client.post(
+        "/t2i", json={"prompt": "a red circle above a blue square", "inference_steps": 40, "seed": 7}
+    )
+    assert np.abs(pixels(file_of(page)) - pixels(expected.content)).max() <= 1
+    text = card(page, "finished").inner_text()
     for word in ("seed 7", "128 × 128", "40 steps", "guidance 3", "queue", "denoise", "Predicted", "in all"):
-        assert word in said
+        assert word in text
     with page.expect_download() as download:
         page.get_by_role("link", name="Download").click()
     assert download.value.suggested_filename == "noria-7.png"
-    assert "Drawing 1 is done" in page.locator("#news").inner_text()
+    assert "Generation 1 is done" in page.locator("#announcements").inner_text()
 
 
-def test_several_are_drawn_at_once_and_share_the_batch(playground, server):
+def test_requests_run_together_in_one_batch(playground, server):
     page = playground()
     page.evaluate(
         """() => {
-          window.most = 0;
-          const note = () => (window.most = Math.max(window.most, document.querySelectorAll('.drawing[data-state="running"]').length));
-          new MutationObserver(note).observe(document.querySelector("#drawings"), {subtree: true, childList: true, attributes: true});
+          window.maxRunning = 0;
+          const note = () => (window.maxRunning = Math.max(window.maxRunning, document.querySelectorAll('.generation[data-state="running"]').length));
+          new MutationObserver(note).observe(document.querySelector("#generations"), {subtree: true, childList: true, attributes: true});
         }"""
     )
-    with held(engine_of(server)):
-        draw(page, inference_steps=60)
-        draw(page, prompt="a green star", n=2, inference_steps=50, scheduler="euler-a")
+    with suspended(engine_of(server)):
+        generate(page, inference_steps=60)
+        generate(page, prompt="a green star", n=2, inference_steps=50, scheduler="euler-a")
     card(page, "finished", 1).wait_for()
-    assert page.evaluate("window.most") == 2
+    assert page.evaluate("window.maxRunning") == 2
     assert page.locator("img.final").count() == 3
-    assert "in a batch of" in page.locator(".drawing").nth(1).inner_text()
-    page.locator(".opener").nth(1).focus()
+    assert "in a batch of" in page.locator(".generation").nth(1).inner_text()
+    page.locator(".open-large").nth(1).focus()
     page.keyboard.press("Enter")
-    assert page.locator("#large-place").inner_text().startswith("2 of 3")
+    assert page.locator("#large-position").inner_text().startswith("2 of 3")
     page.keyboard.press("ArrowRight")
-    assert page.locator("#large-place").inner_text().startswith("3 of 3")
+    assert page.locator("#large-position").inner_text().startswith("3 of 3")
     page.keyboard.press("Escape")
-    assert page.evaluate("document.activeElement.className") == "opener"
+    assert page.evaluate("document.activeElement.className") == "open-large"
 
 
-def test_all_tabs_of_a_browser_share_its_connections(playground):
+def test_tabs_of_a_browser_share_the_limit_of_requests(playground):
     page = playground()
     other = page.context.new_page()
-    other.set_default_timeout(PATIENCE_MS)
+    other.set_default_timeout(TIMEOUT_MS)
     other.goto(page.url)
-    other.wait_for_selector("#draw:enabled")
+    other.wait_for_selector("#generate:enabled")
     for _ in range(4):
-        draw(page, **LONG)
+        generate(page, **LONG)
     card(page, "running", 3).wait_for()
-    draw(other, **LONG)
-    other.locator(".drawing", has_text="waits here").wait_for()
+    generate(other, **LONG)
+    other.locator(".generation", has_text="waiting: four requests").wait_for()
     page.keyboard.press("Escape")
     card(other, "running").wait_for()
-    draw(page, **LONG)
-    page.locator(".drawing", has_text="waits here").wait_for()
-    other.close()  # without a word
+    generate(page, **LONG)
+    page.locator(".generation", has_text="waiting: four requests").wait_for()
+    other.close()  # without cancelling
     card(page, "running", 3).wait_for()
 
 
-def test_the_page_keeps_connections_for_other_things_than_drawings(playground, client, tmp_path):
+def test_limit_leaves_connections_for_other_requests(playground, client, tmp_path):
     (tmp_path / "a.png").write_bytes(client.post("/t2i", json={"prompt": "p", "inference_steps": 1}).content)
     page = playground()
     for _ in range(6):
-        draw(page, **LONG)
+        generate(page, **LONG)
     card(page, "running", 3).wait_for()
-    expect(page.locator(".drawing", has_text="waits here")).to_have_count(2)
-    page.set_input_files("#recall-file", tmp_path / "a.png")
-    page.locator("#recalled", has_text="are in the form").wait_for()
-    page.locator(".drawing", has_text="waits here").first.get_by_role("button").click()
+    expect(page.locator(".generation", has_text="waiting: four requests")).to_have_count(2)
+    page.set_input_files("#metadata-file", tmp_path / "a.png")
+    page.locator("#metadata-report", has_text="are in the form").wait_for()
+    page.locator(".generation", has_text="waiting: four requests").first.get_by_role("button").click()
     for _ in range(4):
-        page.locator('.drawing[data-state="running"]').last.get_by_role("button").click()
-    page.locator("text=waits here").wait_for(state="detached")
+        page.locator('.generation[data-state="running"]').last.get_by_role("button").click()
+    page.locator("text=waiting: four requests").wait_for(state="detached")
     card(page, "running").wait_for()
-    assert page.locator(".drawing").count() == 1
+    assert page.locator(".generation").count() == 1
     page.keyboard.press("Escape")
 
 
 @pytest.mark.parametrize("way", ["button", "escape"])
-def test_what_is_cancelled_leaves_the_batch(playground, client, way):
+def test_cancelled_request_leaves_the_batch(playground, client, way):
     page = playground()
     wait_until(lambda: metric(client, "noria_slots_used") == 0)
-    before = metric(client, "noria_leaves_total")
-    draw(page, n=2, **LONG)
+    before = metric(client, "noria_departures_total")
+    generate(page, n=2, **LONG)
     card(page, "running").locator(".preview").first.wait_for(state="attached")
     wait_until(lambda: metric(client, "noria_slots_used") == 2)
     if way == "button":
-        page.get_by_role("button", name="Cancel drawing 1").click()
+        page.get_by_role("button", name="Cancel generation 1").click()
     else:
         page.keyboard.press("Escape")
-    page.locator(".drawing").wait_for(state="detached")
+    page.locator(".generation").wait_for(state="detached")
     wait_until(lambda: metric(client, "noria_slots_used") == 0)
-    wait_until(lambda: metric(client, "noria_leaves_total") - before >= 2)
-    assert metric(client, "noria_leaves_total") - before == 2
+    wait_until(lambda: metric(client, "noria_departures_total") - before >= 2)
+    assert metric(client, "noria_departures_total") - before == 2
     assert page.locator("#empty").is_visible()
-    assert page.locator("#news").inner_text() == "Drawing 1 is cancelled."
+    assert page.locator("#announcements").inner_text() == "Generation 1 is cancelled."
 
 
-def test_a_refusal_stands_at_its_field_in_the_servers_words(playground, client, open_page):
+def test_error_is_shown_at_its_field_with_the_servers_message(playground, client, open_page):
     page = playground()
-    words = client.post("/t2i", json={"prompt": "p", "width": 100}).json()["error"]["message"]
-    draw(page, width=100)
+    message = client.post("/t2i", json={"prompt": "p", "width": 100}).json()["error"]["message"]
+    generate(page, width=100)
     error = page.locator("#width-error")
     error.wait_for()
-    assert error.inner_text() == words
+    assert error.inner_text() == message
     assert page.locator("#width").get_attribute("aria-invalid") == "true"
     assert page.evaluate("document.activeElement.id") == "width"
-    assert page.locator(".drawing").count() == 0
+    assert page.locator(".generation").count() == 0
     page.fill("#width", "128")
     assert not error.is_visible()
     page.click("summary")
-    draw(page, deadline_ms=0)
+    generate(page, deadline_ms=0)
     page.locator("#deadline_ms-error").wait_for()
-    open_page.forgive(400)
+    open_page.ignore_logged(400)
 
 
-def test_the_form_is_made_of_the_models_own_bounds(playground, client):
+def test_form_has_the_bounds_of_the_model(playground, client):
     page = playground()
     (model,) = client.get("/v1/models").json()["data"]
-    offer = model["noria"]
+    capabilities = model["noria"]
     for name in ("width", "height", "inference_steps", "guidance_scale", "n"):
-        field, bounds = page.locator(f"#{name}"), offer["settings"][name]
+        field, bounds = page.locator(f"#{name}"), capabilities["settings"][name]
         assert (float(field.get_attribute("min")), float(field.get_attribute("max"))) == (bounds["min"], bounds["max"])
         assert float(field.input_value()) == bounds["default"]
     options = page.locator("#scheduler option").all_inner_texts()
-    assert options == [f"{each['name']} — {each['description']}" for each in offer["schedulers"]]
-    assert page.locator("#scheduler").input_value() == offer["default_scheduler"]
+    assert options == [f"{each['name']} — {each['description']}" for each in capabilities["schedulers"]]
+    assert page.locator("#scheduler").input_value() == capabilities["default_scheduler"]
     for size in page.locator("#presets button").all():
         size.click()
         width, height = (int(page.locator(f"#{side}").input_value()) for side in ("width", "height"))
         assert not {width % 32, height % 32} - {0}
         assert size.get_attribute("aria-pressed") == "true"
     facts = page.locator("#facts").inner_text()
-    assert "noria-shapes" in facts and offer["version"] in facts
+    assert "noria-shapes" in facts and capabilities["version"] in facts
     assert "/t2i" in page.locator("#first-command").inner_text()
 
 
 @pytest.fixture
 def two_models(tiny_folder):
-    """A server of the bundled model and of one that draws 32 × 32 pixels of noise, by its folder's name."""
-    with running_server(["bundled", "--more-models", str(tiny_folder), "--slots", "4", *PATIENT]) as running:
+    """A server with the bundled model and one that generates 32 × 32 pixels of noise, named after its folder."""
+    with running_server(
+        ["bundled", "--additional-models", str(tiny_folder), "--slots", "4", *LONG_TIMEOUTS]
+    ) as running:
         yield running
 
 
-def test_the_model_that_is_chosen_gives_the_bounds_and_draws_beside_the_other(
+def test_selected_model_sets_the_bounds_and_runs_beside_the_other(
     two_models, playground, open_page, check_accessibility, tiny_folder
 ):
     url = f"http://127.0.0.1:{two_models.port}"
-    page, wheel = playground(two_models.port), open_page(f"{url}/live")
-    with httpx.Client(base_url=url, timeout=PATIENCE_MS / 1000) as client:
-        offers = {each["id"]: each["noria"] for each in client.get("/v1/models").json()["data"]}
-    chooser = page.get_by_label("Model", exact=True)
-    assert chooser.locator("option").all_inner_texts() == list(offers) == ["noria-shapes", tiny_folder.name]
+    page, live = playground(two_models.port), open_page(f"{url}/live")
+    with httpx.Client(base_url=url, timeout=TIMEOUT_MS / 1000) as client:
+        capabilities = {each["id"]: each["noria"] for each in client.get("/v1/models").json()["data"]}
+    select = page.get_by_label("Model", exact=True)
+    assert select.locator("option").all_inner_texts() == list(capabilities) == ["noria-shapes", tiny_folder.name]
     for name in (tiny_folder.name, "noria-shapes", tiny_folder.name):
-        chooser.select_option(name)
-        assert shown_bounds(page) == bounds(offers[name])
-    assert bounds(offers["noria-shapes"]) != bounds(offers[tiny_folder.name])
+        select.select_option(name)
+        assert shown_bounds(page) == bounds(capabilities[name])
+    assert bounds(capabilities["noria-shapes"]) != bounds(capabilities[tiny_folder.name])
     check_accessibility(page)
-    wheel.get_by_text("The slots as a table").click()
-    wheel.evaluate(NOTED)
-    with held(engine_of(two_models)):
-        draw(page, inference_steps=100, n=2, seed=7)
-        draw(page, model="noria-shapes", inference_steps=100)
+    live.get_by_text("The slots as a table").click()
+    live.evaluate(NOTED)
+    with suspended(engine_of(two_models)):
+        generate(page, inference_steps=100, n=2, seed=7)
+        generate(page, model="noria-shapes", inference_steps=100)
     card(page, "finished", 1).wait_for()
-    noted = wheel.evaluate("noted")
-    assert any(", 2 models." in mix for mix, _ in noted)
+    noted = live.evaluate("noted")
+    assert any(", 2 models." in summary for summary, _ in noted)
     assert any(sorted(models) == sorted(["noria-shapes", *[tiny_folder.name] * 2]) for _, models in noted)
-    assert wheel.locator(".engine").count() == 1
-    check_accessibility(wheel)
-    newest, first = page.locator(".drawing").all()
+    assert live.locator(".engine").count() == 1
+    check_accessibility(live)
+    newest, first = page.locator(".generation").all()
     assert newest.locator(".facts li").all_inner_texts()[:2] == ["noria-shapes", "128 × 128"]
     assert first.locator(".facts li").all_inner_texts()[:2] == [tiny_folder.name, "32 × 32"]
-    with httpx.Client(base_url=url, timeout=PATIENCE_MS / 1000) as client:
-        wish = {"model": tiny_folder.name, "prompt": page.input_value("#prompt"), "inference_steps": 100, "seed": 7}
-        drawn = client.post("/t2i", json=wish)
-    assert np.abs(pixels(file_of(page, "img.final[width='32']")) - pixels(drawn.content)).max() <= 1
+    with httpx.Client(base_url=url, timeout=TIMEOUT_MS / 1000) as client:
+        body = {"model": tiny_folder.name, "prompt": page.input_value("#prompt"), "inference_steps": 100, "seed": 7}
+        expected = client.post("/t2i", json=body)
+    assert np.abs(pixels(file_of(page, "img.final[width='32']")) - pixels(expected.content)).max() <= 1
 
 
 NOTED = """() => {
-  // What the wheel is said to be a mix of, and the models of its table, at any moment: an image may be done before anybody asks.
+  // All summaries of the batch and the models in the table: an image may be done before the test reads them.
   window.noted = [];
-  const note = () => noted.push([document.querySelector(".mix").textContent, [...document.querySelectorAll("td:nth-child(5)")].map((cell) => cell.textContent)]);
+  const note = () => noted.push([document.querySelector(".batch-summary").textContent, [...document.querySelectorAll("td:nth-child(5)")].map((cell) => cell.textContent)]);
   new MutationObserver(note).observe(document.querySelector(".engine"), { subtree: true, childList: true, characterData: true });
 }"""
 
 
-def bounds(offer):
-    numbers = {name: offer["settings"][name] for name in ("width", "height", "inference_steps", "guidance_scale")}
+def bounds(capabilities):
+    numbers = {
+        name: capabilities["settings"][name] for name in ("width", "height", "inference_steps", "guidance_scale")
+    }
     return {name: (each["min"], each["max"], each["default"]) for name, each in numbers.items()} | {
-        "scheduler": offer["default_scheduler"]
+        "scheduler": capabilities["default_scheduler"]
     }
 
 
 def shown_bounds(page):
     numbers = {name: page.locator(f"#{name}") for name in ("width", "height", "inference_steps", "guidance_scale")}
     return {
-        name: tuple(float(told) for told in (each.get_attribute("min"), each.get_attribute("max"), each.input_value()))
+        name: tuple(
+            float(value) for value in (each.get_attribute("min"), each.get_attribute("max"), each.input_value())
+        )
         for name, each in numbers.items()
     } | {"scheduler": page.input_value("#scheduler")}
 
 
-# ── Taking it elsewhere, and back ───────────────────────────────────────────────────────────────────────────────────────────
+# ── Copying and reusing settings ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def run_snippet(name, code, folder, environment):
@@ -324,15 +334,15 @@ def run_snippet(name, code, folder, environment):
 
 def copied(page, name):
     page.click(f"button:text-is('{name}')")
-    page.locator("#news", has_text=f"Copied as {name}.").wait_for()
+    page.locator("#announcements", has_text=f"Copied as {name}.").wait_for()
     return page.evaluate("navigator.clipboard.readText()")
 
 
-def test_copied_code_draws_the_same_image(playground, tmp_path):
+def test_copied_code_generates_the_same_image(playground, tmp_path):
     page = playground(permissions=["clipboard-read", "clipboard-write"])
-    draw(
+    generate(
         page,
-        prompt=ODD,
+        prompt=SPECIAL_CHARACTERS,
         negative_prompt="it's grey",
         seed=BIG_SEED,
         inference_steps=4,
@@ -347,11 +357,11 @@ def test_copied_code_draws_the_same_image(playground, tmp_path):
         assert name == "curl" or file.stem == BIG_SEED
 
 
-def test_a_dropped_file_brings_its_settings_back_and_the_same_image(playground, client):
+def test_dropped_file_gives_its_settings_and_the_same_image(playground, client):
     page = playground()
-    asked = {"prompt": ODD, "negative_prompt": "grey", "seed": int(BIG_SEED), "width": 96, "height": 160, "inference_steps": 3,
+    settings = {"prompt": SPECIAL_CHARACTERS, "negative_prompt": "grey", "seed": int(BIG_SEED), "width": 96, "height": 160, "inference_steps": 3,
              "guidance_scale": 2.5, "scheduler": "euler", "format": "webp"}  # fmt: skip
-    file = client.post("/t2i", json=asked).content
+    file = client.post("/t2i", json=settings).content
     dropped = page.evaluate_handle(
         """(text) => {
           const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
@@ -362,9 +372,9 @@ def test_a_dropped_file_brings_its_settings_back_and_the_same_image(playground, 
         base64.b64encode(file).decode(),
     )
     page.dispatch_event("#drop", "dragover", {"dataTransfer": dropped})
-    assert "over" in page.locator("#drop").get_attribute("class")
+    assert "drag-over" in page.locator("#drop").get_attribute("class")
     page.dispatch_event("#drop", "drop", {"dataTransfer": dropped})
-    page.locator("#recalled", has_text="The settings of mine.webp, drawn by Noria").wait_for()
+    page.locator("#metadata-report", has_text="The settings of mine.webp, generated by Noria").wait_for()
     for name in (
         "prompt",
         "negative_prompt",
@@ -375,14 +385,14 @@ def test_a_dropped_file_brings_its_settings_back_and_the_same_image(playground, 
         "guidance_scale",
         "scheduler",
     ):
-        assert page.locator(f"#{name}").input_value() == str(asked[name]), name
-    draw(page)
+        assert page.locator(f"#{name}").input_value() == str(settings[name]), name
+    generate(page)
     card(page, "finished").wait_for()
-    png = client.post("/t2i", json=asked | {"format": "png"}).content
+    png = client.post("/t2i", json=settings | {"format": "png"}).content
     assert np.abs(pixels(file_of(page)) - pixels(png)).max() <= 1
 
 
-def test_a_file_is_chosen_by_keyboard_and_what_cannot_be_had_is_told(playground, tmp_path, open_page):
+def test_file_is_chosen_by_keyboard_and_unsupported_settings_are_listed(playground, tmp_path, open_page):
     from PIL.PngImagePlugin import PngInfo
 
     page = playground()
@@ -393,28 +403,27 @@ def test_a_file_is_chosen_by_keyboard_and_what_cannot_be_had_is_told(playground,
     )
     Image.new("RGB", (8, 8)).save(tmp_path / "cat.png", pnginfo=chunks)
     (tmp_path / "words.txt").write_text("no image")
-    page.on(
-        "filechooser", lambda _: None
-    )  # or Playwright asks Chromium for it while Enter is pressed, now and then too late
-    page.focus("#recall-choose")
+    # Makes Playwright intercept the dialog before Enter is pressed; later is sometimes too late.
+    page.on("filechooser", lambda _: None)
+    page.focus("#metadata-choose")
     with page.expect_file_chooser() as chooser:
         page.keyboard.press("Enter")
     chooser.value.set_files(tmp_path / "cat.png")
-    told = page.locator("#recalled", has_text="Not to be had here")
-    told.wait_for()
+    report = page.locator("#metadata-report", has_text="Not supported by this server")
+    report.wait_for()
     for word in ("dreams", "Brownian", "512", "Clip skip: 2", "another program"):
-        assert word in told.inner_text()
+        assert word in report.inner_text()
     assert page.locator("#prompt").input_value() == "a cat"
     assert page.locator("#guidance_scale").input_value() == "7"
-    page.set_input_files("#recall-file", tmp_path / "words.txt")
-    page.locator("#recalled", has_text="words.txt: the file is not an image").wait_for()
+    page.set_input_files("#metadata-file", tmp_path / "words.txt")
+    page.locator("#metadata-report", has_text="words.txt: the file is not an image").wait_for()
     assert page.locator("#prompt").input_value() == "a cat"
-    open_page.forgive(422)
+    open_page.ignore_logged(422)
 
 
-def test_a_drawing_is_recalled_and_its_seed_used_again(playground):
+def test_settings_and_seed_of_a_generation_are_reused(playground):
     page = playground()
-    draw(page, prompt="a green star", inference_steps=3, guidance_scale=2)
+    generate(page, prompt="a green star", inference_steps=3, guidance_scale=2)
     card(page, "finished").wait_for()
     seed = re.search(r"seed (\d+)", card(page, "finished").inner_text())[1]
     page.fill("#prompt", "something else")
@@ -422,87 +431,86 @@ def test_a_drawing_is_recalled_and_its_seed_used_again(playground):
     assert page.locator("#seed").input_value() == seed
     page.click("#seed-random")
     assert page.locator("#seed").input_value() == ""
-    page.click("button:text-is('Recall')")
+    page.click("button:text-is('Reuse settings')")
     assert [page.locator(f"#{name}").input_value() for name in ("prompt", "seed", "guidance_scale")] == [
         "a green star",
         seed,
         "2",
     ]
-    page.get_by_role("button", name="Remove drawing 1").click()
+    page.get_by_role("button", name="Remove generation 1").click()
     assert page.locator("#empty").is_visible()
 
 
-# ── Servers that are not ready, or not open ─────────────────────────────────────────────────────────────────────────────────
+# ── Servers that are not ready or need a key ──────────────────────────────────────────────────────────────────────────
 
 
-def test_the_page_waits_for_an_engine_and_goes_on_by_itself(playground, open_page, server, client):
-    with held(server.process):  # the supervisor: no other engine is there before the page has seen that none is
+def test_page_waits_for_an_engine_and_continues(playground, open_page, server, client):
+    with suspended(server.process):  # the supervisor starts no engine before the page has seen that there is none
         engine_of(server).kill()
         wait_until(lambda: client.get("/readyz").status_code == 503)
         page = open_page(f"http://127.0.0.1:{server.port}/")
         page.locator("#notice", has_text="No engine is ready yet").wait_for()
-        assert page.locator("#draw").is_disabled()
-    page.wait_for_selector("#draw:enabled", timeout=PATIENCE_MS)
+        assert page.locator("#generate").is_disabled()
+    page.wait_for_selector("#generate:enabled", timeout=TIMEOUT_MS)
     assert not page.locator("#notice").is_visible()
-    open_page.forgive(503)
+    open_page.ignore_logged(503)
 
 
-def test_a_server_that_goes_away_while_it_draws_is_missed_at_once(playground, open_page, server):
+def test_lost_server_is_noticed_during_a_generation(playground, open_page, server):
     page = playground()
-    draw(page, **LONG)
+    generate(page, **LONG)
     card(page, "running").wait_for()
-    page.get_by_role("button", name="Cancel drawing 1").focus()
-    page.route(
-        "**/readyz", lambda route: route.abort()
-    )  # or the supervisor's next front end may be there too soon to be missed
+    page.get_by_role("button", name="Cancel generation 1").focus()
+    # The supervisor's next front end may be ready before the page notices.
+    page.route("**/readyz", lambda route: route.abort())
     for process in server.children("frontend"):
         process.kill()
-    page.locator("#notice", has_text="cannot be reached. This page goes on by itself").wait_for()
-    assert page.locator("#draw").is_disabled()
-    assert page.locator("#served").inner_text() == "not reached"
+    page.locator("#notice", has_text="cannot be reached. This page continues by itself").wait_for()
+    assert page.locator("#generate").is_disabled()
+    assert page.locator("#server-status").inner_text() == "not reached"
     expect(card(page, "failed").get_by_role("button", name="Try again")).to_be_focused()
     page.unroute("**/readyz")
-    page.wait_for_selector("#draw:enabled")
+    page.wait_for_selector("#generate:enabled")
     assert not page.locator("#notice").is_visible()
-    open_page.forgive("net::ERR_")
-    open_page.forgive(503, perhaps=True)  # of the next front end, before it knows an engine
+    open_page.ignore_logged("net::ERR_")
+    open_page.ignore_logged(503, optional=True)  # from the next front end, before it has an engine
 
 
-def test_the_keyboard_keeps_its_place_when_a_drawing_is_done(playground, server):
+def test_focus_moves_to_the_image_when_a_generation_is_done(playground, server):
     page = playground()
-    with held(engine_of(server)):
-        draw(page, inference_steps=10)
-        page.get_by_role("button", name="Cancel drawing 1").focus()
+    with suspended(engine_of(server)):
+        generate(page, inference_steps=10)
+        page.get_by_role("button", name="Cancel generation 1").focus()
     card(page, "finished").wait_for()
-    expect(page.locator(".opener")).to_be_focused()
+    expect(page.locator(".open-large")).to_be_focused()
 
 
-def test_a_server_with_keys_asks_for_one_and_never_gives_it_away(playground, open_page, tmp_path):
+def test_page_asks_for_an_api_key_and_keeps_it_out_of_copied_code(playground, open_page, tmp_path):
     key, table = generate_key("alice")
     (tmp_path / "keys.toml").write_text(table)
-    with running_server(["bundled", "--slots", "2", "--keys-file", str(tmp_path / "keys.toml")]) as closed:
+    with running_server(["bundled", "--slots", "2", "--api-keys-file", str(tmp_path / "keys.toml")]) as closed:
         page = open_page(f"http://127.0.0.1:{closed.port}/", permissions=["clipboard-read", "clipboard-write"])
-        page.set_default_timeout(PATIENCE_MS)
+        page.set_default_timeout(TIMEOUT_MS)
         page.locator("#key").wait_for()
-        assert page.locator("#draw").is_disabled()
+        assert page.locator("#generate").is_disabled()
         page.fill("#key-value", "wrong")
         page.keyboard.press("Enter")
         page.locator("#notice", has_text="not known here").wait_for()
         page.fill("#key-value", key)
         page.keyboard.press("Enter")
-        page.wait_for_selector("#draw:enabled")
+        page.wait_for_selector("#generate:enabled")
         assert not page.locator("#key").is_visible()
         expect(page.locator("#prompt")).to_be_focused()
-        draw(page, inference_steps=2)
+        generate(page, inference_steps=2)
         card(page, "finished").wait_for()
         for name in ("curl", "openai", "Python"):
             code = copied(page, name)
             assert key not in code
             run_snippet(name, code, tmp_path / name, os.environ | {"NORIA_API_KEY": key})
-    open_page.forgive(401)
+    open_page.ignore_logged(401)
 
 
-# ── For everybody ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Accessibility ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 SCENES = (
     ("a red circle above a blue square", 7, "dpm++2m"),
@@ -512,35 +520,34 @@ SCENES = (
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_is_accessible_empty_running_and_finished(playground, check_accessibility, picture, scheme):
+def test_page_is_accessible_when_empty_running_and_finished(playground, check_accessibility, screenshot, scheme):
     page = playground(color_scheme=scheme, viewport={"width": 1280, "height": 900})
     check_accessibility(page)
     for prompt, seed, scheduler in SCENES:
-        draw(page, prompt=prompt, seed=seed, scheduler=scheduler, inference_steps=20)
+        generate(page, prompt=prompt, seed=seed, scheduler=scheduler, inference_steps=20)
     card(page, "finished", len(SCENES) - 1).wait_for()
     check_accessibility(page)
-    draw(
+    generate(
         page, prompt="a purple triangle to the right of a green circle", seed=21, inference_steps=200, scheduler="unipc"
     )
-    draw(page, prompt="a white star on a blue background", n=4, seed=40, inference_steps=100, scheduler="euler")
+    generate(page, prompt="a white star on a blue background", n=4, seed=40, inference_steps=100, scheduler="euler")
     halfway = "[...document.querySelectorAll('progress')].filter((bar) => bar.position > 0.3).length === 2"
-    wait_until(
-        lambda: page.evaluate(halfway)
-    )  # Playwright's own waiting for a function needs eval, which the pages forbid
+    # page.wait_for_function needs eval, which the content security policy forbids.
+    wait_until(lambda: page.evaluate(halfway))
     page.evaluate("window.scrollTo(0, 0)")
-    picture(page, f"playground-{scheme}.png")
+    screenshot(page, f"playground-{scheme}.png")
     check_accessibility(page)
     page.keyboard.press("Escape")
     page.keyboard.press("Escape")
-    page.locator(".opener").first.click()
+    page.locator(".open-large").first.click()
     check_accessibility(page)
 
 
 @pytest.mark.parametrize("width", [320, 390])
-def test_it_fits_a_telephone(playground, width):
+def test_page_fits_a_phone(playground, width):
     page = playground(viewport={"width": width, "height": 800})
-    draw(page, prompt="a" * 300, n=2, inference_steps=2, scheduler="euler-karras")
-    expect(page.locator(".drawing")).to_be_in_viewport()
+    generate(page, prompt="a" * 300, n=2, inference_steps=2, scheduler="euler-karras")
+    expect(page.locator(".generation")).to_be_in_viewport()
     card(page, "finished").wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") == width
     for control in page.locator(

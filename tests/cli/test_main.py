@@ -1,5 +1,6 @@
 """The command line: what is parsed, what is called, what is printed, and with which status it ends."""
 
+import importlib.metadata
 import math
 import pathlib
 import subprocess
@@ -8,26 +9,20 @@ from typing import Any
 
 import pytest
 
-import noria.cli.doctor
-import noria.cli.generate
+import noria.cli.doctor_checks
+import noria.cli.local_generation
 import noria.supervisor.supervisor
-import noria_bench.benches.deadlines
-import noria_bench.benches.quick
-import noria_bench.benches.suite
-import noria_bench.targets.serve
 from noria import __version__
 from noria.cli.main import build_parser, main
 from noria.config import Config
 from noria.errors import GenerationFailed, InvalidField, ModelError
-from noria.frontend.engines.pool import RawImage
+from noria.frontend.engines.client import RawImage
 from noria.frontend.http.api_keys import key_digest, read_keys
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import ImageRequest, ImageRequestBody
 from noria.settings import list_settings
-from noria_bench.benches.deadline_options import DeadlineOptions
-from noria_bench.targets.catalog import TargetSettings
 
-DOCS = pathlib.Path(__file__).parents[1] / "docs"
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture
@@ -75,7 +70,7 @@ def test_every_setting_is_a_flag_of_serve_or_its_argument() -> None:
         assert f"{setting.flag} " in help_text.replace(",", " ") or setting.key == "model"
 
 
-def test_flags_win_over_the_environment_and_the_file(
+def test_flags_override_the_environment_and_the_file(
     served_configs: list[Config], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "noria.toml").write_text('model = "from-file"\n[engine]\nslots = 2\nthreads = 2\ndecode_batch = 2\n')
@@ -86,9 +81,9 @@ def test_flags_win_over_the_environment_and_the_file(
     assert (engine.slots, engine.threads, engine.decode_batch, served_configs[0].model) == (4, 3, 2, "from-file")
 
 
-def test_generate_makes_a_body_of_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generate_builds_a_body_from_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[dict[str, Any]] = []
-    monkeypatch.setattr(noria.cli.generate, "run", lambda **options: calls.append(options) or 0)
+    monkeypatch.setattr(noria.cli.local_generation, "generate_files", lambda **options: calls.append(options) or 0)
     options = "-o out.JPG --negative-prompt dark --seed 7 --width 64 --height 96 --steps 5 --guidance 2.5 --scheduler ddim -n 2"
     assert main(["generate", "a red circle", *options.split(), "--model", "m", "--threads", "1"]) == 0
     body = ImageRequestBody(
@@ -99,7 +94,7 @@ def test_generate_makes_a_body_of_its_options(monkeypatch: pytest.MonkeyPatch) -
     assert (calls[0]["config"].model, calls[0]["config"].engine.threads) == ("m", 1)
 
 
-def test_key_prints_a_table_and_beside_it_the_key_once(
+def test_key_prints_its_table_to_stdout_and_the_key_to_stderr(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["key", "alice"]) == 0
@@ -158,16 +153,14 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_model_is_read(
     assert words in capsys.readouterr().err
 
 
-def test_generate_draws_without_a_deadline_and_numbers_the_files(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_generate_has_no_timeout_and_numbers_the_files(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     requests: list[ImageRequest] = []
 
-    def generate(config: Config, spec: ModelSpec, request: ImageRequest) -> list[RawImage]:
+    def run_engine(config: Config, spec: ModelSpec, request: ImageRequest) -> list[RawImage]:
         requests.append(request)
         return [RawImage(request.seed + index, 8, 8, memoryview(bytes(192))) for index in range(request.num_images)]
 
-    monkeypatch.setattr(noria.cli.generate, "_generate", generate)
+    monkeypatch.setattr(noria.cli.local_generation, "_run_engine", run_engine)
     assert main(["generate", "x", "-n", "2", "-o", str(tmp_path / "image.webp")]) == 0
     assert requests[0].timeout_s == math.inf
     files = sorted(tmp_path.iterdir())
@@ -184,137 +177,47 @@ def test_a_missing_model_ends_with_3(capsys: pytest.CaptureFixture[str]) -> None
     ("error", "status"),
     [(ModelError("m"), 3), (InvalidField("f"), 2), (GenerationFailed("g"), 1), (KeyboardInterrupt(), 130)],
 )
-def test_what_goes_wrong_decides_the_status(error: BaseException, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_determines_the_exit_status(
+    error: BaseException, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def run(**options: Any) -> int:
         raise error
 
-    monkeypatch.setattr(noria.cli.generate, "run", run)
+    monkeypatch.setattr(noria.cli.local_generation, "generate_files", run)
     assert main(["generate", "x"]) == status
 
 
-def test_bench_quick_measures_under_the_given_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[Config, pathlib.Path | None]] = []
-    monkeypatch.setattr(noria_bench.benches.quick, "main", lambda config, output: calls.append((config, output)) or 0)
-    assert main(["bench", "quick", "m", "--slots", "4", "-o", "results.json"]) == 0
-    ((config, output),) = calls
-    assert (config.model, config.engine.slots, output) == ("m", 4, pathlib.Path("results.json"))
+def test_bench_without_its_distribution_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: importlib.metadata.EntryPoints())
+    for arguments in (["bench"], ["bench", "quick", "--slots", "4"]):
+        assert main(arguments) == 2
+        assert "pip install 'noria-serve[bench]'" in capsys.readouterr().err
 
 
-def test_bench_contract_takes_loads_policies_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(noria_bench.benches.deadlines, "main", lambda *arguments: calls.append(arguments) or 0)
-    options = "--loads 90,50 --seconds 5 --policies seed,fcfs --mix alike --arrivals bursty --trace-seed 3 --plots p --slots 4"
-    assert main(["bench", "contract", "m", *options.split(), "-o", "results.json"]) == 0
-    assert main(["bench", "contract"]) == 0
-    config, bench_options, output, plots = calls[0]
-    assert (config.model, config.engine.slots) == ("m", 4)
-    assert bench_options == DeadlineOptions((50, 90), 5.0, ("fcfs", "seed"), "alike", "bursty", 3)
-    assert (output, plots) == (pathlib.Path("results.json"), pathlib.Path("p"))
-    assert calls[1][1:] == (DeadlineOptions(), None, None)
-
-
-def test_a_wrong_load_is_answered_with_what_loads_are(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["bench", "contract", "--loads", "fifty"])
-    assert caught.value.code == 2
-    assert "'fifty'; loads are whole per cents" in capsys.readouterr().err
-
-
-@pytest.fixture
-def suite_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What the suite was called with."""
-    calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(noria_bench.benches.suite, "main", lambda *arguments: calls.append(arguments) or 0)
-    return calls
-
-
-def test_benches_of_targets_take_targets_a_duration_a_folder_and_settings(suite_calls: list[tuple[Any, ...]]) -> None:
-    assert (
-        main(
-            [
-                "bench",
-                "scenario2",
-                "m",
-                "--targets",
-                "seed-batched,noria",
-                "--duration",
-                "45",
-                "--out",
-                "there",
-                "--full",
-                "--slots",
-                "4",
-            ]
-        )
-        == 0
+def test_entry_points_add_commands(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "some_plugin.py").write_text(
+        "from noria.cli.parser import add_plain_command\n"
+        "def add_to(commands):\n"
+        "    return [add_plain_command(commands, 'hello', lambda _: 42, 'answer')]\n"
     )
-    config, folder, planned, _ = suite_calls[0]
-    options = planned.args[-1]
-    assert (config.model, config.engine.slots, folder) == ("m", 4, pathlib.Path("there"))
-    assert [target.name for target in options.targets] == ["noria", "seed-batched"]
-    assert (options.seconds, options.full) == (45.0, True)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    point = importlib.metadata.EntryPoint("hello", "some_plugin:add_to", "noria.cli")
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: importlib.metadata.EntryPoints([point]))
+    assert "hello" in build_parser()[1]
+    assert main(["hello"]) == 42
 
 
-def test_mixed_takes_a_rate_and_a_sweep_its_name(suite_calls: list[tuple[Any, ...]]) -> None:
-    assert main(["bench", "mixed", "--rate", "12.5", "--arrivals", "both"]) == 0
-    assert main(["bench", "sweep", "batching", "--full"]) == 0
-    mixed, sweep = (call[2].args[-1] for call in suite_calls)
-    assert (mixed.rate, mixed.arrivals, mixed.load) == (12.5, "both", 80)
-    assert sweep.full
-    assert [call[1].parent.name for call in suite_calls] == ["bench-results"] * 2
-    assert suite_calls[1][1].name.endswith("-sweep-batching")
-
-
-def test_a_peer_that_is_not_installed_is_refused_before_anything_is_measured(
-    suite_calls: list[tuple[Any, ...]],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: pathlib.Path,
-    capsys: pytest.CaptureFixture[str],
+def test_a_plugin_that_cannot_be_imported_fails_only_its_own_command(
+    monkeypatch: pytest.MonkeyPatch, served_configs: list[Config], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert main(["bench", "scenario1", "--targets", "noria,ray"]) == 2
-    assert "noria bench install ray" in capsys.readouterr().err
-    assert suite_calls == []
-
-
-def test_a_target_is_served_by_hand_with_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(noria_bench.targets.serve, "main", lambda *arguments: calls.append(arguments) or 0)
-    assert main(["bench", "serve", "seed-batched", "m", "--batch-timeout-ms", "250", "--batch-size", "4"]) == 0
-    assert main(["bench", "serve", "noria", "--port", "0", "--stream", "chunks"]) == 0
-    assert [(config.model, target, port) for config, target, port, _ in calls] == [
-        ("m", "seed-batched", 8001),
-        ("bundled", "noria", 0),
-    ]
-    assert [call[3] for call in calls] == [TargetSettings(0.25, 4), TargetSettings(stream="chunks")]
-
-
-def test_a_report_is_made_of_a_folder_and_a_folder_without_runs_is_refused(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["bench", "report", str(tmp_path)]) == 2
-    assert "holds no runs" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("scenario1 --targets noria,triton", "'triton'; targets are all, noria, seed-stream-async"),
-        ("scenario1 --duration soon", "'soon'; a run lasts 1 to 86400 whole seconds"),
-        ("mixed --load much", "'much'; a load is a whole per cent"),
-        ("mixed --load 50 --rate 10", "not allowed with argument"),
-        ("sweep colour", "'attention', 'channels-last'"),
-        ("install torchserve", "'litserve', 'bentoml', 'ray'"),
-        ("serve triton", "'noria', 'seed-stream-async'"),
-    ],
-)
-def test_a_wrong_option_of_a_bench_is_answered_with_what_is_allowed(
-    words: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["bench", *words.split()])
-    assert caught.value.code == 2
-    assert message.replace("'", "") in capsys.readouterr().err.replace("'", "")
+    point = importlib.metadata.EntryPoint("bench", "no_such_module:add_to", "noria.cli")
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: importlib.metadata.EntryPoints([point]))
+    assert main(["serve"]) == 0
+    assert len(served_configs) == 1
+    assert main(["bench", "quick"]) == 2
+    assert "noria bench is not available: no_such_module:add_to cannot be imported" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("verdict", "status"), [("ok", 0), ("warn", 0), ("fail", 1)])
@@ -322,7 +225,9 @@ def test_doctor_fails_when_a_finding_does(
     verdict: Any, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        noria.cli.doctor, "examine", lambda config, listen: [noria.cli.doctor.Finding(verdict, "cpu", "words")]
+        noria.cli.doctor_checks,
+        "examine",
+        lambda config, listen: [noria.cli.doctor_checks.Finding(verdict, "cpu", "words")],
     )
     assert main(["doctor"]) == status
     assert "words" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Dashboards against Grafana's own schema, as its foundation SDK has it: names, types and choices of every field, and units."""
+"""The dashboards conform to Grafana's schema in its foundation SDK: field names, types, enum values and units."""
 
 import copy
 import enum
@@ -17,63 +17,63 @@ from noria.dashboards.panels import Unit
 
 FILES = sorted((pathlib.Path(__file__).parents[2] / "deploy" / "grafana" / "dashboards").glob("*.json"))
 
-register_default_plugins()  # what panels and queries of each kind have
+register_default_plugins()  # the schemas of all kinds of panels and queries
 
 
 def faults(document):
-    """What Grafana does not know in it: fields that it passes over, and values that their fields cannot have."""
+    """Return what Grafana would not accept: unknown fields, and invalid values."""
     read = Dashboard.from_json(document)
     written = json.loads(JSONEncoder().encode(read))
     return [*unknown(document, written, "$"), *mistyped(read, Dashboard, "$")]
 
 
-def unknown(document, written, place):
-    """Fields of `document` that its reading has lost."""
+def unknown(document, written, location):
+    """Yield fields of `document` that are lost by parsing it."""
     if isinstance(document, dict):
         for name, value in document.items():
             if isinstance(written, dict) and name in written:
-                yield from unknown(value, written[name], f"{place}.{name}")
+                yield from unknown(value, written[name], f"{location}.{name}")
             else:
-                yield f"{place}.{name} is no field"
+                yield f"{location}.{name} is no known field"
     elif isinstance(document, list):
         for number, (one, other) in enumerate(zip(document, written, strict=True)):
-            yield from unknown(one, other, f"{place}[{number}]")
+            yield from unknown(one, other, f"{location}[{number}]")
     elif document != written:
-        yield f"{place} is {document!r}, read as {written!r}"
+        yield f"{location} is {document!r}, read as {written!r}"
 
 
-def mistyped(value, kind, place):
-    """Values that are not of the types that the schema declares, among them words that are none of a choice's."""
+def mistyped(value, kind, location):
+    """Yield values that do not have the types or enum values of the schema."""
     choices = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
-    found = [list(_mistyped(value, choice, place)) for choice in choices]
+    found = [list(_mistyped(value, choice, location)) for choice in choices]
     if all(found):
         yield from found[0]
 
 
-def _mistyped(value, kind, place):
+def _mistyped(value, kind, location):
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is list and isinstance(value, list):
         for number, item in enumerate(value):
-            yield from mistyped(item, arguments[0], f"{place}[{number}]")
+            yield from mistyped(item, arguments[0], f"{location}[{number}]")
     elif allowed := _allowed(kind):
         if value not in allowed:
-            yield f"{place} is {value!r}; it can be one of {allowed}"
+            yield f"{location} is {value!r}; it can be one of {allowed}"
     elif kind not in (object, typing.Any) and not isinstance(value, (float, int) if kind is float else origin or kind):
-        yield f"{place} is {value!r}, not of {kind}"
+        yield f"{location} is {value!r}, not of {kind}"
     elif hasattr(type(value), "to_json"):
         for name, part in typing.get_type_hints(type(value)).items():
-            yield from mistyped(getattr(value, name), part, f"{place}.{name}")
+            yield from mistyped(getattr(value, name), part, f"{location}.{name}")
 
 
 def _allowed(kind):
-    """The words of a choice; none of what is no choice."""
+    """Return the values of an enum or Literal; empty for other types."""
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return [each.value for each in kind]
     return list(typing.get_args(kind)) if typing.get_origin(kind) is typing.Literal else []
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_a_dashboard_is_what_grafana_reads(file):
+def test_a_dashboard_conforms_to_grafanas_schema(file):
     assert faults(json.loads(file.read_text())) == []
 
 
@@ -96,14 +96,14 @@ def test_a_dashboard_is_what_grafana_reads(file):
 def test_a_planted_fault_is_found(path, value):
     document = copy.deepcopy(json.loads(FILES[-1].read_text()))
     *parents, last = path
-    place = document
+    node = document
     for parent in parents:
-        place = place[parent]
-    place[last] = value
+        node = node[parent]
+    node[last] = value
     (fault,) = faults(document)
     assert repr(value) in fault or last in fault
 
 
-def test_units_are_grafanas():
+def test_units_are_known_to_grafana():
     known = {value for name, value in vars(units).items() if name[0] != "_"}
     assert set(typing.get_args(Unit)) <= known

@@ -1,4 +1,7 @@
-"""Which metrics an expression asks for; and every expression that we ship, parsed as Prometheus would and held against the declarations."""
+"""The metrics in an expression are found.
+
+Every shipped expression is valid PromQL and uses declared metrics and labels.
+"""
 
 import pathlib
 
@@ -13,15 +16,15 @@ from noria.observe.metrics.declarations import DECLARATIONS
 from noria.observe.metrics.docs_page import QUERIES
 
 RULES = pathlib.Path(__file__).parents[2] / "deploy" / "prometheus"
-EVERYWHERE = {"instance", "job"}  # Prometheus adds them
+TARGET_LABELS = {"instance", "job"}  # added by Prometheus
 
 
 def shipped():
     for dashboard in DASHBOARDS:
         for row in dashboard.rows:
             for panel in row.panels:
-                for place, query in enumerate(panel.queries):
-                    yield pytest.param(query.expr, id=f"{dashboard.uid} {panel.title} {place}")
+                for position, query in enumerate(panel.queries):
+                    yield pytest.param(query.expr, id=f"{dashboard.uid} {panel.title} {position}")
     for question, expr in QUERIES.items():
         yield pytest.param(expr, id=question)
     for name in ("recording.yml", "alerts.yml"):
@@ -30,7 +33,7 @@ def shipped():
 
 
 def selectors(expr):
-    """(metric, [(label, value)]) of each; raises ValueError for what is no PromQL, or wrongly typed."""
+    """Return (metric, [(label, value)]) of each selector. Raises ValueError for invalid PromQL."""
     found = []
 
     def visit(node):
@@ -42,17 +45,17 @@ def selectors(expr):
 
 
 def faults(expr):
-    """Labels and codes that what it asks for does not have."""
+    """Yield labels and codes in `expr` that do not exist."""
     declared = {series: each for each in DECLARATIONS.values() for series in each.series}
     codes = {"ok"} | {kind.code for kind in kinds(NoriaError) if "code" in vars(kind)}
     for name, matchers in selectors(expr):
-        if name not in declared:  # recorded, or Prometheus' own: tests/deploy looks after them
+        if name not in declared:  # recorded, or Prometheus' own: tested in tests/deploy
             continue
-        labels = {*declared[name].labels, *EVERYWHERE, *(["le"] if name.endswith("_bucket") else [])}
+        labels = {*declared[name].labels, *TARGET_LABELS, *(["le"] if name.endswith("_bucket") else [])}
         for label, value in matchers:
             if label not in labels:
                 yield f"{name} has no label {label}"
-            elif label in ("outcome", "reason") and name != "noria_webhooks_total":
+            elif label in ("outcome", "reason") and name != "noria_webhook_attempts_total":
                 yield from (f"{code} is no outcome" for code in value.split("|") if code not in codes)
 
 
@@ -63,7 +66,7 @@ def kinds(kind):
 
 
 @pytest.mark.parametrize("expr", list(shipped()))
-def test_what_is_shipped_is_promql_and_asks_for_labels_that_there_are(expr):
+def test_shipped_expressions_are_valid_and_use_labels_that_exist(expr):
     assert list(faults(expr)) == []
     assert set(metrics_in(expr)) == {name for name, _ in selectors(expr)}
 
@@ -72,12 +75,12 @@ def test_what_is_shipped_is_promql_and_asks_for_labels_that_there_are(expr):
     ("expr", "fault"),
     [
         ("sum(up", "unclosed"),
-        ("rate(noria_turns_total)", "expected type matrix"),
-        ("histogram_quantile(noria_turns_total)", "expected 2 argument"),
-        ("p95(noria_turns_total)", "unknown function"),
+        ("rate(noria_iterations_total)", "expected type matrix"),
+        ("histogram_quantile(noria_iterations_total)", "expected 2 argument"),
+        ("p95(noria_iterations_total)", "unknown function"),
     ],
 )
-def test_what_is_no_promql_is_found(expr, fault):
+def test_invalid_promql_is_found(expr, fault):
     with pytest.raises(ValueError, match=fault):
         selectors(expr)
 
@@ -85,12 +88,12 @@ def test_what_is_no_promql_is_found(expr, fault):
 @pytest.mark.parametrize(
     ("expr", "fault"),
     [
-        ('rate(noria_turns_total{model="x"}[5m])', "noria_turns_total has no label model"),
+        ('rate(noria_iterations_total{model="x"}[5m])', "noria_iterations_total has no label model"),
         ('noria_requests_total{outcome=~"ok|engine_dead"}', "engine_dead is no outcome"),
         ('noria_request_seconds_sum{le="1"}', "noria_request_seconds_sum has no label le"),
     ],
 )
-def test_what_no_series_has_is_found(expr, fault):
+def test_labels_and_codes_that_do_not_exist_are_found(expr, fault):
     assert list(faults(expr)) == [fault]
 
 
@@ -108,5 +111,5 @@ def test_what_no_series_has_is_found(expr, fault):
         ("max_over_time(rate(a[5m])[1h:1m])", ["a"]),
     ],
 )
-def test_only_metrics_are_found(expr, names):
+def test_exactly_the_metrics_are_found(expr, names):
     assert metrics_in(expr) == names

@@ -1,4 +1,4 @@
-"""The tests of deploy/ share a module that stands beside them, not in a package: put their folder on the path."""
+"""Puts this folder on the path: the tests share the module `container`."""
 
 import pathlib
 import sys

@@ -1,4 +1,4 @@
-"""What Noria's container is: the Dockerfile read, and the configuration that a container of it would run with."""
+"""The parsed Dockerfile, and the configuration with which its container would run."""
 
 import dataclasses
 import json
@@ -10,19 +10,21 @@ from noria.cli.main import build_parser
 from noria.config import Config
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
-from noria.frontend.http.quotas import OPEN_PATHS
+from noria.frontend.http.paths import OPEN_PATHS
 from noria.settings import list_settings, load
 from noria.supervisor.supervisor import ENGINE_STOP_TIMEOUT_S, FRONTEND_STOP_TIMEOUT_S
 
 ROOT = pathlib.Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 DOCKERFILE = DEPLOY / "Dockerfile"
-STOP_S = FRONTEND_STOP_TIMEOUT_S + ENGINE_STOP_TIMEOUT_S  # what the supervisor gives its children after `drain_s`
+STOP_S = (
+    FRONTEND_STOP_TIMEOUT_S + ENGINE_STOP_TIMEOUT_S
+)  # the time that the supervisor gives its children after `drain_s`
 
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """From one FROM to the next: its instructions and their arguments, in order."""
+    """A build stage: its instructions and their arguments, in order."""
 
     instructions: tuple[tuple[str, str], ...]
 
@@ -50,12 +52,15 @@ def stages(text):
 
 
 def image():
-    """The stage that is shipped."""
+    """Return the last stage, which is the image."""
     return stages(DOCKERFILE.read_text())[-1]
 
 
 def configuration(arguments, environment) -> Config:
-    """What `noria ARGUMENTS` is set to in the image, with `environment` over the image's; fails for what is no setting or flag."""
+    """Return the config of `noria ARGUMENTS` in the image with `environment` added.
+
+    Raises for unknown settings and flags.
+    """
     parsed = build_parser()[0].parse_args(arguments)
     flags = {setting.key: getattr(parsed, setting.key, None) for setting in list_settings()}
     given = {key: value for key, value in flags.items() if value is not None}
@@ -63,12 +68,12 @@ def configuration(arguments, environment) -> Config:
 
 
 def probed_paths():
-    """Paths that whoever has no key may ask for, with GET."""
+    """Return the GET paths that need no API key."""
     routes = build_app(Config(), EnginePool([])).routes
     return {route.path for route in routes if "GET" in route.methods and route.path in OPEN_PATHS}
 
 
 def is_pinned(name):
-    """Whether an image's name says which: a version, or a tag of our own that the Dockerfile's head builds."""
+    """Return whether an image has a version tag, or a tag that the build commands in the Dockerfile give."""
     tag = re.fullmatch(r"[^\s:]+(?:/[^\s:]+)*:([\w.-]+)", name)
     return tag is not None and (bool(re.match(r"v?\d", tag[1])) or f"-t {name} " in DOCKERFILE.read_text() + " ")

@@ -1,4 +1,4 @@
-"""compose.yaml, against the compose specification and against what it names: files, settings, routes, services."""
+"""compose.yaml conforms to the compose specification, and the files, settings, routes and services in it exist."""
 
 import copy
 import pathlib
@@ -23,12 +23,12 @@ CHECK = [pathlib.Path(sys.executable).parent / "check-jsonschema", "--builtin-sc
 
 
 def by_default(text):
-    """`text` where nobody has set the variables that it names."""
+    """Return `text` with the default values of its variables."""
     return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
 
 
 def mounts(service):
-    """(host's path or volume's name, container's path) of each."""
+    """Return (host path or volume name, container path) of each mount."""
     return [tuple(volume.split(":")[:2]) for volume in service.get("volumes", [])]
 
 
@@ -46,14 +46,14 @@ def check_mounts(compose):
         for source, _ in mounts(service):
             if source.startswith("."):
                 assert (DEPLOY / source).exists(), f"{name}: {source}"
-            elif not source.startswith("/"):  # the host's own; else a volume
+            elif not source.startswith("/"):  # a path of the host; else a volume
                 assert source in compose["volumes"], f"{name}: {source}"
     used = {source for service in compose["services"].values() for source, _ in mounts(service)}
     assert set(compose["volumes"]) <= used
 
 
 def check_paths(compose):
-    """What commands and variables name of a mounted folder is in it."""
+    """Files of mounted folders in commands and variables exist."""
     for name, service in compose["services"].items():
         texts = [*service.get("command", ()), *service.get("environment", {}).values()]
         for text in texts:
@@ -76,17 +76,19 @@ def check_noria(compose):
 
 
 def check_targets(compose):
-    """Prometheus scrapes, and warns by, services that there are."""
+    """The targets and alert managers of Prometheus are services."""
     names = set(compose["services"])
     for service in compose["services"].values():
         names |= set(service.get("networks", {}).get("default", {}).get("aliases", ()))
     config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
-    places = [*config["scrape_configs"], *config["alerting"]["alertmanagers"]]
-    targets = [target for place in places for each in place.get("static_configs", ()) for target in each["targets"]]
+    sections = [*config["scrape_configs"], *config["alerting"]["alertmanagers"]]
+    targets = [
+        target for section in sections for each in section.get("static_configs", ()) for target in each["targets"]
+    ]
     targets += [
         f"{name}:{each['port']}"
-        for place in places
-        for each in place.get("dns_sd_configs", ())
+        for section in sections
+        for each in section.get("dns_sd_configs", ())
         for name in each["names"]
     ]
     assert len(targets) == 5
@@ -97,7 +99,7 @@ def check_targets(compose):
 
 
 def check_sources(compose, sources):
-    """Grafana finds its sources among the services, and those to which an exemplar leads among its sources."""
+    """Grafana's data sources are services, and exemplars link to a data source for traces."""
     by_uid = {source["uid"]: source for source in sources}
     assert len(by_uid) == len(sources)
     assert [source["type"] for source in sources if source.get("isDefault")] == ["prometheus"]
@@ -110,8 +112,8 @@ def check_sources(compose, sources):
             assert by_uid[destination["datasourceUid"]]["type"] == "jaeger"
 
 
-def check_who_comes_in(compose):
-    """Nothing is published beyond this machine, and each service belongs to a profile."""
+def check_exposure(compose):
+    """Ports are published on the loopback address only, and each service has a profile."""
     for name, service in compose["services"].items():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), name
         assert set(service["profiles"]) <= {"cpu", "gpu", "traces"}, name
@@ -119,10 +121,10 @@ def check_who_comes_in(compose):
             assert other in compose["services"], name
 
 
-CHECKS = (check_images, check_mounts, check_paths, check_noria, check_targets, check_who_comes_in)
+CHECKS = (check_images, check_mounts, check_paths, check_noria, check_targets, check_exposure)
 
 
-def test_grafana_finds_its_sources_and_leads_from_exemplars_to_traces():
+def test_grafanas_data_sources_exist_and_exemplars_link_to_traces():
     check_sources(COMPOSE, SOURCES)
     (metrics,) = (source for source in SOURCES if source["type"] == "prometheus")
     assert metrics["jsonData"]["exemplarTraceIdDestinations"]
@@ -146,16 +148,16 @@ def test_a_fault_in_a_source_is_found(key, value):
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_compose_agrees_with_what_it_names(check):
+def test_names_in_compose_exist(check):
     check(COMPOSE)
 
 
-def test_it_is_what_the_specification_allows():
+def test_it_conforms_to_the_specification():
     done = subprocess.run([*CHECK, DEPLOY / "compose.yaml"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
-def test_the_specification_finds_what_is_planted(tmp_path):
+def test_the_specification_check_finds_a_planted_fault(tmp_path):
     file = tmp_path / "compose.yaml"
     file.write_text((DEPLOY / "compose.yaml").read_text().replace("stop_grace_period", "stop_grace"))
     done = subprocess.run([*CHECK, file], capture_output=True, text=True, check=False)
@@ -166,10 +168,10 @@ def test_the_specification_finds_what_is_planted(tmp_path):
 def _plant(path, value):
     planted = copy.deepcopy(COMPOSE)
     *parents, last = path
-    place = planted
+    node = planted
     for parent in parents:
-        place = place[parent]
-    place[last] = value
+        node = node[parent]
+    node[last] = value
     return planted
 
 
@@ -185,7 +187,7 @@ def _plant(path, value):
         (check_noria, ("services", "noria", "ports"), ["127.0.0.1:8000:80"]),
         (check_noria, ("services", "noria", "stop_grace_period"), "10s"),
         (check_targets, ("services", "noria", "networks"), {}),
-        (check_who_comes_in, ("services", "grafana", "ports"), ["3000:3000"]),
+        (check_exposure, ("services", "grafana", "ports"), ["3000:3000"]),
     ],
 )
 def test_a_planted_fault_is_found(check, path, value):
@@ -199,7 +201,7 @@ def test_a_planted_fault_is_found(check, path, value):
 
 @pytest.mark.parametrize("name", ["noria", "noria-gpu"])
 def test_devices_and_keys_are_set_from_outside(name):
-    given = {"NORIA_ENGINE_DEVICES": "cuda:0,cuda:1", "NORIA_FRONTEND_KEYS_FILE": "/keys/keys.toml"}
+    given = {"NORIA_ENGINE_DEVICES": "cuda:0,cuda:1", "NORIA_FRONTEND_API_KEYS_FILE": "/keys/keys.toml"}
     service = COMPOSE["services"][name]
     environment = {
         key: given[key] if f"${{{key}:-" in value and key in given else by_default(value)
@@ -207,16 +209,16 @@ def test_devices_and_keys_are_set_from_outside(name):
     }
     config = configuration(["serve"], environment)
     assert config.engine.devices == ("cuda:0", "cuda:1")
-    assert config.frontend.keys_file == "/keys/keys.toml"
+    assert config.frontend.api_keys_file == "/keys/keys.toml"
     assert "/keys" in [target for _, target in mounts(service)]
 
 
 @pytest.mark.parametrize(("key", "value"), [("NORIA_MODELS", "bundled"), ("NORIA_ENGINE_SLOTS", "0")])
-def test_a_variable_that_noria_does_not_know_is_found(key, value):
+def test_an_unknown_variable_is_found(key, value):
     with pytest.raises(ConfigError, match=key):
         check_noria(_plant(("services", "noria", "environment"), {key: value}))
 
 
-def test_the_profiles_of_the_docs_are_there():
+def test_the_docs_and_the_file_name_the_profiles():
     for file in (DEPLOY / "compose.yaml", ROOT / "docs" / "operations.md"):
         assert re.search(r"--profile (cpu|gpu)", file.read_text(encoding="utf-8"))

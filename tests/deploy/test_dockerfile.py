@@ -1,4 +1,4 @@
-"""The Dockerfile, judged by hadolint and against what Noria is."""
+"""hadolint finds nothing in the Dockerfile, and the settings, routes and files in it exist."""
 
 import pathlib
 import re
@@ -21,32 +21,32 @@ def test_hadolint_finds_nothing():
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_hadolint_finds_what_is_planted():
+def test_hadolint_finds_a_planted_fault():
     assert "DL3002" in hadolint(DOCKERFILE.read_text().replace("USER 10001:10001", "USER root")).stdout
 
 
-def test_variables_are_settings_and_the_port_is_the_one_that_is_listened_on():
+def test_variables_are_settings_and_the_exposed_port_is_the_servers():
     config = configuration(image().command[1:], {})
     assert config.frontend.host == "0.0.0.0"
     assert image().one("EXPOSE") == str(config.frontend.port)
     assert config.data_dir == image().one("VOLUME") == image().one("WORKDIR")
 
 
-def test_the_health_check_asks_a_route_that_is_open_to_all():
+def test_the_health_check_uses_a_route_that_needs_no_key():
     port, path = re.search(r"http://127\.0\.0\.1:(\d+)(/\w+)", image().one("HEALTHCHECK")).groups()
     assert port == image().one("EXPOSE")
     assert path in probed_paths()
-    assert path != "/readyz"  # loading is no sickness
+    assert path != "/readyz"  # a server that loads a model is healthy
 
 
-def test_it_runs_as_nobody_in_particular():
-    user, _, group = image().one("USER").partition(":")  # numbers: Kubernetes' runAsNonRoot cannot judge a name
+def test_it_runs_as_a_user_without_privileges():
+    user, _, group = image().one("USER").partition(":")  # numbers: Kubernetes' runAsNonRoot cannot check a name
     assert int(user) > 0
     assert int(group) > 0
     assert f"--uid {user}" in "".join(image().all("RUN"))
 
 
-def test_what_is_copied_is_there_and_is_sent_to_the_builder():
+def test_copied_files_exist_and_are_sent_to_the_builder():
     sent = {line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] == "!"}
     for stage in stages(DOCKERFILE.read_text()):
         for line in stage.all("COPY"):
@@ -55,19 +55,18 @@ def test_what_is_copied_is_there_and_is_sent_to_the_builder():
                 assert [source for source in sources if not (ROOT / source).exists() or source not in sent] == []
 
 
-def test_what_is_installed_is_declared():
+def test_installed_extras_are_declared():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = re.search(r'"\.\[([\w,]+)\]"', DOCKERFILE.read_text())[1].split(",")
     assert set(extras) <= set(project["optional-dependencies"])
-    assert re.search(
-        r"^torch==", (ROOT / "constraints.txt").read_text(), re.MULTILINE
-    )  # which the Dockerfile looks for
+    # The Dockerfile greps for this line.
+    assert re.search(r"^torch==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     minor = int(re.search(r"^ARG PYTHON=3\.(\d+)$", DOCKERFILE.read_text(), re.MULTILINE)[1])
     assert f"Programming Language :: Python :: 3.{minor}" in project["classifiers"]
 
 
 @pytest.mark.parametrize("plant", ["NORIA_DATA_DIRS=/data", "NORIA_FRONTEND_PORT=http"])
-def test_a_variable_that_is_no_setting_is_found(plant):
+def test_an_unknown_variable_is_found(plant):
     from noria.errors import ConfigError
 
     with pytest.raises(ConfigError, match="NORIA_"):

@@ -1,4 +1,4 @@
-"""The Kubernetes manifests, against Kubernetes' own schemas and against what they name."""
+"""The Kubernetes manifests conform to Kubernetes' schemas, and the settings, routes and names in them exist."""
 
 import copy
 
@@ -35,12 +35,12 @@ def set_up(manifests):
 
 
 def check_labels(manifests):
-    """Everybody means the Deployment's pods."""
+    """All selectors match the Deployment's pods."""
     labels = pod(manifests)["metadata"]["labels"].items()
     for kind in ("Deployment", "PodDisruptionBudget", "PodMonitor"):
         assert manifests[kind]["spec"]["selector"]["matchLabels"].items() <= labels, kind
     assert manifests["Service"]["spec"]["selector"].items() <= labels
-    assert (manifests["PodMonitor"]["spec"]["jobLabel"], "noria") in labels  # what alerts ask for: up{job="noria"}
+    assert (manifests["PodMonitor"]["spec"]["jobLabel"], "noria") in labels  # alerts use up{job="noria"}
     target = manifests["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]
     deployment = manifests["Deployment"]
     assert target == {key: deployment[key] for key in ("apiVersion", "kind")} | {"name": deployment["metadata"]["name"]}
@@ -67,11 +67,11 @@ def check_probes(manifests):
 
 
 def check_times(manifests):
-    """A pod has the time to load its model, and to end."""
+    """A pod has enough time to load its model and to stop."""
     config, startup = set_up(manifests), container(manifests)["startupProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] >= config.engine.start_timeout_s
-    waits = float(container(manifests)["lifecycle"]["preStop"]["exec"]["command"][1])
-    needed = waits + config.frontend.drain_s + STOP_S
+    pre_stop_s = float(container(manifests)["lifecycle"]["preStop"]["exec"]["command"][1])
+    needed = pre_stop_s + config.frontend.drain_s + STOP_S
     assert pod(manifests)["spec"]["terminationGracePeriodSeconds"] >= needed
 
 
@@ -88,7 +88,7 @@ def check_image(manifests):
 def check_volumes(manifests):
     mounted = {each["mountPath"]: each["name"] for each in container(manifests)["volumeMounts"]}
     assert set(mounted.values()) == {volume["name"] for volume in pod(manifests)["spec"]["volumes"]}
-    assert {set_up(manifests).data_dir, "/tmp"} <= set(mounted)  # all else is read-only
+    assert {set_up(manifests).data_dir, "/tmp"} <= set(mounted)  # the rest is read-only
 
 
 def check_scaling(manifests):
@@ -100,7 +100,7 @@ CHECKS = (check_labels, check_ports, check_probes, check_times, check_image, che
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_each_manifest_is_what_kubernetes_takes(file):
+def test_each_manifest_conforms_to_kubernetes_schema(file):
     for manifest in yaml.safe_load_all(file.read_text()):
         if manifest["kind"] in NO_SCHEMA:
             with pytest.raises(kubernetes_validate.SchemaNotFoundError):
@@ -109,7 +109,7 @@ def test_each_manifest_is_what_kubernetes_takes(file):
             schema_of(manifest)
 
 
-def test_kubernetes_refuses_what_it_does_not_know():
+def test_the_schema_check_finds_an_unknown_field():
     planted = copy.deepcopy(MANIFESTS["Deployment"])
     container({"Deployment": planted})["readynessProbe"] = {}
     with pytest.raises(kubernetes_validate.ValidationError, match="readynessProbe"):
@@ -123,7 +123,7 @@ def test_kustomization_names_every_file():
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_the_manifests_agree(check):
+def test_the_manifests_are_consistent(check):
     check(MANIFESTS)
 
 
@@ -133,10 +133,10 @@ _CONTAINER = ("Deployment", "spec", "template", "spec", "containers", 0)
 def _plant(path, value):
     planted = copy.deepcopy(MANIFESTS)
     *parents, last = path
-    place = planted
+    node = planted
     for parent in parents:
-        place = place[parent]
-    place[last] = value
+        node = node[parent]
+    node[last] = value
     return planted
 
 
@@ -163,13 +163,13 @@ def test_a_planted_fault_is_found(check, path, value):
         check(_plant(path, value))
 
 
-def test_a_metric_that_is_not_exported_cannot_scale():
+def test_scaling_by_an_unknown_metric_is_found():
     name = ("HorizontalPodAutoscaler", "spec", "metrics", 0, "pods", "metric", "name")
     with pytest.raises(KeyError, match="noria_queue_seconds_left"):
         check_scaling(_plant(name, "noria_queue_seconds_left"))
 
 
-def test_a_flag_and_a_variable_that_noria_does_not_know_are_found():
+def test_an_unknown_flag_and_an_unknown_variable_are_found():
     with pytest.raises(SystemExit):
         set_up(_plant((*_CONTAINER, "args"), ["serve", "--process", "2"]))
     with pytest.raises(ConfigError, match="NORIA_MODLE"):

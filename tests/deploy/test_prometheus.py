@@ -1,6 +1,6 @@
-"""Every panel and rule, asked of a real Prometheus (Debian: prometheus) that scrapes the real server with the bundled model.
+"""Every panel and rule has data in a real Prometheus (Debian: prometheus) that scrapes a real server.
 
-GPU panels are asked of a page in dcgm-exporter's format, since the machines that test have no GPU.
+GPU panels use a page in dcgm-exporter's format, since test machines have no GPU.
 """
 
 import concurrent.futures
@@ -19,7 +19,7 @@ import yaml
 
 from noria.dashboards.build import DASHBOARDS
 from noria.dashboards.gpu import GPU
-from noria_bench.targets.server import running_server
+from noria.testing.server import running_server
 from waiting import wait_until
 
 pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(400)]
@@ -32,7 +32,7 @@ NUM_TARGETS = 3
 
 @pytest.fixture(scope="module")
 def dcgm():
-    """The addresses of two exporters that always tell the same: dcgm-exporter, and Noria where it sees the GPU too."""
+    """The addresses of two exporters with the same page: dcgm-exporter, and Noria if it sees the GPU too."""
 
     class Page(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
@@ -70,7 +70,7 @@ class Prometheus:
             return False
 
     def ask(self, expr):
-        """The values of an instant query, by their labels."""
+        """Return labels and value of each result of an instant query."""
         answer = self._client.get("/api/v1/query", params={"query": expr}).json()
         assert answer["status"] == "success", (expr, answer)
         return [(each["metric"], float(each["value"][1])) for each in answer["data"]["result"]]
@@ -79,7 +79,7 @@ class Prometheus:
         return next((value for _, value in self.ask(expr)), None)
 
     def scraped(self, times):
-        """Wait until each target was scraped so many times more, and so were the rules evaluated."""
+        """Wait until each target was scraped, and the rules were evaluated, `times` more."""
         counts = "count_over_time(up[1h])"
         wanted = {tuple(sorted(labels.items())): count + times for labels, count in self.ask(counts)}
 
@@ -96,7 +96,7 @@ class Prometheus:
         return self._client.get("/api/v1/query_exemplars", params=params).json()["data"]
 
     def alerts(self, name):
-        """Those of a name that wait or fire, by their engines."""
+        """Return the pending and firing alerts of a name by engine."""
         alerts = self._client.get("/api/v1/alerts").json()["data"]["alerts"]
         return {alert["labels"]["engine"]: alert for alert in alerts if alert["labels"]["alertname"] == name}
 
@@ -137,12 +137,12 @@ def prometheus(noria, dcgm, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def loaded(noria, prometheus):
-    """Prometheus after half a minute of load, with what the load saw: its requests' seconds."""
+    """Prometheus after half a minute of load, and the seconds of the requests as the clients measured them."""
     url = f"http://127.0.0.1:{noria.port}"
     seconds = []
     with httpx.Client(base_url=url, timeout=120, limits=httpx.Limits(max_connections=None)) as client:
 
-        def draw(k):
+        def generate(k):
             started = time.monotonic()
             answer = client.post("/t2i", json={"prompt": f"a red circle {k}", "inference_steps": 4 + k % 5})
             assert answer.status_code == 200
@@ -151,13 +151,13 @@ def loaded(noria, prometheus):
         wait_until(lambda: prometheus.value("sum(noria_engine_up)") == 2)
         for round_ in range(3):  # rates need several scrapes
             with concurrent.futures.ThreadPoolExecutor(6) as users:
-                list(users.map(draw, range(30 * round_, 30 * round_ + 30)))
+                list(users.map(generate, range(30 * round_, 30 * round_ + 30)))
             prometheus.scraped(1)
         assert client.post("/t2i", json={"prompt": "p", "n": 0}).status_code == 400
         job = client.post("/v1/jobs", json={"input": {"prompt": "a job", "inference_steps": 2}}).json()
         wait_until(lambda: client.get(f"/v1/jobs/{job['id']}").json()["status"] == "succeeded")
     wait_until(lambda: (prometheus.value("sum(noria_requests_total{outcome='ok'})") or 0) >= len(seconds) + 1)
-    prometheus.scraped(3)  # some is told a moment later, and a series that came last needs two for its rate
+    prometheus.scraped(3)  # some values are exported later, and the rate of a new series needs two scrapes
     return prometheus, seconds
 
 
@@ -165,8 +165,8 @@ def panels():
     for dashboard in DASHBOARDS:
         for row in dashboard.rows:
             for panel in row.panels:
-                for place, query in enumerate(panel.queries):
-                    yield pytest.param(query.expr, id=f"{dashboard.uid} {panel.title} {place}")
+                for position, query in enumerate(panel.queries):
+                    yield pytest.param(query.expr, id=f"{dashboard.uid} {panel.title} {position}")
 
 
 @pytest.mark.parametrize("expr", list(panels()))
@@ -175,7 +175,7 @@ def test_every_panel_has_data(loaded, expr):
     wait_until(lambda: prometheus.ask(expr.replace('"$instance"', '".*"')))
 
 
-def test_a_gpu_of_which_two_tell_is_shown_once(loaded):
+def test_a_gpu_with_two_exporters_is_shown_once(loaded):
     prometheus, _ = loaded
     (row,) = (row for row in GPU.rows if row.title == "GPU")
     for panel in row.panels:
@@ -190,7 +190,7 @@ def test_every_recording_rule_has_data(loaded):
     wait_until(lambda: all(prometheus.ask(record) for record in records))  # they are evaluated every 15 s
 
 
-def test_prometheus_counts_what_the_load_counted(loaded):
+def test_prometheus_and_the_clients_count_the_same(loaded):
     prometheus, seconds = loaded
     counted = prometheus.value("sum(noria_request_seconds_count)") - 1  # the job
     assert counted == pytest.approx(len(seconds), rel=0.01)
@@ -198,19 +198,19 @@ def test_prometheus_counts_what_the_load_counted(loaded):
 
 
 @pytest.mark.parametrize("share", [0.5, 0.9])
-def test_prometheus_and_the_load_agree_on_percentiles_to_a_bucket(loaded, share):
+def test_prometheus_and_the_clients_agree_on_percentiles_within_a_bucket(loaded, share):
     prometheus, seconds = loaded
     bounds = sorted(float(labels["le"]) for labels, _ in prometheus.ask("sum by (le) (noria_request_seconds_bucket)"))
-    told = prometheus.value(f"histogram_quantile({share}, sum by (le) (noria_request_seconds_bucket))")
-    seen = sorted(seconds)[int(share * len(seconds))]
+    reported = prometheus.value(f"histogram_quantile({share}, sum by (le) (noria_request_seconds_bucket))")
+    measured = sorted(seconds)[int(share * len(seconds))]
 
     def bucket(value):
-        return next(place for place, bound in enumerate(bounds) if value <= bound)
+        return next(position for position, bound in enumerate(bounds) if value <= bound)
 
-    assert abs(bucket(told) - bucket(seen)) <= 1
+    assert abs(bucket(reported) - bucket(measured)) <= 1
 
 
-def test_a_slow_bucket_leads_to_a_request(loaded):
+def test_a_slow_bucket_has_a_request_id(loaded):
     prometheus, _ = loaded
     found = wait_until(lambda: prometheus.exemplars("noria_request_seconds_bucket"))
     names = {exemplar["labels"]["request_id"] for series in found for exemplar in series["exemplars"]}
@@ -220,37 +220,37 @@ def test_a_slow_bucket_leads_to_a_request(loaded):
 
 def test_each_engine_has_series_of_its_own(loaded):
     prometheus, _ = loaded
-    for name in ("engine_up", "slots", "turns_total", "denoise_steps_total", "joins_total", "device_memory_bytes"):
+    for name in ("engine_up", "slots", "iterations_total", "denoise_steps_total", "joins_total", "device_memory_bytes"):
         found = {labels["engine"]: value for labels, value in prometheus.ask(f"sum by (engine) (noria_{name})")}
         assert set(found) == {"engine-0", "engine-1"}, name
         assert all(value > 0 for value in found.values()), (name, found)
     assert prometheus.value("sum(noria_slots)") == 8
 
 
-def test_a_slow_bucket_leads_to_a_trace_also_where_the_ids_leave_no_room_for_more(loaded, noria):
+def test_a_slow_bucket_has_a_trace_id_even_if_both_ids_fill_the_exemplar(loaded, noria):
     prometheus, _ = loaded
-    who = {"trace_id": uuid.uuid4().hex, "request_id": uuid.uuid4().hex.ljust(78, "x")}
-    headers = {"traceparent": f"00-{who['trace_id']}-00f067aa0ba902b7-01", "x-request-id": who["request_id"]}
+    ids = {"trace_id": uuid.uuid4().hex, "request_id": uuid.uuid4().hex.ljust(78, "x")}
+    headers = {"traceparent": f"00-{ids['trace_id']}-00f067aa0ba902b7-01", "x-request-id": ids["request_id"]}
     url = f"http://127.0.0.1:{noria.port}/t2i"
 
     def is_kept():
         # Each scrape is answered by one of the front ends, with its own exemplars.
         assert httpx.post(url, json={"prompt": "p", "inference_steps": 2}, headers=headers, timeout=120).is_success
         found = prometheus.exemplars("noria_request_seconds_bucket")
-        return who in [exemplar["labels"] for series in found for exemplar in series["exemplars"]]
+        return ids in [exemplar["labels"] for series in found for exemplar in series["exemplars"]]
 
     wait_until(is_kept)
 
 
 def started_since(noria, known):
-    """A child of the supervisor that is none of `known`, once it runs its own program."""
+    """Return a child of the supervisor that is not in `known`, once it runs its own program; else None."""
     own = noria.process.cmdline()
     return next(
         (child for child in noria.process.children() if child.pid not in known and child.cmdline() != own), None
     )
 
 
-def test_an_engine_that_is_killed_shows_and_its_alerts_name_it(loaded, noria):
+def test_a_killed_engine_is_seen_and_named_by_its_alerts(loaded, noria):
     prometheus, _ = loaded
     assert prometheus.value("noria_engines_configured") == 2
     before = prometheus.value("sum(noria_requests_total)")
@@ -258,22 +258,22 @@ def test_an_engine_that_is_killed_shows_and_its_alerts_name_it(loaded, noria):
     killed, known = time.monotonic(), {child.pid for child in noria.process.children()}
     engine.kill()
     successor = wait_until(lambda: started_since(noria, known), ignoring=(psutil.NoSuchProcess,))
-    successor.suspend()  # it is not ready before somebody has looked
+    successor.suspend()  # so that it does not become ready before the check
     try:
-        waiting = wait_until(lambda: prometheus.alerts("NoriaEngineMissing"))
+        missing = wait_until(lambda: prometheus.alerts("NoriaEngineMissing"))
         prometheus.scraped(1)
     finally:
         successor.resume()
-    assert set(waiting) == {"engine-1"}
+    assert set(missing) == {"engine-1"}
     firing = wait_until(lambda: prometheus.alerts("NoriaEngineRestarted"))
     assert set(firing) == {"engine-1"}
-    assert re.match(r"engine-1 of \S+ was started again .* was killed\.", firing["engine-1"]["annotations"]["summary"])
+    assert re.match(r"engine-1 of \S+ was restarted .* was killed\.", firing["engine-1"]["annotations"]["summary"])
     wait_until(lambda: prometheus.value("sum(noria_engine_up)") == 2)
     since = f"{time.monotonic() - killed:.0f}s"
-    # In between it was not ready, while the other was; for less than the five minutes after which that is an alert, too.
+    # Meanwhile it was not ready, while the other was; for less than the five minutes after which that alert fires.
     for engine, least in (("engine-0", 1), ("engine-1", 0)):
         assert prometheus.value(f'min_over_time(noria_engine_up{{engine="{engine}"}}[{since}])') == least, engine
-    waited = prometheus.ask(f'count_over_time(ALERTS{{alertname="NoriaEngineMissing",alertstate="pending"}}[{since}])')
-    assert {labels["engine"] for labels, _ in waited} == {"engine-1"}
-    assert prometheus.value('sum(noria_engine_starts_total{previous_end="killed"})') == 1
-    assert prometheus.value("sum(noria_requests_total)") >= before  # what the dead one counted still counts
+    pending = prometheus.ask(f'count_over_time(ALERTS{{alertname="NoriaEngineMissing",alertstate="pending"}}[{since}])')
+    assert {labels["engine"] for labels, _ in pending} == {"engine-1"}
+    assert prometheus.value('sum(noria_engine_starts_total{previous_exit="killed"})') == 1
+    assert prometheus.value("sum(noria_requests_total)") >= before  # the counts of the killed engine are kept

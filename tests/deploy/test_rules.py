@@ -1,4 +1,4 @@
-"""Prometheus' rules and configuration, judged by the real promtool (Debian: prometheus)."""
+"""Prometheus' rules and configuration use known metrics and pass promtool (Debian: prometheus)."""
 
 import pathlib
 import re
@@ -21,7 +21,7 @@ def rules():
             yield from group["rules"]
 
 
-def test_rules_ask_only_for_metrics_that_are_declared_or_recorded():
+def test_rules_use_only_declared_or_recorded_metrics():
     known = {name for declared in DECLARATIONS.values() for name in declared.series}
     known |= {rule["record"] for rule in rules() if "record" in rule} | {"up"}
     for rule in rules():
@@ -29,12 +29,14 @@ def test_rules_ask_only_for_metrics_that_are_declared_or_recorded():
 
 
 def test_every_metric_is_on_a_dashboard_or_in_a_rule():
-    asked = {query.expr for dashboard in DASHBOARDS for query in dashboard.queries} | {rule["expr"] for rule in rules()}
-    names = {name for expr in asked for name in metrics_in(expr)}
+    expressions = {query.expr for dashboard in DASHBOARDS for query in dashboard.queries} | {
+        rule["expr"] for rule in rules()
+    }
+    names = {name for expr in expressions for name in metrics_in(expr)}
     assert [declared.name for declared in DECLARATIONS.values() if not names & set(declared.series)] == []
 
 
-def test_every_alert_has_its_paragraph_in_the_docs():
+def test_every_alert_has_a_section_in_the_docs():
     text = (DEPLOY.parent / "docs" / "operations.md").read_text(encoding="utf-8")
     alerts = {rule["alert"]: rule for rule in rules() if "alert" in rule}
     assert set(re.findall(r"^### (\w+)$", text, re.MULTILINE)) == set(alerts)
@@ -45,13 +47,13 @@ def test_every_alert_has_its_paragraph_in_the_docs():
 
 @pytest.mark.prometheus
 @pytest.mark.parametrize("command", [["check", "rules", "recording.yml", "alerts.yml"], ["test", "rules", "tests.yml"]])
-def test_promtool_agrees(command):
+def test_promtool_accepts_the_rules(command):
     done = subprocess.run(["promtool", *command], cwd=RULES, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.prometheus
-def test_promtool_takes_the_configuration():
+def test_promtool_accepts_the_configuration():
     done = subprocess.run(
         ["promtool", "check", "config", "prometheus.yml"], cwd=RULES, capture_output=True, text=True, check=False
     )

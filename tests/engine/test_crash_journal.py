@@ -1,4 +1,4 @@
-"""Who is aboard outlives the process that wrote it."""
+"""The requests in flight survive the process that wrote them."""
 
 import os
 import signal
@@ -11,11 +11,11 @@ from noria.engine.crash_journal import CrashJournal, read_in_flight
 
 SCRIPT = """
 import os, signal, sys
-from noria.engine.crash_journal import Manifest
-manifest = Manifest(sys.argv[1])
-print(*manifest.before)
-for turn in sys.argv[2:]:
-    manifest.turn(turn.split(","))
+from noria.engine.crash_journal import CrashJournal
+journal = CrashJournal(sys.argv[1])
+print(*journal.previous_in_flight)
+for iteration in sys.argv[2:]:
+    journal.record_iteration(iteration.split(","))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -23,8 +23,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 @pytest.fixture
 def run_and_kill(tmp_path):
     def run(*iterations):
-        """Who was aboard at the end before, as a life with these turns, ended by SIGKILL, finds it."""
-        command = [sys.executable, "-c", SCRIPT, str(tmp_path / "aboard"), *iterations]
+        """Run a process with these iterations, ended by SIGKILL.
+
+        Returns the requests in flight that it found at its start.
+        """
+        command = [sys.executable, "-c", SCRIPT, str(tmp_path / "in-flight"), *iterations]
         done = subprocess.run(
             command, stdout=subprocess.PIPE, text=True, check=False, env=os.environ | {"PYTHONUNBUFFERED": "1"}
         )
@@ -34,41 +37,41 @@ def run_and_kill(tmp_path):
     return run
 
 
-def test_a_killed_life_leaves_who_was_aboard(run_and_kill):
+def test_a_killed_process_leaves_the_requests_in_flight(run_and_kill):
     assert run_and_kill("a,b", "b,c") == []
     assert run_and_kill() == ["a", "b", "c"]
 
 
-def test_a_life_without_a_turn_leaves_what_it_found(run_and_kill):
+def test_a_process_without_an_iteration_leaves_the_file_unchanged(run_and_kill):
     run_and_kill("a")
     run_and_kill()
     assert run_and_kill() == ["a"]
 
 
-def test_who_left_three_turns_ago_is_no_longer_aboard(run_and_kill):
-    run_and_kill("long-name-that-left,b", "b", "b", "b")
+def test_a_request_that_ended_three_iterations_ago_is_not_in_flight(run_and_kill):
+    run_and_kill("a-long-id-that-ended,b", "b", "b", "b")
     assert run_and_kill() == ["b"]
 
 
-def test_who_is_being_prepared_is_aboard(tmp_path):
-    journal = CrashJournal(tmp_path / "aboard")
+def test_a_request_in_preparation_is_in_flight(tmp_path):
+    journal = CrashJournal(tmp_path / "in-flight")
     journal.record_iteration(["a"])
     with journal.preparing("compiled"):
-        assert read_in_flight(tmp_path / "aboard") == ("a", "compiled")
+        assert read_in_flight(tmp_path / "in-flight") == ("a", "compiled")
     journal.record_iteration(["a"])
-    assert read_in_flight(tmp_path / "aboard") == ("a",)
+    assert read_in_flight(tmp_path / "in-flight") == ("a",)
     journal.close()
 
 
-def test_no_file_and_an_empty_one_name_nobody(tmp_path):
+def test_a_missing_file_and_an_empty_one_list_no_requests(tmp_path):
     assert read_in_flight(tmp_path / "none") == ()
     (tmp_path / "empty").touch()
     assert read_in_flight(tmp_path / "empty") == ()
 
 
 @pytest.mark.parametrize("kept_bytes", [2, 4, 20, 4096])
-def test_a_write_that_was_cut_names_nobody_and_ends_no_later_life(tmp_path, kept_bytes):
-    path = tmp_path / "aboard"
+def test_an_interrupted_write_lists_no_requests_and_breaks_no_later_process(tmp_path, kept_bytes):
+    path = tmp_path / "in-flight"
     journal = CrashJournal(path)
     journal.record_iteration([f"request-{number:04}" for number in range(1000)])
     journal.close()
@@ -80,7 +83,7 @@ def test_a_write_that_was_cut_names_nobody_and_ends_no_later_life(tmp_path, kept
     assert read_in_flight(path) == ("a",)
 
 
-def test_a_new_head_before_an_old_tail_names_nobody(tmp_path):
-    path = tmp_path / "aboard"
+def test_a_new_head_before_an_old_tail_lists_no_requests(tmp_path):
+    path = tmp_path / "in-flight"
     path.write_bytes((12).to_bytes(4, "little") + b'["new","n\xc3\xff"]')
     assert read_in_flight(path) == ()

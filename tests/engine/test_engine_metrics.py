@@ -1,19 +1,20 @@
-"""What an engine counts, with the real wheel on virtual time."""
+"""An engine's metrics, with the real loop on virtual time."""
 
 import pytest
 
 from noria.engine.engine_metrics import EngineMetrics
 from noria.engine.loop import EngineLoop, Iteration
-from noria.engine.runtime import FakeExecutor, VirtualClock
 from noria.observe.metrics import declarations
 from noria.observe.metrics.declarations import REGISTRY
 from noria.protocol.request import ImageRequest
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import BatchKey, ImageId, IterationPlan, IterationResult, Step
+from noria.testing.fake_executor import FakeExecutor
+from noria.testing.virtual_clock import VirtualClock
 
 
 class MemoryOnlyExecutor:
-    """As much of an executor as gauges ask."""
+    """The part of an executor that the metrics use."""
 
     def memory_bytes(self):
         return 12345
@@ -25,7 +26,7 @@ def value(name, **labels):
 
 @pytest.fixture
 def metric_delta():
-    """How much a sample has moved since the test began, or since it was first asked for."""
+    """A function that returns by how much a sample has changed since its first call for it."""
     before = {}
 
     def of(name, **labels):
@@ -43,33 +44,33 @@ def make_iteration(side_px=64, images=2, oom_phase=None):
     )
 
 
-def test_a_turn_is_counted_with_its_batch_and_its_time(metric_delta):
-    asked = [
-        ("noria_turns_total", {"engine": "engine-0"}),
+def test_an_iteration_is_counted_with_its_batch_and_its_duration(metric_delta):
+    expected = [
+        ("noria_iterations_total", {"engine": "engine-0"}),
         ("noria_engine_busy_seconds_total", {"engine": "engine-0"}),
         ("noria_denoise_steps_total", {"engine": "engine-0", "model": "m"}),
-        ("noria_step_seconds_sum", {"shape": "64x64"}),
+        ("noria_iteration_seconds_sum", {"shape": "64x64"}),
     ]
-    for name, labels in asked:
+    for name, labels in expected:
         metric_delta(name, **labels)
     EngineMetrics("engine-0", MemoryOnlyExecutor(), 4).on_iteration(make_iteration())
-    assert [round(metric_delta(name, **labels), 6) for name, labels in asked] == [1, 0.03, 2, 0.03]
+    assert [round(metric_delta(name, **labels), 6) for name, labels in expected] == [1, 0.03, 2, 0.03]
     assert value("noria_slots", engine="engine-0") == 4
 
 
-def test_a_turn_that_did_not_fit_is_counted_by_what_did_not(metric_delta):
-    metric_delta("noria_out_of_memory_total", engine="engine-0", part="steps")
+def test_an_iteration_out_of_memory_is_counted_by_its_phase(metric_delta):
+    metric_delta("noria_out_of_memory_total", engine="engine-0", phase="steps")
     EngineMetrics("engine-0", MemoryOnlyExecutor(), 4).on_iteration(make_iteration(oom_phase="steps"))
-    assert metric_delta("noria_out_of_memory_total", engine="engine-0", part="steps") == 1
+    assert metric_delta("noria_out_of_memory_total", engine="engine-0", phase="steps") == 1
 
 
 def total(name):
     return sum(sample.value for family in REGISTRY.collect() for sample in family.samples if sample.name == name)
 
 
-@pytest.mark.parametrize("memory", [{}, {"boards": 3}, {"steps": 2}, {"decodes": 1}, {"boards": 0}, {"steps": 0}])
-def test_who_boards_leaves_and_what_did_not_fit_is_no_step(memory):
-    names = ("noria_joins_total", "noria_leaves_total", "noria_denoise_steps_total", "noria_batch_size_sum")
+@pytest.mark.parametrize("memory", [{}, {"joins": 3}, {"steps": 2}, {"decodes": 1}, {"joins": 0}, {"steps": 0}])
+def test_every_join_has_a_departure_and_a_step_that_did_not_fit_is_not_counted(memory):
+    names = ("noria_joins_total", "noria_departures_total", "noria_denoise_steps_total", "noria_batch_size_sum")
     before = [total(name) for name in names]
     clock = VirtualClock()
     executor = FakeExecutor(clock, memory=memory)
@@ -80,21 +81,21 @@ def test_who_boards_leaves_and_what_did_not_fit_is_no_step(memory):
         loop.submit(executor.prepare(image_request))
     while (iteration := loop.run_iteration()) is not None:
         engine_metrics.on_iteration(iteration)
-    joins, leaves, steps, sizes = (total(name) - was for name, was in zip(names, before, strict=True))
-    assert joins == leaves
+    joins, departures, steps, sizes = (total(name) - was for name, was in zip(names, before, strict=True))
+    assert joins == departures
     assert steps == sizes == (0 if 0 in memory.values() else 3 * 2 * 3)
     assert joins == 6 or 0 in memory.values()
 
 
-def test_however_many_sizes_callers_think_of_labels_are_bounded(metric_delta):
+def test_the_number_of_shape_labels_is_bounded(metric_delta):
     for shape in ("other", "1000x1000"):
-        metric_delta("noria_step_seconds_count", shape=shape)
+        metric_delta("noria_iteration_seconds_count", shape=shape)
     engine_metrics = EngineMetrics("engine-0", MemoryOnlyExecutor(), 4)
     for side_px in range(1000, 1000 + declarations.MAX_SHAPES + 3):
         engine_metrics.on_iteration(make_iteration(side_px))
     engine_metrics.on_iteration(make_iteration(1000))
-    assert metric_delta("noria_step_seconds_count", shape="other") == 3
-    assert metric_delta("noria_step_seconds_count", shape="1000x1000") == 2
+    assert metric_delta("noria_iteration_seconds_count", shape="other") == 3
+    assert metric_delta("noria_iteration_seconds_count", shape="1000x1000") == 2
 
 
 def test_an_idle_engine_has_no_queue_and_still_holds_its_memory():
@@ -106,14 +107,14 @@ def test_an_idle_engine_has_no_queue_and_still_holds_its_memory():
     ):
         gauge.labels("engine-0").set(7)
     EngineMetrics("engine-0", MemoryOnlyExecutor(), 4).update_occupancy(StepScheduler(4))
-    for name in ("noria_slots_used", "noria_queue_depth", "noria_queue_drain_seconds", "noria_oldest_age_seconds"):
+    for name in ("noria_slots_used", "noria_queue_depth", "noria_backlog_seconds", "noria_queue_oldest_age_seconds"):
         assert value(name, engine="engine-0") == 0
     assert value("noria_device_memory_bytes", engine="engine-0") == 12345
 
 
-def test_each_engine_counts_under_its_own_name(metric_delta):
+def test_each_engine_has_its_own_label(metric_delta):
     for engine in ("engine-0", "engine-1"):
-        metric_delta("noria_turns_total", engine=engine)
+        metric_delta("noria_iterations_total", engine=engine)
     EngineMetrics("engine-1", MemoryOnlyExecutor(), 8).on_iteration(make_iteration())
-    assert [metric_delta("noria_turns_total", engine=f"engine-{k}") for k in range(2)] == [0, 1]
+    assert [metric_delta("noria_iterations_total", engine=f"engine-{k}") for k in range(2)] == [0, 1]
     assert value("noria_slots", engine="engine-1") == 8

@@ -1,4 +1,4 @@
-"""A wheel on virtual time with a fake device, and those who follow it."""
+"""Live views of an engine loop with a fake device, on virtual time."""
 
 import itertools
 import math
@@ -8,15 +8,16 @@ import pytest
 from noria.engine.live_view import MAX_KEPT, MAX_VIEW_INTERVAL_S, MAX_WAITING, VIEW_INTERVAL_S, LiveViewPublisher
 from noria.engine.loop import EngineLoop
 from noria.engine.pending_view import resolve_view
-from noria.engine.runtime import FakeExecutor, VirtualClock
 from noria.protocol.messages import ViewRequest
 from noria.protocol.request import ImageRequest, attempt_id, request_id_of
 from noria.scheduling.costs import CostModel
 from noria.scheduling.policies import fcfs
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import BatchKey
+from noria.testing.fake_executor import FakeExecutor
+from noria.testing.virtual_clock import VirtualClock
 
-UNIX = 1_700_000_000.0  # at which the virtual clock began
+UNIX = 1_700_000_000.0  # when the virtual clock started
 
 
 def make_request(name="a", steps=3, images=1, side_px=8, **options):
@@ -26,14 +27,14 @@ def make_request(name="a", steps=3, images=1, side_px=8, **options):
 
 
 class Harness:
-    """An engine's wheel without its threads."""
+    """An engine's loop and live view without its threads."""
 
     def __init__(self, slots=4, iteration_s=0.05, costs=None, **limits):
         self.clock, self.iteration_s = VirtualClock(), iteration_s
         self.executor = FakeExecutor(self.clock, lambda _plan: iteration_s)
         self.scheduler = StepScheduler(slots, costs=costs or CostModel(), **limits)
         self.loop = EngineLoop(self.scheduler, self.executor, self.on_event, self.clock, self.on_plan)
-        self.publisher = LiveViewPublisher("life", self.scheduler, self.loop.find_request, self.clock())
+        self.publisher = LiveViewPublisher("incarnation", self.scheduler, self.loop.find_request, self.clock())
         self.num_with_thumbnails, self.joined = 0, []
 
     def on_event(self, event):
@@ -42,7 +43,7 @@ class Harness:
     def on_plan(self, plan):
         with_thumbnails = self.publisher.on_plan(plan, self.clock())
         self.num_with_thumbnails += with_thumbnails
-        self.joined += [request_id_of(assignment.image.request_id) for assignment in plan.boards]
+        self.joined += [request_id_of(assignment.image.request_id) for assignment in plan.joins]
         return with_thumbnails
 
     def submit(self, *requests):
@@ -50,7 +51,7 @@ class Harness:
             self.loop.submit(self.executor.prepare(each))
 
     def run_iteration(self):
-        """One turn, or as long a wait where there is nothing to do; and the views after it."""
+        """Run one iteration, or wait as long if there is nothing to do; returns the views after it."""
         iteration = self.loop.run_iteration()
         if iteration is None:
             self.clock.now += self.iteration_s
@@ -68,7 +69,7 @@ class Harness:
         self.publisher.subscribe(subscriber, ViewRequest(last_iteration, with_thumbnails))
 
     def collect_views(self, actions, subscriber="me", *, with_thumbnails=False):
-        """All that `who` sees, asking again after each view."""
+        """All views of `subscriber`, which asks again after each."""
         last_iteration, views = None, []
         self.subscribe(subscriber, last_iteration, with_thumbnails=with_thumbnails)
         for action in actions:
@@ -80,16 +81,16 @@ class Harness:
         return views
 
 
-def test_who_has_seen_none_is_shown_the_wheel_at_once():
+def test_a_new_subscriber_gets_a_view_at_once():
     harness = Harness()
     harness.subscribe()
     assert harness.publisher.wait_s(harness.clock()) == 0.0
     ((subscriber, view, pixels),) = harness.views()
     assert (subscriber, view.last_iteration, view.slots, view.iterations, pixels) == ("me", 0, (), (), None)
-    assert (view.incarnation, view.num_slots, view.captured_at) == ("life", 4, UNIX)
+    assert (view.incarnation, view.num_slots, view.captured_at) == ("incarnation", 4, UNIX)
 
 
-def test_a_follow_is_answered_once_and_not_before_there_is_something_new():
+def test_a_request_for_a_view_is_answered_once_and_only_after_a_change():
     harness = Harness()
     harness.subscribe()
     assert len(harness.views()) == 1
@@ -97,20 +98,20 @@ def test_a_follow_is_answered_once_and_not_before_there_is_something_new():
     harness.subscribe(last_iteration=0)
     harness.clock.now += 10
     assert harness.views() == []
-    assert harness.publisher.wait_s(harness.clock()) is None  # idle for ever
+    assert harness.publisher.wait_s(harness.clock()) is None  # idle
     harness.submit(make_request())
     assert [view.num_waiting for _, view, _ in harness.views()] == [1]
     assert harness.views() == []
 
 
-def test_asking_anew_before_the_answer_is_answered_once():
+def test_asking_again_before_the_answer_gives_one_answer():
     harness = Harness()
     for _ in range(3):
         harness.subscribe()
     assert len(harness.views()) == 1
 
 
-def test_a_seat_says_who_sits_there_how_far_he_is_and_until_when():
+def test_a_slot_shows_its_image_its_progress_and_its_predicted_end():
     costs = CostModel()
     costs.observe_step(BatchKey(8, 8, "m"), 2, 0.05)
     harness = Harness(costs=costs)
@@ -128,10 +129,10 @@ def test_a_seat_says_who_sits_there_how_far_he_is_and_until_when():
     assert UNIX + harness.clock() + 8 * 0.04 < first.finish_at < UNIX + harness.clock() + 8 * 0.2
 
 
-def test_the_first_of_those_who_wait_are_shown_in_the_order_in_which_they_board():
+def test_the_first_waiting_requests_are_shown_in_the_order_in_which_they_join():
     harness = Harness(slots=2, policy=fcfs)
     harness.submit(
-        make_request("seated", steps=9, images=3), *(make_request(f"w{k:02}", steps=2) for k in range(MAX_WAITING + 5))
+        make_request("running", steps=9, images=3), *(make_request(f"w{k:02}", steps=2) for k in range(MAX_WAITING + 5))
     )
     harness.run_iteration()
     harness.subscribe()
@@ -140,7 +141,7 @@ def test_the_first_of_those_who_wait_are_shown_in_the_order_in_which_they_board(
     assert len(view.waiting) == MAX_WAITING
     expected_order = [each.request_id for each in view.waiting]
     by_name = {each.request_id: each for each in view.waiting}
-    assert by_name["seated"].num_images == 1
+    assert by_name["running"].num_images == 1
     assert all(each.arrived_at == UNIX for each in view.waiting)
     harness.joined.clear()
     while len(harness.joined) < 20:
@@ -148,7 +149,7 @@ def test_the_first_of_those_who_wait_are_shown_in_the_order_in_which_they_board(
     assert list(dict.fromkeys(harness.joined)) == expected_order[: len(dict.fromkeys(harness.joined))]
 
 
-def test_every_turn_boarding_and_leaving_is_seen_exactly_once():
+def test_every_iteration_join_and_departure_is_shown_exactly_once():
     harness = Harness(slots=4, iteration_s=0.07)
     requests = {n: make_request(f"r{n}", steps=2 + n % 5, images=1 + n % 3) for n in range(0, 60, 2)}
 
@@ -162,27 +163,27 @@ def test_every_turn_boarding_and_leaving_is_seen_exactly_once():
         return action
 
     views = [view for view, _ in harness.collect_views([action_at(iteration) for iteration in range(400)])]
-    iterations = [iteration for view in views for iteration in view.turns]
-    assert [iteration.number for iteration in iterations] == list(range(1, views[-1].number + 1))
-    departures = [each for view in views for each in view.left]
+    iterations = [iteration for view in views for iteration in view.iterations]
+    assert [iteration.number for iteration in iterations] == list(range(1, views[-1].last_iteration + 1))
+    departures = [each for view in views for each in view.departures]
     images = {(f"r{n}", index) for n, each in requests.items() for index in range(each.num_images)}
     assert {(each.request_id, each.index) for each in departures} <= images
     assert len(departures) == len({(each.request_id, each.index) for each in departures})
-    assert sum(iteration.num_boarded for iteration in iterations) == len(departures)
+    assert sum(iteration.num_joined for iteration in iterations) == len(departures)
     assert {each.outcome for each in departures if each.request_id == "r30"} <= {"cancelled", "ok"}
     assert {(each.request_id, each.index) for each in departures if each.outcome == "ok"} >= {
         image for image in images if image[0] != "r30"
     }
     running, iteration_by_number = set(), {iteration.number: iteration for iteration in iterations}
     for view in views:
-        here = {(slot.request_id, slot.index) for slot in view.seats}
-        departed = {(each.request_id, each.index) for each in view.left}
-        assert running - here <= departed  # nobody vanishes
-        assert all(each.number in iteration_by_number for each in view.left)
+        here = {(slot.request_id, slot.index) for slot in view.slots}
+        departed = {(each.request_id, each.index) for each in view.departures}
+        assert running - here <= departed  # no image disappears without a departure
+        assert all(each.iteration in iteration_by_number for each in view.departures)
         running = here
 
 
-def test_who_leaves_without_a_turn_is_seen_to_leave():
+def test_a_departure_without_an_iteration_is_shown():
     harness = Harness()
     harness.submit(make_request("gone", steps=50))
     views = []
@@ -198,16 +199,18 @@ def test_who_leaves_without_a_turn_is_seen_to_leave():
     ]
 
 
-def test_a_follower_gets_five_views_a_second_and_one_that_is_late_all_turns_between():
+def test_a_subscriber_gets_five_views_a_second_with_all_iterations_between_them():
     harness = Harness(iteration_s=0.01)
     harness.submit(make_request(steps=500))
     views = [view for view, _ in harness.collect_views([lambda: None] * 500)]
     assert 5.0 / VIEW_INTERVAL_S - 2 <= len(views) <= 5.0 / VIEW_INTERVAL_S + 2
-    assert [iteration.number for iteration in views[5].turns] == list(range(views[4].number + 1, views[5].number + 1))
+    assert [iteration.number for iteration in views[5].iterations] == list(
+        range(views[4].last_iteration + 1, views[5].last_iteration + 1)
+    )
 
 
 @pytest.mark.parametrize(("took_s", "between_s"), [(0.001, VIEW_INTERVAL_S), (0.005, 0.5), (3.0, MAX_VIEW_INTERVAL_S)])
-def test_views_that_take_long_are_few(took_s, between_s):
+def test_expensive_views_are_less_frequent(took_s, between_s):
     harness = Harness(iteration_s=0.01)
     harness.submit(make_request(steps=500))
     harness.subscribe()
@@ -220,16 +223,16 @@ def test_views_that_take_long_are_few(took_s, between_s):
             harness.publisher.record_cost(took_s)
     between = [later - earlier for earlier, later in itertools.pairwise(shown_at_s)]
     assert len(between) >= 3
-    assert between == pytest.approx([between_s] * len(between), abs=0.011)  # a turn
+    assert between == pytest.approx([between_s] * len(between), abs=0.011)  # an iteration
 
 
-def test_newcomers_hold_nobody_up_and_take_no_more_of_the_wheels_time():
+def test_new_subscribers_delay_no_other_and_take_no_more_of_the_loops_time():
     harness = Harness(iteration_s=0.01)
     harness.submit(make_request(steps=500))
     took_s, answers, mine, last_iteration = 0.005, 0, [], None
     for _ in range(400):
         harness.subscribe("me", last_iteration)
-        harness.subscribe(f"newcomer {len(mine)}")  # who leaves, and comes again, before each turn
+        harness.subscribe(f"new {len(mine)}")  # which leaves and returns before each iteration
         views = harness.run_iteration()
         if views:
             answers += 1
@@ -238,11 +241,11 @@ def test_newcomers_hold_nobody_up_and_take_no_more_of_the_wheels_time():
             if subscriber == "me":
                 last_iteration = view.last_iteration
                 mine.append(view)
-    assert answers <= 4.0 / 0.5 + 1  # a hundredth of the time
+    assert answers <= 4.0 / 0.5 + 1  # 1 % of the time
     assert len(mine) == answers
 
 
-def test_what_is_kept_is_bounded():
+def test_kept_iterations_and_departures_are_bounded():
     harness = Harness(slots=4)
     for k in range(MAX_KEPT):
         harness.submit(make_request(f"r{k}", steps=1), make_request(f"s{k}", steps=1))
@@ -253,37 +256,37 @@ def test_what_is_kept_is_bounded():
     harness.subscribe()
     ((_, view, _),) = harness.views()
     assert [iteration.number for iteration in view.iterations] == list(range(MAX_KEPT + 1, 2 * MAX_KEPT + 1))
-    assert view.departures == ()  # they were gone before it came
+    assert view.departures == ()  # they were before the subscription
     assert len(harness.publisher._departures) == MAX_KEPT
     assert len(harness.publisher._image_states) == 0
 
 
-def test_without_a_follower_of_pictures_no_turn_has_glimpses():
+def test_without_a_subscriber_to_thumbnails_no_iteration_makes_them():
     harness = Harness()
     harness.submit(make_request(steps=20))
     views = harness.collect_views([lambda: None] * 20)
     assert harness.num_with_thumbnails == 0
-    assert all(pixels is None and view.cells == () for view, pixels in views)
+    assert all(pixels is None and view.thumbnails == () for view, pixels in views)
 
 
-def test_every_seated_image_has_a_cell_once_it_was_seen_and_few_turns_are():
+def test_every_running_image_has_a_thumbnail_and_few_iterations_make_them():
     harness = Harness(iteration_s=0.01)
     harness.submit(make_request("a", steps=200, images=2), make_request("b", steps=200))
     views = harness.collect_views([lambda: None] * 200, with_thumbnails=True)
     for view, pixels in views[1:]:
         assert [
-            (thumbnail.request_id, thumbnail.index, thumbnail.slot, thumbnail.offset) for thumbnail in view.cells
-        ] == [(slot.request_id, slot.index, slot.slot, 3 * number) for number, slot in enumerate(view.seats)]
+            (thumbnail.request_id, thumbnail.index, thumbnail.slot, thumbnail.offset) for thumbnail in view.thumbnails
+        ] == [(slot.request_id, slot.index, slot.slot, 3 * number) for number, slot in enumerate(view.slots)]
         assert pixels == bytes([7] * 3 + [8] * 3 + [7] * 3)
     assert harness.num_with_thumbnails <= len(views) + 1
 
 
-@pytest.mark.parametrize("turn_s", [0.01, 2 * MAX_VIEW_INTERVAL_S])
-def test_for_who_was_shown_pictures_and_asks_no_more_one_turn_has_glimpses(turn_s):
-    harness = Harness(iteration_s=turn_s)
+@pytest.mark.parametrize("iteration_s", [0.01, 2 * MAX_VIEW_INTERVAL_S])
+def test_after_a_subscribers_last_request_at_most_one_iteration_makes_thumbnails(iteration_s):
+    harness = Harness(iteration_s=iteration_s)
     harness.submit(make_request(steps=100))
     harness.collect_views([lambda: None] * 30, with_thumbnails=True)
-    while not harness.run_iteration():  # the last answer
+    while not harness.run_iteration():  # until the last answer
         pass
     before = harness.num_with_thumbnails
     for _ in range(60):
@@ -291,61 +294,65 @@ def test_for_who_was_shown_pictures_and_asks_no_more_one_turn_has_glimpses(turn_
     assert harness.num_with_thumbnails - before <= 1
 
 
-def test_two_shapes_that_take_turns_are_both_seen():
+def test_two_batch_keys_that_alternate_both_have_thumbnails():
     harness = Harness(slots=4, iteration_s=VIEW_INTERVAL_S / 2)
     harness.submit(make_request("a", steps=60), make_request("b", steps=60, side_px=16))
     views = harness.collect_views([lambda: None] * 60, with_thumbnails=True)
     assert len(views) > 20
     for view, _ in views[4:]:
-        assert {thumbnail.request_id for thumbnail in view.cells} == {"a", "b"}
+        assert {thumbnail.request_id for thumbnail in view.thumbnails} == {"a", "b"}
 
 
-def test_images_that_are_paused_keep_their_last_picture_until_they_leave():
+def test_paused_images_keep_their_last_thumbnail_until_they_leave():
     harness = Harness(slots=2, iteration_s=0.3)
     harness.submit(make_request("long", steps=40), make_request("short", steps=2, side_px=16))
     views = harness.collect_views([lambda: None] * 30, with_thumbnails=True)
-    with_short = [view for view, _ in views if any(slot.request_id == "short" for slot in view.seats)]
-    assert any(len(view.cells) == 2 for view in with_short)
+    with_short = [view for view, _ in views if any(slot.request_id == "short" for slot in view.slots)]
+    assert any(len(view.thumbnails) == 2 for view in with_short)
     last = views[-1][0]
-    assert [slot.request_id for slot in last.seats] == ["long"] == [thumbnail.request_id for thumbnail in last.cells]
+    assert (
+        [slot.request_id for slot in last.slots] == ["long"] == [thumbnail.request_id for thumbnail in last.thumbnails]
+    )
 
 
-def test_who_makes_no_step_for_a_second_as_others_go_first_is_paused_until_he_steps():
+def test_an_image_without_a_step_for_a_second_is_paused_until_it_steps():
     harness = Harness(slots=8, iteration_s=0.3)
     harness.submit(make_request("one", steps=40), make_request("many", steps=40, images=7, side_px=16))
     views = [view for view, _ in harness.collect_views([lambda: None] * 40)]
-    ones = [slot for view in views for slot in view.seats if slot.request_id == "one"]
+    ones = [slot for view in views for slot in view.slots if slot.request_id == "one"]
     assert {slot.paused for slot in ones} == {True, False}
     for before, after in itertools.pairwise(ones):
-        assert not (after.paused and after.call > before.call), "he has just stepped"
-    assert not any(slot.paused for view in views for slot in view.seats if slot.request_id == "many")
+        assert not (after.paused and after.call > before.call), "it has just stepped"
+    assert not any(slot.paused for view in views for slot in view.slots if slot.request_id == "many")
 
 
-def test_two_sizes_that_take_turns_do_not_blink():
+def test_two_sizes_that_alternate_are_never_paused():
     harness = Harness(slots=4, iteration_s=0.1)
     harness.submit(make_request("a", steps=60), make_request("b", steps=60, side_px=16))
     views = [view for view, _ in harness.collect_views([lambda: None] * 60)]
-    assert not any(slot.paused for view in views for slot in view.seats)
+    assert not any(slot.paused for view in views for slot in view.slots)
 
 
-def test_a_long_turn_of_another_size_pauses_nobody():
+def test_one_long_iteration_of_another_size_pauses_no_image():
     harness = Harness(slots=4, iteration_s=3.0)
     harness.submit(make_request("a", steps=20), make_request("b", steps=20, side_px=16))
     views = [view for view, _ in harness.collect_views([lambda: None] * 30)]
-    assert not any(slot.paused for view in views[10:] for slot in view.seats)  # before, what turns cost is found out
+    assert not any(
+        slot.paused for view in views[10:] for slot in view.slots
+    )  # before that, the costs are being learned
 
 
-def test_what_did_not_fit_the_memory_has_not_boarded():
+def test_images_that_did_not_fit_the_memory_have_not_joined():
     harness = Harness(slots=8)
-    harness.executor.memory = {"boards": 3}
+    harness.executor.memory = {"joins": 3}
     harness.submit(*(make_request(f"r{k}", steps=3) for k in range(8)))
     views = [view for view, _ in harness.collect_views([lambda: None] * 40)]
-    iterations = [iteration for view in views for iteration in view.turns]
-    assert iterations[0].num_boarded == 0 == iterations[0].num_stepped
-    assert sum(iteration.num_boarded for iteration in iterations) == 8 == sum(len(view.left) for view in views)
+    iterations = [iteration for view in views for iteration in view.iterations]
+    assert iterations[0].num_joined == 0 == iterations[0].num_stepped
+    assert sum(iteration.num_joined for iteration in iterations) == 8 == sum(len(view.departures) for view in views)
 
 
-def test_rates_go_on_while_nothing_turns_and_then_there_is_silence():
+def test_rates_are_updated_while_idle_until_they_are_zero():
     harness = Harness()
     harness.submit(make_request(steps=2))
     views = harness.collect_views([lambda: None] * 4)
@@ -361,7 +368,7 @@ def test_rates_go_on_while_nothing_turns_and_then_there_is_silence():
     assert next(each.p50_s for each in reversed(rates) if each.p50_s) == pytest.approx(0.1)
 
 
-def test_who_is_gone_is_forgotten():
+def test_an_unsubscribed_client_gets_no_view():
     harness = Harness()
     harness.subscribe("me")
     harness.subscribe("other")

@@ -1,15 +1,16 @@
-"""The wheel with a fake device on virtual time."""
+"""The engine loop with a fake device on virtual time."""
 
 import math
 
 import msgspec
 import pytest
 
-from noria.engine.loop import EngineLoop, ImageReady, PreviewReady, ProgressChanged, RequestClosed
-from noria.engine.runtime import FakeExecutor, VirtualClock
+from noria.engine.loop import EngineLoop, ImageReady, PreviewReady, ProgressChanged, RequestEnded
 from noria.protocol.request import ImageRequest
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import FinishReason, ImageId
+from noria.testing.fake_executor import FakeExecutor
+from noria.testing.virtual_clock import VirtualClock
 
 
 def request(request_id="a", steps=3, images=1, side_px=8, timeout_s=math.inf, seed=7):
@@ -17,7 +18,7 @@ def request(request_id="a", steps=3, images=1, side_px=8, timeout_s=math.inf, se
 
 
 class Harness:
-    """A wheel, its clock, and everything it delivered."""
+    """A loop, its clock and its events."""
 
     def __init__(self, slots=4, iteration_s=lambda plan: 1.0, **limits):
         self.clock = VirtualClock()
@@ -35,38 +36,38 @@ class Harness:
         return iterations
 
     def ends(self):
-        return {e.event.request_id: e.event.finish_reason for e in self.events if isinstance(e, RequestClosed)}
+        return {e.event.request_id: e.event.finish_reason for e in self.events if isinstance(e, RequestEnded)}
 
 
-def test_an_image_is_delivered_before_its_request_ends():
+def test_an_image_is_ready_before_its_request_ends():
     harness = Harness()
     harness.submit(request(images=2))
     harness.run()
-    assert [type(event) for event in harness.events] == [ProgressChanged, ImageReady, ImageReady, RequestClosed]
+    assert [type(event) for event in harness.events] == [ProgressChanged, ImageReady, ImageReady, RequestEnded]
     _, first, second, _ = harness.events
     assert (first.index, first.pixels.rgb()) == (0, bytes([7]) * 192)
     assert second.pixels.rgb() == bytes([8]) * 192
 
 
-def test_nothing_waits_for_company():
+def test_a_request_joins_a_running_batch_at_once():
     harness = Harness()
     harness.submit(request("early", steps=10))
     for _ in range(4):
         harness.loop.run_iteration()
     harness.submit(request("late", steps=3))
     harness.run()
-    late = next(e for e in harness.events if isinstance(e, RequestClosed) and e.event.request_id == "late")
+    late = next(e for e in harness.events if isinstance(e, RequestEnded) and e.event.request_id == "late")
     assert late.event.timings.queue_s == 0
-    assert harness.clock.now == 10  # three of the ten turns carried both
+    assert harness.clock.now == 10  # three of the ten iterations step both
 
 
-def test_a_lone_request_takes_its_steps_and_no_turn_more():
+def test_a_single_request_takes_exactly_its_steps():
     harness = Harness()
     harness.submit(request(steps=12))
     assert len(harness.run()) == 12
 
 
-def test_a_request_past_its_time_expires_at_the_next_turn():
+def test_a_request_past_its_timeout_expires_at_the_next_iteration():
     harness = Harness()
     harness.submit(request("slow", steps=100, timeout_s=5.5))
     harness.submit(request("quick", steps=20))
@@ -75,7 +76,7 @@ def test_a_request_past_its_time_expires_at_the_next_turn():
     assert harness.clock.now == 20
 
 
-def test_a_failing_image_takes_nobody_with_it():
+def test_a_failing_image_fails_no_other_request():
     harness = Harness()
     harness.submit(request("bad", steps=9))
     harness.submit(request("good", steps=9))
@@ -84,23 +85,23 @@ def test_a_failing_image_takes_nobody_with_it():
     assert harness.ends() == {"bad": FinishReason.FAILED, "good": FinishReason.FINISHED}
 
 
-def test_a_refused_request_is_told_when_to_come_back():
+def test_a_refused_request_gets_a_retry_time():
     harness = Harness(slots=1, queue_limit=1)
     harness.submit(request("a", steps=10))
     harness.loop.run_iteration()
     harness.submit(request("b", steps=10))
     harness.submit(request("c", steps=10))
     refused = harness.events[-1]
-    assert (refused.event.end, refused.event.retry_after_s) == (FinishReason.REFUSED, 9.5)
+    assert (refused.event.finish_reason, refused.event.retry_after_s) == (FinishReason.REFUSED, 9.5)
 
 
-def test_waiting_and_deadline_count_from_the_arrival():
+def test_queue_time_and_timeout_count_from_the_arrival():
     harness = Harness()
     harness.clock.now = 10.0
     harness.loop.submit(harness.executor.prepare(request("a", steps=5, timeout_s=8.0)), arrived=4.0)
     harness.run()
     ended = harness.events[-1].event
-    assert (ended.end, harness.clock.now) == (FinishReason.EXPIRED, 12.0)
+    assert (ended.finish_reason, harness.clock.now) == (FinishReason.EXPIRED, 12.0)
 
 
 def test_nothing_is_held_for_requests_that_ended():
@@ -123,10 +124,10 @@ def test_the_fake_device_notices_a_step_out_of_order():
         harness.executor.execute(plan.__class__((), plan.steps, ()))
 
 
-def test_a_watched_request_is_followed_from_the_queue_to_its_end():
+def test_a_streaming_request_reports_progress_from_the_queue_to_its_end():
     harness = Harness(slots=1)
     harness.submit(request("first", steps=2))
-    harness.submit(msgspec.structs.replace(request("second", steps=3), watched=True))
+    harness.submit(msgspec.structs.replace(request("second", steps=3), stream_progress=True))
     harness.run()
     reported = [
         e.progress
@@ -140,11 +141,11 @@ def test_a_watched_request_is_followed_from_the_queue_to_its_end():
         (None, 1),
         (None, 2),
     ]
-    # A fake turn takes a second; before the first nothing is known.
+    # A fake iteration takes a second; before the first one no cost is known.
     assert [progress.finish_in_s for progress in reported] == pytest.approx([0.0, 4.0, 3.0, 2.0, 1.0])
 
 
-def test_previews_come_on_the_way_and_never_after_the_end():
+def test_previews_come_during_generation_and_never_after_the_end():
     harness = Harness()
     harness.submit(msgspec.structs.replace(request(images=2, steps=9), num_previews=2))
     harness.run()
@@ -152,8 +153,8 @@ def test_previews_come_on_the_way_and_never_after_the_end():
     assert previews == [(0, 3), (1, 3), (0, 6), (1, 6)]
 
 
-def test_work_that_does_not_fit_the_memory_is_done_in_smaller_batches():
-    for memory in ({"boards": 3}, {"steps": 2}, {"decodes": 1}, {"boards": 2, "steps": 1, "decodes": 1}):
+def test_work_that_does_not_fit_the_memory_runs_in_smaller_batches():
+    for memory in ({"joins": 3}, {"steps": 2}, {"decodes": 1}, {"joins": 2, "steps": 1, "decodes": 1}):
         harness = Harness(slots=8)
         harness.executor.memory = memory
         for k in range(8):
@@ -163,13 +164,13 @@ def test_work_that_does_not_fit_the_memory_is_done_in_smaller_batches():
         assert len(harness.ends()) == 8
 
 
-@pytest.mark.parametrize("part", ["boards", "steps", "decodes"])
-def test_only_what_does_not_fit_alone_fails(part):
+@pytest.mark.parametrize("phase", ["joins", "steps", "decodes"])
+def test_only_requests_that_do_not_fit_alone_fail(phase):
     harness = Harness()
-    harness.executor.memory = {part: 0}
+    harness.executor.memory = {phase: 0}
     harness.submit(request("a"))
     harness.submit(request("b"))
     harness.run()
     assert harness.ends() == {"a": FinishReason.FAILED, "b": FinishReason.FAILED}
-    reasons = {e.event.message for e in harness.events if isinstance(e, RequestClosed)}
-    assert reasons == {"8x8 does not fit the memory of the device, even alone"}
+    reasons = {e.event.message for e in harness.events if isinstance(e, RequestEnded)}
+    assert reasons == {"8x8 pixels do not fit the device's memory, even alone"}

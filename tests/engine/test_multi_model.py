@@ -1,4 +1,4 @@
-"""Two real models on one device, under one wheel."""
+"""Two real models on one device, in one engine loop."""
 
 import math
 
@@ -8,7 +8,7 @@ import torch
 
 from noria.config import EngineConfig
 from noria.engine.diffusion.loading import load_multi_model_executor, load_or_measure_costs
-from noria.engine.loop import EngineLoop, ImageReady, PreviewReady, RequestClosed
+from noria.engine.loop import EngineLoop, ImageReady, PreviewReady, RequestEnded
 from noria.engine.multi_model import MultiModelExecutor
 from noria.models.catalog import open_model
 from noria.protocol.request import ImageRequest
@@ -47,7 +47,7 @@ def generate(executor, requests):
                 images[prepared.request.request_id] = np.frombuffer(pixels.rgb(), np.uint8).astype(int)
             case PreviewReady(prepared=prepared, preview=preview):
                 previews.append((prepared.request.request_id, preview.width_px))
-            case RequestClosed(event=event):
+            case RequestEnded(event=event):
                 ends[event.request_id] = event.finish_reason
 
     loop = EngineLoop(StepScheduler(6, decode_batch=2), executor, on_event, lambda: 0.0)
@@ -59,7 +59,7 @@ def generate(executor, requests):
     return images, previews
 
 
-def test_images_of_two_models_share_the_wheel_and_are_what_they_are_alone(two_models):
+def test_images_of_two_models_are_the_same_together_and_alone(two_models):
     models, executor, _ = two_models
     requests = [make_request(models[number % 2], number, steps=4 + number, previews=1) for number in range(8)]
     together, previews = generate(executor, requests)
@@ -67,10 +67,10 @@ def test_images_of_two_models_share_the_wheel_and_are_what_they_are_alone(two_mo
         (single,) = generate(executor, [request])[0].values()
         assert np.abs(together[request.request_id] - single).max() <= 1
     assert dict(previews) == {f"r{k}": (16, 8)[k % 2] for k in range(8)}
-    assert not executor._of
+    assert not executor._executor_by_request
 
 
-def test_one_models_full_memory_delays_the_other_and_fails_nobody(two_models, monkeypatch):
+def test_one_models_full_memory_fails_no_request_of_either(two_models, monkeypatch):
     models, executor, _ = two_models
     requests = [make_request(models[number % 2], number) for number in range(6)]
     undisturbed, _ = generate(executor, requests)
@@ -85,12 +85,12 @@ def test_one_models_full_memory_delays_the_other_and_fails_nobody(two_models, mo
 
     monkeypatch.setattr(model, "predict", predict)
     constrained, _ = generate(executor, requests)
-    assert refused == [6]  # three guided images; after that at most three rows, one image, are tried
+    assert refused == [6]  # three guided images; after that only batches of one image are tried
     for name, pixels in undisturbed.items():
         assert np.abs(constrained[name] - pixels).max() <= 1
 
 
-def test_each_models_work_is_measured_and_kept_apart(two_models, tmp_path):
+def test_each_models_costs_are_measured_and_cached_separately(two_models, tmp_path):
     models, executor, config = two_models
     config = EngineConfig(
         **{name: getattr(config, name) for name in config.__struct_fields__} | {"cache_dir": str(tmp_path)}
@@ -103,7 +103,7 @@ def test_each_models_work_is_measured_and_kept_apart(two_models, tmp_path):
     assert {s: c.points for s, c in again.steps.items()} == {s: c.points for s, c in costs.steps.items()}
 
 
-def test_one_models_decoding_that_does_not_fit_costs_the_other_no_step(two_models, monkeypatch):
+def test_one_models_decode_that_does_not_fit_skips_no_step_of_the_other(two_models, monkeypatch):
     models, executor, _ = two_models
     requests = [make_request(models[number % 2], number, steps=2 + number // 2) for number in range(8)]
     undisturbed, _ = generate(executor, requests)
@@ -122,7 +122,7 @@ def test_one_models_decoding_that_does_not_fit_costs_the_other_no_step(two_model
         assert np.abs(constrained[name] - pixels).max() <= 1
 
 
-def test_a_turn_of_two_models_boards_all_then_steps_then_decodes(two_models):
+def test_an_iteration_of_two_models_joins_all_then_steps_then_decodes(two_models):
     models, executor, _ = two_models
     order = []
 
@@ -135,8 +135,8 @@ def test_a_turn_of_two_models_boards_all_then_steps_then_decodes(two_models):
 
         def execute(self, plan, *, with_thumbnails):
             assert not with_thumbnails
-            order.append((self.name, len(plan.boards), len(plan.steps), len(plan.decodes)))
-            timings = MeasuredTimings(text_encode_s=1.0 if plan.boards else 0.0, step_s=2.0 if plan.steps else 0.0)
+            order.append((self.name, len(plan.joins), len(plan.steps), len(plan.decodes)))
+            timings = MeasuredTimings(text_encode_s=1.0 if plan.joins else 0.0, step_s=2.0 if plan.steps else 0.0)
             return IterationResult(oom_phase="decodes" if plan.decodes else None, phase_timings=timings)
 
     spied_executor = MultiModelExecutor({spec.name: Spy(spec.name) for spec in models})

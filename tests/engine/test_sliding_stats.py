@@ -1,4 +1,4 @@
-"""The last minute of a wheel, against numpy over everything that happened."""
+"""Statistics over the last minute, compared with numpy over all events."""
 
 import random
 
@@ -38,7 +38,7 @@ def test_rates_are_those_of_the_last_minute():
     assert view.occupancy == pytest.approx((recent[:, 1] * recent[:, 2]).sum() / window_s / 8)
 
 
-def test_a_wheel_that_has_just_begun_is_rated_over_a_second_at_least():
+def test_rates_shortly_after_the_start_are_over_at_least_a_second():
     stats = SlidingStats(num_slots=2, now=100.0)
     stats.add_iteration(0.1, 1, 1, 100.2)
     assert stats.view(100.2).window_s == 1.0
@@ -46,7 +46,7 @@ def test_a_wheel_that_has_just_begun_is_rated_over_a_second_at_least():
     assert stats.view(110.0).steps_per_s == pytest.approx(0.1)
 
 
-def test_after_a_silent_minute_nothing_is_left_of_it():
+def test_after_an_idle_minute_all_rates_are_zero():
     stats = SlidingStats(num_slots=2, now=0.0)
     stats.add_iteration(0.5, 2, 2, 1.0)
     stats.add_request(0.5, 1.0)
@@ -64,7 +64,7 @@ def test_a_second_of_many_requests_takes_bounded_memory():
     assert sum(len(second.latencies_s) for second in stats._buckets) == 1000
 
 
-def test_a_turn_longer_than_the_window_makes_nothing_more_than_full():
+def test_an_iteration_longer_than_the_window_gives_at_most_full_shares():
     stats = SlidingStats(num_slots=2, now=0.0)
     stats.add_iteration(90.0, 2, 2, 90.0)
     view = stats.view(90.0)

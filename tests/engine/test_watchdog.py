@@ -1,12 +1,12 @@
-"""How long the engine's threads have been at what they do, on virtual time."""
+"""Hang detection on virtual time."""
 
 import pytest
 
-from noria.engine.runtime import VirtualClock
 from noria.engine.watchdog import HangWatchdog
+from noria.testing.virtual_clock import VirtualClock
 
 
-def test_an_idle_engine_is_not_stuck_and_a_working_one_is_since_its_turn_began():
+def test_an_idle_engine_is_not_busy_and_a_working_one_is_since_its_iteration_began():
     clock = VirtualClock()
     watchdog = HangWatchdog(60.0, clock)
     clock.now = 1000.0
@@ -17,7 +17,7 @@ def test_an_idle_engine_is_not_stuck_and_a_working_one_is_since_its_turn_began()
     assert watchdog.busy_s == 0.0
 
 
-def test_a_delivery_that_waits_for_a_device_is_stuck_although_the_wheel_is_idle():
+def test_a_sender_that_waits_for_the_device_is_busy_although_the_loop_is_idle():
     clock = VirtualClock()
     watchdog = HangWatchdog(60.0, clock)
     with watchdog.sender:
@@ -25,7 +25,7 @@ def test_a_delivery_that_waits_for_a_device_is_stuck_although_the_wheel_is_idle(
         assert (watchdog.busy_s, watchdog.hang_limit_s) == (70.0, 60.0)
 
 
-def test_slow_turns_raise_the_limit_also_those_of_the_warm_up():
+def test_slow_iterations_raise_the_limit_also_those_of_the_warm_up():
     clock = VirtualClock()
     watchdog = HangWatchdog(60.0, clock)
     watchdog.expect_iteration(8.0)

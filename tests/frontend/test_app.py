@@ -1,4 +1,4 @@
-"""The routes about the server itself, its metrics, and the answers to what is no route."""
+"""The routes about the server itself, its metrics, and the responses to unknown routes."""
 
 import threading
 import uuid
@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 from noria.config import Config
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
+from waiting import wait_until
 
 
 def values(client):
@@ -28,8 +29,8 @@ def test_healthz_and_readyz(client):
     assert ready.json()["engines"][0]["device"] == "cpu"
 
 
-def test_nothing_is_ready_before_an_engine_is(folder):
-    with TestClient(build_app(Config(), EnginePool([f"ipc://{folder}/nobody"]))) as client:
+def test_the_server_is_not_ready_before_an_engine_is(folder):
+    with TestClient(build_app(Config(), EnginePool([f"ipc://{folder}/missing"]))) as client:
         assert client.get("/readyz").status_code == 503
         assert client.get("/healthz").status_code == 200
         refusal = client.post("/t2i", json={"prompt": "p"})
@@ -46,7 +47,7 @@ def test_unknown_path(client, path):
     assert response.json()["error"]["code"] == "not_found"
 
 
-def test_unknown_path_is_told_its_neighbour(client):
+def test_unknown_path_gets_the_nearest_path_as_a_hint(client):
     assert "Did you mean '/t2i'?" in client.get("/t2j").json()["error"]["message"]
 
 
@@ -60,11 +61,11 @@ def test_wrong_method(client, method, path, allow):
     assert response.json()["error"]["code"] == "method_not_allowed"
 
 
-def test_a_request_moves_its_metrics(client):
+def test_a_request_is_counted_in_its_metrics(client):
     before = values(client)
     assert client.post("/t2i", json={"prompt": "p", "n": 2}).status_code == 200
     assert client.post("/t2i", json={"prompt": "p", "n": 0}).status_code == 400
-    client.get("/some/path/nobody/serves")
+    client.get("/some/unknown/path")
     after = values(client)
 
     def moved(*key):
@@ -78,20 +79,20 @@ def test_a_request_moves_its_metrics(client):
     assert moved("noria_stage_seconds_sum", ("stage", "denoise")) == pytest.approx(0.003)
     assert moved("noria_http_requests_total", ("method", "POST"), ("path", "/t2i"), ("status", "200")) == 1
     assert moved("noria_http_requests_total", ("method", "GET"), ("path", "other"), ("status", "404")) == 1
-    assert moved("noria_inflight") == 0
+    assert moved("noria_requests_in_flight") == 0
 
 
 @pytest.mark.parametrize("code", ["queue_full", "deadline_unmeetable"])
 def test_a_refusal_is_counted_by_its_reason(client, engine, code):
-    engine.fails = {"code": code, "message": "no", "retry_after_s": 1.0}
+    engine.failure = {"code": code, "message": "no", "retry_after_s": 1.0}
     key = ("noria_rejected_total", ("model", "tiny"), ("reason", code))
     before = values(client).get(key, 0)
     assert client.post("/t2i", json={"prompt": "p", "deadline_ms": 5000}).status_code == 429
     assert values(client)[key] == before + 1
 
 
-def test_a_deadline_that_passed_is_counted_as_missed_and_an_expired_request_without_one_is_not(client, engine):
-    engine.fails = {"code": "deadline_exceeded", "message": "late"}
+def test_a_missed_deadline_is_counted_and_a_timeout_without_a_deadline_is_not(client, engine):
+    engine.failure = {"code": "deadline_exceeded", "message": "late"}
     key = ("noria_deadline_missed_total", ("model", "tiny"))
     assert client.post("/t2i", json={"prompt": "p", "deadline_ms": 5000}).status_code == 504
     before = values(client)[key]
@@ -99,49 +100,49 @@ def test_a_deadline_that_passed_is_counted_as_missed_and_an_expired_request_with
     assert values(client)[key] == before
 
 
-def test_prometheus_is_answered_with_the_requests_that_made_the_numbers(client):
+def test_openmetrics_has_the_requests_as_exemplars(client):
     assert client.post("/t2i", json={"prompt": "p"}, headers={"x-request-id": "exemplary"}).status_code == 200
     answer = client.get("/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0"})
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
     assert '# {request_id="exemplary"}' in answer.text
 
 
-@pytest.mark.parametrize(("flags", "is_led_to"), [("01", True), ("00", False)])
-def test_an_exemplar_leads_to_the_trace_of_a_request_that_is_recorded(client, flags, is_led_to):
-    trace, name = uuid.uuid4().hex, uuid.uuid4().hex
-    headers = {"x-request-id": name, "traceparent": f"00-{trace}-00f067aa0ba902b7-{flags}"}
+@pytest.mark.parametrize(("flags", "has_trace_id"), [("01", True), ("00", False)])
+def test_an_exemplar_has_the_trace_id_of_a_sampled_request(client, flags, has_trace_id):
+    trace_id, request_id = uuid.uuid4().hex, uuid.uuid4().hex
+    headers = {"x-request-id": request_id, "traceparent": f"00-{trace_id}-00f067aa0ba902b7-{flags}"}
     assert client.post("/t2i", json={"prompt": "p"}, headers=headers).status_code == 200
     text = client.get("/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0"}).text
-    assert f'request_id="{name}"' in text
-    assert (f'# {{request_id="{name}",trace_id="{trace}"}}' in text) == is_led_to
+    assert f'request_id="{request_id}"' in text
+    assert (f'# {{request_id="{request_id}",trace_id="{trace_id}"}}' in text) == has_trace_id
 
 
-def test_an_answer_says_with_how_many_it_shared_its_steps(client):
+def test_a_response_has_the_mean_batch(client):
     answer = client.post("/t2i", json={"prompt": "p"}, headers={"accept": "application/json"})
     assert answer.headers["x-noria-mean-batch"] == "2.50"
     assert answer.json()["mean_batch"] == 2.5
 
 
-def test_inflight_counts_what_is_being_drawn(client, engine, until):
-    engine.holds = True
+def test_requests_in_flight_are_counted(client, engine):
+    engine.never_answers = True
     thread = threading.Thread(target=client.post, args=("/t2i",), kwargs={"json": {"prompt": "p"}})
     thread.start()
-    until(lambda: values(client)[("noria_inflight",)] == 1)
-    engine.holds = False
-    engine.become("dead")
-    engine.become("ready")
+    wait_until(lambda: values(client)[("noria_requests_in_flight",)] == 1)
+    engine.never_answers = False
+    engine.set_state("dead")
+    engine.set_state("ready")
     thread.join()
-    assert values(client)[("noria_inflight",)] == 0
+    assert values(client)[("noria_requests_in_flight",)] == 0
 
 
-def test_access_log_has_one_line_with_status_and_id(client, said_in, until):
-    with said_in("noria.access") as lines:
+def test_access_log_has_one_line_with_status_and_id(client, captured_log_fields):
+    with captured_log_fields("noria.access") as lines:
         client.get("/healthz")
         assert client.get("/pages/style.css").status_code == 200
         client.get("/v1/models?a=%0Ab", headers={"x-request-id": "abc"})
-        # A line is written after its answer is: the client may be quicker.
-        until(lambda: [line for line in lines() if line["request_id"] == "abc"])
-    (line,) = [line for line in lines() if line["request_id"] == "abc"]  # others are of clients of an earlier test
+        # A line is written after its response: the client may be faster.
+        wait_until(lambda: [line for line in lines() if line["request_id"] == "abc"])
+    (line,) = [line for line in lines() if line["request_id"] == "abc"]  # others may be of an earlier test's clients
     assert 0 < line.pop("seconds") < 20
     assert line == {
         "event": "access", "request_id": "abc", "method": "GET", "path": "/v1/models", "status": 200
@@ -149,19 +150,19 @@ def test_access_log_has_one_line_with_status_and_id(client, said_in, until):
     assert not any(line["path"] in ("/healthz", "/pages/style.css") for line in lines())
 
 
-def test_the_files_of_the_pages_are_one_route_of_the_metrics(client):
-    for name in ("style.css", "events.js", "nobody.js", "../app.py"):
+def test_the_files_of_the_pages_are_one_path_in_the_metrics(client):
+    for name in ("style.css", "api.js", "missing.js", "../app.py"):
         answer = client.get(f"/pages/{name}")
-        assert (answer.status_code == 200) is (name in ("style.css", "events.js"))
+        assert (answer.status_code == 200) is (name in ("style.css", "api.js"))
     paths = {dict(labels).get("path") for name, *labels in values(client) if name == "noria_http_requests_total"}
     assert "/pages/{name}" in paths and not any("style.css" in str(path) for path in paths)
 
 
-def test_a_bug_of_ours_is_a_500_that_tells_nothing(monkeypatch, client, caplog):
-    def broken(*_):
+def test_an_unexpected_exception_is_a_500_without_details(monkeypatch, client, caplog):
+    def fail(*_):
         raise RuntimeError("the password is swordfish")
 
-    monkeypatch.setattr("noria.frontend.services.generation.encode_images", broken)
+    monkeypatch.setattr("noria.frontend.services.generation.write_images", fail)
     response = client.post("/t2i", json={"prompt": "p"}, headers={"x-request-id": "abc"})
     assert response.status_code == 500
     error = response.json()["error"]

@@ -1,4 +1,4 @@
-"""A1111's text: exactly its form in writing, and whatever there is in reading."""
+"""A1111's text: written exactly in its form, and read from any text."""
 
 import re
 import time
@@ -16,7 +16,7 @@ WHOLE = GenerationMetadata(
 )  # fmt: skip
 
 
-def test_it_is_written_as_a1111_writes_it():
+def test_the_text_is_in_a1111s_form():
     assert to_infotext(WHOLE) == (
         "a red circle\n"
         "Negative prompt: blurry\n"
@@ -25,17 +25,17 @@ def test_it_is_written_as_a1111_writes_it():
     )
 
 
-def test_a_schedule_that_a1111_would_take_for_another_is_named():
+def test_the_schedule_type_is_written_where_automatic_would_be_wrong():
     text = to_infotext(msgspec.structs.replace(WHOLE, scheduler="dpm++2m"))
     assert "Sampler: DPM++ 2M, Schedule type: Uniform, " in text
 
 
-def test_values_with_commas_and_colons_stand_in_quotes():
+def test_values_with_commas_and_colons_are_quoted():
     assert 'Model: "org/a:b, \\"c\\""' in to_infotext(msgspec.structs.replace(WHOLE, model='org/a:b, "c"'))
 
 
 def fits_infotext(text):
-    """Whether A1111's form can hold `text`: it strips lines, and one of them may open the negative prompt."""
+    """Whether A1111's form can represent `text`: lines are stripped, and one can start the negative prompt."""
     lines = text.split("\n")
     return text == text.strip() and all(
         line == line.strip() and not line.startswith("Negative prompt:") for line in lines
@@ -48,7 +48,7 @@ PROMPTS = st.lists(
 
 
 @given(PROMPTS, PROMPTS, st.floats(0, 50), st.sampled_from(["tiny", "org/a:b", 'x, "y', ""]))
-def test_what_the_form_can_hold_comes_back(prompt, negative_prompt, guidance, model):
+def test_what_the_form_can_represent_is_read_back(prompt, negative_prompt, guidance, model):
     written = msgspec.structs.replace(
         WHOLE, prompt=prompt, negative_prompt=negative_prompt, guidance_scale=guidance, model=model or "m"
     )
@@ -60,7 +60,7 @@ def test_what_the_form_can_hold_comes_back(prompt, negative_prompt, guidance, mo
         assert (read.prompt, read.negative_prompt) == (prompt, negative_prompt)
 
 
-def test_a_text_of_a1111_is_read():
+def test_a_text_written_by_a1111_is_read():
     text = """masterpiece, (red circle:1.2)
 second line
 Negative prompt: bad hands,
@@ -84,7 +84,7 @@ Model: v1-5-pruned-emaonly, Clip skip: 2, Lora hashes: "add_detail: 7c6bad76eb54
         ("Sampler: DPM++ SDE, Schedule type: Karras", "DPM++ SDE Karras"),
     ],
 )
-def test_a_sampler_that_noria_has_not_is_kept_as_it_is(line, scheduler):
+def test_an_unknown_sampler_keeps_its_name(line, scheduler):
     assert from_infotext(f"p\nSteps: 1, {line}, Seed: 2").scheduler == scheduler
 
 
@@ -92,7 +92,7 @@ def test_a_text_without_settings_is_all_prompt():
     assert from_infotext("a: b, c: d\ne") == GenerationMetadata("a: b, c: d\ne")
 
 
-def test_settings_that_make_no_sense_are_kept_among_the_others():
+def test_invalid_settings_are_kept_in_other():
     read = from_infotext("p\nSteps: many, Seed: -1, Size: big, CFG scale: nan, Seed resize from: 1x1")
     assert read == GenerationMetadata(
         "p", other={"Steps": "many", "Seed": "-1", "Size": "big", "CFG scale": "nan", "Seed resize from": "1x1"}
@@ -100,18 +100,18 @@ def test_settings_that_make_no_sense_are_kept_among_the_others():
 
 
 @given(st.text(alphabet='ab:, "\\\n\ud7ff{}0x1u', max_size=200))
-def test_nothing_that_is_read_raises(text):
+def test_reading_never_raises(text):
     read = from_infotext(f"{text}\nSteps: 1, Seed: 2, Sampler: {text}")
     assert read.other.keys() | {"Steps"}
 
 
-def test_an_escaped_half_of_a_surrogate_pair_becomes_a_character():
+def test_an_escaped_unpaired_surrogate_is_replaced():
     read = from_infotext('p\nSteps: 1, Seed: 2, Model: "\\ud83d"')
     assert read.model == "?"
 
 
 @pytest.mark.parametrize("piece", ['a:"', ":", '"', ",", 'a: "\\', "a" * 10 + ":", " "])
-def test_a_hostile_text_takes_no_longer_than_its_length(piece):
+def test_reading_takes_linear_time(piece):
     text = piece * (1_000_000 // len(piece))
     started = time.process_time()
     from_infotext(text)

@@ -1,24 +1,24 @@
-"""A1111's names for our schedulers, there and back."""
+"""A1111's names of Noria's schedulers, in both directions."""
 
 import pytest
 
 from noria.errors import InvalidField
 from noria.images.a1111_names import AUTOMATIC, KARRAS, SAMPLERS, UNIFORM, a1111_name, samplers_and_types, scheduler_for
-from noria.images.schedulers import choices_of_family
+from noria.images.scheduler_names import choices_of_family
 
 
-def test_every_scheduler_of_stable_diffusion_has_a_name_of_its_own():
+def test_every_diffusion_scheduler_has_a_distinct_name():
     assert list(SAMPLERS) == [choice.name for choice in choices_of_family("diffusion")]
     assert len(set(SAMPLERS.values())) == len(SAMPLERS) == 28
 
 
 @pytest.mark.parametrize("scheduler", SAMPLERS)
-def test_what_we_write_is_read_as_the_same_scheduler(scheduler):
+def test_names_are_read_back_as_the_same_scheduler(scheduler):
     assert scheduler_for(*a1111_name(scheduler)) == scheduler
 
 
 @pytest.mark.parametrize("scheduler", SAMPLERS)
-def test_a_client_that_names_sampler_and_schedule_type_apart_gets_the_same(scheduler):
+def test_separate_sampler_and_schedule_type_mean_the_same_scheduler(scheduler):
     sampler = SAMPLERS[scheduler]
     schedule_type = KARRAS if sampler.endswith(KARRAS) else UNIFORM
     assert scheduler_for(sampler.removesuffix(" Karras"), schedule_type) == scheduler
@@ -34,17 +34,17 @@ def test_a_client_that_names_sampler_and_schedule_type_apart_gets_the_same(sched
         ("Euler", "automatic", "euler"),
         ("Euler", "karras", "euler-karras"),
         ("Euler a", AUTOMATIC, "euler-a"),
-        ("DDIM", KARRAS, "ddim"),  # A1111 has no schedule types for it, and does not read them
+        ("DDIM", KARRAS, "ddim"),  # A1111 ignores the schedule type of this one
         ("k_euler_a", AUTOMATIC, "euler-a"),
         ("PLMS", "", "pndm"),
     ],
 )
-def test_schedule_types_mean_what_they_mean_to_a1111(sampler, schedule_type, scheduler):
+def test_schedule_types_mean_the_same_as_in_a1111(sampler, schedule_type, scheduler):
     assert scheduler_for(sampler, schedule_type) == scheduler
 
 
 @pytest.mark.parametrize(
-    ("sampler", "schedule_type", "says"),
+    ("sampler", "schedule_type", "message"),
     [
         ("DPM++ SDE", AUTOMATIC, "Brownian tree"),
         ("DPM++ SDE Karras", None, "not known"),
@@ -53,16 +53,16 @@ def test_schedule_types_mean_what_they_mean_to_a1111(sampler, schedule_type, sch
         ("nonsense", None, "not known"),
     ],
 )
-def test_what_is_not_served_is_refused_by_name(sampler, schedule_type, says):
-    with pytest.raises(InvalidField, match=says):
+def test_an_unsupported_sampler_is_refused_by_name(sampler, schedule_type, message):
+    with pytest.raises(InvalidField, match=message):
         scheduler_for(sampler, schedule_type)
 
 
-def test_a_scheduler_without_a_name_there_keeps_its_own():
+def test_a_scheduler_without_an_a1111_name_keeps_its_own():
     assert a1111_name("flow-euler") == ("flow-euler", None)
     assert scheduler_for("flow-euler", AUTOMATIC) == "flow-euler"
 
 
-def test_samplers_are_listed_without_their_schedule_types():
+def test_samplers_are_listed_without_schedule_types():
     assert samplers_and_types(("ddim", "euler", "euler-karras")) == (["DDIM", "Euler"], [AUTOMATIC, UNIFORM, KARRAS])
     assert samplers_and_types(("ddim",)) == (["DDIM"], [AUTOMATIC, UNIFORM])

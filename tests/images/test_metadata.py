@@ -1,4 +1,4 @@
-"""Our own JSON: it loses nothing, and nonsense is refused."""
+"""Noria's JSON: lossless, and invalid text is refused."""
 
 import msgspec
 import pytest
@@ -23,17 +23,17 @@ from noria.protocol.request import ImageRequest, ImageRequestBody
         other=st.dictionaries(st.text(), st.text()),
     )
 )
-def test_json_loses_nothing(metadata):
+def test_json_is_lossless(metadata):
     assert from_json(to_json(metadata)) == metadata
     assert from_json(to_json(metadata).decode()) == metadata
 
 
-def test_its_settings_have_the_names_of_t2i():
+def test_settings_have_the_field_names_of_t2i():
     settings = set(GenerationMetadata.__struct_fields__) - {"model", "model_version", "noria", "other"}
     assert settings < set(ImageRequestBody.__struct_fields__)
 
 
-def test_it_is_of_one_image(bundled_folder):
+def test_metadata_are_of_one_image_and_complete(bundled_folder):
     spec = open_model(str(bundled_folder))
     request = ImageRequest("id", "p", "q", 7, 64, 96, 20, 7.5, 3, "ddim", 60.0)
     metadata = metadata_for(request, spec, seed=9)
@@ -43,7 +43,7 @@ def test_it_is_of_one_image(bundled_folder):
     assert None not in msgspec.structs.astuple(metadata)
 
 
-def test_keys_of_a_later_version_are_passed_over():
+def test_unknown_keys_are_ignored():
     assert from_json('{"prompt": "p", "lora": ["x"]}') == GenerationMetadata("p")
 
 
@@ -51,12 +51,12 @@ def test_keys_of_a_later_version_are_passed_over():
     "text",
     ["", "nonsense", "[]", "{}", '{"prompt": 1}', '{"prompt": "p", "seed": "7"}', "[" * 100_000, b"\xff", '"\\ud800"'],
 )
-def test_nonsense_is_refused(text):
+def test_invalid_json_is_refused(text):
     with pytest.raises(ImageFileError, match="are not what Noria writes"):
         from_json(text)
 
 
 @pytest.mark.parametrize("field", ["prompt", "negative_prompt"])
-def test_half_a_surrogate_pair_is_refused(field):
+def test_an_unpaired_surrogate_is_refused(field):
     with pytest.raises(InvalidField, match="at character 2"):
         GenerationMetadata(**({"prompt": "p"} | {field: "ab\ud83d"}))

@@ -1,4 +1,4 @@
-"""Image files keep what they are given, to the letter, and lose no pixel; bad files are told from good ones."""
+"""Image files keep metadata exactly and pixels unchanged; damaged and hostile files are refused."""
 
 import io
 import pathlib
@@ -27,9 +27,8 @@ SAVE_OPTIONS = {"png": {}, "webp": {"quality": 90, "method": 2}, "jpeg": {"quali
 
 def encode_image(metadata, file_format):
     file = io.BytesIO()
-    PIXELS.save(
-        file, format=file_format, **SAVE_OPTIONS[file_format], **(save_options(metadata, file_format) if metadata else {})
-    )  # fmt: skip
+    options = save_options(metadata, file_format) if metadata else {}
+    PIXELS.save(file, format=file_format, **SAVE_OPTIONS[file_format], **options)
     return file.getvalue()
 
 
@@ -68,40 +67,40 @@ AWKWARD = st.text() | st.sampled_from(
 @pytest.mark.parametrize("file_format", FORMATS)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(prompt=AWKWARD, negative_prompt=AWKWARD, seed=st.integers(0, 2**63 - 1))
-def test_any_prompt_comes_back_to_the_letter(read, file_format, prompt, negative_prompt, seed):
+def test_any_prompt_is_read_back_exactly(read, file_format, prompt, negative_prompt, seed):
     metadata = msgspec.structs.replace(WHOLE, prompt=prompt, negative_prompt=negative_prompt, seed=seed)
     assert read(encode_image(metadata, file_format)) == metadata
 
 
 @pytest.mark.parametrize("file_format", FORMATS)
-def test_pixels_are_untouched(file_format):
+def test_pixels_are_unchanged(file_format):
     with_metadata, without = encode_image(WHOLE, file_format), encode_image(None, file_format)
     assert Image.open(io.BytesIO(with_metadata)).tobytes() == Image.open(io.BytesIO(without)).tobytes()
     assert len(with_metadata) > len(without)
 
 
-def test_a1111_finds_its_text_where_it_looks():
+def test_a1111s_text_is_where_a1111_reads_it():
     assert Image.open(io.BytesIO(encode_image(WHOLE, "png"))).info["parameters"] == to_infotext(WHOLE)
     for file_format in ("webp", "jpeg"):
         exif = Image.open(io.BytesIO(encode_image(WHOLE, file_format))).getexif()
         assert exif.get_ifd(0x8769)[0x9286] == b"UNICODE\0" + to_infotext(WHOLE).encode("utf-16-be")
 
 
-def test_the_longest_prompts_fit_even_a_jpeg(read):
+def test_the_longest_prompts_fit_a_jpeg(read):
     metadata = msgspec.structs.replace(WHOLE, prompt="🎨" * 4000, negative_prompt="🎨" * 4000)
     assert read(encode_image(metadata, "jpeg")) == metadata
 
 
-def test_a_jpeg_keeps_our_json_where_both_do_not_fit(read):
+def test_a_jpeg_has_only_the_json_if_both_do_not_fit(read):
     metadata = msgspec.structs.replace(WHOLE, prompt="🎨" * 15_000)
     file = encode_image(metadata, "jpeg")
     assert read(file) == metadata
     assert 0x9286 not in Image.open(io.BytesIO(file)).getexif().get_ifd(0x8769)
 
 
-def test_a_jpeg_is_written_also_when_nothing_fits(read):
+def test_a_jpeg_is_written_without_metadata_if_they_do_not_fit(read):
     file = encode_image(msgspec.structs.replace(WHOLE, prompt="🎨" * 20_000), "jpeg")
-    with pytest.raises(ImageFileError, match="says nothing"):
+    with pytest.raises(ImageFileError, match="has no generation metadata"):
         read(file)
 
 
@@ -136,7 +135,7 @@ TEXT = "a cat\nSteps: 20, Sampler: Euler a, CFG scale: 7, Seed: 5, Size: 512x512
     ],
     ids=["png", "utf-16-be", "utf-16-le", "ascii", "bare", "exif in png"],
 )
-def test_files_of_others_are_read(read, data):
+def test_files_of_other_programs_are_read(read, data):
     assert read(data) == GenerationMetadata("a cat", "", 5, 512, 512, 20, 7.0, "euler-a")
 
 
@@ -147,26 +146,26 @@ HOSTILE = {
     "svg": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "is not an image"),
     "another kind of image": (b"GIF89a" + b"\0" * 100, "is not an image"),
     "a head only": (b"\x89PNG\r\n\x1a\n", "is not an image"),
-    "no text": (png(), "says nothing"),
-    "blank text": (png((b"tEXt", b"parameters\0 \n ")), "says nothing"),
+    "no text": (png(), "has no generation metadata"),
+    "blank text": (png((b"tEXt", b"parameters\0 \n ")), "has no generation metadata"),
     "json of another shape": (png((b"tEXt", b"noria\0[1, 2]")), "not what Noria writes"),
     "nonsense for json": (png((b"tEXt", b"noria\0{prompt")), "not what Noria writes"),
     "json of another type": (png((b"tEXt", b'noria\0{"prompt": ["p"]}')), "not what Noria writes"),
     "deep json": (png((b"tEXt", b"noria\0" + b"[" * 500_000)), "not what Noria writes"),
     "a text that unpacks to 100 MB": (png((b"zTXt", BOMB)), "is damaged"),
-    "a huge chunk": (png((b"iTXt", b"noria\0\0\0\0\0" + b"x" * 2_000_000)), "is damaged|says too much"),
+    "a huge chunk": (png((b"iTXt", b"noria\0\0\0\0\0" + b"x" * 2_000_000)), "is damaged|has too much metadata"),
     "a size that needs 16 GB": (
         png((b"IHDR", struct.pack(">IIBBBBB", 65_000, 65_000, 8, 6, 0, 0, 0))), "is damaged"
     ),
-    "exif of garbage": (png((b"eXIf", b"MM\0*\xff\xff\xff\xff")), "says nothing|is damaged"),
-    "a number for a comment": (image_with_comment(7), "says nothing"),
+    "exif of garbage": (png((b"eXIf", b"MM\0*\xff\xff\xff\xff")), "has no generation metadata|is damaged"),
+    "a number for a comment": (image_with_comment(7), "has no generation metadata"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_hostile_files_are_refused_in_words(read, case):
-    data, says = HOSTILE[case]
-    with pytest.raises(ImageFileError, match=says):
+def test_hostile_files_are_refused(read, case):
+    data, message = HOSTILE[case]
+    with pytest.raises(ImageFileError, match=message):
         read(data)
 
 
@@ -178,7 +177,7 @@ def read_or_refused(read, data: bytes) -> GenerationMetadata | None:
 
 
 @pytest.mark.parametrize("file_format", FORMATS)
-def test_a_file_cut_short_anywhere_is_read_or_refused(read, file_format):
+def test_a_truncated_file_is_read_or_refused(read, file_format):
     whole = encode_image(WHOLE, file_format)
     outcomes = [read_or_refused(read, whole[:length]) for length in range(len(whole))]
     assert all(outcome in (WHOLE, None) for outcome in outcomes)
@@ -195,12 +194,17 @@ def test_a_file_with_wrong_bytes_is_read_or_refused(read, file_format, changes):
     read_or_refused(read, bytes(damaged))  # anything but an ImageFileError fails
 
 
-def test_what_is_no_file_is_refused(tmp_path):
-    for path, says in ((tmp_path, "is not a file"), (tmp_path / "x.png", "there is no file"), (pathlib.Path("/dev/zero"), "is not a file")):  # fmt: skip
-        with pytest.raises(ImageFileError, match=says):
+def test_a_path_without_a_regular_file_is_refused(tmp_path):
+    messages = {
+        tmp_path: "is not a file",
+        tmp_path / "x.png": "there is no file",
+        pathlib.Path("/dev/zero"): "is not a file",
+    }
+    for path, message in messages.items():
+        with pytest.raises(ImageFileError, match=message):
             read_metadata(path)
 
 
-def test_our_json_is_believed_before_a1111s_text(read):
+def test_the_json_is_preferred_to_a1111s_text(read):
     both = png((b"tEXt", b"parameters\0another prompt"), (b"tEXt", b"noria\0" + to_json(WHOLE)))
     assert read(both) == WHOLE

@@ -1,4 +1,4 @@
-"""A job's end is told exactly once, by whoever ended it and however: counted, a line in the log, a webhook, a span in its trace."""
+"""The end of a job is reported exactly once, whichever process ended it: in metrics, log, webhook and trace."""
 
 import asyncio
 import concurrent.futures
@@ -15,7 +15,7 @@ from noria.errors import DeadlineExceeded, EngineLost, EngineUnavailable, Genera
 from noria.jobs.completion import JobCompletionReporter, job_outcome, stored_request_fields
 from noria.jobs.records import TERMINAL_STATUSES, Claim
 from noria.jobs.results import ResultStore
-from noria.jobs.schema import database_url, open_database
+from noria.jobs.schema import open_jobs_database
 from noria.jobs.service import clean_up
 from noria.jobs.store import LEASE_S, MAX_LOSSES, JobStore
 from noria.jobs.thread_offloader import ThreadOffloader
@@ -32,7 +32,7 @@ from noria.protocol.request import ImageRequest
 SHAPES = {("shapes", "v1")}
 REQUEST = ImageRequest(
     request_id="job_1",
-    prompt="a secret wish",
+    prompt="a secret prompt",
     negative_prompt="",
     seed=7,
     width_px=64,
@@ -48,7 +48,7 @@ REQUEST = ImageRequest(
 
 
 class FakeExecutor:
-    """Raises its errors one after the other, then draws; while it `holds`, it never comes to an end."""
+    """Raises its errors one after the other, then succeeds; with `hangs`, it never returns."""
 
     def __init__(self, *errors, hangs=False):
         self.errors, self.hangs = list(errors), hangs
@@ -71,7 +71,7 @@ class FakeExecutor:
 
 @dataclasses.dataclass
 class JobHarness:
-    """A job, and what it takes to end it."""
+    """A job and the means to end it."""
 
     store: JobStore
     results: ResultStore
@@ -97,7 +97,7 @@ class JobHarness:
 
     async def wait_until(self, condition):
         async with asyncio.timeout(60):
-            while not condition(self.record):  # noqa: ASYNC110 - it happens in a database
+            while not condition(self.record):  # noqa: ASYNC110 - polls a database
                 await asyncio.sleep(0.02)
 
     async def execute_with(self, *executors):
@@ -106,7 +106,7 @@ class JobHarness:
                 await self.wait_until(lambda record: record.status in TERMINAL_STATUSES)
 
     def lose_claims(self, times):
-        """As many processes as that claim the job, and end before it does."""
+        """Claim the job `times` times, each time in a process that dies."""
         now = time.time()
         for index in range(times):
             assert self.store.claim(f"s/f/{index}", SHAPES, 9, now + index * (LEASE_S + 1))
@@ -114,11 +114,11 @@ class JobHarness:
 
 
 async def succeeded(scene):
-    await scene.drawn_by(FakeExecutor())
+    await scene.execute_with(FakeExecutor())
 
 
 async def succeeded_on_second_attempt(scene):
-    await scene.drawn_by(FakeExecutor(EngineUnavailable("loading", retry_after_s=0.1)))
+    await scene.execute_with(FakeExecutor(EngineUnavailable("loading", retry_after_s=0.1)))
 
 
 async def cancelled_while_queued(scene):
@@ -128,14 +128,14 @@ async def cancelled_while_queued(scene):
 
 async def cancelled_while_running(scene):
     async with scene.running(FakeExecutor(hangs=True)) as worker:
-        await scene.until(lambda record: record.status == "processing")
+        await scene.wait_until(lambda record: record.status == "processing")
         scene.store.cancel(scene.job_id, time.time())
         worker.wake()
 
 
 async def cancelled_after_requeue(scene):
     async with scene.running(FakeExecutor(EngineUnavailable("loading", retry_after_s=30.0))):
-        await scene.until(lambda record: record.status == "starting" and record.attempt == 1)
+        await scene.wait_until(lambda record: record.status == "starting" and record.attempt == 1)
     scene.store.cancel(scene.job_id, time.time())
 
 
@@ -145,19 +145,19 @@ async def expired(scene):
 
 
 async def deadline_missed(scene):
-    await scene.drawn_by(FakeExecutor(DeadlineExceeded("not done 60 s after it was accepted.")))
+    await scene.execute_with(FakeExecutor(DeadlineExceeded("not done 60 s after it was accepted.")))
 
 
 async def model_failed(scene):
-    await scene.drawn_by(FakeExecutor(GenerationFailed("the model failed")))
+    await scene.execute_with(FakeExecutor(GenerationFailed("the model failed")))
 
 
 async def failed_by_bug(scene):
-    await scene.drawn_by(FakeExecutor(RuntimeError("a bug")))
+    await scene.execute_with(FakeExecutor(RuntimeError("a bug")))
 
 
 async def engines_lost_too_often(scene):
-    await scene.drawn_by(FakeExecutor(*[EngineLost("gone")] * MAX_ENGINE_LOSSES))
+    await scene.execute_with(FakeExecutor(*[EngineLost("gone")] * MAX_ENGINE_LOSSES))
 
 
 async def processes_lost_too_often(scene):
@@ -168,7 +168,7 @@ async def processes_lost_too_often(scene):
 
 async def succeeded_elsewhere_after_lease_expiry(scene):
     async with scene.running(FakeExecutor(hangs=True)) as worker:
-        await scene.until(lambda record: record.status == "processing")
+        await scene.wait_until(lambda record: record.status == "processing")
         (claimed,) = scene.store.claim("t/f/1", SHAPES, 9, time.time() + LEASE_S + 60)
         assert scene.store.finish(Claim(claimed.id, "t/f/1", claimed.attempt), ["2-0.png"], {}, time.time() + 90)
         worker.wake()
@@ -176,14 +176,14 @@ async def succeeded_elsewhere_after_lease_expiry(scene):
 
 async def succeeded_after_server_stop(scene):
     async with scene.running(FakeExecutor(hangs=True)):
-        await scene.until(lambda record: record.status == "processing")
+        await scene.wait_until(lambda record: record.status == "processing")
     assert scene.record.status == "starting"
-    await scene.drawn_by(FakeExecutor())
+    await scene.execute_with(FakeExecutor())
 
 
 async def succeeded_after_server_kill(scene):
     scene.store.claim("s/frontend-0/0", SHAPES, 9, time.time())
-    await scene.drawn_by(FakeExecutor())
+    await scene.execute_with(FakeExecutor())
 
 
 ENDINGS = [
@@ -211,7 +211,7 @@ def caller():
 
 @pytest.fixture
 def lines():
-    """What a logger has written so far, as a front end writes it; request lines by default."""
+    """Returns the lines that a logger has written so far in the front end's format; request lines by default."""
     written = []
     with logging_to(LineHandler("frontend-0", written.append), "info"):
         yield lambda logger="noria.requests": [line for line in written if line["logger"] == logger]
@@ -227,7 +227,7 @@ def num_ended():
 
 
 @pytest.mark.parametrize(("ending", "outcome", "status", "attempt"), ENDINGS, ids=[row[0].__name__ for row in ENDINGS])
-def test_a_jobs_end_is_told_once(
+def test_the_end_of_a_job_is_reported_once(
     engine, tmp_path, job, caller, tracer, collector, lines, ending, outcome, status, attempt
 ):
     store = JobStore(engine, JobCompletionReporter(tracer))
@@ -245,7 +245,7 @@ def test_a_jobs_end_is_told_once(
     assert line.items() >= expected.items()
     assert line.keys() <= {*RESERVED, "trace_id", "span_id", *REQUEST_FIELDS}
     assert line.get("error") == record.error
-    assert (line.get("denoise_s") == 0.25) == (ending.__name__ in {"drawn", *REPORTED_BY_THE_WORKER})
+    assert (line.get("denoise_s") == 0.25) == (ending.__name__ in REPORTED_BY_THE_WORKER)
     assert 0 <= line["waited_s"] <= line["seconds"]
     assert "secret" not in str(line)
 
@@ -260,63 +260,64 @@ def test_a_jobs_end_is_told_once(
     assert (span.parent_id, span.failed) == (caller.span_id, outcome != "ok")
     assert span.attributes.get("error.type", "ok") == span.attributes["noria.outcome"] == outcome
     assert span.attributes["noria.job.attempt"] == attempt
-    assert span.attributes["noria.key"] == "alice"
+    assert span.attributes["noria.api_key.name"] == "alice"
     assert (span.began, span.ended) == pytest.approx((record.created_at, record.completed_at), abs=0.001)
 
 
 REPORTED_BY_THE_WORKER = {
-    "drawn_at_the_second_try",
-    "drawn_after_the_server_stopped",
-    "drawn_after_the_server_was_killed",
+    "succeeded",
+    "succeeded_on_second_attempt",
+    "succeeded_after_server_stop",
+    "succeeded_after_server_kill",
 }
-"""Those whose end is told by the runner that drew them: it knows where the time went."""
+"""The endings reported by the worker that executed the job: it has measured where the time went."""
 
 
 @pytest.mark.parametrize(
     ("ending", "reason"),
     [
         (succeeded_on_second_attempt, "loading"),
-        (succeeded_after_server_stop, "the front end stops"),
-        (succeeded_after_server_kill, "the process that drew it ended"),
+        (succeeded_after_server_stop, "the front end is stopping"),
+        (succeeded_after_server_kill, "the process that ran it died"),
     ],
     ids=lambda each: getattr(each, "__name__", ""),
 )
-def test_a_job_that_waits_again_has_a_line_that_says_why(store, tmp_path, job, caller, lines, ending, reason):
+def test_a_requeued_job_is_logged_with_the_reason(store, tmp_path, job, caller, lines, ending, reason):
     job_id = store.accept(job(request=stored_request(traceparent=caller.traceparent)), 9, time.time())[0].id
     asyncio.run(ending(JobHarness(store, ResultStore("auto", tmp_path), NO_TRACER, job_id)))
     (line,) = lines("noria.jobs")
-    expected = {"event": "job_handed_back", "request_id": job_id, "trace_id": caller.trace_id, "attempt": 1}
+    expected = {"event": "job_requeued", "request_id": job_id, "trace_id": caller.trace_id, "attempt": 1}
     assert line.items() >= expected.items()
     assert line["message"].endswith(f": {reason}")
 
 
-def test_a_drawing_whose_job_others_have_ended_says_nothing(store, tmp_path, job, lines):
+def test_a_job_that_another_process_ended_is_not_logged_by_the_worker(store, tmp_path, job, lines):
     for ending in (succeeded_elsewhere_after_lease_expiry, cancelled_while_running):
         job_id = store.accept(job(request=stored_request()), 9, time.time())[0].id
         asyncio.run(ending(JobHarness(store, ResultStore("auto", tmp_path), NO_TRACER, job_id)))
     assert not lines("noria.jobs")
 
 
-def test_a_drawing_whose_lease_ran_out_says_so(store, tmp_path, job, lines):
+def test_an_expired_lease_is_logged(store, tmp_path, job, lines):
     job_id = store.accept(job(request=stored_request()), 9, time.time())[0].id
     scene = JobHarness(store, ResultStore("auto", tmp_path), NO_TRACER, job_id)
 
-    async def outrun():
+    async def expire_lease():
         async with scene.running(FakeExecutor(hangs=True)) as worker:
             await scene.wait_until(lambda record: record.status == "processing")
             assert store.claim("t/f/1", SHAPES, 9, time.time() + LEASE_S + 60)
             worker.wake()
             await scene.wait_until(lambda _: lines("noria.jobs"))
 
-    asyncio.run(outrun())
+    asyncio.run(expire_lease())
     (line,) = lines("noria.jobs")
-    expected = {"level": "warning", "event": "job_let_go", "request_id": job_id, "attempt": 1}
+    expected = {"level": "warning", "event": "job_abandoned", "request_id": job_id, "attempt": 1}
     assert line.items() >= expected.items()
     assert not lines()
 
 
-def test_an_end_that_many_want_at_once_is_told_by_the_one_who_got_it(database, tmp_path, job, lines):
-    stores = [JobStore(open_database(database_url(database, tmp_path))) for _ in range(3)]
+def test_of_many_racing_to_end_a_job_only_the_winner_reports_it(database, tmp_path, job, lines):
+    stores = [JobStore(open_jobs_database(database, tmp_path)) for _ in range(3)]
     names = {stores[0].accept(job(), 99, 0.0)[0].id for _ in range(8)}
     before = sum(num_ended().values())
     with concurrent.futures.ThreadPoolExecutor(9) as threads:
@@ -332,7 +333,7 @@ def test_an_end_that_many_want_at_once_is_told_by_the_one_who_got_it(database, t
         store.close()
 
 
-def test_a_job_that_another_noria_kept_otherwise_ends_with_its_line_and_holds_up_no_other(
+def test_a_job_stored_in_an_unreadable_form_fails_with_a_log_line_and_blocks_no_other(
     store, tmp_path, job, tracer, lines
 ):
     strange = store.accept(job(request=b"[no JSON", webhook="https://example.com/"), 9, time.time())[0].id
@@ -345,7 +346,7 @@ def test_a_job_that_another_noria_kept_otherwise_ends_with_its_line_and_holds_up
     assert "steps" not in reported[strange]
 
 
-def test_a_job_in_nobodys_trace_has_a_line_and_no_span(engine, job, tracer, collector, lines):
+def test_a_job_without_a_trace_has_a_log_line_and_no_span(engine, job, tracer, collector, lines):
     store = JobStore(engine, JobCompletionReporter(tracer))
     record = store.accept(job(request=stored_request()), 9, 0.0)[0]
     store.cancel(record.id, 5.0)
@@ -354,7 +355,7 @@ def test_a_job_in_nobodys_trace_has_a_line_and_no_span(engine, job, tracer, coll
     assert not [span for span in collector.spans if span.attributes.get("noria.request_id") == record.id]
 
 
-def test_clocks_that_differ_make_no_time_negative(store, job, lines):
+def test_differing_clocks_make_no_duration_negative(store, job, lines):
     record = store.accept(job(), 9, 100.0)[0]
     store.cancel(record.id, 40.0)
     (line,) = lines()
@@ -362,13 +363,13 @@ def test_clocks_that_differ_make_no_time_negative(store, job, lines):
 
 
 @pytest.mark.parametrize(
-    ("prompts", "told"), [("off", set()), ("hash", {"prompt_sha256"}), ("full", {"prompt"})], ids=str
+    ("prompts", "expected"), [("off", set()), ("hash", {"prompt_sha256"}), ("full", {"prompt"})], ids=str
 )
-def test_an_end_tells_of_the_prompt_what_the_operator_allows(store, job, prompts, expected):
+def test_prompts_are_logged_as_configured(store, job, prompts, expected):
     record = store.accept(job(request=stored_request()), 9, 0.0)[0]
     assert {name for name in stored_request_fields(record, prompts) if "prompt" in name} == expected
 
 
-def test_a_failure_without_a_code_is_a_bug_of_ours(store, job):
+def test_a_failure_without_a_code_counts_as_internal(store, job):
     record = store.accept(job(), 9, 0.0)[0]
     assert job_outcome(dataclasses.replace(record, status="failed", error_code=None)) == "internal"

@@ -1,4 +1,4 @@
-"""The life cycle and the wire shape of a job."""
+"""The life cycle and the public form of a job."""
 
 import msgspec
 import pytest
@@ -6,22 +6,22 @@ import pytest
 from noria.jobs.records import TERMINAL_STATUSES, TRANSITIONS, Claim, allowed_previous, as_job, new_job_id, queue_order
 
 
-def test_what_has_ended_is_followed_by_nothing():
+def test_terminal_statuses_have_no_successor():
     assert {"succeeded", "failed", "canceled"} == TERMINAL_STATUSES
     assert all(allowed_previous(status) <= {"starting", "processing"} for status in TRANSITIONS)
 
 
-def test_only_what_is_drawn_can_succeed_or_be_handed_back():
+def test_only_a_processing_job_can_succeed_or_be_requeued():
     assert allowed_previous("succeeded") == allowed_previous("starting") == {"processing"}
 
 
-def test_names_of_jobs_cannot_be_guessed_and_fit_into_a_path():
+def test_job_ids_are_random_and_fit_into_a_path():
     names = {new_job_id() for _ in range(1000)}
     assert len(names) == 1000
     assert all(name.removeprefix("job_").isalnum() and len(name) == 30 for name in names)
 
 
-def test_a_low_job_is_overtaken_for_a_while_and_not_for_ever():
+def test_a_low_priority_job_is_overtaken_for_a_limited_time():
     assert queue_order(100, "high") < queue_order(100, "normal") < queue_order(100, "low")
     assert queue_order(0, "low") < queue_order(1201, "high")
 
@@ -54,7 +54,7 @@ def test_a_job_has_replicates_fields(store, job):
 
 
 @pytest.mark.parametrize(("now", "spent_s"), [(12.0, 2.0), (5.0, 0.0)])
-def test_times_are_never_negative_whatever_the_clocks_say(store, job, now, spent_s):
+def test_times_are_never_negative_with_differing_clocks(store, job, now, spent_s):
     store.accept(job(), 10, 8.0)
     (mine,) = store.claim("s/f/1", {("shapes", "v1")}, 1, 10.0)
     assert store.finish(Claim(mine.id, "s/f/1", 1), ["1-0.png", "1-1.png"], {"denoise_s": 1.5}, now)

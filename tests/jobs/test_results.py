@@ -1,4 +1,4 @@
-"""The images of jobs: whole or not at all, and none left behind; on a local folder and on another filesystem."""
+"""Files of jobs are complete or absent, and none is left behind; on a local folder and on another filesystem."""
 
 import os
 import pathlib
@@ -16,13 +16,13 @@ def results(request, tmp_path):
     return ResultStore(setting, tmp_path)
 
 
-def test_what_is_saved_is_read(results):
+def test_saved_files_can_be_read(results):
     names = results.save("job_a", 1, [b"first", b"second"], "png")
     assert names == ["1-0.png", "1-1.png"]
     assert [results.read("job_a", name) for name in names] == [b"first", b"second"]
 
 
-def test_what_is_not_there_is_none(results):
+def test_reading_a_missing_file_returns_none(results):
     assert results.read("job_a", "1-0.png") is None
 
 
@@ -36,7 +36,7 @@ def test_an_attempt_is_discarded_without_touching_another(results):
     results.discard("job_b", 1)
 
 
-def test_a_job_is_deleted_with_whatever_its_writers_left(results):
+def test_deleting_a_job_removes_the_files_of_every_attempt(results):
     results.save("job_a", 1, [b"first"], "png")
     results.save("job_a", 2, [b"second"], "png")
     results.delete("job_a")
@@ -52,7 +52,7 @@ def test_discarding_the_only_attempt_leaves_no_folder(tmp_path):
     assert list((tmp_path / "results").iterdir()) == []
 
 
-def test_a_local_file_appears_as_a_whole(tmp_path, monkeypatch):
+def test_a_local_file_appears_atomically(tmp_path, monkeypatch):
     results = ResultStore("auto", tmp_path)
     seen = []
     rename = pathlib.Path.rename
@@ -71,12 +71,12 @@ def test_a_local_file_appears_as_a_whole(tmp_path, monkeypatch):
         ("/proc/noria", "cannot be used"),
     ],
 )
-def test_a_folder_that_cannot_be_used_is_refused_with_the_reason(setting, words, tmp_path):
+def test_an_unusable_folder_is_refused_with_the_reason(setting, words, tmp_path):
     with pytest.raises(ConfigError, match=words):
         ResultStore(setting, tmp_path)
 
 
-def test_a_url_of_a_file_names_a_local_folder(tmp_path):
+def test_a_file_url_names_a_local_folder(tmp_path):
     ResultStore(f"file://{tmp_path}/there/", pathlib.Path("/nowhere")).save("job_a", 1, [b"x"], "webp")
     assert (tmp_path / "there" / "job_a" / "1-0.webp").read_bytes() == b"x"
     assert oct(os.stat(tmp_path / "there").st_mode)[-3:] in ("700", "750", "755")

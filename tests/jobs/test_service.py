@@ -1,4 +1,4 @@
-"""Jobs as a front end uses them."""
+"""The job service of a front end."""
 
 import asyncio
 import contextlib
@@ -38,12 +38,12 @@ async def serving(config, folder, clock=time.time):
 
 async def wait_until_ended(service, job_id):
     async with asyncio.timeout(60):
-        while (record := await service.get(job_id)).completed_at is None:  # noqa: ASYNC110 - it happens in a database
+        while (record := await service.get(job_id)).completed_at is None:  # noqa: ASYNC110 - polls a database
             await asyncio.sleep(0.02)
     return record
 
 
-def test_a_job_is_accepted_drawn_and_read(database, tmp_path, job):
+def test_a_job_is_accepted_executed_and_read(database, tmp_path, job):
     async def scenario():
         async with serving(JobsConfig(database=database), tmp_path) as service:
             record, created = await service.accept(job())
@@ -62,7 +62,7 @@ def test_a_job_is_accepted_drawn_and_read(database, tmp_path, job):
     asyncio.run(scenario())
 
 
-def test_a_webhook_into_our_network_is_refused_at_acceptance(tmp_path, job):
+def test_a_webhook_to_a_private_address_is_refused_at_acceptance(tmp_path, job):
     async def scenario():
         async with serving(JobsConfig(), tmp_path) as service:
             with pytest.raises(InvalidField, match="not public"):
@@ -72,7 +72,7 @@ def test_a_webhook_into_our_network_is_refused_at_acceptance(tmp_path, job):
     asyncio.run(scenario())
 
 
-def test_jobs_and_their_files_go_when_their_time_is_over(tmp_path, job):
+def test_jobs_and_their_files_are_deleted_after_their_time_to_live(tmp_path, job):
     ahead = 0.0
 
     async def scenario():
@@ -83,7 +83,7 @@ def test_jobs_and_their_files_go_when_their_time_is_over(tmp_path, job):
         ahead = 61.0
         async with serving(JobsConfig(ttl_s=60), tmp_path, lambda: time.time() + ahead) as service:
             async with asyncio.timeout(60):
-                while await service.page(1, None):  # noqa: ASYNC110 - it happens in a thread
+                while await service.page(1, None):  # noqa: ASYNC110 - polls a thread
                     await asyncio.sleep(0.02)
             with pytest.raises(JobNotFound):
                 await service.get(record.id)
@@ -92,14 +92,14 @@ def test_jobs_and_their_files_go_when_their_time_is_over(tmp_path, job):
     assert list((tmp_path / "results").iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_deleted_keeps_no_other_job_from_going(store, tmp_path, job, monkeypatch, caplog):
+def test_a_folder_that_cannot_be_deleted_blocks_no_other_deletion(store, tmp_path, job, monkeypatch, caplog):
     class Results(noria.jobs.results.ResultStore):
         def delete(self, job_id):
             if job_id in undeletable:
                 raise PermissionError(13, "Permission denied", job_id)
             super().delete(job_id)
 
-    monkeypatch.setattr(noria.jobs.service, "_CLEAN_AT_ONCE", 2)
+    monkeypatch.setattr(noria.jobs.service, "_CLEAN_BATCH_SIZE", 2)
     names = [store.accept(job(), 1000, 0.0)[0].id for _ in range(6)]
     for number, name in enumerate(names):
         store.cancel(name, float(number))
@@ -114,19 +114,19 @@ def test_a_folder_that_cannot_be_deleted_keeps_no_other_job_from_going(store, tm
     assert store.page(10) == []
 
 
-def test_an_image_that_is_gone_is_not_found(tmp_path, job):
+def test_a_deleted_image_is_not_found(tmp_path, job):
     async def scenario():
         async with serving(JobsConfig(), tmp_path) as service:
             record, _ = await service.accept(job())
             await wait_until_ended(service, record.id)
             (tmp_path / "results" / record.id / "1-0.webp").unlink()
-            with pytest.raises(JobNotFound, match="no longer there"):
+            with pytest.raises(JobNotFound, match="no longer exists"):
                 await service.image(record.id, 0)
 
     asyncio.run(scenario())
 
 
-def test_a_database_that_breaks_is_told_as_such(tmp_path, job):
+def test_a_broken_database_is_reported_as_unavailable(tmp_path, job):
     async def scenario():
         async with serving(JobsConfig(), tmp_path) as service:
             for file in tmp_path.glob("jobs.sqlite*"):
@@ -137,7 +137,7 @@ def test_a_database_that_breaks_is_told_as_such(tmp_path, job):
     asyncio.run(scenario())
 
 
-def test_jobs_are_counted_when_they_are_accepted_and_once_when_they_end(database, tmp_path, job):
+def test_jobs_are_counted_once_at_acceptance_and_once_at_their_end(database, tmp_path, job):
     def sample(name, **labels):
         return REGISTRY.get_sample_value(name, labels) or 0.0
 

@@ -1,4 +1,4 @@
-"""The jobs in their database, on SQLite and on PostgreSQL: each ends exactly once, whoever races and whatever the clocks say."""
+"""The store of jobs on SQLite and PostgreSQL: each job ends exactly once, with any races and clocks."""
 
 import concurrent.futures
 import itertools
@@ -21,9 +21,10 @@ from hypothesis.stateful import (
 
 from noria.errors import GenerationFailed, IdempotencyConflict, JobNotFound, QueueFull
 from noria.jobs.records import TERMINAL_STATUSES, Claim
-from noria.jobs.schema import database_url, events, jobs, open_database, write_transaction
+from noria.jobs.schema import events, jobs, open_jobs_database
 from noria.jobs.store import LEASE_S, MAX_LOSSES, JobStore
 from noria.jobs.webhooks.outbox import Outbox
+from noria.storage.database import write_transaction
 
 SHAPES = {("shapes", "v1")}
 
@@ -36,22 +37,22 @@ def accept(store, new, now=0.0):
     return store.accept(new, 1000, now)[0]
 
 
-# ── Accepting ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Accepting ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_same_key_and_body_give_the_same_job(store, job):
     first, created = store.accept(job(idempotency_key="k", body_digest="d"), 1, 0.0)
-    again, created_again = store.accept(job(idempotency_key="k", body_digest="d"), 1, 5.0)  # although the line is full
+    again, created_again = store.accept(job(idempotency_key="k", body_digest="d"), 1, 5.0)  # although the queue is full
     assert (again, created, created_again) == (first, True, False)
 
 
 def test_the_same_key_with_another_body_is_refused(store, job):
     accept(store, job(idempotency_key="k", body_digest="d"))
-    with pytest.raises(IdempotencyConflict, match="'k' came before with another body, for job job_"):
+    with pytest.raises(IdempotencyConflict, match="'k' was used before with another body, for job job_"):
         accept(store, job(idempotency_key="k", body_digest="e"))
 
 
-def test_a_key_sent_by_many_at_once_makes_one_job(store, job):
+def test_one_key_sent_concurrently_creates_one_job(store, job):
     with concurrent.futures.ThreadPoolExecutor(6) as threads:
         answers = list(
             threads.map(lambda _: store.accept(job(idempotency_key="k", body_digest="d"), 99, 0.0), range(12))
@@ -60,33 +61,37 @@ def test_a_key_sent_by_many_at_once_makes_one_job(store, job):
     assert sum(created for _, created in answers) == 1
 
 
-def test_keys_of_several_makers_do_not_clash(store, job):
-    made = [accept(store, job(made_by=maker, idempotency_key="k", body_digest=maker)) for maker in ("", "alice", "bob")]
+def test_idempotency_keys_of_different_api_keys_do_not_clash(store, job):
+    made = [
+        accept(store, job(made_by=api_key, idempotency_key="k", body_digest=api_key))
+        for api_key in ("", "alice", "bob")
+    ]
     again = [
-        accept(store, job(made_by=maker, idempotency_key="k", body_digest=maker)) for maker in ("", "alice", "bob")
+        accept(store, job(made_by=api_key, idempotency_key="k", body_digest=api_key))
+        for api_key in ("", "alice", "bob")
     ]
     assert made == again
     assert len({record.id for record in made}) == 3
 
 
-def test_a_makers_jobs_are_nobody_elses_but_all_are_everybodys(store, job):
-    alices, bobs, nobodys = (accept(store, job(made_by=maker)) for maker in ("alice", "bob", ""))
+def test_an_api_key_sees_only_its_own_jobs_and_without_keys_all_are_visible(store, job):
+    alices, bobs, nobodys = (accept(store, job(made_by=api_key)) for api_key in ("alice", "bob", ""))
     assert store.get(alices.id, "alice") == store.get(alices.id) == alices
     assert store.page(9, made_by="alice") == [alices]
     assert store.page(9, bobs.seq, made_by="bob") == []
     assert store.page(9) == [nobodys, bobs, alices]
     for stranger in ("bob", "", "alic"):
-        with pytest.raises(JobNotFound, match="it never was"):
+        with pytest.raises(JobNotFound, match="it never existed"):
             store.get(alices.id, stranger)
-        with pytest.raises(JobNotFound, match="it never was"):
+        with pytest.raises(JobNotFound, match="it never existed"):
             store.cancel(alices.id, 1.0, stranger)
     assert store.get(alices.id).status == "starting"
     assert store.cancel(alices.id, 1.0, "alice").status == "canceled"
 
 
-def test_a_full_line_is_refused_and_says_when_to_come_again(store, job):
+def test_a_full_queue_is_refused_with_retry_after(store, job):
     accept(store, job())
-    with pytest.raises(QueueFull, match="1 jobs wait; at most 1 may") as caught:
+    with pytest.raises(QueueFull, match="1 jobs are queued; at most 1 are allowed") as caught:
         store.accept(job(), 1, 0.0)
     assert caught.value.retry_after_s
 
@@ -98,7 +103,7 @@ def test_an_unknown_job_is_not_found(store):
         store.cancel("job_x", 0.0)
 
 
-def test_pages_do_not_move_while_jobs_come_in(store, job):
+def test_pages_do_not_shift_when_jobs_are_added(store, job):
     old = [accept(store, job()).id for _ in range(5)]
     first = store.page(2)
     for _ in range(3):
@@ -108,14 +113,14 @@ def test_pages_do_not_move_while_jobs_come_in(store, job):
     assert [record.id for record in (*first, *second, *third)] == old[::-1]
 
 
-def test_a_deleted_jobs_place_in_the_list_is_not_given_again(store, job):
+def test_the_sequence_number_of_a_deleted_job_is_not_reused(store, job):
     last = accept(store, job())
     store.cancel(last.id, 0.0)
     store.delete(last.id)
     assert accept(store, job()).seq > last.seq
 
 
-# ── Claiming, and ending once ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── Claiming, and ending once ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_jobs_are_claimed_in_order_and_by_priority(store, job):
@@ -123,7 +128,7 @@ def test_jobs_are_claimed_in_order_and_by_priority(store, job):
     assert [record.id for record in store.claim("s/f/1", SHAPES, 9, 10.0)] == [high.id, normal.id, low.id]
 
 
-def test_a_runner_claims_only_what_it_serves(store, job):
+def test_a_worker_claims_only_jobs_of_its_models(store, job):
     accept(store, job(version="v2"))
     accept(store, job(model="other"))
     assert store.claim("s/f/1", SHAPES, 9, 0.0) == []
@@ -131,7 +136,7 @@ def test_a_runner_claims_only_what_it_serves(store, job):
     assert len(store.claim("s/f/1", {("shapes", "v2"), ("other", "v1")}, 9, 0.0)) == 2
 
 
-def test_two_runners_never_claim_the_same_job(store, job):
+def test_two_workers_never_claim_the_same_job(store, job):
     job_ids = {accept(store, job()).id for _ in range(20)}
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
         owners = [f"s/f{k}/1" for k in range(4)]
@@ -140,57 +145,57 @@ def test_two_runners_never_claim_the_same_job(store, job):
     assert sorted(names) == sorted(job_ids)
 
 
-def test_a_lease_that_ran_out_is_claimed_by_another_and_its_first_holder_has_no_say(store, job):
+def test_after_its_lease_expired_a_job_is_claimed_by_another_and_the_first_claim_is_void(store, job):
     accept(store, job())
     (old,) = store.claim("s/f/1", SHAPES, 1, 0.0)
     assert store.claim("t/f/1", SHAPES, 1, LEASE_S) == []
-    assert store.beat({claim_of(old): None}, 10.0) == set()
+    assert store.renew({claim_of(old): None}, 10.0) == set()
     assert store.claim("t/f/1", SHAPES, 1, LEASE_S + 1) == []
     (new,) = store.claim("t/f/1", SHAPES, 1, 10.0 + LEASE_S + 1)
     assert (new.attempt, new.num_losses) == (2, 1)
     assert not store.finish(claim_of(old), ["1-0.png"], {}, 30.0)
     assert not store.fail(claim_of(old), GenerationFailed("x"), 30.0)
-    assert not store.hand_back(claim_of(old), 30.0)
-    assert store.beat({claim_of(old): b"{}", claim_of(new): b"{}"}, 30.0) == {claim_of(old)}
+    assert not store.requeue(claim_of(old), 30.0)
+    assert store.renew({claim_of(old): b"{}", claim_of(new): b"{}"}, 30.0) == {claim_of(old)}
     assert store.still_held([claim_of(old)]) == set()
     assert store.still_held([claim_of(new)]) == {claim_of(new)}
     assert store.finish(claim_of(new), ["2-0.png"], {}, 31.0)
     assert store.get(new.id).output == "2-0.png"
 
 
-def test_a_restarted_front_end_takes_back_at_once_what_its_predecessor_held(store, job):
+def test_a_restarted_front_end_reclaims_the_jobs_of_its_predecessor_at_once(store, job):
     for _ in range(3):
         accept(store, job())
     (its,) = store.claim("s/f1/old", SHAPES, 1, 0.0)
     store.claim("s/f10/old", SHAPES, 1, 0.0)
     store.claim("s/f1/new", SHAPES, 1, 0.0)
-    assert [record.id for record in store.take_back("s/f1/new", 1.0)] == [its.id]
+    assert [record.id for record in store.reclaim("s/f1/new", 1.0)] == [its.id]
     (claimed,) = store.claim("s/f1/new", SHAPES, 9, 1.0)
     assert (claimed.attempt, claimed.num_losses) == (2, 1)
 
 
-def test_a_job_that_ends_every_process_is_failed_with_a_reason(store, job):
+def test_a_job_that_loses_every_process_fails_with_a_reason(store, job):
     record = accept(store, job())
     for index in range(MAX_LOSSES):
         assert store.claim(f"s/f/{index}", SHAPES, 1, 0.0)
-        store.take_back(f"s/f/{index + 1}", 0.0)
+        store.reclaim(f"s/f/{index + 1}", 0.0)
     assert store.claim("s/f/last", SHAPES, 1, 0.0) == []
     failed = store.get(record.id)
     assert (failed.status, failed.error_code) == ("failed", "engine_lost")
     assert str(MAX_LOSSES) in failed.error
 
 
-def test_what_is_handed_back_waits_as_long_as_said(store, job):
+def test_a_requeued_job_is_not_claimable_before_its_delay_has_passed(store, job):
     accept(store, job())
     (claimed,) = store.claim("s/f/1", SHAPES, 1, 0.0)
-    assert store.hand_back(claim_of(claimed), 1.0, delay_s=5.0)
+    assert store.requeue(claim_of(claimed), 1.0, delay_s=5.0)
     assert store.claim("s/f/1", SHAPES, 1, 5.9) == []
     (again,) = store.claim("s/f/1", SHAPES, 1, 6.0)
     assert (again.owner, again.num_losses, again.num_engine_losses) == ("s/f/1", 0, 0)
 
 
 @pytest.mark.parametrize("claimed", [False, True])
-def test_cancelling_ends_a_job_wherever_it_is(store, job, claimed):
+def test_cancelling_ends_a_queued_or_running_job(store, job, claimed):
     record = accept(store, job())
     holders = [claim_of(record_claimed) for record_claimed in store.claim("s/f/1", SHAPES, 1, 0.0)] if claimed else []
     assert store.cancel(record.id, 1.0).status == "canceled"
@@ -200,14 +205,14 @@ def test_cancelling_ends_a_job_wherever_it_is(store, job, claimed):
     assert store.cancel(record.id, 9.0).completed_at == 1.0  # a second time does nothing
 
 
-# ── Events and webhooks ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Events and webhooks ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_events_are_numbered_without_gaps_and_can_be_resumed(store, job):
     record = accept(store, job())
     (claimed,) = store.claim("s/f/1", SHAPES, 1, 1.0)
-    store.beat({claim_of(claimed): b'{"step": 1}'}, 2.0)
-    store.beat({claim_of(claimed): None}, 3.0)  # renews, and tells nothing
+    store.renew({claim_of(claimed): b'{"step": 1}'}, 2.0)
+    store.renew({claim_of(claimed): None}, 3.0)  # renews, and adds no event
     store.finish(claim_of(claimed), ["1-0.png"], {}, 4.0)
     job_events = store.events(record.id, 0)
     assert [(event.seq, event.type) for event in job_events] == [
@@ -226,10 +231,10 @@ def test_events_are_numbered_without_gaps_and_can_be_resumed(store, job):
     assert store.events(record.id, 99) == []
 
 
-def test_a_webhook_is_told_of_the_first_start_and_of_the_end(store, engine, job):
+def test_a_webhook_gets_the_first_start_and_the_end(store, engine, job):
     record = accept(store, job(webhook="https://example.com/"))
     (claimed,) = store.claim("s/f/1", SHAPES, 1, 1.0)
-    store.hand_back(claim_of(claimed), 2.0)
+    store.requeue(claim_of(claimed), 2.0)
     (claimed,) = store.claim("s/f/1", SHAPES, 1, 3.0)
     store.fail(claim_of(claimed), GenerationFailed("broken"), 4.0)
     bodies = [json.loads(delivery.body) for delivery in Outbox(engine).claim_due(9, 5.0)]
@@ -239,7 +244,7 @@ def test_a_webhook_is_told_of_the_first_start_and_of_the_end(store, engine, job)
     ]
 
 
-def test_a_webhook_is_told_only_what_it_asked_for(store, engine, job):
+def test_a_webhook_gets_only_the_events_it_filters_for(store, engine, job):
     for webhook, wanted in ((None, ("start", "completed")), ("https://example.com/", ("completed",))):
         accept(store, job(webhook=webhook, webhook_events=wanted))
     for claimed in store.claim("s/f/1", SHAPES, 9, 1.0):
@@ -247,14 +252,14 @@ def test_a_webhook_is_told_only_what_it_asked_for(store, engine, job):
     assert [json.loads(delivery.body)["status"] for delivery in Outbox(engine).claim_due(9, 5.0)] == ["succeeded"]
 
 
-# ── Time to live ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Time to live ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_ended_long_ago_goes_with_its_events(store, engine, job):
+def test_an_expired_job_is_deleted_with_its_events(store, engine, job):
     ended, fresh, waiting = (accept(store, job()) for _ in range(3))
     store.cancel(ended.id, 10.0)
     store.cancel(fresh.id, 90.0)
-    assert store.past_their_time(60.0, 100.0, 10) == [ended.id]
+    assert store.expired(60.0, 100.0, 10) == [ended.id]
     store.delete(ended.id)
     store.delete(waiting.id)  # has not ended: stays
     with engine.connect() as connection:
@@ -262,7 +267,7 @@ def test_what_ended_long_ago_goes_with_its_events(store, engine, job):
         assert set(connection.scalars(sa.select(jobs.c.id))) == {fresh.id, waiting.id}
 
 
-def test_a_job_that_nobody_could_draw_in_time_fails_and_says_so(store, job):
+def test_a_job_not_started_within_its_time_to_live_fails(store, job):
     record = accept(store, job(model="gone"), 0.0)
     assert store.expire(60.0, 59.0) == 0
     assert store.expire(60.0, 61.0) == 1
@@ -270,20 +275,22 @@ def test_a_job_that_nobody_could_draw_in_time_fails_and_says_so(store, job):
     assert store.expire(60.0, 61.0) == 0
 
 
-# ── Everything at once ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Everything at once ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class TwoWorkers(RuleBasedStateMachine):
-    """Two runners that crash and come back, clients, and a clock that jumps; beside them a model of who holds what."""
+    """Two workers that crash and restart, clients, and a clock that jumps; with a model of which worker holds which
+    job.
+    """
 
     database = ""
-    job = None  # makes jobs
+    job = None  # creates jobs
     made = Bundle("made")
     claims = Bundle("claims")
 
     def __init__(self):
         super().__init__()
-        self.engine = open_database(database_url(self.database, pathlib.Path("/nowhere")))
+        self.engine = open_jobs_database(self.database, pathlib.Path("/nowhere"))
         with write_transaction(self.engine) as connection:
             connection.execute(events.delete())
             connection.execute(jobs.delete())
@@ -310,7 +317,7 @@ class TwoWorkers(RuleBasedStateMachine):
     def move_clock(self, seconds):
         self.now += seconds
 
-    @rule(target=claims, who=st.sampled_from(["a", "b"]), limit=st.integers(1, 3))
+    @rule(target=claims, worker=st.sampled_from(["a", "b"]), limit=st.integers(1, 3))
     def claim(self, worker, limit):
         free = {
             name
@@ -351,7 +358,7 @@ class TwoWorkers(RuleBasedStateMachine):
     @rule(claim=claims)
     def requeue(self, claim):
         held = self.is_held(claim)
-        assert self.store.requeue(claim, -1e6) == held  # free from then on, wherever the clock jumps
+        assert self.store.requeue(claim, -1e6) == held  # claimable from then on, wherever the clock jumps
         if held:
             self.statuses[claim.job_id] = "starting"
 
@@ -362,7 +369,7 @@ class TwoWorkers(RuleBasedStateMachine):
             self.statuses[name] = "canceled"
         assert record.status == self.statuses[name]
 
-    @rule(who=st.sampled_from(["a", "b"]))
+    @rule(worker=st.sampled_from(["a", "b"]))
     def crash_and_restart(self, worker):
         old = self.owners[worker]
         self.owners[worker] = f"s/{worker}/{next(self.incarnations)}"
@@ -373,7 +380,7 @@ class TwoWorkers(RuleBasedStateMachine):
         for name in held:
             self.statuses[name] = "starting"
 
-    @precondition(lambda self: self.status)
+    @precondition(lambda self: self.statuses)
     @invariant()
     def each_job_ends_at_most_once_and_its_events_say_so(self):
         with self.engine.connect() as connection:
@@ -389,7 +396,7 @@ class TwoWorkers(RuleBasedStateMachine):
             assert (row.output is not None) == (row.status == "succeeded")
 
 
-def test_two_runners_that_crash_and_clocks_that_jump_end_each_job_once(database, job):
+def test_crashing_workers_and_jumping_clocks_end_each_job_once(database, job):
     machine = type("Machine", (TwoWorkers,), {"database": database, "job": staticmethod(job)})
     few = settings(
         max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck), database=None

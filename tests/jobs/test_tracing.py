@@ -1,4 +1,4 @@
-"""Jobs and webhooks in the trace of who made the job, with a tracer and without."""
+"""Jobs and webhooks in the trace of the request that created the job, with and without a tracer."""
 
 import asyncio
 import http.server
@@ -33,14 +33,14 @@ def stored_request(caller):
     return json.dumps({"request": request, "metadata": True}).encode()
 
 
-def test_a_kept_request_tells_its_trace_and_one_from_before_there_were_any_tells_none(caller):
+def test_the_trace_context_is_read_from_a_stored_request_if_it_has_one(caller):
     assert stored_trace_context(stored_request(caller)) == caller
     assert stored_trace_context('{"request": {"seed": 7}}') is None
     assert stored_trace_context('{"request": {"seed": 7, "traceparent": "nonsense"}}') is None
 
 
 class FakeExecutor:
-    """Fails with one of `errors` after the other, then draws; notes on whose behalf."""
+    """Raises its errors one after the other, then succeeds; records the request scope of each call."""
 
     def __init__(self, *errors):
         self.errors, self.contexts = list(errors), []
@@ -59,7 +59,7 @@ class FakeExecutor:
 
 
 def run_job(store, results, new, executor, tracer, is_done=lambda record: record.status in TERMINAL_STATUSES):
-    """Has the job drawn to its end, or so far; returns its record."""
+    """Execute the job until `is_done`; returns its record."""
     record, _ = store.accept(new, 9, time.time())
 
     async def scenario():
@@ -76,15 +76,15 @@ def run_job(store, results, new, executor, tracer, is_done=lambda record: record
     return store.get(record.id)
 
 
-def test_a_job_is_drawn_on_behalf_of_its_maker_also_without_a_tracer(store, tmp_path, job, caller):
+def test_a_job_runs_in_the_scope_of_its_creator_even_without_a_tracer(store, tmp_path, job, caller):
     executor = FakeExecutor()
     record = run_job(store, ResultStore("auto", tmp_path), job(request=stored_request(caller)), executor, NO_TRACER)
-    ((who, context),) = executor.contexts
-    assert (who.request_id, who.trace_id, who.span_id) == (record.id, caller.trace_id, caller.span_id)
+    ((request, context),) = executor.contexts
+    assert (request.request_id, request.trace_id, request.span_id) == (record.id, caller.trace_id, caller.span_id)
     assert context == caller
 
 
-def test_each_drawing_of_a_job_is_a_span_that_says_how_it_ended(store, tmp_path, job, caller, tracer, collector):
+def test_each_attempt_of_a_job_is_a_span_with_its_outcome(store, tmp_path, job, caller, tracer, collector):
     executor = FakeExecutor(EngineUnavailable("later", retry_after_s=0.1), GenerationFailed("no"))
     assert (
         run_job(store, ResultStore("auto", tmp_path), job(request=stored_request(caller)), executor, tracer).status
@@ -92,7 +92,9 @@ def test_each_drawing_of_a_job_is_a_span_that_says_how_it_ended(store, tmp_path,
     )
     tracer.close()
     spans = sorted(collector.of_trace(caller.trace_id), key=lambda span: span.began)
-    assert [(span.name, span.kind, span.parent_id) for span in spans] == [("draw job", "consumer", caller.span_id)] * 2
+    assert [(span.name, span.kind, span.parent_id) for span in spans] == [
+        ("process job", "consumer", caller.span_id)
+    ] * 2
     spans_reported = [
         (span.attributes["noria.job.attempt"], span.failed, span.attributes["error.type"]) for span in spans
     ]
@@ -100,27 +102,29 @@ def test_each_drawing_of_a_job_is_a_span_that_says_how_it_ended(store, tmp_path,
     assert [context.span_id for _, context in executor.contexts] == [span.span_id for span in spans]
 
 
-def test_a_drawing_whose_images_could_not_be_written_failed(store, tmp_path, job, caller, tracer, collector, caplog):
+def test_an_attempt_whose_images_could_not_be_written_is_a_failed_span(
+    store, tmp_path, job, caller, tracer, collector, caplog
+):
     results = ResultStore("auto", tmp_path)
     (tmp_path / "results").rmdir()
     (tmp_path / "results").touch()  # a file in the folder's place
 
-    def is_handed_back(record):
+    def is_requeued(record):
         return record.attempt == 1 and record.status == "starting"
 
     with caplog.at_level("INFO", "noria.jobs"):
         record = run_job(
-            store, results, job(request=stored_request(caller)), FakeExecutor(), tracer, is_done=is_handed_back
+            store, results, job(request=stored_request(caller)), FakeExecutor(), tracer, is_done=is_requeued
         )
     tracer.close()
     (span,) = collector.of_trace(caller.trace_id)
     assert (span.failed, span.attributes["error.type"]) == (True, "jobs_unavailable")
     log_fields = [line.noria_fields for line in caplog.records if hasattr(line, "noria_fields")]
-    assert [each["event"] for each in log_fields] == ["job_handed_back"]
+    assert [each["event"] for each in log_fields] == ["job_requeued"]
     assert record.id in caplog.text
 
 
-def test_an_outbox_knows_the_trace_of_its_deliveries(store, engine, job, caller):
+def test_a_delivery_has_the_trace_of_its_job(store, engine, job, caller):
     of_trace, _ = store.accept(job(request=stored_request(caller), webhook="https://example.com/"), 9, 0.0)
     store.accept(job(webhook="https://example.com/"), 9, 0.0)
     store.claim("s/f/1", {("shapes", "v1")}, 2, 0.0)
@@ -130,7 +134,7 @@ def test_an_outbox_knows_the_trace_of_its_deliveries(store, engine, job, caller)
 
 
 class Receiver:
-    """Answers each webhook with `status` and keeps its headers."""
+    """Answers each webhook with `status` and records its headers."""
 
     def __init__(self, status):
         receiver = self
@@ -175,7 +179,7 @@ def send(delivery, tracer, *, allow_private=True):
     return asyncio.run(once())
 
 
-def test_without_a_tracer_a_webhook_hands_the_callers_context_on(caller):
+def test_a_webhook_forwards_the_trace_context_even_without_a_tracer(caller):
     with Receiver(204) as receiver:
         url = f"http://hooks.example:{receiver.port}/in"
         assert send(WebhookDelivery("msg_1", url, "{}", 1, "job_1", caller), NO_TRACER) is None
@@ -185,7 +189,7 @@ def test_without_a_tracer_a_webhook_hands_the_callers_context_on(caller):
     assert not {"traceparent", "tracestate"} & without.keys()
 
 
-def test_each_try_of_a_webhook_is_a_span_that_shows_no_secrets(caller, tracer, collector):
+def test_each_try_of_a_webhook_is_a_span_without_secrets(caller, tracer, collector):
     with Receiver(503) as receiver:
         url = f"http://hooks.example:{receiver.port}/in?token=secret"
         assert send(WebhookDelivery("msg_1", url, "{}", 2, "job_1", caller), tracer) == "it answered 503"
@@ -206,7 +210,7 @@ def test_each_try_of_a_webhook_is_a_span_that_shows_no_secrets(caller, tracer, c
 
 
 @pytest.mark.parametrize(("allow_private", "code"), [(False, "invalid_field"), (True, "ConnectError")])
-def test_a_webhook_that_never_left_says_why(caller, tracer, collector, allow_private, code):
+def test_a_webhook_that_was_not_sent_has_a_span_with_the_reason(caller, tracer, collector, allow_private, code):
     assert send(
         WebhookDelivery("msg_1", "http://hooks.example:9/", "{}", 1, "job_1", caller),
         tracer,

@@ -1,4 +1,4 @@
-"""Runners over a real database and a painter that does as it is told: who draws, who lets go, and what is left behind."""
+"""Workers on a real database with a fake executor: which one executes a job, and which files remain."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from sqlalchemy.exc import OperationalError
 from noria.errors import DeadlineExceeded, EngineLost, EngineUnavailable, GenerationFailed, InternalError, QueueFull
 from noria.jobs.records import TERMINAL_STATUSES
 from noria.jobs.results import ResultStore
-from noria.jobs.schema import database_url, open_database
+from noria.jobs.schema import open_jobs_database
 from noria.jobs.store import LEASE_S, JobStore
 from noria.jobs.thread_offloader import ThreadOffloader
 from noria.jobs.worker import MAX_ENGINE_LOSSES, RESULTS_RETRY_S, TICK_S, JobOutput, JobWorker, Requeue, retry_decision
@@ -25,7 +25,7 @@ from waiting import wait_until_async
 
 
 class FakeExecutor:
-    """Draws at once, unless its `behaviour` does otherwise."""
+    """Succeeds at once, unless `behaviour` does otherwise."""
 
     def __init__(self, behaviour=None, capacity=4):
         self.behaviour, self._capacity = behaviour, capacity
@@ -48,7 +48,7 @@ class FakeExecutor:
             raise
         finally:
             self.num_running -= 1
-        return JobOutput([f"drawn from {record.request}".encode()], "png", {"denoise_s": 0.1})
+        return JobOutput([f"made from {record.request}".encode()], "png", {"denoise_s": 0.1})
 
 
 @contextlib.asynccontextmanager
@@ -86,10 +86,10 @@ async def hang(record, report_progress):
     await asyncio.Event().wait()
 
 
-# ── Drawing ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Executing ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_jobs_are_drawn_as_many_at_once_as_there_is_room(store, results, job, tmp_path):
+def test_as_many_jobs_run_at_once_as_the_executor_has_capacity_for(store, results, job, tmp_path):
     async def slowly(record, report_progress):
         await asyncio.sleep(0.05)
 
@@ -104,11 +104,11 @@ def test_jobs_are_drawn_as_many_at_once_as_there_is_room(store, results, job, tm
     names = asyncio.run(scenario())
     record = store.get(names[0])
     assert (record.output, json.loads(record.metrics)) == ("1-0.png", {"denoise_s": 0.1})
-    assert results.read(names[0], "1-0.png") == b'drawn from {"seed": 7}'
+    assert results.read(names[0], "1-0.png") == b'made from {"seed": 7}'
     assert files_in(tmp_path) == sorted(f"{name}/1-0.png" for name in names)
 
 
-def test_progress_is_written_down_twice_a_second_at_most(store, results, job):
+def test_progress_is_stored_at_most_twice_a_second(store, results, job):
     def written(job_id):
         return [event for event in store.events(job_id, 0) if event.type == "progress"]
 
@@ -135,9 +135,9 @@ def test_progress_is_written_down_twice_a_second_at_most(store, results, job):
     assert steps == sorted(steps)
 
 
-def test_a_cancelled_job_is_let_go_within_a_second_though_another_process_cancelled_it(engine, results, job, tmp_path):
+def test_a_job_cancelled_by_another_process_stops_within_a_second(engine, results, job, tmp_path):
     class CountingStore(JobStore):
-        """How many ticks of the runner have begun."""
+        """Counts the ticks of the worker."""
 
         num_ticks = 0
 
@@ -160,7 +160,7 @@ def test_a_cancelled_job_is_let_go_within_a_second_though_another_process_cancel
         name = accept(store, job())
         async with running(store, results, executor):
             await wait_until_async(lambda: executor.num_running == 1)
-            store.cancel(name, time.time())  # behind the runner's back
+            store.cancel(name, time.time())  # without waking the worker
             tick_before = store.num_ticks
             await wait_until_async(lambda: executor.num_running == 0)
             assert tick_of_its_end <= tick_before + 1  # and not when its lease is renewed, ten ticks later
@@ -172,7 +172,7 @@ def test_a_cancelled_job_is_let_go_within_a_second_though_another_process_cancel
     assert files_in(tmp_path) == []
 
 
-def test_a_drawing_that_ends_too_late_leaves_no_file(store, results, job, tmp_path):
+def test_an_execution_that_ends_after_a_cancellation_leaves_no_file(store, results, job, tmp_path):
     async def scenario():
         name = accept(store, job())
 
@@ -187,7 +187,7 @@ def test_a_drawing_that_ends_too_late_leaves_no_file(store, results, job, tmp_pa
     assert files_in(tmp_path) == []
 
 
-def test_who_stops_hands_back_at_once(store, results, job):
+def test_stopping_requeues_running_jobs_at_once(store, results, job):
     async def scenario():
         executor = FakeExecutor(hang)
         names = [accept(store, job()) for _ in range(3)]
@@ -202,7 +202,7 @@ def test_who_stops_hands_back_at_once(store, results, job):
     asyncio.run(scenario())
 
 
-def test_who_rests_claims_nothing_more(store, results, job):
+def test_after_stop_claiming_no_job_is_claimed(store, results, job):
     async def scenario():
         executor = FakeExecutor()
         async with running(store, results, executor) as worker:
@@ -215,11 +215,11 @@ def test_who_rests_claims_nothing_more(store, results, job):
     asyncio.run(scenario())
 
 
-def test_two_runners_draw_each_job_once(database, tmp_path, job):
-    now = time.time()  # stands: no lease runs out, however long the machine looks elsewhere
+def test_two_workers_execute_each_job_once(database, tmp_path, job):
+    now = time.time()  # stands still, so that no lease expires, however slow the machine is
 
     async def scenario():
-        stores = [JobStore(open_database(database_url(database, tmp_path))) for _ in range(2)]
+        stores = [JobStore(open_jobs_database(database, tmp_path)) for _ in range(2)]
         executors = [FakeExecutor(), FakeExecutor()]
         executed = []
 
@@ -243,7 +243,7 @@ def test_two_runners_draw_each_job_once(database, tmp_path, job):
     asyncio.run(scenario())
 
 
-# ── What goes wrong ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── What goes wrong ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -258,16 +258,16 @@ def test_two_runners_draw_each_job_once(database, tmp_path, job):
         (InternalError("bug"), None),
     ],
 )
-def test_only_the_loads_and_the_engines_troubles_put_a_job_back(error, decision):
+def test_only_a_full_queue_or_a_missing_engine_requeues_a_job(error, decision):
     assert retry_decision(error, 0) == decision
 
 
-def test_a_job_that_engines_keep_ending_with_fails():
+def test_a_job_that_loses_too_many_engines_fails():
     assert retry_decision(EngineLost("lost"), MAX_ENGINE_LOSSES - 2) is not None
     assert retry_decision(EngineLost("lost"), MAX_ENGINE_LOSSES - 1) is None
 
 
-def test_a_job_waits_for_an_engine_and_is_drawn_then(store, results, job):
+def test_a_job_is_retried_until_an_engine_is_available(store, results, job):
     tries = []
 
     async def unavailable_at_first(record, report_progress):
@@ -287,7 +287,7 @@ def test_a_job_waits_for_an_engine_and_is_drawn_then(store, results, job):
     assert tries == [1, 2, 3]
 
 
-def test_a_job_that_cannot_be_drawn_fails_with_the_reason(store, results, job):
+def test_a_job_that_cannot_be_executed_fails_with_the_reason(store, results, job):
     async def refuse(record, report_progress):
         raise GenerationFailed("the model returned NaN.")
 
@@ -311,7 +311,7 @@ def test_a_job_that_cannot_be_drawn_fails_with_the_reason(store, results, job):
     assert "ZeroDivisionError" not in failed.error
 
 
-def test_a_results_folder_that_fails_costs_no_job_a_try(store, results, job, tmp_path):
+def test_a_failing_results_folder_requeues_jobs_without_counting_a_loss(store, results, job, tmp_path):
     ahead = 0.0
 
     async def scenario():
@@ -329,7 +329,7 @@ def test_a_results_folder_that_fails_costs_no_job_a_try(store, results, job, tmp
             other = accept(store, job())
             worker.wake()
             await asyncio.sleep(2 * TICK_S)
-            assert store.get(other).attempt == 0  # no more is drawn for a folder that is out
+            assert store.get(other).attempt == 0  # no job is claimed while the folder fails
         (tmp_path / "results").unlink()
         ahead = RESULTS_RETRY_S
         async with running(store, results, FakeExecutor(), clock=lambda: time.time() + ahead):
@@ -338,14 +338,14 @@ def test_a_results_folder_that_fails_costs_no_job_a_try(store, results, job, tmp
     asyncio.run(scenario())
 
 
-def test_leases_are_renewed_though_every_thread_of_the_callers_waits(store, results, job):
+def test_leases_are_renewed_while_all_request_threads_are_blocked(store, results, job):
     released = threading.Event()
 
     async def scenario():
         offload = ThreadOffloader()
         now = time.time()
         worker = JobWorker(store, results, FakeExecutor(hang), offload, "server/frontend-0/1", clock=lambda: now)
-        slow = [asyncio.ensure_future(offload(released.wait, 120)) for _ in range(100)]  # readers of images, say
+        slow = [asyncio.ensure_future(offload(released.wait, 120)) for _ in range(100)]  # slow readers of images
         task = asyncio.create_task(worker.run())
         name = accept(store, job())
         await wait_until_async(lambda: status_of(store, name) == "processing")
@@ -366,9 +366,9 @@ def test_leases_are_renewed_though_every_thread_of_the_callers_waits(store, resu
         released.set()
 
 
-def test_the_files_of_a_job_stay_when_nobody_knows_whether_it_has_succeeded(engine, results, job):
+def test_the_files_of_a_job_are_kept_when_its_outcome_is_unknown(engine, results, job):
     class StoreLosingTheCommitReply(JobStore):
-        """Its connection breaks after the COMMIT has taken effect, before the answer is back."""
+        """Its connection breaks after the COMMIT has taken effect, before the reply arrives."""
 
         def finish(self, *args):
             super().finish(*args)
@@ -389,30 +389,30 @@ def test_the_files_of_a_job_stay_when_nobody_knows_whether_it_has_succeeded(engi
 
 KILLED_WORKER = """
 import asyncio, pathlib, sys
-from noria.jobs.thread_offloader import Blocking
-from noria.jobs.results import Results
-from noria.jobs.worker import Runner
-from noria.jobs.schema import database_url, open_database
-from noria.jobs.store import Store
+from noria.jobs.results import ResultStore
+from noria.jobs.schema import open_jobs_database
+from noria.jobs.store import JobStore
+from noria.jobs.thread_offloader import ThreadOffloader
+from noria.jobs.worker import JobWorker
 
-class Painter:
-    def serves(self): return {("shapes", "v1")}
-    def room(self): return 1
-    async def draw(self, record, tell):
-        results.save(record.id, record.attempt, [b"half"], "png")  # and is killed before it can tell
-        print("drawing", flush=True)
+class FakeExecutor:
+    def available_models(self): return {("shapes", "v1")}
+    def capacity(self): return 1
+    async def execute(self, record, report_progress):
+        results.save(record.id, record.attempt, [b"half"], "png")  # killed before it can finish
+        print("executing", flush=True)
         await asyncio.Event().wait()
 
 folder = pathlib.Path(sys.argv[2])
-results = Results("auto", folder)
-store = Store(open_database(database_url(sys.argv[1], folder)))
-asyncio.run(Runner(store, results, Painter(), Blocking(), "server/frontend-0/first").run())
+results = ResultStore("auto", folder)
+store = JobStore(open_jobs_database(sys.argv[1], folder))
+asyncio.run(JobWorker(store, results, FakeExecutor(), ThreadOffloader(), "server/frontend-0/first").run())
 """
 
 
-@pytest.mark.parametrize("heir", ["server/frontend-0/second", "other/frontend-0/first"])
-def test_a_runner_that_is_killed_is_resumed_by_another_with_the_same_request(database, tmp_path, job, successor):
-    store, results = JobStore(open_database(database_url(database, tmp_path))), ResultStore("auto", tmp_path)
+@pytest.mark.parametrize("successor", ["server/frontend-0/second", "other/frontend-0/first"])
+def test_the_job_of_a_killed_worker_is_executed_by_another_with_the_same_request(database, tmp_path, job, successor):
+    store, results = JobStore(open_jobs_database(database, tmp_path)), ResultStore("auto", tmp_path)
     name = accept(store, job())
     killed = subprocess.Popen(
         [sys.executable, "-c", KILLED_WORKER, database, str(tmp_path)],
@@ -420,14 +420,15 @@ def test_a_runner_that_is_killed_is_resumed_by_another_with_the_same_request(dat
         env=os.environ,
         text=True,
     )
-    assert killed.stdout.readline() == "drawing\n"
+    assert killed.stdout.readline() == "executing\n"
     os.kill(killed.pid, signal.SIGKILL)
     killed.wait()
     killed.stdout.close()
     assert status_of(store, name) == "processing"
 
     async def scenario():
-        # Its own successor need not wait for the lease; anybody else does, here by a clock that is ahead.
+        # A restart of the same front end reclaims at once; others wait for the lease to expire: here their clock is
+        # ahead.
         offload = ThreadOffloader()
         ahead = 0.0 if successor.startswith("server/frontend-0/") else 60.0
         worker = JobWorker(store, results, FakeExecutor(), offload, successor, clock=lambda: time.time() + ahead)
@@ -441,14 +442,14 @@ def test_a_runner_that_is_killed_is_resumed_by_another_with_the_same_request(dat
     asyncio.run(scenario())
     record = store.get(name)
     assert (record.attempt, record.num_losses, record.output) == (2, 1, "2-0.png")
-    assert results.read(name, "2-0.png") == b'drawn from {"seed": 7}'
+    assert results.read(name, "2-0.png") == b'made from {"seed": 7}'
     statuses = [json.loads(event.data)["status"] for event in store.events(name, 0) if event.type == "status"]
     assert statuses[-1] == "succeeded"
     assert sum(status in TERMINAL_STATUSES for status in statuses) == 1
     store.close()
 
 
-def test_nothing_is_imported_that_a_front_end_may_not_have():
+def test_jobs_import_neither_torch_nor_starlette_nor_psycopg():
     code = "import sys, noria.jobs.service; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "starlette", "psycopg"} & set(loaded)

@@ -1,4 +1,6 @@
-"""Reading the kernel's count of processes killed for want of memory."""
+"""Limits and OOM kills of a control group, read from a fake file system."""
+
+import pytest
 
 from noria.observe.cgroup import cpu_limit, memory_events, memory_limit, num_oom_kills
 
@@ -24,7 +26,7 @@ def test_without_cgroup_v2_nothing_is_reported(tmp_path):
     assert num_oom_kills(None) == 0
 
 
-def test_the_tightest_limit_of_the_group_and_those_above_it_holds(tmp_path):
+def test_the_tightest_limit_of_the_group_and_those_above_it_applies(tmp_path):
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("0::/kubepods/pod1\n")
     group = tmp_path / "sys/fs/cgroup/kubepods/pod1"
@@ -41,3 +43,33 @@ def test_the_tightest_limit_of_the_group_and_those_above_it_holds(tmp_path):
 
 def test_without_cgroup_v2_there_are_no_limits(tmp_path):
     assert (memory_limit(tmp_path), cpu_limit(tmp_path)) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("files", "cpus"),
+    [
+        ({}, None),
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu.max": "150000 100000\n"}, 1.5),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 0.5),
+    ],
+)
+@pytest.mark.parametrize("group", ["/", "/docker/a-path-of-the-host"])
+def test_a_containers_cpu_limit_is_read_under_either_version(tmp_path, files, cpus, group):
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(f"4:cpu,cpuacct:{group}\n0::{group}\n")
+    (tmp_path / "sys/fs/cgroup/cpu").mkdir(parents=True)
+    for name, text in files.items():
+        (tmp_path / "sys/fs/cgroup" / name).write_text(text)
+    assert cpu_limit(tmp_path) == cpus
+
+
+def test_a_v1_quota_of_the_processs_own_group_is_read(tmp_path):
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("4:cpu,cpuacct:/service\n1:name=systemd:/service\n")
+    group = tmp_path / "sys/fs/cgroup/cpu/service"
+    group.mkdir(parents=True)
+    (group / "cpu.cfs_quota_us").write_text("250000\n")
+    (group / "cpu.cfs_period_us").write_text("100000\n")
+    assert cpu_limit(tmp_path) == 2.5

@@ -1,4 +1,4 @@
-"""A child does not outlive its parent."""
+"""A child process ends with its parent."""
 
 import signal
 import subprocess
@@ -8,7 +8,10 @@ from waiting import wait_until
 
 
 def test_child_ends_with_its_parent():
-    child = "import time; from noria.protocol.process_signals import die_with_parent; die_with_parent(); print('up', flush=True); time.sleep(60)"
+    child = (
+        "import time; from noria.protocol.process_signals import die_with_parent;"
+        "die_with_parent(); print('up', flush=True); time.sleep(60)"
+    )
     parent = (
         "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', sys.argv[1]], stdout=subprocess.PIPE);"
         "child.stdout.readline(); print(child.pid, flush=True); child.wait()"
@@ -20,8 +23,11 @@ def test_child_ends_with_its_parent():
     wait_until(lambda: not _is_alive(child_pid))
 
 
-def test_child_ends_when_its_parent_was_gone_before():
-    code = "import os; from noria.protocol.process_signals import die_with_parent; die_with_parent(parent_pid=os.getppid() {}); print('up')"
+def test_child_ends_when_its_parent_had_already_ended():
+    code = (
+        "import os; from noria.protocol.process_signals import die_with_parent;"
+        "die_with_parent(parent_pid=os.getppid() {}); print('up')"
+    )
     for other, status, output in ((" ", 0, b"up\n"), ("+ 1", -signal.SIGTERM, b"")):
         result = subprocess.run([sys.executable, "-c", code.format(other)], check=False, stdout=subprocess.PIPE)
         assert (result.returncode, result.stdout) == (status, output)

@@ -13,7 +13,7 @@ DTYPES = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, MAX_SEED), st.integers(0, 8), SHAPES, DTYPES)
-def test_draws_are_those_of_diffusers(seed, image, shape_CHW, dtype):
+def test_draws_equal_those_of_diffusers(seed, image, shape_CHW, dtype):
     generator = torch.Generator().manual_seed(seed + image)
     stream = NoiseStream(seed, shape_CHW, dtype, image=image)
     for ours in (stream.initial(), stream.next(), stream.next()):
@@ -23,7 +23,7 @@ def test_draws_are_those_of_diffusers(seed, image, shape_CHW, dtype):
     )
 
 
-def test_a_list_of_generators_draws_as_one_stream_per_image():
+def test_streams_equal_a_list_of_generators():
     generators = [torch.Generator().manual_seed(5 + k) for k in range(3)]
     batched_BCHW = randn_tensor((3, 4, 8, 8), generator=generators, dtype=torch.float32)
     separate_BCHW = torch.stack([NoiseStream(5, (4, 8, 8), torch.float32, image=k).initial() for k in range(3)])
@@ -37,13 +37,13 @@ def test_image_k_is_image_0_of_seed_plus_k():
 
 
 @pytest.mark.parametrize("seed", [-1, MAX_SEED + 1])
-def test_a_seed_out_of_bounds_is_refused(seed):
+def test_a_seed_out_of_range_is_refused(seed):
     with pytest.raises(InvalidField, match=str(seed)) as caught:
         NoiseStream(seed, (4, 8, 8), torch.float32)
     assert caught.value.field == "seed"
 
 
-def test_draws_come_in_order():
+def test_the_initial_noise_must_be_drawn_first_and_once():
     stream = NoiseStream(0, (4, 8, 8), torch.float32)
     with pytest.raises(RuntimeError, match="before"):
         stream.next()

@@ -16,8 +16,8 @@ import diffusers.utils.logging
 import pytest
 import torch
 
-from noria.images import schedulers
-from noria.images.schedulers import SchedulerChoice
+from noria.images import scheduler_names
+from noria.images.scheduler_names import SchedulerChoice
 from noria.sampling import step
 from noria.sampling.compile import compile_sampler, pipeline_options
 from noria.sampling.noise import NoiseStream
@@ -95,7 +95,7 @@ def _diffusers_scheduler(choice: SchedulerChoice, config: dict):
 
 @functools.lru_cache
 def _make_scheduler(name: str, config_json: str):
-    choice, config = schedulers.find(name), json.loads(config_json)
+    choice, config = scheduler_names.find(name), json.loads(config_json)
     scheduler_class = getattr(diffusers.schedulers, choice.diffusers_class)
     known = inspect.signature(scheduler_class).parameters
     pipeline = {"steps_offset": 1, "clip_sample": False} if choice.family == "diffusion" else {}
@@ -137,13 +137,13 @@ def check(choice: SchedulerChoice, config: dict, num_steps: int, mu: float | Non
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 5, 20])
-@pytest.mark.parametrize("choice", schedulers.SCHEDULERS, ids=lambda choice: choice.name)
+@pytest.mark.parametrize("choice", scheduler_names.SCHEDULERS, ids=lambda choice: choice.name)
 def test_every_scheduler_follows_diffusers(choice, num_steps):
     check(choice, CONFIGS[choice.family], num_steps)
 
 
 @pytest.mark.parametrize(
-    "choice", [c for c in schedulers.SCHEDULERS if c.family != "flow"], ids=lambda choice: choice.name
+    "choice", [c for c in scheduler_names.SCHEDULERS if c.family != "flow"], ids=lambda choice: choice.name
 )
 def test_v_prediction_follows_diffusers(choice):
     check(choice, CONFIGS[choice.family] | {"prediction_type": "v_prediction"}, 30)
@@ -152,23 +152,23 @@ def test_v_prediction_follows_diffusers(choice):
 @pytest.mark.parametrize("spacing", ["leading", "trailing", "linspace"])
 @pytest.mark.parametrize("name", ["ddim", "pndm", "euler", "euler-a", "heun", "dpm++2m-karras", "unipc", "deis"])
 def test_timestep_spacings_follow_diffusers(name, spacing):
-    check(schedulers.find(name), STABLE_DIFFUSION | {"timestep_spacing": spacing}, 7)
+    check(scheduler_names.find(name), STABLE_DIFFUSION | {"timestep_spacing": spacing}, 7)
 
 
 @pytest.mark.parametrize("name", ["ddim", "euler", "dpm++2m"])
 def test_zero_terminal_snr_follows_diffusers(name):
     config = STABLE_DIFFUSION | {"prediction_type": "v_prediction", "timestep_spacing": "trailing"}
-    check(schedulers.find(name), config | {"rescale_betas_zero_snr": True}, 10)
+    check(scheduler_names.find(name), config | {"rescale_betas_zero_snr": True}, 10)
 
 
 @pytest.mark.parametrize("name", ["ddim", "ddpm", "euler", "heun", "dpm++2m", "unipc", "lcm"])
 def test_sample_prediction_follows_diffusers(name):
-    check(schedulers.find(name), STABLE_DIFFUSION | {"prediction_type": "sample"}, 10)
+    check(scheduler_names.find(name), STABLE_DIFFUSION | {"prediction_type": "sample"}, 10)
 
 
 @pytest.mark.parametrize("name", ["flow-euler", "flow-euler-a", "flow-lcm", "flow-unipc", "flow-dpm++2m"])
 def test_a_shift_with_the_size_follows_diffusers(name):
-    check(schedulers.find(name), FLOW | {"use_dynamic_shifting": True}, 8, mu=0.9)
+    check(scheduler_names.find(name), FLOW | {"use_dynamic_shifting": True}, 8, mu=0.9)
 
 
 def test_the_tolerance_tells_neighbouring_schedulers_apart():

@@ -22,7 +22,7 @@ MIX = [
 
 
 class Image:
-    """A table with random numbers for everything that the model and the generator would give."""
+    """A table, with random numbers in place of the model's outputs and the noise."""
 
     def __init__(self, number: int) -> None:
         name, num_steps = MIX[number]
@@ -39,13 +39,15 @@ class Image:
 
 
 def advance(history, images: list[Image], slots: list[int]) -> torch.Tensor:
-    """One turn of `images` in their slots."""
+    """Advance `images` in their slots by one call."""
     cursors = [image.cursor for image in images]
     rows = torch.stack([torch.tensor(image.table.coefficients[image.cursor]) for image in images])
     outputs = torch.stack([image.outputs[image.cursor] for image in images])
     noise = torch.stack([image.noise[image.cursor] for image in images])
-    drawn = any(image.table.noise[image.cursor] for image in images)
-    samples = step.advance(history, torch.tensor(slots), torch.tensor(cursors), outputs, noise if drawn else None, rows)
+    has_noise = any(image.table.noise[image.cursor] for image in images)
+    samples = step.advance(
+        history, torch.tensor(slots), torch.tensor(cursors), outputs, noise if has_noise else None, rows
+    )
     for image in images:
         image.cursor += 1
     return samples
@@ -63,8 +65,8 @@ def run_in_own_batch(number: int) -> torch.Tensor:
 @given(
     st.permutations(range(len(MIX))), st.lists(st.integers(0, 4), min_size=len(MIX), max_size=len(MIX)), st.randoms()
 )
-def test_an_image_in_a_mixed_batch_is_the_image_alone(slots, joins_at, random):
-    """To the bit, whatever its slot, its place in the batch, its company and the turn at which each boards."""
+def test_an_image_in_a_mixed_batch_equals_the_image_alone(slots, joins_at, random):
+    """Bitwise, whatever its slot, its position in the batch, the other images and the iteration at which each joins."""
     history = step.empty_history(len(MIX), SHAPE_CHW)
     images = [Image(number) for number in range(len(MIX))]
     finished: dict[int, torch.Tensor] = {}
@@ -86,7 +88,7 @@ def test_an_image_in_a_mixed_batch_is_the_image_alone(slots, joins_at, random):
         assert torch.equal(step.samples(history, *at)[0], sample), "a finished image keeps its last sample"
 
 
-def test_a_new_image_is_not_poisoned_by_the_one_before():
+def test_nan_in_a_slot_does_not_reach_its_next_image():
     history = step.empty_history(1, SHAPE_CHW)
     history.fill_(float("nan"))
     image = Image(0)
@@ -94,19 +96,19 @@ def test_a_new_image_is_not_poisoned_by_the_one_before():
     assert advance(history, [image], [0]).isfinite().all()
 
 
-def test_a_model_that_overflows_spoils_its_own_image_only():
+def test_nan_from_the_model_stays_in_its_image():
     history = step.empty_history(2, SHAPE_CHW)
-    broken, whole = Image(2), Image(2)
+    broken, intact = Image(2), Image(2)
     broken.outputs[1] = float("nan")
     for slot in (0, 1):
-        step.init_slot(history, slot, whole.start)
-    while not whole.done:
-        samples = advance(history, [broken, whole], [0, 1])
+        step.init_slot(history, slot, intact.start)
+    while not intact.done:
+        samples = advance(history, [broken, intact], [0, 1])
     assert samples[0].isnan().any()
     assert torch.equal(samples[1], run_in_own_batch(2))
 
 
-def test_the_model_is_given_the_current_sample_scaled():
+def test_the_models_input_is_the_scaled_current_sample():
     history = step.empty_history(3, SHAPE_CHW)
     history[1, 6 % WINDOW] = 5.0
     inputs = step.model_inputs(history, torch.tensor([1]), torch.tensor([6]), torch.tensor([0.5]))
@@ -115,7 +117,7 @@ def test_the_model_is_given_the_current_sample_scaled():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_unguided_row_keeps_its_output_exactly(dtype):
+def test_guidance_returns_an_unguided_output_exactly(dtype):
     cond, uncond = torch.randn((2, 2, *SHAPE_CHW), generator=torch.Generator().manual_seed(0)).to(dtype)
     uncond[1] = cond[1]
     guided = step.guide(cond, uncond, torch.tensor([7.5, 1.0]))
@@ -124,7 +126,7 @@ def test_an_unguided_row_keeps_its_output_exactly(dtype):
     assert torch.equal(guided[0], uncond[0].float() + 7.5 * (cond[0].float() - uncond[0].float()))
 
 
-def test_the_weighted_sum_weighs_every_place():
+def test_the_weighted_sum_includes_every_column():
     history = torch.arange(1.0, NUM_COLUMNS + 1)[None, :, None, None, None].expand(1, NUM_COLUMNS, *SHAPE_CHW).clone()
     weights = torch.tensor([[10.0**k for k in range(NUM_COLUMNS)]], dtype=torch.float64)
     summed = step._weighted_sum(history.double(), weights)

@@ -7,7 +7,7 @@ from noria.sampling.tables import NOISE_COLUMN, NUM_COLUMNS, WINDOW, SamplerTabl
 
 
 def table(**changes) -> SamplerTable:
-    """Two calls of x + m."""
+    """A table of two calls, each x + m."""
     coefficients = np.zeros((2, NUM_COLUMNS), np.float32)
     for call in range(2):
         coefficients[call, [sample_column(call), output_column(call)]] = 1
@@ -26,7 +26,7 @@ def table(**changes) -> SamplerTable:
     return SamplerTable(**(fields | changes))
 
 
-def weighing(call: int, column: int) -> np.ndarray:
+def coefficients_with(call: int, column: int) -> np.ndarray:
     coefficients = np.zeros((2, NUM_COLUMNS), np.float32)
     coefficients[call, column] = 1
     return coefficients
@@ -35,26 +35,26 @@ def weighing(call: int, column: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"timesteps": np.ones(3, np.float32)}, "one and the same length"),
+        ({"timesteps": np.ones(3, np.float32)}, "the same length"),
         ({"timesteps": np.ones(0, np.float32), "input_scale": np.ones(0), "noise": np.zeros(0, bool)}, "length"),
         ({"coefficients": np.zeros((2, 3), np.float32)}, "shape"),
         ({"input_scale": np.array([1, np.nan], np.float32)}, "not a number"),
         ({"init_noise_sigma": 0.0}, "init_noise_sigma"),
         ({"window": WINDOW + 1}, "window"),
-        ({"coefficients": weighing(1, NOISE_COLUMN)}, "draws no noise"),
-        ({"coefficients": weighing(0, sample_column(3))}, "before the first call"),
-        ({"coefficients": weighing(1, output_column(2))}, "before the first call"),
+        ({"coefficients": coefficients_with(1, NOISE_COLUMN)}, "without noise"),
+        ({"coefficients": coefficients_with(0, sample_column(3))}, "before the first call"),
+        ({"coefficients": coefficients_with(1, output_column(2))}, "before the first call"),
     ],
 )
-def test_a_table_that_breaks_an_invariant_is_not_made(changes, problem):
+def test_a_table_that_violates_an_invariant_is_refused(changes, problem):
     with pytest.raises(ValueError, match=problem):
         table(**changes)
 
 
-def test_a_table_cannot_be_changed():
-    made = table()
-    assert made.num_calls == 2
+def test_a_table_is_read_only():
+    read_only = table()
+    assert read_only.num_calls == 2
     with pytest.raises(ValueError, match="read-only"):
-        made.coefficients[0, 0] = 2
+        read_only.coefficients[0, 0] = 2
     with pytest.raises(dataclasses.FrozenInstanceError):
-        made.num_steps = 3
+        read_only.num_steps = 3

@@ -1,4 +1,4 @@
-"""The cost model: curves, the pace, the knee, the memory."""
+"""The cost model: curves, slowdown, knee and memory limits."""
 
 import pytest
 
@@ -8,12 +8,12 @@ from noria.scheduling.types import BatchKey
 SMALL, LARGE = BatchKey(64, 64, "m"), BatchKey(128, 128, "m")
 
 
-def test_an_empty_curve_knows_nothing():
+def test_an_empty_curve_returns_zero_and_the_maximum_knee():
     assert CostCurve().at(4) == 0.0
     assert CostCurve().knee(8) == 8
 
 
-def test_between_two_measurements_a_curve_is_a_straight_line_and_goes_on_beyond_the_last():
+def test_a_curve_interpolates_and_extrapolates_linearly():
     curve = CostCurve({2: 1.0, 4: 2.0, 8: 3.0})
     assert [curve.at(count) for count in (1, 2, 3, 4, 6, 8, 12)] == [
         1.0,
@@ -26,15 +26,15 @@ def test_between_two_measurements_a_curve_is_a_straight_line_and_goes_on_beyond_
     ]
 
 
-def test_a_single_measurement_is_taken_to_grow_in_proportion_and_not_to_shrink():
+def test_a_single_measurement_grows_in_proportion_and_does_not_shrink():
     assert [CostCurve({4: 2.0}).at(count) for count in (1, 4, 8)] == [2.0, 2.0, 4.0]
 
 
-def test_more_is_never_expected_to_be_quicker():
+def test_extrapolation_never_decreases():
     assert CostCurve({2: 1.0, 4: 0.5}).at(8) == 1.0
 
 
-def test_what_is_measured_is_the_mean_of_fifty_and_then_moves_slowly():
+def test_a_point_is_the_mean_of_fifty_measurements_and_then_a_moving_average():
     curve = CostCurve()
     for seconds in (1.0, 2.0, 3.0):
         curve.observe(2, seconds)
@@ -45,7 +45,7 @@ def test_what_is_measured_is_the_mean_of_fifty_and_then_moves_slowly():
     assert curve.at(2) == pytest.approx(2.02)
 
 
-def test_the_first_turn_of_a_new_kernel_does_not_spoil_what_is_known():
+def test_outliers_are_clamped():
     curve = CostCurve({2: 1.0, 8: 2.0})
     curve.observe(4, 100.0)  # 4/3 on the line
     assert curve.at(4) == pytest.approx(4 * 4 / 3)
@@ -53,48 +53,48 @@ def test_the_first_turn_of_a_new_kernel_does_not_spoil_what_is_known():
     assert curve.at(2) == pytest.approx(1.0 + 0.02 * 3.0)
 
 
-def test_the_knee_is_the_smallest_batch_within_a_twentieth_of_the_best_throughput():
+def test_the_knee_is_the_smallest_batch_within_5_percent_of_the_best_throughput():
     assert CostCurve({1: 1.0, 2: 1.0, 4: 1.2, 8: 2.35, 16: 4.7}).knee(16) == 4
     assert CostCurve({1: 1.0, 2: 2.0, 4: 4.0}).knee(4) == 1  # batching gains nothing
     assert CostCurve({1: 1.0, 2: 1.0, 4: 1.0}).knee(4) == 4
 
 
-def test_the_knee_is_the_most_while_that_was_not_tried():
+def test_the_knee_is_the_maximum_until_the_maximum_is_measured():
     assert CostCurve({1: 1.0, 2: 2.0, 4: 4.0}).knee(16) == 16
 
 
-def test_the_knee_says_nothing_beyond_the_most():
+def test_the_knee_does_not_exceed_the_maximum():
     assert CostCurve({2: 1.0, 8: 1.0, 16: 1.0}).knee(8) == 8
     assert CostCurve({8: 1.0}).knee(4) == 4
 
 
-def test_a_count_that_was_tried_once_does_not_move_the_knee():
+def test_a_count_measured_once_does_not_move_the_knee():
     curve = CostCurve({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0})
-    curve.observe(3, 0.1)  # a clock that slipped
+    curve.observe(3, 0.1)  # a wrong measurement
     assert curve.knee(8) == 8
     for _ in range(2):
         curve.observe(3, 0.25)
     assert curve.knee(8) == 3
 
 
-def test_nothing_known_costs_nothing_and_allows_everything():
+def test_without_measurements_costs_are_zero_and_rows_are_unlimited():
     costs = CostModel(max_rows=12)
     assert (costs.step_s(SMALL, 4), costs.decode_s(SMALL), costs.text_encode_s("m")) == (0.0, 0.0, 0.0)
     assert (costs.rows_limit(SMALL), costs.longest_s) == (12, 0.0)
 
 
-def test_a_size_that_was_never_seen_costs_as_the_nearest_of_its_model_by_area():
+def test_an_unmeasured_size_is_scaled_by_area_from_the_nearest_of_its_model():
     costs = CostModel(steps={SMALL: CostCurve({2: 1.0}), BatchKey(32, 32, "m"): CostCurve({2: 9.0})})
     assert costs.step_s(LARGE, 2) == pytest.approx(4**1.1)
     assert costs.step_s(BatchKey(128, 128, "another"), 2) == 0.0
 
 
-def test_decoding_nothing_costs_nothing():
+def test_decoding_no_images_costs_nothing():
     costs = CostModel(decodes={SMALL: CostCurve({1: 1.0})})
     assert (costs.decode_s(SMALL, 0), costs.decode_s(SMALL, 2)) == (0.0, 2.0)
 
 
-def test_the_pace_follows_what_troubles_everything_within_some_twenty_turns():
+def test_the_slowdown_follows_a_general_change_within_twenty_iterations():
     costs = CostModel(
         steps={SMALL: CostCurve({2: 1.0, 4: 1.5})},
         decodes={SMALL: CostCurve({1: 1.0})},
@@ -103,7 +103,7 @@ def test_the_pace_follows_what_troubles_everything_within_some_twenty_turns():
     for _ in range(20):
         costs.observe_step(SMALL, 2, 2.0)
     assert costs.step_s(SMALL, 2) == pytest.approx(2.0, rel=0.15)
-    assert costs.step_s(SMALL, 4) == pytest.approx(3.0, rel=0.25)  # though nobody has seen it since
+    assert costs.step_s(SMALL, 4) == pytest.approx(3.0, rel=0.25)  # though it was not measured since
     assert (costs.decode_s(SMALL), costs.text_encode_s("m")) == (costs.slowdown, costs.slowdown)
     for _ in range(100):
         costs.observe_step(SMALL, 2, 1.0)
@@ -111,7 +111,7 @@ def test_the_pace_follows_what_troubles_everything_within_some_twenty_turns():
     assert costs.step_s(SMALL, 4) == pytest.approx(1.5, rel=0.25)
 
 
-def test_what_the_pace_does_not_explain_the_curve_learns():
+def test_a_curve_learns_what_the_slowdown_does_not_explain():
     costs = CostModel(steps={SMALL: CostCurve({2: 1.0, 4: 1.0})})
     for _ in range(300):
         costs.observe_step(SMALL, 2, 1.0)
@@ -120,7 +120,7 @@ def test_what_the_pace_does_not_explain_the_curve_learns():
     assert costs.step_s(SMALL, 4) == pytest.approx(2.0, rel=0.1)
 
 
-def test_a_count_that_is_new_at_a_slow_hour_is_not_counted_slow_twice():
+def test_a_new_count_is_divided_by_the_slowdown():
     costs = CostModel(
         steps={SMALL: CostCurve({2: 1.0, 8: 1.0})}, decodes={SMALL: CostCurve({1: 1.0, 4: 1.0})}, slowdown=2.0
     )
@@ -129,7 +129,7 @@ def test_a_count_that_is_new_at_a_slow_hour_is_not_counted_slow_twice():
     assert (costs.slowdown, costs.step_s(SMALL, 4), costs.decode_s(SMALL, 2)) == (2.0, 2.0, 2.0)
 
 
-def test_decodes_and_prompts_are_learned_too():
+def test_decodes_and_text_encodes_are_learned():
     costs = CostModel()
     costs.observe_decode(SMALL, 2, 0.5)
     costs.observe_decode(SMALL, 2, 0.7)
@@ -140,7 +140,7 @@ def test_decodes_and_prompts_are_learned_too():
     assert costs.longest_s == pytest.approx(0.6)
 
 
-def test_the_batch_limit_is_the_knee_once_it_is_settled_within_the_memory():
+def test_the_row_limit_is_the_refreshed_knee_bounded_by_memory():
     costs = CostModel(max_rows=8, steps={SMALL: CostCurve({1: 1.0, 2: 1.0, 4: 1.0, 8: 2.0})})
     assert costs.rows_limit(SMALL) == 8
     costs.refresh_knees()
@@ -152,7 +152,7 @@ def test_the_batch_limit_is_the_knee_once_it_is_settled_within_the_memory():
     assert costs.rows_limit(SMALL) == 1
 
 
-def test_a_knee_that_was_found_on_a_bad_day_is_found_again():
+def test_exploration_corrects_a_knee_that_is_too_low():
     batch_key = BatchKey(64, 64, "m")
     true_s = {1: 0.010, 2: 0.011, 4: 0.013, 8: 0.018, 16: 0.028, 32: 0.048}
     costs = CostModel(32, {batch_key: CostCurve(true_s | {8: 0.05, 16: 0.1, 32: 0.2})})
@@ -167,7 +167,7 @@ def test_a_knee_that_was_found_on_a_bad_day_is_found_again():
     assert tried == {4, 8, 16, 32}
 
 
-def test_more_than_the_memory_holds_is_never_tried():
+def test_exploration_does_not_exceed_the_memory_limit():
     batch_key = BatchKey(64, 64, "m")
     costs = CostModel(32, {batch_key: CostCurve({1: 1.0, 2: 1.0, 4: 2.0, 32: 16.0})})
     costs.refresh_knees()
@@ -176,7 +176,7 @@ def test_more_than_the_memory_holds_is_never_tried():
     assert max(costs.exploration_limit(batch_key) for _ in range(1000)) == 3
 
 
-def test_without_news_a_pace_fades():
+def test_the_slowdown_decays_without_measurements():
     costs = CostModel(8, {BatchKey(64, 64, "m"): CostCurve({1: 1.0})}, slowdown=4.0)
     costs.decay_slowdown(3.0)
     assert 1.0 < costs.slowdown < 2.5
@@ -184,7 +184,7 @@ def test_without_news_a_pace_fades():
     assert costs.slowdown == pytest.approx(1.0)
 
 
-def test_of_two_measurements_the_quicker_counts():
+def test_merge_min_keeps_the_shorter_measurements():
     batch_key = BatchKey(64, 64, "m")
     first = CostModel(8, {batch_key: CostCurve({1: 1.0, 2: 5.0, 4: 3.0})}, {batch_key: CostCurve({1: 2.0})}, {"m": 1.0})
     second = CostModel(8, {batch_key: CostCurve({1: 1.5, 2: 2.0})}, {batch_key: CostCurve({1: 1.0})}, {"m": 3.0})

@@ -1,6 +1,7 @@
-"""What the policies promise, held in virtual time: the real scheduler, the real wheel, a device whose turns take what a curve says.
+"""What each policy guarantees, in virtual time: the real scheduler and engine loop, on a device with known costs.
 
-Bounds are derived beside each test. Times are seconds; `TURN_S` and `DECODE_S` are the longest that one step and one decode can take.
+Each test derives its bound. Times are seconds; `ITERATION_S` and `DECODE_S` are the longest that one step and one
+decode can take.
 """
 
 import math
@@ -10,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noria.engine.loop import EngineLoop, ProgressChanged, RequestClosed
-from noria.engine.runtime import FakeExecutor, VirtualClock
+from noria.engine.loop import EngineLoop, ProgressChanged, RequestEnded
 from noria.protocol.request import ImageRequest
 from noria.scheduling.costs import CostCurve, CostModel
 from noria.scheduling.policies import IMPLICIT_DEADLINE_S, POLICIES
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import BatchKey, FinishReason
+from noria.testing.fake_executor import FakeExecutor
+from noria.testing.virtual_clock import VirtualClock
 
 SIDES = (8, 16, 24)
 STEPS = {1: 0.010, 2: 0.011, 4: 0.014, 8: 0.022}
@@ -77,7 +79,7 @@ class TrafficRequest:
 
 @dataclass
 class Simulation:
-    """A wheel on virtual time, what was asked of it, and what became of it. Its turns take exactly what `exact_costs` says."""
+    """An engine loop on virtual time, its requests and their ends. Iterations take exactly what `exact_costs` says."""
 
     policy: str = "least-slack"
     num_slots: int = 4
@@ -87,7 +89,7 @@ class Simulation:
     def __post_init__(self):
         self.truth = exact_costs(self.max_rows)
         self.clock = VirtualClock()
-        self.submitted, self.arrived, self.ends, self.ended_at, self.predicted = {}, {}, {}, {}, {}
+        self.submitted, self.arrived, self.finish_reasons, self.ended_at, self.predicted = {}, {}, {}, {}, {}
         scheduler = StepScheduler(
             self.num_slots,
             policy=POLICIES[self.policy],
@@ -99,7 +101,7 @@ class Simulation:
         self.loop = EngineLoop(scheduler, self.executor, self.record, self.clock)
 
     def iteration_s(self, plan):
-        table = self.scheduler._table  # as the turn begins: who boards has boarded
+        table = self.scheduler._table  # at the start of the iteration, after joins
         self.num_running, self.num_waiting = self.scheduler.num_running, self.scheduler.num_waiting
         self.calls_left = {image: each.request.num_calls - each.call for image, each in table.running.items()}
         steps_s = decode_s = 0.0
@@ -114,20 +116,20 @@ class Simulation:
 
     def record(self, event):
         name = event.prepared.request.request_id
-        if isinstance(event, RequestClosed):
-            assert name not in self.ends
-            self.ends[name], self.ended_at[name] = event.event.finish_reason, self.clock.now
+        if isinstance(event, RequestEnded):
+            assert name not in self.finish_reasons
+            self.finish_reasons[name], self.ended_at[name] = event.event.finish_reason, self.clock.now
         elif isinstance(event, ProgressChanged):
             self.predicted.setdefault(name, event.progress)
 
     def submit(self, request, name=None):
         name = name or f"r{len(self.submitted)}"
         self.submitted[name], self.arrived[name] = request, self.clock.now
-        self.loop.submit(self.executor.prepare(request.request(name)))
+        self.loop.submit(self.executor.prepare(request.image_request(name)))
         return name
 
     def run(self, traffic=(), check=lambda _plan: None):
-        """Turn until all of `traffic` is done."""
+        """Run until all of `traffic` has ended."""
         upcoming = sorted(traffic, key=lambda request: request.at_s)
         while True:
             while upcoming and upcoming[0].at_s <= self.clock.now:
@@ -155,35 +157,38 @@ traffic_requests = st.builds(
 
 @every_policy
 @in_virtual_time
-@given(traffic=st.lists(traffic_requests, max_size=25), slots=st.integers(1, 6), most_rows=st.integers(1, 8))
-def test_the_wheel_never_works_less_than_it_could(policy, traffic, slots, most_rows):
-    """No turn of nothing; no free slot while somebody waits; a call has all its class's images, or no more of them would pay, or, while
-    slots are free, a larger call might make a deadline be missed (`scheduling/step/batch_selection.py`).
+@given(traffic=st.lists(traffic_requests, max_size=25), num_slots=st.integers(1, 6), max_rows=st.integers(1, 8))
+def test_no_slot_and_no_row_stays_unused_while_an_image_could_use_it(policy, traffic, num_slots, max_rows):
+    """No iteration is empty; no slot is free while an image waits; a call has as many images as it may.
+
+    It has all images of its batch key, or no more of them would pay off, or, while slots are free, a larger call could
+    miss a deadline (`scheduling/step/batch_selection.py`).
     """
-    simulation = Simulation(policy, slots, most_rows)
+    simulation = Simulation(policy, num_slots, max_rows)
 
     def check(plan):
         assert plan.steps or plan.decodes
-        assert simulation.num_running == slots or not simulation.num_waiting
+        assert simulation.num_running == num_slots or not simulation.num_waiting
         if not plan.steps:
             return
         side_px = simulation.submitted[plan.steps[0].image.request_id].side_px
         stepped = {step.image for step in plan.steps}
-        if simulation.num_running < slots and any(
+        if simulation.num_running < num_slots and any(
             simulation.submitted[image.request_id].deadline_s is not None for image in stepped
         ):
             return
-        room = most_rows - sum(simulation.submitted[image.request_id].rows for image in stepped)
+        rows_left = max_rows - sum(simulation.submitted[image.request_id].rows for image in stepped)
         for image, calls_left in simulation.calls_left.items():
             request = simulation.submitted[image.request_id]
             if image not in stepped and request.side_px == side_px and calls_left:
-                assert request.rows > room, "it would have paid"
+                assert request.rows > rows_left, "it would have paid off"
 
     simulation.run(traffic, check)
-    assert len(simulation.ends) == len(traffic)
+    assert len(simulation.finish_reasons) == len(traffic)
 
 
-# What each policy lets pass whoever waits, for ever: newer work with a deadline and a high priority, older work, or shorter work.
+# What each policy ranks ahead of a waiting request, for ever: newer work with a deadline and high priority, older work,
+# or shorter work.
 PREFERRED = {
     "least-slack": TrafficRequest(steps=3, priority="high", deadline_s=0.5),
     "fcfs": TrafficRequest(steps=3),
@@ -200,21 +205,22 @@ PREFERRED = {
         images=st.integers(1, 3),
         side_px=st.sampled_from(SIDES),
         rows=st.integers(1, 2),
-        priority=st.just("high"),  # the least patient: others take longer to try
-        alone=st.booleans(),
+        priority=st.just("high"),  # with the nearest implicit deadline: others take longer to test
+        exclusive=st.booleans(),
     ),
-    slots=st.integers(1, 3),
-    most_rows=st.integers(1, 4),
+    num_slots=st.integers(1, 3),
+    max_rows=st.integers(1, 4),
 )
-def test_nobody_starves_under_an_endless_stream_of_what_the_policy_prefers(policy, patient, slots, most_rows):
-    """A request that waits is overtaken only until its key is below that of whoever comes anew; the policy says when.
+def test_no_request_starves_under_an_endless_stream_of_preferred_ones(policy, patient, num_slots, max_rows):
+    """New requests overtake a waiting one only until its sort key is below theirs; the policy determines when.
 
-    least-slack: a newcomer's deadline is not before its arrival and priority takes 30 s off it, so nobody new goes ahead after the
-    patience and 30 s more. fcfs: nobody new ever does. shortest-first: nobody new does after twice its own work, which in company takes
-    at most `steps` of the longest turns. From then on only those who are here go first: the queue is kept at `MOST` images, and its
-    own are `images`; each takes at most its steps of the longest turn and a decode, and of shape classes three share the device.
+    least-slack: the deadline of a new request is not before its arrival, and priority subtracts 30 s, so none overtakes
+    after the implicit deadline plus 30 s. fcfs: none ever does. shortest-first: none does after twice the request's own
+    work, which in a full batch takes at most `steps` of the longest iterations. From then on only earlier requests go
+    first: the queue is kept at `max_waiting` images, and the request has `images`; each takes at most its steps of the
+    longest iteration and a decode, and three batch keys share the device.
     """
-    simulation, max_waiting = Simulation(policy, slots, most_rows), 6
+    simulation, max_waiting = Simulation(policy, num_slots, max_rows), 6
     preferred = PREFERRED[policy]
     for _ in range(max_waiting):
         simulation.submit(preferred)
@@ -225,18 +231,18 @@ def test_nobody_starves_under_an_endless_stream_of_what_the_policy_prefers(polic
         "fcfs": 0.0,
         "shortest-first": 2 * own_s,
     }[policy]
-    others_s = (max_waiting + slots) * (preferred.steps * ITERATION_S + DECODE_S)
+    others_s = (max_waiting + num_slots) * (preferred.steps * ITERATION_S + DECODE_S)
     bound_s = overtaken_s + 3 * (own_s + others_s) + 0.5 + ITERATION_S + DECODE_S
-    while name not in simulation.ends:
+    while name not in simulation.finish_reasons:
         while simulation.scheduler.num_waiting < max_waiting:
-            if simulation.submit(preferred) in simulation.ends:
-                break  # refused: it could not be in time
+            if simulation.submit(preferred) in simulation.finish_reasons:
+                break  # refused: it could not meet its deadline
         simulation.loop.run_iteration()
         assert simulation.clock.now <= bound_s, "starved"
-    assert simulation.ends[name] is FinishReason.FINISHED
+    assert simulation.finish_reasons[name] is FinishReason.FINISHED
 
 
-one_class = st.builds(
+requests_of_one_key = st.builds(
     TrafficRequest,
     at_s=st.floats(0, 0.5),
     steps=st.integers(1, 12),
@@ -249,24 +255,28 @@ one_class = st.builds(
 
 @pytest.mark.parametrize("policy", ["least-slack", "fcfs"])
 @settings(max_examples=150, deadline=None)
-@given(traffic=st.lists(one_class, max_size=14), slots=st.integers(1, 6))
-def test_with_exact_costs_an_accepted_deadline_is_always_met(policy, traffic, slots):
-    """One class, one image a call, deadlines or none, coming at any time. What is accepted is simulated as it will be, and later ones
-    are accepted only if nobody with a promise is made late, or go behind; so nothing but rounding can break it.
+@given(traffic=st.lists(requests_of_one_key, max_size=14), num_slots=st.integers(1, 6))
+def test_with_exact_costs_an_accepted_deadline_is_always_met(policy, traffic, num_slots):
+    """One batch key, one image per call, with and without deadlines, arriving at any time.
+
+    The simulation at admission is exact, and later
+    requests are refused or deprioritized if they would break an accepted deadline; so only rounding can break one.
     """
-    simulation = Simulation(policy, slots, max_rows=2)
+    simulation = Simulation(policy, num_slots, max_rows=2)
     simulation.run(traffic)
-    for name, end in simulation.ends.items():
-        assert end in (FinishReason.FINISHED, FinishReason.UNMEETABLE), simulation.submitted[name]
-        if end is FinishReason.FINISHED and (deadline_s := simulation.submitted[name].deadline_s) is not None:
+    for name, finish_reason in simulation.finish_reasons.items():
+        assert finish_reason in (FinishReason.FINISHED, FinishReason.UNMEETABLE), simulation.submitted[name]
+        if finish_reason is FinishReason.FINISHED and (deadline_s := simulation.submitted[name].deadline_s) is not None:
             assert simulation.ended_at[name] <= simulation.arrived[name] + deadline_s + 1e-6
 
 
 @settings(max_examples=150, deadline=None)
 @given(works=st.lists(st.tuples(st.integers(1, 12), st.floats(0.0, 0.5)), min_size=1, max_size=8), data=st.data())
-def test_what_is_feasible_at_all_is_accepted_and_met_by_least_slack(works, data):
-    """Requests that are known at one instant, one image a call, a slot for each. By deadline is feasible if anything is (Jackson, 1955):
-    each set here is feasible in that order, with a microsecond to spare against rounding; and comes in any order.
+def test_least_slack_accepts_and_meets_every_feasible_set_of_deadlines(works, data):
+    """Requests that arrive at one instant, one image per call, a slot for each.
+
+    If any order meets all deadlines, the order of deadlines does (Jackson, 1955): each set here is feasible in that
+    order, with a microsecond to spare for rounding, and arrives in any order.
     """
     costs, elapsed_s, feasible = exact_costs(2), 0.0, []
     deadline_s = 0.0
@@ -276,47 +286,50 @@ def test_what_is_feasible_at_all_is_accepted_and_met_by_least_slack(works, data)
         feasible.append(TrafficRequest(steps=steps, deadline_s=deadline_s))
     simulation = Simulation(num_slots=len(works), max_rows=2)
     simulation.run(data.draw(st.permutations(feasible)))
-    assert set(simulation.ends.values()) == {FinishReason.FINISHED}
+    assert set(simulation.finish_reasons.values()) == {FinishReason.FINISHED}
     assert all(simulation.ended_at[name] <= request.deadline_s for name, request in simulation.submitted.items())
 
 
-def test_a_short_request_is_accepted_though_a_long_one_has_less_to_lose():
-    """The long one has 20 ms of slack, the short one 30 ms; only the order of deadlines serves both."""
+def test_a_short_request_is_accepted_though_a_long_one_has_less_slack():
+    """The long one has 20 ms of slack, the short one 30 ms; only the order of deadlines meets both."""
     simulation = Simulation(num_slots=2, max_rows=2)
     long = simulation.submit(TrafficRequest(steps=10, deadline_s=10 * 0.011 + 0.004 + 0.020))
     short = simulation.submit(TrafficRequest(steps=1, deadline_s=0.011 + 0.004 + 0.030))
     simulation.run()
-    assert (simulation.ends[long], simulation.ends[short]) == (FinishReason.FINISHED, FinishReason.FINISHED)
+    assert (simulation.finish_reasons[long], simulation.finish_reasons[short]) == (
+        FinishReason.FINISHED,
+        FinishReason.FINISHED,
+    )
 
 
-def test_who_has_no_deadline_goes_behind_those_whom_it_would_make_late():
+def test_a_request_without_a_deadline_goes_behind_deadlines_it_would_break():
     simulation = Simulation(num_slots=2, max_rows=2)
-    promised = simulation.submit(TrafficRequest(steps=600, deadline_s=7.0))
-    patient = simulation.submit(TrafficRequest(steps=100, priority="high"))
+    with_deadline = simulation.submit(TrafficRequest(steps=600, deadline_s=7.0))
+    without_deadline = simulation.submit(TrafficRequest(steps=100, priority="high"))
     simulation.run()
-    assert simulation.ends == {promised: FinishReason.FINISHED, patient: FinishReason.FINISHED}
-    assert simulation.ended_at[patient] > simulation.ended_at[promised]
+    assert simulation.finish_reasons == {with_deadline: FinishReason.FINISHED, without_deadline: FinishReason.FINISHED}
+    assert simulation.ended_at[without_deadline] > simulation.ended_at[with_deadline]
 
 
-def test_who_goes_behind_stays_behind_whatever_rounding_does():
+def test_rounding_does_not_undo_a_deprioritization():
     simulation = Simulation(num_slots=1, max_rows=2)
     for request in [TrafficRequest(steps=12, images=3, priority="high")] * 2 + [
         TrafficRequest(steps=1, priority="low", deadline_s=0.95)
     ]:
         simulation.submit(request)
     simulation.clock.now = 0.1
-    behind = simulation.submit(TrafficRequest(steps=8, images=9, priority="high"))
+    deprioritized = simulation.submit(TrafficRequest(steps=8, images=9, priority="high"))
     simulation.run()
-    assert simulation.ends["r2"] is FinishReason.FINISHED
-    assert simulation.ended_at[behind] > simulation.ended_at["r2"]
+    assert simulation.finish_reasons["r2"] is FinishReason.FINISHED
+    assert simulation.ended_at[deprioritized] > simulation.ended_at["r2"]
 
 
-def test_who_has_no_deadline_goes_by_its_patience_where_that_makes_nobody_late():
+def test_a_request_without_a_deadline_goes_by_its_implicit_one_if_that_breaks_no_other():
     simulation = Simulation(num_slots=2, max_rows=2)
-    promised = simulation.submit(TrafficRequest(steps=600, deadline_s=9.0))
-    patient = simulation.submit(TrafficRequest(steps=100, priority="high"))
+    with_deadline = simulation.submit(TrafficRequest(steps=600, deadline_s=9.0))
+    without_deadline = simulation.submit(TrafficRequest(steps=100, priority="high"))
     simulation.run()
-    assert simulation.ended_at[patient] < simulation.ended_at[promised] <= 9.0
+    assert simulation.ended_at[without_deadline] < simulation.ended_at[with_deadline] <= 9.0
 
 
 @pytest.mark.parametrize("policy", ["least-slack", "fcfs"])
@@ -327,14 +340,16 @@ def test_who_has_no_deadline_goes_by_its_patience_where_that_makes_nobody_late()
         min_size=1,
         max_size=12,
     ),
-    slots=st.integers(1, 6),
-    most_rows=st.integers(1, 8),
+    num_slots=st.integers(1, 6),
+    max_rows=st.integers(1, 8),
 )
-def test_what_is_foretold_of_one_class_comes_true(policy, traffic, slots, most_rows):
-    """Exact costs, nobody to come: the forecast boards, steps and decodes by the scheduler's rules, so it is off by one turn and one decode
-    at most, which is when two images are drawn at once and the order of their decoding is another than that of their boarding.
+def test_forecasts_of_one_batch_key_come_true(policy, traffic, num_slots, max_rows):
+    """Exact costs, no further arrivals: the forecast joins, steps and decodes by the scheduler's rules.
+
+    So it is off by at most one iteration
+    and one decode, when two images are denoised at once and are not decoded in the order in which they joined.
     """
-    simulation = Simulation(policy, slots, most_rows)
+    simulation = Simulation(policy, num_slots, max_rows)
     names = [simulation.submit(request) for request in traffic]
     predicted = simulation.scheduler.progress(names, 0.0)
     simulation.run()
@@ -351,9 +366,12 @@ def test_what_is_foretold_of_one_class_comes_true(policy, traffic, slots, most_r
         max_size=10,
     )
 )
-def test_what_is_foretold_of_several_classes_comes_true_but_for_what_sharing_allows(policy, traffic):
-    """All have slots. The forecast has the classes share the device at every instant; the device may be half a second and a turn of each
-    class behind that (shares.py), for each class that finishes or comes to be alone, and each image's decoding is a turn of its own.
+def test_forecasts_of_several_batch_keys_come_true_within_the_bounds_of_sharing(policy, traffic):
+    """All images have slots.
+
+    In the forecast, batch keys share the device continuously; the device may be half a second and one iteration of each
+    key behind that (`stride.py`), for each key that finishes or remains alone, and each image's decode is an iteration
+    of its own.
     """
     simulation = Simulation(policy, num_slots=10)
     names = [simulation.submit(request) for request in traffic]

@@ -1,4 +1,4 @@
-"""How an engine ended."""
+"""Classification of engine exits."""
 
 import signal
 
@@ -8,24 +8,24 @@ from noria.supervisor.exit_cause import classify_exit, combine_exits
 
 
 @pytest.mark.parametrize("status", [0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGQUIT])
-def test_who_was_signalled_from_outside_was_killed(status):
+def test_a_signal_from_outside_is_a_kill(status):
     assert classify_exit(status, hung=False, num_oom_kills=0) == "killed"
 
 
 @pytest.mark.parametrize("status", [1, 137, -signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGFPE])
-def test_who_ended_by_itself_crashed(status):
+def test_an_exit_of_its_own_is_a_crash(status):
     assert classify_exit(status, hung=False, num_oom_kills=0) == "crashed"
 
 
-def test_our_own_sigkill_for_a_hang_is_a_crash():
+def test_the_supervisors_sigkill_for_a_hang_is_a_crash():
     assert classify_exit(-signal.SIGKILL, hung=True, num_oom_kills=0) == "crashed"
 
 
-def test_the_kernels_sigkill_for_want_of_memory_is_a_crash():
+def test_the_oom_killers_sigkill_is_a_crash():
     assert classify_exit(-signal.SIGKILL, hung=False, num_oom_kills=1) == "crashed"
 
 
-def test_a_crash_is_not_forgotten_for_a_run_that_was_killed_while_it_loaded():
+def test_a_crash_is_kept_when_the_next_run_is_killed_while_loading():
     assert combine_exits("crashed", "killed") == "crashed"
     assert combine_exits("killed", "crashed") == "crashed"
     assert combine_exits("killed", "killed") == "killed"

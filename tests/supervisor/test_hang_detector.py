@@ -15,47 +15,47 @@ def detector():
 def test_loading_is_no_hang_until_its_own_limit(detector):
     for now in range(0, 900, 2):
         detector.pinged(now)
-    assert detector.hang(900.0) is None
-    assert detector.hang(901.0) == "it was not ready after 901.0 s"
+    assert detector.hang_reason(900.0) is None
+    assert detector.hang_reason(901.0) == "it was not ready after 901.0 s"
 
 
-def test_a_ready_engine_that_says_nothing_hangs(detector):
+def test_a_ready_engine_that_does_not_answer_hangs(detector):
     detector.ready()
     for now in range(100, 162, 2):
-        assert detector.hang(now) is None
+        assert detector.hang_reason(now) is None
         detector.pinged(now)
-    assert detector.hang(160.0) is None
-    assert detector.hang(160.5) == "it has not answered for 60.5 s"
+    assert detector.hang_reason(160.0) is None
+    assert detector.hang_reason(160.5) == "it has not answered for 60.5 s"
     detector.answered(0.0, 60.0)
-    assert detector.hang(160.5) is None
+    assert detector.hang_reason(160.5) is None
 
 
-def test_a_supervisor_that_slept_itself_blames_nobody(detector):
+def test_a_supervisor_that_was_suspended_finds_no_hang(detector):
     detector.ready()
     detector.pinged(100.0)
-    assert detector.hang(1000.0) is None  # one ping: its answer lies in our own socket
+    assert detector.hang_reason(1000.0) is None  # one ping: its answer is still in the socket
     detector.pinged(1000.0)
-    assert detector.hang(1000.0) is None
+    assert detector.hang_reason(1000.0) is None
 
 
 def test_an_iteration_beyond_its_limit_hangs_although_the_receiver_answers(detector):
     detector.ready()
     detector.answered(250.0, 250.0)
-    assert detector.hang(1.0) is None
+    assert detector.hang_reason(1.0) is None
     detector.answered(250.1, 250.0)
-    assert detector.hang(1.0) == "one turn has taken 250.1 s, of at most 250.0 s"
+    assert detector.hang_reason(1.0) == "one iteration has taken 250.1 s; the limit is 250.0 s"
     detector.answered(0.0, 2501.0)
-    assert detector.hang(1.0) is None
+    assert detector.hang_reason(1.0) is None
 
 
-def test_a_new_run_inherits_nothing(detector):
+def test_a_new_run_starts_without_earlier_pings(detector):
     detector.ready()
     detector.answered(61.0, 60.0)
     for now in (0.0, 1.0, 2.0):
         detector.pinged(now)
     detector.ended()
-    assert detector.hang(5000.0) is None
+    assert detector.hang_reason(5000.0) is None
     detector.started(5000.0)
-    assert detector.hang(5001.0) is None
+    assert detector.hang_reason(5001.0) is None
     detector.ready()
-    assert detector.hang(5001.0) is None
+    assert detector.hang_reason(5001.0) is None

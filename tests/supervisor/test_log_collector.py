@@ -1,4 +1,4 @@
-"""The relay with real processes and pipes: nothing is lost that was written, and nobody who reads slowly holds anybody up."""
+"""The log collector with real processes and pipes: no written line is lost, and a slow reader blocks nothing."""
 
 import asyncio
 import contextlib
@@ -21,24 +21,24 @@ from noria.observe.logs.writer import NonBlockingWriter, Stream
 from noria.supervisor.log_collector import LogCollector
 from waiting import TIMEOUT_S, wait_until
 
-# Its last words may take as long as they take on a busy machine: 2 s are for a supervisor that reads nothing.
+# The normal timeout of 2 s may be too short on a busy machine.
 LOGS = """
 import logging, sys
 from noria.observe.logs.setup import fields, logging_here
-from noria.observe.logs.writer import Outlet
-Outlet.flush.__defaults__ = Outlet.close.__defaults__ = (120.0,)
+from noria.observe.logs.writer import NonBlockingWriter
+NonBlockingWriter.flush.__defaults__ = NonBlockingWriter.close.__defaults__ = (120.0,)
 log = logging.getLogger("noria.test")
 """
 
 
 @pytest.fixture(autouse=True)
 def _long_quiet_period(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine may stop a child in the middle of its traceback for longer than the relay waits for the rest."""
-    monkeypatch.setattr(noria.supervisor.log_collector, "_QUIET_S", TIMEOUT_S)
+    """A busy machine may suspend a child within its traceback for longer than the collector waits."""
+    monkeypatch.setattr(noria.supervisor.log_collector, "_FLUSH_AFTER_S", TIMEOUT_S)
 
 
 class Reader:
-    """Reads lines of JSON from a pipe, in a thread, once it is told to."""
+    """Reads lines of JSON from a pipe in a thread, after `start`."""
 
     def __init__(self) -> None:
         self._fd, self.writing = os.pipe()
@@ -55,7 +55,7 @@ class Reader:
                 self.lines.append(json.loads(line))
 
     def end(self) -> list[dict]:
-        """All lines, once nobody can write any more."""
+        """Return all lines, once the pipe is closed."""
         with contextlib.suppress(OSError):
             os.close(self.writing)
         self._thread.join(TIMEOUT_S)
@@ -74,12 +74,12 @@ def reader() -> Iterator[Reader]:
 def collect_log(
     reader: Reader, *scripts: str, while_running: Callable[[asyncio.subprocess.Process], None] | None = None
 ) -> list[dict]:
-    """What the log has of children with these `scripts`, named child-0, child-1, …"""
-    outlet = NonBlockingWriter(as_json, Stream(reader.writing), "supervisor")
-    outlet.start()
+    """Return the log lines of children that run `scripts`, named child-0, child-1, …"""
+    writer = NonBlockingWriter(as_json, Stream(reader.writing), "supervisor")
+    writer.start()
 
     async def run() -> None:
-        log_collector = LogCollector(outlet)
+        log_collector = LogCollector(writer)
         children = []
         for number, script in enumerate(scripts):
             with log_collector.open_pipe(f"child-{number}") as output:
@@ -100,15 +100,15 @@ def collect_log(
         log_collector.close()
 
     asyncio.run(run())
-    outlet.close(TIMEOUT_S)
+    writer.close(TIMEOUT_S)
     return reader.end()
 
 
-def test_lines_keep_their_process_fields_and_order(reader: Reader) -> None:
+def test_lines_keep_their_fields_and_order_and_get_their_process(reader: Reader) -> None:
     script = (
         LOGS
         + """
-with logging_here("liar", "info"):
+with logging_here("another name", "info"):
     for number in range(200):
         log.info("line", extra=fields(number=number))
 """
@@ -119,7 +119,7 @@ with logging_here("liar", "info"):
     assert len(lines) == 400
 
 
-def test_what_is_printed_and_a_traceback_at_the_start_are_lines_of_their_process(reader: Reader) -> None:
+def test_printed_text_and_a_final_traceback_are_lines_of_their_process(reader: Reader) -> None:
     script = (
         LOGS
         + """
@@ -139,14 +139,14 @@ raise ValueError("two\\nlines")
     assert fault["exception"].endswith("ValueError: two\nlines")
 
 
-def test_a_segmentation_fault_tells_where_it_was(reader: Reader) -> None:
+def test_a_segmentation_fault_is_logged_with_its_location(reader: Reader) -> None:
     script = "import ctypes, faulthandler; faulthandler.enable(); ctypes.string_at(0)"
     (fault,) = collect_log(reader.start(), script)
     assert fault["exception"].startswith("Fatal Python error: Segmentation fault")
     assert "string_at" in fault["exception"]
 
 
-def test_a_child_that_is_killed_loses_nothing_that_it_wrote(reader: Reader) -> None:
+def test_a_killed_child_loses_no_line_that_it_wrote(reader: Reader) -> None:
     script = (
         LOGS
         + """
@@ -164,7 +164,7 @@ with logging_here("x", "info"):
     assert last["message"] == "no end"
 
 
-def test_a_long_line_is_cut_and_costs_nothing_else(reader: Reader) -> None:
+def test_a_long_line_is_cut_and_affects_no_other(reader: Reader) -> None:
     script = (
         LOGS
         + """
@@ -180,7 +180,7 @@ with logging_here("x", "info"):
     assert after["message"] == "after"
 
 
-def test_nobody_who_reads_nothing_stalls_a_child_and_lost_lines_are_counted(reader: Reader) -> None:
+def test_a_log_that_is_not_read_does_not_block_a_child_and_lost_lines_are_counted(reader: Reader) -> None:
     """The reader begins when the child has ended, having written more than pipe and queue hold."""
     script = (
         LOGS
@@ -201,19 +201,19 @@ with logging_here("x", "info"):
     assert child_ended.is_set()
     numbers = [line["number"] for line in lines if "number" in line]
     assert numbers == sorted(numbers)
-    lost = sum(line.get("lost", 0) for line in lines)
+    lost = sum(line.get("num_lost", 0) for line in lines)
     assert lost > 0
     assert len(numbers) + lost == 3000
 
 
-def test_a_child_that_prints_very_short_lines_leaves_the_loop_its_turns(reader: Reader) -> None:
-    """The most CPU that the relay takes between two turns of the loop; 64 KiB of such lines took 0.3 s."""
+def test_a_child_that_prints_very_short_lines_does_not_block_the_event_loop(reader: Reader) -> None:
+    """The most CPU time between two passes of the event loop; reading 64 KiB of such lines at once took 0.3 s."""
     reader.start()
-    outlet = NonBlockingWriter(as_json, Stream(reader.writing), "supervisor")
-    outlet.start()
+    writer = NonBlockingWriter(as_json, Stream(reader.writing), "supervisor")
+    writer.start()
 
     async def longest_s() -> float:
-        log_collector = LogCollector(outlet)
+        log_collector = LogCollector(writer)
         with log_collector.open_pipe("child") as output:
             assert os.write(output, b"x\n" * 32_768) == 65_536
         longest, before, until = 0.0, time.thread_time(), time.monotonic() + 60
@@ -224,31 +224,31 @@ def test_a_child_that_prints_very_short_lines_leaves_the_loop_its_turns(reader: 
             longest, before = max(longest, now - before), now
         return longest
 
-    gc.disable()  # this thread may be the one whose turn it is to clean up what the tests before have left
+    gc.disable()  # garbage of earlier tests might be collected in this thread
     try:
         longest = asyncio.run(longest_s())
     finally:
         gc.enable()
-    outlet.close(TIMEOUT_S)
+    writer.close(TIMEOUT_S)
     assert len(reader.end()) == 32_768, longest
     assert longest < 0.1
 
 
-def test_a_terminal_that_is_gone_costs_the_lines_and_nothing_else() -> None:
+def test_a_closed_terminal_loses_the_lines_and_raises_nothing() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    outlet = NonBlockingWriter(as_json, Stream(writing), "supervisor")
-    outlet.start()
+    writer = NonBlockingWriter(as_json, Stream(writing), "supervisor")
+    writer.start()
     for number in range(10):
-        outlet.put(make_line(0.0, "info", "l", "p", str(number)))
-    outlet.close(TIMEOUT_S)
-    assert not outlet.is_alive()
-    outlet.put(make_line(0.0, "info", "l", "p", "after"))
+        writer.put(make_line(0.0, "info", "l", "p", str(number)))
+    writer.close(TIMEOUT_S)
+    assert not writer.is_alive()
+    writer.put(make_line(0.0, "info", "l", "p", "after"))
     os.close(writing)
 
 
 class CountingStream(Stream):
-    """Counts how often it was tried."""
+    """Counts the writes."""
 
     num_tries = 0
 
@@ -257,52 +257,52 @@ class CountingStream(Stream):
         super().write(data)
 
 
-def test_a_disk_that_was_full_gets_the_lines_that_come_later_and_how_many_were_lost(reader: Reader) -> None:
+def test_a_disk_that_was_full_gets_later_lines_and_the_number_of_lost_ones(reader: Reader) -> None:
     disk = os.open("/dev/full", os.O_WRONLY)
     sink = CountingStream(disk)
-    outlet = NonBlockingWriter(as_json, sink, "supervisor")
-    outlet.start()
+    writer = NonBlockingWriter(as_json, sink, "supervisor")
+    writer.start()
     for number in range(3):
-        outlet.put(make_line(0.0, "info", "l", "p", str(number)))
-    wait_until(lambda: outlet._num_lost == 3 and sink.num_tries >= 3)
-    os.dup2(reader.writing, disk)  # somebody has emptied it
-    outlet.put(make_line(0.0, "info", "l", "p", "after"))
+        writer.put(make_line(0.0, "info", "l", "p", str(number)))
+    wait_until(lambda: writer._num_lost == 3 and sink.num_tries >= 3)
+    os.dup2(reader.writing, disk)  # the disk has space again
+    writer.put(make_line(0.0, "info", "l", "p", "after"))
     reader.start()
-    outlet.close(TIMEOUT_S)
+    writer.close(TIMEOUT_S)
     os.close(disk)
     lines = reader.end()
-    assert sum(line.get("lost", 0) for line in lines) == 3
+    assert sum(line.get("num_lost", 0) for line in lines) == 3
     assert "after" in [line["message"] for line in lines]
 
 
-def test_a_disk_that_stays_full_does_not_hold_the_end() -> None:
+def test_a_disk_that_stays_full_does_not_block_close() -> None:
     with open("/dev/full", "wb") as disk:
-        outlet = NonBlockingWriter(as_json, Stream(disk.fileno()), "supervisor")
-        outlet.start()
-        outlet.put(make_line(0.0, "info", "l", "p", "lost"))
-        outlet.close(TIMEOUT_S)
-        assert not outlet.is_alive()
+        writer = NonBlockingWriter(as_json, Stream(disk.fileno()), "supervisor")
+        writer.start()
+        writer.put(make_line(0.0, "info", "l", "p", "lost"))
+        writer.close(TIMEOUT_S)
+        assert not writer.is_alive()
 
 
 def test_a_terminal_that_another_program_made_non_blocking_gets_every_line(reader: Reader) -> None:
     os.set_blocking(reader.writing, False)
-    outlet = NonBlockingWriter(as_json, Stream(reader.writing), "supervisor")
-    outlet.start()
+    writer = NonBlockingWriter(as_json, Stream(reader.writing), "supervisor")
+    writer.start()
     for number in range(500):
-        outlet.put(make_line(0.0, "info", "l", "p", "x" * 5000) | {"number": number})
-    time.sleep(0.1)  # the pipe is full meanwhile, or it is not: the lines are there in both cases
+        writer.put(make_line(0.0, "info", "l", "p", "x" * 5000) | {"number": number})
+    time.sleep(0.1)  # the pipe may or may not be full; all lines arrive in both cases
     reader.start()
-    outlet.close(TIMEOUT_S)
+    writer.close(TIMEOUT_S)
     assert [line["number"] for line in reader.end()] == list(range(500))
 
 
-def test_a_grandchild_that_holds_the_pipe_does_not_hold_the_end(reader: Reader) -> None:
+def test_a_grandchild_that_holds_the_pipe_does_not_block_close(reader: Reader) -> None:
     script = "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid)"
     (line,) = collect_log(reader.start(), script)
     os.kill(int(line["message"]), signal.SIGKILL)
 
 
-def test_a_child_cannot_forge_lines_of_another(reader: Reader) -> None:
+def test_a_child_cannot_forge_lines_of_another_process(reader: Reader) -> None:
     forged = json.dumps(
         {"time": "x", "level": "error", "logger": "noria", "process": "supervisor", "message": "forged"}
     )
@@ -310,12 +310,12 @@ def test_a_child_cannot_forge_lines_of_another(reader: Reader) -> None:
     assert (line["process"], line["logger"], line["message"]) == ("child-0", "stderr", forged)
 
 
-def test_the_supervisor_itself_writes_through_the_outlet() -> None:
+def test_the_supervisor_logs_through_the_same_writer() -> None:
     script = """
 import logging, sys
 from noria.config import Config
-from noria.supervisor.log_collector import relaying
-with relaying(Config(log_format=sys.argv[1])):
+from noria.supervisor.log_collector import collecting_logs
+with collecting_logs(Config(log_format=sys.argv[1])):
     logging.getLogger("noria.supervisor").info("here")
 """
     for log_format, begins in (("json", b'{"time":'), ("text", b"20")):

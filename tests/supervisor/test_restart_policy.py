@@ -5,7 +5,7 @@ import pytest
 from noria.supervisor.restart_policy import GiveUp, Restart, RestartPolicy
 
 
-def test_delays_of_a_child_that_no_longer_gets_ready_double_from_half_a_second_to_thirty():
+def test_delays_double_from_half_a_second_to_thirty_while_a_child_does_not_become_ready():
     policy, now, delays = RestartPolicy(was_ever_ready=True), 0.0, []
     for _ in range(10):
         policy.started(now)
@@ -17,7 +17,7 @@ def test_delays_of_a_child_that_no_longer_gets_ready_double_from_half_a_second_t
     assert delays == [0, 0.5, 1, 2, 4, 8, 16, 30, 30, 30]
 
 
-def test_who_was_ready_in_the_run_that_ended_starts_again_at_once():
+def test_a_child_that_was_ready_in_its_last_run_restarts_at_once():
     policy, now = RestartPolicy(), 0.0
     for _ in range(5):
         policy.started(now)
@@ -31,7 +31,7 @@ def test_who_was_ready_in_the_run_that_ended_starts_again_at_once():
     assert policy.ended(-11, now + 2) == Restart(0.0)
 
 
-def test_a_child_that_says_nothing_has_served_after_some_seconds():
+def test_a_child_that_does_not_report_readiness_counts_as_ready_after_some_seconds():
     policy = RestartPolicy(assumed_ready_after_s=3.0)
     policy.started(0.0)
     policy.ended(-9, 1.0)
@@ -41,18 +41,18 @@ def test_a_child_that_says_nothing_has_served_after_some_seconds():
     assert policy.ended(-9, 13.0) == Restart(0.0)
 
 
-def test_who_is_killed_from_outside_again_and_again_starts_again_at_once():
+def test_a_child_that_is_killed_from_outside_repeatedly_restarts_at_once():
     policy = RestartPolicy()
     policy.started(0.0)
     policy.ready()
     for now in (1.0, 2.0, 3.0, 4.0):
         assert policy.ended(-9, now, killed=True) == Restart(0.0)
         policy.started(now)
-    assert policy.ended(-11, 5.0) == Restart(0.0)  # the first end of its own
+    assert policy.ended(-11, 5.0) == Restart(0.0)  # the first end that is not a kill
     assert policy.ended(-11, 6.0) == Restart(0.5)
 
 
-def test_who_is_killed_before_it_was_ever_ready_is_given_up_like_any_other():
+def test_a_child_that_is_killed_before_it_was_ever_ready_is_given_up_like_any_other():
     policy = RestartPolicy(num_failed_runs=2)
     assert isinstance(policy.ended(-9, 1.0, killed=True), GiveUp)
 
@@ -73,9 +73,9 @@ def test_giving_up_is_never_a_success(status):
 
 
 @pytest.mark.parametrize(("status", "what"), [(2, "config"), (3, "model")])
-def test_a_refusal_is_final_only_before_it_was_ever_ready(status, what):
+def test_an_invalid_config_or_model_is_final_only_before_the_child_was_ever_ready(status, what):
     policy = RestartPolicy()
-    assert policy.ended(status, 0) == GiveUp(status, f"it refused its {what}")
+    assert policy.ended(status, 0) == GiveUp(status, f"it rejected its {what}")
     policy.ready()
     assert policy.ended(status, 1000) == Restart(0.0)
     policy.started(1000)

@@ -1,4 +1,4 @@
-"""The supervisor with real, small child processes; its decisions are tested in tests/supervision, in virtual time."""
+"""The supervisor with small fake child processes; its decisions have tests of their own, in virtual time."""
 
 import contextlib
 import http.client
@@ -22,48 +22,49 @@ from noria.cli.main import main
 from noria.errors import ConfigError
 from noria.settings import load
 from noria.supervisor import supervisor
-from noria.supervisor.supervisor import listen, ready_banner
-from noria_bench.targets.server import NO_PROXY_OPENER
+from noria.supervisor.listener import listen
+from noria.supervisor.ready_banner import ready_banner
+from noria.testing.server import NO_PROXY_OPENER
 from waiting import TIMEOUT_S
 
 FAKE_ENGINE = """
 import os, pathlib, signal, sys, time
 import msgspec
-from noria.channel import EngineChannel
-from noria.messages import EngineState, Hello, Ping, Pong
+from noria.protocol.transport import EngineChannel
+from noria.protocol.messages import EngineState, Hello, Ping, Pong
 
 task = msgspec.json.decode(sys.argv[1])
 assert (task["parent_pid"], task["log_level"]) == (os.getppid(), "info")
-diary = pathlib.Path(os.environ["DIARY"])
-def note(word):
-    with diary.open("a") as opened:
-        opened.write(f"{task['name']} {word} {os.getpid()}\\n")
-previous_end = task.get("previous_end", "none")
-note("started")
+events = pathlib.Path(os.environ["EVENTS"])
+def record(event):
+    with events.open("a") as opened:
+        opened.write(f"{task['name']} {event} {os.getpid()}\\n")
+previous_exit = task.get("previous_exit", "none")
+record("started")
 print(os.environ.get("FAKES_SAY", ""))
-note("after " + previous_end)
+record("after " + previous_exit)
 if os.environ.get("ENGINE_EXITS"):
     sys.exit(int(os.environ["ENGINE_EXITS"]))
-note("environment " + os.environ["GOMP_SPINCOUNT"] + " " + str(pathlib.Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]).is_dir()))
+record("environment " + os.environ["GOMP_SPINCOUNT"] + " " + str(pathlib.Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]).is_dir()))
 channel = EngineChannel(task["address"])
 def stop(*_):
-    note("stopped")
+    record("stopped")
     channel.close()
     os._exit(0)
 signal.signal(signal.SIGTERM, stop)
 while True:
-    peer, message = channel.inbox.get()
-    hangs = os.environ.get("ENGINE_HANGS", "") if previous_end == "none" else ""
+    client, message = channel.inbox.get()
+    hangs = os.environ.get("ENGINE_HANGS", "") if previous_exit == "none" else ""
     match message:
         case Ping():
             if hangs == "silent":
                 os.kill(os.getpid(), signal.SIGSTOP)
-            channel.send(peer, Pong(str(os.getpid()), 77.0 if hangs == "stuck" else 0.0, 50.0))
+            channel.send(client, Pong(str(os.getpid()), 77.0 if hangs == "stuck" else 0.0, 50.0))
         case Hello():
-            channel.send(peer, EngineState(str(os.getpid()), "loading", (), task["device"]))
+            channel.send(client, EngineState(str(os.getpid()), "loading", (), task["device"]))
             if hangs != "loading":
-                channel.send(peer, EngineState(str(os.getpid()), "ready", (), task["device"]))
-                note("ready")
+                channel.send(client, EngineState(str(os.getpid()), "ready", (), task["device"]))
+                record("ready")
 """
 
 FAKE_FRONTEND = """
@@ -71,19 +72,19 @@ import json, os, pathlib, signal, socket, sys, time
 
 task = json.loads(sys.argv[1])
 assert task["parent_pid"] == os.getppid()
-diary = pathlib.Path(os.environ["DIARY"])
-def note(word):
-    with diary.open("a") as opened:
-        opened.write(f"frontend {word} {os.getpid()}\\n")
+events = pathlib.Path(os.environ["EVENTS"])
+def record(event):
+    with events.open("a") as opened:
+        opened.write(f"frontend {event} {os.getpid()}\\n")
 def stop(*_):
-    note("draining")
+    record("draining")
     time.sleep(float(os.environ.get("FRONTEND_DRAINS_S", "0.2")))
-    note("stopped")
+    record("stopped")
     os._exit(0)
 signal.signal(signal.SIGTERM, stop)
-note("place " + task["place"])
+record("worker " + task["worker_id"])
 print(os.environ.get("FAKES_SAY", ""))
-note("started")
+record("started")
 listener = socket.socket(fileno=task["fd"])
 while True:
     connection, _ = listener.accept()
@@ -97,9 +98,9 @@ import os, signal, sys
 import noria.supervisor.supervisor
 from noria.settings import load
 from noria.supervisor.supervisor import serve
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where who tests has called nohup
-noria.supervisor.supervisor.ENGINE_STOP_S = 60.0  # a fake that has been asked to end does, however busy the machine is
-noria.supervisor.supervisor.PING_EVERY_S = float(os.environ.get("PING_S", "2"))
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # even if the tests run under nohup
+noria.supervisor.supervisor.ENGINE_STOP_TIMEOUT_S = 60.0  # a fake stops on SIGTERM, but maybe slowly on a busy machine
+noria.supervisor.supervisor.PING_INTERVAL_S = float(os.environ.get("PING_S", "2"))
 flags = {"frontend.port": "0", "engine.devices": sys.argv[2]}
 flags |= {"engine.hang_timeout_s": os.environ.get("HANG_S", "60"), "engine.start_timeout_s": os.environ.get("START_S", "60")}
 flags |= {"frontend.drain_s": sys.argv[3]}
@@ -109,7 +110,7 @@ sys.exit(serve(config, lambda kind, text: [sys.executable, f"{sys.argv[1]}/{kind
 
 
 class FakedServer:
-    """A supervisor in a process of its own, over the fakes."""
+    """A supervisor in a process of its own, with fake children."""
 
     def __init__(
         self,
@@ -123,18 +124,18 @@ class FakedServer:
     ) -> None:
         (folder / "engine.py").write_text(FAKE_ENGINE)
         (folder / "frontend.py").write_text(FAKE_FRONTEND)
-        self.events, self.output = folder / "diary", folder / "output"
+        self.events, self.output = folder / "events", folder / "output"
         self.events.touch()
         with self.output.open("w") as opened:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", driver, str(folder), devices, str(drain_s)],
-                env=os.environ | {"DIARY": str(self.events), "TMPDIR": str(folder)} | environment,
+                env=os.environ | {"EVENTS": str(self.events), "TMPDIR": str(folder)} | environment,
                 stdout=opened if stdout is None else stdout,
                 stderr=stderr,
             )
 
     def wait_for(self, words: str, times: int = 1, file: pathlib.Path | None = None) -> list[str]:
-        """The diary's lines with `words`, once there are as many; one that is still being written is none yet."""
+        """Wait for `times` complete lines with `words` in the events (or `file`) and return all of them."""
         file = file or self.events
         deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
@@ -174,19 +175,19 @@ def pid(line: str) -> int:
 
 
 def get(url: str) -> http.client.HTTPResponse:
-    """The answer, straight from the server, whatever proxy the environment names."""
+    """Return the response of the server, without the environment's proxy."""
     answer: http.client.HTTPResponse = NO_PROXY_OPENER.open(url, timeout=TIMEOUT_S)
     return answer
 
 
-# ── What children get ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── The environment of children ───────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
     ("given", "count"),
     [({}, "10000"), ({"GOMP_SPINCOUNT": "5"}, "5"), ({"OMP_WAIT_POLICY": "passive"}, None)],
 )
-def test_idle_threads_spin_as_the_operator_says_else_briefly(
+def test_idle_threads_spin_as_the_environment_says_else_briefly(
     given: dict[str, str], count: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
@@ -196,7 +197,7 @@ def test_idle_threads_spin_as_the_operator_says_else_briefly(
     assert supervisor._child_environment("folder").get("GOMP_SPINCOUNT") == count
 
 
-def test_a_temporary_folder_too_long_for_sockets_is_refused_in_one_line(tmp_path: pathlib.Path) -> None:
+def test_a_temporary_folder_too_long_for_sockets_is_rejected_in_one_line(tmp_path: pathlib.Path) -> None:
     folder = tmp_path / ("long" * 25)
     folder.mkdir()
     result = subprocess.run(
@@ -210,7 +211,7 @@ def test_a_temporary_folder_too_long_for_sockets_is_refused_in_one_line(tmp_path
     assert "Set the environment variable TMPDIR to a shorter path" in result.stderr
 
 
-# ── The port ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── The port ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_taken_port_is_named_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,12 +225,12 @@ def test_a_taken_port_is_named_with_what_to_do(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid", "a" * 64])
-def test_an_address_that_is_not_ours_is_refused(host: str) -> None:
+def test_an_address_of_another_machine_is_rejected(host: str) -> None:
     with pytest.raises(ConfigError, match=f"{host[:60]}.*(--host|no address)"):
         listen(host, 0)
 
 
-def test_a_password_in_the_results_url_is_refused_before_it_stands_in_a_childs_arguments(
+def test_a_password_in_the_results_url_is_rejected_before_it_appears_in_a_childs_arguments(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["serve", "--results", "ftp://noria:hunter2@files.example/results"]) == 2
@@ -238,16 +239,16 @@ def test_a_password_in_the_results_url_is_refused_before_it_stands_in_a_childs_a
     assert "hunter2" not in stderr
 
 
-def test_a_file_of_keys_that_is_none_is_refused_before_anything_starts(
+def test_an_invalid_api_keys_file_is_rejected_before_anything_starts(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "keys.toml").write_text('[[key]]\nname = "a"\n')
-    assert main(["serve", "--port", "0", "--keys-file", str(tmp_path / "keys.toml")]) == 2
+    assert main(["serve", "--port", "0", "--api-keys-file", str(tmp_path / "keys.toml")]) == 2
     assert "sha256 is missing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("proxy", ["10.0.0.1/8", "proxy.example", "*"])
-def test_a_trusted_proxy_that_is_no_address_is_refused_before_anything_starts(
+def test_a_trusted_proxy_that_is_no_address_is_rejected_before_anything_starts(
     proxy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["serve", "--port", "0", "--trusted-proxies", f"::1,{proxy}"]) == 2
@@ -261,17 +262,17 @@ def test_an_ipv6_address_can_be_listened_on() -> None:
         pass
 
 
-def test_the_greeting_of_a_server_with_keys_has_a_command_with_one():
+def test_the_banner_of_a_server_with_api_keys_has_a_command_with_a_key():
     assert (
         "curl -s http://h/t2i -H 'content-type: application/json' -H \"authorization: Bearer $NORIA_API_KEY\" -d"
         in ready_banner(1.0, "tiny", "http://h", has_api_keys=True)
     )
 
 
-# ── With child processes ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── With child processes ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_it_announces_restarts_what_is_killed_and_stops_in_order(
+def test_it_prints_the_banner_restarts_killed_children_and_stops_in_order(
     tmp_path: pathlib.Path, servers: list[FakedServer]
 ) -> None:
     server = FakedServer(tmp_path, devices="cpu,cpu")
@@ -283,14 +284,14 @@ def test_it_announces_restarts_what_is_killed_and_stops_in_order(
     assert f"  {server.url.rstrip('/')}/live " in banner and "curl -s" in banner and "NORIA_API_KEY" not in banner
     assert len(server.wait_for("environment 10000 True", 2)) == 2
 
-    os.kill(first_pid, signal.SIGKILL)  # a front end: the port stays open, and another one answers
-    server.wait_for("frontend started", 2)  # until then the dying one may still take a connection
+    os.kill(first_pid, signal.SIGKILL)  # a front end: the port stays open, and another one responds
+    server.wait_for("frontend started", 2)  # until then the killed one may still accept a connection
     with get(server.url) as answer:
         assert int(answer.headers["X-Pid"]) != first_pid
-    first, second = (line.split()[2] for line in server.wait_for("frontend place", 2))
-    assert first == second  # so that the second takes back the jobs of the first
+    first, second = (line.split()[2] for line in server.wait_for("frontend worker", 2))
+    assert first == second  # so that the second requeues the jobs of the first
     assert first.endswith("/frontend-0")
-    server.wait_for("engine-0 ready")  # which it tells the supervisor first, and its diary then
+    server.wait_for("engine-0 ready")  # sent to the supervisor before the event is recorded
     os.kill(pid(server.wait_for("engine-1 ready")[0]), signal.SIGKILL)
     server.wait_for("engine-1 ready", 2)
     assert len(server.wait_for("engine-0 started")) == 1
@@ -309,15 +310,15 @@ def test_it_announces_restarts_what_is_killed_and_stops_in_order(
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("stuck", "one turn has taken 77.0 s, of at most 50.0 s"),
+        ("stuck", "one iteration has taken 77.0 s; the limit is 50.0 s"),
         ("silent", "it has not answered for"),
         ("loading", "it was not ready after"),
     ],
 )
-def test_an_engine_that_hangs_is_killed_and_its_next_life_told_that_it_crashed(
+def test_an_engine_that_hangs_is_killed_and_its_exit_counts_as_a_crash(
     how: str, words: str, tmp_path: pathlib.Path, servers: list[FakedServer]
 ) -> None:
-    # Only here, and not for what else may be: on a busy machine a healthy engine, too, takes seconds to start, or to answer.
+    # Short only where needed: on a busy machine a healthy engine, too, takes seconds to start or to answer.
     timeouts = {"loading": {"START_S": "4"}, "silent": {"HANG_S": "2"}, "stuck": {"PING_S": "0.4"}}
     server = FakedServer(tmp_path, ENGINE_HANGS=how, **timeouts[how])
     servers.append(server)
@@ -328,7 +329,7 @@ def test_an_engine_that_hangs_is_killed_and_its_next_life_told_that_it_crashed(
     assert server.stop() == 0
 
 
-def test_an_engines_next_life_is_told_how_the_last_one_ended(
+def test_the_task_of_a_restarted_engine_says_how_the_previous_run_ended(
     tmp_path: pathlib.Path, servers: list[FakedServer]
 ) -> None:
     server = FakedServer(tmp_path)
@@ -336,13 +337,13 @@ def test_an_engines_next_life_is_told_how_the_last_one_ended(
     server.wait_for("engine-0 after none")
     exits = ((signal.SIGKILL, "killed"), (signal.SIGSEGV, "crashed"), (signal.SIGTERM, "killed"))
     for start, (number, cause) in enumerate(exits, 1):
-        server.wait_for("engine-0 is ready on", start, file=server.output)  # so far as the supervisor knows
+        server.wait_for("engine-0 is ready on", start, file=server.output)  # in the supervisor's view
         os.kill(pid(server.wait_for("engine-0 ready", start)[-1]), number)
         server.wait_for(f"engine-0 after {cause}", 2 if number == signal.SIGTERM else 1)
     server.wait_for("starting it again in 0.0 s", len(exits), file=server.output)
 
 
-def test_what_the_dead_had_counted_is_folded_at_the_latest_at_the_next_end(
+def test_metrics_of_dead_processes_are_merged_at_the_latest_when_the_next_process_ends(
     tmp_path: pathlib.Path, servers: list[FakedServer]
 ) -> None:
     server = FakedServer(tmp_path)
@@ -350,9 +351,9 @@ def test_what_the_dead_had_counted_is_folded_at_the_latest_at_the_next_end(
     (first,) = server.wait_for("engine-0 ready")
     (folder,) = tmp_path.glob("noria-*/")
     (folder / f"counter_{pid(first)}.db").write_bytes(struct.pack("i4x", 8))
-    (folder / "counter.draft").mkdir()  # where the fold is to be written
+    (folder / "counter.draft").mkdir()  # makes writing the merged file fail
     os.kill(pid(first), signal.SIGKILL)
-    server.wait_for("cannot fold what the dead counted: ", file=server.output)
+    server.wait_for("cannot merge the metrics of dead processes: ", file=server.output)
     (folder / "counter.draft").rmdir()
     second = server.wait_for("engine-0 ready", 2)[-1]  # the server goes on
     assert [path.name for path in folder.glob("*.db")] == [f"counter_{pid(first)}.db"]
@@ -362,7 +363,7 @@ def test_what_the_dead_had_counted_is_folded_at_the_latest_at_the_next_end(
     assert server.stop() == 0
 
 
-def test_a_second_signal_stops_at_once(tmp_path: pathlib.Path, servers: list[FakedServer]) -> None:
+def test_a_second_signal_stops_immediately(tmp_path: pathlib.Path, servers: list[FakedServer]) -> None:
     server = FakedServer(tmp_path, FRONTEND_DRAINS_S="60")
     servers.append(server)
     assert server.url
@@ -374,29 +375,28 @@ def test_a_second_signal_stops_at_once(tmp_path: pathlib.Path, servers: list[Fak
         os.kill(pid(server.wait_for("frontend started")[0]), 0)
 
 
-def test_a_front_end_that_drains_for_longer_than_it_may_is_killed(
-    tmp_path: pathlib.Path, servers: list[FakedServer]
-) -> None:
+def test_a_front_end_that_exceeds_its_drain_time_is_killed(tmp_path: pathlib.Path, servers: list[FakedServer]) -> None:
     driver = DRIVER.replace(
-        "sys.exit(", "import noria.supervisor.supervisor; noria.supervisor.supervisor.FRONTEND_STOP_S = 0.5; sys.exit("
+        "sys.exit(",
+        "import noria.supervisor.supervisor; noria.supervisor.supervisor.FRONTEND_STOP_TIMEOUT_S = 0.5; sys.exit(",
     )
     server = FakedServer(tmp_path, driver=driver, drain_s=0.5, FRONTEND_DRAINS_S="60")
     servers.append(server)
     assert server.url
     assert server.stop() == 0
-    server.wait_for("frontend-0 is killed: it has not ended yet", file=server.output)
+    server.wait_for("frontend-0 is killed: it has not ended in time", file=server.output)
     server.wait_for("engine-0 stopped")
 
 
-def test_a_model_that_the_engine_refuses_stops_everything(tmp_path: pathlib.Path, servers: list[FakedServer]) -> None:
+def test_a_model_that_the_engine_rejects_stops_the_server(tmp_path: pathlib.Path, servers: list[FakedServer]) -> None:
     server = FakedServer(tmp_path, ENGINE_EXITS="3")
     servers.append(server)
     assert server.process.wait(TIMEOUT_S) == 3
-    assert "engine-0 ended with status 3: it refused its model" in server.output.read_text()
+    assert "engine-0 ended with status 3: it rejected its model" in server.output.read_text()
     assert len(server.wait_for("engine-0 started")) == 1
 
 
-def test_an_engine_that_never_gets_ready_is_given_up(tmp_path: pathlib.Path, servers: list[FakedServer]) -> None:
+def test_an_engine_that_never_becomes_ready_is_given_up(tmp_path: pathlib.Path, servers: list[FakedServer]) -> None:
     server = FakedServer(tmp_path, ENGINE_EXITS="9")
     servers.append(server)
     assert server.process.wait(TIMEOUT_S) == 9
@@ -404,7 +404,7 @@ def test_an_engine_that_never_gets_ready_is_given_up(tmp_path: pathlib.Path, ser
     assert "noria: ready" not in server.output.read_text()
 
 
-def test_a_hangup_stops_in_order_like_any_signal(tmp_path: pathlib.Path, servers: list[FakedServer]) -> None:
+def test_sighup_stops_in_order_like_other_signals(tmp_path: pathlib.Path, servers: list[FakedServer]) -> None:
     server = FakedServer(tmp_path)
     servers.append(server)
     assert server.url
@@ -413,7 +413,7 @@ def test_a_hangup_stops_in_order_like_any_signal(tmp_path: pathlib.Path, servers
     server.wait_for("engine-0 stopped")
 
 
-def test_a_child_that_cannot_be_started_keeps_no_other_from_being_stopped(
+def test_a_child_that_cannot_be_started_does_not_keep_others_from_being_stopped(
     tmp_path: pathlib.Path, servers: list[FakedServer]
 ) -> None:
     driver = DRIVER.replace("[sys.executable,", '["/no/such/program" if kind == "frontend" else sys.executable,')
@@ -427,24 +427,24 @@ def test_a_child_that_cannot_be_started_keeps_no_other_from_being_stopped(
                 os.kill(pid(line), 0)
 
 
-def test_two_models_of_one_name_are_refused(tmp_path, bundled_folder):
+def test_two_models_with_one_name_are_rejected(tmp_path, bundled_folder):
     shutil.copytree(bundled_folder, tmp_path / "copy")
-    config = load(None, {}, {"model": str(bundled_folder), "more_models": (str(tmp_path / "copy"),)})
+    config = load(None, {}, {"model": str(bundled_folder), "additional_models": (str(tmp_path / "copy"),)})
     with pytest.raises(ConfigError, match="both called 'noria-shapes'"):
         supervisor.open_models(config)
     (tmp_path / "copy" / "noria.json").write_text('{"name": "other"}')
     assert [spec.name for spec in supervisor.open_models(config)] == ["noria-shapes", "other"]
 
 
-# ── The log ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── The log ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def lines_of(server: FakedServer) -> list[dict[str, object]]:
-    """The log's lines, which are JSON; the greeting is none."""
+    """Return the log lines, which are JSON, without the banner."""
     return [json.loads(line) for line in server.output.read_text().splitlines() if line.startswith("{")]
 
 
-def test_all_processes_lines_come_together_with_names_and_events(
+def test_lines_of_all_processes_are_collected_with_names_and_events(
     tmp_path: pathlib.Path, servers: list[FakedServer]
 ) -> None:
     server = FakedServer(tmp_path, FAKES_SAY="ünï\nTraceback (most recent call last):\n  File x\nValueError: why")
@@ -464,7 +464,7 @@ def test_all_processes_lines_come_together_with_names_and_events(
     assert (restarted["child"], restarted["status"], restarted["level"]) == ("engine-0", -signal.SIGKILL, "error")
 
 
-def test_text_is_text_and_has_no_colours_in_a_file(tmp_path: pathlib.Path, servers: list[FakedServer]) -> None:
+def test_text_format_has_no_colours_in_a_file(tmp_path: pathlib.Path, servers: list[FakedServer]) -> None:
     driver = DRIVER.replace("flags |= {", 'flags |= {"log_format": "text", ')
     server = FakedServer(tmp_path, driver=driver)
     servers.append(server)
@@ -477,7 +477,7 @@ def test_text_is_text_and_has_no_colours_in_a_file(tmp_path: pathlib.Path, serve
 
 @pytest.fixture
 def full_pipe() -> Iterator[int]:
-    """The writing end of a pipe that takes nothing: who writes waits."""
+    """The write end of a full pipe, to which writing blocks."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     with contextlib.suppress(BlockingIOError):
@@ -492,7 +492,7 @@ def full_pipe() -> Iterator[int]:
     os.close(writing)
 
 
-def test_a_log_that_nobody_reads_keeps_no_server_from_serving_and_stopping(
+def test_a_log_that_is_not_read_does_not_keep_a_server_from_serving_and_stopping(
     tmp_path: pathlib.Path, servers: list[FakedServer], full_pipe: int
 ) -> None:
     server = FakedServer(tmp_path, stderr=full_pipe)
@@ -504,12 +504,12 @@ def test_a_log_that_nobody_reads_keeps_no_server_from_serving_and_stopping(
     assert server.stop() == 0
 
 
-def test_a_terminal_that_stands_still_keeps_nothing_from_starting_again_and_stopping(
+def test_a_blocked_stdout_does_not_keep_children_from_restarting_and_stopping(
     tmp_path: pathlib.Path, servers: list[FakedServer], full_pipe: int
 ) -> None:
     server = FakedServer(tmp_path, stdout=full_pipe)
     servers.append(server)
-    for start in range(1, 4):  # after the first one the greeting waits for the terminal
+    for start in range(1, 4):  # after the first one the banner blocks on stdout
         ready = server.wait_for("engine-0 ready", start)
         os.kill(pid(ready[-1]), signal.SIGKILL)
     assert server.stop() == 0

@@ -1,1 +1,1 @@
-"""The command line: a module a command."""
+"""The command line: one module for each command, `main.py` to dispatch."""

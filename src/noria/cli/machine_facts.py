@@ -1,4 +1,4 @@
-"""What `noria doctor` sees: the machine, the installation, the model and what the settings name. Judges nothing."""
+"""Gathers the facts that `noria doctor` reports: machine, installation, model, settings. Does not judge them."""
 
 import importlib.metadata
 import os
@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from noria.config import Config
-from noria.engine.diffusion.loading import cgroup_cpus, cost_cache, detect_machine, max_rows
-from noria.engine.resources import resolve_auto, resolve_device
+from noria.engine.auto_settings import resolve_auto, resolve_device
+from noria.engine.diffusion.loading import cost_cache, detect_machine, max_rows
 from noria.errors import NoriaError
 from noria.frontend.http.api_keys import read_keys
 from noria.models.catalog import open_model
 from noria.models.weights import count_parameters
+from noria.observe.cgroup import cpu_limit
+from noria.observe.cpuinfo import cpu_model, read_cpuinfo
 from noria.protocol.model_spec import ModelSpec
 from noria.scheduling.costs import CostModel
 
@@ -34,11 +36,11 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Facts:
-    """What was seen; gathered at once, judged afterwards."""
+    """What was found; `doctor_checks.py` judges it."""
 
     python: tuple[int, int, int]
     versions: Mapping[str, str | None]  # of `_PACKAGES`; None is not installed
-    torch_error: str | None  # why torch cannot be imported or asked
+    torch_error: str | None  # why torch cannot be imported or used
     has_sdpa: bool
     gpus: tuple[Gpu, ...]
     has_nvidia_driver: bool
@@ -46,22 +48,21 @@ class Facts:
     cpu_architecture: str  # as platform.machine() names it
     cpu_flags: frozenset[str]  # as /proc/cpuinfo names them
     num_cores: int  # that this process may be scheduled on
-    cgroup_cpus: float | None  # CPU time a second that the container may use; None is no limit
+    cgroup_cpus: float | None  # the container's CPU limit, in cores; None is no limit
     memory_bytes: int  # available to a new process
     environment: Mapping[str, str]
     model: ModelSpec | str  # or why it cannot be served
-    additional_model_errors: tuple[str, ...]  # why the server would not start with its further models
+    additional_model_errors: tuple[str, ...]  # why the server would not start with its additional models
     num_parameters: int  # of all the model's parts
-    costs: CostModel | None  # as `noria serve` has measured and kept them; None is not yet
-    num_keys: int | str  # in the file of API keys, 0 without one; or why it cannot be used
+    costs: CostModel | None  # measured by an earlier `noria serve`; None if not measured yet
+    num_keys: int | str  # in the API keys file, 0 without one; or why it cannot be used
     port_error: str | None
 
 
 def gather(config: Config, listen: Listen) -> Facts:
-    """Look; imports torch, and for a hub id fetches the model. Raises nothing: what does not work is a fact too."""
+    """Gather all facts. Imports torch, and downloads the model of a hub id. Does not raise: errors are facts, too."""
     torch_error, has_sdpa, gpus = _inspect_torch()
     model, num_parameters = _inspect_model(config.model)
-    cpuinfo = _cpuinfo()
     return Facts(
         python=sys.version_info[:3],
         versions={package: _version(package) for package in _PACKAGES},
@@ -69,32 +70,26 @@ def gather(config: Config, listen: Listen) -> Facts:
         has_sdpa=has_sdpa,
         gpus=gpus,
         has_nvidia_driver=pathlib.Path("/proc/driver/nvidia/version").exists(),
-        cpu_model=cpuinfo.get("model name", platform.machine()),
+        cpu_model=cpu_model(),
         cpu_architecture=platform.machine(),
-        cpu_flags=frozenset(cpuinfo.get("flags", "").split()),
+        cpu_flags=frozenset(read_cpuinfo().get("flags", "").split()),
         num_cores=len(os.sched_getaffinity(0)),
-        cgroup_cpus=cgroup_cpus(pathlib.Path("/sys/fs/cgroup")),
+        cgroup_cpus=cpu_limit(),
         memory_bytes=_available_bytes(),
         environment={name: value for name, value in os.environ.items() if name.startswith("OMP_")},
         model=model,
         additional_model_errors=_check_additional_models(config, model),
         num_parameters=num_parameters,
         costs=None if torch_error is not None or isinstance(model, str) else _load_costs(config, model),
-        num_keys=_count_keys(config.frontend.keys_file),
+        num_keys=_count_keys(config.frontend.api_keys_file),
         port_error=_check_port(config.frontend.host, config.frontend.port, listen),
     )
 
 
 def _available_bytes() -> int:
-    """MemAvailable: what a new process can have without swapping."""
+    """MemAvailable: the memory that a new process can use without swapping."""
     lines = pathlib.Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-
-
-def _cpuinfo() -> dict[str, str]:
-    """The first processor of /proc/cpuinfo."""
-    first = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
-    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
 
 
 def _version(package: str) -> str | None:
@@ -109,7 +104,7 @@ def _inspect_torch() -> tuple[str | None, bool, tuple[Gpu, ...]]:
         import torch
 
         properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    except Exception as error:  # a broken installation or driver may raise anything, and each is a finding
+    except Exception as error:  # a broken installation or driver may raise anything
         return f"{type(error).__name__}: {error}", False, ()
     gpus = tuple(Gpu(device.name, device.total_memory) for device in properties)
     return None, hasattr(torch.nn.functional, "scaled_dot_product_attention"), gpus
@@ -130,14 +125,14 @@ def _check_additional_models(config: Config, first: ModelSpec | str) -> tuple[st
         if isinstance(spec, str):
             errors.append(spec)
         elif spec.name in names:
-            errors.append(f"two models are called {spec.name!r}: give one another name in its noria.json")
+            errors.append(f"two models are named {spec.name!r}: rename one in its noria.json")
         else:
             names.add(spec.name)
     return tuple(errors)
 
 
 def _load_costs(config: Config, spec: ModelSpec) -> CostModel | None:
-    """What an earlier `noria serve` has kept of this model with these settings on this device."""
+    """The costs that an earlier `noria serve` measured for this model, settings and device, if any."""
     import torch
 
     machine = detect_machine()

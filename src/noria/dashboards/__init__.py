@@ -1,1 +1,1 @@
-"""Grafana's dashboards, built from code: `noria dashboards build`."""
+"""Grafana dashboards, built from code: `noria dashboards build`."""

@@ -1,4 +1,4 @@
-"""`noria dashboards build`: Grafana's files from the code, refused where a panel asks for what nobody exports."""
+"""`noria dashboards build`: writes the dashboards for Grafana; fails if a panel queries an undeclared metric."""
 
 import json
 import pathlib
@@ -17,10 +17,10 @@ DASHBOARDS = (SERVICE, CONTAINER, GPU)
 
 
 def build(folder: pathlib.Path, report: Callable[[str], None]) -> None:
-    """Write each dashboard into `folder`, which is made if it is not there.
+    """Write each dashboard into `folder`, which is created if it does not exist.
 
     Raises:
-        ConfigError: a panel asks for a metric that is not declared, or a file cannot be written.
+        ConfigError: a panel queries a metric that is not declared, or a file cannot be written.
 
     """
     for dashboard in DASHBOARDS:
@@ -33,12 +33,12 @@ def build(folder: pathlib.Path, report: Callable[[str], None]) -> None:
             report(f"wrote {file}")
     except OSError as error:
         raise ConfigError(
-            f"the dashboards cannot be written to {folder}: {error}. Name a folder that can be."
+            f"the dashboards cannot be written to {folder}: {error}. Choose a writable folder."
         ) from error
 
 
 def check_metrics(dashboard: Dashboard) -> None:
-    """Raises ConfigError where a panel asks for a metric that is not declared."""
+    """Raise ConfigError if a panel queries a metric that is not declared."""
     known_metrics = [name for declared in DECLARATIONS.values() for name in declared.series]
     for row in dashboard.rows:
         for panel in row.panels:
@@ -46,6 +46,6 @@ def check_metrics(dashboard: Dashboard) -> None:
                 for name in metrics_in(query.expr):
                     if name not in known_metrics:
                         raise ConfigError(
-                            f"the panel {panel.title!r} of {dashboard.title!r} asks for {name!r}, which is not declared in "
-                            f"observe/metrics/declarations.py.{did_you_mean(name, known_metrics)}"
+                            f"the panel {panel.title!r} of {dashboard.title!r} queries {name!r}, which is not declared "
+                            f"in observe/metrics/declarations.py.{did_you_mean(name, known_metrics)}"
                         )

@@ -1,4 +1,4 @@
-"""API container: the server's processes, by Noria's own metrics, so that no cAdvisor is needed."""
+"""Dashboard "API container": the server's processes, from Noria's own metrics; cAdvisor is not needed."""
 
 from noria.dashboards.panels import Dashboard, Query, Row, quantiles, stat, timeseries
 
@@ -7,10 +7,10 @@ _INSTANCE_FILTER = 'instance=~"$instance"'
 CONTAINER = Dashboard(
     "noria-container",
     "Noria: API container",
-    "CPU, memory and manners of the server's processes.",
+    "CPU, memory and responsiveness of the server's processes.",
     (
         Row(
-            "At a glance",
+            "Overview",
             (
                 stat(
                     "CPU",
@@ -20,19 +20,19 @@ CONTAINER = Dashboard(
                 ),
                 stat(
                     "Memory",
-                    "Share of the memory that the server may use; what processes share counts for each.",
+                    "Share of the memory that the server may use. Memory shared by processes counts once for each.",
                     f"sum(noria_process_resident_memory_bytes{{{_INSTANCE_FILTER}}}) / sum(noria_machine_memory_bytes{{{_INSTANCE_FILTER}}})",
                     unit="percentunit",
-                    alarm=0.9,
+                    threshold=0.9,
                 ),
                 stat(
                     "Processes",
-                    "Supervisor, front ends, engines.",
+                    "Supervisor, front ends and engines.",
                     f"count(noria_process_start_time_seconds{{{_INSTANCE_FILTER}}})",
                 ),
                 stat(
                     "Youngest process",
-                    "Since when: a restart shows here.",
+                    "When it started; shows restarts.",
                     f"1000 * max(noria_process_start_time_seconds{{{_INSTANCE_FILTER}}})",
                     unit="dateTimeFromNow",
                 ),
@@ -43,13 +43,13 @@ CONTAINER = Dashboard(
             (
                 timeseries(
                     "CPU by process",
-                    "Cores. A front end near 1 is full: add one (`frontend.processes`).",
+                    "In cores. A front end near 1 is saturated: add one (`frontend.processes`).",
                     Query(f"rate(noria_process_cpu_seconds_total{{{_INSTANCE_FILTER}}}[1m])", "{{process}}"),
                     stacked=True,
                 ),
                 timeseries(
                     "Memory by process",
-                    "Resident. It is flat under any load; what grows is a fault.",
+                    "Resident memory. It is constant under any load; growth is a bug.",
                     Query(f"noria_process_resident_memory_bytes{{{_INSTANCE_FILTER}}}", "{{process}}"),
                     unit="bytes",
                     stacked=True,
@@ -61,19 +61,19 @@ CONTAINER = Dashboard(
             (
                 timeseries(
                     "Event-loop lag",
-                    "How late front ends wake; whoever blocks them makes all callers wait.",
+                    "How late the event loops of front ends wake up. Anything that blocks them delays all clients.",
                     *quantiles("noria_event_loop_lag_seconds", _INSTANCE_FILTER, probabilities=(0.5, 0.99)),
                     unit="s",
                 ),
                 timeseries(
                     "Time by route",
-                    "95 % of a route's requests were quicker. What is watched lasts as long as it is watched.",
+                    "95 % of a route's requests were faster. Streams last as long as their client is connected.",
                     *quantiles("noria_http_request_seconds", _INSTANCE_FILTER, by="path", probabilities=(0.95,)),
                     unit="s",
                 ),
                 timeseries(
                     "Requests by route",
-                    "Every route, by its template.",
+                    "By route template.",
                     Query(f"sum by (path) (rate(noria_http_requests_total{{{_INSTANCE_FILTER}}}[1m]))", "{{path}}"),
                     unit="reqps",
                     stacked=True,

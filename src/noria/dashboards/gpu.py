@@ -1,7 +1,7 @@
-"""GPU and engine: what the device does, beside what the wheel gives it to do.
+"""Dashboard "GPU and engine": the load of the devices, and the batches that cause it.
 
-GPUs are read under dcgm-exporter's names, whether from dcgm-exporter or from Noria itself; where both tell of a GPU, it is shown once.
-dcgm-exporter's label for the machine was renamed once, so that panels ask by `gpu` and `UUID` alone.
+GPU metrics have dcgm-exporter's names, and come from dcgm-exporter or from Noria itself; a GPU that both export is
+shown once. dcgm-exporter has renamed its label for the machine before, so panels select by `gpu` and `UUID` only.
 """
 
 from noria.dashboards.panels import Dashboard, Query, Row, stat, states, timeseries
@@ -11,7 +11,7 @@ _ENGINE_LEGEND = "{{instance}} {{engine}}"
 
 
 def _sum_by_engine(metric: str, rate: str = "") -> str:
-    """A figure of each engine of each server; of a counter, its increase a second over `rate`."""
+    """Return the query of a metric by server and engine; of a counter, its increase per second over `rate`."""
     selector = f"{metric}{{{_INSTANCE_FILTER}}}"
     return f"sum by (instance, engine) ({f'rate({selector}[{rate}])' if rate else selector})"
 
@@ -21,75 +21,75 @@ def _per_engine(metric: str, rate: str = "", legend: str = _ENGINE_LEGEND) -> Qu
 
 
 def _per_gpu(metric: str, legend: str = "GPU {{gpu}}") -> Query:
-    """A figure of each GPU, once, whoever tells it."""
+    """Return the query of a metric by GPU, with each GPU once even if two exporters have it."""
     return Query(f"max by (gpu, UUID) ({metric})", legend)
 
 
 _PER_ENGINE_ROW = Row(
-    "Each engine",
+    "By engine",
     (
         states(
             "Ready",
-            "1 is ready; 0 loads its model, or has ended.",
+            "1: ready. 0: loading its model, or ended.",
             _per_engine("noria_engine_up"),
         ),
         timeseries(
             "Busy",
-            "Share of time in turns. One far below the others gets less to do, or has just come.",
+            "Share of time in iterations. An engine far below the others gets less work, or has just started.",
             _per_engine("noria_engine_busy_seconds_total", rate="1m"),
             unit="percentunit",
         ),
         timeseries(
             "Slots used",
-            "Images in the batch, and how many can be.",
+            "Images in the batch, and the number of slots.",
             _per_engine("noria_slots_used"),
             _per_engine("noria_slots", legend=f"of {_ENGINE_LEGEND}"),
         ),
-        timeseries("Waiting", "Images that wait for one of its slots.", _per_engine("noria_queue_depth")),
+        timeseries("Waiting", "Images that wait for a slot of the engine.", _per_engine("noria_queue_depth")),
         timeseries(
-            "Batch",
-            "Images a turn, on average. None where there was no turn.",
+            "Batch size",
+            "Mean number of images per iteration. No value without iterations.",
             Query(
                 f"{_sum_by_engine('noria_batch_size_sum', '1m')} / ({_sum_by_engine('noria_batch_size_count', '1m')} > 0)",
                 _ENGINE_LEGEND,
             ),
         ),
         timeseries(
-            "A turn",
-            "Mean time of a turn. One far above the others, with the same batch, has a slower or sicker device.",
+            "Iteration time",
+            "Mean time of an iteration. An engine far above the others, with equal batches, has a slow or faulty device.",
             Query(
-                f"{_sum_by_engine('noria_engine_busy_seconds_total', '1m')} / ({_sum_by_engine('noria_turns_total', '1m')} > 0)",
+                f"{_sum_by_engine('noria_engine_busy_seconds_total', '1m')} / ({_sum_by_engine('noria_iterations_total', '1m')} > 0)",
                 _ENGINE_LEGEND,
             ),
             unit="s",
         ),
         timeseries(
             "Image steps/s",
-            "Steps of single images: what each engine has done of the work.",
+            "Denoising steps of single images: each engine's share of the work.",
             _per_engine("noria_denoise_steps_total", rate="1m"),
             stacked=True,
         ),
         timeseries(
             "Memory held",
-            "On its device; of a CPU, its resident memory.",
+            "On its device; on a CPU, its resident memory.",
             _per_engine("noria_device_memory_bytes"),
             unit="bytes",
         ),
         timeseries(
             "Out of memory",
-            "Turns in five minutes that did not fit, by what did not.",
+            "Iterations in five minutes that did not fit into memory, by phase.",
             Query(
-                f"sum by (instance, engine, part) (increase(noria_out_of_memory_total{{{_INSTANCE_FILTER}}}[5m]))",
-                f"{_ENGINE_LEGEND} {{{{part}}}}",
+                f"sum by (instance, engine, phase) (increase(noria_out_of_memory_total{{{_INSTANCE_FILTER}}}[5m]))",
+                f"{_ENGINE_LEGEND} {{{{phase}}}}",
             ),
             stacked=True,
         ),
         timeseries(
-            "Ended and started again",
-            "In five minutes, by how: `crashed` is their own doing or a request's, `killed` somebody else's.",
+            "Restarts",
+            "In five minutes, by cause. `crashed`: by the engine or a request; `killed`: by a signal from outside.",
             Query(
-                f'sum by (instance, engine, previous_end) (increase(noria_engine_starts_total{{{_INSTANCE_FILTER},previous_end!="none"}}[5m]))',
-                f"{_ENGINE_LEGEND} {{{{previous_end}}}}",
+                f'sum by (instance, engine, previous_exit) (increase(noria_engine_starts_total{{{_INSTANCE_FILTER},previous_exit!="none"}}[5m]))',
+                f"{_ENGINE_LEGEND} {{{{previous_exit}}}}",
             ),
             stacked=True,
         ),
@@ -99,48 +99,48 @@ _PER_ENGINE_ROW = Row(
 GPU = Dashboard(
     "noria-gpu",
     "Noria: GPU and engine",
-    "What the device does, beside what the wheel gives it to do.",
+    "The load of the devices, and the batches that cause it.",
     (
         Row(
             "Engine",
             (
                 stat(
                     "Engines ready",
-                    "None is a reason to wake somebody.",
+                    "With 0 the server can generate nothing.",
                     f"sum(noria_engine_up{{{_INSTANCE_FILTER}}}) or vector(0)",
                 ),
                 stat(
                     "Busy",
-                    "Share of time in turns, of the engines that are ready.",
+                    "Share of time in iterations, of the engines that are ready.",
                     f"sum(rate(noria_engine_busy_seconds_total{{{_INSTANCE_FILTER}}}[1m])) / (sum(noria_engine_up{{{_INSTANCE_FILTER}}}) > 0)",
                     unit="percentunit",
                 ),
                 stat(
-                    "Turns/s",
-                    "Of the wheel: nearly all are steps of the whole batch.",
-                    f"sum(rate(noria_turns_total{{{_INSTANCE_FILTER}}}[1m]))",
+                    "Iterations/s",
+                    "Of the engine loop; nearly all are denoising steps of the batch.",
+                    f"sum(rate(noria_iterations_total{{{_INSTANCE_FILTER}}}[1m]))",
                 ),
                 stat(
                     "Image steps/s",
-                    "Steps of single images.",
+                    "Denoising steps of single images.",
                     f"sum(rate(noria_denoise_steps_total{{{_INSTANCE_FILTER}}}[1m]))",
                 ),
                 stat(
-                    "Mean batch",
-                    "Images a turn.",
+                    "Mean batch size",
+                    "Images per iteration.",
                     f"sum(rate(noria_batch_size_sum{{{_INSTANCE_FILTER}}}[1m])) / (sum(rate(noria_batch_size_count{{{_INSTANCE_FILTER}}}[1m])) > 0)",
                 ),
                 stat(
                     "Restarts, 1 h",
-                    "Engines that ended and were started again.",
-                    f'sum(increase(noria_engine_starts_total{{{_INSTANCE_FILTER},previous_end!="none"}}[1h]))',
-                    alarm=1,
+                    "Engines that ended and were restarted.",
+                    f'sum(increase(noria_engine_starts_total{{{_INSTANCE_FILTER},previous_exit!="none"}}[1h]))',
+                    threshold=1,
                 ),
                 stat(
                     "Out of memory, 1 h",
-                    "Turns that did not fit; nobody failed by them.",
+                    "Iterations that did not fit into memory; they are repeated with a smaller batch.",
                     f"sum(increase(noria_out_of_memory_total{{{_INSTANCE_FILTER}}}[1h]))",
-                    alarm=1,
+                    threshold=1,
                 ),
                 stat(
                     "Memory held",
@@ -156,24 +156,24 @@ GPU = Dashboard(
             (
                 timeseries(
                     "Utilisation",
-                    "Share of time in which any kernel ran: 100 % does not mean that it is full. And in which its memory was read or written.",
+                    "Share of time in which a kernel ran, or memory was accessed. 100 % does not mean saturation.",
                     _per_gpu("DCGM_FI_DEV_GPU_UTIL"),
                     _per_gpu("DCGM_FI_DEV_MEM_COPY_UTIL", "memory of GPU {{gpu}}"),
                     unit="percent",
                 ),
                 timeseries(
                     "Memory",
-                    "Framebuffer in use, and free.",
+                    "Framebuffer used and free.",
                     _per_gpu("DCGM_FI_DEV_FB_USED"),
                     _per_gpu("DCGM_FI_DEV_FB_FREE", "free of GPU {{gpu}}"),
                     unit="decmbytes",
                 ),
-                timeseries("Power", "Draw of the board.", _per_gpu("DCGM_FI_DEV_POWER_USAGE"), unit="watt"),
+                timeseries("Power", "Power draw of the board.", _per_gpu("DCGM_FI_DEV_POWER_USAGE"), unit="watt"),
                 timeseries("Temperature", "Of the GPU.", _per_gpu("DCGM_FI_DEV_GPU_TEMP"), unit="celsius"),
-                timeseries("Clock", "Of the multiprocessors.", _per_gpu("DCGM_FI_DEV_SM_CLOCK"), unit="rotmhz"),
+                timeseries("Clock", "Clock of the multiprocessors.", _per_gpu("DCGM_FI_DEV_SM_CLOCK"), unit="rotmhz"),
                 timeseries(
-                    "Energy an image",
-                    "Joules: of all GPUs, over all images.",
+                    "Energy per image",
+                    "In joules: of all GPUs, divided by all images.",
                     Query(
                         "sum(max by (UUID) (rate(DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION[5m]))) / 1000 / (sum(rate(noria_images_total[5m])) > 0)",
                         "J/image",

@@ -1,4 +1,4 @@
-"""A dashboard as Grafana's JSON (schema version 41, Grafana 12)."""
+"""Converts a dashboard to Grafana's JSON (schema version 41, Grafana 12)."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ _ROW_HEIGHT = 1
 
 
 def to_grafana(dashboard: Dashboard) -> dict[str, Any]:
-    """The document that Grafana imports and provisions."""
+    """Return the JSON document that Grafana imports or provisions."""
     return {
         "uid": dashboard.uid,
         "title": dashboard.title,
@@ -87,8 +87,8 @@ def _panel(panel: Panel) -> dict[str, Any]:
     steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
     if panel.kind == "state-timeline":
         steps = [{"color": "red", "value": None}, {"color": "green", "value": 1}]
-    elif panel.alarm is not None:
-        steps.append({"color": "red", "value": panel.alarm})
+    elif panel.threshold is not None:
+        steps.append({"color": "red", "value": panel.threshold})
     defaults = {"unit": panel.unit, "min": 0, "custom": custom, "thresholds": {"mode": "absolute", "steps": steps}}
     return {
         "type": panel.kind,

@@ -1,4 +1,4 @@
-"""What a dashboard is made of, whoever draws it. Pure data."""
+"""The parts of a dashboard, independent of Grafana's format. Pure data."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -18,14 +18,14 @@ Unit = Literal[
     "rotmhz",
     "dateTimeFromNow",
 ]
-"""Grafana's names of them."""
+"""Grafana's names of units."""
 
 WIDTH = 24  # columns of Grafana's grid
 
 
 @dataclass(frozen=True)
 class Query:
-    """PromQL, and what its series are called; `{{label}}` stands for a label's value."""
+    """A PromQL query and the legend of its series; `{{label}}` in it is replaced by the label's value."""
 
     expr: str
     legend: str = "__auto"
@@ -34,7 +34,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Panel:
-    """One picture. `text` says what it shows and what is good; `alarm` is the value from which on a stat is red."""
+    """A panel. A stat is red from `threshold` on."""
 
     title: str
     queries: tuple[Query, ...]
@@ -44,12 +44,12 @@ class Panel:
     width: int = 12
     height: int = 8
     stacked: bool = False
-    alarm: float | None = None
+    threshold: float | None = None
 
 
 @dataclass(frozen=True)
 class Row:
-    """Panels under one heading."""
+    """Panels under a heading."""
 
     title: str
     panels: tuple[Panel, ...]
@@ -57,7 +57,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Dashboard:
-    """All of it; `uid` is part of its address and never changes."""
+    """A dashboard; `uid` is part of its URL and must not change."""
 
     uid: str
     title: str
@@ -67,30 +67,33 @@ class Dashboard:
 
     @property
     def queries(self) -> tuple[Query, ...]:
-        """Every query of every panel."""
+        """All queries of all panels."""
         return tuple(query for row in self.rows for panel in row.panels for query in panel.queries)
 
 
 def timeseries(title: str, description: str, *queries: Query | str, **options: object) -> Panel:
-    """A panel of lines; a query may be just its PromQL."""
+    """Return a time series panel; a query may be given as PromQL only."""
     panel_queries = tuple(query if isinstance(query, Query) else Query(query) for query in queries)
     return Panel(title, panel_queries, description, **options)  # type: ignore[arg-type]
 
 
 def stat(title: str, description: str, expr: str, **options: object) -> Panel:
-    """A panel of one number."""
+    """Return a panel with one number."""
     return Panel(title, (Query(expr),), description, kind="stat", width=3, height=4, **options)  # type: ignore[arg-type]
 
 
 def states(title: str, description: str, query: Query) -> Panel:
-    """A panel of bars over time, one for each series: green at 1, red at 0, none where it was not there."""
+    """Return a state timeline with one bar per series: green at 1, red at 0, empty without a value."""
     return Panel(title, (query,), description, kind="state-timeline")
 
 
 def quantiles(
     metric: str, selector: str, by: str = "", probabilities: tuple[float, ...] = (0.5, 0.95, 0.99)
 ) -> tuple[Query, ...]:
-    """The quantiles of a histogram over five minutes, the highest with exemplars; `by` is a label to keep, if any."""
+    """Return queries of a histogram's quantiles over five minutes, the highest with exemplars.
+
+    By the label `by`, if given.
+    """
     by_labels = f"le, {by}" if by else "le"
     legend = " {{" + by + "}}" if by else ""
     return tuple(

@@ -1,13 +1,13 @@
-"""Which metrics a PromQL expression asks for. Not a parser: it strikes out what cannot be a metric's name, and the rest is one.
+"""Finds the metrics in a PromQL expression. It is no parser: it removes everything that cannot be a metric name.
 
-Prometheus itself judges the expressions, in the tests.
+The tests validate the expressions with Prometheus itself.
 """
 
 import re
 
 _NON_METRIC_PATTERNS = (
     r'"(?:\\.|[^"\\])*"',  # strings
-    r"\{[^}]*\}",  # labels asked for
+    r"\{[^}]*\}",  # label matchers
     r"\[[^\]]*\]",  # ranges
     r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)",  # labels kept
     r"\b(?:and|or|unless|bool|offset)\b",
@@ -18,7 +18,7 @@ _NAME = re.compile(r"[A-Za-z_:][\w:]*")
 
 
 def metrics_in(expr: str) -> list[str]:
-    """Their names, each once, in order."""
+    """Return the names of the metrics in `expr`, each once, in order."""
     for pattern in _NON_METRIC_PATTERNS:
         expr = re.sub(pattern, " ", expr)
     return list(dict.fromkeys(_NAME.findall(expr)))

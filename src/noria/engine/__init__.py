@@ -1,1 +1,1 @@
-"""The engine process: one device, one loaded model, one wheel."""
+"""PROCESS: the engine, one per device. It runs one batch, which requests join and leave at every iteration."""

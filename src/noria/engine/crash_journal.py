@@ -1,7 +1,7 @@
-"""Who is aboard, written where it outlives the process: so that after a crash it is known which requests may be guilty of it.
+"""Keeps the requests in flight in a file, from which the next process reads which ones may have caused a crash.
 
-One small file an engine, in the server's private folder. What a process has written is the kernel's, so it is there after SIGKILL and
-SIGSEGV alike; nothing is synced, for nobody asks after the machine has ended.
+One small file per engine, in the server's private folder. The kernel holds what a process has written, so it survives
+SIGKILL and SIGSEGV. Nothing is synced to disk, because the file is not needed after the machine restarts.
 """
 
 import contextlib
@@ -16,30 +16,31 @@ import msgspec
 
 _log = logging.getLogger("noria.engine")
 _LENGTH_BYTES = 4
-_RUN_AHEAD = 3  # turns: on a GPU the wheel is two ahead of the device, so the turn that fails may be that long ago
+# On a GPU the loop is up to two iterations ahead of the device, so the iteration that fails may be that long ago.
+_RUN_AHEAD = 3
 
 
 class CrashJournal:
-    """One engine's. `before` is what the life before this one left."""
+    """One engine's journal. `previous_in_flight` holds the request ids that the previous process left in the file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Open the file at `path`, which need not exist yet. It is not touched before the first request is."""
+        """Open the file at `path`, or create it. Its content stays until the first request arrives."""
         self.previous_in_flight: tuple[str, ...] = read_in_flight(path)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
         self._iterations: deque[frozenset[str]] = deque(maxlen=_RUN_AHEAD)
         self._preparing: set[str] = set()
         self._written: frozenset[str] | None = None
-        self._lock = threading.Lock()  # the wheel, the desk and the compiler
+        self._lock = threading.Lock()  # used by the loop, the receiver and the compiler
 
     def record_iteration(self, request_ids: Iterable[str]) -> None:
-        """A turn with these requests is about to begin."""
+        """Record that an iteration with these requests is about to begin."""
         with self._lock:
             self._iterations.append(frozenset(request_ids))
             self._write()
 
     @contextlib.contextmanager
     def preparing(self, request_id: str) -> Iterator[None]:
-        """Inside, this request is being prepared: compilers crash, too."""
+        """A context during which the request is in flight because it is being prepared: a compiler can crash too."""
         with self._lock:
             self._preparing.add(request_id)
             self._write()
@@ -47,9 +48,8 @@ class CrashJournal:
             yield
         finally:
             with self._lock:
-                self._preparing.discard(
-                    request_id
-                )  # it is written at the next occasion: one name too many harms nobody
+                # Written with the next change: an extra id does no harm.
+                self._preparing.discard(request_id)
 
     def close(self) -> None:
         """Close the file."""
@@ -64,9 +64,9 @@ class CrashJournal:
 
 
 def read_in_flight(path: str | os.PathLike[str]) -> tuple[str, ...]:
-    """The requests that were aboard when the file at `path` was last written; none where there is no file, or nothing to be read.
+    """The ids of the requests in flight when the file at `path` was last written; empty if it is missing or unreadable.
 
-    SIGKILL can cut a write that is longer than a page, so that the file has its new head and its old tail.
+    SIGKILL can interrupt a write longer than a page, which leaves a new head with an old tail.
     """
     try:
         content = pathlib.Path(path).read_bytes()
@@ -76,5 +76,5 @@ def read_in_flight(path: str | os.PathLike[str]) -> tuple[str, ...]:
     try:
         return tuple(msgspec.json.decode(content[_LENGTH_BYTES:][:length], type=list[str])) if length else ()
     except (msgspec.DecodeError, UnicodeDecodeError):
-        _log.warning("%s was cut while it was written: nobody knows who was aboard", path)
+        _log.warning("%s was written only in part: the requests in flight are unknown", path)
         return ()

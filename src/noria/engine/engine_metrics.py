@@ -1,9 +1,9 @@
-"""What an engine counts: the wheel's turns, who boards and leaves, how full it is. Called by the wheel's thread only."""
+"""Records an engine's metrics: iterations, joins and departures, occupancy. Called by the loop's thread only."""
 
 import time
 from typing import TYPE_CHECKING
 
-from noria.engine.loop import EngineEvent, ImageReady, Iteration, RequestClosed
+from noria.engine.loop import EngineEvent, ImageReady, Iteration, RequestEnded
 from noria.engine.runtime import Executor
 from noria.engine.sender import ERROR_CODE_BY_REASON
 from noria.observe.metrics import declarations
@@ -13,11 +13,11 @@ from noria.scheduling.types import BatchKey
 if TYPE_CHECKING:
     from noria.engine.diffusion.executor import CompiledImageRequest
 
-_SAMPLE_INTERVAL_S = 0.5  # at what takes longer to find out than to count
+_SAMPLE_INTERVAL_S = 0.5  # of the gauges whose values take longer to compute than a counter
 
 
 class EngineMetrics:
-    """The metrics of one engine; `name` is what it is called in all its lives."""
+    """The metrics of one engine; `name` stays the same when its process restarts."""
 
     def __init__(self, name: str, executor: "Executor[CompiledImageRequest]", num_slots: int) -> None:
         self._name, self._executor = name, executor
@@ -27,7 +27,7 @@ class EngineMetrics:
         declarations.SLOTS.labels(self._name).set(num_slots)
 
     def on_iteration(self, iteration: Iteration) -> None:
-        """A turn was carried out."""
+        """Count an executed iteration."""
         declarations.ITERATIONS.labels(self._name).inc()
         declarations.ENGINE_BUSY_SECONDS.labels(self._name).inc(iteration.duration_s)
         declarations.JOINS.labels(self._name).inc(iteration.num_joined)
@@ -39,7 +39,7 @@ class EngineMetrics:
             declarations.ITERATION_SECONDS.labels(self._shape_label(iteration.batch_key)).observe(iteration.duration_s)
 
     def update_occupancy(self, scheduler: StepScheduler) -> None:
-        """How full it is between two turns."""
+        """Set the gauges, between two iterations."""
         declarations.SLOTS_USED.labels(self._name).set(scheduler.num_running)
         declarations.QUEUE_DEPTH.labels(self._name).set(scheduler.num_waiting)
         now, idle = time.monotonic(), scheduler.num_running == scheduler.num_waiting == 0
@@ -50,16 +50,16 @@ class EngineMetrics:
             declarations.DEVICE_MEMORY_BYTES.labels(self._name).set(self._executor.memory_bytes())
 
     def on_event(self, event: "EngineEvent[CompiledImageRequest]") -> None:
-        """Images leave the batch."""
+        """Count the images that leave the batch."""
         if isinstance(event, ImageReady):
             declarations.DEPARTURES.labels(self._name, "ok").inc()
-        if isinstance(event, RequestClosed) and event.event.num_departures:
+        if isinstance(event, RequestEnded) and event.event.num_departures:
             declarations.DEPARTURES.labels(self._name, ERROR_CODE_BY_REASON[event.event.finish_reason]).inc(
                 event.event.num_departures
             )
 
     def _shape_label(self, batch_key: BatchKey) -> str:
-        """Sizes are the callers' choice, so only the first ones have a label of their own."""
+        """WIDTHxHEIGHT, or "other" after `MAX_SHAPES` sizes: clients choose sizes, so labels must be bounded."""
         label = f"{batch_key.width_px}x{batch_key.height_px}"
         if label not in self._shapes and len(self._shapes) >= declarations.MAX_SHAPES:
             return "other"

@@ -1,7 +1,8 @@
-"""What an engine shows of its wheel, to those who follow it: one `WheelView` for every `Follow`, and the pictures beside it.
+"""Makes an engine's live views: one `EngineView`, with thumbnails beside it, for every `ViewRequest` of a subscriber.
 
-Called by the wheel's thread only, and cheap where nobody follows: of every turn a few numbers are kept. Waiting for pixels and packing
-them is for the delivery (`cells.py`). Seconds named `now` are monotonic, as the scheduler's; `at` is Unix time.
+Called by the loop's thread only. Without subscribers it only keeps a few numbers of each iteration. The sender waits
+for pixels and packs them (`pending_view.py`). Seconds named `now` are monotonic, like the scheduler's; `at` is Unix
+time.
 """
 
 import math
@@ -12,7 +13,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from noria.engine.loop import EngineEvent, ImageReady, Iteration, RequestClosed
+from noria.engine.loop import EngineEvent, ImageReady, Iteration, RequestEnded
 from noria.engine.pending_view import PendingView, TimedIteration
 from noria.engine.runtime import P, PreviewPixels
 from noria.engine.sender import ERROR_CODE_BY_REASON
@@ -23,84 +24,84 @@ from noria.protocol.request import ImageRequest, request_id_of
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import FinishReason, ImageId, IterationPlan, RunningImageSnapshot, WaitingRequestSnapshot
 
-MAX_KEPT = 256  # turns, and images that left: a view is behind by a few, and who begins to watch sees the last seconds
-MAX_WAITING = 64  # requests in a view: as many as anybody looks at
-VIEW_INTERVAL_S = 0.2  # the eye sees steps at this pace, and a view takes the wheel's time (a forecast)
-MAX_VIEW_INTERVAL_S = 1.0  # however long they take
-_MAX_TIME_SHARE = 0.01  # of the wheel's time that views may take: 64 seats take 1.4 ms, with 256 in the queue 6 ms
+MAX_KEPT = 256  # iterations, and departures: views lag by a few, and new subscribers see the last seconds
+MAX_WAITING = 64  # requests in a view; a reader looks at no more
+VIEW_INTERVAL_S = 0.2  # steps are visible at this rate, and each view costs the loop a forecast
+MAX_VIEW_INTERVAL_S = 1.0  # however expensive views are
+_MAX_TIME_SHARE = 0.01  # of the loop's time: a view of 64 slots takes 1.4 ms, with 256 images waiting 6 ms
 _RATES_INTERVAL_S = 1.0
-_PAUSED_S = 1.0  # without a step: two sizes that take turns have half a second each, and nobody is to see them blink
-_PAUSED_ITERATIONS = 2  # of others, besides: one alone may last longer than that
-_EPSILON_S = 1e-6  # what rounding may make of no wait at all
+_PAUSED_S = 1.0  # without a step; two sizes that alternate get half a second each, and must not flicker as paused
+_PAUSED_ITERATIONS = 2  # of other images, in addition, because a single one may last longer than that
+_EPSILON_S = 1e-6  # waits below this are rounding errors
 
 SubscriberT = TypeVar("SubscriberT", bound=Hashable)
-"""Whoever follows."""
+"""The identity of a subscriber."""
 
 
 @dataclass(slots=True)
 class _ImageState:
-    """Where an image sits, when it stepped, and its last picture."""
+    """An image's slot, its last step, and its last thumbnail."""
 
     slot: int
-    last_view: int  # in which it was seen last, or would have been for the first time
-    last_step: int  # the number of turns with steps when it made its last one, or boarded
-    last_step_s: float  # when that was
+    last_view: int  # the number of the view that had its newest thumbnail; at first of the view before it joined
+    last_step: int  # the number of iterations with steps when it last stepped, or joined
+    last_step_s: float  # the time of that, in monotonic seconds
     thumbnail: PreviewPixels | None = None
 
 
 @dataclass(slots=True)
 class _Subscriber:
-    pending: ViewRequest | None  # what is not answered yet
-    with_thumbnails: bool = False  # whether the last answer had some
-    last_iteration: int = -1  # of the turn that was the last one then
-    version: int = -1  # of what it was shown
-    num_departures: int = 0  # images that it was told have left
+    pending: ViewRequest | None  # the unanswered request
+    with_thumbnails: bool = False  # whether the last answer included them
+    last_iteration: int = -1  # the last one at the time of that answer
+    version: int = -1  # of the state in that answer
+    num_departures: int = 0  # the total number of departures at that answer
 
 
 class LiveViewPublisher(Generic[SubscriberT]):
-    """One wheel, as it is followed."""
+    """Publishes the views of one engine to its subscribers."""
 
     def __init__(
         self, incarnation: str, scheduler: StepScheduler, find_request: Callable[[str], ImageRequest], now: float
     ) -> None:
-        """`request` finds a request that has not ended by the id that the scheduler knows."""
+        """`find_request` returns a request that has not ended, by its id in the scheduler."""
         self._incarnation, self._scheduler, self._find_request = incarnation, scheduler, find_request
         self._stats = SlidingStats(scheduler.num_slots, now)
         self._last_rates: tuple[float, RatesView | None] = (now, None)
         self._iterations: deque[TimedIteration] = deque(maxlen=MAX_KEPT)
         self._departures: deque[DepartureView] = deque(maxlen=MAX_KEPT)
-        self._num_departures = 0  # ever
-        self._last_iteration = 0  # of the last turn
-        self._num_step_iterations = 0  # of the turns, those with steps
+        self._num_departures = 0  # in total
+        self._last_iteration = 0  # the number of the last iteration
+        self._num_step_iterations = 0  # iterations with steps
         self._in_iteration = False
-        self._num_running = 0  # in the turn
+        self._num_running = 0  # images in slots during the iteration
         self._last_iteration_s = 0.0
         self._image_states: dict[ImageId, _ImageState] = {}
         self._subscribers: dict[SubscriberT, _Subscriber] = {}
-        self._version = 0  # another one whenever there is something new to see
-        self._num_views = 0  # views that were due to all who ask
-        self._next_view_s = -math.inf  # when the next of them may be
+        self._version = 0  # incremented at every change of the state
+        self._num_views = 0  # views made; one answers all requests that are due
+        self._next_view_s = -math.inf  # the earliest time of the next view
 
-    # Who follows.
+    # Subscribers.
 
     def subscribe(self, subscriber_id: SubscriberT, view_request: ViewRequest) -> None:
-        """It asks for a view. Before the last was answered, it asks anew: one answers both."""
+        """Request a view. If an earlier request of the subscriber is unanswered, one view answers both."""
         if view_request.last_iteration is None or subscriber_id not in self._subscribers:
             self._subscribers[subscriber_id] = _Subscriber(view_request, num_departures=self._num_departures)
         self._subscribers[subscriber_id].pending = view_request
 
     def unsubscribe(self, subscriber_id: SubscriberT) -> None:
-        """It is gone."""
+        """Remove a subscriber."""
         self._subscribers.pop(subscriber_id, None)
 
-    # What happens.
+    # Inputs from the loop.
 
     def on_plan(self, plan: IterationPlan, now: float) -> bool:
-        """A turn begins; whether it is to have glimpses.
+        """An iteration begins; returns whether it should make thumbnails.
 
-        That is when it will probably end with a view, and when somebody steps who was not seen in the last one: two shape classes
-        that take turns must not be seen always the one and never the other. Who was shown the turn before asks for this one while it
-        lasts.
+        It should if a view will probably be due at its end, or if an image steps that the last view had no new
+        thumbnail of: otherwise, of two batch keys that alternate, one might never be seen. Subscribers that got the
+        last iteration's view count as asking for this one, because they ask for it while it runs.
         """
         self._in_iteration = True
         for assignment in plan.joins:
@@ -115,18 +116,18 @@ class LiveViewPublisher(Generic[SubscriberT]):
         return any(self._image_states[step.image].last_view < self._num_views for step in plan.steps)
 
     def _wants_thumbnails(self, subscriber: _Subscriber) -> bool:
-        """Whether it does, or will have asked for them when the turn that begins is over."""
+        """Whether it asks for thumbnails, or will probably have done so by the end of this iteration."""
         if subscriber.pending is None:
             return subscriber.with_thumbnails and subscriber.last_iteration == self._last_iteration
         return subscriber.pending.with_thumbnails
 
     def on_event(self, event: EngineEvent[P], now: float) -> None:
-        """Something became of a request."""
+        """Record an event of a request."""
         self._version += 1
         if isinstance(event, ImageReady):
             self._stats.add_image(now)
             self._record_departure(ImageId(event.prepared.request.request_id, event.index), "ok")
-        elif isinstance(event, RequestClosed):
+        elif isinstance(event, RequestEnded):
             ended, timings = event.event, event.event.timings
             if ended.finish_reason is FinishReason.FINISHED:
                 self._stats.add_request(timings.queue_s + timings.slot_s, now)
@@ -135,14 +136,14 @@ class LiveViewPublisher(Generic[SubscriberT]):
                 self._record_departure(ImageId(ended.request_id, index), ERROR_CODE_BY_REASON[ended.finish_reason])
 
     def on_iteration(self, iteration: Iteration, now: float, at: float) -> None:
-        """A turn was carried out, and what came of it has happened."""
+        """Record an executed iteration, after its events."""
         plan, oom_phase = iteration.plan, iteration.outcome.oom_phase
         rejoining = [
-            assignment for assignment in plan.joins if oom_phase == "boards" and assignment.image in self._image_states
+            assignment for assignment in plan.joins if oom_phase == "joins" and assignment.image in self._image_states
         ]
         for assignment in rejoining:
             del self._image_states[assignment.image]
-        num_stepped = len(plan.steps) if oom_phase not in ("boards", "steps") else 0
+        num_stepped = len(plan.steps) if oom_phase not in ("joins", "steps") else 0
         if num_stepped:
             self._num_step_iterations += 1
             for step in plan.steps:
@@ -155,7 +156,7 @@ class LiveViewPublisher(Generic[SubscriberT]):
             number=self._last_iteration,
             started_at=at - iteration.duration_s,
             duration_s=iteration.duration_s,
-            text_encode_s=0.0,  # these two are for who may wait for the device
+            text_encode_s=0.0,  # these two are filled in by the sender, which may wait for the device
             decode_s=0.0,
             num_joined=len(plan.joins) - len(rejoining),
             num_stepped=num_stepped,
@@ -175,10 +176,10 @@ class LiveViewPublisher(Generic[SubscriberT]):
             )
             self._num_departures += 1
 
-    # What is shown.
+    # Views.
 
     def wait_s(self, now: float) -> float | None:
-        """How long until somebody has to be shown something, if nothing happens before; None: for ever."""
+        """Seconds until a view is due if no event happens before; None if none is."""
         waits = (
             self._wait_s(subscriber, now) for subscriber in self._subscribers.values() if subscriber.pending is not None
         )
@@ -190,14 +191,13 @@ class LiveViewPublisher(Generic[SubscriberT]):
             or subscriber.pending.last_iteration is None
             or subscriber.version != self._version
         ):
-            return max(self._next_view_s - now, 0.0)  # newcomers keep the pace too: they may come again and again
-        is_decaying = self._stats.has_recent(
-            self._last_rates[0]
-        )  # what was shown of the last minute holds no more a second later
+            return max(self._next_view_s - now, 0.0)  # also for new subscribers, which may resubscribe at any rate
+        # Rates over the last minute change with time, even without events.
+        is_decaying = self._stats.has_recent(self._last_rates[0])
         return max(self._last_rates[0] + _RATES_INTERVAL_S - now, 0.0) if is_decaying else None
 
     def views(self, now: float, at: float) -> list[tuple[SubscriberT, PendingView]]:
-        """The answers that are due, each to whom it is for."""
+        """The views that are due, each with its subscriber."""
         ready = [
             (subscriber_id, subscriber, subscriber.pending)
             for subscriber_id, subscriber in self._subscribers.items()
@@ -214,23 +214,19 @@ class LiveViewPublisher(Generic[SubscriberT]):
         answers = []
         for subscriber_id, subscriber, pending in ready:
             last_iteration = pending.last_iteration or 0
-            view = msgspec.structs.replace(
-                full_view, left=_last(self._departures, self._num_departures - subscriber.num_departures)
-            )
+            departures = _last(self._departures, self._num_departures - subscriber.num_departures)
+            view = msgspec.structs.replace(full_view, departures=departures)
             iterations = tuple(iteration for iteration in self._iterations if iteration.view.number > last_iteration)
             answers.append(
                 (subscriber_id, PendingView(view, iterations, thumbnails if pending.with_thumbnails else ()))
             )
-            subscriber.pending, subscriber.with_thumbnails, subscriber.last_iteration = (
-                None,
-                pending.with_thumbnails,
-                self._last_iteration,
-            )
+            subscriber.pending, subscriber.with_thumbnails = None, pending.with_thumbnails
+            subscriber.last_iteration = self._last_iteration
             subscriber.version, subscriber.num_departures = self._version, self._num_departures
         return answers
 
     def record_cost(self, seconds: float) -> None:
-        """What the last views took of the wheel's time: the next ones come so much later that it stays a small share."""
+        """Delay the next view, as the last one took `seconds`, so that views stay a small share of the loop's time."""
         self._next_view_s += min(max(seconds / _MAX_TIME_SHARE, VIEW_INTERVAL_S), MAX_VIEW_INTERVAL_S) - VIEW_INTERVAL_S
 
     def _build_view(self, now: float, at: float) -> EngineView:

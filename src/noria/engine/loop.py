@@ -1,7 +1,8 @@
-"""The wheel: plan, execute, commit, again and again. Nothing is decided here, and nothing is computed.
+"""The engine loop: plan, execute, commit, repeat. The scheduler decides, the executor computes.
 
-Synchronous and single-threaded: `process.py` turns it on the device's thread, `noria generate`, the bench and the tests turn it
-where they stand. What happens to a request is told to `deliver`, on the same thread, which must not wait.
+It is synchronous and single-threaded. `process.py` runs it on the main thread of the engine; `noria generate`, the
+bench and the tests run it on their own. What happens to requests is passed to a callback on the same thread, which must
+not block.
 """
 
 import math
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from noria.engine.runtime import CompiledRequest, Executor, P, Pixels, PreviewPixels
+from noria.engine.runtime import CompiledRequest, Executor, P, Pixels, PreviewPixels, batch_key_of
 from noria.protocol.request import ImageRequest
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import (
@@ -23,12 +24,12 @@ from noria.scheduling.types import (
     SchedulerEvent,
 )
 
-_PROGRESS_INTERVAL_S = 0.1  # to watchers: a forecast takes the wheel's time
+_PROGRESS_INTERVAL_S = 0.1  # of streaming requests; each report costs the loop a forecast
 
 
 @dataclass(frozen=True)
 class ProgressChanged(Generic[P]):
-    """How far a request is: once when it is accepted, and now and then if it is watched."""
+    """How far a request is: once when it is accepted, then repeatedly if it streams progress."""
 
     prepared: P
     progress: RequestProgress
@@ -36,7 +37,7 @@ class ProgressChanged(Generic[P]):
 
 @dataclass(frozen=True)
 class PreviewReady(Generic[P]):
-    """What an image is going to be."""
+    """A preview of an image that is being generated."""
 
     prepared: P
     preview: PreviewPixels
@@ -52,30 +53,30 @@ class ImageReady(Generic[P]):
 
 
 @dataclass(frozen=True)
-class RequestClosed(Generic[P]):
-    """A request ended; nothing more will come of it."""
+class RequestEnded(Generic[P]):
+    """A request has ended; no event follows."""
 
     prepared: P
     event: RequestFinished
 
 
-EngineEvent = ProgressChanged[P] | PreviewReady[P] | ImageReady[P] | RequestClosed[P]
+EngineEvent = ProgressChanged[P] | PreviewReady[P] | ImageReady[P] | RequestEnded[P]
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """What one turn was, for metrics and for who watches the wheel."""
+    """An executed iteration, for metrics and live views."""
 
     plan: IterationPlan
     outcome: IterationResult
     duration_s: float
-    batch_key: BatchKey | None = None  # of the images that did; None where no step was done
-    num_joined: int = 0  # images that got a slot, also those that failed in this turn; not who had to give it back
-    thumbnails: Sequence[PreviewPixels] = ()  # of all of them, where they were asked for
+    batch_key: BatchKey | None = None  # of the images that stepped; None if none did
+    num_joined: int = 0  # images that got a slot and kept it, or failed in this iteration
+    thumbnails: Sequence[PreviewPixels] = ()  # of all images that stepped, if requested
 
 
 class EngineLoop(Generic[P]):
-    """A scheduler and an executor, and the requests they share."""
+    """Runs one scheduler and one executor, and holds the requests of both."""
 
     def __init__(
         self,
@@ -85,7 +86,7 @@ class EngineLoop(Generic[P]):
         clock: Callable[[], float],
         on_plan: Callable[[IterationPlan], bool] = lambda _plan: False,
     ) -> None:
-        """`about_to` is called with each plan before anything of it is done, and says whether the turn has glimpses."""
+        """`on_plan` is called with each plan before it is executed; it returns whether to make thumbnails."""
         self.scheduler = scheduler
         self._executor = executor
         self._on_event = on_event
@@ -96,9 +97,9 @@ class EngineLoop(Generic[P]):
         self._last_progress_s = -math.inf
 
     def submit(self, prepared: P, arrived: float | None = None) -> None:
-        """Take a request in; it boards at the next turn, or is refused at once.
+        """Accept a request, or refuse it at once with a `RequestEnded`. Its id must not be in use.
 
-        Its waiting and its deadline count from when it `arrived`, monotonic seconds; left out, from now. Its id must not be in use.
+        Its queue time and its deadline count from `arrived`, in seconds of the loop's clock (default: now).
         """
         request = prepared.request
         now = self._clock()
@@ -107,24 +108,24 @@ class EngineLoop(Generic[P]):
         self._requests[request.request_id] = prepared
         self._executor.accept(prepared)
         self._handle_events(self.scheduler.submit(_schedulable(prepared, arrived), now, arrived))
-        if request.request_id in self._requests:  # not refused
+        if request.request_id in self._requests:  # it was not refused
             self._report_progress([request.request_id], now)
             if request.stream_progress:
                 self._streaming.add(request.request_id)
 
     def cancel(self, request_id: str) -> None:
-        """Forget a request; it is gone from the next turn."""
+        """End a request; the next iteration is without it. An unknown id is ignored."""
         self._handle_events(self.scheduler.cancel(request_id, self._clock()))
 
     def run_iteration(self) -> Iteration | None:
-        """Carry out one turn, or return None when there is nothing to do."""
+        """Execute one iteration; None if there is nothing to do."""
         started = self._clock()
         self._handle_events(self.scheduler.expire(started))
         plan = self.scheduler.plan(started)
         if plan is None:
             return None
         with_thumbnails = self._on_plan(plan)
-        batch_key = _batch_key(self._requests[plan.steps[0].image.request_id].request) if plan.steps else None
+        batch_key = batch_key_of(self._requests[plan.steps[0].image.request_id].request) if plan.steps else None
         outcome = self._executor.execute(plan, with_thumbnails=with_thumbnails)
         now = self._clock()
         for preview in self._executor.previews():
@@ -137,14 +138,15 @@ class EngineLoop(Generic[P]):
         joined = [
             assignment
             for assignment in plan.joins
-            if outcome.oom_phase != "boards" or assignment.image.request_id not in self._requests  # failed, even alone
+            # What did not fit joins again later, unless its request failed because it does not fit even alone.
+            if outcome.oom_phase != "joins" or assignment.image.request_id not in self._requests
         ]
-        stepped_key = batch_key if outcome.oom_phase not in ("boards", "steps") else None
+        stepped_key = batch_key if outcome.oom_phase not in ("joins", "steps") else None
         thumbnails = self._executor.thumbnails() if with_thumbnails else []
         return Iteration(plan, outcome, now - started, stepped_key, len(joined), thumbnails)
 
     def find_request(self, request_id: str) -> ImageRequest:
-        """One that has not ended."""
+        """A request that has not ended; raises KeyError for any other id."""
         return self._requests[request_id].request
 
     def _report_progress(self, request_ids: Iterable[str], now: float) -> None:
@@ -162,17 +164,17 @@ class EngineLoop(Generic[P]):
                     prepared = self._requests.pop(event.request_id)
                     self._executor.forget(event.request_id)
                     self._streaming.discard(event.request_id)
-                    self._on_event(RequestClosed(prepared, event))
+                    self._on_event(RequestEnded(prepared, event))
 
 
 def _schedulable(prepared: CompiledRequest, arrived: float) -> SchedulableRequest:
-    """What the scheduler may know of a request that arrived then."""
+    """The part of a request that the scheduler uses."""
     request = prepared.request
     deadline = arrived + request.deadline_s if request.deadline_s is not None else None
     expiries = [arrived + request.timeout_s, *([deadline] if deadline is not None else [])]
     return SchedulableRequest(
         request_id=request.request_id,
-        batch_key=_batch_key(request),
+        batch_key=batch_key_of(request),
         num_images=request.num_images,
         num_calls=prepared.num_calls,
         expires_at=min(expiries) if math.isfinite(min(expiries)) else None,
@@ -181,7 +183,3 @@ def _schedulable(prepared: CompiledRequest, arrived: float) -> SchedulableReques
         priority=request.priority,
         exclusive=request.exclusive,
     )
-
-
-def _batch_key(request: ImageRequest) -> BatchKey:
-    return BatchKey(request.width_px, request.height_px, request.model)

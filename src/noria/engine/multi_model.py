@@ -1,7 +1,7 @@
-"""Several models on one device: one executor each, under one wheel that counts their slots together.
+"""Several models on one device: one executor each, behind one scheduler whose slots they share.
 
-A turn steps images of one model only, but whoever boards, and what is decoded, may be of others: the plan is handed to the executors
-in its parts. The scheduler does not know; to it a model is a part of the shape class.
+An iteration steps images of one model only, but joins and decodes may be of others, so a plan is split among the
+executors. The scheduler does not know this; to it the model is a part of the batch key.
 """
 
 from collections.abc import Mapping
@@ -21,20 +21,20 @@ PlanItemT = TypeVar("PlanItemT", SlotAssignment, Step)
 
 
 class MultiModelExecutor:
-    """An executor whose requests are drawn by the model that they name."""
+    """An executor that passes each request to the executor of the model that it names."""
 
     def __init__(self, executors: "Mapping[str, DiffusionExecutor]") -> None:
-        """`executors` by their models' names, all on one device and with as many slots."""
+        """`executors` by model name, all on one device and with the same number of slots."""
         self.executors = executors
-        self._executor_by_request: dict[str, DiffusionExecutor] = {}  # whose a request is
+        self._executor_by_request: dict[str, DiffusionExecutor] = {}
 
     @property
     def device(self) -> str:
-        """As torch names it."""
+        """The device as torch names it."""
         return str(next(iter(self.executors.values())).model.device)
 
     def prepare(self, request: ImageRequest) -> "CompiledImageRequest":
-        """Compile what the request needs; raises `errors.RequestError` if it cannot be drawn."""
+        """Compile what the request needs; raises `errors.RequestError` if it cannot be generated."""
         return self.executors[request.model].prepare(request)
 
     def is_compiled(self, request: ImageRequest) -> bool:
@@ -42,16 +42,19 @@ class MultiModelExecutor:
         return self.executors[request.model].is_compiled(request)
 
     def accept(self, prepared: "CompiledImageRequest") -> None:
-        """Remember a request until `forget`."""
+        """Keep a request until `forget`."""
         executor = self._executor_by_request[prepared.request.request_id] = self.executors[prepared.request.model]
         executor.accept(prepared)
 
     def forget(self, request_id: str) -> None:
-        """The request has ended."""
+        """Release a request that has ended."""
         self._executor_by_request.pop(request_id).forget(request_id)
 
     def execute(self, plan: IterationPlan, *, with_thumbnails: bool = False) -> IterationResult:
-        """One turn: all who board, then the steps, then the decodes; the first part that does not fit the memory ends it."""
+        """Execute one iteration, phase by phase for all models.
+
+        The first phase that does not fit the memory ends it.
+        """
         total, timings = IterationResult(), list[PhaseTimings]()
         for executor, sub_plan in self._split(plan):
             result = executor.execute(sub_plan, with_thumbnails=with_thumbnails)
@@ -67,23 +70,27 @@ class MultiModelExecutor:
         return replace(total, phase_timings=timings[0] if len(timings) == 1 else CombinedTimings(tuple(timings)))
 
     def take_pixels(self, image: ImageId) -> "HostPixels":
-        """The pixels of an image that the last turn decoded."""
+        """The pixels of an image that the last iteration decoded."""
         return self._executor_by_request[image.request_id].take_pixels(image)
 
     def previews(self) -> list[PreviewPixels]:
-        """Those that the last turn made."""
+        """The previews of the last iteration, of all models."""
         return [preview for executor in self.executors.values() for preview in executor.previews()]
 
     def thumbnails(self) -> list[PreviewPixels]:
-        """Those that the last turn made for who watches the wheel."""
+        """The thumbnails of the last iteration, of all models."""
         return [thumbnail for executor in self.executors.values() for thumbnail in executor.thumbnails()]
 
     def memory_bytes(self) -> int:
-        """What the device's memory holds of all models."""
-        return next(iter(self.executors.values())).memory_bytes()  # of the process, so of all
+        """Device memory of all models together."""
+        return next(iter(self.executors.values())).memory_bytes()  # each executor reports the process's
 
     def _split(self, plan: IterationPlan) -> "list[tuple[DiffusionExecutor, IterationPlan]]":
-        """The plan as it is, if it is about one model; else phase by phase, each by executor, so that no phase is left half done."""
+        """The plan unchanged if one model has all of it, else its phases in order, each split by executor.
+
+        So every model's joins come before any step: a phase that does not fit the memory leaves no later phase partly
+        done.
+        """
         images = [assignment.image for assignment in (*plan.joins, *plan.decodes)] + [step.image for step in plan.steps]
         executor_ids = {id(self._executor_by_request[image.request_id]) for image in images}
         if len(executor_ids) == 1:

@@ -1,4 +1,4 @@
-"""What of a view may still be on its way from the device: the slots' pictures, the turns' seconds. Kept by the wheel, packed by the delivery."""
+"""A view whose thumbnails and timings may still be pending on the device: the loop makes it, the sender resolves it."""
 
 from dataclasses import dataclass
 
@@ -13,23 +13,26 @@ from noria.scheduling.types import PhaseTimings
 
 @dataclass(frozen=True)
 class TimedIteration:
-    """A turn as the wheel saw it, and what the device will have taken for it."""
+    """An iteration as the loop saw it, with the device's timings of its phases."""
 
-    view: IterationView  # its stages not filled in
+    view: IterationView  # without stage timings
     timings: PhaseTimings | None
 
     def with_timings(self) -> IterationView:
-        """With its stages; waits for the device. Where that works behind the wheel, the turn's seconds are the device's, too."""
+        """The view with its stage timings; waits for the device.
+
+        If the device runs behind the loop, `duration_s` is the device's too.
+        """
         if self.timings is None:
             return self.view
         text_encode_s, step_s, decode_s = self.timings.text_encode_s, self.timings.step_s, self.timings.decode_s
-        seconds = self.view.duration_s if self.timings.is_known else text_encode_s + step_s + decode_s
-        return msgspec.structs.replace(self.view, seconds=seconds, encode_s=text_encode_s, decode_s=decode_s)
+        duration_s = self.view.duration_s if self.timings.is_known else text_encode_s + step_s + decode_s
+        return msgspec.structs.replace(self.view, duration_s=duration_s, text_encode_s=text_encode_s, decode_s=decode_s)
 
 
 @dataclass(frozen=True)
 class PendingView:
-    """A view without its turns and cells; its turns, and its slots' pictures."""
+    """A view without iterations and thumbnails, and these beside it; thumbnails by slot."""
 
     view: EngineView
     iterations: tuple[TimedIteration, ...] = ()
@@ -37,7 +40,7 @@ class PendingView:
 
 
 def resolve_view(pending: PendingView) -> tuple[EngineView, bytes | None]:
-    """The view as it is sent, and the frame beside it, if any; waits for the device."""
+    """The complete view, and the frame with the pixels of its thumbnails (None without any); waits for the device."""
     thumbnails, frames, offset = [], [], 0
     for slot, thumbnail in pending.thumbnails:
         image = thumbnail.image
@@ -49,6 +52,5 @@ def resolve_view(pending: PendingView) -> tuple[EngineView, bytes | None]:
         frames.append(thumbnail.pixels.rgb())
         offset += 3 * thumbnail.width_px * thumbnail.height_px
     iterations = tuple(iteration.with_timings() for iteration in pending.iterations)
-    return msgspec.structs.replace(pending.view, turns=iterations, cells=tuple(thumbnails)), b"".join(
-        frames
-    ) if frames else None
+    view = msgspec.structs.replace(pending.view, iterations=iterations, thumbnails=tuple(thumbnails))
+    return view, b"".join(frames) if frames else None

@@ -1,8 +1,8 @@
 """The engine process: `python -m noria.engine.process JSON`, started by the supervisor; JSON is an `EngineTask`.
 
-Threads, each doing one thing: the *channel* moves frames (`channel.py`), the *desk* answers peers, the *compiler* makes samplers that
-are new, the *wheel* (the main thread) drives the device, the *delivery* waits for pixels and sends them. They share queues. The
-channel is open from the first moment; the model is loaded behind it.
+Its threads communicate by queues. The *transport* reads and writes frames, the *receiver* answers clients, the
+*compiler* compiles new samplers, the *loop* (the main thread) drives the device, and the *sender* waits for pixels and
+sends them. The channel is open while the models are loading.
 """
 
 import faulthandler
@@ -24,7 +24,7 @@ from noria.engine.crash_journal import CrashJournal
 from noria.engine.diffusion.loading import load_multi_model_executor, load_or_measure_costs
 from noria.engine.engine_metrics import EngineMetrics
 from noria.engine.live_view import LiveViewPublisher
-from noria.engine.loop import EngineEvent, EngineLoop, RequestClosed
+from noria.engine.loop import EngineEvent, EngineLoop, RequestEnded
 from noria.engine.receiver import CancelCommand, RequestReceiver, SubmitCommand, SubscribeCommand
 from noria.engine.request_spans import StageSpans
 from noria.engine.runtime import Executor
@@ -53,22 +53,22 @@ _LOAD_INTERVAL_S = 0.5
 
 
 class EngineTask(msgspec.Struct, frozen=True):
-    """What the supervisor gives an engine."""
+    """The configuration of an engine process; the supervisor passes it on the command line."""
 
     config: EngineConfig
-    models: tuple[ModelSpec, ...]  # the default one first
+    models: tuple[ModelSpec, ...]  # the default model first
     device: str
     address: str
     name: str
-    crash_journal: str  # a file that outlives the engine: who is aboard
+    crash_journal: str  # path of the file that lists the requests in flight; it survives the process
     log_level: str = "info"
     traces_endpoint: str = ""
-    parent_pid: int | None = None  # the engine does not outlive it
-    previous_exit: ExitCause = "none"  # of the life before this one
+    parent_pid: int | None = None  # the engine is killed when this process ends
+    previous_exit: ExitCause = "none"  # how the previous process of this engine ended
 
 
 def shape_costs(costs: CostModel) -> tuple[ShapeCosts, ...]:
-    """What a cost model knows, as peers are told of it."""
+    """The measured costs, in the form that clients receive."""
     return tuple(
         ShapeCosts(
             model=batch_key.model,
@@ -86,7 +86,7 @@ def shape_costs(costs: CostModel) -> tuple[ShapeCosts, ...]:
 
 
 class Engine:
-    """The wheel on the calling thread, fed by a desk, emptied by a delivery."""
+    """Runs the loop on the calling thread: takes commands from the receiver, passes results to the sender."""
 
     def __init__(
         self,
@@ -110,10 +110,11 @@ class Engine:
         )
 
     def run(self) -> None:
-        """Turn until `stop`."""
+        """Run iterations until `stop`."""
         self._sender.start()
         while self._process_commands():
-            self._publish_views()  # after the turn: who was shown the last one has asked for the next while this one lasted
+            # Here, because subscribers ask for the next view while an iteration runs.
+            self._publish_views()
             with self._receiver.watchdog.loop:
                 iteration = self._loop.run_iteration()
             if iteration is not None:
@@ -125,25 +126,25 @@ class Engine:
         self._sender.join(timeout=5)
 
     def _publish_views(self) -> None:
-        """Answer those who follow, as far as it is due."""
-        began = time.thread_time()  # not counting when other processes had the core
+        """Send the views that are due."""
+        started_s = time.thread_time()  # CPU time, which excludes time when other processes had the core
         if views := self._live_view.views(time.monotonic(), time.time()):
             for view in views:
                 self._sender.outbox.put(view)
-            self._live_view.record_cost(time.thread_time() - began)
+            self._live_view.record_cost(time.thread_time() - started_s)
 
     def stop(self) -> None:
-        """Make `run` return after the turn in progress; safe in a signal handler."""
+        """Make `run` return after the current iteration; safe in a signal handler."""
         self._receiver.commands.put(None)
 
     def _publish_load(self) -> None:
-        """Tell the peers how busy it is: twice a second at most, and once when there is nothing left to do."""
+        """Send the clients the load if it has changed: at most twice a second, and whenever the engine becomes idle."""
         scheduler, (last_load_s, last_load) = self._loop.scheduler, self._last_load
         idle, now = scheduler.num_running == scheduler.num_waiting == 0, time.monotonic()
         if now - last_load_s < _LOAD_INTERVAL_S and not idle:
             return
         if idle:
-            scheduler.costs.refresh_knees()  # nobody is under way whose batch would change
+            scheduler.costs.refresh_knees()  # while idle, because it may change the batch of running requests
         load = EngineLoad(
             scheduler.backlog_s,
             scheduler.num_running,
@@ -156,9 +157,9 @@ class Engine:
             self._receiver.publish_load(load)
 
     def _process_commands(self) -> bool:
-        """Everything that has come in; when the wheel is empty, waits for something, or until there is something to show.
+        """Process all queued commands; False once `stop` was called.
 
-        False once `stop` was called.
+        While the engine is idle, it waits for a command or until a view is due.
         """
         idle = self._loop.scheduler.num_running == 0 and self._loop.scheduler.num_waiting == 0
         timeout_s = self._live_view.wait_s(time.monotonic()) if idle else None
@@ -181,14 +182,14 @@ class Engine:
     def _submit(self, command: SubmitCommand) -> None:
         request_id = command.prepared.request.request_id
         if request_id in self._client_by_request:
-            text = f"request_id is {request_id!r}, which is being drawn; use another"
+            text = f"request_id is {request_id!r}, which is in use by another request; use another id"
             self._channel.send(command.client, Failed(request_id, InvalidField.code, text, "request_id"))
             return
         self._client_by_request[request_id] = command.client
         self._loop.submit(command.prepared, command.arrived)
 
     def _cancel(self, client: ClientId, request_id: str | None) -> None:
-        """Forget a request of `peer`, or all of them: then nothing is shown to it any more, either."""
+        """Cancel a request of `client`, or (None) all of them and its subscription to views."""
         if request_id is None:
             self._live_view.unsubscribe(client)
         for cancelled_id in [
@@ -208,20 +209,23 @@ class Engine:
         self._sender.outbox.put((self._client_by_request[request_id], event))
         self._metrics.on_event(event)
         self._live_view.on_event(event, time.monotonic())
-        if isinstance(event, RequestClosed):
+        if isinstance(event, RequestEnded):
             del self._client_by_request[request_id]
-            _log.debug("%s has left the wheel", request_id, extra=_end_log_fields(event))
+            _log.debug("%s has ended", request_id, extra=_end_log_fields(event))
 
 
-def _end_log_fields(ended: "RequestClosed[CompiledImageRequest]") -> dict[str, dict[str, object]]:
+def _end_log_fields(ended: "RequestEnded[CompiledImageRequest]") -> dict[str, dict[str, object]]:
     attempt, event = ended.prepared.request.request_id, ended.event
     return fields(
-        event="request_left", request_id=request_id_of(attempt), flight=attempt, end=event.finish_reason.value
+        event="request_ended",
+        request_id=request_id_of(attempt),
+        attempt_id=attempt,
+        finish_reason=event.finish_reason.value,
     )
 
 
 def main(task: EngineTask) -> int:
-    """Load, warm up, say so, turn. Returns the exit status."""
+    """Load and warm up the models, announce it, and run until SIGTERM. Returns the exit status."""
     die_with_parent(signal.SIGKILL, task.parent_pid)
     setproctitle.setproctitle(f"noria engine {task.name}")
     threading.excepthook = _end_process
@@ -229,7 +233,7 @@ def main(task: EngineTask) -> int:
     channel = EngineChannel(task.address)
     watchdog = HangWatchdog(task.config.hang_timeout_s, time.monotonic)
     crash_journal = CrashJournal(task.crash_journal)
-    tracer = open_tracer(task.traces_endpoint, 1.0, task.name)  # who asks has decided which requests are traced
+    tracer = open_tracer(task.traces_endpoint, 1.0, task.name)  # front ends decide which requests are sampled
     receiver = RequestReceiver(
         channel,
         task.models,
@@ -275,7 +279,7 @@ def main(task: EngineTask) -> int:
             dtype=config.dtype,
             slots=config.slots,
             threads=config.threads,
-            previous_end=task.previous_exit,
+            previous_exit=task.previous_exit,
         ),
     )
     engine.run()
@@ -287,17 +291,17 @@ def main(task: EngineTask) -> int:
 
 
 def _end_process(fault: threading.ExceptHookArgs) -> None:
-    """A thread that ends leaves requests unanswered for ever: the whole engine ends instead, and the supervisor starts another."""
+    """End the process when a thread fails, because requests would stay unanswered; the supervisor restarts it."""
     name = fault.thread and fault.thread.name
     log_fields = fields(event="thread_failed", thread=name)
     _log.critical("the %s thread failed; the engine ends", name, exc_info=fault.exc_value, extra=log_fields)
-    logging.shutdown()  # has that line written, though the supervisor may be slow to read
+    logging.shutdown()  # flush that line, even if the supervisor reads slowly
     os._exit(1)
 
 
 if __name__ == "__main__":
     task = msgspec.json.decode(sys.argv[1], type=EngineTask)
-    faulthandler.enable()  # a library's crash tells where it was
+    faulthandler.enable()  # print the stack when a native library crashes
     with logging_here(task.name, task.log_level):
         status = main(task)
-    os._exit(status)  # taking torch apart takes the interpreter two seconds, and there is nothing left to save
+    os._exit(status)  # skips the interpreter's shutdown, which takes two seconds with torch; nothing is left to save

@@ -1,4 +1,4 @@
-"""The desk of an engine: answers its peers, and hands on to the wheel what is ready to be drawn."""
+"""The thread that reads an engine's messages: it answers clients, prepares requests and passes them to the loop."""
 
 import logging
 import queue
@@ -46,7 +46,7 @@ _log = logging.getLogger("noria.engine")
 
 @dataclass(frozen=True)
 class SubmitCommand:
-    """A request with its sampler compiled, and who asked."""
+    """Accept a prepared request from a client."""
 
     client: ClientId
     prepared: "CompiledImageRequest"
@@ -55,7 +55,7 @@ class SubmitCommand:
 
 @dataclass(frozen=True)
 class CancelCommand:
-    """Who has left, and its request; None: all of its requests."""
+    """Cancel a client's request, or all of its requests (None), for instance when it has reconnected."""
 
     client: ClientId
     request_id: str | None
@@ -63,16 +63,17 @@ class CancelCommand:
 
 @dataclass(frozen=True)
 class SubscribeCommand:
-    """Who wants to see the wheel."""
+    """Send a client the next view of the engine."""
 
     client: ClientId
     view_request: ViewRequest
 
 
 class RequestReceiver(threading.Thread):
-    """Answers peers. Requests pass on to the wheel once prepared; what cannot be drawn never gets there.
+    """Answers clients and fills `commands`, the queue of the loop; requests that cannot be prepared are rejected here.
 
-    A sampler that is new takes up to a second to compile, so that is done aside, one at a time: who needs a known one passes.
+    A new sampler takes up to a second to compile. A separate thread compiles one at a time, so that requests with known
+    samplers do not wait.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class RequestReceiver(threading.Thread):
         previous_exit: ExitCause = "none",
         tracer: Tracer = NO_TRACER,
     ) -> None:
-        super().__init__(name="desk", daemon=True)
+        super().__init__(name="receiver", daemon=True)
         self._spans = StageSpans(tracer)
         self.watchdog, self.crash_journal = watchdog, crash_journal
         self.commands: queue.SimpleQueue[SubmitCommand | CancelCommand | SubscribeCommand | None] = queue.SimpleQueue()
@@ -98,28 +99,34 @@ class RequestReceiver(threading.Thread):
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="compiler")
         self._clients: dict[str, ClientId] = {}  # by name
         self._load: EngineLoad | None = None
-        self._unacked_loads: dict[ClientId, EngineLoad] = {}  # what each has been sent and has not said to have read
-        self._preparing: dict[tuple[ClientId, str], float] = {}  # when they came, monotonic seconds
-        self._lock = (
-            threading.Lock()
-        )  # over what two threads change: the executor, the peers and their loads, who is being prepared
+        self._unacked_loads: dict[
+            ClientId, EngineLoad
+        ] = {}  # the last load sent to each client, until it is acknowledged
+        self._preparing: dict[tuple[ClientId, str], float] = {}  # their arrival, in monotonic seconds
+        self._lock = threading.Lock()  # protects _executor, _clients, _load, _unacked_loads and _preparing
 
     def set_ready(self, executor: "Executor[CompiledImageRequest]", device: str, max_images: int) -> None:
-        """The models are warm: tell every peer. A request for more than `most_images` could never be taken."""
+        """Announce to every client that the models are loaded.
+
+        Requests for more than `max_images` images are rejected.
+        """
         with self._lock:
             self._executor, self._device, self._max_images = executor, device, max_images
             for client in self._clients.values():
                 self._channel.send(client, self._state())
 
     def publish_load(self, load: EngineLoad) -> None:
-        """Send `load` to every peer, to who has not read the last one as soon as it has: the newest, and none between."""
+        """Send `load` to every client.
+
+        One that has not acknowledged the last load gets the newest one as soon as it does.
+        """
         with self._lock:
             self._load = load
             for client in self._clients.values():
                 self._send_load(client)
 
     def run(self) -> None:
-        """Serve the channel's inbox for as long as the process lives."""
+        """Process the channel's inbox until the process ends."""
         while True:
             client, message = self._channel.inbox.get()
             match message:
@@ -137,7 +144,7 @@ class RequestReceiver(threading.Thread):
                     self._channel.send(client, Pong(self.incarnation, self.watchdog.busy_s, self.watchdog.hang_limit_s))
 
     def _register_client(self, client: ClientId, name: str) -> None:
-        """A peer's life begins, or its connection's: a life before it waits for nothing any more."""
+        """Register a connection under the client's name; requests of its previous connection are cancelled."""
         with self._lock:
             if name in self._clients:
                 previous_client = self._clients[name]
@@ -180,7 +187,7 @@ class RequestReceiver(threading.Thread):
             )
             return
         if request.num_images > self._max_images:
-            text = f"n is {request.num_images}; this server's slots and queue hold {self._max_images} images at most"
+            text = f"n is {request.num_images}; this server's slots and queue hold at most {self._max_images} images"
             self._reject(client, request, arrived, Failed(request.request_id, InvalidField.code, text, "n"))
             return
         with self._lock:
@@ -200,11 +207,11 @@ class RequestReceiver(threading.Thread):
         except RequestError as error:
             failed = Failed(request.request_id, error.code, error.message, error.field)
         except Exception:
-            log_fields = fields(event="request_broke", request_id=request_id_of(request.request_id))
+            log_fields = fields(event="request_preparation_failed", request_id=request_id_of(request.request_id))
             _log.exception("request %s cannot be prepared", request.request_id, extra=log_fields)
             failed = Failed(request.request_id, "generation_failed", "the request could not be prepared")
         with self._lock:
-            if (client, request.request_id) not in self._preparing:  # cancelled meanwhile, and told so
+            if (client, request.request_id) not in self._preparing:  # cancelled meanwhile, and answered
                 self._record_span(request, arrived, RequestCancelled.code)
                 return
             del self._preparing[client, request.request_id]
@@ -230,6 +237,6 @@ class RequestReceiver(threading.Thread):
         self._send_failed(client, Failed(request_id, "cancelled", "cancelled by the caller"), arrived)
 
     def _send_failed(self, client: ClientId, failed: Failed, arrived: float) -> None:
-        """A request that came then never got to the wheel."""
+        """Answer a request that did not reach the loop; its time since `arrived` counts as queue time."""
         timings = Timings(queue_s=time.monotonic() - arrived)
         self._channel.send(client, msgspec.structs.replace(failed, timings=timings))

@@ -1,7 +1,7 @@
-"""The spans of an engine: where a request's time went on the wheel, as children of the span that asked for it.
+"""Trace spans of a request's stages in the engine, as children of the span that submitted it.
 
-Made when the request has ended, from what was measured on its way, by the thread that tells its end: the wheel's own makes none.
-A request that is in no trace, or in one that is not recorded, costs the look at its `traceparent`.
+They are made from the measured timings after the request has ended, by the thread that sends its last message, never by
+the loop's. A request in no trace, or in one that is not sampled, costs only the parsing of its `traceparent`.
 """
 
 import time
@@ -13,10 +13,10 @@ from noria.scheduling.types import RequestTimings
 
 
 class StageSpans:
-    """Makes them."""
+    """Records the spans of one engine's requests."""
 
     def __init__(self, tracer: Tracer, num_slots: int = 0) -> None:
-        """`num_slots` are the wheel's."""
+        """`num_slots` is the engine's, an attribute of the denoise span."""
         self._tracer, self._num_slots = tracer, num_slots
 
     def record(
@@ -28,7 +28,10 @@ class StageSpans:
         *,
         is_generated: bool = False,
     ) -> None:
-        """The request has ended `at`, monotonic seconds; with `code`, in vain, and the last stage that it reached is what failed."""
+        """Record the stages of a request that ended `at` (monotonic seconds).
+
+        With `code`, its last stage is marked as failed.
+        """
         if not request.traceparent:
             return
         parent = parse([request.traceparent], [request.tracestate])
@@ -60,10 +63,10 @@ class StageSpans:
 
 
 def _stages(timings: RequestTimings, *, is_generated: bool) -> list[tuple[str, float]]:
-    """The stages that were reached, each with its seconds; they follow each other without gaps."""
+    """The stages that the request reached, with their seconds; each begins when the one before it ends."""
     stages = [("queue", timings.queue_s)]
     if is_generated or timings.text_encode_s + timings.denoise_s > 0:
-        stages += [("encode", timings.text_encode_s), ("denoise", timings.denoise_s)]
+        stages += [("text_encode", timings.text_encode_s), ("denoise", timings.denoise_s)]
     if is_generated:
         stages.append(("decode", timings.decode_s))
     return stages

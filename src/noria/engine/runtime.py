@@ -1,27 +1,34 @@
-"""What carries out a plan: the contract, and a fake one on virtual time for tests, examples and simulation."""
+"""The interface between the engine loop and a model runtime.
 
-from collections.abc import Callable, Mapping
+A *runtime* carries out the scheduler's plans for one kind of model on one device. It consists of an `Executor`, which
+compiles requests and executes iterations, and of the data that it returns. `engine/diffusion` is the runtime for
+diffusion models, `engine/multi_model` combines several of them on one device, and `testing/fake_executor` is one
+without a device.
+
+The loop decides nothing and computes nothing; a runtime does not know which requests wait, or why a plan is what it is.
+"""
+
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from noria.protocol.request import ImageRequest
-from noria.scheduling.types import ImageId, IterationPlan, IterationResult, Phase, Step
+from noria.scheduling.types import BatchKey, ImageId, IterationPlan, IterationResult
 
 
 class Pixels(Protocol):
-    """A decoded image that may still be on its way from the device."""
+    """A decoded image that may still be in transfer from the device."""
 
     def rgb(self) -> bytes | memoryview:
-        """Height × width × 3 bytes; waits for the device if need be.
+        """Height × width × 3 bytes; blocks until the transfer is complete.
 
-        From any thread, and as often as it is asked: a slot's picture for every view.
+        May be called from any thread, and repeatedly: a thumbnail is sent with every view while its image is in a slot.
         """
         ...
 
 
 @dataclass(frozen=True)
 class PreviewPixels:
-    """What an image is going to be, as its model's output at `call` says."""
+    """A preview of an image, computed from its model output at `call`."""
 
     image: ImageId
     call: int
@@ -31,16 +38,16 @@ class PreviewPixels:
 
 
 class CompiledRequest(Protocol):
-    """A request made ready for the device: all that can be done for it without the device."""
+    """A request after the preparation that needs no device."""
 
     @property
     def request(self) -> ImageRequest:
-        """What was asked for."""
+        """The request as submitted."""
         ...
 
     @property
     def num_calls(self) -> int:
-        """Model calls that each of its images takes."""
+        """Model calls for each of its images."""
         ...
 
 
@@ -48,177 +55,61 @@ P = TypeVar("P", bound=CompiledRequest)
 
 
 class Executor(Protocol[P]):
-    """One device. `prepare` may be called from another thread; everything else from the wheel's own."""
+    """Executes iterations on one device.
+
+    `prepare` may be called from another thread, everything else from the loop's only.
+    """
 
     def prepare(self, request: ImageRequest) -> P:
-        """Compile what the request needs; raises `errors.RequestError` if it cannot be drawn."""
+        """Compile what the request needs; raises `errors.RequestError` if it cannot be generated."""
         ...
 
     def is_compiled(self, request: ImageRequest) -> bool:
-        """Whether `prepare` would return at once: nothing new is to be compiled."""
+        """Whether `prepare` would return at once because nothing new must be compiled."""
         ...
 
     def accept(self, prepared: P) -> None:
-        """Remember a request that the scheduler has taken in, until `forget`."""
+        """Keep a request that the scheduler has accepted, until `forget`."""
         ...
 
     def forget(self, request_id: str) -> None:
-        """The request has ended; plans will not name it again."""
+        """Release a request that has ended; no later plan names it."""
         ...
 
     def execute(self, plan: IterationPlan, *, with_thumbnails: bool = False) -> IterationResult:
-        """Carry out one turn. May return while the device still works; never raises for one request's sake.
+        """Execute one iteration. May return while the device still works. Failures of single images are in the result.
 
-        With `glimpse`, make a small picture of every image that steps: `glimpses` has them.
+        With `with_thumbnails`, also make a thumbnail of every image that steps, for `thumbnails`.
         """
         ...
 
     def take_pixels(self, image: ImageId) -> Pixels:
-        """The pixels of an image that the last turn decoded; given out once."""
+        """The pixels of an image that the last iteration decoded. Each image can be taken once."""
         ...
 
     def previews(self) -> list[PreviewPixels]:
-        """Those that the last turn made; given out once."""
+        """The previews of the last iteration. They are returned once."""
         ...
 
     def thumbnails(self) -> list[PreviewPixels]:
-        """The pictures of the last turn, for who watches the wheel, at most `GLIMPSE_PX` a side; given out once."""
+        """The thumbnails of the last iteration, with sides of at most `THUMBNAIL_MAX_PX`. They are returned once."""
         ...
 
     def memory_bytes(self) -> int:
-        """What it holds of its device's memory."""
+        """Device memory that the executor holds."""
         ...
 
 
 THUMBNAIL_MAX_PX = 64
-"""The longest side of a picture on the wheel: 64 of them are less than a megabyte, five times a second."""
+"""The longest side of a thumbnail: 64 of them are less than a megabyte, sent five times a second."""
 
 
 def preview_calls(num_calls: int, num_previews: int) -> frozenset[int]:
-    """At which calls an image shows itself: `num_previews` of `num_calls`, evenly spread, never at the last, which shows the image."""
+    """The calls after which an image gets a preview: evenly spread, without the last one, which the image follows."""
     calls = ((number * num_calls) // (num_previews + 1) for number in range(1, num_previews + 1))
     return frozenset(call for call in calls if call < num_calls - 1)
 
 
-class VirtualClock:
-    """Seconds that pass only when somebody says so. Call it to read it."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        """Monotonic seconds."""
-        return self.now
-
-
-@dataclass(frozen=True)
-class FakeCompiledRequest:
-    """A request of the fake device: as many calls as steps."""
-
-    request: ImageRequest
-
-    @property
-    def num_calls(self) -> int:
-        """One call a step."""
-        return self.request.num_steps
-
-
-@dataclass(frozen=True)
-class FakePixels:
-    """A flat image whose colour is its seed's."""
-
-    seed: int
-    num_bytes: int
-
-    def rgb(self) -> bytes:
-        """The seed's lowest byte, everywhere."""
-        return bytes([self.seed % 256]) * self.num_bytes
-
-
-class FakeExecutor:
-    """A device that takes `turn_s(plan)` of virtual time a turn, and checks that every image is stepped in order and in its slot."""
-
-    def __init__(
-        self,
-        clock: VirtualClock,
-        iteration_s: Callable[[IterationPlan], float] = lambda plan: 1.0,  # noqa: ARG005
-        memory: Mapping[Phase, int] | None = None,
-    ) -> None:
-        """`memory` is how many images fit each part of a turn; what it does not name has room for all."""
-        self.clock = clock
-        self.iteration_s = iteration_s
-        self.memory = memory or {}
-        self.failing: dict[ImageId, str] = {}  # images to fail at their next turn
-        self._previews: list[PreviewPixels] = []
-        self._thumbnails: list[PreviewPixels] = []
-        self._accepted: dict[str, FakeCompiledRequest] = {}
-        self._slots: dict[int, tuple[ImageId, int]] = {}  # whose image a slot holds, and its next call
-
-    def prepare(self, request: ImageRequest) -> FakeCompiledRequest:
-        """Nothing to compile."""
-        return FakeCompiledRequest(request)
-
-    def is_compiled(self, request: ImageRequest) -> bool:  # noqa: ARG002
-        """Always."""
-        return True
-
-    def accept(self, prepared: FakeCompiledRequest) -> None:
-        """Remember it."""
-        self._accepted[prepared.request.request_id] = prepared
-
-    def forget(self, request_id: str) -> None:
-        """Forget it."""
-        del self._accepted[request_id]
-
-    def execute(self, plan: IterationPlan, *, with_thumbnails: bool = False) -> IterationResult:
-        """Let time pass; fail what `failing` names."""
-        self.clock.now += self.iteration_s(plan)
-        if len(plan.joins) > self.memory.get("boards", len(plan.joins)):
-            return IterationResult(oom_phase="boards")
-        for assignment in plan.joins:
-            self._slots[assignment.slot] = (assignment.image, 0)
-        if len(plan.steps) > self.memory.get("steps", len(plan.steps)):
-            return IterationResult(oom_phase="steps")
-        for step in plan.steps:
-            assert self._slots[step.slot] == (step.image, step.call), (
-                f"{step} but the slot holds {self._slots[step.slot]}"
-            )
-            self._slots[step.slot] = (step.image, step.call + 1)
-            self._make_previews(step, with_thumbnails=with_thumbnails)
-        if len(plan.decodes) > self.memory.get("decodes", len(plan.decodes)):
-            return IterationResult(oom_phase="decodes")
-        for assignment in plan.decodes:
-            held = self._slots[assignment.slot]
-            assert held == (assignment.image, self._accepted[assignment.image.request_id].num_calls), (
-                f"{assignment} but the slot holds {held}"
-            )
-        planned = {item.image for items in (plan.joins, plan.steps, plan.decodes) for item in items}
-        return IterationResult({image: self.failing.pop(image) for image in planned & self.failing.keys()})
-
-    def _make_previews(self, step: Step, *, with_thumbnails: bool) -> None:
-        prepared = self._accepted[step.image.request_id]
-        pixels = FakePixels(prepared.request.seed + step.image.index, 3)
-        preview = PreviewPixels(step.image, step.call, 1, 1, pixels)
-        if step.call in preview_calls(prepared.num_calls, prepared.request.num_previews):
-            self._previews.append(preview)
-        if with_thumbnails:
-            self._thumbnails.append(preview)
-
-    def previews(self) -> list[PreviewPixels]:
-        """One pixel each."""
-        previews, self._previews = self._previews, []
-        return previews
-
-    def thumbnails(self) -> list[PreviewPixels]:
-        """One pixel each."""
-        thumbnails, self._thumbnails = self._thumbnails, []
-        return thumbnails
-
-    def memory_bytes(self) -> int:
-        """A fake device has none."""
-        return 0
-
-    def take_pixels(self, image: ImageId) -> FakePixels:
-        """A flat image of the request's size."""
-        request = self._accepted[image.request_id].request
-        return FakePixels(request.seed + image.index, request.width_px * request.height_px * 3)
+def batch_key_of(request: ImageRequest) -> BatchKey:
+    """The batch key of all images of `request`."""
+    return BatchKey(request.width_px, request.height_px, request.model)

@@ -1,4 +1,4 @@
-"""The delivery of an engine: waits for what the device still computes or copies, and sends it; so the wheel never waits for either."""
+"""The thread that sends an engine's results. It waits for device transfers, so that the loop does not."""
 
 import queue
 import threading
@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from noria.engine.loop import EngineEvent, ImageReady, PreviewReady, ProgressChanged, RequestClosed
+from noria.engine.loop import EngineEvent, ImageReady, PreviewReady, ProgressChanged, RequestEnded
 from noria.engine.pending_view import PendingView, resolve_view
 from noria.engine.receiver import CancelCommand, RequestReceiver
 from noria.engine.request_spans import StageSpans
@@ -25,27 +25,27 @@ ERROR_CODE_BY_REASON = {
     FinishReason.REFUSED: QueueFull.code,
     FinishReason.UNMEETABLE: DeadlineUnmeetable.code,
 }
-"""What a request that ended so is answered with, of `noria.errors`."""
+"""The error codes (of `noria.errors`) of requests that did not finish."""
 
 
 class ResponseSender(threading.Thread):
-    """Sends what the wheel hands over, in order, waiting for the device's copies where need be."""
+    """Sends the items of `outbox` in order; each is an event or a view with the client that gets it."""
 
     def __init__(self, channel: EngineChannel, receiver: RequestReceiver, spans: StageSpans) -> None:
-        super().__init__(name="delivery", daemon=True)
+        super().__init__(name="sender", daemon=True)
         self._spans = spans
         self._commands, self._busy_timer = receiver.commands, receiver.watchdog.sender
         self.outbox: queue.SimpleQueue[tuple[ClientId, EngineEvent[CompiledImageRequest] | PendingView] | None] = (
             queue.SimpleQueue()
         )
         self._channel = channel
-        self._pixels_ready_s: dict[
-            str, float
-        ] = {}  # when the last image's pixels of a request were there, monotonic seconds
-        self._failed: dict[str, NoriaError] = {}  # requests with an image that failed after its decoding
+        # By request id: when the pixels of its last image were complete, in monotonic seconds.
+        self._pixels_ready_s: dict[str, float] = {}
+        # By request id: the error of an image that failed after it was decoded.
+        self._failed: dict[str, NoriaError] = {}
 
     def run(self) -> None:
-        """Deliver until a None comes."""
+        """Send until the outbox yields None."""
         while (item := self.outbox.get()) is not None:
             client, event = item
             with self._busy_timer:
@@ -56,7 +56,7 @@ class ResponseSender(threading.Thread):
                         self._send_preview(client, event)
                     case ImageReady():
                         self._send_image(client, event)
-                    case RequestClosed():
+                    case RequestEnded():
                         self._send_end(client, event)
                     case PendingView():
                         self._channel.send(client, *resolve_view(event))
@@ -76,7 +76,7 @@ class ResponseSender(threading.Thread):
             rgb = ready.pixels.rgb()
         except NoriaError as error:
             self._failed[request.request_id] = error
-            self._commands.put(CancelCommand(client, request.request_id))  # its other images need not be drawn
+            self._commands.put(CancelCommand(client, request.request_id))  # its other images are not needed
             return
         self._pixels_ready_s[request.request_id] = time.monotonic()
         message = ImageDone(
@@ -84,11 +84,11 @@ class ResponseSender(threading.Thread):
         )
         self._channel.send(client, message, rgb)
 
-    def _send_end(self, client: ClientId, ended: "RequestClosed[CompiledImageRequest]") -> None:
+    def _send_end(self, client: ClientId, ended: "RequestEnded[CompiledImageRequest]") -> None:
         event = ended.event
         error = self._failed.pop(event.request_id, None)
         is_generated = event.finish_reason is FinishReason.FINISHED
-        # A device that works behind the wheel had not drawn it when the wheel saw its end.
+        # A GPU runs behind the loop: it had not completed the image when the loop saw the end.
         pixels_ready_s = self._pixels_ready_s.pop(event.request_id, event.finished_at)
         at = max(pixels_ready_s, event.finished_at) if is_generated else event.finished_at
         request_timings = replace(event.timings, slot_s=event.timings.slot_s + at - event.finished_at)

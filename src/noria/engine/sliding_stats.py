@@ -1,7 +1,7 @@
-"""The last minute of a wheel, for who watches it: how fast, how full, how long requests took.
+"""Statistics over the last minute of an engine, for live views: throughput, occupancy, latency percentiles.
 
-Kept in buckets of a second, so that an hour of small turns takes no more memory than a minute of large ones. Seconds are of any one
-clock, and an argument.
+Events are counted in buckets of one second, so that memory does not grow with the number of iterations. The time is an
+argument, in seconds of any one clock.
 """
 
 from collections import deque
@@ -12,15 +12,15 @@ import numpy as np
 from noria.protocol.live_views import RatesView
 
 WINDOW_S = 60
-_MAX_REQUESTS_PER_BUCKET = 1000  # of one second, whose times are kept: more would say the same
+_MAX_REQUESTS_PER_BUCKET = 1000  # whose latencies are kept; more would not change the percentiles
 
 
 @dataclass(slots=True)
 class _Bucket:
-    start_s: int  # it began then
+    start_s: int
     busy_s: float = 0.0
-    slot_s: float = 0.0  # of all slots together
-    num_iterations: int = 0  # that stepped
+    slot_s: float = 0.0  # summed over the used slots
+    num_iterations: int = 0  # with steps
     num_steps: int = 0
     num_images: int = 0
     num_requests: int = 0
@@ -28,14 +28,14 @@ class _Bucket:
 
 
 class SlidingStats:
-    """What happened in each of the last seconds."""
+    """Counts of each of the last `WINDOW_S` seconds."""
 
     def __init__(self, num_slots: int, now: float) -> None:
-        self._num_slots, self._began = num_slots, now
+        self._num_slots, self._started = num_slots, now
         self._buckets: deque[_Bucket] = deque(maxlen=WINDOW_S)
 
     def add_iteration(self, duration_s: float, num_running: int, num_stepped: int, now: float) -> None:
-        """A turn ended that took `seconds`, with so many images in slots."""
+        """Count an iteration that ended now, with `num_running` images in slots, `num_stepped` of which made a step."""
         bucket = self._bucket(now)
         bucket.busy_s += duration_s
         bucket.slot_s += duration_s * num_running
@@ -43,32 +43,30 @@ class SlidingStats:
         bucket.num_steps += num_stepped
 
     def add_image(self, now: float) -> None:
-        """An image is done."""
+        """Count a completed image."""
         self._bucket(now).num_images += 1
 
     def add_request(self, latency_s: float, now: float) -> None:
-        """A request ended well, `seconds` after it came."""
+        """Count a request that finished `latency_s` after its arrival."""
         bucket = self._bucket(now)
         bucket.num_requests += 1
         if len(bucket.latencies_s) < _MAX_REQUESTS_PER_BUCKET:
             bucket.latencies_s.append(latency_s)
 
     def has_recent(self, now: float) -> bool:
-        """Whether anything happened in the last minute, so that a second from now the view is another."""
+        """Whether anything was counted in the last minute, so that the view still changes with time."""
         return bool(self._buckets) and self._buckets[-1].start_s > int(now) - WINDOW_S
 
     def view(self, now: float) -> RatesView:
-        """The last minute, or since the beginning where that is less; never less than a second."""
+        """The rates over the last minute, or since the start if that is shorter; at least one second."""
         first = int(now) - WINDOW_S + 1
         recent = [bucket for bucket in self._buckets if bucket.start_s >= first]
-        window_s = max(now - max(self._began, first), 1.0)
+        window_s = max(now - max(self._started, first), 1.0)
         latencies_s = [latency_s for bucket in recent for latency_s in bucket.latencies_s]
         p50_s, p95_s, p99_s = np.percentile(latencies_s, (50, 95, 99)).tolist() if latencies_s else (None, None, None)
-        num_iterations, num_steps = (
-            sum(bucket.num_iterations for bucket in recent),
-            sum(bucket.num_steps for bucket in recent),
-        )
-        # A turn counts in the second in which it ended, so one that is long may count for more than the window.
+        num_iterations = sum(bucket.num_iterations for bucket in recent)
+        num_steps = sum(bucket.num_steps for bucket in recent)
+        # An iteration counts in the second in which it ended, so a long one may count for more than the window.
         return RatesView(
             window_s=window_s,
             requests_per_s=sum(bucket.num_requests for bucket in recent) / window_s,

@@ -1,16 +1,17 @@
-"""How long the engine's threads have been at what they do: what the desk answers when the supervisor asks whether the engine hangs.
+"""Detects hangs: measures how long the engine's threads have been busy with their current piece of work.
 
-Each thread marks its own pieces of work; the desk reads. Reading and writing one attribute is atomic, so there is no lock that a thread
-which hangs could hold.
+Each thread marks its own work and the receiver reads it, to answer the supervisor's `Ping`. There is no lock that a
+hung thread could hold, because reading and writing one attribute is atomic.
 """
 
 from collections.abc import Callable
 
-_HANG_FACTOR = 10.0  # times the longest piece of work so far: the largest size that may be asked for has 4–16 times the usual pixels
+_HANG_FACTOR = 10.0
+"""A hang takes this many times the longest work so far: the largest allowed size has 4 to 16 times the usual pixels."""
 
 
 class BusyTimer:
-    """One thread's pieces of work: a context manager around each."""
+    """Times the work of one thread, which enters this context manager for each piece of it."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.longest_s = 0.0
@@ -27,28 +28,28 @@ class BusyTimer:
 
     @property
     def busy_s(self) -> float:
-        """Seconds since the present piece of work began; 0 when there is none."""
+        """Seconds since the current piece of work began; 0 when idle."""
         since = self._since
         return 0.0 if since is None else self._clock() - since
 
 
 class HangWatchdog:
-    """The threads that wait for the device: the wheel, a piece of whose work is a turn, and the delivery, with an image each."""
+    """The threads that wait for the device: the loop (a piece of work is an iteration) and the sender (a message)."""
 
     def __init__(self, hang_timeout_s: float, clock: Callable[[], float]) -> None:
         self.loop, self.sender = BusyTimer(clock), BusyTimer(clock)
         self._hang_timeout_s = hang_timeout_s
 
     def expect_iteration(self, iteration_s: float) -> None:
-        """A turn may take `turn_s` seconds, as one did while the model warmed up."""
+        """Raise the limit for iterations of `iteration_s` seconds, as seen during warm-up."""
         self.loop.longest_s = max(self.loop.longest_s, iteration_s)
 
     @property
     def busy_s(self) -> float:
-        """Seconds that the busier thread has been at its present piece of work."""
+        """Seconds that the longer-busy thread has spent on its current piece of work."""
         return max(self.loop.busy_s, self.sender.busy_s)
 
     @property
     def hang_limit_s(self) -> float:
-        """More than this is a hang."""
+        """Seconds of `busy_s` above which the engine counts as hung."""
         return max(self._hang_timeout_s, _HANG_FACTOR * max(self.loop.longest_s, self.sender.longest_s))

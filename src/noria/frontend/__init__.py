@@ -1,1 +1,1 @@
-"""PROCESS: protocols in, bytes out. Never imports torch, diffusers or the engine."""
+"""The front-end process: HTTP in, image files out. Never imports torch, diffusers or the engine."""

@@ -1,12 +1,8 @@
-"""The front end as an ASGI application: its routes, and the one place where an error becomes a response.
-
-Every refusal, on every route, has one shape (`refusals.py`), which is also the one that OpenAI's clients read.
-"""
+"""The ASGI application of a front end: its routes, middleware and exception handlers."""
 
 import asyncio
 import contextlib
 import functools
-import math
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Self
@@ -21,28 +17,24 @@ from starlette.routing import Route
 
 from noria.config import Config, FrontendConfig
 from noria.errors import (
-    InternalError,
-    MethodNotAllowed,
     NoriaError,
-    RouteNotFound,
-    Unauthorized,
-    did_you_mean,
-    short_repr,
 )
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.http.api_keys import read_keys
+from noria.frontend.http.auth import AuthMiddleware, ClientDirectory
 from noria.frontend.http.body import JsonBodyReader
-from noria.frontend.http.error_body import error_body
+from noria.frontend.http.errors import error_response, internal_error_response, routing_error_response
 from noria.frontend.http.event_loop_lag import monitor_event_loop_lag
-from noria.frontend.http.middleware import AuthMiddleware, ObservabilityMiddleware
-from noria.frontend.http.quotas import OPEN_PATHS, ClientDirectory
+from noria.frontend.http.json_response import json_response
+from noria.frontend.http.middleware import ObservabilityMiddleware
+from noria.frontend.http.paths import OPEN_PATHS
 from noria.frontend.openapi.docs_page import DocsPage, docs_page
 from noria.frontend.openapi.document import openapi
-from noria.frontend.routes.a1111.routes import ROOT, A1111Routes
+from noria.frontend.routes.a1111.routes import A1111Routes
 from noria.frontend.routes.image_metadata import ImageMetadataRoute
 from noria.frontend.routes.images import ImageRoutes
 from noria.frontend.routes.jobs import JobRoutes
-from noria.frontend.routes.live import Live
+from noria.frontend.routes.live import LiveRoutes
 from noria.frontend.routes.openai_images import OpenAIRoutes
 from noria.frontend.routes.static_pages import PAGE_HEADERS, page_routes
 from noria.frontend.services.generation import GenerationService
@@ -63,16 +55,16 @@ def build_app(
     open_jobs: Callable[[], JobService] | None = None,
     tracer: Tracer = NO_TRACER,
 ) -> Starlette:
-    """The application that serves what `link` reaches; it enters and leaves the link and the jobs with its own life.
+    """Return the application in front of `engine_pool`. Its lifespan connects the pool and runs the jobs.
 
-    `open_jobs` opens them; by default as a front end that is alone. `tracer` is its caller's to close. `state.drain` is to be called when
-    the server stops accepting.
+    `open_jobs` opens the jobs; by default as the only front end. The caller closes `tracer`, and calls `app.state.drain` when
+    the server stops accepting connections.
 
     Raises:
-        ConfigError: the file of API keys is not one.
+        ConfigError: the file of API keys is invalid.
 
     """
-    clients = ClientDirectory(read_keys(config.frontend.keys_file), config.frontend.processes)
+    clients = ClientDirectory(read_keys(config.frontend.api_keys_file), config.frontend.processes)
     generation_service = GenerationService(engine_pool, config.frontend, tracer=tracer, log_prompts=config.log_prompts)
     body_reader = JsonBodyReader(config.frontend.max_body_bytes)
     jobs = JobRoutes(
@@ -83,12 +75,12 @@ def build_app(
     )
     images = ImageRoutes(generation_service, body_reader)
     openai = OpenAIRoutes(generation_service, body_reader)
-    live = Live(engine_pool, config.frontend)
+    live = LiveRoutes(engine_pool, config.frontend)
     server_routes = ServerRoutes(config, engine_pool)
     routes = [
         Route("/t2i", images.t2i, methods=["POST"]),
         Route("/v1/images/generations", openai.generations, methods=["POST"]),
-        Route("/v1/images/parameters", ImageMetadataRoute(generation_service).metadata, methods=["POST"]),
+        Route("/v1/images/metadata", ImageMetadataRoute(generation_service).metadata, methods=["POST"]),
         Route("/v1/models", openai.models),
         Route("/v1/models/{model:path}", openai.model),
         *jobs.routes,
@@ -101,17 +93,18 @@ def build_app(
         Route("/docs", server_routes.docs),
     ]
     routes = [route if route.path in OPEN_PATHS else _authenticated(route, clients) for route in routes]
-    routes += page_routes(PAGES)  # open: a page shows nothing but what its reader's own key lets it ask for
+    routes += page_routes(PAGES)  # need no key: a page requests all that it shows with its reader's key
     known_paths = [route.path for route in routes]
 
-    def handle_noria_error(http: Request, error: Exception) -> Response:
+    # Handlers are async because Starlette runs others in a thread pool, which takes longer than the handler itself.
+    async def handle_noria_error(http: Request, error: Exception) -> Response:
         assert isinstance(error, NoriaError), "registered for nothing else"
         headers = {"Connection": "close"} if getattr(http.state, "must_close", False) else None
         return error_response(error, http, headers)
 
-    def handle_routing_error(http: Request, error: Exception) -> Response:
+    async def handle_routing_error(http: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException), "registered for nothing else"
-        return _routing_response(http, error, known_paths)
+        return routing_error_response(http, error, known_paths)
 
     def drain() -> None:
         jobs.drain()
@@ -131,13 +124,13 @@ def build_app(
     app = Starlette(
         routes=routes,
         middleware=[
-            Middleware(ObservabilityMiddleware, internal_error_response=_internal_error_response, tracer=tracer)
+            Middleware(ObservabilityMiddleware, internal_error_response=internal_error_response, tracer=tracer)
         ],
         exception_handlers={NoriaError: handle_noria_error, HTTPException: handle_routing_error},
         lifespan=lifespan,
     )
     app.state.drain = drain
-    app.router.redirect_slashes = False  # "/t2i/" is not a path of ours, and a redirected POST is a riddle
+    app.router.redirect_slashes = False  # "/t2i/" is a 404: clients handle a redirected POST differently
     return app
 
 
@@ -152,30 +145,30 @@ class ServerRoutes:
 
     def __init__(self, config: Config, engine_pool: EnginePool) -> None:
         self._engine_pool = engine_pool
-        # Open to all, and some milliseconds of work: done once for each model that was the first one last.
+        # Needs no key and takes some milliseconds, so the last result is cached, by default model.
         self._api_docs = functools.lru_cache(maxsize=1)(functools.partial(_ApiDocs.build, config.frontend))
 
     async def healthz(self, _: Request) -> Response:
-        """200 as long as this process answers at all."""
-        return _json({"status": "alive"})
+        """Return 200 as long as this process answers at all."""
+        return json_response({"status": "alive"})
 
     async def readyz(self, _: Request) -> Response:
-        """200 if an image request would be taken now, else 503; the state of each engine in both."""
+        """Return 200 if an engine is ready, else 503; the body has the state of each engine."""
         body = {"ready": self._engine_pool.ready, "engines": self._engine_pool.engines}
-        return _json(body, 200 if self._engine_pool.ready else 503)
+        return json_response(body, 200 if self._engine_pool.ready else 503)
 
     async def metrics(self, http: Request) -> Response:
-        """Prometheus' text format or OpenMetrics, summed over all processes."""
-        # A thread: many files are read, and the event loop has images to answer.
+        """Return the metrics, summed over all processes, in Prometheus' text format or OpenMetrics."""
+        # In a thread, because it reads many files.
         text, content_type = await asyncio.to_thread(exposition, http.headers.get("accept", ""))
         return Response(text, headers={"Content-Type": content_type})
 
     async def openapi(self, _: Request) -> Response:
-        """The HTTP interface as an OpenAPI 3.1 document."""
+        """Return the OpenAPI 3.1 document of this server."""
         return Response(self._api_docs(self._default_model_spec).document, media_type="application/json")
 
     async def docs(self, http: Request) -> Response:
-        """The same document, for people."""
+        """Return the OpenAPI document as a page."""
         page = self._api_docs(self._default_model_spec).page
         return HTMLResponse(page.with_origin(str(http.base_url).rstrip("/")), headers=PAGE_HEADERS)
 
@@ -186,56 +179,13 @@ class ServerRoutes:
 
 @dataclass(frozen=True)
 class _ApiDocs:
-    """What is said of the routes."""
+    """The documentation of the routes, as JSON and as a page."""
 
     document: bytes
     page: DocsPage
 
     @classmethod
     def build(cls, config: FrontendConfig, spec: ModelSpec | None) -> Self:
-        """`spec` is that of the first model; None: no engine was ready yet."""
+        """`spec` is the default model; None: no engine was ready yet."""
         document = openapi(spec, config)
         return cls(msgspec.json.encode(document), docs_page(document))
-
-
-def error_response(error: NoriaError, http: Request, headers: dict[str, str] | None = None) -> Response:
-    """`error` as its HTTP response; Retry-After, in whole seconds, where the error knows when."""
-    http.state.error_code = error.code
-    headers = dict(headers or {})
-    if error.retry_after_s is not None:
-        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
-    for_a1111 = http.url.path.startswith(f"{ROOT}/")
-    response = _json(error_body(error, http.state.request_id, for_a1111=for_a1111), error.http_status, headers)
-    if isinstance(error, Unauthorized):
-        response.headers.append("WWW-Authenticate", 'Bearer realm="noria"')
-        # A header of its own: Chromium finds none that stands behind another. Not for a page's script, which has a field for the key:
-        # the browser would ask for a name and a password before that is seen.
-        if "x-requested-with" not in http.headers:
-            response.headers.append("WWW-Authenticate", 'Basic realm="noria", charset="UTF-8"')
-    return response
-
-
-def _routing_response(http: Request, error: HTTPException, known_paths: list[str]) -> Response:
-    """Starlette's own 404 and 405, in our shape."""
-    path = http.url.path
-    if error.status_code == MethodNotAllowed.http_status:
-        allow = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
-        noria_error: NoriaError = MethodNotAllowed(
-            f"{http.method} is not allowed for {short_repr(path)}; allowed is {allow}."
-        )
-        return error_response(noria_error, http, {"Allow": allow})
-    noria_error = RouteNotFound(
-        f"there is no {short_repr(path)}.{did_you_mean(path, known_paths)} GET /docs lists the routes."
-    )
-    return error_response(noria_error, http)
-
-
-def _internal_error_response(request_id: str) -> Response:
-    """The answer when our own code broke: says nothing of its insides, but names the line of the log."""
-    message = f"the server failed on this request; its log has the details under {request_id}."
-    error = InternalError(message)
-    return _json(error_body(error, request_id), error.http_status)
-
-
-def _json(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")

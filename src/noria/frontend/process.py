@@ -1,8 +1,8 @@
 """The front-end process: `python -m noria.frontend.process '{"config": …, "fd": 3, "engines": ["ipc:///…"]}'`.
 
-The supervisor binds the port and passes the socket's descriptor, so that several front ends share it and none loses a connection
-when another restarts. SIGTERM (or SIGINT) stops accepting, answers what is in flight for up to `frontend.drain_s`, then the rest with
-503, and exits 0.
+The supervisor binds the port and passes the socket's descriptor, so several front ends share the port, and no connection is lost
+when one of them restarts. On SIGTERM or SIGINT the process stops accepting connections, answers requests in flight for up to
+`frontend.drain_s`, answers the rest with 503, and exits with status 0.
 """
 
 import asyncio
@@ -31,32 +31,30 @@ from noria.observe.traces.setup import open_tracer
 from noria.protocol.messages import engine_name
 from noria.protocol.process_signals import die_with_parent
 
-_REJECT_GRACE_S = 2.0  # after a drain, to answer 503 to whom no image was drawn in time; the supervisor waits for 5
-_CLOSE_GRACE_S = (
-    1.0  # after that, for what is done for clients to end with their connections; uvicorn would break it off
-)
-_KEEP_ALIVE_S = 75  # longer than clients keep an idle connection (httpx 5 s, nginx 60 s): none sends into a closing one
+_REJECT_GRACE_S = 2.0  # after a drain, to answer 503 to the requests in flight; the supervisor waits for 5 s
+_CLOSE_GRACE_S = 1.0  # after that, for the work of closed connections to end by itself before uvicorn cancels it
+# Longer than clients keep an idle connection (httpx 5 s, nginx 60 s), so that none sends into a closing one.
+_KEEP_ALIVE_S = 75
 
 log = logging.getLogger("noria.frontend")
 
 
 class FrontendTask(msgspec.Struct, frozen=True):
-    """What the supervisor tells a front end, as JSON in its first argument."""
+    """The task of a front end, which the supervisor passes as JSON in the first argument."""
 
     config: Config
     fd: int  # a listening TCP socket, inherited
-    engines: list[str]  # addresses of their channels
+    engines: list[str]  # the addresses of their channels
     parent_pid: int | None = None  # the supervisor's
-    worker_id: str = msgspec.field(
-        default_factory=random_worker_id
-    )  # `server/name`, the same in all lives of a front end
+    # `server/name`, the same after a restart.
+    worker_id: str = msgspec.field(default_factory=random_worker_id)
 
 
 def run(config: Config, listen_fd: int, engine_addresses: list[str], worker_id: str) -> None:
-    """Serve until SIGTERM. Raises ConfigError where the jobs cannot be opened, or traces not be made."""
+    """Serve until SIGTERM. Raises ConfigError if the jobs' database or the trace exporter cannot be opened."""
     setproctitle.setproctitle(f"noria frontend {worker_id.rpartition('/')[2]}")
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
-    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises again the signal that it has already obeyed
+    for number in (signal.SIGTERM, signal.SIGINT):  # after a shutdown, uvicorn raises the signal again
         signal.signal(number, _ignore_signal)
     declarations.init_engine_series([engine_name(number) for number in range(len(engine_addresses))])
     outcomes.init_unknown_model_series()
@@ -70,7 +68,7 @@ def run(config: Config, listen_fd: int, engine_addresses: list[str], worker_id: 
 
 
 def http_server(app: Starlette, engine_pool: EnginePool, config: FrontendConfig) -> uvicorn.Server:
-    """`app` behind uvicorn, as this process runs it: uvloop, httptools, limits to its patience, and no log lines but our own."""
+    """Return the uvicorn server of this process: uvloop, httptools, our timeouts, and none of uvicorn's log lines."""
     return _DrainingServer(
         engine_pool,
         app.state.drain,
@@ -92,7 +90,7 @@ def http_server(app: Starlette, engine_pool: EnginePool, config: FrontendConfig)
 
 
 class _DrainingServer(uvicorn.Server):
-    """uvicorn, which at the end of a drain would close the connections of whom it has not answered."""
+    """A uvicorn server that drains: it answers the remaining requests with 503, where uvicorn would close their connections."""
 
     def __init__(
         self, engine_pool: EnginePool, on_drain: Callable[[], None], drain_s: float, config: uvicorn.Config
@@ -101,9 +99,9 @@ class _DrainingServer(uvicorn.Server):
         self._engine_pool, self._on_drain, self._drain_s = engine_pool, on_drain, drain_s
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drain."""
+        """Drain and stop."""
         log.info("draining for up to %g s", self._drain_s, extra=fields(event="drain_began", drain_s=self._drain_s))
-        self._on_drain()  # streams of jobs and wheels end, and their clients come again elsewhere
+        self._on_drain()  # ends the streams of jobs and of the live view; their clients reconnect elsewhere
         loop = asyncio.get_running_loop()
         stop = loop.call_later(self._drain_s, self._engine_pool.stop)
         abort = loop.call_later(self._drain_s + _REJECT_GRACE_S, self._abort_connections)
@@ -113,9 +111,9 @@ class _DrainingServer(uvicorn.Server):
         log.info("drained", extra=fields(event="drain_ended"))
 
     def _abort_connections(self) -> None:
-        """Leave those who have not read their answers yet: what is done for them ends as if they had left."""
+        """Close the connections of clients that have not read their responses; their work is cancelled as on a disconnect."""
         for connection in self.server_state.connections:
-            connection.transport.abort()  # it is taken out of the set later, by the event loop
+            connection.transport.abort()  # the event loop removes it from the set later
 
 
 def _ignore_signal(_number: int, _frame: FrameType | None) -> None:
@@ -123,7 +121,7 @@ def _ignore_signal(_number: int, _frame: FrameType | None) -> None:
 
 
 def main() -> None:
-    """Read the task from the command line and do it."""
+    """Read the task from the command line and run it."""
     task = msgspec.json.decode(sys.argv[1], type=FrontendTask)
     die_with_parent(parent_pid=task.parent_pid)
     with logging_here(task.worker_id.rpartition("/")[2], task.config.log_level, task.config.log_format):

@@ -1,1 +1,1 @@
-"""What an image file says and how schedulers are named. No torch."""
+"""Metadata of image files, and the names of schedulers. No torch."""

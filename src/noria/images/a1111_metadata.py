@@ -1,12 +1,15 @@
-"""A1111's text of parameters, which its "PNG info", Civitai and many viewers read: prompt, negative prompt, one line of settings.
+"""A1111's text form of metadata, which its "PNG info", Civitai and many viewers read.
+
+It has the prompt, the negative prompt, and one line of settings:
 
     a red circle
     Negative prompt: blurry
-    Steps: 20, Sampler: DPM++ 2M Karras, CFG scale: 7.5, Seed: 7, Size: 512x512, Model hash: 0123456789, Model: tiny, Version: noria 0.1.0
+    Steps: 20, Sampler: DPM++ 2M Karras, CFG scale: 7.5, Seed: 7, Size: 512x512, Model hash: 0123456789, Model: tiny,
+    Version: noria 0.1.0
 
-The form cannot hold every prompt (one with a line "Negative prompt: …" reads back otherwise, and spaces around lines are lost), so
-Noria writes its own JSON beside it and reads that first. Reading is for files of others, which are not to be trusted: nothing here
-raises, and it takes time in proportion to the text.
+The form is lossy (a prompt with a line "Negative prompt: …" is read back differently, and spaces around lines are
+lost), so Noria also writes its own JSON and reads that first. This text is read from untrusted files of other programs:
+reading never raises, and takes time linear in the length of the text.
 """
 
 import contextlib
@@ -19,15 +22,13 @@ from noria.images.a1111_names import a1111_name, scheduler_for
 from noria.images.metadata import GenerationMetadata
 
 _NEGATIVE_PREFIX = "Negative prompt:"
-_VERSION_PREFIX = (
-    "noria "  # before our version: A1111 takes a bare "v0.1" for an old one of its own, and draws as that did
-)
-_MIN_SETTINGS = 3  # a last line with fewer is part of the prompt, as A1111 has it
+_VERSION_PREFIX = "noria "  # A1111 interprets a bare "v0.1" as an old version of its own and generates as that did
+_MIN_SETTINGS = 3  # a last line with fewer is part of the prompt, as in A1111
 _JSON_DECODER = json.JSONDecoder(strict=False)
 
 
 def to_infotext(metadata: GenerationMetadata) -> str:
-    """`parameters` as A1111 writes them; settings that say nothing are left out."""
+    """Format metadata as A1111 does; unset values are left out."""
     lines = [metadata.prompt]
     if metadata.negative_prompt:
         lines.append(f"{_NEGATIVE_PREFIX} {metadata.negative_prompt}")
@@ -36,7 +37,7 @@ def to_infotext(metadata: GenerationMetadata) -> str:
 
 
 def _settings(metadata: GenerationMetadata) -> Iterator[tuple[str, str]]:
-    """In A1111's order: some readers look for "Steps" first."""
+    """Yield settings in A1111's order: some readers expect "Steps" first."""
     sampler, schedule_type = (None, None) if metadata.scheduler is None else a1111_name(metadata.scheduler)
     guidance, size = metadata.guidance_scale, None
     if metadata.width is not None and metadata.height is not None:
@@ -60,7 +61,7 @@ def _quote(value: str) -> str:
 
 
 def from_infotext(text: str) -> GenerationMetadata:
-    """What A1111, or a program that writes as it does, says of an image; a text without settings is all prompt."""
+    """Parse a text in A1111's form; a text without settings is all prompt."""
     lines = text.strip().split("\n")
     settings = dict(_parse_settings(lines[-1]))
     if len(settings) < _MIN_SETTINGS:
@@ -74,7 +75,7 @@ def from_infotext(text: str) -> GenerationMetadata:
 
 
 def _parse_settings(line: str) -> Iterator[tuple[str, str]]:
-    """The settings of `Name: value, Name: "a value, in quotes", …`."""
+    """Yield the settings of `Name: value, Name: "a value, in quotes", …`."""
     position = 0
     while (colon := line.find(":", position)) >= 0:
         name = line[position:colon].rpartition(",")[2].strip()
@@ -83,7 +84,7 @@ def _parse_settings(line: str) -> Iterator[tuple[str, str]]:
         if line.startswith('"', start):
             with contextlib.suppress(ValueError):
                 value, end = _JSON_DECODER.raw_decode(line, start)
-                value = value.encode("utf-8", "replace").decode()  # halves of surrogate pairs, which JSON can spell
+                value = value.encode("utf-8", "replace").decode()  # unpaired surrogates, which JSON can contain
                 end = line.find(",", end)
         end = len(line) if end < 0 else end
         yield name, line[start:end].strip() if value is None else value
@@ -91,7 +92,7 @@ def _parse_settings(line: str) -> Iterator[tuple[str, str]]:
 
 
 def _metadata_from(prompt: str, negative_prompt: str, settings: dict[str, str]) -> GenerationMetadata:
-    """The settings that Noria has too, each taken out of `settings`; one that makes no sense stays among the others."""
+    """Convert the settings that Noria knows, and remove them from `settings`; invalid values stay there, in `other`."""
 
     def take(name: str, pattern: str) -> str | None:
         return settings.pop(name) if re.fullmatch(pattern, settings.get(name, ""), re.ASCII) else None
@@ -125,5 +126,5 @@ def _scheduler_name(sampler: str | None, schedule_type: str | None) -> str | Non
         return None
     try:
         return scheduler_for(sampler, schedule_type)
-    except InvalidField:  # to be shown as it is, and refused by name where it is asked for
+    except InvalidField:  # shown as it is; a request with it is refused by name
         return sampler if schedule_type is None else f"{sampler} {schedule_type}"

@@ -1,16 +1,16 @@
-"""What AUTOMATIC1111's web UI calls our schedulers, and which of ours its names mean: data, and two look-ups.
+"""Converts between the names of Noria's schedulers and those of AUTOMATIC1111's web UI.
 
-A1111 names a *sampler* ("DPM++ 2M") and, since its version 1.9, a *schedule type* ("Karras") apart; before, one name had both ("DPM++ 2M
-Karras"), which newer ones still read. A schedule type of "Automatic" is the sampler's favourite, which for some is Karras. Names that
-A1111 itself has not (DEIS, TCD, …) are written as its forks write them.
+Since version 1.9, A1111 names the *sampler* ("DPM++ 2M") and the *schedule type* ("Karras") separately; before, one
+name contained both ("DPM++ 2M Karras"), which newer versions still accept. The schedule type "Automatic" is the
+sampler's default, for some Karras. Names that A1111 itself does not have (DEIS, TCD, …) are those of its forks.
 """
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from noria.images import schedulers
+from noria.images import scheduler_names
 
-KARRAS, UNIFORM, AUTOMATIC = "Karras", "Uniform", "Automatic"  # "Uniform" is A1111's word for the model's own timesteps
+KARRAS, UNIFORM, AUTOMATIC = "Karras", "Uniform", "Automatic"  # "Uniform" is A1111's name of the model's own timesteps
 SCHEDULE_TYPES = (AUTOMATIC, UNIFORM, KARRAS)
 
 SAMPLERS: Mapping[str, str] = MappingProxyType(
@@ -46,41 +46,44 @@ SAMPLERS: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# Whose "Automatic" is not the plain schedule in A1111 ≥ 1.9 (modules/sd_samplers_kdiffusion.py, the option `scheduler`).
+# Samplers whose "Automatic" is not the plain schedule in A1111 ≥ 1.9 (modules/sd_samplers_kdiffusion.py, the option
+# `scheduler`).
 _AUTOMATIC_IS_KARRAS = frozenset({"kdpm2", "dpm++2m"})
 _AUTOMATIC_IS_NOT_UNIFORM = _AUTOMATIC_IS_KARRAS | {"kdpm2-a", "dpm++2m-sde"}
-# A1111's samplers on timesteps: they know no schedule type, and whatever is sent with them means nothing.
+# A1111's samplers on timesteps: they ignore the schedule type.
 _WITHOUT_SCHEDULE_TYPE = frozenset({"ddim", "pndm", "unipc"})
 
 
 def a1111_name(scheduler: str) -> tuple[str, str | None]:
-    """A1111's name of a sampler, " Karras" included, and the schedule type to write beside it, lest "Automatic" be understood.
+    """Return A1111's name of a sampler, including " Karras", and the schedule type to write if "Automatic" is wrong.
 
-    A scheduler of a family that A1111 has no names for keeps its own.
+    A scheduler of a family for which A1111 has no names keeps its own.
     """
     return SAMPLERS.get(scheduler, scheduler), UNIFORM if scheduler in _AUTOMATIC_IS_NOT_UNIFORM else None
 
 
 def scheduler_for(sampler: str, schedule_type: str | None = None) -> str:
-    """Our short name of A1111's `sampler`; without a schedule type (A1111 before 1.9) the sampler's name has it all.
+    """Return Noria's name of A1111's `sampler`.
+
+    Without a schedule type, as before A1111 1.9, the sampler's name contains it.
 
     Raises:
-        InvalidField: naming the nearest scheduler, or why that one is not served.
+        InvalidField: the sampler is unknown or not supported; the message has the nearest name, or the reason.
 
     """
-    wanted = (schedule_type or UNIFORM).strip().lower()
+    type_name = (schedule_type or UNIFORM).strip().lower()
     if sampler.lower().endswith(" karras"):
-        return schedulers.find(sampler).name
-    base_name = schedulers.find(sampler).name
-    if base_name in _WITHOUT_SCHEDULE_TYPE or wanted == UNIFORM.lower():
+        return scheduler_names.find(sampler).name
+    base_name = scheduler_names.find(sampler).name
+    if base_name in _WITHOUT_SCHEDULE_TYPE or type_name == UNIFORM.lower():
         return base_name
-    if wanted == AUTOMATIC.lower():
+    if type_name == AUTOMATIC.lower():
         return f"{base_name}-karras" if base_name in _AUTOMATIC_IS_KARRAS else base_name
-    return schedulers.find(f"{sampler} {schedule_type}").name
+    return scheduler_names.find(f"{sampler} {schedule_type}").name
 
 
 def samplers_and_types(names: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """The samplers and the schedule types by which A1111's clients can ask for the schedulers `names`."""
+    """Return the samplers and the schedule types with which A1111's clients can select the schedulers `names`."""
     a1111 = [a1111_name(name)[0] for name in names]
     samplers = list(dict.fromkeys(name.removesuffix(f" {KARRAS}") for name in a1111))
     types = [AUTOMATIC, UNIFORM] + [KARRAS] * any(name.endswith(f" {KARRAS}") for name in a1111)

@@ -1,7 +1,8 @@
-"""What an image file says of how it was made: everything needed to make it again, and who made it.
+"""Generation metadata of an image file: all settings needed to generate the image again, and the program that did.
 
-As JSON this loses nothing, and its names are those of `POST /t2i`. `None` is "the file does not say": Noria fills in all of it, files
-made by others have what they have. This module knows neither files (`image_files.py`) nor A1111's text (`infotext.py`).
+The JSON form is lossless and has the field names of `POST /t2i`. `None` means that the file does not contain the value;
+Noria sets all of them, other programs some. This module knows neither files (`metadata_io.py`) nor A1111's text
+(`a1111_metadata.py`).
 """
 
 import msgspec
@@ -14,20 +15,25 @@ from noria.protocol.request import ImageRequest
 
 
 class GenerationMetadata(Struct, frozen=True, omit_defaults=True):
-    """How one image was made."""
+    """The settings that generated one image.
+
+    Raises:
+        InvalidField: a prompt cannot be encoded as UTF-8.
+
+    """
 
     prompt: str
     negative_prompt: str = ""
-    seed: int | None = None  # of this very image: what draws it alone
+    seed: int | None = None  # of this image alone: the request's seed plus the image's index
     width: int | None = None  # px
     height: int | None = None  # px
     inference_steps: int | None = None
     guidance_scale: float | None = None
-    scheduler: str | None = None  # a short name of schedulers.py; another program's word where that names none
+    scheduler: str | None = None  # a name of scheduler_names.py; another program's own name if Noria has none for it
     model: str | None = None
-    model_version: str | None = None  # ModelSpec.fingerprint; of another program's file, its own hash of the model
-    noria: str | None = None  # the version that drew it; None: another program did
-    other: dict[str, str] = {}  # what else another program's file says: things that Noria has not
+    model_version: str | None = None  # ModelSpec.fingerprint; in other programs' files, their hash of the model
+    noria: str | None = None  # the version that generated it; None: another program
+    other: dict[str, str] = {}  # other programs' settings that Noria does not have
 
     def __post_init__(self) -> None:
         for field in ("prompt", "negative_prompt"):
@@ -35,13 +41,13 @@ class GenerationMetadata(Struct, frozen=True, omit_defaults=True):
                 getattr(self, field).encode()
             except UnicodeEncodeError as error:
                 raise InvalidField(
-                    f"{field} has half of a surrogate pair at character {error.start}, which no text file can hold.",
+                    f"{field} has an unpaired surrogate at character {error.start}, which UTF-8 cannot encode.",
                     field=field,
                 ) from error
 
 
 def metadata_for(request: ImageRequest, spec: ModelSpec, seed: int) -> GenerationMetadata:
-    """How the image of `request` that `seed` draws is made."""
+    """Return the metadata of the image of `request` whose own seed is `seed`."""
     return GenerationMetadata(
         prompt=request.prompt,
         negative_prompt=request.negative_prompt,
@@ -58,18 +64,18 @@ def metadata_for(request: ImageRequest, spec: ModelSpec, seed: int) -> Generatio
 
 
 def to_json(metadata: GenerationMetadata) -> bytes:
-    """`parameters` in UTF-8; fields that say nothing are left out."""
+    """Encode as UTF-8 JSON, without fields that have their default."""
     return msgspec.json.encode(metadata)
 
 
 def from_json(text: str | bytes) -> GenerationMetadata:
-    """What `to_json` wrote, here or in another version: keys that are not known are passed over.
+    """Decode what `to_json` of this or another version encoded; unknown keys are ignored.
 
     Raises:
-        ImageFileError: not JSON, or not of this shape.
+        ImageFileError: not JSON, or fields of other types.
 
     """
     try:
         return msgspec.json.decode(text, type=GenerationMetadata)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise ImageFileError(f"its parameters {short_repr(text)} are not what Noria writes: {error}.") from error
+        raise ImageFileError(f"its metadata {short_repr(text)} are not what Noria writes: {error}.") from error

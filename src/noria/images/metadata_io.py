@@ -1,11 +1,11 @@
-"""Where an image file keeps its parameters: our JSON, and A1111's text beside it for everyone else.
+"""Reads and writes the metadata of image files: Noria's JSON, and A1111's text for other programs.
 
-    file   our JSON                              A1111's text
+    file   Noria's JSON                          A1111's text
     PNG    an iTXt chunk "noria"                 a tEXt or iTXt chunk "parameters", as A1111 writes it
     WebP   EXIF's MakerNote                      EXIF's UserComment, "UNICODE" and big-endian UTF-16, as A1111 writes it
     JPEG   the same                              the same, if both fit into its 64 kB
 
-Pixels are never touched in writing and never decoded in reading, so that a file that would unpack to gigabytes costs nothing.
+Writing does not change pixels. Reading does not decode them, so a file that unpacks to gigabytes costs nothing.
 """
 
 import pathlib
@@ -23,12 +23,12 @@ from noria.protocol.request import ImageFormat
 
 _NORIA_KEYWORD, _A1111_KEYWORD = "noria", "parameters"  # PNG's keywords
 _SOFTWARE, _EXIF_IFD, _MAKER_NOTE, _USER_COMMENT = 0x0131, 0x8769, 0x927C, 0x9286  # tags of EXIF 2.32
-_MAKER_NOTE_PREFIX = b"noria\0"  # at the head of our MakerNote: cameras have theirs
+_MAKER_NOTE_PREFIX = b"noria\0"  # distinguishes Noria's MakerNote from those of cameras
 _UNICODE_PREFIX = b"UNICODE\0"
-_MAX_TEXT_CHARS = 2**20  # characters: ours have a few thousand, and a hostile one takes seconds for each million
+_MAX_TEXT_CHARS = 2**20  # Noria's have a few thousand; a hostile text takes seconds per million characters
 _MAX_JPEG_EXIF_BYTES = 65_533 - len(b"Exif\0\0")
 _FORMATS = ("PNG", "WEBP", "JPEG")
-# What Pillow raises on files that are cut short, or made to hurt.
+# What Pillow raises on truncated and hostile files.
 _DAMAGED_FILE_ERRORS = (
     OSError,
     SyntaxError,
@@ -42,11 +42,11 @@ _DAMAGED_FILE_ERRORS = (
 
 
 def save_options(metadata: GenerationMetadata, file_format: ImageFormat) -> dict[str, Any]:
-    """The arguments of Pillow's `Image.save` that write `parameters`; none if a JPEG cannot hold even the JSON."""
+    """Return the arguments of Pillow's `Image.save` that write `metadata`; none if not even the JSON fits a JPEG."""
     noria_json, infotext = to_json(metadata), to_infotext(metadata)
     if file_format == "png":
         png_info = PngInfo()
-        png_info.add_text(_A1111_KEYWORD, infotext.replace("\0", ""))  # which would end the chunk's text
+        png_info.add_text(_A1111_KEYWORD, infotext.replace("\0", ""))  # NUL would end the chunk's text
         png_info.add_itxt(_NORIA_KEYWORD, noria_json.decode())
         return {"pnginfo": png_info}
     exif = _build_exif(noria_json, infotext)
@@ -66,10 +66,10 @@ def _build_exif(noria_json: bytes, infotext: str | None) -> bytes:
 
 
 def read_metadata(file: pathlib.Path | IO[bytes], name: str = "") -> GenerationMetadata:
-    """What `file`, a PNG, WebP or JPEG of whatever origin, says of how it was made; errors call it `name`, or by its path.
+    """Return the metadata of a PNG, WebP or JPEG of any origin. Errors name the file `name`, by default its path.
 
     Raises:
-        ImageFileError: it cannot be read, is no such image, is damaged, or says nothing.
+        ImageFileError: the file cannot be read, is not such an image, is damaged, or has no metadata.
 
     """
     name = name or short_repr(str(file))
@@ -82,30 +82,32 @@ def read_metadata(file: pathlib.Path | IO[bytes], name: str = "") -> GenerationM
     except PermissionError as error:
         raise ImageFileError(f"{name} cannot be read by this user.") from error
     except UnidentifiedImageError as error:
-        raise ImageFileError(f"{name} is not an image that carries parameters: {', '.join(_FORMATS)}.") from error
+        raise ImageFileError(f"{name} is not an image of a format with metadata: {', '.join(_FORMATS)}.") from error
     except (*_DAMAGED_FILE_ERRORS, Image.DecompressionBombError) as error:
         raise ImageFileError(f"{name} is damaged: {error}.") from error
     if max(len(noria_json or ""), len(infotext or "")) > _MAX_TEXT_CHARS:
-        raise ImageFileError(f"{name} says too much of how it was made: at most {_MAX_TEXT_CHARS} characters are read.")
+        raise ImageFileError(f"{name} has too much metadata: at most {_MAX_TEXT_CHARS} characters are read.")
     try:
         if noria_json is not None:
             return from_json(noria_json)
     except ImageFileError as error:
         raise ImageFileError(f"{name}: {error.message}") from error
     if not infotext or not infotext.strip():
-        raise ImageFileError(f"{name} says nothing of how it was made.")
+        raise ImageFileError(f"{name} has no generation metadata.")
     return from_infotext(infotext)
 
 
 def _read_texts(file: pathlib.Path | IO[bytes]) -> tuple[str | bytes | None, str | None]:
-    """Our JSON and A1111's text, each None where there is none."""
+    """Return Noria's JSON and A1111's text, each None if there is none."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a bomb, which is not set off, and of EXIF that is then found broken
+        # Of decompression bombs, which are not decoded, and of broken EXIF, which is handled below.
+        warnings.simplefilter("ignore")
         with Image.open(file, formats=_FORMATS) as image:
             if image.format == "PNG" and (_NORIA_KEYWORD in image.info or _A1111_KEYWORD in image.info):
                 return _str_or_none(image.info.get(_NORIA_KEYWORD)), _str_or_none(image.info.get(_A1111_KEYWORD))
             exif = Image.Exif()
-            exif.load(image.info.get("exif", b""))  # `image.getexif` would decode a PNG's pixels to look behind them
+            # `image.getexif` would decode a PNG's pixels to read the chunks behind them.
+            exif.load(image.info.get("exif", b""))
             exif_ifd = exif.get_ifd(_EXIF_IFD)
     maker_note, user_comment = exif_ifd.get(_MAKER_NOTE), exif_ifd.get(_USER_COMMENT)
     noria_json = (
@@ -113,20 +115,22 @@ def _read_texts(file: pathlib.Path | IO[bytes]) -> tuple[str | bytes | None, str
         if isinstance(maker_note, bytes) and maker_note.startswith(_MAKER_NOTE_PREFIX)
         else None
     )
-    return noria_json, _decode_user_comment(user_comment) if isinstance(user_comment, bytes) else _str_or_none(
-        user_comment
-    )
+    infotext = _decode_user_comment(user_comment) if isinstance(user_comment, bytes) else _str_or_none(user_comment)
+    return noria_json, infotext
 
 
 def _str_or_none(value: object) -> str | None:
-    return str(value) if isinstance(value, str) else None  # Pillow has a str of its own for iTXt
+    return str(value) if isinstance(value, str) else None  # Pillow returns a subclass of str for iTXt
 
 
 def _decode_user_comment(comment: bytes) -> str:
-    """EXIF's UserComment: 8 bytes that name an encoding, then the text; programs do not agree on UTF-16's byte order."""
+    """Decode EXIF's UserComment: 8 bytes that name the encoding, then the text.
+
+    Programs differ in UTF-16's byte order.
+    """
     text = comment[len(_UNICODE_PREFIX) :]
     if comment.startswith(_UNICODE_PREFIX):
-        is_little_endian = text[1::2].count(0) > text[::2].count(0)  # of most text every second byte is 0
+        is_little_endian = text[1::2].count(0) > text[::2].count(0)  # in most text every second byte is 0
         return text.decode("utf-16-le" if is_little_endian else "utf-16-be", errors="replace")
     names_encoding = comment.startswith((b"ASCII\0\0\0", b"\0" * 8))
     return (text if names_encoding else comment).decode("utf-8", errors="replace")

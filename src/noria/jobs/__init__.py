@@ -1,4 +1,5 @@
-"""Requests that nobody waits for: kept in a database, drawn by whichever front end claims them, told of by webhooks.
+"""Asynchronous requests: stored in a database, executed by the front end that claims them, reported by webhooks.
 
-Knows neither HTTP's server nor the engine: `frontend/routes/jobs.py` brings the requests, and the means to draw them.
+Knows neither the HTTP server nor the engine: `frontend/routes/jobs.py` brings the requests,
+`frontend/services/job_executor.py` executes them.
 """

@@ -1,7 +1,8 @@
-"""What is told of a job that has ended: counts, a line in the log, and a span in the trace of who made it.
+"""Reports each ended job: metrics, one line in the log, and a span in the trace of the request that created it.
 
-`Store` calls this where its conditional UPDATE has ended a job, and nobody else does. So of all processes that race for an end the one
-that won it tells, exactly once: a job that was drawn, cancelled while it waited or was drawn, that expired, or was lost too often.
+Only `JobStore` calls this, after its conditional UPDATE has ended a job. Of all processes that race to end a job, the
+one whose UPDATE took effect reports it, so each end is reported exactly once: success, failure, cancellation, expiry,
+or too many losses.
 """
 
 import msgspec
@@ -17,11 +18,13 @@ from noria.protocol.request import ImageRequest
 
 
 class _StoredRequest(Struct, frozen=True):
+    """The part of a stored request that the log needs."""
+
     request: ImageRequest
 
 
 def job_outcome(record: JobRecord) -> str:
-    """`ok`, or the code of `noria.errors` that an ended job ended with."""
+    """`ok`, or the code of the `noria.errors` class that ended the job."""
     match record.status:
         case "succeeded":
             return outcomes.OK
@@ -31,7 +34,7 @@ def job_outcome(record: JobRecord) -> str:
 
 
 def stored_request_fields(record: JobRecord, log_prompts: LogPrompts) -> dict[str, object]:
-    """The fields of the log's line that tell what was asked for; of a request that another Noria kept, perhaps the model only."""
+    """The log fields that describe the request; only the model if the stored request cannot be decoded."""
     try:
         stored = msgspec.json.decode(record.request, type=_StoredRequest)
     except msgspec.DecodeError:
@@ -40,13 +43,13 @@ def stored_request_fields(record: JobRecord, log_prompts: LogPrompts) -> dict[st
 
 
 class JobCompletionReporter:
-    """Tells of jobs' ends, from any thread."""
+    """Reports ended jobs; may be called from any thread."""
 
     def __init__(self, tracer: Tracer = NO_TRACER, log_prompts: LogPrompts = "off") -> None:
         self._tracer, self._log_prompts = tracer, log_prompts
 
     def report(self, record: JobRecord, log_record: RequestLogRecord | None = None) -> None:
-        """`record` has just ended; `note` is what is known of its drawing, from who drew it."""
+        """Report that the job has just ended; `log_record` holds what the executor measured, if this process ran it."""
         assert record.completed_at is not None, record.status
         declarations.JOBS.labels(record.status).inc()
         outcome = job_outcome(record)
@@ -60,7 +63,7 @@ class JobCompletionReporter:
                 job_id=record.id,
                 attempt=record.attempt,
                 job_status=record.status,
-                # Clocks of several machines meet here: a negative time would be nonsense.
+                # The times come from the clocks of several machines: clamp negative differences.
                 waited_s=max(wait_ended_at - record.created_at, 0.0),
                 seconds=max(record.completed_at - record.created_at, 0.0),
                 key=record.made_by or None,

@@ -1,4 +1,4 @@
-"""What is done again and again, for as long as a front end lives."""
+"""Background loops of a front end."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -9,12 +9,15 @@ log = logging.getLogger("noria.jobs")
 
 
 async def run_periodically(work: Callable[[], Awaitable[None]], pause: Callable[[], Awaitable[None]]) -> None:
-    """Do `work`, then `pause`, until cancelled. What goes wrong is logged and tried again: jobs would wait for ever otherwise."""
+    """Run `work`, then `pause`, until cancelled.
+
+    Errors are logged and the loop goes on: a loop that ended would stall all jobs.
+    """
     while True:
         try:
             await work()
         except JobsUnavailable as error:
             log.warning("%s (%s)", error.message, error.__cause__)
         except Exception:
-            log.exception("work on jobs broke; it is tried again")
+            log.exception("a background task of jobs failed; it will be retried")
         await pause()

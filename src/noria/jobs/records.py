@@ -1,6 +1,7 @@
-"""What a job is: its record, its life cycle, and the shape in which the world sees it. Pure.
+"""A job: its record, its life cycle, and its public JSON form. Pure.
 
-The fields and statuses are those of Replicate's predictions, which most clients of job interfaces know; `error_code` is ours.
+Fields and statuses follow Replicate's predictions, which most clients of such interfaces know; `error_code` is an
+addition.
 
     starting ──▶ processing ──▶ succeeded
        ▲  │           │ │ └───▶ failed
@@ -23,7 +24,7 @@ JobEventType = Literal["status", "progress"]
 
 TRANSITIONS: Mapping[JobStatus, frozenset[JobStatus]] = {
     "starting": frozenset({"processing", "failed", "canceled"}),
-    "processing": frozenset({"starting", "succeeded", "failed", "canceled"}),  # starting: handed back to be drawn again
+    "processing": frozenset({"starting", "succeeded", "failed", "canceled"}),  # starting: requeued
     "succeeded": frozenset(),
     "failed": frozenset(),
     "canceled": frozenset(),
@@ -31,7 +32,7 @@ TRANSITIONS: Mapping[JobStatus, frozenset[JobStatus]] = {
 TERMINAL_STATUSES = frozenset(status for status, next_statuses in TRANSITIONS.items() if not next_statuses)
 WEBHOOK_EVENTS: tuple[WebhookEvent, ...] = ("start", "completed")
 
-# A job of another priority goes in line as if it had come this much earlier or later, so that none waits for ever.
+# A priority shifts a job's position in the queue by this much time, so that no job waits for ever.
 _PRIORITY_OFFSET_S: Mapping[str, float] = {"high": 600.0, "normal": 0.0, "low": -600.0}
 
 
@@ -41,17 +42,17 @@ def allowed_previous(status: JobStatus) -> frozenset[JobStatus]:
 
 
 def queue_order(created_at: float, priority: str) -> float:
-    """Where a job stands in line: the lowest is claimed first."""
+    """The position of a job in the queue: the lowest is claimed first."""
     return created_at - _PRIORITY_OFFSET_S[priority]
 
 
 def new_job_id() -> str:
-    """A name that nobody can guess: without API keys, whoever knows it can read and cancel the job."""
+    """A random id that cannot be guessed: without API keys, anyone who knows the id can read and cancel the job."""
     return f"job_{secrets.token_hex(13)}"
 
 
 class JobUrls(Struct, frozen=True):
-    """Where to ask on. `cancel` takes a DELETE."""
+    """The routes of a job. `cancel` takes a DELETE."""
 
     get: str
     cancel: str
@@ -59,21 +60,24 @@ class JobUrls(Struct, frozen=True):
 
 
 class Job(Struct, frozen=True):
-    """A job as routes and webhooks tell it. Times are RFC 3339 in UTC, metrics seconds unless named otherwise."""
+    """A job as routes and webhooks serialize it.
+
+    Times are RFC 3339 in UTC; metrics are seconds unless named otherwise.
+    """
 
     id: str
     model: str
-    version: str  # the model's fingerprint: a job is drawn by no other
-    input: dict[str, Any]  # as it was posted, and the seed that was drawn
-    output: list[str] | None  # the images' addresses, once succeeded
+    version: str  # the model's fingerprint: a job runs on this version only
+    input: dict[str, Any]  # as posted, with the seed filled in
+    output: list[str] | None  # URLs of the images, once succeeded
     logs: str
     error: str | None
     error_code: str | None  # of docs/errors.md
     status: JobStatus
     created_at: str
-    started_at: str | None  # of the present drawing, or the last
+    started_at: str | None  # of the current or last attempt
     completed_at: str | None
-    metrics: dict[str, float]  # predict_time and total_time as Replicate's; the rest are the request's timings
+    metrics: dict[str, float]  # predict_time and total_time as in Replicate's; the rest are the request's timings
     urls: JobUrls
     webhook: str | None
     webhook_events_filter: list[WebhookEvent]
@@ -90,27 +94,27 @@ class StatusEventData(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class NewJob:
-    """A job to be accepted. `request` is all it takes to draw it, the seed included; only `frontend/routes/jobs.py` looks into it."""
+    """A job to be accepted. `request` holds all that executing it needs, the seed included."""
 
     id: str
     model: str
     version: str
     input: bytes  # JSON
     request: bytes  # JSON
-    base_url: str  # with a slash at its end; where the client found the server
+    base_url: str  # of the server, as the client addressed it; ends with a slash
     priority: str = "normal"
     webhook: str | None = None
     webhook_events: tuple[WebhookEvent, ...] = WEBHOOK_EVENTS
-    made_by: str = ""  # the name of the API key; empty where there are no keys
+    made_by: str = ""  # the name of the API key; empty if the server has no keys
     idempotency_key: str | None = None
-    body_digest: str = ""  # of the body that came with the key
+    body_digest: str = ""  # of the body sent with the idempotency key
 
 
 @dataclass(frozen=True)
 class JobRecord:
-    """A job as the store keeps it. Times are seconds since 1970 by the clock of whoever wrote them."""
+    """A job as the store keeps it. Times are Unix time in seconds, by the clock of the process that wrote them."""
 
-    seq: int  # counts up in order of acceptance
+    seq: int  # increases in order of acceptance
     id: str
     status: JobStatus
     model: str
@@ -124,17 +128,17 @@ class JobRecord:
     idempotency_key: str | None
     body_digest: str
     created_at: float
-    order_at: float  # see `order_of`
-    not_before: float  # not to be claimed before
+    order_at: float  # see `queue_order`
+    not_before: float  # not claimable before
     started_at: float | None
     completed_at: float | None
     owner: str | None  # `server/front end/incarnation`, while processing
-    lease_until: float | None  # while processing: free to be claimed by others after
-    attempt: int  # of claiming; a claim with an older one has no say any more
-    num_losses: int  # claims that ended with the process that held them
-    num_engine_losses: int  # claims that ended because the engines drawing it did
+    lease_until: float | None  # while processing: claimable by others after this time
+    attempt: int  # counts claims; a claim with an older attempt is void
+    num_losses: int  # claims whose process died
+    num_engine_losses: int  # claims whose engine died
     last_event: int
-    output: str | None  # names of files, comma-separated
+    output: str | None  # file names, comma-separated
     error: str | None
     error_code: str | None
     metrics: str  # JSON
@@ -142,7 +146,7 @@ class JobRecord:
 
 @dataclass(frozen=True)
 class Claim:
-    """The right to draw a job, until somebody else has it."""
+    """The right of one worker to execute a job, until another worker claims it."""
 
     job_id: str
     owner: str
@@ -151,7 +155,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class JobEvent:
-    """One thing that happened to a job; `seq` counts from 1 without gaps."""
+    """One event of a job; `seq` counts from 1 without gaps."""
 
     seq: int
     at: float
@@ -160,7 +164,7 @@ class JobEvent:
 
 
 def as_job(record: JobRecord) -> Job:
-    """`record` as the world sees it."""
+    """The public form of `record`."""
     url = f"{record.base_url}v1/jobs/{record.id}"
     return Job(
         id=record.id,
@@ -183,7 +187,7 @@ def as_job(record: JobRecord) -> Job:
 
 
 def output_urls(record: JobRecord) -> list[str] | None:
-    """The addresses of a succeeded job's images."""
+    """The URLs of a succeeded job's images."""
     if record.output is None:
         return None
     num_images = len(record.output.split(","))
@@ -191,7 +195,7 @@ def output_urls(record: JobRecord) -> list[str] | None:
 
 
 def webhook_event_for(record: JobRecord) -> WebhookEvent | None:
-    """What a webhook is told when a job has become `record`. A job that is drawn again has started already."""
+    """The webhook event of a job that has just become `record`, if any. Only the first attempt counts as a start."""
     if record.status in TERMINAL_STATUSES:
         return "completed"
     return "start" if record.status == "processing" and record.attempt == 1 else None
@@ -200,7 +204,7 @@ def webhook_event_for(record: JobRecord) -> WebhookEvent | None:
 def _metrics(record: JobRecord) -> dict[str, float]:
     metrics: dict[str, float] = msgspec.json.decode(record.metrics)
     if record.completed_at is not None:
-        # Clocks of several machines meet here: a negative time would be nonsense.
+        # The times come from the clocks of several machines: clamp negative differences.
         metrics["total_time"] = max(record.completed_at - record.created_at, 0.0)
         if record.started_at is not None:
             metrics["predict_time"] = max(record.completed_at - record.started_at, 0.0)

@@ -1,4 +1,4 @@
-"""Jobs as a front end uses them: what its routes ask for, and the tasks that work on jobs while the front end lives."""
+"""The jobs of one front end: what its routes call, and the background tasks that execute, deliver and clean up."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from noria.jobs.completion import JobCompletionReporter
 from noria.jobs.periodic import run_periodically
 from noria.jobs.records import JobEvent, JobRecord, NewJob
 from noria.jobs.results import ResultStore
-from noria.jobs.schema import database_url, open_database
+from noria.jobs.schema import open_jobs_database
 from noria.jobs.store import JobStore
 from noria.jobs.thread_offloader import ThreadOffloader
 from noria.jobs.webhooks.client import WebhookClient, read_secret
@@ -27,18 +27,19 @@ from noria.observe.metrics import declarations
 from noria.observe.traces.tracer import NO_TRACER, Tracer
 
 _CLEAN_EVERY_S = 30.0
-_CLEAN_BATCH_SIZE = 100  # jobs that one question to the database brings
+_CLEAN_BATCH_SIZE = 100  # jobs of one query
 
 log = logging.getLogger("noria.jobs")
 
 
 class JobService:
-    """All jobs of one database, and this process's part in them; `place` is `server/front end`, and nobody else's at a time.
+    """The jobs of one database, and one worker for them.
 
-    `start` and `stop` go around its life in an event loop; the other coroutines are for between them.
+    `worker_id` is `server/front end`; only one process uses it at a time. Call `start` first and `stop` last, in one
+    event loop; call the other coroutines in between.
 
     Raises:
-        ConfigError: the database, the results' folder or the webhooks' secret cannot be used.
+        ConfigError: the database, the results folder or the webhook secret cannot be used.
 
     """
 
@@ -58,7 +59,7 @@ class JobService:
         self._webhook_client = WebhookClient(
             secret, allow_private=config.webhook_allow_private, resolve=self._resolver, tracer=tracer
         )
-        engine = open_database(database_url(config.database, data_folder))
+        engine = open_jobs_database(config.database, data_folder)
         self._store, self._outbox = JobStore(engine, JobCompletionReporter(tracer, log_prompts)), Outbox(engine)
         self._owner = f"{worker_id}/{uuid.uuid4().hex}"
         self._offload = ThreadOffloader()
@@ -66,7 +67,7 @@ class JobService:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, executor: JobExecutor) -> None:
-        """Begin to draw, to deliver and to tidy up."""
+        """Start executing jobs, delivering webhooks and cleaning up."""
         self._worker = JobWorker(
             self._store, self._results, executor, self._offload, self._owner, self._clock, self._tracer
         )
@@ -75,12 +76,12 @@ class JobService:
         self._tasks = [asyncio.create_task(work) for work in (self._worker.run(), dispatcher.run(), cleanup)]
 
     def drain(self) -> None:
-        """Claim no more jobs: the process is about to stop. Those being drawn go on until `stop`."""
+        """Claim no more jobs: the process is about to stop. Running jobs continue until `stop`."""
         if self._worker is not None:
             self._worker.stop_claiming()
 
     async def stop(self) -> None:
-        """Hand back what is being drawn, and close everything."""
+        """Requeue running jobs and close everything."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -92,7 +93,7 @@ class JobService:
         self._store.close()
 
     async def accept(self, new_job: NewJob) -> tuple[JobRecord, bool]:
-        """Keep a job, and whether it is a new one. As `Store.accept`; InvalidField where the webhook may not be called."""
+        """Store a job; see `JobStore.accept`. Raises also InvalidField if its webhook URL is not allowed."""
         if new_job.webhook is not None:
             await self._webhook_client.check_url(new_job.webhook)
         record, is_new = await self._offload(self._store.accept, new_job, self._config.max_queued, self._clock())
@@ -102,25 +103,28 @@ class JobService:
         return record, is_new
 
     async def get(self, job_id: str, made_by: str | None = None) -> JobRecord:
-        """One job; here as below, with `made_by`, if that is who made it. Raises JobNotFound."""
+        """One job.
+
+        Raises JobNotFound, here and below also if `made_by` is given and another API key created the job.
+        """
         return await self._offload(self._store.get, job_id, made_by)
 
     async def page(self, limit: int, before_seq: int | None, made_by: str | None = None) -> list[JobRecord]:
-        """As `Store.page`."""
+        """See `JobStore.page`."""
         return await self._offload(self._store.page, limit, before_seq, made_by)
 
     async def cancel(self, job_id: str, made_by: str | None = None) -> JobRecord:
-        """End a job unless it has ended; its record after that. Raises JobNotFound."""
+        """Cancel a job unless it has ended. Returns its record. Raises JobNotFound."""
         record = await self._offload(self._store.cancel, job_id, self._clock(), made_by)
         self._wake()
         return record
 
     async def events(self, job_id: str, after: int) -> list[JobEvent]:
-        """What happened to a job after event number `after`."""
+        """The events of a job after event number `after`."""
         return await self._offload(self._store.events, job_id, after)
 
     async def image(self, job_id: str, index: int, made_by: str | None = None) -> tuple[bytes, str]:
-        """Image `index` of a job, and its file's suffix. Raises JobNotFound."""
+        """Image `index` of a job, and the suffix of its file. Raises JobNotFound."""
         record = await self.get(job_id, made_by)
         names = record.output.split(",") if record.output is not None else []
         if index >= len(names):
@@ -130,7 +134,7 @@ class JobService:
             raise JobNotFound(f"job {job_id} has no image {index}: {explanation}.")
         content = await self._offload(self._results.read, job_id, names[index])
         if content is None:
-            raise JobNotFound(f"image {index} of job {job_id} is no longer there.")
+            raise JobNotFound(f"image {index} of job {job_id} no longer exists.")
         return content, names[index].rpartition(".")[2]
 
     def _wake(self) -> None:
@@ -142,19 +146,22 @@ class JobService:
 
 
 def open_job_service(config: Config, worker_id: str, tracer: Tracer = NO_TRACER) -> JobService:
-    """The jobs of this machine as `config` has them; raises ConfigError."""
+    """A JobService with the settings of `config`. Raises ConfigError."""
     return JobService(
         config.jobs, data_folder(config, os.environ), worker_id, tracer=tracer, log_prompts=config.log_prompts
     )
 
 
 def random_worker_id() -> str:
-    """The place of a front end that nobody starts again."""
+    """The worker id of a front end that no supervisor restarts."""
     return f"{uuid.uuid4().hex}/frontend"
 
 
 def clean_up(store: JobStore, results: ResultStore, ttl_s: float, now: float) -> None:
-    """Fail what nobody could draw in time; delete what ended long ago, its files first. What cannot be deleted waits for the next time."""
+    """Fail jobs that did not start within `ttl_s`, and delete jobs that ended longer ago, files first.
+
+    Failed deletions are retried.
+    """
     store.expire(ttl_s, now)
     undeletable: set[str] = set()
     error: Exception | None = None
@@ -164,14 +171,14 @@ def clean_up(store: JobStore, results: ResultStore, ttl_s: float, now: float) ->
         for job_id in expired:
             try:
                 results.delete(job_id)
-            except Exception as caught:  # stores of objects share no error of their own
+            except Exception as caught:  # object stores share no base class of errors
                 undeletable.add(job_id)
                 error = caught
             else:
                 store.delete(job_id)
     if undeletable:
         log.warning(
-            "the images of %d ended jobs, %s among them, cannot be deleted: %s",
+            "the images of %d ended jobs, such as %s, cannot be deleted: %s",
             len(undeletable),
             min(undeletable),
             error,

@@ -1,10 +1,11 @@
-"""The jobs in their database. Every change of a status is one conditional UPDATE, so whoever races, a job ends exactly once.
+"""The database of jobs. Every status change is one conditional UPDATE, so each job ends exactly once, whatever races.
 
-**Leases and fences.** Who draws a job holds a lease of `LEASE_S`, renewed by `beat`. When it has run out, anybody may claim the job,
-with an `attempt` that is one higher; whoever held the older one still draws, perhaps, but every statement of its asks for its own
-attempt and finds nothing. So clocks that differ between machines, or jump, cost a second drawing at worst, never a second end.
+**Leases and fencing.** A worker holds a lease of `LEASE_S` on each job that it executes, and extends it with `renew`.
+After the lease expires, any worker may claim the job; this increments `attempt`. The former holder may still be
+executing, but its statements name its own attempt and match no row. So clocks that differ between machines, or jump,
+cost at worst a second execution, never a second end.
 
-Calls block: they belong into threads. They may be made by any number of processes at once. `now` is seconds since 1970.
+Calls block: run them in threads. Any number of processes may call at once. `now` is Unix time in seconds.
 """
 
 import uuid
@@ -33,16 +34,18 @@ from noria.jobs.records import (
     queue_order,
     webhook_event_for,
 )
-from noria.jobs.schema import deliveries, events, jobs, write_transaction
+from noria.jobs.schema import deliveries, events, jobs
 from noria.observe.logs.request_log import RequestLogRecord
+from noria.storage.database import write_transaction
 
 LEASE_S = 15.0
-# Of a job that ends whatever draws it, each loss costs a restart; of an innocent one, 20 in a row happen in no storm of kills.
+# A job that crashes its process costs a restart for each loss. A harmless job does not lose 20 processes in a row,
+# however many are killed.
 MAX_LOSSES = 20
 
 
 class JobStore:
-    """The jobs of one database, as `schema.open_database` has opened it. What ends here is told by `ends`."""
+    """The jobs of a database opened by `schema.open_jobs_database`. Passes each job that it ends to `reporter`."""
 
     def __init__(self, engine: Engine, reporter: JobCompletionReporter | None = None) -> None:
         self._engine, self._reporter = engine, reporter or JobCompletionReporter()
@@ -51,14 +54,17 @@ class JobStore:
         """Close all connections."""
         self._engine.dispose()
 
-    # ── The clients' side ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── For clients ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def accept(self, new_job: NewJob, max_queued: int, now: float) -> tuple[JobRecord, bool]:
-        """Keep `new`, or find the job that its key has made before; and whether it is new. Once this returns, the job is safe.
+        """Store `new_job`, or find the job that its idempotency key created before.
+
+        Returns the job and whether it is new. When this returns, the job is durable.
 
         Raises:
-            IdempotencyConflict: the key came with another body before.
-            QueueFull: `max_queued` jobs wait. Front ends that accept at the same moment may exceed it by one each.
+            IdempotencyConflict: the key was used with another body before.
+            QueueFull: `max_queued` jobs are queued. Front ends that accept at the same moment may each exceed it by
+                one.
 
         """
         if (existing := self._find_by_idempotency_key(new_job)) is not None:
@@ -71,13 +77,14 @@ class JobStore:
                 assert num_waiting is not None
                 if num_waiting >= max_queued:
                     raise QueueFull(
-                        f"{num_waiting} jobs wait; at most {max_queued} may. Try again later.", retry_after_s=60.0
+                        f"{num_waiting} jobs are queued; at most {max_queued} are allowed. Try again later.",
+                        retry_after_s=60.0,
                     )
                 row = connection.execute(jobs.insert().values(**_new_row(new_job, now)).returning(jobs)).one()
                 record = JobRecord(**row._mapping)
                 _publish_status(connection, record, now)
                 return record, True
-        except IntegrityError:  # the same key, at the same moment
+        except IntegrityError:  # another request with the same key was accepted at the same moment
             existing = self._find_by_idempotency_key(new_job)
             if existing is None:
                 raise
@@ -91,25 +98,30 @@ class JobStore:
         )
         if existing is not None and existing.body_digest != new_job.body_digest:
             raise IdempotencyConflict(
-                f"the Idempotency-Key {short_repr(new_job.idempotency_key)} came before with another body, for job {existing.id}. Send that body again, "
-                "or another key.",
+                f"the Idempotency-Key {short_repr(new_job.idempotency_key)} was used before with another body, for job "
+                f"{existing.id}. "
+                "Send the same body, or another key.",
                 field="Idempotency-Key",
             )
         return existing
 
     def get(self, job_id: str, made_by: str | None = None) -> JobRecord:
-        """One job; with `made_by`, if that is who made it. Raises JobNotFound."""
+        """One job.
+
+        Raises JobNotFound, here and below also if `made_by` is given and another API key created the job.
+        """
         found = self._first(sa.and_(jobs.c.id == job_id, _is_made_by(made_by)))
         if found is None:
             raise JobNotFound(
-                f"there is no job {short_repr(job_id)}: it never was, or its time to live is over. GET /v1/jobs lists the jobs."
+                f"there is no job {short_repr(job_id)}: it never existed, or it was deleted after jobs.ttl_s. GET "
+                "/v1/jobs lists the jobs."
             )
         return found
 
     def page(self, limit: int, before_seq: int | None = None, made_by: str | None = None) -> list[JobRecord]:
-        """The newest `limit` jobs, or those accepted before `before_seq`; newest first. New jobs move nobody to another page.
+        """The newest `limit` jobs, newest first; with `before_seq`, of those accepted before it.
 
-        With `made_by` those that it has made, else all.
+        New jobs do not shift later pages. With `made_by`, only the jobs of that API key.
         """
         query = sa.select(jobs).where(_is_made_by(made_by)).order_by(jobs.c.seq.desc()).limit(limit)
         if before_seq is not None:
@@ -117,15 +129,15 @@ class JobStore:
         return self._all(query)
 
     def cancel(self, job_id: str, now: float, made_by: str | None = None) -> JobRecord:
-        """End the job as canceled, unless it has ended; its record after that. Who draws it learns so at the next `beat`.
+        """Cancel the job unless it has ended. Returns its record.
 
-        With `made_by`, if that is who made it. Raises JobNotFound.
+        The worker that executes it notices at its next `renew`.
         """
         self._commit_transition(sa.and_(jobs.c.id == job_id, _is_made_by(made_by)), "canceled", now)
         return self.get(job_id, made_by)
 
     def events(self, job_id: str, after: int, limit: int = 1000) -> list[JobEvent]:
-        """What happened to a job after event number `after`, in order."""
+        """The events of a job after event number `after`, in order."""
         query = (
             sa.select(events.c.seq, events.c.at, events.c.type, events.c.data)
             .where(events.c.job_id == job_id, events.c.seq > after)
@@ -135,12 +147,12 @@ class JobStore:
         with self._engine.connect() as connection:
             return [JobEvent(**row._mapping) for row in connection.execute(query)]
 
-    # ── The runners' side ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── For workers ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def claim(self, owner: str, models: Collection[tuple[str, str]], limit: int, now: float) -> list[JobRecord]:
-        """Up to `limit` jobs, from now on `owner`'s to draw, that are of one of the (model, version) in `serves`.
+        """Claim up to `limit` jobs for `owner`, of any (model, version) in `models`.
 
-        A job that was lost `MAX_LOSSES` times is failed here instead.
+        Fails a job that was lost `MAX_LOSSES` times instead of claiming it.
         """
         if limit < 1 or not models:
             return []
@@ -179,14 +191,16 @@ class JobStore:
         return claimed
 
     def renew(self, claims: Mapping[Claim, bytes | None], now: float) -> set[Claim]:
-        """Renew the leases of `claims` and write down the progress that some of them made (JSON). Returns those that are lost."""
+        """Renew the leases of `claims` and store the progress (JSON) of those that made any.
+
+        Returns the claims that are void.
+        """
         lost: set[Claim] = set()
         if not claims:
             return lost
         with write_transaction(self._engine) as connection:
-            for claim, progress in sorted(
-                claims.items(), key=lambda pair: pair[0].job_id
-            ):  # one order: no two block each other
+            in_lock_order = sorted(claims.items(), key=lambda pair: pair[0].job_id)  # one order everywhere: no deadlock
+            for claim, progress in in_lock_order:
                 values: dict[str, Any] = {"lease_until": now + LEASE_S}
                 if progress is not None:
                     values["last_event"] = jobs.c.last_event + 1
@@ -200,7 +214,7 @@ class JobStore:
         return lost
 
     def still_held(self, claims: Collection[Claim]) -> set[Claim]:
-        """Those of `claims` that nobody has taken or ended; a cheap read."""
+        """The `claims` that are still valid; one read, no write."""
         by_id = {claim.job_id: claim for claim in claims}
         query = sa.select(jobs.c.id, jobs.c.owner, jobs.c.attempt, jobs.c.status).where(jobs.c.id.in_(by_id))
         with self._engine.connect() as connection:
@@ -216,23 +230,25 @@ class JobStore:
         now: float,
         log_record: RequestLogRecord | None = None,
     ) -> bool:
-        """End the job as succeeded, with its files' names. False, and nothing done, if it is no longer the claim's.
+        """End the job as succeeded, with the names of its files.
 
-        `note`, here and below, is what the log is to say of its drawing.
+        Returns False, and changes nothing, if the claim is void. `log_record`, here and below, holds what the executor
+        measured, for the log.
         """
         values: dict[str, Any] = {"output": ",".join(output), "metrics": msgspec.json.encode(metrics).decode()}
         return self._end(claim, "succeeded", now, log_record, **values)
 
     def fail(self, claim: Claim, error: NoriaError, now: float, log_record: RequestLogRecord | None = None) -> bool:
-        """End the job as failed. False, and nothing done, if it is no longer the claim's."""
+        """End the job as failed. Returns False, and changes nothing, if the claim is void."""
         return self._end(claim, "failed", now, log_record, **_error_columns(error))
 
     def requeue(
         self, claim: Claim, now: float, *, delay_s: float = 0.0, process_lost: bool = False, engine_lost: bool = False
     ) -> bool:
-        """Let others draw the job, after `delay_s`; False if it is no longer the claim's.
+        """Put the job back into the queue, claimable after `delay_s`.
 
-        `lost` counts the end of the process that drew it, `engine_lost` that of its engines.
+        Returns False, and changes nothing, if the claim is void. `process_lost` counts a dead worker process,
+        `engine_lost` a dead engine.
         """
         values: dict[str, Any] = {
             "not_before": now + delay_s,
@@ -242,9 +258,9 @@ class JobStore:
         return self._end(claim, "starting", now, **values)
 
     def reclaim(self, owner: str, now: float) -> list[JobRecord]:
-        """Free what `owner`'s dead predecessors of the same server and name held, without waiting for their leases.
+        """Requeue the jobs of earlier incarnations of `owner`, which are dead, before their leases expire.
 
-        Returns the jobs that wait again, as they were before.
+        Returns these jobs as they were before.
         """
         worker_id, _, _ = owner.rpartition("/")
         held = sa.and_(jobs.c.owner.startswith(f"{worker_id}/", autoescape=True), jobs.c.owner != owner)
@@ -268,19 +284,19 @@ class JobStore:
         log_record: RequestLogRecord | None = None,
         **values: Any,
     ) -> JobRecord | None:
-        """`_move` as a transaction of its own; what ended is told of once that is safe."""
+        """Run `_transition` in a transaction of its own, and report the job after the commit if it has ended."""
         with write_transaction(self._engine) as connection:
             record = _transition(connection, condition, status, now, **values)
         if record is not None and record.status in TERMINAL_STATUSES:
             self._reporter.report(record, log_record)
         return record
 
-    # ── Housekeeping ────────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Housekeeping ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def expire(self, ttl_s: float, now: float) -> int:
-        """Fail the jobs that nobody has drawn within their time to live; how many those were."""
+        """Fail the jobs that were not started within `ttl_s`. Returns their number."""
         waiting = sa.select(jobs).where(jobs.c.status == "starting", jobs.c.created_at < now - ttl_s)
-        error = JobExpired(f"no engine could draw it within {ttl_s:g} s. Post it again when its model is served.")
+        error = JobExpired(f"no engine could run the job within {ttl_s:g} s. Post it again when its model is served.")
         expired = 0
         for record in self._all(waiting):
             is_unchanged = sa.and_(
@@ -290,13 +306,16 @@ class JobStore:
         return expired
 
     def expired(self, ttl_s: float, now: float, limit: int) -> list[str]:
-        """The jobs that ended more than `ttl_s` ago. Delete their files first, then them: so no file is left without its job."""
+        """Ids of jobs that ended more than `ttl_s` ago.
+
+        Delete the files of a job before its record, so that no file is orphaned.
+        """
         query = sa.select(jobs.c.id).where(jobs.c.completed_at < now - ttl_s).order_by(jobs.c.completed_at).limit(limit)
         with self._engine.connect() as connection:
             return list(connection.scalars(query))
 
     def delete(self, job_id: str) -> None:
-        """Forget an ended job and its events."""
+        """Delete an ended job and its events."""
         with write_transaction(self._engine) as connection:
             deleted = connection.execute(jobs.delete().where(jobs.c.id == job_id, jobs.c.status.in_(TERMINAL_STATUSES)))
             if deleted.rowcount:
@@ -341,7 +360,7 @@ def _is_made_by(made_by: str | None) -> ColumnElement[bool]:
 
 
 def _is_held(claim: Claim) -> ColumnElement[bool]:
-    """The job is still the claim's."""
+    """The condition that the claim is still valid."""
     return sa.and_(
         jobs.c.id == claim.job_id,
         jobs.c.owner == claim.owner,
@@ -359,9 +378,9 @@ def _transition(
     releases_lease: bool = True,
     **values: Any,
 ) -> JobRecord | None:
-    """Give one job another status, if `condition` holds and the life cycle allows it; its record then, else None.
+    """Set the status of one job, if `condition` holds and the life cycle allows it. Returns its new record, or None.
 
-    `processing` may follow itself: a claim after a lease that has run out.
+    `processing` may follow itself: a claim after an expired lease.
     """
     previous = allowed_previous(status) | ({"processing"} if status == "processing" else set())
     if releases_lease:
@@ -382,7 +401,7 @@ def _transition(
 
 
 def _publish_status(connection: Connection, record: JobRecord, now: float) -> None:
-    """Write the new status down for those who watch, and for the webhook; in the same transaction as the status itself."""
+    """Add the event of the new status, and a webhook delivery if one is due, in the transaction of the status."""
     event_data = StatusEventData(record.status, output_urls(record), record.error, record.error_code)
     _write_event(connection, record.id, record.last_event, now, "status", msgspec.json.encode(event_data))
     event_name = webhook_event_for(record)
@@ -409,4 +428,4 @@ def _error_columns(error: NoriaError) -> dict[str, Any]:
 
 
 def _too_many_losses(times: int) -> EngineLost:
-    return EngineLost(f"the processes that drew it ended {times} times; it is not tried again.")
+    return EngineLost(f"the process that ran the job died {times} times; the job is not retried.")

@@ -1,4 +1,4 @@
-"""Calls that wait for a disk, a database or a store of objects: in threads, so that the event loop never does."""
+"""Runs blocking calls (disk, database, object store) in threads, so that the event loop never waits for them."""
 
 import asyncio
 import contextvars
@@ -14,26 +14,25 @@ from noria.errors import JobsUnavailable
 P = ParamSpec("P")
 T = TypeVar("T")
 
-NUM_REQUEST_THREADS = 8  # for the routes, webhooks and tidying
-NUM_WORKER_THREADS = (
-    4  # for claims and leases: kept apart, so that they never stand in line behind a hundred slow readers
-)
+NUM_REQUEST_THREADS = 8  # for routes, webhooks and cleaning up
+# For claims and leases: a pool of their own, so that they never queue behind a hundred slow readers.
+NUM_WORKER_THREADS = 4
 
 
 class ThreadOffloader:
-    """Runs calls in threads of its own: `await blocking(store.get, job_id)`."""
+    """Runs calls in a thread pool of its own: `await offload(store.get, job_id)`."""
 
     def __init__(self, num_threads: int = NUM_REQUEST_THREADS) -> None:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="jobs")
 
     async def __call__(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What `call` returns or raises.
+        """Return or raise what `call` does.
 
         Raises:
-            JobsUnavailable: the database or the filesystem failed.
+            JobsUnavailable: the database or the filesystem failed (SQLAlchemyError, OSError).
 
         """
-        context = contextvars.copy_context()  # whose work it is: no thread has it by itself
+        context = contextvars.copy_context()  # threads do not inherit the request scope
         bound_call = functools.partial(context.run, call, *args, **kwargs)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, bound_call)
@@ -44,5 +43,5 @@ class ThreadOffloader:
             ) from error
 
     def close(self) -> None:
-        """Wait for the calls that run."""
+        """Wait for running calls, then end the threads."""
         self._pool.shutdown()

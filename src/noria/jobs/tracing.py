@@ -1,8 +1,8 @@
-"""The traces of jobs: a job is part of the trace of the request that made it, however much later it is drawn.
+"""Spans of jobs: a job is part of the trace of the request that created it, however much later it runs.
 
-Its life, its drawings and its webhooks are children of that request's span, and not traces of their own linked to it: one request makes
-one job, so the trace stays a tree, and whoever has the id from the answer to the POST finds all of it. The context is kept in the job's
-request, beside what else it takes to draw it.
+The spans of a job, its attempts and its webhooks are children of that request's span, not linked traces of their own:
+one request creates one job, so the trace stays a tree, and the trace id in the answer to the POST finds all of it. The
+trace context is stored with the job's request.
 """
 
 import msgspec
@@ -14,6 +14,8 @@ from noria.observe.traces.tracer import NO_SPAN, Span, Tracer
 
 
 class _StoredTraceHeaders(Struct, frozen=True):
+    """The part of a stored request that traces need."""
+
     traceparent: str = ""
     tracestate: str = ""
 
@@ -23,9 +25,9 @@ class _StoredRequest(Struct, frozen=True):
 
 
 def stored_trace_context(request: str | bytes) -> TraceContext | None:
-    """The trace of whoever asked for a job, from the JSON that is kept of its request; None if it is in none, or cannot be read.
+    """The trace context in the stored JSON of a job's request; None if there is none, or if the JSON cannot be read.
 
-    What another version of Noria has kept costs the job its trace, not every job that is claimed or told of with it.
+    An unreadable request, stored by another version of Noria, must not fail the jobs that are claimed together with it.
     """
     try:
         stored = msgspec.json.decode(request, type=_StoredRequest).request
@@ -35,14 +37,17 @@ def stored_trace_context(request: str | bytes) -> TraceContext | None:
 
 
 def execution_span(tracer: Tracer, record: JobRecord) -> Span:
-    """The span of one drawing of a job, begun now; a job whose drawing was lost has several."""
-    return tracer.span("draw job", "consumer", stored_trace_context(record.request), _attributes(record))
+    """The span of one attempt to execute a job, started now.
+
+    OpenTelemetry's messaging conventions call this operation `process`.
+    """
+    return tracer.span("process job", "consumer", stored_trace_context(record.request), _attributes(record))
 
 
 def job_span(tracer: Tracer, record: JobRecord, outcome: str) -> Span:
-    """The span of a job that has ended, from its acceptance, drawn or not; to be ended when it did.
+    """The span of an ended job, started at its acceptance; the caller ends it at the job's end.
 
-    One that is in nobody's trace has none: it would be a trace of its own, beside that of each drawing.
+    A job without a stored trace context has none: it would be a trace of its own, beside that of each attempt.
     """
     trace = stored_trace_context(record.request)
     if trace is None:
@@ -60,5 +65,5 @@ def _attributes(record: JobRecord) -> dict[str, str | int]:
         "gen_ai.request.model": record.model,
     }
     if record.made_by:
-        attributes["noria.key"] = record.made_by
+        attributes["noria.api_key.name"] = record.made_by
     return attributes

@@ -1,8 +1,8 @@
-"""Has jobs drawn: claims them, keeps their leases, writes down their progress and their end.
+"""Executes jobs: claims them, renews their leases, stores their progress and their outcome.
 
-Each job that is claimed is a *flight*: a task that draws, and one that concludes. Only drawing is ever cancelled: when the job turns out
-to be somebody else's by now (cancelled by a client, or claimed after a lease that ran out), or when this process stops. Concluding
-runs to its end, so what has been written is either told of or deleted.
+Each claimed job has two tasks: one executes it, one concludes it. Only the execution is ever cancelled: when the claim
+is void (a client cancelled the job, or the lease expired and another worker claimed it), or when this process stops.
+The conclusion always completes, so files that were written are either recorded or deleted.
 """
 
 import asyncio
@@ -32,20 +32,21 @@ from noria.observe.logs.log_record import fields
 from noria.observe.logs.request_log import RequestLogRecord, request_log_scope
 from noria.observe.traces.tracer import NO_TRACER, NoSpan, Span, Tracer, request_scope
 
-TICK_S = 0.5  # so soon is a cancellation noticed, and so often at most a progress written down
-RENEW_EVERY_S = 5.0  # of a lease; it lasts three times as long
-# Each is an engine that did not come back in time, or engines that were killed a dozen times. What crashes them is another error.
+TICK_S = 0.5  # the delay until a cancellation is noticed, and the minimum interval between two stored progress events
+RENEW_EVERY_S = 5.0  # a third of a lease
+# Each loss is an engine that was not restarted in time, or engines that were killed a dozen times. A request that
+# crashes engines fails with another error.
 MAX_ENGINE_LOSSES = 3
-RESULTS_RETRY_S = 30.0  # how long a results folder that fails is left alone: each try costs the drawing of a job
+RESULTS_RETRY_S = 30.0  # the pause after a failed write to the results folder: each try costs the execution of a job
 
-_MIN_DELAY_S, _MAX_DELAY_S = 1.0, 30.0  # of a job that found no engine
+_MIN_DELAY_S, _MAX_DELAY_S = 1.0, 30.0  # until a job that found no engine may be claimed again
 
 log = logging.getLogger("noria.jobs")
 
 
 @dataclass(frozen=True)
 class JobOutput:
-    """The files of a job."""
+    """The result of an executed job; `suffix` is that of the files, without a dot."""
 
     files: list[bytes]
     suffix: str
@@ -53,30 +54,31 @@ class JobOutput:
 
 
 class JobExecutor(Protocol):
-    """Who draws: the front end's studio, or a test."""
+    """Executes jobs: the front end's, or a fake in tests."""
 
     def available_models(self) -> set[tuple[str, str]]:
-        """The (model, version) that can be drawn now."""
+        """The (model, version) pairs that an engine serves now."""
 
     def capacity(self) -> int:
-        """How many jobs shall be drawn at once."""
+        """The maximum number of jobs to execute at once."""
 
     async def execute(self, record: JobRecord, report_progress: Callable[[bytes], None]) -> JobOutput:
-        """Draw one job; `tell` takes its progress, as JSON. Raises NoriaError."""
+        """Execute one job; `report_progress` takes its progress as JSON. Raises NoriaError."""
 
 
 @dataclass(frozen=True)
 class Requeue:
-    """Let it be drawn later, by whomever."""
+    """The job goes back into the queue; any worker may claim it after `delay_s`."""
 
     delay_s: float
     engine_lost: bool = False
 
 
 def retry_decision(error: NoriaError, num_engine_losses: int) -> Requeue | None:
-    """What becomes of a job whose drawing failed; None: it fails. The load's and the engines' troubles are not its own.
+    """Whether a job whose execution raised `error` is requeued; None means that it fails.
 
-    Unlike a request that somebody waits for, it outlasts an engine that is long in coming back: a job is a promise.
+    A full queue and a missing or lost engine are not the job's fault. Unlike a synchronous request, an accepted job
+    also outlasts an engine that takes long to restart.
     """
     if isinstance(error, QueueFull | EngineUnavailable):
         return Requeue(min(max(error.retry_after_s or 0.0, _MIN_DELAY_S), _MAX_DELAY_S))
@@ -89,12 +91,12 @@ def retry_decision(error: NoriaError, num_engine_losses: int) -> Requeue | None:
 class _RunningJob:
     record: JobRecord
     claim: Claim
-    lease_renewed_at: float  # by the loop's clock
-    span: Span  # from its claim until its end is written down
-    progress_written_at: float = 0.0  # its last progress
-    pending_progress: bytes | None = None  # the newest, not written down yet
+    lease_renewed_at: float  # event-loop time
+    span: Span  # from the claim until the outcome is stored
+    progress_written_at: float = 0.0  # event-loop time
+    pending_progress: bytes | None = None  # the newest, not stored yet
     holds_claim: bool = True
-    log_record: RequestLogRecord = field(init=False)  # filled in by whoever draws
+    log_record: RequestLogRecord = field(init=False)  # filled in by the executor
     execution: asyncio.Task[JobOutput] = field(init=False)
     conclusion: asyncio.Task[None] = field(init=False)
 
@@ -103,10 +105,10 @@ class _RunningJob:
 
 
 class JobWorker:
-    """One front end's hands for jobs. `owner` is `server/front end/incarnation`.
+    """Claims and executes the jobs of one front end. `owner` is `server/front end/incarnation`.
 
-    Files are written in the threads of `blocking`, the database is asked in the runner's own: a lease is renewed in time, however slow
-    the folder is and however many callers read.
+    Files are written in the threads of `offload`; database calls have threads of their own, so that leases are renewed
+    in time however slow the folder is and however many clients read.
     """
 
     def __init__(
@@ -124,12 +126,12 @@ class JobWorker:
         self._owner, self._clock = owner, clock
         self._running_jobs: set[_RunningJob] = set()
         self._wakeup = asyncio.Event()
-        self._no_claims_before = 0.0  # by the loop's clock
+        self._no_claims_before = 0.0  # event-loop time
         self._is_claiming = True
         self._has_reclaimed = False
 
     def wake(self) -> None:
-        """There may be a job to claim, or one to drop."""
+        """Tick now: there may be a job to claim, or one that was cancelled."""
         self._wakeup.set()
 
     def stop_claiming(self) -> None:
@@ -137,19 +139,18 @@ class JobWorker:
         self._is_claiming = False
 
     async def run(self) -> None:
-        """Draw jobs until cancelled; `stop` has to follow."""
+        """Execute jobs until cancelled; call `stop` afterwards."""
         await run_periodically(self._tick, self._pause)
 
     async def _pause(self) -> None:
-        with contextlib.suppress(
-            TimeoutError
-        ):  # `wait_for` would swallow a cancellation that comes with the event (Python 3.11)
+        # `wait_for` would swallow a cancellation that arrives together with the event (Python 3.11).
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TICK_S):
                 await self._wakeup.wait()
         self._wakeup.clear()
 
     async def stop(self) -> None:
-        """Hand back, at once, what is being drawn, and close. To be called when `run` has ended."""
+        """Requeue running jobs at once, and close. Call it after `run` has ended."""
         running_jobs = list(self._running_jobs)
         for running_job in running_jobs:
             running_job.execution.cancel()
@@ -162,7 +163,7 @@ class JobWorker:
             self._has_reclaimed = True
             for record in reclaimed:
                 with request_scope(record.id, NoSpan(stored_trace_context(record.request))):
-                    _log_requeued(record, "the process that drew it ended", 0.0)
+                    _log_requeued(record, "the process that ran it died", 0.0)
         await self._heartbeat()
         num_free = self._executor.capacity() - len(self._running_jobs)
         if num_free < 1 or not self._is_claiming or asyncio.get_running_loop().time() < self._no_claims_before:
@@ -173,7 +174,7 @@ class JobWorker:
             )
             try:
                 claimed = await asyncio.shield(claim_task)
-            except asyncio.CancelledError:  # `run` ends; what was claimed meanwhile is handed back by `stop`
+            except asyncio.CancelledError:  # `run` ends; `stop` requeues what was claimed meanwhile
                 claimed = await claim_task
                 self._start_all(claimed)
                 raise
@@ -189,18 +190,16 @@ class JobWorker:
 
     def _start(self, running_job: _RunningJob) -> None:
         record = running_job.record
-        with (
-            request_scope(record.id, running_job.span),
-            request_log_scope() as running_job.log_record,
-        ):  # tasks keep what they were made in
-            log.debug("%s is drawn", record.id, extra=fields(event="job_claimed", attempt=record.attempt))
+        # Tasks keep the scope in which they were created.
+        with request_scope(record.id, running_job.span), request_log_scope() as running_job.log_record:
+            log.debug("%s is claimed", record.id, extra=fields(event="job_claimed", attempt=record.attempt))
             running_job.execution = asyncio.create_task(
-                self._executor.execute(record, running_job.report_progress), name=f"draw {record.id}"
+                self._executor.execute(record, running_job.report_progress), name=f"execute {record.id}"
             )
             running_job.conclusion = asyncio.create_task(self._conclude(running_job), name=f"conclude {record.id}")
 
     async def _heartbeat(self) -> None:
-        """Renew leases and write down progress where it is time; drop what is no longer ours."""
+        """Renew leases and store progress where due; cancel the execution of jobs whose claim is void."""
         now = asyncio.get_running_loop().time()
         running_jobs = {running_job.claim: running_job for running_job in self._running_jobs}
         renewals: dict[Claim, bytes | None] = {}
@@ -224,21 +223,21 @@ class JobWorker:
             running_jobs[claim].execution.cancel()
 
     async def _conclude(self, running_job: _RunningJob) -> None:
-        """Wait until the drawing has ended, one way or another, and write down which."""
+        """Wait until the execution has ended, and store its outcome."""
         await asyncio.wait([running_job.execution])
         try:
             if running_job.execution.cancelled():
                 running_job.span.fail(RequestCancelled.code)
                 if running_job.holds_claim:
-                    await self._requeue(running_job, "the front end stops", 0.0)
+                    await self._requeue(running_job, "the front end is stopping", 0.0)
                 else:
                     await self._abandon(running_job)
             elif (error := running_job.execution.exception()) is None:
                 await self._succeed(running_job, running_job.execution.result())
             else:
                 await self._fail(running_job, error)
-        except Exception:  # the lease runs out, and the job is drawn again
-            log.exception("the end of %s could not be written down", running_job.claim.job_id)
+        except Exception:  # the lease expires, and another attempt follows
+            log.exception("the outcome of %s could not be stored", running_job.claim.job_id)
             running_job.span.fail(InternalError.code)
         finally:
             running_job.span.end()
@@ -251,10 +250,10 @@ class JobWorker:
             names = await self._offload_files(
                 self._results.save, claim.job_id, claim.attempt, output.files, output.suffix
             )
-        except Exception as error:  # stores of objects share no error of their own
+        except Exception as error:  # object stores share no base class of errors
             await self._requeue_unsaved(running_job, error)
             return
-        # When this raises, nobody knows whether the job has succeeded: its files stay, and go with it.
+        # If this raises, the job may have succeeded or not: keep its files, which are deleted together with the job.
         if not await self._offload_database(
             self._store.finish, claim, names, output.metrics, self._clock(), running_job.log_record
         ):
@@ -263,7 +262,7 @@ class JobWorker:
             await self._abandon(running_job)
 
     async def _requeue_unsaved(self, running_job: _RunningJob, error: Exception) -> None:
-        """Hand a job back whose files could not be written. That is not its own trouble: it is counted nowhere."""
+        """Requeue a job whose files could not be written. This is not the job's fault: it counts as no loss."""
         claim = running_job.claim
         running_job.span.fail(JobsUnavailable.code)
         log.warning(
@@ -275,7 +274,7 @@ class JobWorker:
         self._pause_claiming(RESULTS_RETRY_S)
         try:
             await self._offload_files(self._results.discard, claim.job_id, claim.attempt)
-        except Exception as cleanup_error:  # what is left goes with the job
+        except Exception as cleanup_error:  # leftovers are deleted together with the job
             log.debug(
                 "the images of %s could not be deleted either: %s",
                 claim.job_id,
@@ -289,8 +288,10 @@ class JobWorker:
     async def _fail(self, running_job: _RunningJob, error: BaseException) -> None:
         claim = running_job.claim
         if not isinstance(error, NoriaError):
-            log.error("%s broke", claim.job_id, exc_info=error)
-            error = InternalError(f"the server failed on this job; its log has the details under {claim.job_id}.")
+            log.error("the execution of %s raised an unexpected error", claim.job_id, exc_info=error)
+            error = InternalError(
+                f"the server failed on this job; the server's log has the details under {claim.job_id}."
+            )
         running_job.span.fail(error.code)
         decision = retry_decision(error, running_job.record.num_engine_losses)
         if decision is None:
@@ -303,7 +304,7 @@ class JobWorker:
     async def _requeue(
         self, running_job: _RunningJob, reason: str, delay_s: float, *, engine_lost: bool = False
     ) -> None:
-        """Let others draw the job, after `delay_s`, unless it has ended or is drawn elsewhere by now."""
+        """Put the job back into the queue, claimable after `delay_s`, unless the claim is void."""
         if not await self._offload_database(
             self._store.requeue, running_job.claim, self._clock(), delay_s=delay_s, engine_lost=engine_lost
         ):
@@ -312,22 +313,22 @@ class JobWorker:
         _log_requeued(running_job.record, reason, delay_s)
 
     async def _abandon(self, running_job: _RunningJob) -> None:
-        """Say why nothing comes of a drawing: whoever ended the job has told of its end; if nobody has, somebody else draws it."""
+        """Log why the result of an execution is dropped: another process ended the job and reported it, or runs it."""
         record = await self._offload_database(self._store.get, running_job.claim.job_id)
         has_ended = record.status in TERMINAL_STATUSES
         log.log(
             logging.DEBUG if has_ended else logging.WARNING,
-            "%s is let go: %s",
+            "%s is abandoned: %s",
             record.id,
-            f"it is {record.status}" if has_ended else f"its lease of {LEASE_S:g} s ran out, and others have it",
-            extra=fields(event="job_let_go", attempt=running_job.claim.attempt),
+            f"it is {record.status}" if has_ended else f"its lease of {LEASE_S:g} s expired, and another worker has it",
+            extra=fields(event="job_abandoned", attempt=running_job.claim.attempt),
         )
 
 
 def _log_requeued(record: JobRecord, reason: str, delay_s: float) -> None:
     log.info(
-        "%s is handed back, to be drawn later: %s",
+        "%s is requeued: %s",
         record.id,
         reason,
-        extra=fields(event="job_handed_back", attempt=record.attempt, delay_s=delay_s),
+        extra=fields(event="job_requeued", attempt=record.attempt, delay_s=delay_s),
     )

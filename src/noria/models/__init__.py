@@ -1,1 +1,1 @@
-"""Models: what a folder holds (`catalog.py`, no torch), and what is computed with it (the rest)."""
+"""Models: their families (`families.py`), checks of model folders (`catalog.py`, no torch), and the models."""

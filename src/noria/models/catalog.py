@@ -1,8 +1,8 @@
-"""Find a model and check all of its folder before anything heavy starts; what can be refused is refused here, in words.
+"""Finds a model folder and checks all of it before any process starts, so that a bad one is refused early and clearly.
 
-Served is the StableDiffusionPipeline format of diffusers: tokenizer, text_encoder, unet, vae, scheduler. A folder's safety_checker,
-feature_extractor and image_encoder are ignored: neither read nor checked. How a file is read is in `weights.py`. This module knows
-neither torch nor what the parts compute.
+The format is diffusers' StableDiffusionPipeline: tokenizer, text_encoder, unet, vae, scheduler. A folder's
+safety_checker, feature_extractor and image_encoder are ignored: neither read nor checked. `weights.py` reads the files.
+This module knows neither torch nor what the parts compute.
 """
 
 import hashlib
@@ -15,11 +15,12 @@ import msgspec
 from msgspec import Meta, Struct
 
 from noria.errors import InvalidField, ModelError, did_you_mean, short_repr
-from noria.images import schedulers
+from noria.images import scheduler_names
+from noria.models.families import FAMILIES, Family, identify_family
 from noria.models.weights import (
     REDOWNLOAD_HINT,
     WEIGHT_STEMS,
-    TensorInfo,
+    Shapes,
     num_tensor_parameters,
     read_object,
     read_text,
@@ -29,27 +30,21 @@ from noria.models.weights import (
 from noria.protocol.model_spec import ModelSpec
 
 BUNDLED = pathlib.Path(__file__).parent / "bundled"
-PIPELINE = "StableDiffusionPipeline"
 
-_PART_CLASSES = {
-    "tokenizer": ("CLIPTokenizer", "CLIPTokenizerFast"),
-    "text_encoder": ("CLIPTextModel",),
-    "unet": ("UNet2DConditionModel",),
-    "vae": ("AutoencoderKL", "AutoencoderTiny"),
-}
+_FAMILY = FAMILIES["StableDiffusionPipeline"]  # the only one so far: a second brings its own checks
+_PARTS = (*_FAMILY.part_classes, "scheduler")
 _SAMPLED_BYTES = 65_536
 _DEFAULT_SCHEDULER, _DEFAULT_STEPS, _DEFAULT_GUIDANCE = "dpm++2m", 25, 7.5
 
 T = TypeVar("T")
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.+/-]{1,128}\Z")]  # it travels in a header
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.+/-]{1,128}\Z")]  # valid in an HTTP header
 Count = Annotated[int, Meta(ge=1)]
-Side = Annotated[int, Meta(ge=1, le=512)]  # in latents; SDXL, the largest of the kind, has 128
+Side = Annotated[int, Meta(ge=1, le=512)]  # in latents; 128 for SDXL, the largest U-Net in use
 
 
 class _Index(Struct, frozen=True):
-    """model_index.json: each part's library and class."""
+    """model_index.json: library and class of each part."""
 
-    class_name: str = msgspec.field(name="_class_name")
     tokenizer: tuple[str | None, str | None]
     text_encoder: tuple[str | None, str | None]
     unet: tuple[str | None, str | None]
@@ -69,10 +64,11 @@ class _AddedToken(Struct, frozen=True):
 
 
 class _Unet(Struct, frozen=True):
-    """The UNet's configuration, as far as it decides whether and at which sizes it is served; defaults are diffusers'."""
+    """The settings of the UNet that decide whether it is supported, and its sizes; defaults are diffusers'."""
 
     class_name: str = msgspec.field(name="_class_name")
-    # A pair has no fixed-length type here: msgspec 0.22 corrupts memory on `Annotated[int, Meta(ge=1)] | tuple[int, int]`.
+    # A pair has no fixed-length type here: msgspec 0.22 corrupts memory on `Annotated[int, Meta(ge=1)] | tuple[int,
+    # int]`.
     sample_size: Side | Annotated[tuple[Side, ...], Meta(min_length=2, max_length=2)] | None = None
     in_channels: Count = 4
     out_channels: Count = 4
@@ -89,13 +85,12 @@ class _Vae(Struct, frozen=True):
     class_name: str = msgspec.field(name="_class_name")
     latent_channels: Count = 4
     block_out_channels: Annotated[tuple[Count, ...], Meta(max_length=8)] | None = None
-    encoder_block_out_channels: Annotated[tuple[Count, ...], Meta(max_length=8)] | None = (
-        None  # AutoencoderTiny, written by an older diffusers
-    )
+    # AutoencoderTiny saved by an older diffusers.
+    encoder_block_out_channels: Annotated[tuple[Count, ...], Meta(max_length=8)] | None = None
 
     @property
     def factor(self) -> int:
-        """Pixels to a latent, along one side, as diffusers' pipeline computes it."""
+        """Pixels per latent along one side, as diffusers' pipeline computes it."""
         default = (64,) if self.class_name == "AutoencoderKL" else (64,) * 4
         blocks = self.block_out_channels or self.encoder_block_out_channels or default
         return int(2 ** (len(blocks) - 1))
@@ -107,7 +102,7 @@ class _Scheduler(Struct, frozen=True):
 
 
 class _Overrides(Struct, frozen=True, forbid_unknown_fields=True):
-    """noria.json: what a model's author would have a client use when it asks for nothing else."""
+    """noria.json: the model's name and its defaults for requests, set by its author."""
 
     name: Name | None = None
     default_scheduler: str | None = None
@@ -116,26 +111,26 @@ class _Overrides(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def open_model(name: str) -> ModelSpec:
-    """What `name` is: `bundled`, a folder in diffusers format, or a hub id such as `org/name`, which is downloaded once.
+    """Check a model and return its spec.
 
-    Widths and heights are multiples of what the VAE and the UNet halve together; the smallest side is two such multiples, the
-    largest twice the side that the model was made for, beyond which convolutional models repeat themselves.
+    `name` is `bundled`, a folder in diffusers format, or a hub id, which is downloaded once.
+
+    Widths and heights are multiples of the factor by which VAE and UNet together downscale. The smallest side is two
+    such multiples, the largest twice the side that the model was trained at: beyond that, convolutional models repeat
+    content.
 
     Raises:
-        ModelError: nothing there, a damaged file, or a kind of model that is not served.
+        ModelError: the model does not exist, a file is damaged, or its family or a part is not supported.
 
     """
     folder, default_name = _locate(name)
-    index = _read(folder / "model_index.json", _Index, "the folder is not a model in diffusers format")
-    if index.class_name != PIPELINE:
-        raise ModelError(
-            f"{folder / 'model_index.json'}: this is a {short_repr(index.class_name)}; what is served is a {PIPELINE} (SD 1.x, SD 2.x and alike)."
-        )
-    for part, classes in _PART_CLASSES.items():
-        _check_class(folder / "model_index.json", part, getattr(index, part)[1], classes)
-    text_encoder, unet, vae, scheduler = _read_configs(folder)
-    headers = {part: read_weights(folder, part) for part in WEIGHT_STEMS}
-    _check_first_layers(folder, text_encoder, unet, vae, headers)
+    family = identify_family(folder)
+    index = _read(folder / "model_index.json", _Index)
+    for part in family.part_classes:
+        family.check_class(folder / "model_index.json", part, getattr(index, part)[1])
+    text_encoder, unet, vae, scheduler = _read_configs(folder, family)
+    shapes = {part: read_weights(folder, part) for part in WEIGHT_STEMS}
+    _check_first_layers(folder, text_encoder, unet, vae, shapes)
 
     overrides = _read(folder / "noria.json", _Overrides) if (folder / "noria.json").exists() else _Overrides()
     sides = unet.sample_size if isinstance(unet.sample_size, tuple) else (unet.sample_size or 64,) * 2
@@ -145,7 +140,7 @@ def open_model(name: str) -> ModelSpec:
         name=overrides.name or default_name,
         folder=str(folder),
         fingerprint=_fingerprint(folder),
-        pipeline=PIPELINE,
+        pipeline=family.class_name,
         prediction_type=scheduler.prediction_type,
         default_width_px=width_px,
         default_height_px=height_px,
@@ -153,18 +148,18 @@ def open_model(name: str) -> ModelSpec:
         max_side_px=2 * max(width_px, height_px),
         multiple_px=multiple_px,
         default_scheduler=_default_scheduler(folder, overrides),
-        schedulers=tuple(choice.name for choice in schedulers.choices_of_family("diffusion")),
+        schedulers=tuple(choice.name for choice in scheduler_names.choices_of_family("diffusion")),
         default_steps=overrides.default_steps,
         default_guidance=overrides.default_guidance,
-        num_parameters=num_tensor_parameters(headers["unet"]),
+        num_parameters=num_tensor_parameters(shapes["unet"]),
     )
 
 
-# ── Where the model is ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Location ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _locate(name: str) -> tuple[pathlib.Path, str]:
-    """The folder of the model, and what it is called when it does not say so itself."""
+    """Return the folder of a model, and the model's name unless noria.json gives one."""
     if name == "bundled":
         return BUNDLED, "bundled"
     path = pathlib.Path(name).expanduser()
@@ -173,8 +168,8 @@ def _locate(name: str) -> tuple[pathlib.Path, str]:
         return path.resolve(), name if name.strip("-") else "model"
     if path.exists():
         raise ModelError(
-            f"{path} is a file; a model is a folder in diffusers format. A single-file checkpoint is converted with diffusers' "
-            "StableDiffusionPipeline.from_single_file(FILE).save_pretrained(FOLDER)."
+            f"{path} is a file; a model is a folder in diffusers format. Convert a single-file checkpoint with "
+            "diffusers: StableDiffusionPipeline.from_single_file(FILE).save_pretrained(FOLDER)."
         )
     looks_local = name.startswith(("/", ".", "~")) or path.parent.is_dir()
     if looks_local or not re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII):
@@ -187,35 +182,34 @@ def _locate(name: str) -> tuple[pathlib.Path, str]:
 
 
 def _download(hub_id: str) -> pathlib.Path:
-    """The parts' configurations and safetensors from the hub or its cache; the fp16 variant only where there is no other."""
-    import huggingface_hub  # half a second, for those who name a hub id
+    """Download configurations and weights, or find them in the hub's cache; fp16 ones only if there are no others."""
+    import huggingface_hub  # takes half a second, which other models need not spend
 
-    texts = ["model_index.json", "noria.json"] + [
-        f"{part}/*.{kind}" for part in (*_PART_CLASSES, "scheduler") for kind in ("json", "txt")
-    ]
+    texts = ["model_index.json", "noria.json"] + [f"{part}/*.{kind}" for part in _PARTS for kind in ("json", "txt")]
     weights = [f"{part}/{stem}{{}}safetensors" for part, stem in WEIGHT_STEMS.items()]
     plain = [pattern.format(infix) for pattern in weights for infix in (".", "-?????-of-?????.")]
     half = [pattern.format(infix) for pattern in weights for infix in (".fp16.", ".fp16-?????-of-?????.")]
     try:
         folder = pathlib.Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=texts + plain))
-        without = [part for part in WEIGHT_STEMS if not any((folder / part).glob("*.safetensors"))]
-        wanted = [pattern for pattern in half if pattern.partition("/")[0] in without]
+        missing = [part for part in WEIGHT_STEMS if not any((folder / part).glob("*.safetensors"))]
+        wanted = [pattern for pattern in half if pattern.partition("/")[0] in missing]
         if wanted:
             huggingface_hub.snapshot_download(hub_id, allow_patterns=texts + plain + wanted)
-    except Exception as error:  # whatever hub, network and cache may raise, an operator reads the same sentence
+    except Exception as error:  # hub, network and cache raise many kinds; the operator reads one sentence
         error_line = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ModelError(
-            f"the model {hub_id!r} could not be fetched from the hub: {error_line} Check the id, the network and HF_TOKEN, or give a folder."
+            f"the model {hub_id!r} could not be downloaded from the hub: {error_line} "
+            "Check the id, the network and HF_TOKEN, or give a folder."
         ) from error
     return folder
 
 
-# ── Configurations ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Configurations ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _read(file: pathlib.Path, kind: type[T], missing: str = "") -> T:
-    """A JSON file as `kind`; `missing` says what its absence means."""
-    return _convert(file, read_object(file, missing), kind)
+def _read(file: pathlib.Path, kind: type[T]) -> T:
+    """Read a JSON file as `kind`."""
+    return _convert(file, read_object(file), kind)
 
 
 def _convert(file: pathlib.Path, tree: dict[str, Any], kind: type[T]) -> T:
@@ -225,20 +219,15 @@ def _convert(file: pathlib.Path, tree: dict[str, Any], kind: type[T]) -> T:
         raise ModelError(f"{file}: {str(error).replace('$.', '')}.") from error
 
 
-def _check_class(file: pathlib.Path, part: str, got: str | None, classes: tuple[str, ...]) -> None:
-    if got not in classes:
-        raise ModelError(f"{file}: the {part} is a {short_repr(got)}; what is served is {' or '.join(classes)}.")
-
-
-def _read_configs(folder: pathlib.Path) -> tuple[_TextEncoder, _Unet, _Vae, _Scheduler]:
-    """Every part's configuration, checked alone and against its neighbours."""
+def _read_configs(folder: pathlib.Path, family: Family) -> tuple[_TextEncoder, _Unet, _Vae, _Scheduler]:
+    """Read all parts' configurations and check each one and that they fit together."""
     text_file, unet_file, vae_file = (folder / part / "config.json" for part in ("text_encoder", "unet", "vae"))
     text_encoder = _read(text_file, _TextEncoder)
     unet, vae = _read(unet_file, _Unet), _read(vae_file, _Vae)
     scheduler = _read_scheduler(folder / "scheduler" / "scheduler_config.json")
-    _check_class(text_file, "text_encoder", next(iter(text_encoder.architectures), None), _PART_CLASSES["text_encoder"])
-    _check_class(unet_file, "unet", unet.class_name, _PART_CLASSES["unet"])
-    _check_class(vae_file, "vae", vae.class_name, _PART_CLASSES["vae"])
+    family.check_class(text_file, "text_encoder", next(iter(text_encoder.architectures), None))
+    family.check_class(unet_file, "unet", unet.class_name)
+    family.check_class(vae_file, "vae", vae.class_name)
     _check_tokenizer(folder / "tokenizer", text_encoder)
 
     for key in (
@@ -250,35 +239,37 @@ def _read_configs(folder: pathlib.Path) -> tuple[_TextEncoder, _Unet, _Vae, _Sch
     ):
         if getattr(unet, key) is not None:
             raise ModelError(
-                f"{unet_file}: {key} is {getattr(unet, key)!r}: this UNet wants an input beside the text, as SDXL's, unCLIP's and LCM's "
-                "do; what is served are UNets conditioned on text alone."
+                f"{unet_file}: {key} is {getattr(unet, key)!r}: this UNet needs an input besides the text, as those of "
+                "SDXL, unCLIP and LCM do; supported are UNets conditioned on text alone."
             )
     if (unet.in_channels, unet.out_channels) != (vae.latent_channels,) * 2:
         raise ModelError(
-            f"{unet_file}: in_channels {unet.in_channels} and out_channels {unet.out_channels} where the VAE has {vae.latent_channels} latent "
-            "channels: an inpainting, depth or upscaling model; what is served is text to image."
+            f"{unet_file}: in_channels {unet.in_channels} and out_channels {unet.out_channels}, but the VAE has "
+            f"{vae.latent_channels} latent channels: an inpainting, depth or upscaling model; supported is text to "
+            "image."
         )
     widths = {unet.cross_attention_dim} if isinstance(unet.cross_attention_dim, int) else set(unet.cross_attention_dim)
     if widths != {text_encoder.hidden_size}:
         raise ModelError(
-            f"{unet_file}: cross_attention_dim {unet.cross_attention_dim} where the text encoder's hidden_size is "
-            f"{text_encoder.hidden_size}: these parts are of two models. {REDOWNLOAD_HINT}"
+            f"{unet_file}: cross_attention_dim {unet.cross_attention_dim}, but the text encoder's hidden_size is "
+            f"{text_encoder.hidden_size}: the parts belong to two models. {REDOWNLOAD_HINT}"
         )
     return text_encoder, unet, vae, scheduler
 
 
 def _read_scheduler(file: pathlib.Path) -> _Scheduler:
     tree = read_object(file)
-    family = schedulers.family_of(tree)
+    family = scheduler_names.family_of(tree)
     if family != "diffusion":
         raise ModelError(
-            f"{file}: a scheduler of the {family} family; what is served is diffusion, predicting epsilon, v or the sample."
+            f"{file}: a scheduler of the {family} family; supported are diffusion models, which predict epsilon, v or "
+            "the sample."
         )
     return _convert(file, tree, _Scheduler)
 
 
 def _check_tokenizer(folder: pathlib.Path, text_encoder: _TextEncoder) -> None:
-    """Either of the two forms a CLIP tokenizer is stored in; no token and no place that the text encoder has no row for."""
+    """Check that a CLIP tokenizer, in either file format, has no token id or length beyond the text encoder's."""
     file = folder / "tokenizer.json"
     added: object = []
     if file.exists():
@@ -289,21 +280,22 @@ def _check_tokenizer(folder: pathlib.Path, text_encoder: _TextEncoder) -> None:
         file = folder / "vocab.json"
         vocabulary = read_object(file, "there is neither tokenizer.json nor vocab.json with merges.txt")
         if not (folder / "merges.txt").is_file():
-            raise ModelError(f"{folder / 'merges.txt'}: missing; vocab.json is of no use without it. {REDOWNLOAD_HINT}")
+            raise ModelError(f"{folder / 'merges.txt'}: missing, but vocab.json needs it. {REDOWNLOAD_HINT}")
     try:
         token_ids = msgspec.convert(vocabulary, dict[str, int])
         max_token_id = max(
             [*token_ids.values(), *(token.id for token in msgspec.convert(added, list[_AddedToken]))], default=-1
         )
     except msgspec.ValidationError as error:
-        raise ModelError(f"{file}: holds no vocabulary of words and their numbers. {REDOWNLOAD_HINT}") from error
+        raise ModelError(f"{file}: contains no vocabulary from words to token ids. {REDOWNLOAD_HINT}") from error
     if max_token_id >= text_encoder.vocab_size:
         raise ModelError(
-            f"{file}: numbers tokens up to {max_token_id}, the text encoder has {text_encoder.vocab_size}. {REDOWNLOAD_HINT}"
+            f"{file}: has token ids up to {max_token_id}, but the text encoder has {text_encoder.vocab_size} tokens. "
+            f"{REDOWNLOAD_HINT}"
         )
     file, max_tokens = folder / "tokenizer_config.json", text_encoder.max_position_embeddings
-    length = read_object(file, "nothing says how long a prompt may be").get("model_max_length")
-    if not isinstance(length, int) or not 2 <= length <= max_tokens:  # a beginning and an end
+    length = read_object(file, "the maximum length of prompts is unknown").get("model_max_length")
+    if not isinstance(length, int) or not 2 <= length <= max_tokens:  # a start token and an end token
         raise ModelError(
             f"{file}: model_max_length is {short_repr(length)}; the text encoder takes 2 to {max_tokens} tokens "
             "(max_position_embeddings of text_encoder/config.json)."
@@ -311,25 +303,25 @@ def _check_tokenizer(folder: pathlib.Path, text_encoder: _TextEncoder) -> None:
 
 
 def _default_scheduler(folder: pathlib.Path, overrides: _Overrides) -> str:
-    """What noria.json names, else what scheduler_config.json is nearest to, else the family's."""
+    """Return the scheduler of noria.json, else the one nearest to scheduler_config.json, else the family's default."""
     if overrides.default_scheduler is None:
         try:
-            return schedulers.choice_for_config(read_object(folder / "scheduler" / "scheduler_config.json")).name
+            return scheduler_names.choice_for_config(read_object(folder / "scheduler" / "scheduler_config.json")).name
         except InvalidField:
             return _DEFAULT_SCHEDULER
     try:
-        return schedulers.find(overrides.default_scheduler).name
+        return scheduler_names.find(overrides.default_scheduler).name
     except InvalidField as error:
         raise ModelError(f"{folder / 'noria.json'}: default_scheduler: {error.message}") from error
 
 
-# ── Weights ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Weights ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _check_first_layers(
-    folder: pathlib.Path, text_encoder: _TextEncoder, unet: _Unet, vae: _Vae, headers: dict[str, dict[str, TensorInfo]]
+    folder: pathlib.Path, text_encoder: _TextEncoder, unet: _Unet, vae: _Vae, shapes: dict[str, Shapes]
 ) -> None:
-    """Weights of another part or model would otherwise be found out by a stack trace, after seconds of loading."""
+    """Check one tensor of each part: weights of another model would fail only when loaded, with a stack trace."""
     in_vae = "decoder.conv_in.weight" if vae.class_name == "AutoencoderKL" else "decoder.layers.0.weight"
     embedding_shape = (text_encoder.vocab_size, text_encoder.hidden_size)
     for part, name, axes, expected, where in (
@@ -337,12 +329,12 @@ def _check_first_layers(
         ("unet", "conv_in.weight", slice(1, 2), (unet.in_channels,), "in_channels"),
         ("vae", in_vae, slice(1, 2), (vae.latent_channels,), "latent_channels"),
     ):
-        tensors = headers[part]
-        tensor = tensors.get(name) or tensors.get(f"text_model.{name}")  # before and after transformers 5
-        if tensor is None or tensor.shape[axes] != expected:
+        shape = shapes[part].get(name) or shapes[part].get(f"text_model.{name}")  # before and after transformers 5
+        if shape is None or shape[axes] != expected:
             raise ModelError(
-                f"{weight_files(folder, part)[0]}: {name} is {list(tensor.shape) if tensor else 'missing'}, where config.json has "
-                f"{where} {', '.join(map(str, expected))}: weights and configuration are of two models. {REDOWNLOAD_HINT}"
+                f"{weight_files(folder, part)[0]}: {name} is {list(shape) if shape else 'missing'}, but config.json "
+                f"has {where} {', '.join(map(str, expected))}: weights and configuration belong to two models. "
+                f"{REDOWNLOAD_HINT}"
             )
 
 
@@ -354,11 +346,12 @@ def _fingerprint(folder: pathlib.Path) -> str:
 
 
 def _fingerprint_parts(folder: pathlib.Path) -> Iterator[bytes]:
-    """What a model is recognised by: all configurations; the weights' sizes, headers, and both ends of their data.
+    """Yield what identifies a model: all configurations; of the weights, sizes, headers, and start and end of the data.
 
-    The ends, because training again changes neither header nor size, and reading everything would take a large model minutes.
+    Start and end, because further training changes neither header nor size, and reading all data of a large model takes
+    minutes.
     """
-    for part in (*_PART_CLASSES, "scheduler"):
+    for part in _PARTS:
         for file in sorted((folder / part).glob("*")):
             if file.suffix in (".json", ".txt"):
                 yield file.name.encode()

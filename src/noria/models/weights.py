@@ -1,7 +1,9 @@
-"""The files of a model folder: JSON objects, and safetensors, whose headers are read by hand; pickles are refused unread.
+"""Reads the files of a model folder: JSON objects and the headers of safetensors files.
 
-Every file is a regular one of bounded size, so that nothing here waits for ever or fills the memory. What a part's tensors and
-settings must be is `catalog.py`'s; this module knows neither torch nor the parts' configurations.
+Refuses pickles without reading them.
+
+Only regular files of bounded size are read, so that no read blocks for ever or exhausts memory. Which tensors and
+settings a part needs is checked in `catalog.py`; this module knows neither torch nor the parts' configurations.
 """
 
 import json
@@ -9,10 +11,9 @@ import math
 import pathlib
 import re
 import stat
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
-from msgspec import Meta, Struct
+from safetensors import SafetensorError, safe_open
 
 from noria.errors import ModelError, short_repr
 
@@ -24,34 +25,28 @@ WEIGHT_STEMS = {
 REDOWNLOAD_HINT = "Copy or download the model again."
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_ITEM_BYTES = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
-    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
-    **dict.fromkeys(("U32", "I32", "F32"), 4),
-    **dict.fromkeys(("U64", "I64", "F64"), 8),
-}
-_MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
+_MAX_HEADER_BYTES = 100_000_000  # limit of the safetensors library
+# What newer and older versions of the library say of a file that is truncated or too long.
+_WRONG_SIZE_REASONS = ("incomplete metadata, file not fully covered", "MetadataIncompleteBuffer")
 _MAX_TEXT_BYTES = 2**24  # CLIP's tokenizer.json has 2 to 4 MB
 
 
-class TensorInfo(Struct, frozen=True):
-    """One entry of a safetensors header."""
-
-    dtype: str
-    shape: tuple[Annotated[int, Meta(ge=0)], ...]
-    data_offsets: tuple[int, int]
+Shapes = dict[str, tuple[int, ...]]
+"""The shapes of tensors by name."""
 
 
 def variant(part: pathlib.Path) -> str | None:
-    """Which weights of the folder `part` are used: None is the full-precision ones, "fp16" where only those are there."""
+    """Variant of the weights used in the folder `part`: None for full precision, "fp16" if only that exists."""
     plain, half = (any(name.exists() for name in _candidates(part, kind)) for kind in (None, "fp16"))
     return "fp16" if half and not plain else None
 
 
 def weight_files(folder: pathlib.Path, part: str) -> list[pathlib.Path]:
-    """The safetensors that hold `part` ("unet", "vae" or "text_encoder"): one file, or every shard of it.
+    """Return the safetensors files of `part` ("unet", "vae", "text_encoder") in its `variant`: one file, or all shards.
 
-    Those that `variant` names. Raises ModelError where there are none, or only pickles.
+    Raises:
+        ModelError: there are none, or only pickles.
+
     """
     single, index = _candidates(folder / part, variant(folder / part))
     if single.exists():
@@ -61,132 +56,130 @@ def weight_files(folder: pathlib.Path, part: str) -> list[pathlib.Path]:
     pickles = sorted(file.name for file in (folder / part).glob("*") if file.suffix in _PICKLES)
     if pickles:
         raise ModelError(
-            f"{folder / part / pickles[0]}: the weights are a pickle, which runs code when it is read; only safetensors are "
-            f"served. Convert once, if you trust it: {_conversion_command(folder)}"
+            f"{folder / part / pickles[0]}: the weights are a pickle, which can run code when loaded; only safetensors "
+            f"are supported. If you trust the file, convert it once: {_conversion_command(folder)}"
         )
     raise ModelError(f"{single}: missing, so the {part} has no weights. {REDOWNLOAD_HINT}")
 
 
 def _candidates(part: pathlib.Path, kind: str | None) -> tuple[pathlib.Path, pathlib.Path]:
-    """The file that holds all of a part, and the index of its shards, as diffusers and transformers name them."""
+    """Return the paths of a part's single file and of its shard index, as diffusers and transformers name them."""
     infix, stem = f".{kind}" if kind else "", WEIGHT_STEMS[part.name]
     return part / f"{stem}{infix}.safetensors", part / f"{stem}.safetensors.index{infix}.json"
 
 
 def _conversion_command(folder: pathlib.Path) -> str:
-    """The command that rewrites a model's pickles as safetensors."""
+    """Return the command that converts a model's pickles to safetensors."""
     return (
         'python -c "from diffusers import StableDiffusionPipeline as P; '
-        f"P.from_pretrained('{folder}', use_safetensors=False, safety_checker=None).save_pretrained('{folder}-safetensors')\""
+        f"P.from_pretrained('{folder}', use_safetensors=False, safety_checker=None)"
+        f".save_pretrained('{folder}-safetensors')\""
     )
 
 
-def read_weights(folder: pathlib.Path, part: str) -> dict[str, TensorInfo]:
-    """Every tensor of a part by name; all its files are whole. Raises ModelError where one is not."""
-    tensors: dict[str, TensorInfo] = {}
+def read_weights(folder: pathlib.Path, part: str) -> Shapes:
+    """Return the shapes of all tensors of a part.
+
+    Raises:
+        ModelError: a file is missing or damaged.
+
+    """
+    shapes: Shapes = {}
     for file in weight_files(folder, part):
-        tensors |= read_header(file)
+        shapes |= read_header(file)
     for file in (folder / part).glob(f"{WEIGHT_STEMS[part]}.safetensors.index*.json"):
-        lost = sorted(set(_shards(file)) - set(tensors))
-        if lost:
-            raise ModelError(f"{file}: lists {short_repr(lost[0])}, which is in none of the shards. {REDOWNLOAD_HINT}")
-    return tensors
+        missing = sorted(set(_shards(file)) - set(shapes))
+        if missing:
+            raise ModelError(f"{file}: lists {short_repr(missing[0])}, which no shard contains. {REDOWNLOAD_HINT}")
+    return shapes
 
 
 def _shards(index: pathlib.Path) -> dict[str, str]:
-    """The shard of each tensor."""
+    """Return the shard of each tensor."""
     shards = read_object(index).get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(name, str) and _is_shard(name) for name in shards.values()):
-        raise ModelError(f"{index}: has no weight_map from tensors to safetensors files beside it. {REDOWNLOAD_HINT}")
+        raise ModelError(
+            f"{index}: has no weight_map from tensors to safetensors files of its folder. {REDOWNLOAD_HINT}"
+        )
     return shards
 
 
 def _is_shard(name: str) -> bool:
-    """Whether `name` is a safetensors file's, and no way out of the folder."""
+    """Whether `name` names a safetensors file in the same folder."""
     return re.fullmatch(r"[\w.-]+\.safetensors", name, re.ASCII) is not None
 
 
 def count_parameters(folder: pathlib.Path) -> int:
-    """Parameters of all parts together, from the weights' headers."""
+    """Count the parameters of all parts, from the headers of the weights."""
     return sum(num_tensor_parameters(read_weights(folder, part)) for part in WEIGHT_STEMS)
 
 
-def num_tensor_parameters(tensors: dict[str, TensorInfo]) -> int:
-    """Parameters of these tensors."""
-    return sum(math.prod(tensor.shape) for tensor in tensors.values())
+def num_tensor_parameters(shapes: Shapes) -> int:
+    """Count the parameters of tensors."""
+    return sum(math.prod(shape) for shape in shapes.values())
 
 
-def read_header(file: pathlib.Path) -> dict[str, TensorInfo]:
-    """The tensors of a safetensors file: 8 bytes of length, a JSON object, then the data it describes and not a byte else.
+def read_header(file: pathlib.Path) -> Shapes:
+    """Return the shapes of the tensors in a safetensors file, which the library checks against the file's size.
 
     Raises:
-        ModelError: missing, truncated, longer than described, or no safetensors at all.
+        ModelError: missing, truncated, longer than its header says, or not a safetensors file.
 
     """
     try:
         size_bytes = _size_bytes(file)
-        with file.open("rb") as opened:
-            start = opened.read(8)
-            header_bytes = int.from_bytes(start, "little")
-            if start == b"version ":
-                raise ModelError(
-                    f"{file}: a Git LFS pointer, not the weights. Run `git lfs pull` in the model's repository."
-                )
-            if size_bytes < 8 + header_bytes and header_bytes <= _MAX_HEADER_BYTES:
-                raise ModelError(
-                    f"{file}: truncated: its header alone ends at byte {8 + header_bytes}, it has {size_bytes}. {REDOWNLOAD_HINT}"
-                )
-            raw = opened.read(header_bytes) if header_bytes <= _MAX_HEADER_BYTES else b""
+        try:
+            with safe_open(file, framework="np") as opened:
+                names = opened.keys()
+                return {name: tuple(opened.get_slice(name).get_shape()) for name in names}
+        except SafetensorError as error:
+            raise ModelError(f"{file}: {_describe_damage(file, size_bytes, error)}") from error
     except FileNotFoundError as error:
         raise ModelError(f"{file}: missing. {REDOWNLOAD_HINT}") from error
     except OSError as error:
         raise ModelError(f"{file}: cannot be read: {error.strerror}.") from error
-    try:
-        tree = msgspec.convert(json.loads(raw), dict[str, Any])
-        tree.pop("__metadata__", None)
-        tensors = msgspec.convert(tree, dict[str, TensorInfo])
-    except (ValueError, RecursionError) as error:
-        raise ModelError(
-            f"{file}: its header is damaged, or it is no safetensors file: {error}. {REDOWNLOAD_HINT}"
-        ) from error
-    _check_offsets(file, tensors, size_bytes - 8 - header_bytes)
-    return tensors
 
 
-def _check_offsets(file: pathlib.Path, tensors: dict[str, TensorInfo], data_bytes: int) -> None:
-    end = 0
-    for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_offsets):
-        length = math.prod(tensor.shape) * _ITEM_BYTES.get(tensor.dtype, 0)
-        if tensor.dtype not in _ITEM_BYTES or tensor.data_offsets != (end, end + length):
-            raise ModelError(
-                f"{file}: its header is damaged at {short_repr(name)}: {short_repr(msgspec.to_builtins(tensor))}. {REDOWNLOAD_HINT}"
+def _describe_damage(file: pathlib.Path, size_bytes: int, error: SafetensorError) -> str:
+    """Say what is wrong with a file that the library refused, and by how many bytes; the library names no sizes."""
+    with file.open("rb") as opened:
+        start = opened.read(8)
+        header_end = 8 + int.from_bytes(start, "little")
+        if start == b"version ":
+            return "a Git LFS pointer, not the weights. Run `git lfs pull` in the model's repository."
+        if size_bytes < header_end <= 8 + _MAX_HEADER_BYTES:
+            return (
+                f"truncated: its header alone ends at byte {header_end}, the file has {size_bytes}. {REDOWNLOAD_HINT}"
             )
-        end += length
-    if end != data_bytes:
-        what = "truncated" if data_bytes < end else "too long"
-        header_bytes = file.stat().st_size - data_bytes
-        raise ModelError(
-            f"{file}: {what}: expected {header_bytes + end} bytes, it has {header_bytes + data_bytes}. {REDOWNLOAD_HINT}"
-        )
+        reason = str(error).removeprefix("Error while deserializing header: ")
+        if reason in _WRONG_SIZE_REASONS:
+            tensors: dict[str, Any] = json.loads(opened.read(header_end - 8))  # the library has parsed it without error
+            tensors.pop("__metadata__", None)
+            expected = header_end + max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
+            what = "truncated" if size_bytes < expected else "too long"
+            return f"{what}: expected {expected} bytes, the file has {size_bytes}. {REDOWNLOAD_HINT}"
+    return f"not a safetensors file, or its header is damaged: {short_repr(reason)}. {REDOWNLOAD_HINT}"
 
 
 def read_object(file: pathlib.Path, missing: str = "") -> dict[str, Any]:
-    """A file's JSON object; `missing` says what its absence means. Raises ModelError."""
+    """Return the JSON object in a file; raise ModelError, with the consequence `missing` if the file is missing."""
     try:
         tree = json.loads(read_text(file, missing).decode())
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{file}: not JSON: {error}. {REDOWNLOAD_HINT}") from error
     if not isinstance(tree, dict):
-        raise ModelError(f"{file}: holds {short_repr(tree)} where a JSON object is needed. {REDOWNLOAD_HINT}")
+        raise ModelError(f"{file}: contains {short_repr(tree)}; a JSON object is expected. {REDOWNLOAD_HINT}")
     return tree
 
 
 def read_text(file: pathlib.Path, missing: str = "") -> bytes:
-    """The bytes of a configuration or vocabulary; `missing` says what its absence means. Raises ModelError."""
+    """Return the bytes of a small file; raise ModelError, with the consequence `missing` if it is missing."""
     try:
         size_bytes = _size_bytes(file)
         if size_bytes > _MAX_TEXT_BYTES:
-            raise ModelError(f"{file}: has {size_bytes} bytes; at most {_MAX_TEXT_BYTES} are read. {REDOWNLOAD_HINT}")
+            raise ModelError(
+                f"{file}: has {size_bytes} bytes; at most {_MAX_TEXT_BYTES} are allowed. {REDOWNLOAD_HINT}"
+            )
         return file.read_bytes()
     except FileNotFoundError as error:
         raise ModelError(f"{file}: missing{missing and ', so '}{missing}. {REDOWNLOAD_HINT}") from error
@@ -195,7 +188,7 @@ def read_text(file: pathlib.Path, missing: str = "") -> bytes:
 
 
 def _size_bytes(file: pathlib.Path) -> int:
-    """The size of a regular file, links followed; a FIFO or a device would be waited on for ever."""
+    """Return the size of a regular file, following links; refuse FIFOs and devices, which can block for ever."""
     status = file.stat()
     if not stat.S_ISREG(status.st_mode):
         raise ModelError(f"{file}: cannot be read: it is a folder, a pipe or a device, not a file.")

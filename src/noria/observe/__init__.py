@@ -1,1 +1,1 @@
-"""What Noria tells about itself: metrics today; logs, traces and statistics later."""
+"""What operators see of a running server: metrics, logs and traces."""

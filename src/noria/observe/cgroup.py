@@ -1,30 +1,36 @@
-"""What the kernel tells of this process's control group (cgroup v2). Linux only; elsewhere, and under v1, nothing is told."""
+"""Limits and events of this process's control group (cgroup v2; of v1 the CPU limit only).
 
-import contextlib
+Linux only; elsewhere there are none.
+"""
+
 import pathlib
 
 
 def memory_events(root: pathlib.Path = pathlib.Path("/")) -> pathlib.Path | None:
-    """The file that counts what want of memory has done to this process's group and those below; None where there is none."""
+    """Return the memory.events file of this process's group, which also counts for the groups below.
+
+    None without one.
+    """
     group = _group(root)
     file = group / "memory.events" if group is not None else None
     return file if file is not None and file.exists() else None
 
 
-def _group(root: pathlib.Path) -> pathlib.Path | None:
-    """The group of this process, as a folder; None where there are none, or only v1's."""
+def _group(root: pathlib.Path, v1_controller: str = "") -> pathlib.Path | None:
+    """The folder of this process's cgroup v2 group, or of its group under a v1 controller; None if it is in none."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return None
     for line in lines:
-        if line.startswith("0::"):
-            return root / "sys/fs/cgroup" / line.removeprefix("0::").lstrip("/")
+        number, controllers, path = line.split(":", 2)
+        if v1_controller in controllers.split(",") and (v1_controller or number == "0"):
+            return root / "sys/fs/cgroup" / v1_controller / path.lstrip("/")
     return None
 
 
 def num_oom_kills(events: pathlib.Path | None) -> int:
-    """How many processes of the group the kernel has killed so far because no memory was left; 0 where nobody counts."""
+    """Return how many processes of the group the OOM killer has killed so far; 0 if `events` is None or unreadable."""
     if events is None:
         return 0
     try:
@@ -35,27 +41,47 @@ def num_oom_kills(events: pathlib.Path | None) -> int:
 
 
 def memory_limit(root: pathlib.Path = pathlib.Path("/")) -> int | None:
-    """Bytes that this process's group, and every group above it, may use; None without a limit."""
+    """Return the tightest memory limit of this process's group and the groups above it, in bytes.
+
+    None without a limit.
+    """
     return min(map(int, _limits("memory.max", root)), default=None)
 
 
 def cpu_limit(root: pathlib.Path = pathlib.Path("/")) -> float | None:
-    """Cores' worth of time that this process's group, and every group above it, may use; None without a limit."""
-    quotas = (line.split() for line in _limits("cpu.max", root))
+    """Cores' worth of time that this process's group, and every group above it, may use; None without a limit.
+
+    Where the cpu controller is a cgroup v1 one, its quota and period are read instead.
+    """
+    quotas = [line.split() for line in _limits("cpu.max", root)] or _quotas_v1(root)
     return min((int(quota) / int(period) for quota, period in quotas), default=None)
 
 
 def _limits(name: str, root: pathlib.Path) -> list[str]:
-    """What the file of that name says in this process's group and those above it, where it sets a limit."""
+    """The contents of the file `name` in this process's group and those above it, where it sets a limit."""
     group = _group(root)
     if group is None:
         return []
-    top, limits = root / "sys/fs/cgroup", []
-    for folder in (group, *group.parents):
-        with contextlib.suppress(OSError):
-            limit = (folder / name).read_text().strip()
-            if not limit.startswith("max"):
-                limits.append(limit)
-        if folder == top:
-            break
-    return limits
+    limits = [_read(folder / name) for folder in _upwards(group, root / "sys/fs/cgroup")]
+    return [limit for limit in limits if limit and not limit.startswith("max")]
+
+
+def _quotas_v1(root: pathlib.Path) -> list[list[str]]:
+    """[quota, period] in microseconds of this process's v1 cpu group and those above it, where there is a quota."""
+    group, top = _group(root, "cpu"), root / "sys/fs/cgroup/cpu"
+    folders = _upwards(group, top) if group is not None else []
+    quotas = [[_read(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")] for folder in folders]
+    return [[quota, period] for quota, period in quotas if quota not in ("", "-1") and period]
+
+
+def _upwards(folder: pathlib.Path, top: pathlib.Path) -> list[pathlib.Path]:
+    """`folder` and its parents up to `top`; in a container whose paths are the host's, most of them do not exist."""
+    return [each for each in (folder, *folder.parents) if each.is_relative_to(top)]
+
+
+def _read(file: pathlib.Path) -> str:
+    """The file's text, stripped; empty if it cannot be read."""
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""

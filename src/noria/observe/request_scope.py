@@ -1,7 +1,8 @@
-"""Whose work is being done: the ids that every line of the log and every span of one request share.
+"""The ids of the request that is being processed, shared by all its log lines and spans.
 
-Set where a request comes in (a front end's middleware, a job's runner, an engine's thread about to work for it) and read by the log and
-the traces. A context variable follows `await` and `asyncio.create_task`, not threads: who hands work to one passes it on.
+Set where processing begins (a front end's middleware, a job worker, an engine's thread) and read by logging and
+tracing. A context variable follows `await` and `asyncio.create_task`, not threads: code that hands work to a thread
+passes it on.
 """
 
 from contextvars import ContextVar
@@ -13,7 +14,7 @@ class RequestContext:
     """The ids of one request."""
 
     request_id: str
-    trace_id: str = ""  # W3C: 32 hexadecimal digits; empty without a trace
+    trace_id: str = ""  # 32 hexadecimal digits (W3C); empty without a trace
     span_id: str = ""  # 16 hexadecimal digits
 
 

@@ -1,1 +1,1 @@
-"""What the processes say to each other: requests, messages, the transport, what is known of a model."""
+"""What the processes share: requests, messages, the transport, and model descriptions."""

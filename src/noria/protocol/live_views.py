@@ -1,7 +1,7 @@
-"""What is shown of a wheel that turns: on the page /live, in `noria top`, and to whoever reads `GET /v1/live`.
+"""The parts of an `EngineView`: what the page /live, `noria top` and `GET /v1/live` show of a running engine.
 
-The same structs travel from an engine to a front end (MessagePack) and from there to the watchers (JSON, by the same names). They say
-nothing of prompts. Times are seconds; `…_at` is Unix time.
+The same structs are sent from an engine to a front end (MessagePack) and from there to subscribers (JSON, with the same
+names). They contain no prompts. Times are in seconds; `…_at` is Unix time.
 """
 
 from msgspec import Struct
@@ -13,28 +13,28 @@ class SlotView(Struct, frozen=True):
     """An image in a slot of the running batch."""
 
     slot: int
-    request_id: str  # the caller's
-    index: int  # of the request's images
+    request_id: str  # the client's
+    index: int  # of the image within its request
     model: str
     width_px: int
     height_px: int
     scheduler: str
     guidance_scale: float
-    num_steps: int  # as asked for
+    num_steps: int  # as requested
     call: int  # model calls done
-    num_calls: int  # to be done; a bar of progress is call / num_calls
+    num_calls: int  # in total; the progress is call / num_calls
     priority: Priority
     joined_at: float
-    deadline_at: float | None  # the caller's deadline
+    deadline_at: float | None  # the client's deadline
     finish_at: float | None  # predicted
-    paused: bool = False  # it has made no step for a second and two turns or more, as others went first
+    paused: bool = False  # no step for at least a second and two iterations, because others had priority
 
 
 class WaitingView(Struct, frozen=True):
-    """A request with images that wait for a slot, in the order in which they will board."""
+    """A request with images that wait for a slot. A view lists them in the order in which they will join."""
 
     request_id: str
-    num_images: int  # that wait
+    num_images: int  # that are waiting
     model: str
     width_px: int
     height_px: int
@@ -48,11 +48,11 @@ class WaitingView(Struct, frozen=True):
 
 
 class IterationView(Struct, frozen=True):
-    """One turn of the wheel. What of `seconds` was neither encoding nor decoding was denoising."""
+    """One iteration. The part of `duration_s` that is neither text encoding nor decoding is denoising."""
 
-    number: int  # counts up by one within an incarnation
+    number: int  # consecutive within an incarnation
     started_at: float
-    duration_s: float  # the device's, where it works behind the wheel
+    duration_s: float  # the device's time, if it runs behind the loop
     text_encode_s: float
     decode_s: float
     num_joined: int
@@ -61,17 +61,20 @@ class IterationView(Struct, frozen=True):
 
 
 class DepartureView(Struct, frozen=True):
-    """An image that left its slot; `number` is the turn's after which it did."""
+    """An image that left its slot after an iteration."""
 
     iteration: int
     slot: int
     request_id: str
     index: int
-    outcome: str  # "ok" or the code of an error
+    outcome: str  # "ok" or an error code
 
 
 class RatesView(Struct, frozen=True):
-    """The last `window_s` seconds: of requests that ended well, of images, and of the wheel. None where nothing ended."""
+    """Rates over the last `window_s` seconds.
+
+    Requests are those that finished; the percentiles are None if there were none.
+    """
 
     window_s: float
     requests_per_s: float
@@ -80,13 +83,13 @@ class RatesView(Struct, frozen=True):
     p50_s: float | None  # from a request's arrival at the engine to its end
     p95_s: float | None
     p99_s: float | None
-    mean_batch: float  # images in a turn
-    occupancy: float  # 0 to 1, the share of the slots that was used
-    busy: float  # 0 to 1, the share of the time in which the wheel turned
+    mean_batch: float  # images per iteration
+    occupancy: float  # 0 to 1, the share of slots in use
+    busy: float  # 0 to 1, the share of time spent in iterations
 
 
 class ThumbnailView(Struct, frozen=True):
-    """Where a slot's picture is in the bytes beside a `WheelView`: height × width × 3 bytes of RGB from `offset` on."""
+    """Where a thumbnail is in the frame beside an `EngineView`: height × width × 3 bytes of RGB from `offset` on."""
 
     slot: int
     request_id: str

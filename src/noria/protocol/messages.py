@@ -1,10 +1,13 @@
-"""What front ends, engines and the supervisor say to each other: tagged msgspec structs, one MessagePack frame each.
+"""The messages between an engine and its clients, which are front ends and the supervisor.
 
-Pixels travel beside a message as a raw frame of their own (`ImageDone`), so that they are never copied into MessagePack.
+Each is a tagged msgspec struct in one MessagePack frame. Pixels are a second, raw frame beside their message
+(`ImageDone`), so that they are never copied into MessagePack.
 
-    to an engine     Hello, Submit, Cancel, Ping, Heard (for every Load), Follow
-    from an engine   EngineState (after Hello, and at every change), Load (now and then), Pong, WheelView (one for every Follow); for
-                     every Submit one Progress when it is accepted, (Progress | Preview | ImageDone)*, then one of Finished | Failed
+    to an engine     Hello, Submit, Cancel, Ping, LoadAck (for every EngineLoad), ViewRequest
+    from an engine   EngineState (after Hello, and at every change), EngineLoad (when it changes), Pong,
+                     EngineView (one for every ViewRequest);
+                     for every Submit one Progress when it is accepted, (Progress | Preview | ImageDone)*,
+                     then one of Finished | Failed
 """
 
 from typing import Literal
@@ -18,72 +21,80 @@ from noria.protocol.request import ImageRequest
 
 
 def engine_name(number: int) -> str:
-    """What a server's engine of its device `number` is called in all its lives: in logs, metrics, traces and `GET /v1/live`."""
+    """The name of the engine of device `number` in logs, metrics, traces and `GET /v1/live`; it survives restarts."""
     return f"engine-{number}"
 
 
 class Hello(Struct, frozen=True, tag=True):
-    """A peer introduces itself, once after each connection; it will be told the engine's state.
+    """The first message of a client on each connection; answered by `EngineState`.
 
-    What this name has asked for before is nobody's any more, and leaves.
+    The engine cancels the requests that a client of this name submitted on an earlier connection.
     """
 
-    name: str  # its own, and the same in all its lives
+    name: str  # the client's, which stays the same when its process restarts
 
 
 class Submit(Struct, frozen=True, tag=True):
-    """Draw these images. Answered by `ImageDone` for each and one `Finished`, or by one `Failed`."""
+    """Generate images. Answered by one `ImageDone` for each and `Finished`, or by `Failed`."""
 
     request: ImageRequest
 
 
 class Cancel(Struct, frozen=True, tag=True):
-    """Forget this request; still answered, by `Failed` with code "cancelled" if it was known."""
+    """Cancel a request. A request that has not ended is answered by `Failed` with code "cancelled"."""
 
     request_id: str
 
 
 class Ping(Struct, frozen=True, tag=True):
-    """Is the wheel turning? Answered by `Pong`."""
+    """Checks that the engine is alive and its loop is not hung; answered by `Pong`."""
 
 
 class LoadAck(Struct, frozen=True, tag=True):
-    """The last `Load` was read. Until then no other comes: who does not read must not fill the engine's memory.
+    """Acknowledges the last `EngineLoad`.
 
-    Who wants no loads, such as the supervisor, never says it, and gets one.
+    There is at most one unacknowledged load per client, which bounds the engine's memory. A client that does not use
+    loads, such as the supervisor, never sends it and gets a single load.
     """
 
 
 class ViewRequest(Struct, frozen=True, tag=True):
-    """Show the wheel: answered by one `WheelView`: to who has seen none as soon as one is due, else when there is something new to see.
+    """Asks for one `EngineView`.
 
-    Asked again after each answer, so who stops asking costs nothing, and who reads slowly gets fewer. Asked again before the answer,
-    the newer one counts, and one view answers both.
+    A new subscriber gets the next one that is due, others get one when something has changed.
+
+    A subscriber sends it after each answer, so a slow one gets fewer views and one that stops costs nothing. A request
+    that arrives before the answer to the previous one replaces it; one view answers both.
     """
 
-    last_iteration: int | None  # the number of the last turn in the last view of this incarnation; None: there was none
-    with_thumbnails: bool  # whether slots show what their images are going to be
+    last_iteration: int | None  # the value of this field in the last view from this incarnation; None: there was none
+    with_thumbnails: bool
 
 
 class EngineView(Struct, frozen=True, tag=True):
-    """A wheel as it stands; the frame beside it, if any, holds the pictures of `cells`."""
+    """The state of an engine's running batch and queue.
+
+    The pixels of `thumbnails`, if any, are in the frame beside it.
+    """
 
     incarnation: str
     captured_at: float  # Unix time, s
-    last_iteration: int  # of the last turn
+    last_iteration: int  # the number of the last iteration
     num_slots: int
     slots: tuple[SlotView, ...]
-    waiting: tuple[WaitingView, ...]  # the first of them
-    num_waiting: int  # images, all of them
-    backlog_s: float  # until all that was accepted is done
-    iterations: tuple[IterationView, ...]  # since the turn that was seen: the last ones kept, oldest first
-    departures: tuple[DepartureView, ...]  # since the last view for this peer; none in the first
+    waiting: tuple[WaitingView, ...]  # the first requests of the queue
+    num_waiting: int  # images in the whole queue
+    backlog_s: float  # predicted time until all accepted requests are done
+    iterations: tuple[
+        IterationView, ...
+    ]  # after the subscriber's `last_iteration`, as far as they are kept, oldest first
+    departures: tuple[DepartureView, ...]  # since the subscriber's last view; empty in its first
     rates: RatesView
     thumbnails: tuple[ThumbnailView, ...] = ()
 
 
 class Pong(Struct, frozen=True, tag=True):
-    """How long the wheel has been in its present turn, and how long a turn may take before the engine counts as hung; seconds."""
+    """Seconds that the engine has been busy with one piece of work, and the limit above which it counts as hung."""
 
     incarnation: str
     busy_s: float
@@ -91,41 +102,40 @@ class Pong(Struct, frozen=True, tag=True):
 
 
 ExitCause = Literal["none", "crashed", "killed"]
-"""How an engine's last run ended: there was none, in a way that a request may have caused, or as only others' signals end it.
+"""How an engine's previous process ended.
 
-`supervisor/exit_cause.py` has the list of both.
+There was none, it crashed (a request may have caused it), or it was killed from outside.
+`supervisor/exit_cause.py` classifies exit codes and signals.
 """
 
 
 class EngineState(Struct, frozen=True, tag=True):
-    """`incarnation` names one run of the process: requests sent to another are gone."""
+    """`incarnation` identifies one process of the engine; requests submitted to another one are lost."""
 
     incarnation: str
     state: Literal["loading", "ready"]
     models: tuple[ModelSpec, ...]  # empty while loading
     device: str
     previous_exit: ExitCause = "none"
-    in_flight: tuple[
-        str, ...
-    ] = ()  # the requests that the run before this one was drawing, or preparing, when it ended
+    in_flight: tuple[str, ...] = ()  # attempts that the previous process was generating or preparing when it ended
 
 
 class ShapeCosts(Struct, frozen=True):
-    """What the engine has measured of one model at one size, in seconds."""
+    """The measured costs of one model at one size, in seconds."""
 
     model: str
     width_px: int
     height_px: int
-    step_s: dict[int, float]  # one call of the model, by its number of rows
-    decode_s: dict[int, float]  # by the number of images decoded together
-    text_encode_s: float  # one prompt
-    max_rows: int  # in one call: more would not be faster, or not fit the memory
+    step_s: dict[int, float]  # of one model call, by its number of rows
+    decode_s: dict[int, float]  # of one decode, by its number of images
+    text_encode_s: float  # of one prompt
+    max_rows: int  # in one call; more would not be faster, or not fit the memory
 
 
 class EngineLoad(Struct, frozen=True, tag=True):
-    """How busy an engine is; sent to every peer after `EngineState`, and when it has changed, twice a second at most."""
+    """How busy an engine is. Sent after `EngineState`, and at most twice a second when it has changed."""
 
-    backlog_s: float  # until all that was accepted is done
+    backlog_s: float  # predicted time until all accepted requests are done
     num_running: int
     num_waiting: int
     num_slots: int
@@ -133,10 +143,13 @@ class EngineLoad(Struct, frozen=True, tag=True):
 
 
 class Progress(Struct, frozen=True, tag=True):
-    """How far a request is: of several images, the one furthest behind. Sent once when it is accepted; then only if `watched`."""
+    """How far a request is, by its image that is furthest behind.
+
+    Sent when it is accepted; then only with `stream_progress`.
+    """
 
     request_id: str
-    queue_position: int | None  # images that will board before its last one; None: all of them have boarded
+    queue_position: int | None  # images that will join before its last one; None: all its images have joined
     call: int
     num_calls: int
     start_in_s: float  # predicted
@@ -144,7 +157,7 @@ class Progress(Struct, frozen=True, tag=True):
 
 
 class Preview(Struct, frozen=True, tag=True):
-    """What image `index` is going to be, as seen at `call`; the frame beside it is height × width × 3 bytes of RGB."""
+    """A preview of image `index` after `call`; the frame beside it is height × width × 3 bytes of RGB."""
 
     request_id: str
     index: int
@@ -154,7 +167,7 @@ class Preview(Struct, frozen=True, tag=True):
 
 
 class ImageDone(Struct, frozen=True, tag=True):
-    """Image `index` of a request; the frame beside it is height × width × 3 bytes of RGB."""
+    """The completed image `index` of a request; the frame beside it is height × width × 3 bytes of RGB."""
 
     request_id: str
     index: int
@@ -164,9 +177,10 @@ class ImageDone(Struct, frozen=True, tag=True):
 
 
 class Timings(Struct, frozen=True):
-    """Where a request's time in the engine went, in seconds; of several images that of the one that ended last.
+    """Seconds that a request spent in each stage of the engine, by the image that finished last.
 
-    Of a request that failed: until its end, of its image that had come furthest of those not decoded; a stage that it did not reach has 0.
+    For a failed request: until its end, by its image that was furthest among those not decoded. Stages not reached have
+    0.
     """
 
     queue_s: float
@@ -176,26 +190,26 @@ class Timings(Struct, frozen=True):
 
 
 class Finished(Struct, frozen=True, tag=True):
-    """Every image of the request was sent."""
+    """All images of the request were sent."""
 
     request_id: str
     timings: Timings
     num_steps_run: (
-        int  # model calls of that image: PNDM makes one more than the steps asked for, Heun nearly twice as many
+        int  # model calls of that image: PNDM makes one more than the requested steps, Heun almost twice as many
     )
-    mean_batch: float = 0.0  # images that shared these calls, itself included
+    mean_batch: float = 0.0  # mean number of images in these calls, including this one
 
 
 class Failed(Struct, frozen=True, tag=True):
-    """The request ended without all its images; `code` is one of `noria.errors`."""
+    """The request ended before all its images were sent; `code` is an error code of `noria.errors`."""
 
     request_id: str
     code: str
     message: str
     field: str | None = None
     retry_after_s: float | None = None
-    timings: Timings | None = None  # None: it was refused before it was anybody's
-    num_steps_run: int = 0  # this and the next as in `Finished`, until the end
+    timings: Timings | None = None  # None: it was rejected before it was queued
+    num_steps_run: int = 0  # this and mean_batch as in `Finished`, until its end
     mean_batch: float = 0.0
 
 
@@ -208,15 +222,15 @@ _from_engine_decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Deco
 
 
 def serialize(message: ToEngine | FromEngine) -> bytes:
-    """One message as one MessagePack frame."""
+    """The message as one MessagePack frame."""
     return _serializer.encode(message)
 
 
 def deserialize_to_engine(frame: bytes | memoryview) -> ToEngine:
-    """What an engine received; raises msgspec.DecodeError on anything else."""
+    """Decode a frame sent to an engine; raises msgspec.DecodeError if it is none of these messages."""
     return _to_engine_decoder.decode(frame)
 
 
 def deserialize_from_engine(frame: bytes | memoryview) -> FromEngine:
-    """What a front end or the supervisor received; raises msgspec.DecodeError on anything else."""
+    """Decode a frame sent by an engine; raises msgspec.DecodeError if it is none of these messages."""
     return _from_engine_decoder.decode(frame)

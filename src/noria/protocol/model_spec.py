@@ -1,4 +1,7 @@
-"""What the rest of Noria may know of a model without loading it: names, bounds, defaults. Read by `models/catalog.py`."""
+"""The properties of a model that are known without loading it: names, bounds, defaults.
+
+`models/catalog.py` reads them.
+"""
 
 import pathlib
 
@@ -6,11 +9,12 @@ from msgspec import Struct
 
 
 class ModelSpec(Struct, frozen=True):
-    """One model folder in diffusers format, as far as admission, documentation and the engine's set-up need it."""
+    """A model folder in diffusers format, as admission, documentation and the engine's set-up see it."""
 
-    name: str  # as clients name it; letters, digits and _.+/- only, so that a header carries it
+    name: str  # in requests; only letters, digits and _.+/-, so that it fits in a header
     folder: str
-    fingerprint: str  # first 12 hexadecimal digits of a SHA-256 over configurations, weights' headers and data ends
+    # First 12 hexadecimal digits of a SHA-256 over configurations, and headers and ends of the weight files.
+    fingerprint: str
     pipeline: str  # "StableDiffusionPipeline"
     prediction_type: str  # "epsilon" | "v_prediction" | "sample"
     default_width_px: int
@@ -19,7 +23,7 @@ class ModelSpec(Struct, frozen=True):
     max_side_px: int
     multiple_px: int  # widths and heights are multiples of this
     default_scheduler: str
-    schedulers: tuple[str, ...]  # short names that this model can be sampled with
+    schedulers: tuple[str, ...]  # short names of those that the model supports
     default_steps: int
     default_guidance: float
     num_parameters: int  # of the UNet

@@ -1,4 +1,7 @@
-"""Manners of processes: how they end, that a child does not outlive its parent, and who takes in orphans. Linux only."""
+"""Process lifetimes by prctl(2) and signals: end with the parent, adopt orphans, treat SIGTERM as an interrupt.
+
+Linux only.
+"""
 
 import contextlib
 import ctypes
@@ -11,10 +14,11 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent(signum: signal.Signals = signal.SIGTERM, parent_pid: int | None = None) -> None:
-    """Have the kernel send `sent` to this process when the parent *thread* that started it ends (prctl(2)).
+    """Make the kernel send `signum` to this process when the parent *thread* that started it ends (prctl(2)).
 
-    So start children from a thread that lives as long as they should. A parent that has ended before this call is noticed only
-    where `parent_pid`, its process id, is given: then `sent` comes at once. Raises OSError where the kernel refuses.
+    So a child must be started from a thread that lives as long as it should. If `parent_pid`, the expected parent's
+    process id, is given and that process has already ended, the signal is sent at once. Raises OSError if the kernel
+    refuses.
     """
     _prctl(_PR_SET_PDEATHSIG, int(signum))
     if parent_pid is not None and os.getppid() != parent_pid:
@@ -22,13 +26,13 @@ def die_with_parent(signum: signal.Signals = signal.SIGTERM, parent_pid: int | N
 
 
 def adopt_orphans() -> None:
-    """From now on a descendant whose parent ends becomes this process's child, not init's; not inherited by children."""
+    """Make this process, instead of init, the parent of descendants whose parent ends. Children do not inherit this."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 @contextlib.contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """SIGTERM is Ctrl-C meanwhile, so that what was begun is ended and kept in the same way. In the main thread only."""
+    """A context in which SIGTERM raises KeyboardInterrupt, like Ctrl-C. Main thread only."""
     previous_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

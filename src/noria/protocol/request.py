@@ -1,8 +1,8 @@
-"""What a caller may ask for, and what of it travels to an engine.
+"""Image requests, as clients send them and as engines get them.
 
-`ImageBody` is the JSON of `POST /t2i`, as written: every field optional but the prompt, any default still open. `ImageRequest` is
-the same wish with every default filled in and every bound checked (`frontend/services/admission.py` does that); nothing else reaches an
-engine. Neither knows HTTP, models' files or schedulers' mathematics.
+`ImageRequestBody` is the JSON of `POST /t2i`: only the prompt is required, and defaults are not filled in.
+`ImageRequest` has every default filled in and every bound checked (by `frontend/services/request_validation.py`), and is what an
+engine gets. Neither depends on HTTP, on model files or on schedulers.
 """
 
 from typing import Literal
@@ -15,7 +15,10 @@ Priority = Literal["low", "normal", "high"]
 
 
 class ImageRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of `POST /t2i`. `None` is "the model's default"; a seed of `None` is drawn by the server and told in the answer."""
+    """The body of `POST /t2i`.
+
+    `None` means the model's default; for a seed of `None` the server chooses one and reports it.
+    """
 
     prompt: str
     negative_prompt: str = ""
@@ -36,7 +39,7 @@ class ImageRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ImageRequest(Struct, frozen=True):
-    """One admitted request: `num_images` images of one prompt; image k is drawn from seed + k."""
+    """An admitted request for `num_images` images of one prompt; image k has the seed `seed` + k."""
 
     request_id: str
     prompt: str
@@ -47,28 +50,31 @@ class ImageRequest(Struct, frozen=True):
     num_steps: int
     guidance_scale: float
     num_images: int
-    scheduler: str  # a short name of schedulers.py
+    scheduler: str  # a short name from images/scheduler_names.py
     timeout_s: float  # from its arrival at the engine
-    model: str = ""  # the name of the model that draws it; admission fills it in
+    model: str = ""  # filled in by admission
     priority: Priority = "normal"
-    deadline_s: float | None = None  # from its arrival at the engine; what is late then is of no use to the caller
-    num_previews: int = 0  # pictures of each image on its way
-    stream_progress: bool = False  # somebody wants to hear of every step
-    exclusive: bool = False  # shares the wheel with nobody: an engine has died of it, or beside it
-    traceparent: str = ""  # W3C trace context of the span that asked; empty: it is in no trace
-    tracestate: str = ""  # of the same: what tracing systems on its way have noted for themselves
+    deadline_s: float | None = None  # from its arrival at the engine; a result after that is useless to the client
+    num_previews: int = 0  # of each image
+    stream_progress: bool = False  # whether to send `Progress` repeatedly
+    exclusive: bool = False  # never batched with other requests, because an engine crashed while this one was in flight
+    traceparent: str = ""  # W3C trace context of the submitting span; empty: not part of a trace
+    tracestate: str = ""  # W3C trace context, vendor-specific part
 
     @property
     def guided(self) -> bool:
-        """Whether each step needs an unconditional row too; as in diffusers, guidance ≤ 1 is none (Ho and Salimans, 2022)."""
+        """Whether each step needs a second, unconditional row (Ho and Salimans, 2022).
+
+        As in diffusers, not for a scale ≤ 1.
+        """
         return self.guidance_scale > 1.0
 
 
 def attempt_id(request_id: str, token: str) -> str:
-    """The name under which one flight of a request is known to an engine; `token` has no dot."""
+    """The id of one attempt of a request at an engine; `token` must not contain a dot."""
     return f"{request_id}.{token}"
 
 
 def request_id_of(attempt: str) -> str:
-    """The request's id in `flight_id`: what callers, logs and traces know it by."""
+    """The request's id in an attempt's id: the one that clients, logs and traces use."""
     return attempt.rpartition(".")[0] or attempt

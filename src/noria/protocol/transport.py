@@ -1,8 +1,8 @@
-"""The one message channel between processes: ZeroMQ ROUTER on the engine's side, DEALER on everybody else's.
+"""The message transport between processes: a ZeroMQ ROUTER socket at the engine, a DEALER socket at each client.
 
-A message is a MessagePack frame (`messages.py`), and an optional second frame of raw bytes. The engine's end is a plain thread
-that owns its socket, so that a long step never delays a reply or a refusal; the other end lives in an asyncio loop. A lost engine
-is noticed by its closed connection, not by silence. This module knows nothing of what the messages mean.
+A message is a MessagePack frame (`messages.py`) and an optional second frame of raw bytes. The engine's end is a thread
+that owns its socket, so that a long iteration never delays a reply; a client's end runs in an asyncio loop. A lost
+engine is detected by its closed connection, not by a timeout. This module does not depend on what the messages mean.
 """
 
 import asyncio
@@ -24,33 +24,35 @@ from noria.protocol.messages import FromEngine, ToEngine, deserialize_from_engin
 _log = logging.getLogger(__name__)
 
 ClientId = bytes
-"""A ROUTER's name for one connection."""
+"""The ROUTER socket's identity of one connection."""
 
 
 class EngineChannel:
-    """An engine's end. `inbox` yields (peer, message) in order of arrival; `send` may be called from any thread."""
+    """The engine's end. `inbox` holds (client, message) in order of arrival; `send` may be called from any thread."""
 
     def __init__(self, address: str) -> None:
-        """Bind `address` ("ipc:///path" or "tcp://host:port"); raises zmq.ZMQError if that is not possible."""
+        """Bind `address` ("ipc:///path" or "tcp://host:port"); raises zmq.ZMQError if that fails."""
         self.inbox: queue.SimpleQueue[tuple[ClientId, ToEngine]] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[list[bytes | memoryview]] = queue.SimpleQueue()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.LINGER, 1000)  # ms: last words are still sent
-        self._socket.setsockopt(zmq.SNDHWM, 0)  # answers are bounded by the requests accepted, the rest by the desk
+        self._socket.setsockopt(zmq.LINGER, 1000)  # ms; on close, queued messages are still sent
+        self._socket.setsockopt(
+            zmq.SNDHWM, 0
+        )  # no limit: accepted requests bound the answers, the receiver bounds the rest
         self._socket.bind(address)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="channel", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="transport", daemon=True)
         self._thread.start()
 
     def send(self, client: ClientId, message: FromEngine, payload: bytes | memoryview | None = None) -> None:
-        """Queue `message` (and raw bytes beside it) for `peer`; silently dropped if that peer is gone."""
+        """Queue `message` (and raw bytes beside it) for `client`; dropped without an error if it has disconnected."""
         self._outbox.put([client, serialize(message)] if payload is None else [client, serialize(message), payload])
         os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
-        """Send what is queued, then close the socket."""
+        """Send the queued messages, then close the socket."""
         self._closing = True
         os.eventfd_write(self._wake, 1)
         self._thread.join()
@@ -65,7 +67,7 @@ class EngineChannel:
             ready = dict(poller.poll())
             if self._wake in ready:
                 os.eventfd_read(self._wake)
-                closing = self._closing  # read before the queue: nothing sent before close() is lost
+                closing = self._closing  # read before the queue, so that no message sent before close() is lost
                 self._send_queued()
                 if closing:
                     self._socket.close()
@@ -80,22 +82,21 @@ class EngineChannel:
 
     def _receive(self) -> None:
         client, *frames = self._socket.recv_multipart()
-        with contextlib.suppress(
-            msgspec.DecodeError, IndexError
-        ):  # another version's message: nobody to answer it in our words
+        # A message of another version cannot be answered, so it is dropped.
+        with contextlib.suppress(msgspec.DecodeError, IndexError):
             self.inbox.put((client, deserialize_to_engine(frames[0])))
 
 
 class Connected(msgspec.Struct, frozen=True):
-    """The connection to the engine stands (again); say Hello."""
+    """The connection to the engine was established, for the first time or again; send `Hello` now."""
 
 
 class Disconnected(msgspec.Struct, frozen=True):
-    """The connection is gone: its process ended, or the network did. It is tried again until `close`."""
+    """The connection was lost, because the process or the network failed. It is retried until `close`."""
 
 
 class EngineConnection:
-    """Another process's end: one DEALER socket in the running asyncio loop."""
+    """A client's end: a DEALER socket in the running asyncio loop."""
 
     def __init__(self, address: str) -> None:
         """Start connecting to `address`; the engine need not exist yet."""
@@ -103,7 +104,7 @@ class EngineConnection:
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, uuid.uuid4().bytes)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.IMMEDIATE, 1)  # never queue for an engine that is not there
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)  # do not queue while no engine is connected
         self._socket.setsockopt(zmq.RECONNECT_IVL, 50)  # ms
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
         self._socket.setsockopt(zmq.RCVHWM, 0)
@@ -111,11 +112,11 @@ class EngineConnection:
         self._socket.connect(address)
 
     async def send(self, message: ToEngine) -> None:
-        """Send `message`; raises zmq.Again at once when no engine is connected."""
+        """Send `message`; raises zmq.Again at once if no engine is connected."""
         await self._socket.send(serialize(message), flags=zmq.DONTWAIT)
 
     async def events(self) -> AsyncGenerator[Connected | Disconnected | tuple[FromEngine, memoryview | None], None]:
-        """Everything that happens on the connection, in order, until `close`."""
+        """Connection changes and messages, in order, until `close`; a message comes with its second frame or None."""
         event_queue: asyncio.Queue[Connected | Disconnected | tuple[FromEngine, memoryview | None]] = asyncio.Queue()
         tasks = [
             asyncio.create_task(self._read_messages(event_queue)),
@@ -129,7 +130,7 @@ class EngineConnection:
                 task.cancel()
 
     def close(self) -> None:
-        """Drop the connection."""
+        """Close the connection."""
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=0)
@@ -143,7 +144,7 @@ class EngineConnection:
             try:
                 message = deserialize_from_engine(frames[0].buffer)
             except msgspec.DecodeError as error:
-                _log.warning("an engine's message that is none of ours was dropped: %s", error)
+                _log.warning("dropped an invalid message of an engine: %s", error)
                 continue
             event_queue.put_nowait((message, frames[1].buffer if len(frames) > 1 else None))
 

@@ -1,1 +1,1 @@
-"""The mathematics of denoising: diffusers' schedulers compiled to tables, each image's noise, and the one step for all of them."""
+"""The mathematics of denoising: diffusers' schedulers compiled to tables, noise per image, one step for all images."""

@@ -1,20 +1,22 @@
-"""diffusers' schedulers, read off as tables: none is written again here.
+"""Compiles diffusers' schedulers to tables, without reimplementing any.
 
-A scheduler that is linear in the sample, the model's outputs and the noise is known once it is known on basis vectors. So the real
-one runs once, in float64, on a sample of many channels:
+A scheduler that is linear in the sample, the model's outputs and the noise is determined by its results on basis
+vectors. So the scheduler of diffusers runs once, in float64, on a sample of many channels:
 
     channel 0               1 in the start x_T
     channel 1 + i           1 in the model's output m_i
     channel 1 + calls + i   1 in the noise n_i
-    the last few            ordinary large numbers in all of these: the witnesses
+    the last few            large random numbers in all of these: the witnesses
 
-After every call the sample *is* the vector of its coefficients, and the recurrence of `tables.py` is fitted to these vectors. The
-witnesses tell a scheduler that is not linear (it clips, or thresholds): theirs is then not the same combination.
+After every call the sample *is* the vector of its coefficients, and the recurrence of `tables.py` is fitted to these
+vectors. The witnesses reveal a scheduler that is not linear (it clips, or thresholds): then they are not the same
+combination.
 
-Rules: what diffusers' Stable Diffusion pipeline forces on a scheduler (no clipping, steps_offset 1) is forced here too; a scheduler that
-the table cannot hold is refused by name, never approximated. While one compiles, its module's `randn_tensor` is replaced, under a lock of
-this module: safe from any thread of ours, but not beside another thread that runs diffusers' own samplers in the same process.
-It does not know models, requests or devices.
+Rules: settings that diffusers' Stable Diffusion pipeline forces on a scheduler (no clipping, steps_offset 1) are forced
+here too; a scheduler that a table cannot represent is refused by name, never approximated. During compilation the
+`randn_tensor` of the scheduler's module is replaced, under a lock of this module: that is safe in all threads of Noria,
+but not beside another thread that runs diffusers' own samplers in the same process. This module does not know models,
+requests or devices.
 """
 
 import contextlib
@@ -36,8 +38,8 @@ import torch
 from numpy.typing import NDArray
 
 from noria.errors import InvalidField
-from noria.images import schedulers
-from noria.images.schedulers import SchedulerChoice
+from noria.images import scheduler_names
+from noria.images.scheduler_names import SchedulerChoice
 from noria.sampling.tables import (
     NOISE_COLUMN,
     NUM_COLUMNS,
@@ -50,32 +52,34 @@ from noria.sampling.tables import (
 
 Array = NDArray[np.float64]
 
-MAX_STEPS = 1000  # num_train_timesteps of every model we know; the probe's memory grows with its square
-_EXACT_RESIDUAL = (
-    2e-7  # schedulers that upcast to float32 inside fit to 1e-7, the others to 1e-14: no better fit is looked for
-)
-_FIT_TOLERANCE = 1e-6  # a recurrence too short misses by 1e-3 at 20 steps, but by little more than this at hundreds
-_WITNESS_TOLERANCE = 1e-5  # float32 inside leaves about 1e-7 of the largest term; clipping leaves about 1
-_MIN_DENOMINATOR = 1e-300  # IPNDM's only step of one is exactly 0, whatever the model says
+MAX_STEPS = 1000  # num_train_timesteps of all known models; the probe's memory grows with its square
+# Schedulers that compute in float32 fit to 1e-7, others to 1e-14: below this no better fit is searched.
+_EXACT_RESIDUAL = 2e-7
+_FIT_TOLERANCE = 1e-6  # too short a recurrence is off by 1e-3 at 20 steps, but by little more than this at hundreds
+_WITNESS_TOLERANCE = 1e-5  # float32 arithmetic leaves about 1e-7 of the largest term; clipping leaves about 1
+_MIN_DENOMINATOR = 1e-300  # IPNDM with one step yields exactly 0, whatever the model's output
 _NUM_WITNESSES = 4
-_WITNESS_AMPLITUDE = 64.0  # far outside any clip range, also where the prediction of x_0 shrinks its input
+_WITNESS_AMPLITUDE = 64.0  # far outside any clip range, also where the prediction of x_0 scales its input down
 
-# One scheduler at a time: its module's randn_tensor, diffusers' verbosity and Python's warning filters are the process's.
+# One scheduler at a time: its module's randn_tensor, diffusers' verbosity and Python's warning filters are global to
+# the process.
 _lock = threading.Lock()
 
 
 def compile_sampler(
     choice: SchedulerChoice | str, model_config: Mapping[str, object], num_steps: int, *, mu: float | None = None
 ) -> SamplerTable:
-    """The table of `choice` for a model whose scheduler_config.json holds `model_config`; made once, then from a cache.
+    """Compile `choice` for a model whose scheduler_config.json is `model_config`; cached.
 
-    `mu` is the shift of a flow schedule that depends on the image's size (`use_dynamic_shifting`), None elsewhere.
+    `mu` is the shift of a flow schedule that depends on the image's size (`use_dynamic_shifting`), None for others.
 
-    Raises `InvalidField`: field "scheduler" when the scheduler cannot serve this model, "inference_steps" when it cannot make that
-    many steps, with diffusers' words.
+    Raises:
+        InvalidField: field "scheduler": the scheduler cannot be used with this model; field "inference_steps": it
+            cannot make that many steps, with diffusers' reason.
+
     """
     if isinstance(choice, str):
-        choice = schedulers.find(choice)
+        choice = scheduler_names.find(choice)
     overrides, config = (json.dumps(dict(given), sort_keys=True) for given in (choice.overrides, model_config))
     compiled = _compile_cached(choice.name, choice.diffusers_class, choice.family, overrides, config, num_steps, mu)
     if isinstance(compiled, InvalidField):
@@ -83,14 +87,21 @@ def compile_sampler(
     return compiled
 
 
-# A table of 50 steps is 2 kB; 512 hold every scheduler at every step count that a day of real traffic asks for.
+# A table of 50 steps takes 2 kB; 512 tables cover all schedulers and step counts of a day of real traffic.
 @functools.lru_cache(maxsize=512)
 def _compile_cached(
-    name: str, class_name: str, family: schedulers.Family, overrides: str, config: str, num_steps: int, mu: float | None
+    name: str,
+    class_name: str,
+    family: scheduler_names.Family,
+    overrides: str,
+    config: str,
+    num_steps: int,
+    mu: float | None,
 ) -> SamplerTable | InvalidField:
-    """The table, or the refusal: it takes as long to find, and is asked for as often."""
-    # In a thread that ends: torch's OpenMP gives every thread that computes a pool of its own, and as long as two pools live,
-    # libgomp's threads sleep between operations. A desk that lives on would halve the speed of the wheel beside it.
+    """Return the table, or the refusal, which takes as long to compute and is requested as often."""
+    # In a thread that ends: torch's OpenMP gives every computing thread its own pool, and while two pools exist,
+    # libgomp's threads sleep between operations. A long-lived compiling thread would halve the speed of the engine
+    # loop's thread.
     with ThreadPoolExecutor(1) as executor:
         try:
             return executor.submit(_compile, name, class_name, family, overrides, config, num_steps, mu).result()
@@ -99,7 +110,13 @@ def _compile_cached(
 
 
 def _compile(
-    name: str, class_name: str, family: schedulers.Family, overrides: str, config: str, num_steps: int, mu: float | None
+    name: str,
+    class_name: str,
+    family: scheduler_names.Family,
+    overrides: str,
+    config: str,
+    num_steps: int,
+    mu: float | None,
 ) -> SamplerTable:
     if not 1 <= num_steps <= MAX_STEPS:
         raise InvalidField(f"inference_steps must be from 1 to {MAX_STEPS}, got {num_steps}.", field="inference_steps")
@@ -114,16 +131,16 @@ def _compile(
         except Exception as error:
             raise _bad_steps(name, num_steps, f"diffusers says {type(error).__name__}: {error}") from error
     if not trace.is_finite:
-        raise _bad_steps(name, num_steps, "its numbers are infinite or not a number")
+        raise _bad_steps(name, num_steps, "its values are infinite or not a number")
     _check_linear(name, trace)
     return _fit_table(name, num_steps, trace)
 
 
-def _check_family(name: str, family: schedulers.Family, model_config: Mapping[str, object]) -> None:
-    wanted = schedulers.family_of(model_config)
+def _check_family(name: str, family: scheduler_names.Family, model_config: Mapping[str, object]) -> None:
+    wanted = scheduler_names.family_of(model_config)
     if family != wanted:
-        known = ", ".join(choice.name for choice in schedulers.choices_of_family(wanted))
-        raise _refused(name, f"it samples {family} models, and this is a {wanted} model; its schedulers are {known}")
+        known = ", ".join(choice.name for choice in scheduler_names.choices_of_family(wanted))
+        raise _refused(name, f"it samples {family} models, but this is a {wanted} model; its schedulers are {known}")
 
 
 def _refused(name: str, reason: str) -> InvalidField:
@@ -135,12 +152,12 @@ def _bad_steps(name: str, num_steps: int, reason: str) -> InvalidField:
     return InvalidField(message, field="inference_steps")
 
 
-# --- the real scheduler -------------------------------------------------------------------------------------------------
+# --- the scheduler of diffusers ---------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def _silence_diffusers() -> Iterator[None]:
-    """Hold diffusers' log lines and warnings back: a model's own configuration is nothing to warn its clients of."""
+    """Suppress diffusers' logs and warnings: they are about the model's configuration, which clients cannot change."""
     log = importlib.import_module("diffusers.utils.logging")
     verbosity = log.get_verbosity()
     log.set_verbosity(log.CRITICAL)
@@ -152,25 +169,27 @@ def _silence_diffusers() -> Iterator[None]:
         log.set_verbosity(verbosity)
 
 
-# To be copied, never stepped: KDPM2 goes through 1000 steps to be made, which takes half a second.
+# Copied before use, never stepped: constructing KDPM2 runs through 1000 steps, which takes half a second.
 @functools.lru_cache(maxsize=64)
-def _make_scheduler(name: str, class_name: str, family: schedulers.Family, overrides: str, config: str) -> Any:
-    """The scheduler as diffusers' pipeline for this family would hold it."""
+def _make_scheduler(name: str, class_name: str, family: scheduler_names.Family, overrides: str, config: str) -> Any:
+    """Construct the scheduler as diffusers' pipeline for this family does."""
     model_config = json.loads(config)
     scheduler_class = getattr(importlib.import_module("diffusers.schedulers"), class_name)
     known = inspect.signature(scheduler_class).parameters
     if "thresholding" in known and model_config.get("thresholding"):
-        raise _refused(name, "the model's configuration asks for thresholding, which is not linear")
+        raise _refused(name, "the model's configuration enables thresholding, which is not linear")
     forced: dict[str, object] = {}
     if family == "diffusion":
         forced = {"clip_sample": False, "steps_offset": 1}
     if family == "flow" and "shift" in model_config:
-        forced = {"flow_shift": model_config["shift"]}  # the same number; FlowMatch* and the others name it differently
+        forced = {"flow_shift": model_config["shift"]}  # one setting, which FlowMatch* and the others name differently
     settings = {key: value for key, value in forced.items() if key in known} | json.loads(overrides)
     try:
         return scheduler_class.from_config(model_config, **settings)
     except Exception as error:
-        raise _refused(name, f"diffusers does not make it for this model ({type(error).__name__}: {error})") from error
+        raise _refused(
+            name, f"diffusers cannot construct it for this model ({type(error).__name__}: {error})"
+        ) from error
 
 
 def _set_timesteps(name: str, scheduler: Any, num_steps: int, mu: float | None) -> None:
@@ -178,35 +197,38 @@ def _set_timesteps(name: str, scheduler: Any, num_steps: int, mu: float | None) 
         scheduler.set_timesteps(num_steps)
         return
     if "mu" not in inspect.signature(scheduler.set_timesteps).parameters:
-        raise _refused(name, "it does not shift its schedule with the image's size, as this model asks")
+        raise _refused(name, "it cannot shift its schedule with the image's size, as this model requires")
     scheduler.set_timesteps(num_steps, mu=mu)
 
 
-# --- the probe ----------------------------------------------------------------------------------------------------------
+# --- the probe --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Trace:
-    """What one run on basis vectors showed. P = calls + 1 samples, N = calls, K = 1 + 2·calls basis vectors, W witnesses."""
+    """The result of one run on basis vectors.
+
+    P = calls + 1 samples, N = calls, K = 1 + 2·calls basis vectors, W witnesses.
+    """
 
     timesteps_N: NDArray[np.float32]
     init_noise_sigma: float
     samples_PK: Array  # samples_PK[i] is x_i
-    samples_PW: Array  # what the witnesses held
+    samples_PW: Array  # the witnesses of each sample
     inputs_NK: Array  # after scale_model_input
-    witnesses_KW: Array  # what the witnesses were given in place of each basis vector
+    witnesses_KW: Array  # the witnesses' values of each basis vector
     noise_N: NDArray[np.bool_]
     noise_dtype: NoiseDtype
 
     @property
     def is_finite(self) -> bool:
-        """Whether diffusers gave numbers throughout."""
+        """Whether all values are finite."""
         arrays = (self.samples_PK, self.samples_PW, self.inputs_NK, self.timesteps_N)
         return all(bool(np.isfinite(array).all()) for array in arrays)
 
 
 class _NoiseRecorder:
-    """Stands in for `randn_tensor`: gives the basis vector of the call's noise and notes that, and in which dtype, it was drawn."""
+    """Replaces `randn_tensor`: returns the basis vector of the call's noise and records the draw and its dtype."""
 
     def __init__(self, name: str, noise_1NC11: torch.Tensor) -> None:
         self._name = name
@@ -220,21 +242,21 @@ class _NoiseRecorder:
         if self.drawn[self.call] or tuple(noise.shape) != tuple(torch.Size(shape)):  # type: ignore[arg-type]
             raise _refused(self._name, "it draws more noise in a call than one tensor of the sample's shape")
         self.drawn[self.call] = True
-        self.dtypes.add("model" if dtype == torch.float64 else "float32")  # the probe's model gives float64
+        self.dtypes.add("model" if dtype == torch.float64 else "float32")  # the probe's model outputs are float64
         return noise.to(dtype or torch.float32)
 
 
 def pipeline_options(scheduler: Any, generator: torch.Generator) -> dict[str, object]:
-    """What StableDiffusionPipeline adds to each call of `scheduler.step`, where the scheduler takes it.
+    """Return the options that StableDiffusionPipeline passes to `scheduler.step`, if the scheduler accepts them.
 
-    Its own default for `eta` is 0, also for schedulers whose default is another (TCD's is 0.3).
+    The pipeline's default of `eta` is 0, also for schedulers with another default (TCD's is 0.3).
     """
-    taken = inspect.signature(scheduler.step).parameters
-    return {key: value for key, value in {"eta": 0.0, "generator": generator}.items() if key in taken}
+    accepted = inspect.signature(scheduler.step).parameters
+    return {key: value for key, value in {"eta": 0.0, "generator": generator}.items() if key in accepted}
 
 
 def _probe(name: str, scheduler: Any) -> _Trace:
-    """Run `scheduler`, its timesteps set, on the basis vectors and the witnesses."""
+    """Run `scheduler`, whose timesteps are set, on the basis vectors and the witnesses."""
     calls = len(scheduler.timesteps)
     num_basis = 1 + 2 * calls
     witnesses_KW = _WITNESS_AMPLITUDE * np.random.default_rng(0).standard_normal((num_basis, _NUM_WITNESSES))
@@ -254,7 +276,7 @@ def _probe(name: str, scheduler: Any) -> _Trace:
             sample = scheduler.step(given[:, 1 + call], timestep, sample, return_dict=False, **options)[0].double()
             samples.append(_vector(sample))
     if not torch.equal(state, untouched.get_state()):
-        raise _refused(name, "it draws randomness otherwise than by diffusers' randn_tensor")
+        raise _refused(name, "it draws random numbers without diffusers' randn_tensor")
     if len(noise_recorder.dtypes) > 1:
         raise _refused(name, "it draws noise in more than one dtype")
     all_samples = np.stack(samples)
@@ -271,13 +293,16 @@ def _probe(name: str, scheduler: Any) -> _Trace:
 
 
 def _vector(sample_1C11: torch.Tensor) -> Array:
-    """A copy: some schedulers go on to change the sample that they returned."""
+    """Copy the channels: some schedulers modify the sample that they returned before."""
     return sample_1C11[0, :, 0, 0].double().numpy().copy()
 
 
 @contextlib.contextmanager
 def _replace_randn(module: ModuleType, noise_recorder: _NoiseRecorder) -> Iterator[None]:
-    """`module.randn_tensor` is `tap` meanwhile; a module without it draws nothing, or is caught by its generator."""
+    """Replace `module.randn_tensor`.
+
+    If a module without it draws noise, `_probe` detects that its generator advanced.
+    """
     real = getattr(module, "randn_tensor", None)
     if real is None:
         yield
@@ -289,11 +314,11 @@ def _replace_randn(module: ModuleType, noise_recorder: _NoiseRecorder) -> Iterat
         module.randn_tensor = real  # type: ignore[attr-defined]
 
 
-# --- from vectors to the table ------------------------------------------------------------------------------------------
+# --- from vectors to the table ----------------------------------------------------------------------------------------
 
 
 def _check_linear(name: str, trace: _Trace) -> None:
-    """A linear scheduler makes of the witnesses the same combination that it makes of the basis vectors."""
+    """Check that the scheduler combines the witnesses as it combines the basis vectors; only a linear one does."""
     expected_PW = trace.samples_PK @ trace.witnesses_KW
     size_PW = np.abs(trace.samples_PK) @ np.abs(trace.witnesses_KW) + _MIN_DENOMINATOR
     error = float((np.abs(trace.samples_PW - expected_PW) / size_PW).max())
@@ -302,7 +327,7 @@ def _check_linear(name: str, trace: _Trace) -> None:
 
 
 def _fit_table(name: str, num_steps: int, trace: _Trace) -> SamplerTable:
-    """The table of the narrowest window that explains every call."""
+    """Fit the narrowest window that explains every call."""
     input_scale = _input_scale(name, trace)
     best = None
     for window in range(1, WINDOW + 1):
@@ -328,19 +353,19 @@ def _fit_table(name: str, num_steps: int, trace: _Trace) -> SamplerTable:
 
 
 def _input_scale(name: str, trace: _Trace) -> NDArray[np.float32]:
-    """s[i] of "the model is given s[i]·x_i"."""
+    """Return s[i], where the model's input at call i is s[i]·x_i."""
     samples_NK = trace.samples_PK[:-1]
     scale_N = (trace.inputs_NK * samples_NK).sum(1) / (samples_NK**2).sum(1)
     error_N = np.abs(trace.inputs_NK - scale_N[:, None] * samples_NK).max(1) / np.abs(samples_NK).max(1)
     if error_N.max() > _FIT_TOLERANCE:
-        raise _refused(name, "what it gives the model is not a multiple of the sample")
+        raise _refused(name, "the model's input is not a multiple of the sample")
     scale_N32: NDArray[np.float32] = scale_N.astype(np.float32)
     return scale_N32
 
 
 @dataclass(frozen=True)
 class _Fit:
-    """A recurrence over `window` calls and its worst residual over all calls."""
+    """A recurrence over `window` calls and its largest residual."""
 
     window: int
     coefficients: Array  # [N, NUM_COLUMNS]
@@ -348,12 +373,12 @@ class _Fit:
 
 
 def _fit(trace: _Trace, window: int) -> _Fit | None:
-    """The recurrence over `window` calls, or None when it does not explain one of them."""
+    """Fit the recurrence over `window` calls; None if it does not explain one of them."""
     calls = len(trace.timesteps_N)
     coefficients = np.zeros((calls, NUM_COLUMNS))
     worst = 0.0
     for call in range(calls):
-        # Of the outputs and the noise within the window any amount can be added: the samples need to explain only the rest.
+        # Outputs and noise within the window have free coefficients, so the samples need to explain only the rest.
         outputs = range(max(0, call - window + 1), call + 1)
         free = [1 + q for q in outputs] + [1 + calls + call]
         rest = np.append(np.arange(1 + outputs[0]), 1 + calls + np.flatnonzero(trace.noise_N[:call]))
@@ -370,9 +395,10 @@ def _fit(trace: _Trace, window: int) -> _Fit | None:
 
 
 def _fewest_samples(samples_PK: Array, call: int, window: int, rest: NDArray[np.int_]) -> tuple[Array, float]:
-    """Weights of x_call, x_{call-1}, … that give x_{call+1} in the channels `rest`, and the residual relative to x_{call+1}.
+    """Return weights of x_call, x_{call-1}, … that yield x_{call+1} in the channels `rest`, and the relative residual.
 
-    As few samples as will do: neighbours are nearly parallel, and weights that cancel would cost float32 its digits.
+    Uses as few samples as possible: neighbouring ones are nearly parallel, and weights that cancel would lose precision
+    in float32.
     """
     target = samples_PK[call + 1, rest]
     size = np.abs(samples_PK[call + 1]).max() + _MIN_DENOMINATOR

@@ -1,10 +1,10 @@
-"""One image's randomness, drawn as diffusers draws it with one CPU generator per image.
+"""The noise of one image, drawn as diffusers draws it with one CPU generator per image.
 
-Rule: a draw is a function of (seed, image, index of the draw, dtype) and of nothing else: not of the batch, the slot, the device or
-the load. Draws come in diffusers' order: the initial latent first, then one at each call whose row of the table says so, also where
-its coefficient is 0, since it moves the generator on. This module does not know which call that is.
+Rule: a draw is a function of (seed, image, index of the draw, dtype) only: not of the batch, the slot, the device or
+the load. Draws follow diffusers' order: the initial latent, then one at each call whose table row has `noise`, also if
+its coefficient is 0, because the draw advances the generator. This module does not know which calls those are.
 
-Tensor shapes: C channels, H and W of the latent.
+Tensor shapes: C channels, H × W latent size.
 """
 
 import torch
@@ -15,7 +15,12 @@ MAX_SEED = 2**63 - 1  # manual_seed takes up to 2**64 - 1: seed + k still fits f
 
 
 class NoiseStream:
-    """The draws of image `image` of a request: its generator is seeded with `seed + image`, as diffusers' users do."""
+    """The draws of image `image` of a request; the generator's seed is `seed + image`, as is usual with diffusers.
+
+    Raises:
+        InvalidField: the seed is out of range.
+
+    """
 
     def __init__(self, seed: int, shape_CHW: tuple[int, int, int], dtype: torch.dtype, *, image: int = 0) -> None:
         if not 0 <= seed <= MAX_SEED:
@@ -24,21 +29,24 @@ class NoiseStream:
         self._shape_CHW = shape_CHW
         self._dtype = dtype
         self._num_draws = 0
-        self._last: tuple[int, torch.Tensor] | None = None  # a call and its noise
+        self._last: tuple[int, torch.Tensor] | None = None  # the last call and its noise
 
     def initial(self) -> torch.Tensor:
-        """[C, H, W] of unit variance on the CPU; `init_noise_sigma` is the caller's to apply. Once, before any `next`."""
+        """Draw [C, H, W] of unit variance on the CPU, once, before any `next`.
+
+        The caller applies `init_noise_sigma`.
+        """
         if self._num_draws:
-            raise RuntimeError("the initial noise is the first draw of a stream, and is drawn once")
+            raise RuntimeError("the initial noise is the first draw of a stream and can be drawn only once")
         return self._draw(self._dtype)
 
     def next(self, dtype: torch.dtype | None = None, *, call: int | None = None) -> torch.Tensor:
-        """The next call's [C, H, W] on the CPU, in the stream's dtype or in the one that the table's `noise_dtype` names.
+        """Draw the next call's [C, H, W] on the CPU, by default in the stream's dtype.
 
-        Asked once more for the same `call`, because the first try came to nothing, it gives the same noise.
+        Repeated for the same `call`, because its first execution failed, it returns the same noise.
         """
         if not self._num_draws:
-            raise RuntimeError("the initial noise is drawn before the noise of a call")
+            raise RuntimeError("the initial noise must be drawn before the noise of a call")
         if call is None:
             return self._draw(dtype or self._dtype)
         if self._last is None or self._last[0] != call:

@@ -1,8 +1,9 @@
-"""Previews: what an image is going to be, from what the model says at any call.
+"""Previews: estimates of the final image from the model's output at any call.
 
-A model that predicts noise or velocity says with it what it takes the clean latent to be (Ho et al., 2020, eq. 15; Salimans and Ho,
-2022, appendix D). That latent goes to colours by one linear map, fitted once to the model's own VAE: a decoder would cost as much as
-several steps. Whatever the sampler, the model is given z = √ᾱ·x₀ + √(1-ᾱ)·ε at a timestep, so only these two matter here.
+A prediction of noise or velocity implies a prediction of the clean latent x₀ (Ho et al., 2020, eq. 15; Salimans and Ho,
+2022, appendix D). One linear map, fitted once to the model's VAE, converts that latent to colours: a decoder would cost
+as much as several steps. With any sampler, the model's input is z = √ᾱ·x₀ + √(1-ᾱ)·ε at a timestep, so previews need
+only ᾱ and the timestep.
 
 Tensor shapes: B images, C latent channels, H × W latent size, T training timesteps, N example images.
 """
@@ -14,14 +15,17 @@ import torch
 from torch.nn import functional
 
 _NUM_EXAMPLES = 24
-_EXAMPLE_LATENTS = 12  # of a side
-_MIN_ALPHA_BAR = 1e-4  # at zero terminal SNR a model of noise says nothing of the image, and √ᾱ divides
+_EXAMPLE_LATENTS = 12  # along a side
+_MIN_ALPHA_BAR = (
+    1e-4  # at zero terminal SNR, √ᾱ = 0 would be a divisor; a noise prediction contains nothing of the image there
+)
 
 
 def clean_weights(timesteps_B: np.ndarray, alpha_bars_T: np.ndarray, prediction_type: str) -> np.ndarray:
-    """[2, B] float32: x₀ as the model sees it is the first times what it was given plus the second times what it says.
+    """Return [2, B] float32: the predicted x₀ is the first times the model's input plus the second times its output.
 
-    `prediction_type` is diffusers': "epsilon", "v_prediction" or "sample". Timesteps of some samplers lie between two of training.
+    `prediction_type` is diffusers': "epsilon", "v_prediction" or "sample". Timesteps can lie between training
+    timesteps.
     """
     alpha_B = np.interp(timesteps_B, np.arange(len(alpha_bars_T)), alpha_bars_T).clip(_MIN_ALPHA_BAR, 1.0)
     signal_B, noise_B = np.sqrt(alpha_B), np.sqrt(1 - alpha_B)
@@ -37,15 +41,15 @@ def clean_weights(timesteps_B: np.ndarray, alpha_bars_T: np.ndarray, prediction_
 
 
 def clean_latents(inputs_BCHW: torch.Tensor, outputs_BCHW: torch.Tensor, weights_2B: torch.Tensor) -> torch.Tensor:
-    """x₀ as the model sees it, [B, C, H, W], by `clean_weights`."""
+    """Return the predicted x₀, [B, C, H, W], with the weights of `clean_weights`."""
     of_inputs_B111, of_outputs_B111 = weights_2B[:, :, None, None, None]
     return torch.addcmul(of_outputs_B111 * outputs_BCHW, of_inputs_B111, inputs_BCHW)
 
 
 def fit_colours(vae_encode: Callable[[torch.Tensor], torch.Tensor], scale: int) -> torch.Tensor:
-    """The map [C + 1, 3] from a latent's channels and 1 to its block's mean colour, 0 to 255, by least squares over drawn scenes.
+    """Fit the map [C + 1, 3] from a latent's channels and 1 to its block's mean colour, 0 to 255, by least squares.
 
-    `encode` takes pixels [N, 3, scale·H, scale·W] in -1 to 1 to latents [N, C, H, W] as the UNet has them.
+    `vae_encode` encodes pixels [N, 3, scale·H, scale·W] in -1 to 1 to latents [N, C, H, W] in the UNet's scale.
     """
     pixels_N3HW = _example_pixels(_EXAMPLE_LATENTS * scale, scale)
     latents_NCHW = vae_encode(pixels_N3HW).float().cpu()
@@ -56,15 +60,15 @@ def fit_colours(vae_encode: Callable[[torch.Tensor], torch.Tensor], scale: int) 
 
 
 def preview_pixels(latents_BCHW: torch.Tensor, colours_K3: torch.Tensor) -> torch.Tensor:
-    """[B, H, W, 3] uint8, one pixel for each latent, by the map of `fit_colours`."""
+    """Return [B, H, W, 3] uint8, a pixel for each latent, by the map of `fit_colours`."""
     colours_BHW3 = torch.einsum("bchw,ck->bhwk", latents_BCHW.float(), colours_K3[:-1]) + colours_K3[-1]
     return colours_BHW3.clamp_(0, 255).round_().to(torch.uint8)
 
 
 def downscale(latents_BCHW: torch.Tensor, max_side: int) -> torch.Tensor:
-    """Blocks of the latents averaged, so that neither side has more than `most`; as they are if they are small enough.
+    """Average blocks of latents so that neither side exceeds `max_side`; small latents are returned unchanged.
 
-    The colours of an average are the average of the colours: the map is linear.
+    The map to colours is linear, so the average of latents has the average of their colours.
     """
     block = -(-max(latents_BCHW.shape[-2:]) // max_side)
     return latents_BCHW if block == 1 else functional.avg_pool2d(latents_BCHW, block, ceil_mode=True)
@@ -76,7 +80,7 @@ def _with_one(latents_NCHW: torch.Tensor) -> torch.Tensor:
 
 
 def _example_pixels(side_px: int, scale: int) -> torch.Tensor:
-    """[N, 3, side, side]: random colours that change slowly, with a rectangle of another colour before them."""
+    """Return [N, 3, side, side] in -1 to 1: smooth random colours, with a rectangle of another colour in front."""
     generator = torch.Generator().manual_seed(0)
     coarse = torch.rand(_NUM_EXAMPLES, 3, 3, 3, generator=generator)
     pixels = functional.interpolate(coarse, size=(side_px, side_px), mode="bilinear", align_corners=True)

@@ -1,1 +1,1 @@
-"""Deciding what the device does next. Pure: no clock, no I/O, no arrays, no logging; time comes in as an argument."""
+"""Decides what the device does next. Pure: no clock, no I/O, no arrays, no logging; time is an argument."""

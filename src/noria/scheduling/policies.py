@@ -1,7 +1,8 @@
-"""Who goes first when not all can: a policy is one pure function from an image and the time to a number; the lowest goes first.
+"""Scheduling policies: each is a pure function from an image and the time to a sort key; the lowest key goes first.
 
-It decides twice: who boards when slots are few, and who steps when the batch that pays is smaller than what is seated (to be paused
-costs an image nothing: its latents stay in its slot). Every policy lets those who wait rise, so that nobody starves.
+A policy orders images twice: which ones get slots when slots are scarce, and which ones step when the profitable batch
+is smaller than the running set (pausing an image is free: its latents stay in its slot). Under every policy, waiting
+improves an image's rank, so no image starves.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,33 +14,35 @@ from noria.protocol.request import Priority
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What a policy may know of an image; times are monotonic seconds."""
+    """What a policy knows of an image; times are monotonic seconds."""
 
     arrived_at: float
-    deadline: float | None  # the caller's own; None: whenever it is done
+    deadline: float | None  # requested by the caller; None: no deadline
     priority: Priority
-    remaining_s: float  # work left, in the company that is usual now
-    min_remaining_s: float  # work left, if it had the device to itself
+    remaining_s: float  # of work, at the expected batch size
+    min_remaining_s: float  # of work, with the device to itself
 
 
 Policy = Callable[[Candidate, float], float]
 
 IMPLICIT_DEADLINE_S: Mapping[Priority, float] = MappingProxyType({"high": 5.0, "normal": 60.0, "low": 600.0})
-"""After how long an image without a deadline is as urgent as one whose deadline is now."""
+"""Deadline, in seconds after arrival, by which `least_slack` ranks an image that has none."""
 
 _PRIORITY_OFFSET_S: Mapping[Priority, float] = MappingProxyType({"high": -30.0, "normal": 0.0, "low": 30.0})
-_INFEASIBLE_PENALTY_S = 3600.0  # behind all who can still be in time, and behind an hour of waiting
-COST_UNCERTAINTY = 0.85  # costs are known to 15 %: what would be late by less than that may still be in time
-_AGING_RATE = 0.5  # seconds of work that a second of waiting makes up for
+# Ranks an image that cannot meet its deadline behind all that can, and behind images that have waited for an hour.
+_INFEASIBLE_PENALTY_S = 3600.0
+# Costs are known to within 15 %: an image predicted to be late by less than that may still meet its deadline.
+COST_UNCERTAINTY = 0.85
+_AGING_RATE = 0.5  # seconds of work offset by one second of waiting
 
 
 def least_slack(image: Candidate, now: float) -> float:
-    """So that the least slack that anybody has when done is as great as can be: by deadline (Jackson, 1955).
+    """Earliest deadline first, which maximizes the smallest slack at completion (Jackson, 1955).
 
-    Momentary slack (deadline less work left) would be as good for a device that serves one at a time, but changes with every step: two
-    images that are equally urgent would take turns and both be done late, and nobody could be promised when. An image without a
-    deadline is due when its patience ends; so it rises while it waits, until it goes first. One that cannot be in time any more
-    goes last: it would only make others late.
+    Ordering by momentary slack (deadline less remaining work) would be as good on a device that serves one image at a
+    time, but it changes at every step: two equally urgent images would alternate and both finish late, and no
+    completion time could be predicted. An image without a deadline gets an implicit one, so it rises while it waits
+    until it is first. An image that can no longer meet its deadline goes last, because it would only delay others.
     """
     if image.deadline is None:
         return image.arrived_at + IMPLICIT_DEADLINE_S[image.priority] - now
@@ -50,17 +53,20 @@ def least_slack(image: Candidate, now: float) -> float:
 
 
 def fcfs(image: Candidate, now: float) -> float:  # noqa: ARG001 - a policy's signature
-    """First come, first served, whatever was asked for."""
+    """First come, first served; ignores deadlines and priorities."""
     return image.arrived_at
 
 
 def shortest_first(image: Candidate, now: float) -> float:
-    """Least work first; a second of waiting counts as half a second of work less. Deadlines and priorities mean nothing."""
+    """Least remaining work first; a second of waiting offsets half a second of work.
+
+    Ignores deadlines and priorities.
+    """
     return image.remaining_s - _AGING_RATE * (now - image.arrived_at)
 
 
 def uses_deadlines(policy: Policy) -> bool:
-    """Whether batches are to stay small enough for deadlines; a policy that does not ask for them has no use for that."""
+    """Whether batches must stay small enough to meet deadlines; policies that ignore deadlines do not need that."""
     return policy is least_slack
 
 

@@ -1,7 +1,8 @@
-"""The words of the scheduler: what it is told, what it decides, and what it says has happened. Data only.
+"""The scheduler's types: requests it takes, plans it makes, results it is given, and events it returns. Data only.
 
-An *image* is the unit that boards: a request for four images boards four slots, perhaps at different turns. A *turn* is one `Plan`
-carried out: new images board, one model call for every seated image of one shape class, finished latents are decoded.
+An *image* is the unit of scheduling: a request for four images takes four slots, possibly at different iterations. An
+*iteration* executes one `IterationPlan`: new images join, one model call steps running images of one batch key,
+finished latents are decoded.
 """
 
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ class ImageId:
 
 
 class BatchKey(NamedTuple):
-    """Images that can share a model call: those of one model and one size."""
+    """Images with equal keys, that is of one model and one size, can share a model call."""
 
     width_px: int
     height_px: int
@@ -30,19 +31,17 @@ class BatchKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SchedulableRequest:
-    """All that the scheduler knows of a request: its whole future."""
+    """All that the scheduler knows of a request. It determines the request's work completely."""
 
     request_id: str
     batch_key: BatchKey
     num_images: int
-    num_calls: int  # rows of its sampler's table: model calls per image
-    expires_at: float | None  # when it ends whatever its state, monotonic seconds; None is never
-    deadline: float | None = (
-        None  # the deadline that the caller asked for, which is kept or refused; None: there is none
-    )
-    rows: int = 1  # of one image in a model call: a guided one has two
+    num_calls: int  # model calls per image: the rows of its sampler's table
+    expires_at: float | None  # the request ends then, whatever its state; monotonic seconds, None: never
+    deadline: float | None = None  # set by the caller: met or refused; monotonic seconds, None: no deadline
+    rows: int = 1  # of one image in a model call: 2 with guidance
     priority: Priority = "normal"
-    exclusive: bool = False  # shares the wheel with nobody
+    exclusive: bool = False  # runs with no other request in the batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class SlotAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One model call for one seated image: row `call` of its table."""
+    """One model call for one running image: row `call` of its sampler's table."""
 
     image: ImageId
     slot: int
@@ -64,48 +63,51 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class IterationPlan:
-    """One turn, to be carried out in this order. Images of `boards` may be of any shape; those of `steps` are all of one, and so are
-    those of `decodes`, perhaps of another.
+    """The work of one iteration, executed in the order of the fields. Made by `StepScheduler.plan`.
+
+    Images of `joins` can have any batch keys; those of `steps` share one, and those of `decodes` share one, possibly
+    another.
     """
 
     joins: tuple[SlotAssignment, ...]
     steps: tuple[Step, ...]
-    decodes: tuple[SlotAssignment, ...]  # may name images whose last step is in this very plan
+    decodes: tuple[SlotAssignment, ...]  # includes images whose last step is in this plan
 
 
-Phase = Literal["boards", "steps", "decodes"]
+Phase = Literal["joins", "steps", "decodes"]
 
 
 class PhaseTimings(Protocol):
-    """What the parts of a turn took, in seconds.
+    """The durations of an iteration's phases, in seconds.
 
-    Unless it `is_known`, the device may still be at them, and who asks waits for it: the scheduler and the wheel do not.
+    Unless `is_known`, the device may not have finished, and reading a duration blocks until it has. The scheduler and
+    the engine loop never block on it.
     """
 
     @property
     def is_known(self) -> bool:
-        """Whether nobody has to wait for it."""
+        """Whether reading the durations returns at once."""
         ...
 
     @property
     def text_encode_s(self) -> float:
-        """On `boards`."""
+        """Text encoding in `joins`."""
         ...
 
     @property
     def step_s(self) -> float:
-        """On `steps`."""
+        """The model call of `steps`."""
         ...
 
     @property
     def decode_s(self) -> float:
-        """On `decodes`."""
+        """`decodes`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTimings:
-    """What is known of the parts of a turn; a `Spent`."""
+    """`PhaseTimings` that are already known."""
 
     text_encode_s: float = 0.0
     step_s: float = 0.0
@@ -118,63 +120,63 @@ NO_TIMINGS = MeasuredTimings()
 
 @dataclass(frozen=True, slots=True)
 class IterationResult:
-    """How a turn went. `failed` names images one by one, so that one bad request never fails its batch."""
+    """The result of executing a plan. `failed` names single images, so one bad request never fails its batch."""
 
-    failed: Mapping[ImageId, str] = field(default_factory=dict)  # why, in words
-    oom_phase: Phase | None = None  # what did not fit the memory: nothing of it, and of what comes after it, was done
-    is_timed: bool = True  # whether the turn took as long as its work; not so while a device's queue is being filled
-    phase_timings: PhaseTimings | None = None  # on its parts; None: they were not timed
-    join_s: float = 0.0  # for which `boards` held up the wheel, also where the device does them later
+    failed: Mapping[ImageId, str] = field(default_factory=dict)  # the reasons, as text
+    oom_phase: Phase | None = None  # ran out of memory: neither this phase nor any after it was executed
+    is_timed: bool = True  # False while a device's queue fills: the iteration's duration says nothing of its work
+    phase_timings: PhaseTimings | None = None  # None: the phases were not timed
+    join_s: float = 0.0  # for which `joins` blocked the engine loop, also where the device executes them later
 
 
 class FinishReason(Enum):
-    """The ways in which a request can end, exactly one each."""
+    """How a request ended. Every request ends in exactly one way."""
 
     FINISHED = "finished"
     FAILED = "failed"
     CANCELLED = "cancelled"
     EXPIRED = "expired"
     REFUSED = "refused"  # the queue is full
-    UNMEETABLE = "unmeetable"  # it could not be done by its deadline, or only at another's cost
+    UNMEETABLE = "unmeetable"  # its deadline cannot be met, or only by breaking another accepted deadline
 
 
 @dataclass(frozen=True, slots=True)
 class RequestTimings:
-    """Where a request's time went, in seconds; of several images the one that ended last counts.
+    """Where a request's time went, in seconds; of several images, the one that finished last.
 
-    Of a request that did not finish: until its end, by its image that had come furthest of those not decoded.
+    Of an unfinished request: up to its end, for the image that got furthest among those not decoded.
     """
 
     queue_s: float = 0.0
-    slot_s: float = 0.0  # from its boarding to its end
-    join_timings: PhaseTimings = NO_TIMINGS  # of the turn in which it boarded
-    decode_timings: PhaseTimings = NO_TIMINGS  # of the turn in which it was decoded
-    mean_batch: float = 0.0  # images that stepped together in its steps, itself included
-    num_calls: int = 0  # of the model, for that image
+    slot_s: float = 0.0  # from joining the batch to the end
+    join_timings: PhaseTimings = NO_TIMINGS  # of the iteration in which the image joined
+    decode_timings: PhaseTimings = NO_TIMINGS  # of the iteration in which the image was decoded
+    mean_batch: float = 0.0  # images per model call over its calls, itself included
+    num_calls: int = 0  # model calls made for that image
 
-    # These wait for the device where `Spent` does.
+    # These properties block where `PhaseTimings` do.
 
     @property
     def text_encode_s(self) -> float:
-        """The prompts of all who boarded with it."""
+        """Encoding the prompts of all images that joined in the same iteration."""
         return min(self.join_timings.text_encode_s, self.slot_s)
 
     @property
     def denoise_s(self) -> float:
-        """What of its time in the slot was neither encoding nor decoding."""
+        """Time in the slot that was neither text encoding nor decoding."""
         return max(0.0, self.slot_s - self.text_encode_s - self.decode_s)
 
     @property
     def decode_s(self) -> float:
-        """All who were decoded with it."""
+        """Decoding all images that were decoded in the same iteration."""
         return self.decode_timings.decode_s
 
 
 @dataclass(frozen=True, slots=True)
 class RequestProgress:
-    """How far a request is; of several images, the one furthest behind. Predictions in seconds from now."""
+    """The progress of a request; of several images, the one furthest behind. Predictions are seconds from now."""
 
-    queue_position: int | None  # images that board before its last one; None: all of them have boarded
+    queue_position: int | None  # images that join before its last one; None: all of its images have joined
     call: int
     start_in_s: float
     finish_in_s: float
@@ -182,7 +184,7 @@ class RequestProgress:
 
 @dataclass(frozen=True, slots=True)
 class RunningImageSnapshot:
-    """An image with a slot, between two turns."""
+    """An image with a slot, between two iterations."""
 
     image: ImageId
     request: SchedulableRequest
@@ -194,25 +196,25 @@ class RunningImageSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class WaitingRequestSnapshot:
-    """A request with images that wait, between two turns."""
+    """A request with waiting images, between two iterations."""
 
     request: SchedulableRequest
-    num_images: int  # that wait
+    num_images: int  # waiting
     arrived_at: float  # monotonic seconds
-    start_in_s: float  # predicted, of the first of them
+    start_in_s: float  # predicted, of its first waiting image
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSnapshot:
-    """Who is where, between two turns."""
+    """Running images and waiting requests, between two iterations."""
 
     running: tuple[RunningImageSnapshot, ...]  # by slot
-    waiting: tuple[WaitingRequestSnapshot, ...]  # the first of them, in the order in which they will board
+    waiting: tuple[WaitingRequestSnapshot, ...]  # the first ones, in the order in which they will join
 
 
 @dataclass(frozen=True, slots=True)
 class ImageDecoded:
-    """An image is done and has left its slot."""
+    """An image is decoded and has left its slot."""
 
     image: ImageId
 
@@ -225,8 +227,8 @@ class RequestFinished:
     finish_reason: FinishReason
     message: str = ""
     timings: RequestTimings = RequestTimings()
-    num_departures: int = 0  # of its images that left a slot undone
-    retry_after_s: float | None = None  # of a refusal: when it would be accepted, if nobody else comes
+    num_departures: int = 0  # of its images that left a slot unfinished
+    retry_after_s: float | None = None  # set on refusals: when it would be accepted if no other request arrives
     finished_at: float = 0.0  # monotonic seconds
 
 

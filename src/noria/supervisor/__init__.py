@@ -1,1 +1,1 @@
-"""PROCESS: starts, watches, restarts and stops the other processes."""
+"""PROCESS: starts, monitors, restarts and stops the other processes, and writes the log of all of them."""

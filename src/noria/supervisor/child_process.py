@@ -1,6 +1,7 @@
-"""The supervisor's children, each through all its lives: its process, and what is known of it.
+"""A child of the supervisor over all its restarts: its process and its state.
 
-What is to be done is decided in `supervision/`; here it is fed with what happens. Starting them is `supervisor.py`'s.
+The decisions are made by `restart_policy.py`, `hang_detector.py` and `exit_cause.py`, which are told here what
+happened. `supervisor.py` starts the processes.
 """
 
 import asyncio
@@ -24,26 +25,26 @@ ChildKind = Literal["engine", "frontend"]
 
 @dataclass(kw_only=True)
 class Child:
-    """One engine or front end, through all its lives."""
+    """One engine or front end, over all its restarts."""
 
     kind: ChildKind
     name: str
-    task: dict[str, object]  # its argument, as JSON
+    task: dict[str, object]  # its command-line argument, sent as JSON
     restart_policy: RestartPolicy
     num_oom_kills: Callable[[], int]
     pass_fds: tuple[int, ...] = ()
-    process: asyncio.subprocess.Process | None = None  # of its present life, or the last
+    process: asyncio.subprocess.Process | None = None  # the running one, or the last
     _was_killed_for_hanging: bool = False
     _num_oom_kills_before: int = 0
 
     def send_signal(self, signum: signal.Signals) -> None:
-        """Signal it, if it lives."""
+        """Send `signum` to the process, if it is running."""
         if self.process is not None and self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(signum)
 
     def log(self, level: int, event: str, message: str, **extra_fields: object) -> None:
-        """A line about it; `words` follow its name, and the event is that of its kind: `engine_ready`."""
+        """Log `message` after the child's name; the event gets the kind as a prefix: `engine_ready`."""
         log.log(
             level,
             "%s %s",
@@ -53,13 +54,13 @@ class Child:
         )
 
     def started(self, now: float) -> None:
-        """It was started."""
+        """Record that the process was started."""
         self.restart_policy.started(now)
         self._was_killed_for_hanging = False
         self._num_oom_kills_before = self.num_oom_kills()
 
     def ended(self, status: int, now: float) -> Restart | GiveUp:
-        """It ended with `status`; returns what is to be done."""
+        """Record that the process ended with `status`; return what to do next."""
         return self.restart_policy.ended(status, now, killed=status < 0 and self._exit_cause(status) == "killed")
 
     def _exit_cause(self, status: int) -> ExitCause:
@@ -69,23 +70,26 @@ class Child:
 
 @dataclass(kw_only=True)
 class EngineChild(Child):
-    """An engine: also watched for hanging, and told how its last life ended."""
+    """An engine: it is also monitored for hangs, and its task says how its previous run ended."""
 
     address: str
     hang_detector: HangDetector
-    incarnation: str | None = None  # as it last told
+    incarnation: str | None = None  # from its last EngineState
     previous_exit: ExitCause = "none"
     _is_ready: bool = False
     _ended_incarnation: str | None = None
 
     def started(self, now: float) -> None:
-        """It was started."""
+        """Record that the process was started."""
         super().started(now)
         self.hang_detector.started(now)
         self._is_ready = False
 
     def update_state(self, state: EngineState) -> bool:
-        """Take note of what it says of itself; returns whether it is ready. A dead life's last words are passed over."""
+        """Apply a state that the engine sent; return whether it is ready.
+
+        A state of a run that has ended is ignored.
+        """
         if state.incarnation == self._ended_incarnation:
             return False
         self.incarnation = state.incarnation
@@ -96,19 +100,19 @@ class EngineChild(Child):
         return self._is_ready
 
     def kill_if_hung(self, now: float) -> None:
-        """SIGKILL: nothing less ends a thread that waits for a device."""
+        """Send SIGKILL if it hangs; no other signal ends a thread that is blocked in a device call."""
         reason = self.hang_detector.hang_reason(now)
         if reason is not None:
-            self.log(logging.ERROR, "hangs", f"hangs: {reason}; killing it", reason=reason)
+            self.log(logging.ERROR, "hung", f"hangs: {reason}; killing it", reason=reason)
             self._was_killed_for_hanging = True
-            self.hang_detector.ended()  # once is enough
+            self.hang_detector.ended()  # so that it is killed once
             self.send_signal(signal.SIGKILL)
 
     def ended(self, status: int, now: float) -> Restart | GiveUp:
-        """It ended with `status`; its next life will be told what that means."""
+        """As `Child.ended`; the task of the next run says how this one ended."""
         exit_cause = self._exit_cause(status)
         self.previous_exit = exit_cause if self._is_ready else combine_exits(self.previous_exit, exit_cause)
-        self.task = self.task | {"previous_end": self.previous_exit}
+        self.task = self.task | {"previous_exit": self.previous_exit}
         self.hang_detector.ended()
         self._ended_incarnation = self.incarnation
         return super().ended(status, now)

@@ -1,7 +1,7 @@
-"""How an engine ended, as far as that tells whether a request of its may have been guilty.
+"""Whether an engine's exit may have been caused by one of its requests. Pure.
 
-"crashed" is anything that a request may have caused: an exit status of its own, SIGSEGV, SIGABRT, a hang, no memory left. "killed" is
-what operators and orchestrators do: they send signals, and no request does.
+"crashed" is anything that a request may have caused: an exit status of its own, SIGSEGV, SIGABRT, a hang, an
+out-of-memory kill. "killed" is a signal from an operator or orchestrator, which no request causes.
 """
 
 import signal
@@ -12,15 +12,19 @@ _EXTERNAL_SIGNALS = frozenset((signal.SIGKILL, signal.SIGTERM, signal.SIGINT, si
 
 
 def classify_exit(status: int, *, hung: bool, num_oom_kills: int) -> ExitCause:
-    """What `status`, of waitpid's kind (negative is a signal), means.
+    """Classify the exit `status` of an engine; a negative status is a signal, as in `subprocess`.
 
-    An engine exits with 0 only when SIGTERM asked it to. `hung`: the supervisor killed it for that. `num_oom_kills`: how many processes
-    of its control group the kernel has killed for want of memory since it was started; that signal too is SIGKILL.
+    An engine exits with 0 only after SIGTERM. `hung`: the supervisor killed it because it hung. `num_oom_kills`: how
+    many processes of its control group the kernel's OOM killer has killed since its start; those exits too are by
+    SIGKILL.
     """
     is_external = status == 0 or -status in _EXTERNAL_SIGNALS
     return "killed" if is_external and not hung and num_oom_kills == 0 else "crashed"
 
 
 def combine_exits(earlier: ExitCause, later: ExitCause) -> ExitCause:
-    """The end to tell of two lives in a row, of which the second told nobody that it was ready: its peers ask about the first."""
+    """Combine the exit causes of two consecutive runs, where the later one never became ready.
+
+    Clients used the earlier.
+    """
     return "crashed" if "crashed" in (earlier, later) else later

@@ -1,53 +1,56 @@
-"""Whether an engine hangs: from what it answers to pings, and from its silence.
+"""Whether an engine hangs: decided from its answers to pings, and from missing answers. Pure.
 
-An engine's desk answers for its other threads (`messages.Pong`), so a device that never returns is told while the process still
-talks; silence is left for a process in which no thread runs at all. Loading and warming up are no hang, but have a limit.
+An engine's receiver thread reports how long its other threads have been busy (`messages.Pong`), so a device call that
+never returns is found while the process still answers. Missing answers mean that no thread of the process runs. Loading
+and warm-up are not hangs, but have a limit of their own.
 """
 
 from dataclasses import dataclass, field
 
-_MIN_UNANSWERED_PINGS = (
-    3  # a supervisor that was stopped itself sent no pings meanwhile, so their number tells what time does not
-)
+# A supervisor that was itself suspended sent no pings meanwhile: elapsed time alone does not show a hang.
+_MIN_UNANSWERED_PINGS = 3
 
 
 @dataclass
 class HangDetector:
-    """One engine's, through all its lives."""
+    """The hang detection of one engine, over all its restarts."""
 
     hang_timeout_s: float
     start_timeout_s: float
-    _started_s: float | None = None  # of its present life; None between two
+    _started_s: float | None = None  # start of the current run; None while there is none
     _is_ready: bool = False
-    _unanswered_pings_s: list[float] = field(default_factory=list)  # when those pings were sent
+    _unanswered_pings_s: list[float] = field(default_factory=list)  # the times at which they were sent
     _overrun_reason: str | None = None
 
     def started(self, now: float) -> None:
-        """The engine was started."""
+        """Record that the engine was started."""
         self._started_s, self._is_ready, self._overrun_reason = now, False, None
         self._unanswered_pings_s.clear()
 
     def ready(self) -> None:
-        """The engine is ready."""
+        """Record that the engine is ready."""
         self._is_ready = True
 
     def ended(self) -> None:
-        """The engine has ended; nothing is wrong with it until it is started again."""
+        """Record that the engine has ended; it does not hang until it is started again."""
         self._started_s = None
 
     def pinged(self, now: float) -> None:
-        """A ping was sent, or could not be sent."""
+        """Record that a ping was sent, or could not be sent."""
         self._unanswered_pings_s.append(now)
 
     def answered(self, busy_s: float, limit_s: float) -> None:
-        """It answered: a thread of it has been busy with one piece of work for `stuck_s` seconds, of at most `limit_s`."""
+        """Record an answer: a thread has been busy with one operation for `busy_s` seconds.
+
+        More than `limit_s` is a hang.
+        """
         self._unanswered_pings_s.clear()
         self._overrun_reason = (
-            f"one turn has taken {busy_s:.1f} s, of at most {limit_s:.1f} s" if busy_s > limit_s else None
+            f"one iteration has taken {busy_s:.1f} s; the limit is {limit_s:.1f} s" if busy_s > limit_s else None
         )
 
     def hang_reason(self, now: float) -> str | None:
-        """Why the engine is to be killed, or None."""
+        """Return why the engine must be killed, or None if it does not hang."""
         if self._started_s is None:
             return None
         if not self._is_ready:

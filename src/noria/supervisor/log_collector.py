@@ -1,9 +1,9 @@
-"""All processes' lines, brought together at the supervisor: read from its children's pipes, written to its stderr.
+"""Collects the log lines of all processes in the supervisor: reads its children's pipes and writes to its stderr.
 
-Each life of a child writes stdout and stderr into one pipe of its own, so its lines keep their order, and what it wrote before it was
-killed is still there to be read. Reading waits for nobody: the lines go to the *outlet*, a thread behind a bounded queue. Whoever reads
-the log too slowly loses lines, and is told how many; the supervisor's event loop is never held up by it, and no child, which has an outlet
-of its own, by either.
+Each run of a child writes stdout and stderr to one pipe of its own, so its lines keep their order, and what it wrote
+before it was killed can still be read. The lines go to a `NonBlockingWriter`, a thread with a bounded queue. If stderr
+is read too slowly, lines are lost and counted in the log; neither the supervisor's event loop nor a child, which has
+such a writer of its own, ever waits for it.
 """
 
 import asyncio
@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import os
 import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -22,27 +21,20 @@ from noria.config import Config
 from noria.observe.logs.child_output import ChildOutput, ChildOutputParser, EncodedLogLine
 from noria.observe.logs.log_record import Line, unstructured_line
 from noria.observe.logs.setup import LineHandler, logging_to, new_mark, render_for
-from noria.observe.logs.writer import NonBlockingWriter, Stream, write_all
+from noria.observe.logs.writer import NonBlockingWriter, Stream
 
-_FLUSH_AFTER_S = 0.5  # so long may a traceback pause, and a printed line lack its end
-_PIPE_BYTES = 1024 * 1024  # what Linux allows everybody (/proc/sys/fs/pipe-max-size), instead of 64 KiB
-_READ_BYTES = 4096  # a turn of the loop: even if all of it is short lines, the loop has its turn soon
-_STDOUT, _STDERR = 1, 2
-
-
-def print_ready_banner(text: str) -> None:
-    """Print `text` to stdout, from a thread of its own: whoever reads that may be as slow as a reader of the log, or gone."""
-
-    def write() -> None:
-        with contextlib.suppress(OSError):
-            write_all(_STDOUT, text.encode())
-
-    threading.Thread(target=write, name="greeting", daemon=True).start()
+# How long a pause in a traceback, or in a printed line without its end, may last.
+_FLUSH_AFTER_S = 0.5
+# The most that Linux allows every user (/proc/sys/fs/pipe-max-size), instead of 64 KiB.
+_PIPE_BYTES = 1024 * 1024
+# Read in one pass of the event loop: small, so that even short lines do not block the loop for long.
+_READ_BYTES = 4096
+_STDERR = 2
 
 
 @dataclass(eq=False)
 class _ChildPipe:
-    """One life of a child: the reading end of its pipe."""
+    """The read end of the pipe of one run of a child."""
 
     name: str
     fd: int
@@ -51,7 +43,7 @@ class _ChildPipe:
 
 
 class LogCollector:
-    """Reads the pipes of children in the running event loop."""
+    """Reads the pipes of the children in the running event loop."""
 
     def __init__(self, writer: NonBlockingWriter) -> None:
         self.mark = new_mark()
@@ -60,12 +52,11 @@ class LogCollector:
 
     @contextlib.contextmanager
     def open_pipe(self, name: str) -> Iterator[int]:
-        """The end of a new pipe into which the child `name` is to write; it is to inherit it before the context ends."""
+        """Yield the write end of a new pipe for the child `name`, which must inherit it before the context ends."""
         read_fd, write_fd = os.pipe()
         os.set_blocking(read_fd, False)
-        with contextlib.suppress(
-            OSError
-        ):  # its user has too many of that size: then children keep more of it themselves
+        # OSError: the user's limit of pipe memory is reached. Then children buffer more themselves.
+        with contextlib.suppress(OSError):
             fcntl.fcntl(write_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         child_pipe = _ChildPipe(name, read_fd, ChildOutputParser(self.mark))
         self._pipes.add(child_pipe)
@@ -76,15 +67,15 @@ class LogCollector:
             os.close(write_fd)
 
     def close(self) -> None:
-        """Read what the children, all ended by now, have left in their pipes."""
+        """Read what is left in the pipes. All children must have ended."""
         for child_pipe in list(self._pipes):
             while self._read(child_pipe):
                 pass
-            if child_pipe in self._pipes:  # a grandchild lives on, and holds its pipe open
+            if child_pipe in self._pipes:  # a grandchild still runs and holds the pipe open
                 self._close_pipe(child_pipe)
 
     def _read(self, child_pipe: _ChildPipe) -> bool:
-        """Take some of what there is; returns whether there may be more."""
+        """Read up to `_READ_BYTES`; return whether there may be more."""
         try:
             data = os.read(child_pipe.fd, _READ_BYTES)
         except BlockingIOError:
@@ -121,7 +112,7 @@ def _output_to_line(output: ChildOutput, process: str) -> Line:
         return unstructured_line(time.time(), process, output.text, is_traceback=output.is_traceback)
     try:
         line = msgspec.json.decode(output.encoded, type=Line)
-    except (msgspec.DecodeError, UnicodeDecodeError):  # its process was killed while it wrote
+    except (msgspec.DecodeError, UnicodeDecodeError):  # the process was killed while writing
         return unstructured_line(
             time.time(), process, output.encoded.decode(errors="backslashreplace"), is_traceback=False
         )
@@ -130,7 +121,10 @@ def _output_to_line(output: ChildOutput, process: str) -> Line:
 
 @contextlib.contextmanager
 def collecting_logs(config: Config) -> Iterator[LogCollector]:
-    """Meanwhile this process logs as the supervisor, and a relay is at hand for its children; both write to stderr as `config` says."""
+    """In this context the process logs as the supervisor.
+
+    Yields the collector for its children; both write to stderr.
+    """
     writer = NonBlockingWriter(render_for(config.log_format, sys.stderr, os.environ), Stream(_STDERR), "supervisor")
     writer.start()
     try:

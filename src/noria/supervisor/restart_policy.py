@@ -1,4 +1,4 @@
-"""When a child that has ended starts again, and when that would not help."""
+"""When a child that has ended is restarted, and when it is given up. Pure."""
 
 from dataclasses import dataclass
 
@@ -10,14 +10,14 @@ MAX_START_ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class Restart:
-    """Start the child again after `delay_s` seconds."""
+    """Restart the child after `delay_s` seconds."""
 
     delay_s: float
 
 
 @dataclass(frozen=True)
 class GiveUp:
-    """Starting it again would not help; `exit_status` is the supervisor's own."""
+    """Stop the server, with `exit_status`: a restart would not help."""
 
     exit_status: int
     reason: str
@@ -25,43 +25,46 @@ class GiveUp:
 
 @dataclass
 class RestartPolicy:
-    """What to do when a child ends: start it again at once if it served in the life that ended; else after 0.5 s, doubling to 30 s.
+    """Decides what to do when a child ends.
 
-    To have served is to have been `ready`; of a child that does not say so itself, to have lived for `serves_after_s` seconds. A life
-    that ends earlier, the first one too, counts towards the delay; the first such end is still answered at once. Who was killed from
-    outside is started again at once: delays are for children with a fault, and a kill tells of none.
+    A child that had become ready in that run is restarted at once, others after 0.5 s, doubling to 30 s.
 
-    Given up: only a child that was never ready, when it says itself that its settings or its model are wrong, or at its third end.
-    One that has served is healthy in principle: a GPU that falls off the bus must not stop the other engines.
+    A child became ready if `ready` was called, or, for a child that does not report readiness, if it ran for
+    `assumed_ready_after_s` seconds. A run that ends earlier, including the first, counts towards the delay; the first
+    such end is still followed by an immediate restart. A child that was killed from outside is restarted at once, since
+    the delays are for faulty children.
+
+    A child is given up only if it was never ready: when its exit status says that its config or model is wrong, or at
+    its third end. A child that was ready once works in principle; a GPU that fails must not stop the other engines.
     """
 
-    assumed_ready_after_s: float | None = None  # None: it says itself when it is ready
-    num_failed_runs: int = 0  # since the last life in which it served, that one's end included
+    assumed_ready_after_s: float | None = None  # None: it reports its readiness
+    num_failed_runs: int = 0  # since the last run that became ready, including that run's end
     was_ever_ready: bool = False
     _started_s: float = 0.0
-    _is_ready: bool = False  # in its present life
+    _is_ready: bool = False  # in the current run
 
     def started(self, now: float) -> None:
-        """The child was started."""
+        """Record that the child was started."""
         self._started_s, self._is_ready = now, False
 
     def ready(self) -> None:
-        """The child serves."""
+        """Record that the child is ready."""
         self._is_ready = self.was_ever_ready = True
 
     def was_ready(self, now: float) -> bool:
-        """Whether it has served in its present life."""
+        """Return whether it has become ready in the current run."""
         return self._is_ready or (
             self.assumed_ready_after_s is not None and now - self._started_s >= self.assumed_ready_after_s
         )
 
     def ended(self, status: int, now: float, *, killed: bool = False) -> Restart | GiveUp:
-        """The child ended with `status`; negative is a signal. `killed`: by somebody's signal, as far as can be seen."""
+        """Record that the child ended with `status` (negative: a signal); return what to do. `killed`: from outside."""
         if killed and self.was_ever_ready:
             return Restart(0.0)
         for kind in (ConfigError, ModelError):
             if status == kind.exit_status and not self.was_ever_ready:
-                return GiveUp(status, f"it refused its {kind.code}")
+                return GiveUp(status, f"it rejected its {kind.code}")
         self.num_failed_runs = 1 if self.was_ready(now) else self.num_failed_runs + 1
         if not self.was_ever_ready and self.num_failed_runs >= MAX_START_ATTEMPTS:
             return GiveUp(status if status > 0 else 1, f"it ended {self.num_failed_runs} times before it was ready")

@@ -1,14 +1,13 @@
-"""The process that starts the others, waits until they serve, starts them again when they end, and stops them in order.
+"""PROCESS: starts the other processes, waits until they serve, restarts them when they end, and stops them in order.
 
-It owns what outlives a child: the listening socket, so that no connection is refused while a front end is replaced, and a private
-directory with the engines' addresses and the metrics' files. Whether and when a child starts again, whether an engine hangs, and how it
-ended, is decided in `supervision/`, without a clock; the rest only does it. It knows no request and no image, and of an engine only
-whether it is ready and whether it turns.
+It owns what outlives a child: the listening socket, so that no connection is refused while a front end restarts, and a
+private directory with the engines' socket addresses and the metrics files. The decisions (whether and when a child
+restarts, whether an engine hangs, how an engine ended) are made by pure modules beside this one; this module carries
+them out. It knows no requests and no images, and of an engine only whether it is ready and whether it responds.
 """
 
 import asyncio
 import contextlib
-import errno
 import functools
 import logging
 import os
@@ -27,7 +26,7 @@ import zmq
 from prometheus_client import multiprocess
 
 from noria.config import Config
-from noria.errors import ConfigError, short_repr
+from noria.errors import ConfigError
 from noria.frontend.http.api_keys import read_keys
 from noria.frontend.http.trusted_proxies import check_proxies
 from noria.jobs.results import refuse_password
@@ -41,33 +40,40 @@ from noria.protocol.model_spec import ModelSpec
 from noria.protocol.transport import Connected, Disconnected, EngineConnection
 from noria.supervisor.child_process import Child, ChildKind, EngineChild
 from noria.supervisor.hang_detector import HangDetector
-from noria.supervisor.log_collector import LogCollector, collecting_logs, print_ready_banner
+from noria.supervisor.listener import connect_host, listen, server_url, wait_until_answering
+from noria.supervisor.log_collector import LogCollector, collecting_logs
+from noria.supervisor.ready_banner import print_ready_banner, ready_banner
 from noria.supervisor.restart_policy import GiveUp, Restart, RestartPolicy
 
 log = logging.getLogger("noria.supervisor")
 
 CommandBuilder = Callable[[ChildKind, str], list[str]]
-"""The command line of a child's kind and its JSON; tests put small scripts here."""
+"""Returns the command line of a child, given its kind and its task as JSON; tests pass one that runs small scripts."""
 
-FRONTEND_STOP_TIMEOUT_S = 5.0  # after `frontend.drain_s` a front end has only last words to say
-ENGINE_STOP_TIMEOUT_S = 5.0  # an engine without front ends has nothing left to finish
-FRONTEND_READY_AFTER_S = 3.0  # it answers within one; the rest is for a machine that is busy
+# After `frontend.drain_s` a front end only closes its connections and logs.
+FRONTEND_STOP_TIMEOUT_S = 5.0
+# An engine is stopped after the front ends, so it has no requests left to finish.
+ENGINE_STOP_TIMEOUT_S = 5.0
+# A front end answers within 1 s; the rest is a margin for a busy machine.
+FRONTEND_READY_AFTER_S = 3.0
 PING_INTERVAL_S = 2.0
-MAX_ADDRESS_BYTES = 107  # of a Unix socket's path: sun_path of unix(7) without its last zero
+# The longest path of a Unix socket: sun_path of unix(7) without the terminating zero.
+MAX_ADDRESS_BYTES = 107
 
 
-def child_command(kind: ChildKind, text: str) -> list[str]:
-    """How children are started."""
-    return [sys.executable, "-m", f"noria.{kind}.process", text]
+def child_command(kind: ChildKind, task_json: str) -> list[str]:
+    """Return the command line that starts a child."""
+    return [sys.executable, "-m", f"noria.{kind}.process", task_json]
 
 
 def serve(config: Config, build_command: CommandBuilder = child_command) -> int:
-    """Serve until a signal says stop; returns the exit status: 0 when asked to stop, else that of the child given up.
+    """Serve until a signal stops the server; return the exit status: 0 after a signal, else that of the child given up.
 
     Raises:
-        ConfigError: the file of keys is not one, `jobs.results` holds a password, traces are wanted that cannot be made, a trusted proxy is no address,
-            the address cannot be listened on, or TMPDIR is too long for sockets.
-        ModelError: the model cannot be served.
+        ConfigError: the API keys file is invalid, `jobs.results` contains a password, tracing is configured but not
+            possible, a trusted proxy is no address, the address cannot be listened on, two models share a name, or
+            TMPDIR is too long for Unix sockets.
+        ModelError: a model cannot be served.
 
     """
     started_s = time.monotonic()
@@ -77,8 +83,9 @@ def serve(config: Config, build_command: CommandBuilder = child_command) -> int:
 
 
 def _serve(config: Config, build_command: CommandBuilder, log_collector: LogCollector, started_s: float) -> int:
-    read_keys(config.frontend.keys_file)  # front ends read it themselves, too late to say what is wrong with it
-    refuse_password(config.jobs.results)  # before it stands in the arguments of a process
+    # Front ends read the keys again; they are checked here so that errors appear before anything starts.
+    read_keys(config.frontend.api_keys_file)
+    refuse_password(config.jobs.results)  # before it appears in a process's arguments
     check_traces(config.traces_endpoint)
     check_proxies(config.frontend.trusted_proxies)
     models = open_models(config)
@@ -93,11 +100,11 @@ def _serve(config: Config, build_command: CommandBuilder, log_collector: LogColl
 
 
 def open_models(config: Config) -> list[ModelSpec]:
-    """What is to be served, the default model first.
+    """Return the specs of all models to serve, the default model first.
 
     Raises:
-        ConfigError: two models of one name: a request could not say which it means.
-        ModelError: one that cannot be served.
+        ConfigError: two models have the same name.
+        ModelError: a model cannot be served.
 
     """
     models: dict[str, ModelSpec] = {}
@@ -105,48 +112,16 @@ def open_models(config: Config) -> list[ModelSpec]:
         model_spec = open_model(source)
         if model_spec.name in models:
             raise ConfigError(
-                f"the models in {models[model_spec.name].folder} and {model_spec.folder} are both called {model_spec.name!r}. "
-                'Give one another name: {"name": …} in its noria.json.'
+                f"the models in {models[model_spec.name].folder} and {model_spec.folder} are both called "
+                f"{model_spec.name!r}. "
+                'Rename one: {"name": …} in its noria.json.'
             )
         models[model_spec.name] = model_spec
     return list(models.values())
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A socket listening on `host` and `port`, before anything slow starts. Raises ConfigError where that is not possible."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        is_dualstack = host == "::" and socket.has_dualstack_ipv6()  # IPv4 callers too, as everywhere else
-        return socket.create_server(address[:2], family=family, backlog=2048, dualstack_ipv6=is_dualstack)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            message = f"port {port} on {host} is taken by another process. Choose another with --port N, or --port 0 for any free one"
-        elif error.errno == errno.EACCES:
-            message = (
-                f"port {port} is not open to this user: ports below 1024 are the system's. Choose another with --port N"
-            )
-        else:
-            message = f"cannot listen on {host}, port {port}: {error.strerror}. --host takes an address of this machine"
-        raise ConfigError(f"{message} (in a file: frontend.host, frontend.port).") from error
-    except ValueError as error:  # the name's encoding failed before it was looked up
-        raise ConfigError(f"host is {short_repr(host)}, no address or name of a machine: {error}.") from error
-
-
-def ready_banner(took_s: float, models: str, url: str, *, has_api_keys: bool) -> str:
-    """What a server says on its stdout when it is ready at `url`: where to go, and a first command; `keyed`: it has API keys."""
-    auth_option = '-H "authorization: Bearer $NORIA_API_KEY" ' if has_api_keys else ""
-    return (
-        f"\nnoria: ready after {took_s:.1f} s, serving {models} on {url}\n\n"
-        f"  {url}/       draw in a browser\n"
-        f"  {url}/live   watch the batch\n"
-        f"  {url}/docs   the interface\n\n"
-        f"  curl -s {url}/t2i -H 'content-type: application/json' {auth_option}"
-        '-d \'{"prompt": "a red circle above a blue square"}\' -o image.png\n\n'
-    )
-
-
 class Supervisor:
-    """One run of the server, from the first child's start to the last one's end."""
+    """One run of the server, from the start of the first child to the end of the last."""
 
     def __init__(
         self,
@@ -161,7 +136,8 @@ class Supervisor:
     ) -> None:
         self._models, self._listener, self._directory, self._started_s = models, listener, directory, started_s
         self._config, self._build_command, self._log_collector = config, build_command, log_collector
-        self._num_oom_kills = functools.partial(num_oom_kills, memory_events())  # children share this process's group
+        # Children are in the same control group as this process.
+        self._num_oom_kills = functools.partial(num_oom_kills, memory_events())
         self._server_id = uuid.uuid4().hex
         self._host, self._port = listener.getsockname()[:2]
         addresses = [f"ipc://{directory}/{engine_name(index)}" for index in range(len(config.engine.devices))]
@@ -185,7 +161,7 @@ class Supervisor:
             "device": device,
             "address": address,
             "name": name,
-            "manifest": f"{self._directory}/{name}.aboard",
+            "crash_journal": f"{self._directory}/{name}.crash_journal",
             "parent_pid": os.getpid(),
             "log_level": self._config.log_level,
             "traces_endpoint": self._config.traces_endpoint,
@@ -207,7 +183,7 @@ class Supervisor:
             "fd": fd,
             "engines": addresses,
             "parent_pid": os.getpid(),
-            "place": f"{self._server_id}/{name}",
+            "worker_id": f"{self._server_id}/{name}",
         }
         return Child(
             kind="frontend",
@@ -219,10 +195,11 @@ class Supervisor:
         )
 
     async def run(self) -> int:
-        """Start, serve, stop; returns the exit status."""
+        """Start the children, serve, and stop them; return the exit status."""
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:  # nohup's wish stays
+            # Under nohup SIGHUP stays ignored.
+            if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
                 loop.add_signal_handler(signum, self._on_signal, signum)
         child_tasks = {
             child.name: asyncio.create_task(self._run_child(child)) for child in (*self._engines, *self._frontends)
@@ -230,8 +207,9 @@ class Supervisor:
         readiness = asyncio.create_task(self._wait_until_ready())
         stop_requested = asyncio.create_task(self._stopping.wait())
         await asyncio.wait([stop_requested, readiness, *child_tasks.values()], return_when=asyncio.FIRST_COMPLETED)
-        self._stopping.set()  # also after an error of ours, which is raised below
-        self._listener.close()  # front ends close theirs: who comes now is refused, not left waiting
+        self._stopping.set()  # also after an internal error, which is raised below
+        # Front ends close their copies too: new connections are refused instead of left waiting.
+        self._listener.close()
         await self._stop_children(self._frontends, child_tasks, self._config.frontend.drain_s + FRONTEND_STOP_TIMEOUT_S)
         await self._stop_children(self._engines, child_tasks, ENGINE_STOP_TIMEOUT_S)
         readiness.cancel()
@@ -239,22 +217,22 @@ class Supervisor:
             await readiness
         self._log_collector.close()
         for child_task in child_tasks.values():
-            child_task.result()  # an error of ours in one of them, now that all have ended
+            child_task.result()  # raises the internal error of a task, now that all children have ended
         log.info("stopped", extra=fields(event="stopped", status=self._exit_status))
         return self._exit_status
 
     def _on_signal(self, signum: signal.Signals) -> None:
         if self._stopping.is_set():
-            log.warning("%s again: stopping at once", signum.name, extra=fields(event="stopping_at_once"))
+            log.warning("%s again: stopping immediately", signum.name, extra=fields(event="stopping_at_once"))
             self._exit_status = self._exit_status or 128 + signum
             self._killing.set()
         else:
-            message = "%s: finishing what is in flight; once more stops at once"
+            message = "%s: finishing requests in flight; a second signal stops immediately"
             log.info(message, signum.name, extra=fields(event="stopping", signal=signum.name))
             self._stopping.set()
 
     async def _run_child(self, child: Child) -> None:
-        """Live through every life of `child`, until the server stops."""
+        """Start `child`, and start it again whenever it ends, until the server stops."""
         while not self._stopping.is_set():
             with self._log_collector.open_pipe(child.name) as output:
                 child.process = await asyncio.create_subprocess_exec(
@@ -263,7 +241,8 @@ class Supervisor:
                     stdout=output,
                     stderr=output,
                     pass_fds=child.pass_fds,
-                    process_group=0,  # a terminal's Ctrl-C reaches only the supervisor, which stops them in order
+                    # Ctrl-C in a terminal reaches only the supervisor, which stops the children in order.
+                    process_group=0,
                 )
             child.started(time.monotonic())
             child.log(logging.DEBUG, "started", f"started, process {child.process.pid}", pid=child.process.pid)
@@ -278,7 +257,11 @@ class Supervisor:
             try:
                 merge_dead_processes(self._directory)
             except OSError as error:
-                log.warning("cannot fold what the dead counted: %s", error, extra=fields(event="counts_not_folded"))
+                log.warning(
+                    "cannot merge the metrics of dead processes: %s",
+                    error,
+                    extra=fields(event="dead_processes_not_merged"),
+                )
             match decision:
                 case Restart(delay_s):
                     message = f"ended {_describe_status(status)}; starting it again in {delay_s:.1f} s"
@@ -294,7 +277,7 @@ class Supervisor:
     async def _stop_children(
         self, children: Sequence[Child], child_tasks: dict[str, asyncio.Task[None]], grace_s: float
     ) -> None:
-        """Ask `children` to end; kill who has not after `grace_s` seconds, or at the second signal."""
+        """Send `children` SIGTERM, and SIGKILL to those left after `grace_s` seconds or at the second signal."""
         for child in children:
             child.send_signal(signal.SIGTERM)
         ended: asyncio.Future[Any] = asyncio.gather(
@@ -305,12 +288,12 @@ class Supervisor:
         killing.cancel()
         for child in children:
             if not child_tasks[child.name].done():
-                child.log(logging.WARNING, "killed", "is killed: it has not ended yet")
+                child.log(logging.WARNING, "killed", "is killed: it has not ended in time")
                 child.send_signal(signal.SIGKILL)
         await ended
 
     async def _wait_until_ready(self) -> None:
-        """Watch the engines; say once, when an image can be asked for, where and how."""
+        """Monitor the engines; print the ready banner once all of them and a front end are ready."""
         connections = [EngineConnection(engine.address) for engine in self._engines]
         try:
             async with asyncio.TaskGroup() as group:
@@ -324,22 +307,19 @@ class Supervisor:
                 connection.close()
 
     async def _announce_when_ready(self, engines_ready: list[asyncio.Event]) -> None:
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._host, self._host)  # noqa: S104 - any address means this machine's too
-        await _wait_until_answering(host, self._port)
+        host = connect_host(self._host)
+        await wait_until_answering(host, self._port)
         for frontend in self._frontends:
             frontend.restart_policy.ready()
         for event in engines_ready:
             await event.wait()
-        url = f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
+        took_s = time.monotonic() - self._started_s
         names = ", ".join(model_spec.name for model_spec in self._models)
-        print_ready_banner(
-            ready_banner(
-                time.monotonic() - self._started_s, names, url, has_api_keys=bool(self._config.frontend.keys_file)
-            )
-        )
+        url = server_url(host, self._port)
+        print_ready_banner(ready_banner(took_s, names, url, has_api_keys=bool(self._config.frontend.api_keys_file)))
 
     async def _follow_engine(self, engine: EngineChild, connection: EngineConnection, ready: asyncio.Event) -> None:
-        """Follow what an engine says of itself."""
+        """Handle the messages of an engine."""
         async for event in connection.events():
             match event:
                 case Connected():
@@ -355,54 +335,39 @@ class Supervisor:
                     engine.log(logging.DEBUG, "connection_lost", "has lost its connection")
 
     async def _ping(self, engine: EngineChild, connection: EngineConnection) -> None:
-        """Ask an engine whether it turns, again and again; kill it if it hangs."""
+        """Ping an engine at regular intervals; kill it if it hangs."""
         interval_s = min(PING_INTERVAL_S, self._config.engine.hang_timeout_s / 5)
         while True:
             await asyncio.sleep(interval_s)
             now = time.monotonic()
             engine.kill_if_hung(now)
             engine.hang_detector.pinged(now)
-            with contextlib.suppress(
-                zmq.Again
-            ):  # between two lives, or it reads nothing: then this counts as unanswered
+            # zmq.Again: the engine is not running, or does not read. The ping counts as unanswered.
+            with contextlib.suppress(zmq.Again):
                 await connection.send(Ping())
 
 
 def _check_address_lengths(addresses: list[str]) -> None:
-    """Refuse a temporary directory in which sockets' names get too long; ZeroMQ's own error names no file."""
+    """Raise ConfigError if the temporary directory makes socket paths too long; ZeroMQ's own error names no file."""
     longest = max((os.fsencode(address.removeprefix("ipc://")) for address in addresses), key=len)
     if len(longest) > MAX_ADDRESS_BYTES:
         raise ConfigError(
-            f"the engines' sockets, such as {os.fsdecode(longest)!r}, have names of {len(longest)} bytes; the system takes "
-            f"{MAX_ADDRESS_BYTES}. Set the environment variable TMPDIR to a shorter path."
+            f"the path of the engines' sockets, such as {os.fsdecode(longest)!r}, has {len(longest)} bytes; "
+            f"the system allows {MAX_ADDRESS_BYTES}. Set the environment variable TMPDIR to a shorter path."
         )
 
 
 def _child_environment(directory: str) -> dict[str, str]:
-    """The children's environment; what the operator has set stays."""
+    """Return the children's environment; variables that the operator has set are kept."""
     defaults = {
-        "HF_HUB_OFFLINE": "1",  # the catalog has fetched what there is to fetch
+        "HF_HUB_OFFLINE": "1",  # the catalog has downloaded everything already
         "TRANSFORMERS_VERBOSITY": "error",
     }
     if "OMP_WAIT_POLICY" not in os.environ:
-        # An idle OpenMP thread spins for some 10 µs, then sleeps and leaves the core to a front end. Sleeping at once
-        # (OMP_WAIT_POLICY=passive) halves the speed of a small model, spinning for long starves the front ends: ADR 5.
+        # An idle OpenMP thread spins for about 10 µs, then sleeps and frees the core for a front end. Sleeping at once
+        # (OMP_WAIT_POLICY=passive) halves the speed of a small model; spinning longer starves the front ends (ADR 5).
         defaults["GOMP_SPINCOUNT"] = "10000"
     return defaults | os.environ | {"PROMETHEUS_MULTIPROC_DIR": directory}
-
-
-async def _wait_until_answering(host: str, port: int) -> None:
-    """Wait until some front end answers a request, whatever the answer."""
-    while True:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            reader, writer = await asyncio.open_connection(host, port)
-            try:
-                writer.write(f"HEAD / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-                await reader.readexactly(5)
-                return
-            finally:
-                writer.close()
-        await asyncio.sleep(0.1)
 
 
 def _serialize(task: dict[str, object]) -> str:

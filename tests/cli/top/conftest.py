@@ -1,4 +1,4 @@
-"""What these tests share stands beside them, not in a package: put their folder on the path."""
+"""A fake server of live views. Puts this folder on the path, for the modules that these tests share."""
 
 import pathlib
 import sys
@@ -7,7 +7,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-from showing import FakeLiveServer
+from fake_live_server import FakeLiveServer
 
 
 @pytest.fixture
@@ -20,6 +20,6 @@ def live_server():
 
     yield start
     for server in servers:
-        server.go_on.set()
+        server.released.set()
         server.shutdown()
         server.server_close()

@@ -1,4 +1,4 @@
-"""A wheel to look at, and a server on loopback that shows one."""
+"""Views of an engine, and a fake server on loopback that streams them."""
 
 import contextlib
 import http.server
@@ -36,7 +36,7 @@ def slot_view(slot, **changes):
 
 
 def engine_view(num_slots=8, slots=(), num_waiting=0, number=100, **changes):
-    """A wheel whose last turns are the 100 before `number`."""
+    """A view whose iterations are the last 100 up to `number`."""
     waiting = tuple(
         WaitingView(
             f"wait-{k}", 1, "noria-shapes", 64, 64, "euler", 3.0, 25, "normal", SERVER_TIME, SERVER_TIME + k, None
@@ -50,7 +50,7 @@ def engine_view(num_slots=8, slots=(), num_waiting=0, number=100, **changes):
         for k in range(number - 99, number + 1)
     )
     view = EngineView(
-        incarnation="life-1",
+        incarnation="incarnation-1",
         captured_at=SERVER_TIME,
         last_iteration=number,
         num_slots=num_slots,
@@ -65,13 +65,13 @@ def engine_view(num_slots=8, slots=(), num_waiting=0, number=100, **changes):
     return msgspec.structs.replace(view, **changes)
 
 
-def engines_event(*names, state="ready", incarnation="life-1"):
+def engines_event(*names, state="ready", incarnation="incarnation-1"):
     engines = [{"name": name, "state": state, "device": "cpu", "incarnation": incarnation} for name in names]
     return event("engines", {"engines": engines, "server": {"version": "9.9", "models": ["noria-shapes"]}})
 
 
 def view_event(name, view):
-    return event("wheel", msgspec.to_builtins(view) | {"engine": name})
+    return event("engine_view", msgspec.to_builtins(view) | {"engine": name})
 
 
 def event(name, data):
@@ -80,16 +80,17 @@ def event(name, data):
 
 @contextlib.contextmanager
 def unreachable_url():
-    """A URL at which nobody listens, and nobody will: its port is taken, so that no neighbour gets it meanwhile."""
+    """A URL with a port that is bound but not listening, so that no other process can take it meanwhile."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{bound.getsockname()[1]}"
 
 
 class FakeLiveServer(http.server.ThreadingHTTPServer):
-    """Answers each connection with the next of `answers` (the last one again and again): parts of a stream, or a status and a body.
+    """Answers each connection with the next of `responses` (the last one repeats): parts of a stream, or a status and a
+    body.
 
-    After the last part it holds the connection until `go_on`.
+    After the last part it holds the connection until `released` is set; a part None closes it at once.
     """
 
     daemon_threads = True
@@ -103,14 +104,14 @@ class FakeLiveServer(http.server.ThreadingHTTPServer):
     def url(self):
         return f"http://127.0.0.1:{self.server_port}"
 
-    def handle_error(self, *_):  # a client that left
+    def handle_error(self, *_):  # a client that disconnected
         pass
 
 
 class LiveRequestHandler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.server.asked.append((self.path, self.headers.get("Authorization")))
-        response = self.server.answers.pop(0) if len(self.server.answers) > 1 else self.server.answers[0]
+        self.server.requests.append((self.path, self.headers.get("Authorization")))
+        response = self.server.responses.pop(0) if len(self.server.responses) > 1 else self.server.responses[0]
         if isinstance(response, tuple):
             status, body = response
             self.send_response(status)
@@ -121,10 +122,10 @@ class LiveRequestHandler(http.server.BaseHTTPRequestHandler):
         self.send_header("content-type", "text/event-stream")
         self.end_headers()
         for part in response:
-            if part is None:  # the connection is lost here
+            if part is None:  # close the connection here
                 return
             self.wfile.write(part)
-        self.server.go_on.wait()
+        self.server.released.wait()
 
     def log_message(self, *_):
         pass

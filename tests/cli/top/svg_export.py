@@ -1,4 +1,4 @@
-"""The picture of a frame for the documentation: Rich's SVG, without the font that it would fetch from elsewhere."""
+"""Exports a frame as an SVG for the documentation, without the web font that Rich would add."""
 
 import io
 import re

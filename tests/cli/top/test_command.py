@@ -15,14 +15,14 @@ import termios
 import time
 
 import pytest
-from showing import engine_view, engines_event, slot_view, unreachable_url, view_event
+from fake_live_server import engine_view, engines_event, slot_view, unreachable_url, view_event
 
-from noria.cli.top.command import read_key
+from noria.cli.top.session import read_key
 from noria.errors import ConfigError
 
 VIEW = engine_view(slots=[slot_view(2)], num_waiting=3)
 EVENTS = [engines_event("engine-0"), view_event("engine-0", VIEW)]
-_TIMEOUT_S = 120.0  # on a machine that others use
+_TIMEOUT_S = 120.0  # on a busy machine
 _END_MARKER = b"[the end]"
 
 
@@ -58,13 +58,13 @@ class Terminal:
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - one system call
         )
         self.text = ""
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end within a character
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end inside a character
 
     def resize(self, columns, lines):
         fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def wait_for(self, words):
-        """Read until `words` are on the screen, and forget what was before."""
+        """Read until `words` are on the screen; returns the text so far, and clears it."""
         deadline = time.monotonic() + _TIMEOUT_S
         while words not in plain(self.text):
             remaining_s = deadline - time.monotonic()
@@ -74,7 +74,7 @@ class Terminal:
         return found
 
     def _read(self, timeout_s):
-        """Take what is written within `most_s`, if anything is; returns whether."""
+        """Read what is written within `timeout_s`; returns whether there was anything."""
         if not select.select([self.master], [], [], timeout_s)[0]:
             return False
         self.text += self._decoder.decode(os.read(self.master, 65536))
@@ -84,15 +84,15 @@ class Terminal:
         os.write(self.master, keys)
 
     def wait_for_exit(self):
-        """The exit status; what it still writes is read meanwhile."""
+        """The exit status; reads the remaining output meanwhile."""
         deadline = time.monotonic() + _TIMEOUT_S
         while self.process.poll() is None and time.monotonic() < deadline:
             self._read(0.05)
-        while self._read(0):  # there must be room for what follows
+        while self._read(0):  # make room in the buffer for the marker
             pass
-        os.write(self.slave, _END_MARKER)  # behind all that the process has written
+        os.write(self.slave, _END_MARKER)  # after all output of the process
         while _END_MARKER.decode() not in self.text:
-            assert self._read(deadline + _TIMEOUT_S - time.monotonic()), "what was written last does not arrive"
+            assert self._read(deadline + _TIMEOUT_S - time.monotonic()), "the end of the output did not arrive"
         self.text = self.text.removesuffix(_END_MARKER.decode())
         return self.process.poll()
 
@@ -117,14 +117,14 @@ def terminal():
         yield start
 
 
-def test_once_prints_one_plain_frame_as_wide_as_a_pipe_is_said_to_be(live_server):
+def test_once_prints_one_plain_frame_of_the_width_in_columns(live_server):
     server = live_server(EVENTS)
     result = top(server.url, "--once", COLUMNS="120")
     assert (result.returncode, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
     assert lines[0] == f"noria 9.9 · {server.url} · noria-shapes"
     assert "\n2 ████" in result.stdout
-    assert "waits 64×64 boards in 2.0 s" in result.stdout
+    assert "waits 64×64 starts in 2.0 s" in result.stdout
     assert "\x1b" not in result.stdout
     assert not any(line.endswith(" ") for line in lines)
 
@@ -134,41 +134,41 @@ def test_once_reports_an_engine_that_is_loading(live_server):
     assert (result.returncode, result.stdout.splitlines()[1]) == (0, "engine-0 loading · cpu")
 
 
-def test_the_key_is_read_from_its_file(live_server, tmp_path):
+def test_the_key_is_read_from_the_key_file(live_server, tmp_path):
     (tmp_path / "key").write_text("noria-secret\n")
     server = live_server(EVENTS)
     assert top(server.url, "--once", "--key-file", str(tmp_path / "key")).returncode == 0
-    assert server.asked == [("/v1/live?pictures=false", "Bearer noria-secret")]
+    assert server.requests == [("/v1/live?thumbnails=false", "Bearer noria-secret")]
 
 
-def test_the_settings_say_which_server(live_server):
+def test_without_a_url_the_settings_name_the_server(live_server):
     server = live_server(EVENTS)
     assert server.url in top("--once", NORIA_FRONTEND_PORT=str(server.server_port)).stdout
     assert server.url in top("--once", "--port", str(server.server_port)).stdout
 
 
-def test_a_server_that_is_not_there_is_an_error():
+def test_an_unreachable_server_is_an_error():
     with unreachable_url() as url:
         result = top(url, "--once")
     assert (result.returncode, result.stdout) == (1, "")
-    assert re.fullmatch(rf"noria: error: nobody shows a wheel at {url}: .* `noria serve` starts one\.\n", result.stderr)
+    assert re.fullmatch(rf"noria: error: there is no server at {url}: .* `noria serve` starts one\.\n", result.stderr)
 
 
 def test_a_refusal_is_an_error(live_server):
     result = top(live_server((404, b"no")).url, "--once")
     assert result.returncode == 1
     assert result.stderr.startswith("noria: error: http://127.0.0.1:")
-    assert "is no Noria" in result.stderr
+    assert "is not Noria" in result.stderr
 
 
-def test_a_pipe_is_no_terminal(live_server):
+def test_without_once_a_pipe_is_refused(live_server):
     result = top(live_server(EVENTS).url)
     assert result.returncode == 2
     assert "noria top --once" in result.stderr
 
 
 @pytest.mark.parametrize("content", [b"", b"two words", b"\xff"])
-def test_what_is_no_key_is_refused(tmp_path, content):
+def test_an_invalid_key_file_is_refused(tmp_path, content):
     (tmp_path / "key").write_bytes(content)
     with pytest.raises(ConfigError, match="--key-file"):
         read_key(tmp_path / "key")
@@ -176,52 +176,52 @@ def test_what_is_no_key_is_refused(tmp_path, content):
         read_key(tmp_path / "missing")
 
 
-@pytest.mark.parametrize("leave", [b"q", b"\x03", signal.SIGTERM])
-def test_it_renders_on_the_alternate_screen_until_it_is_quit(live_server, terminal, leave):
+@pytest.mark.parametrize("action", [b"q", b"\x03", signal.SIGTERM])
+def test_it_renders_on_the_alternate_screen_until_it_is_quit(live_server, terminal, action):
     screen = terminal(live_server(EVENTS).url)
-    drawn = screen.wait_for("2 ██")  # the first frame may be of the engine alone, before its wheel is heard of
-    assert "\x1b[?1049h" in drawn  # the alternate screen
-    screen.wait_for("q leaves")
-    if isinstance(leave, bytes):
-        screen.press(leave)
+    output = screen.wait_for("2 ██")  # the first frame may show the engine only, before its view arrives
+    assert "\x1b[?1049h" in output  # the alternate screen
+    screen.wait_for("q quits")
+    if isinstance(action, bytes):
+        screen.press(action)
     else:
-        screen.process.send_signal(leave)
-    assert screen.ended() == 0
+        screen.process.send_signal(action)
+    assert screen.wait_for_exit() == 0
     assert "\x1b[?1049l" in screen.text and "\x1b[?25h" in screen.text
-    assert termios.tcgetattr(screen.slave) == screen.before
+    assert termios.tcgetattr(screen.slave) == screen.saved_attributes
 
 
 def test_it_follows_the_terminals_size(live_server, terminal):
     screen = terminal(live_server(EVENTS).url, columns=60, lines=15)
-    drawn = screen.wait_for("2 ██") + screen.wait_for("q leaves")
-    assert "guidance" not in plain(drawn)
+    output = screen.wait_for("2 ██") + screen.wait_for("q quits")
+    assert "guidance" not in plain(output)
     screen.resize(140, 40)
     screen.wait_for("guidance")
     screen.press(b"q")
-    assert screen.ended() == 0
+    assert screen.wait_for_exit() == 0
 
 
-def test_a_server_that_goes_away_is_waited_for(live_server, terminal):
+def test_it_reconnects_to_a_server_that_went_away(live_server, terminal):
     server = live_server([*EVENTS, None], (503, b""), [engines_event("engine-0", state="loading")])
     screen = terminal(server.url)
-    assert "the server is away (it has ended the connection); asking again" in plain(screen.wait_for("asking again"))
+    assert "the server is unreachable (it closed the connection); retrying" in plain(screen.wait_for("retrying"))
     screen.wait_for("engine-0 loading")
-    screen.wait_for("q leaves")
+    screen.wait_for("q quits")
     screen.press(b"q")
-    assert screen.ended() == 0
-    assert len(server.asked) == 3
+    assert screen.wait_for_exit() == 0
+    assert len(server.requests) == 3
 
 
-def test_a_server_that_comes_back_and_refuses_ends_it(live_server, terminal):
+def test_a_refusal_after_a_reconnect_ends_it(live_server, terminal):
     screen = terminal(live_server([*EVENTS, None], (404, b"no")).url)
-    assert screen.ended() == 1
+    assert screen.wait_for_exit() == 1
     assert "\x1b[?1049l" in screen.text
     assert screen.text.rpartition("\x1b[?1049l")[2].strip().rpartition("noria: error: ")[2].startswith("http://127")
 
 
-def test_at_the_start_nothing_is_drawn_before_there_is_something(terminal):
+def test_at_the_start_the_screen_stays_until_there_is_something_to_show(terminal):
     with unreachable_url() as url:
         screen = terminal(url)
-        assert screen.ended() == 1
+        assert screen.wait_for_exit() == 1
     assert "\x1b[?1049h" not in screen.text
-    assert "nobody shows a wheel" in screen.text
+    assert "there is no server at" in screen.text

@@ -1,4 +1,7 @@
-"""`noria top` before a real server that draws. With NORIA_SCREENSHOTS set it also writes the picture of the documentation."""
+"""`noria top` with a real server under load.
+
+With NORIA_SCREENSHOTS set it also writes the picture of the documentation.
+"""
 
 import concurrent.futures
 import json
@@ -14,21 +17,21 @@ import time
 import urllib.request
 
 import pytest
-from picturing import svg_of
+from svg_export import svg_of
 
 from noria import __version__
 from noria.cli.top.events import LiveEventParser
 from noria.cli.top.frame import render_frame
 from noria.cli.top.server_state import ServerState
 from noria.models.catalog import BUNDLED
-from noria_bench.targets.server import NO_PROXY_OPENER, running_server
+from noria.testing.server import NO_PROXY_OPENER, running_server
 from waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
-PICTURE = pathlib.Path(__file__).parents[2] / "docs" / "images" / "top.svg"
+PICTURE = pathlib.Path(__file__).parents[3] / "docs" / "images" / "top.svg"
 MODELS = ("noria-shapes", "more-shapes")
-NUM_USERS = 24  # half as many again as there are slots
+NUM_USERS = 24  # 1.5 times the slots
 
 
 def generate(port, rng):
@@ -48,7 +51,7 @@ def generate(port, rng):
 
 
 def generate_until(stop, port, rng):
-    """One image after the other, so that there is something to see for as long as somebody looks; returns how they were answered."""
+    """Send one request after the other until `stop`; returns the set of status codes."""
     statuses = {generate(port, rng)}
     while not stop.is_set():
         statuses.add(generate(port, rng))
@@ -56,7 +59,7 @@ def generate_until(stop, port, rng):
 
 
 def frame_with_bars(url):
-    """What `noria top --once` prints, or None while it shows nobody who is being drawn."""
+    """The output of `noria top --once`, or None if it shows no running image."""
     command = [sys.executable, "-m", "noria", "top", url, "--once"]
     text = subprocess.run(
         command, capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": "140"}
@@ -75,7 +78,7 @@ def second_model(tmp_path):
 
 def test_it_shows_what_a_real_server_generates(second_model):
     rng = random.Random(2)
-    command = ["bundled", "--more-models", str(second_model), "--slots", "16", "--queue-limit-s", "3600"]
+    command = ["bundled", "--additional-models", str(second_model), "--slots", "16", "--queue-limit-s", "3600"]
     with (
         running_server(command) as server,
         concurrent.futures.ThreadPoolExecutor(NUM_USERS) as pool,
@@ -97,13 +100,13 @@ def test_it_shows_what_a_real_server_generates(second_model):
 
 
 def is_mixed(history):
-    return len({image.call for image in history.view.seats}) > 7 and history.view.rates.p50_s is not None
+    return len({image.call for image in history.view.slots}) > 7 and history.view.rates.p50_s is not None
 
 
 def a_full_frame(url):
-    """The wheel when it is nearly full, somebody waits, and so many have come and gone that no two are equally far."""
+    """A frame with nearly all slots used, waiting requests, and images at many different steps."""
     state, parser, deadline = ServerState(), LiveEventParser(), time.monotonic() + 200
-    with NO_PROXY_OPENER.open(f"{url}/v1/live?pictures=false", timeout=60) as answer:
+    with NO_PROXY_OPENER.open(f"{url}/v1/live?thumbnails=false", timeout=60) as answer:
         while time.monotonic() < deadline:
             event = parser.feed_line(answer.readline().decode().rstrip("\r\n"))
             if event is None:
@@ -117,5 +120,5 @@ def a_full_frame(url):
                 and history.view.waiting
                 and is_mixed(history)
             ):
-                return render_frame(state, "http://127.0.0.1:8000", ("q leaves", "dim"), 120, 32, time.monotonic())
-    raise AssertionError("the wheel was never full")
+                return render_frame(state, "http://127.0.0.1:8000", ("q quits", "dim"), 120, 32, time.monotonic())
+    raise AssertionError("the batch was never full")

@@ -1,4 +1,4 @@
-"""GET /v1/live from real servers that show, refuse, break off, or are none of ours."""
+"""Reading GET /v1/live of servers that stream, refuse, disconnect, or are not Noria."""
 
 import asyncio
 import json
@@ -6,7 +6,7 @@ import socket
 import threading
 
 import pytest
-from showing import engine_view, engines_event, unreachable_url, view_event
+from fake_live_server import engine_view, engines_event, unreachable_url, view_event
 
 from noria.cli.top.events import EnginesEvent, EngineViewEvent
 from noria.cli.top.stream import ServerUnreachable, checked_url, local_url, stream_events
@@ -19,13 +19,13 @@ def error_body(message, code="unauthorized"):
 
 
 def collect_events(url, key=None):
-    """Everything that `url` says until it ends."""
+    """All events of `url`, and why they ended."""
 
     async def listen():
         found = []
         try:
             async for event in stream_events(url, key):
-                found.append(event)  # noqa: PERF401 - what was heard before the end counts
+                found.append(event)  # noqa: PERF401 - events before an error count
         except ServerUnreachable as error:
             return found, str(error)
 
@@ -36,24 +36,24 @@ def test_events_are_read_until_the_connection_ends(live_server):
     server = live_server([engines_event("engine-0"), b": still here\n\n", view_event("engine-0", engine_view()), None])
     found, words = collect_events(server.url)
     assert [type(event) for event in found] == [EnginesEvent, EngineViewEvent]
-    assert words == "it has ended the connection"
-    assert server.asked == [("/v1/live?pictures=false", None)]
+    assert words == "it closed the connection"
+    assert server.requests == [("/v1/live?thumbnails=false", None)]
 
 
 def test_the_key_is_sent(live_server):
     server = live_server([None])
     collect_events(server.url, "noria-key")
-    assert server.asked == [("/v1/live?pictures=false", "Bearer noria-key")]
+    assert server.requests == [("/v1/live?thumbnails=false", "Bearer noria-key")]
 
 
-def test_pieces_of_any_size_and_ends_of_lines_in_names_are_read(live_server):
-    said = engines_event("engine\u2028-\x85é")
-    server = live_server([*(bytes([byte]) for byte in said), None])
+def test_chunks_of_any_size_and_line_separators_in_names_are_read(live_server):
+    stream = engines_event("engine\u2028-\x85é")
+    server = live_server([*(bytes([byte]) for byte in stream), None])
     ((event,), _) = collect_events(server.url)
     assert event.engines[0].name == "engine\u2028-\x85é"
 
 
-def test_nobody_listening_is_unreachable():
+def test_a_closed_port_is_unreachable():
     with unreachable_url() as url:
         found, words = collect_events(url)
     assert found == []
@@ -61,22 +61,22 @@ def test_nobody_listening_is_unreachable():
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_server_that_is_full_or_stops_is_unreachable(live_server, status):
-    assert collect_events(live_server((status, error_body("come again"))).url) == (
+def test_a_server_that_is_full_or_stopping_is_unreachable(live_server, status):
+    assert collect_events(live_server((status, error_body("try again"))).url) == (
         [],
-        f"it answers {status}: come again",
+        f"it answered {status}: try again",
     )
 
 
 @pytest.mark.parametrize(
     ("status", "body", "words"),
     [
-        (401, error_body("no key came with it."), r"wants an API key: no key came with it\. .*--key-file FILE"),
-        (404, error_body("live is off."), r"does not show its wheel: live is off\. .*frontend\.live is off there"),
-        (418, error_body("\x1b[2Jno"), r"answers 418: \\x1b\[2Jno"),
-        (404, b"<h1>Not Found</h1>", r"is no Noria: it answers GET /v1/live with status 404\. Name the URL"),
-        (200, b"<h1>Welcome</h1>", "is no Noria"),
-        (401, b"Who?", "is no Noria"),
+        (401, error_body("no key came with it."), r"needs an API key: no key came with it\. .*--key-file FILE"),
+        (404, error_body("live is off."), r"does not show its live view: live is off\. .*frontend\.live is off"),
+        (418, error_body("\x1b[2Jno"), r"answered 418: \\x1b\[2Jno"),
+        (404, b"<h1>Not Found</h1>", r"is not Noria: it answered GET /v1/live with status 404\. Give the URL"),
+        (200, b"<h1>Welcome</h1>", "is not Noria"),
+        (401, b"Who?", "is not Noria"),
     ],
 )
 def test_an_error_response_is_reported_in_words(live_server, status, body, words):
@@ -84,19 +84,19 @@ def test_an_error_response_is_reported_in_words(live_server, status, body, words
         collect_events(live_server((status, body)).url)
 
 
-@pytest.mark.parametrize("said", [b"event: engines\ndata: {}\n\n", b"event: wheel\ndata: \xff\n\n"])
-def test_an_unknown_stream_is_reported(live_server, said):
-    with pytest.raises(LiveError, match="says what this version of Noria does not understand"):
-        collect_events(live_server([said]).url)
+@pytest.mark.parametrize("stream", [b"event: engines\ndata: {}\n\n", b"event: engine_view\ndata: \xff\n\n"])
+def test_an_invalid_stream_is_reported(live_server, stream):
+    with pytest.raises(LiveError, match="that this version of Noria cannot parse"):
+        collect_events(live_server([stream]).url)
 
 
-def test_a_line_without_end_is_not_kept(live_server):
+def test_an_endless_line_is_refused(live_server):
     server = live_server([b"x" * 2**20] * 20)
     with pytest.raises(LiveError, match="lines of more than"):
         collect_events(server.url)
 
 
-def test_a_server_without_http_is_unreachable():
+def test_a_server_that_speaks_no_http_is_unreachable():
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer():
@@ -114,12 +114,12 @@ def test_a_server_without_http_is_unreachable():
 @pytest.mark.parametrize(
     "url", ["", "localhost:8000", "ftp://a", "http://", "http://a:b", "http://[::1", "http://a:99999"]
 )
-def test_what_is_no_url_is_refused(url):
+def test_an_invalid_url_is_refused(url):
     with pytest.raises(ConfigError, match=r"the URL is .*http://HOST:PORT"):
         checked_url(url)
 
 
-def test_a_url_ends_without_a_slash():
+def test_a_trailing_slash_of_the_url_is_removed():
     assert checked_url("http://host:1/noria/") == "http://host:1/noria"
 
 
@@ -127,10 +127,10 @@ def test_a_url_ends_without_a_slash():
     ("host", "url"),
     [("127.0.0.1", "http://127.0.0.1:81"), ("0.0.0.0", "http://127.0.0.1:81"), ("::", "http://[::1]:81")],
 )
-def test_the_settings_say_where_the_local_server_is(host, url):
+def test_the_url_of_the_local_server_comes_from_the_settings(host, url):
     assert local_url(FrontendConfig(host=host, port=81)) == url
 
 
-def test_any_free_port_is_no_url():
+def test_port_0_names_no_server():
     with pytest.raises(ConfigError, match=r"frontend\.port is 0"):
         local_url(FrontendConfig(port=0))

@@ -1,4 +1,4 @@
-"""Lines that fit, whatever is in them."""
+"""Lines, bars and numbers of a fixed width."""
 
 import pytest
 from hypothesis import given
@@ -8,31 +8,31 @@ from noria.cli.top.text import bar, elide_middle, flow, format_number, format_se
 
 
 @given(st.lists(st.text()), st.integers(1, 80))
-def test_a_line_is_as_wide_as_asked_and_commands_no_terminal(texts, width):
+def test_a_line_has_the_requested_width_and_no_control_characters(texts, width):
     made = line([(text, "red") for text in texts], width)
     assert made.cell_len == width
     assert not any(ord(letter) < 32 or 127 <= ord(letter) < 160 for letter in made.plain)
 
 
-def test_what_commands_a_terminal_is_written_out():
+def test_control_characters_are_escaped():
     assert line([("a\x1b[2J\nb\r\u202e\ud800", "")], 40).plain.rstrip() == r"a\x1b[2J\nb\r\u202e\ud800"
 
 
-def test_markup_is_text():
+def test_rich_markup_is_not_interpreted():
     assert line([("[red]x[/]", "")], 9).plain == "[red]x[/]"
 
 
 @given(st.floats(-1, 2), st.integers(0, 40))
-def test_a_bar_is_as_wide_as_asked(share, width):
-    assert len(bar(share, width)) == width
+def test_a_bar_has_the_requested_width(fraction, width):
+    assert len(bar(fraction, width)) == width
 
 
 def test_a_bar_has_eighths():
-    assert [bar(share, 4) for share in (0, 0.03125, 0.5, 1)] == ["····", "▏···", "██··", "████"]
+    assert [bar(fraction, 4) for fraction in (0, 0.03125, 0.5, 1)] == ["····", "▏···", "██··", "████"]
 
 
-def test_a_level_is_blank_only_for_nothing():
-    assert [level(share) for share in (0, 1e-9, 0.5, 1, 7)] == [" ", "▁", "▄", "█", "█"]
+def test_a_level_is_blank_only_for_zero():
+    assert [level(fraction) for fraction in (0, 1e-9, 0.5, 1, 7)] == [" ", "▁", "▄", "█", "█"]
 
 
 def test_a_sparkline_shows_the_last_values_at_the_right():
@@ -43,7 +43,7 @@ def test_a_sparkline_shows_the_last_values_at_the_right():
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "text"),
     [
         (None, "–"),
         (float("inf"), "–"),
@@ -56,15 +56,15 @@ def test_a_sparkline_shows_the_last_values_at_the_right():
         (7200, "2 h"),
     ],
 )
-def test_durations_are_short(value, said):
-    assert format_seconds(value) == said
+def test_durations_are_short(value, text):
+    assert format_seconds(value) == text
 
 
 def test_numbers_have_three_digits():
     assert [format_number(value) for value in (0, 9.994, 9.996, 99.96)] == ["0.00", "9.99", "10.0", "100"]
 
 
-def test_items_that_do_not_fit_any_more_are_left_out():
+def test_items_that_do_not_fit_are_omitted():
     items = [[(word, "")] for word in ("one", "two", "three", "four")]
     assert [row.plain.rstrip() for row in flow(items, 10, 2)] == ["one · two", "three"]
 

@@ -1,4 +1,4 @@
-"""What work costs: measured by drawing, kept from one start to the next, and never missed where it cannot be kept."""
+"""Costs are measured with warm-up requests and cached between starts; an unusable cache is never an error."""
 
 import dataclasses
 import logging
@@ -18,11 +18,12 @@ from noria.engine.diffusion.calibration import (
     run_warmup_request,
 )
 from noria.engine.diffusion.loading import load_multi_model_executor, load_or_measure_costs
-from noria.engine.runtime import FakeExecutor, VirtualClock
 from noria.errors import ModelError
 from noria.models.catalog import open_model
 from noria.scheduling.costs import CostCurve, CostModel
 from noria.scheduling.types import BatchKey, ImageId, MeasuredTimings
+from noria.testing.fake_executor import FakeExecutor
+from noria.testing.virtual_clock import VirtualClock
 
 CONFIG = EngineConfig(dtype="float32", slots=8, threads=1)
 
@@ -33,7 +34,7 @@ def spec(tiny_folder):
 
 
 class TimedExecutor(FakeExecutor):
-    """One that times the parts of its turns: a guided image's step takes two rows, its decoding 5 ms."""
+    """A fake with phase timings: the step of a guided image takes two rows, a decode 5 ms."""
 
     def __init__(self, clock):
         super().__init__(clock, lambda plan: self.step_s(plan) + 0.005 * len(plan.decodes))
@@ -45,12 +46,12 @@ class TimedExecutor(FakeExecutor):
     def execute(self, plan, **options):
         outcome = super().execute(plan, **options)
         timings = MeasuredTimings(step_s=self.step_s(plan), decode_s=0.005 * len(plan.decodes))
-        return dataclasses.replace(outcome, spent=timings)
+        return dataclasses.replace(outcome, phase_timings=timings)
 
 
 @pytest.fixture
 def device(monkeypatch):
-    """On virtual time, which `measure` is made to read."""
+    """A fake device on virtual time, which `measure_costs` reads too."""
     clock = VirtualClock()
     monkeypatch.setattr(calibration, "time", types.SimpleNamespace(monotonic=clock))
     return TimedExecutor(clock)
@@ -65,14 +66,14 @@ def known_costs(spec):
     return CostModel(8, {batch_key: CostCurve({1: 0.1, 8: 0.8})}, {batch_key: CostCurve({1: 0.05})}, {spec.name: 0.01})
 
 
-def test_measuring_draws_every_batch_up_to_the_slots_and_settles_the_knee(spec, device):
+def test_measuring_covers_every_batch_size_up_to_the_slots_and_finds_the_knee(spec, device):
     costs = CostModel(max_rows=16)
     measure_costs(device, spec, CONFIG, costs)
     batch_key = default_batch_key(spec)
     assert sorted(costs.steps[batch_key].points) == [1, 2, 4, 8, 16]
     assert costs.steps[batch_key].points[16] == pytest.approx(0.16)
     assert costs.decodes[batch_key].points[1] == pytest.approx(0.005)
-    assert (costs.slowdown, device.waits) == (1.0, False)
+    assert (costs.slowdown, device.is_synchronous) == (1.0, False)
     assert costs.rows_limit(batch_key) < 16  # this device gains nothing by batching
 
 
@@ -82,29 +83,31 @@ def test_a_number_of_slots_between_the_powers_of_two_is_measured_too(spec, devic
     assert sorted(costs.steps[default_batch_key(spec)].points) == [1, 2, 4, 8, 12]
 
 
-def test_the_budget_ends_the_ladder(spec, device):
+def test_the_budget_limits_the_batch_sizes(spec, device):
     device.row_s = 0.1
     costs = CostModel(max_rows=16)
     measure_costs(device, spec, CONFIG, costs)
-    # A pass of 5 steps of 2 rows takes 1.0 s, and the next would take twice that: then 3 s are over.
+    # A pass of 5 steps of 2 rows takes 1.0 s and the next would take twice that, which exceeds 3 s.
     assert sorted(costs.steps[default_batch_key(spec)].points) == [1, 2]
-    assert costs.rows_limit(default_batch_key(spec)) == 16  # nobody tried more: nothing says that it does not pay
+    assert (
+        costs.rows_limit(default_batch_key(spec)) == 16
+    )  # larger batches were not tried, so nothing says that they do not pay
 
 
-def test_a_model_that_cannot_draw_is_told_at_the_start_and_the_device_is_left_as_it_was(spec, device):
-    device.failing[ImageId("throw-away-1", 0)] = "no kernel for this device"
-    with pytest.raises(ModelError, match=r"cannot draw with these settings: .*no kernel for this device"):
+def test_a_model_that_cannot_generate_raises_at_the_start_and_leaves_the_executor_as_it_was(spec, device):
+    device.failing[ImageId("warmup-1", 0)] = "no kernel for this device"
+    with pytest.raises(ModelError, match=r"cannot generate images with these settings: .*no kernel for this device"):
         measure_costs(device, spec, CONFIG, CostModel())
-    assert device.waits is False
+    assert device.is_synchronous is False
 
 
-def test_what_is_thrown_away_is_drawn_in_the_default_size(spec, device):
+def test_warm_up_requests_have_the_default_size(spec, device):
     costs = CostModel()
     run_warmup_request(device, spec, CONFIG, costs, num_images=2, steps=1)
     assert list(costs.steps) == [default_batch_key(spec)]
 
 
-def test_costs_that_were_kept_are_loaded_and_settled(spec, tmp_path):
+def test_cached_costs_are_loaded_and_their_knee_is_found(spec, tmp_path):
     costs = known_costs(spec)
     costs.steps[BatchKey(1, 1, "another")] = CostCurve({1: 9.0})
     CostCache(tmp_path / "new" / "folder", spec, CONFIG, "a device").save(costs)
@@ -121,37 +124,37 @@ def test_costs_that_were_kept_are_loaded_and_settled(spec, tmp_path):
 
 
 @pytest.mark.parametrize("change", [{"slots": 4}, {"dtype": "bfloat16"}, {"buckets": (16,)}, {"threads": 2}])
-def test_costs_of_other_settings_are_not_taken_for_these(spec, tmp_path, change):
+def test_costs_of_other_settings_are_not_loaded(spec, tmp_path, change):
     CostCache(tmp_path, spec, CONFIG, "a device").save(known_costs(spec))
     other = msgspec.structs.replace(CONFIG, **change)
     assert CostCache(tmp_path, spec, other, "a device").load(CostModel()) is False
 
 
-def test_costs_of_another_device_or_model_are_not_taken_for_these(spec, tmp_path):
+def test_costs_of_another_device_or_model_are_not_loaded(spec, tmp_path):
     CostCache(tmp_path, spec, CONFIG, "a device").save(known_costs(spec))
     retrained = msgspec.structs.replace(spec, fingerprint="other weights")
     assert CostCache(tmp_path, spec, CONFIG, "another device").load(CostModel()) is False
     assert CostCache(tmp_path, retrained, CONFIG, "a device").load(CostModel()) is False
 
 
-def test_settings_that_change_no_cost_do_not_lose_what_was_kept(spec):
+def test_settings_that_change_no_cost_keep_the_cache_key(spec):
     assert cost_key(spec, CONFIG, "d") == cost_key(
         spec, msgspec.structs.replace(CONFIG, policy="fcfs", queue_limit=9), "d"
     )
 
 
-def test_nothing_kept_is_no_news(spec, tmp_path, caplog):
+def test_a_missing_cache_logs_nothing(spec, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         assert CostCache(tmp_path, spec, CONFIG, "a device").load(CostModel()) is False
     assert caplog.records == []
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b'{"key": 3}', b"\xff\xfe"])
-def test_a_damaged_file_is_said_and_measured_anew(spec, tmp_path, caplog, damage):
+def test_a_damaged_file_is_logged_and_not_loaded(spec, tmp_path, caplog, damage):
     cache, costs = CostCache(tmp_path, spec, CONFIG, "a device"), CostModel()
     cache.path.write_bytes(damage)
     assert cache.load(costs) is False
-    assert "cannot be used and are measured anew" in caplog.text
+    assert "cannot be used and are measured again" in caplog.text
     assert (costs.steps, costs.text_encode_s_by_model) == ({}, {})
 
 
@@ -165,29 +168,29 @@ def test_a_damaged_file_is_said_and_measured_anew(spec, tmp_path, caplog, damage
         [{"width_px": 8, "height_px": 8, "seconds": {"2": -1.0}}],
     ],
 )
-def test_numbers_that_no_device_gives_are_not_believed(spec, tmp_path, steps):
+def test_impossible_costs_are_not_loaded(spec, tmp_path, steps):
     cache, costs = CostCache(tmp_path, spec, CONFIG, "a device"), CostModel()
-    cached = {"key": cost_key(spec, CONFIG, "a device"), "steps": steps, "decodes": [], "encode_s": 0.0}
+    cached = {"key": cost_key(spec, CONFIG, "a device"), "steps": steps, "decodes": [], "text_encode_s": 0.0}
     cache.path.write_bytes(msgspec.json.encode(cached))
     assert msgspec.json.decode(cache.path.read_bytes(), type=CachedCosts)
     assert cache.load(costs) is False
     assert costs.steps == {}
 
 
-def test_a_folder_that_cannot_be_written_is_said_and_no_more(spec, tmp_path, caplog):
+def test_a_folder_that_cannot_be_written_is_only_logged(spec, tmp_path, caplog):
     (tmp_path / "file").write_text("not a folder")
     CostCache(tmp_path / "file" / "costs", spec, CONFIG, "a device").save(known_costs(spec))
-    assert "the measured costs are not kept" in caplog.text
+    assert "the measured costs cannot be cached" in caplog.text
 
 
-def test_a_folder_that_cannot_be_read_is_said_and_measured_anew(spec, tmp_path, caplog):
+def test_a_file_that_cannot_be_read_is_logged_and_not_loaded(spec, tmp_path, caplog):
     cache = CostCache(tmp_path, spec, CONFIG, "a device")
     cache.path.mkdir()
     assert cache.load(CostModel()) is False
-    assert "measured anew" in caplog.text
+    assert "measured again" in caplog.text
 
 
-def test_costs_are_kept_in_the_folder_of_the_setting_or_in_the_users_cache(monkeypatch, tmp_path):
+def test_costs_are_cached_in_the_folder_of_the_setting_or_in_the_users_cache(monkeypatch, tmp_path):
     assert cost_folder(str(tmp_path)) == tmp_path / "costs"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert cost_folder("") == tmp_path / "cache" / "noria" / "costs"
@@ -206,6 +209,6 @@ def test_a_real_model_is_measured_at_its_first_start_and_not_at_its_second(spec,
     assert costs.decode_s(batch_key) > 0.0
     assert costs.text_encode_s(spec.name) > 0.0
     assert cache.path.exists()
-    monkeypatch.setattr("noria.engine.diffusion.loading.measure", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr("noria.engine.diffusion.loading.measure_costs", lambda *_: pytest.fail("measured again"))
     again, _ = load_or_measure_costs(executor, [spec], config)
     assert again.steps[batch_key].points == costs.steps[batch_key].points

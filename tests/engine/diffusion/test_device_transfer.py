@@ -1,4 +1,4 @@
-"""Pixels may be asked for again and again: a picture that rests in its slot goes into every view, for every front end."""
+"""Pixels can be read repeatedly, because a thumbnail is sent in every view to every front end."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from noria.errors import GenerationFailed
 
 
 class Copy:
-    """As much of a CUDA event as is asked."""
+    """The part of a CUDA event that is used."""
 
     num_waits = 0
 
@@ -16,14 +16,14 @@ class Copy:
         self.num_waits += 1
 
 
-def test_pixels_are_the_same_however_often_they_are_asked_for():
+def test_pixels_are_the_same_however_often_they_are_read():
     copied = Copy()
     pixels = HostPixels(torch.arange(12, dtype=torch.uint8).reshape(2, 2, 3), torch.tensor(data=True), copied)
     assert bytes(pixels.rgb()) == bytes(pixels.rgb()) == bytes(range(12))
     assert copied.num_waits == 2
 
 
-def test_numbers_that_are_none_are_refused_each_time():
+def test_latents_that_are_not_finite_raise_each_time():
     pixels = HostPixels(torch.zeros(1, 1, 3, dtype=torch.uint8), torch.tensor(data=False), None)
     for _ in range(2):
         with pytest.raises(GenerationFailed, match="not finite"):

@@ -1,4 +1,4 @@
-"""The diffusion executor against diffusers' own pipeline, and against itself: alone = in any mixed batch."""
+"""The diffusion executor compared with diffusers' pipeline, and with itself alone and in mixed batches."""
 
 import math
 import time
@@ -13,9 +13,9 @@ from noria.engine.diffusion import executor as diffusion
 from noria.engine.diffusion.executor import DiffusionExecutor, PipelineFillDetector
 from noria.engine.diffusion.loading import warm_up
 from noria.engine.diffusion.prompt_embeddings import PromptEmbeddingCache
-from noria.engine.loop import EngineLoop, ImageReady, PreviewReady, RequestClosed
+from noria.engine.loop import EngineLoop, ImageReady, PreviewReady, RequestEnded
 from noria.errors import ModelError
-from noria.images import schedulers
+from noria.images import scheduler_names
 from noria.models.catalog import open_model
 from noria.models.diffusion.stable_diffusion import StableDiffusion
 from noria.protocol.request import ImageRequest
@@ -23,9 +23,9 @@ from noria.sampling.previews import downscale
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import FinishReason
 
-# One uint8 step: kernels round differently with the batch's size, and a value near a half goes either way.
+# One uint8 step: kernels round differently at other batch sizes, so a value near a half may be rounded either way.
 NATURAL_TOLERANCE = 1
-# Against the pipeline, which also sums a step's terms in another order, in 50 steps at most.
+# Against the pipeline, which also sums the terms of a step in another order, for at most 50 steps.
 PARITY_TOLERANCE = 2
 
 
@@ -33,7 +33,7 @@ DEVICES = ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)]
 
 
 def load(folder, device="cpu", **settings):
-    torch.set_num_threads(1)  # the suite may share its cores
+    torch.set_num_threads(1)  # other tests may use the cores at the same time
     spec = open_model(str(folder))
     config = EngineConfig(dtype="float32", slots=8, threads=1, **settings)
     return spec, DiffusionExecutor(StableDiffusion.load(spec, config, device), config)
@@ -67,7 +67,7 @@ def make_request(spec, number, **fields):
 
 
 def generate(executor, requests, arrivals=None):
-    """Images [height, width, 3] by (request id, index); wish k is submitted before turn `arrivals[k]`."""
+    """Images [height, width, 3] by (request id, index); request k is submitted before iteration `arrivals[k]`."""
     arrivals = arrivals or [0] * len(requests)
     images, ends = {}, {}
 
@@ -76,7 +76,7 @@ def generate(executor, requests, arrivals=None):
         if isinstance(event, ImageReady):
             pixels = np.frombuffer(event.pixels.rgb(), np.uint8)
             images[request.request_id, event.index] = pixels.reshape(request.height_px, request.width_px, 3)
-        elif isinstance(event, RequestClosed):
+        elif isinstance(event, RequestEnded):
             ends[request.request_id] = event.event
 
     loop = EngineLoop(StepScheduler(8), executor, on_event, lambda: 0.0)
@@ -87,7 +87,7 @@ def generate(executor, requests, arrivals=None):
             loop.submit(executor.prepare(waiting.pop(0)[1]))
         loop.run_iteration()
         iteration += 1
-    assert {end.end for end in ends.values()} == {FinishReason.FINISHED}, ends
+    assert {end.finish_reason for end in ends.values()} == {FinishReason.FINISHED}, ends
     return images
 
 
@@ -107,7 +107,7 @@ def pipeline(tiny_folder):
 def generate_with_pipeline(pipe, request):
     import diffusers
 
-    choice = schedulers.find(request.scheduler)
+    choice = scheduler_names.find(request.scheduler)
     own_config = diffusers.DDIMScheduler.load_config(pipe.config._name_or_path, subfolder="scheduler")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # diffusers' deprecations of its own configuration keys
@@ -126,11 +126,11 @@ def generate_with_pipeline(pipe, request):
     return (image * 255).round().astype(np.uint8)
 
 
-DIFFUSION_SCHEDULERS = [choice.name for choice in schedulers.SCHEDULERS if choice.family == "diffusion"]
+DIFFUSION_SCHEDULERS = [choice.name for choice in scheduler_names.SCHEDULERS if choice.family == "diffusion"]
 
 
 @pytest.mark.parametrize("name", DIFFUSION_SCHEDULERS)
-def test_each_scheduler_draws_what_the_pipeline_draws(tiny, pipeline, name):
+def test_each_scheduler_gives_the_image_of_the_pipeline(tiny, pipeline, name):
     spec, executor = tiny
     for number, (steps, guidance) in enumerate([(4, 1.0), (20, 5.0)]):
         request = make_request(spec, number + 1, scheduler=name, num_steps=steps, guidance_scale=guidance)
@@ -147,7 +147,7 @@ def mixed_requests(spec):
     ]
 
 
-def test_alone_is_as_in_a_mixed_staggered_batch(tiny):
+def test_an_image_alone_equals_the_image_in_a_mixed_staggered_batch(tiny):
     spec, executor = tiny
     requests = mixed_requests(spec)
     together = generate(executor, requests, arrivals=[(7 * k) % 23 for k in range(16)])
@@ -156,11 +156,11 @@ def test_alone_is_as_in_a_mixed_staggered_batch(tiny):
         assert difference(single, together[request.request_id, 0]) <= NATURAL_TOLERANCE, request
 
 
-def test_at_one_padded_bucket_alone_is_as_in_a_mixed_batch_bit_by_bit(padded):
+def test_with_one_padded_bucket_an_image_alone_equals_the_image_in_a_mixed_batch_bitwise(padded):
     spec, executor = padded
     requests = mixed_requests(spec)
     together = generate(executor, requests, arrivals=[(5 * k) % 19 for k in range(16)])
-    fresh = DiffusionExecutor(executor.model, executor._config)  # with no embedding left over from the crowd
+    fresh = DiffusionExecutor(executor.model, executor._config)  # without cached embeddings of the batch
     for request in requests:
         single = generate(fresh, [request])[request.request_id, 0]
         assert np.array_equal(single, together[request.request_id, 0]), request
@@ -174,7 +174,7 @@ def test_image_k_of_a_request_is_the_image_of_seed_plus_k(tiny):
         assert difference(many["r1", k], one) <= NATURAL_TOLERANCE
 
 
-def test_sizes_share_the_wheel(tiny):
+def test_images_of_several_sizes_run_together(tiny):
     spec, executor = tiny
     requests = [make_request(spec, 1), make_request(spec, 2, width_px=48), make_request(spec, 3, height_px=64)]
     together = generate(executor, requests)
@@ -194,12 +194,12 @@ def bundled(bundled_folder):
 
 
 @pytest.mark.parametrize("name", DIFFUSION_SCHEDULERS)
-def test_the_bundled_model_draws_what_its_pipeline_draws(bundled, name):
+def test_the_bundled_model_gives_the_image_of_its_pipeline(bundled, name):
     spec, executor, pipe = bundled
     request = make_request(spec, 1, prompt="a red circle above a blue square", scheduler=name, num_steps=6)
     ours = generate(executor, [request])[request.request_id, 0]
     assert difference(ours, generate_with_pipeline(pipe, request)) <= PARITY_TOLERANCE
-    assert ours.std() > 10, "a flat image is no drawing"
+    assert ours.std() > 10, "the image is flat"
 
 
 def test_latents_that_overflow_fail_their_request_alone(tiny):
@@ -220,16 +220,16 @@ def test_latents_that_overflow_fail_their_request_alone(tiny):
         loop.submit(executor.prepare(make_request(spec, number, num_steps=3)))
     loop.run_iteration()
     with torch.inference_mode():
-        executor._history(executor._requests["r1"].shape)[0] = math.nan
+        executor._history(executor._requests["r1"].batch_key)[0] = math.nan
     while loop.run_iteration() is not None:
         pass
     assert [name for name, _ in failures] == ["r1"]
     assert "not finite" in failures[0][1]
-    later = generate(executor, [make_request(spec, 5)])  # boards the very slot that held the NaN
+    later = generate(executor, [make_request(spec, 5)])  # joins in the slot that held the NaN
     assert difference(later["r5", 0], generate(executor, [make_request(spec, 5)])["r5", 0]) == 0
 
 
-def test_a_model_that_raises_fails_the_turn_and_not_the_engine(tiny, monkeypatch):
+def test_a_model_that_raises_fails_the_request_and_not_the_engine(tiny, monkeypatch):
     spec, executor = tiny
     ends = []
     loop = EngineLoop(StepScheduler(8), executor, ends.append, lambda: 0.0)
@@ -241,13 +241,13 @@ def test_a_model_that_raises_fails_the_turn_and_not_the_engine(tiny, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(executor.model, "predict", broken)
         loop.run_iteration()
-    assert (ends[-1].event.end, "another shape" in ends[-1].event.reason) == (FinishReason.FAILED, True)
+    assert (ends[-1].event.finish_reason, "another shape" in ends[-1].event.message) == (FinishReason.FAILED, True)
     assert not executor._requests
     generate(executor, [make_request(spec, 2)])
 
 
 @pytest.mark.parametrize("attention", ["plain", "sliced"])
-def test_every_kind_of_attention_draws_the_same_image(tiny, tiny_folder, attention):
+def test_every_kind_of_attention_gives_the_same_image(tiny, tiny_folder, attention):
     spec, executor = tiny
     other = load(
         tiny_folder, str(executor.model.device), attention=attention, channels_last=False, inference_mode=False
@@ -256,7 +256,7 @@ def test_every_kind_of_attention_draws_the_same_image(tiny, tiny_folder, attenti
     assert difference(generate(executor, [request])["r1", 0], generate(other, [request])["r1", 0]) <= NATURAL_TOLERANCE
 
 
-def test_whatever_the_tokenizer_raises_fails_the_newcomer_alone(tiny, monkeypatch):
+def test_an_error_of_the_tokenizer_fails_only_the_joining_request(tiny, monkeypatch):
     spec, executor = tiny
     ends = {}
     loop = EngineLoop(
@@ -269,16 +269,16 @@ def test_whatever_the_tokenizer_raises_fails_the_newcomer_alone(tiny, monkeypatc
         raise IndexError("index out of range in self")
 
     with monkeypatch.context() as patch:
-        patch.setattr(executor._embeddings, "_encode", index_error)
+        patch.setattr(executor._embeddings, "_text_encode", index_error)
         loop.submit(executor.prepare(make_request(spec, 2, prompt="never seen before")))
         loop.run_iteration()
     while loop.run_iteration() is not None:
         pass
-    assert (ends["r2"].event.end, "out of range" in ends["r2"].event.reason) == (FinishReason.FAILED, True)
-    assert ends["r1"].event.end is FinishReason.FINISHED
+    assert (ends["r2"].event.finish_reason, "out of range" in ends["r2"].event.message) == (FinishReason.FAILED, True)
+    assert ends["r1"].event.finish_reason is FinishReason.FINISHED
 
 
-def test_a_model_that_cannot_draw_is_refused_at_warm_up(tiny, monkeypatch):
+def test_a_model_that_cannot_generate_raises_at_warm_up(tiny, monkeypatch):
     spec, executor = tiny
 
     def broken(*_):
@@ -289,7 +289,7 @@ def test_a_model_that_cannot_draw_is_refused_at_warm_up(tiny, monkeypatch):
         warm_up(executor, spec, executor._config)
 
 
-def test_weights_that_lack_parameters_are_refused(tiny_folder, tmp_path):
+def test_weights_without_all_parameters_are_rejected(tiny_folder, tmp_path):
     import shutil
 
     import safetensors.torch
@@ -300,7 +300,7 @@ def test_weights_that_lack_parameters_are_refused(tiny_folder, tmp_path):
     tensors = safetensors.torch.load_file(file)
     del tensors["decoder.conv_norm_out.weight"]
     safetensors.torch.save_file(tensors, file)
-    with pytest.raises(ModelError, match=r"vae are not of its configuration: 1 parameters.*decoder\.conv_norm_out"):
+    with pytest.raises(ModelError, match=r"vae do not match its configuration: 1 parameters.*decoder\.conv_norm_out"):
         load(folder)
 
 
@@ -325,7 +325,7 @@ def previews_and_image(spec, executor, **fields):
 
 
 @pytest.mark.parametrize("scheduler", ["ddim", "euler", "dpm++2m", "heun", "lcm", "unipc"])
-def test_a_late_preview_is_the_image_to_come_whatever_the_sampler(bundled, scheduler):
+def test_a_late_preview_resembles_the_image_with_every_kind_of_sampler(bundled, scheduler):
     spec, executor, _ = bundled
     previews, image = previews_and_image(
         spec, executor, num_previews=3, num_steps=16, scheduler=scheduler, guidance_scale=3.0, prompt="a red circle"
@@ -335,12 +335,13 @@ def test_a_late_preview_is_the_image_to_come_whatever_the_sampler(bundled, sched
     scale = executor.model.latent_scale
     blocks = image.reshape(image.shape[0] // scale, scale, -1, scale, 3).mean(axis=(1, 3))
     error = np.abs(previews[-1][1].astype(float) - blocks).mean() / 255
-    # The last of three, at three quarters of the way. A linear map of this model's latents misses a block's mean colour by some 3 %.
+    # The last of three previews, after three quarters of the calls. A linear map of this model's latents misses a
+    # block's mean color by about 3 %.
     assert error < 0.06
-    assert np.abs(np.full_like(blocks, blocks.mean()) - blocks).mean() / 255 > 2 * error  # it is no plain grey
+    assert np.abs(np.full_like(blocks, blocks.mean()) - blocks).mean() / 255 > 2 * error  # a plain grey would be worse
 
 
-def test_a_glimpse_is_the_preview_of_the_same_call_and_changes_nothing(bundled):
+def test_a_thumbnail_is_the_preview_of_the_same_call_and_changes_no_image(bundled):
     spec, executor, _ = bundled
     requests = [make_request(spec, number, num_previews=2, num_steps=6) for number in range(2)]
     undisturbed = generate(executor, requests)
@@ -368,7 +369,7 @@ def test_a_glimpse_is_the_preview_of_the_same_call_and_changes_nothing(bundled):
         assert np.array_equal(pixels.reshape(-1), images[request_id])
 
 
-def test_a_glimpse_of_a_large_image_is_small(bundled):
+def test_a_thumbnail_of_a_large_image_is_small(bundled):
     spec, executor, _ = bundled
     side_px = 72 * executor.model.latent_scale
     loop = EngineLoop(StepScheduler(8), executor, lambda _: None, lambda: 0.0, lambda _plan: True)
@@ -378,12 +379,12 @@ def test_a_glimpse_of_a_large_image_is_small(bundled):
     assert len(thumbnail.pixels.rgb()) == 36 * 4 * 3
 
 
-def test_what_is_made_smaller_is_the_mean_of_its_blocks():
+def test_downscaling_averages_blocks():
     latents = torch.arange(2 * 130 * 64, dtype=torch.float32).reshape(1, 2, 130, 64)
     small = downscale(latents, 64)
     assert small.shape == (1, 2, 44, 22)
     assert small[0, 1, 0, 0] == latents[0, 1, :3, :3].mean()
-    assert small[0, 0, 43, 21] == latents[0, 0, 129:, 63:].mean()  # what is left over
+    assert small[0, 0, 43, 21] == latents[0, 0, 129:, 63:].mean()  # the remainder
     assert downscale(latents, 130) is latents
 
 
@@ -391,7 +392,7 @@ FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
 class LimitedMemory:
-    """Stands before a model's call and lets at most `rows` pass: what torch raises on a device that is full."""
+    """Wraps a model's method and raises what torch raises on a full device for more than `rows` rows."""
 
     def __init__(self, call, rows, error=FULL):
         self.call, self.rows, self.error = call, rows, error
@@ -402,14 +403,16 @@ class LimitedMemory:
         return self.call(first, *rest)
 
 
-@pytest.mark.parametrize(("part", "rows"), [("predict", 4), ("predict", 2), ("decode", 1), ("encode", 2)], ids=str)
-def test_a_full_memory_changes_no_image(tiny, monkeypatch, part, rows):
+@pytest.mark.parametrize(
+    ("method", "rows"), [("predict", 4), ("predict", 2), ("decode", 1), ("text_encode", 2)], ids=str
+)
+def test_running_out_of_memory_changes_no_image(tiny, monkeypatch, method, rows):
     spec, executor = tiny
     requests = [make_request(spec, k, scheduler=name) for k, name in enumerate(["euler-a", "ddpm", "lcm", "dpm++2m"])]
     undisturbed = generate(executor, requests)
     with monkeypatch.context() as patch:
-        patch.setattr(executor.model, part, LimitedMemory(getattr(executor.model, part), rows))
-        patch.setattr(executor, "_embeddings", PromptEmbeddingCache(executor.model.encode, 0, None))
+        patch.setattr(executor.model, method, LimitedMemory(getattr(executor.model, method), rows))
+        patch.setattr(executor, "_embeddings", PromptEmbeddingCache(executor.model.text_encode, 0, None))
         constrained = generate(executor, requests)
     for image, pixels in undisturbed.items():
         assert np.abs(constrained[image].astype(int) - pixels.astype(int)).max() <= NATURAL_TOLERANCE
@@ -421,12 +424,13 @@ def test_a_full_memory_changes_no_image(tiny, monkeypatch, part, rows):
         ("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported", False),
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", False),
         ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", False),
+        ("CUDA driver error: out of memory", False),
         ("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory", False),
         ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR", True),
         ("CUDA error: an illegal memory access was encountered", True),
     ],
 )
-def test_a_full_memory_is_known_by_what_a_plain_error_says(tiny, monkeypatch, text, fits):
+def test_out_of_memory_is_recognized_by_the_message_of_a_plain_error(tiny, monkeypatch, text, fits):
     spec, executor = tiny
     ends = []
     loop = EngineLoop(StepScheduler(8), executor, ends.append, lambda: 0.0)
@@ -435,12 +439,12 @@ def test_a_full_memory_is_known_by_what_a_plain_error_says(tiny, monkeypatch, te
     monkeypatch.setattr(executor.model, "predict", LimitedMemory(executor.model.predict, 2, RuntimeError(text)))
     while loop.run_iteration() is not None:
         pass
-    assert [event.event.finish_reason for event in ends if isinstance(event, RequestClosed)] == [
+    assert [event.event.finish_reason for event in ends if isinstance(event, RequestEnded)] == [
         FinishReason.FAILED if fits else FinishReason.FINISHED
     ] * 2
 
 
-def test_a_preview_is_shown_once_though_its_step_had_to_be_tried_again(bundled, monkeypatch):
+def test_a_preview_is_sent_once_although_its_step_was_repeated(bundled, monkeypatch):
     spec, executor, _ = bundled
     real, calls = diffusion.advance, []
 
@@ -463,7 +467,7 @@ def test_a_preview_is_shown_once_though_its_step_had_to_be_tried_again(bundled, 
     assert sorted(previews) == [(name, call) for name in ("r0", "r1") for call in (2, 4, 6)]
 
 
-def test_noise_that_was_drawn_for_a_step_that_failed_is_the_same_at_the_next_try(tiny, monkeypatch):
+def test_a_repeated_step_uses_the_same_noise(tiny, monkeypatch):
     spec, executor = tiny
     requests = [make_request(spec, k, scheduler="euler-a") for k in range(4)]
     undisturbed = generate(executor, requests)
@@ -482,7 +486,7 @@ def test_noise_that_was_drawn_for_a_step_that_failed_is_the_same_at_the_next_try
         assert np.abs(constrained[image].astype(int) - pixels.astype(int)).max() <= NATURAL_TOLERANCE
 
 
-def test_the_first_turns_of_a_burst_say_nothing_of_costs():
+def test_the_first_iterations_of_a_sequence_are_not_timed():
     detector, timed = PipelineFillDetector(), []
     for now in (0.0, 0.1, 0.2, 0.3, 0.4, 5.0, 5.1, 5.2):
         detector.begin_iteration(now)
@@ -491,7 +495,7 @@ def test_the_first_turns_of_a_burst_say_nothing_of_costs():
 
 
 class HostEvent:
-    """An event of a device that is never behind."""
+    """A CUDA event of a device that executes at once."""
 
     def __init__(self, *, enable_timing):
         assert enable_timing
@@ -506,9 +510,9 @@ class HostEvent:
         return 1000 * (end.at - self.at)
 
 
-def test_what_the_wheel_does_not_wait_for_is_timed_by_the_device(tiny, monkeypatch):
+def test_work_that_the_loop_does_not_wait_for_is_timed_by_the_device(tiny, monkeypatch):
     spec, executor = tiny
-    monkeypatch.setattr(executor, "waits", False)
+    monkeypatch.setattr(executor, "is_synchronous", False)
     if executor.model.device.type == "cpu":
         monkeypatch.setattr(torch.cuda, "Event", HostEvent)
     events = []
@@ -518,8 +522,8 @@ def test_what_the_wheel_does_not_wait_for_is_timed_by_the_device(tiny, monkeypat
     while (iteration := loop.run_iteration()) is not None:
         device_timings.append(iteration.outcome.phase_timings)
     assert not any(timings.is_known for timings in device_timings)
-    assert [timings.encode_s > 0 for timings in device_timings] == [True, False, False]
+    assert [timings.text_encode_s > 0 for timings in device_timings] == [True, False, False]
     assert [timings.step_s > 0 for timings in device_timings] == [True, True, True]
     assert [timings.decode_s > 0 for timings in device_timings] == [False, False, True]
-    request_timings = events[-1].event.times
-    assert (request_timings.boarding, request_timings.decoding) == (device_timings[0], device_timings[-1])
+    request_timings = events[-1].event.timings
+    assert (request_timings.join_timings, request_timings.decode_timings) == (device_timings[0], device_timings[-1])

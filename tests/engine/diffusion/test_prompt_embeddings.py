@@ -1,11 +1,11 @@
-"""Prompts are encoded together, once, and kept apart."""
+"""Prompts are encoded together, once, and cached one by one."""
 
 import torch
 
 from noria.engine.diffusion.prompt_embeddings import PromptEmbeddingCache
 
 
-def test_prompts_are_encoded_together_once_and_the_oldest_is_forgotten():
+def test_prompts_are_encoded_together_once_and_the_oldest_is_evicted():
     batches = []
 
     def encode(prompts):

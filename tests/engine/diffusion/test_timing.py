@@ -1,4 +1,4 @@
-"""What the parts of a turn take, where the device does them when it was ordered and where it does them later."""
+"""The times of an iteration's phases, on devices that execute them at once and on those that execute them later."""
 
 import threading
 import time
@@ -25,7 +25,7 @@ ITERATION = IterationView(
 
 
 class Device:
-    """A device on virtual time: what it is ordered to do is added to its `queue_s`, and done when it may `go`."""
+    """A device on virtual time: launched work is added to `queue_s` and executed once `go` is set."""
 
     def __init__(self):
         self.queue_s = 0.0
@@ -48,7 +48,7 @@ class Event:
         assert self.device.go.wait(TIMEOUT_S)
 
     def elapsed_time(self, end):
-        assert self.device.go.is_set(), "CUDA would raise: the device is not there yet"
+        assert self.device.go.is_set(), "CUDA would raise: the event has not happened yet"
         return 1000 * (end.at - self.at)
 
 
@@ -60,15 +60,15 @@ def device(monkeypatch):
 
 
 def run_iteration(device):
-    """A turn that takes it 0.25 + 1 + 0.5 s, and a moment to order."""
+    """Launch an iteration that takes the device 0.25 + 1 + 0.5 s."""
     stopwatch = DeviceStopwatch()
-    for phase, takes_s in (("boards", 0.25), ("steps", 1.0), ("decodes", 0.5)):
+    for phase, takes_s in (("joins", 0.25), ("steps", 1.0), ("decodes", 0.5)):
         with stopwatch.timing(phase):
             device.queue_s += takes_s
     return stopwatch.timings()
 
 
-def test_what_is_done_at_once_is_timed_at_once():
+def test_work_that_is_executed_at_once_is_timed_at_once():
     stopwatch = HostStopwatch()
     with stopwatch.timing("steps"):
         time.sleep(0.02)
@@ -78,7 +78,7 @@ def test_what_is_done_at_once_is_timed_at_once():
     assert 0.02 <= timings.step_s < TIMEOUT_S
 
 
-def test_a_device_that_works_behind_is_asked_nothing_until_somebody_waits_for_it(device):
+def test_a_device_that_runs_behind_is_read_only_when_a_time_is(device):
     timings = run_iteration(device)
     assert not timings.is_known
     readings = []
@@ -91,7 +91,7 @@ def test_a_device_that_works_behind_is_asked_nothing_until_somebody_waits_for_it
     assert readings == [(0.25, 1.0, 0.5)]
 
 
-def test_a_part_that_failed_is_timed_and_one_that_was_not_begun_took_nothing(device):
+def test_a_failed_phase_is_timed_and_one_that_did_not_run_took_nothing(device):
     stopwatch = DeviceStopwatch()
 
     def fail():
@@ -106,7 +106,7 @@ def test_a_part_that_failed_is_timed_and_one_that_was_not_begun_took_nothing(dev
     assert (timings.text_encode_s, timings.step_s, timings.decode_s) == (0, 2.0, 0)
 
 
-def test_several_models_parts_are_added_up(device):
+def test_the_phases_of_several_models_are_summed(device):
     timings = CombinedTimings((run_iteration(device), MeasuredTimings(1.0, 2.0, 3.0)))
     assert not timings.is_known
     device.go.set()
@@ -114,33 +114,33 @@ def test_several_models_parts_are_added_up(device):
     assert CombinedTimings((MeasuredTimings(), MeasuredTimings())).is_known
 
 
-def test_a_requests_stages_are_the_devices_and_fill_its_time_in_the_slot(device):
+def test_a_requests_stages_sum_up_to_its_time_in_the_slot(device):
     first, last = run_iteration(device), run_iteration(device)
     request_timings = RequestTimings(queue_s=1.0, slot_s=4.0, join_timings=first, decode_timings=last)
     device.go.set()
     assert (request_timings.text_encode_s, request_timings.denoise_s, request_timings.decode_s) == (0.25, 3.25, 0.5)
 
 
-def test_a_turn_on_the_wheel_is_shown_as_long_as_the_device_took(device):
+def test_an_iteration_is_shown_with_the_devices_duration(device):
     device.go.set()
     view = TimedIteration(ITERATION, run_iteration(device)).with_timings()
     assert (view.duration_s, view.text_encode_s, view.decode_s) == (1.75, 0.25, 0.5)
 
 
-def test_a_turn_that_the_wheel_waited_for_is_shown_as_the_wheel_saw_it():
+def test_an_iteration_that_the_loop_waited_for_is_shown_with_its_own_duration():
     view = TimedIteration(ITERATION, MeasuredTimings(0.025, 0.05, 0.0375)).with_timings()
     assert (view.duration_s, view.text_encode_s, view.decode_s) == (0.125, 0.025, 0.0375)
     assert TimedIteration(ITERATION, None).with_timings() == ITERATION
 
 
 @pytest.mark.gpu
-def test_a_gpu_is_timed_by_its_work_and_not_by_its_orders():
+def test_a_gpu_is_timed_by_its_work_and_not_by_its_launches():
     matrix = torch.randn(8192, 8192, device="cuda:0")
     torch.cuda.synchronize()
     stopwatch, began = DeviceStopwatch(), time.perf_counter()
     with stopwatch.timing("decodes"):
         for _ in range(20):
             matrix = matrix @ matrix
-    ordered_s = time.perf_counter() - began
+    launched_s = time.perf_counter() - began
     measured_s = stopwatch.timings().decode_s
-    assert ordered_s < measured_s <= time.perf_counter() - began
+    assert launched_s < measured_s <= time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""Who is blamed for an engine's end, and what follows."""
+"""How the loss of an attempt counts, and which requests are retried."""
 
 import pytest
 from hypothesis import given
@@ -8,68 +8,69 @@ from noria.frontend.engines.crash_attribution import AttemptHistory, ExitReport
 
 
 @pytest.mark.parametrize(
-    ("end", "aboard", "blame"),
+    ("exit_cause", "in_flight", "loss_cause"),
     [
         ("crashed", True, "suspected"),
-        ("crashed", False, "excused"),
-        ("killed", True, "excused"),
-        ("killed", False, "forgotten"),
+        ("crashed", False, "not_at_fault"),
+        ("killed", True, "not_at_fault"),
+        ("killed", False, "not_started"),
         ("none", True, "suspected"),
         ("none", False, "suspected"),
     ],
 )
-def test_blame_follows_from_how_the_engine_ended_and_who_was_aboard(end, aboard, blame):
-    assert ExitReport(end, frozenset({"a.1"} if aboard else {"b.2"})).loss_cause("a.1") == blame
+def test_the_loss_cause_follows_from_the_exit_and_what_was_in_flight(exit_cause, in_flight, loss_cause):
+    report = ExitReport(exit_cause, frozenset({"a.1"} if in_flight else {"b.2"}))
+    assert report.loss_cause("a.1") == loss_cause
 
 
-def after(*blames):
-    losses = AttemptHistory()
-    for blame in blames:
-        losses = losses.with_loss(blame)
-    return losses
+def after(*causes):
+    history = AttemptHistory()
+    for cause in causes:
+        history = history.with_loss(cause)
+    return history
 
 
-def test_the_first_crash_makes_a_suspect_and_the_second_convicts():
+def test_the_first_crash_makes_a_request_exclusive_and_the_second_fails_it():
     once = after("suspected")
     assert once.needs_exclusive
     assert not once.crashes_engines
     assert once.with_loss("suspected").crashes_engines
 
 
-def test_a_suspect_whose_engine_is_killed_by_others_is_not_convicted():
-    losses = after("suspected", *["excused"] * 9)
-    assert not losses.crashes_engines
-    assert not losses.retries_exhausted
-    assert losses.with_loss("excused").retries_exhausted
+def test_kills_do_not_count_as_crashes_of_a_suspected_request():
+    history = after("suspected", *["not_at_fault"] * 9)
+    assert not history.crashes_engines
+    assert not history.retries_exhausted
+    assert history.with_loss("not_at_fault").retries_exhausted
 
 
-def test_kills_lead_to_solitude_after_three_and_to_failure_after_ten_more():
-    losses = AttemptHistory()
+def test_three_kills_make_a_request_exclusive_and_ten_more_fail_it():
+    history = AttemptHistory()
     for _ in range(3):
-        assert not losses.needs_exclusive
-        losses = losses.with_loss("excused")
-    assert losses.needs_exclusive
+        assert not history.needs_exclusive
+        history = history.with_loss("not_at_fault")
+    assert history.needs_exclusive
     for _ in range(10):
-        assert not losses.retries_exhausted
-        losses = losses.with_loss("excused")
-    assert losses.retries_exhausted
+        assert not history.retries_exhausted
+        history = history.with_loss("not_at_fault")
+    assert history.retries_exhausted
 
 
-def test_a_crash_alone_after_kills_only_is_the_first_crash():
-    assert not after("excused", "excused", "excused", "suspected").crashes_engines
+def test_an_exclusive_crash_after_kills_is_the_first_crash():
+    assert not after("not_at_fault", "not_at_fault", "not_at_fault", "suspected").crashes_engines
 
 
-@given(st.lists(st.sampled_from(["suspected", "excused", "forgotten"]), max_size=40))
-def test_nobody_is_convicted_without_a_crash_alone(blames):
-    losses, crashed_alone = AttemptHistory(), False
-    for blame in blames:
-        crashed_alone |= blame == "suspected" and losses.needs_exclusive
-        losses = losses.with_loss(blame)
-    assert not losses.crashes_engines or crashed_alone
-    assert losses.num_crashes == blames.count("suspected")
+@given(st.lists(st.sampled_from(["suspected", "not_at_fault", "not_started"]), max_size=40))
+def test_no_request_is_found_to_crash_engines_without_an_exclusive_crash(causes):
+    history, crashed_exclusively = AttemptHistory(), False
+    for cause in causes:
+        crashed_exclusively |= cause == "suspected" and history.needs_exclusive
+        history = history.with_loss(cause)
+    assert not history.crashes_engines or crashed_exclusively
+    assert history.num_crashes == causes.count("suspected")
 
 
-@given(st.lists(st.sampled_from(["suspected", "excused"]), min_size=14, max_size=14))
-def test_whoever_is_aboard_at_fourteen_ends_is_given_up(blames):
-    losses = after(*blames)
-    assert losses.crashes_engines or losses.retries_exhausted
+@given(st.lists(st.sampled_from(["suspected", "not_at_fault"]), min_size=14, max_size=14))
+def test_a_request_in_flight_at_fourteen_exits_fails(causes):
+    history = after(*causes)
+    assert history.crashes_engines or history.retries_exhausted

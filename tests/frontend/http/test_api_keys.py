@@ -1,4 +1,4 @@
-"""The file of API keys: what it may say, and what is refused in words."""
+"""The file of API keys: valid files, and the messages about invalid ones."""
 
 import hashlib
 import pathlib
@@ -16,11 +16,11 @@ def file(tmp_path):
     return tmp_path / "keys.toml"
 
 
-def test_no_file_is_no_keys():
+def test_without_a_file_there_are_no_keys():
     assert read_keys("") == ()
 
 
-def test_a_drawn_keys_table_is_one_of_the_file_and_does_not_tell_the_key(file):
+def test_the_table_of_a_generated_key_is_valid_and_does_not_contain_the_key(file):
     generated = [generate_key(name) for name in ("alice", "bob")]
     file.write_text("\n".join(table for _, table in generated))
     keys = read_keys(str(file))
@@ -43,7 +43,7 @@ def test_a_key_may_have_limits(file):
     [
         ("", "has no .*key.* table"),
         ("key = 3", "has no .*key.* table"),
-        ("key = [3]", "key.* 1 is 3; it is a table"),
+        ("key = [3]", "key.* 1 is 3; it must be a table"),
         ("[[key", "is not TOML"),
         ("\udcff", "cannot be read"),
         ('[[keys]]\nname = "a"', "unknown key 'keys'"),
@@ -62,7 +62,7 @@ def test_a_key_may_have_limits(file):
         (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\n[[key]]\nname = "b"\nsha256 = "{DIGEST}"', "have the same sha256"),
     ],
 )  # fmt: skip
-def test_what_is_no_file_of_keys_is_refused_in_words(file: pathlib.Path, text, words):
+def test_an_invalid_file_is_refused_with_the_reason(file: pathlib.Path, text, words):
     file.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ConfigError, match=words) as caught:
         read_keys(str(file))
@@ -70,12 +70,12 @@ def test_what_is_no_file_of_keys_is_refused_in_words(file: pathlib.Path, text, w
     assert "swordfish" not in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_refused(file):
+def test_a_missing_file_is_refused(file):
     with pytest.raises(ConfigError, match=r"cannot be read.*No such file"):
         read_keys(str(file))
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a\n", "é", "a" * 65, 'a"'])
-def test_no_key_is_drawn_for_a_name_that_cannot_be_written_down(name):
+def test_no_key_is_generated_for_an_invalid_name(name):
     with pytest.raises(ConfigError, match="allowed is 1 to 64"):
         generate_key(name)

@@ -1,4 +1,4 @@
-"""Long bodies: how many are received at once, over real sockets. What is in them is in the tests of the routes."""
+"""Limits on large bodies received at once, over real sockets. The tests of the routes test what bodies contain."""
 
 import contextlib
 import socket
@@ -7,35 +7,36 @@ import httpx
 import pytest
 
 from noria.config import Config
-from noria.frontend.http import body as bodies
+from noria.frontend.http import body as body_module
 from noria.frontend.http.body import MAX_LARGE_BODIES, MAX_LARGE_BODIES_PER_CLIENT
+from waiting import wait_until_ready
 
-LONG = b'{"prompt": "p"}' + b" " * 70_000
-GO_ON = b"HTTP/1.1 100 Continue\r\n\r\n"
+LARGE = b'{"prompt": "p"}' + b" " * 70_000
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 @pytest.fixture
-def served(serve, new_engine, ready):
+def served(serve, new_engine):
     with serve(Config(), new_engine()) as (url, _):
-        ready(url)
+        wait_until_ready(url)
         yield httpx.URL(url)
 
 
 @pytest.fixture
 def announce(served):
-    """Announces a body from an address, and returns the connection and what the server says to it first."""
+    """Announces a body from an address; returns the connection and the first response to it."""
     with contextlib.ExitStack() as stack:
 
-        def begin(address, length="Content-Length: 100000", body=b"", path="/t2i"):
-            begun = stack.enter_context(socket.create_connection((served.host, served.port), 60, (address, 0)))
+        def send(address, length="Content-Length: 100000", body=b"", path="/t2i"):
+            connection = stack.enter_context(socket.create_connection((served.host, served.port), 60, (address, 0)))
             head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n{length}\r\n\r\n"
-            begun.sendall(head.encode() + body)
-            said = begun.recv(4096)
-            while not (said == GO_ON or said.endswith(b"}")):
-                said += begun.recv(4096)
-            return begun, said
+            connection.sendall(head.encode() + body)
+            response = connection.recv(4096)
+            while not (response == CONTINUE or response.endswith(b"}")):
+                response += connection.recv(4096)
+            return connection, response
 
-        yield begin
+        yield send
 
 
 def post(url, content):
@@ -44,40 +45,42 @@ def post(url, content):
 
 
 @pytest.mark.parametrize("path", ["/t2i", "/v1/images/generations", "/v1/jobs", "/sdapi/v1/options"])
-def test_one_client_has_its_share_of_long_bodies_over_all_routes(announce, served, path):
+def test_the_limit_of_large_bodies_per_client_spans_all_routes(announce, served, path):
     for number in range(MAX_LARGE_BODIES_PER_CLIENT):
-        assert announce("127.0.0.2", path=("/t2i", path)[number % 2])[1] == GO_ON
+        assert announce("127.0.0.2", path=("/t2i", path)[number % 2])[1] == CONTINUE
     _, refused = announce("127.0.0.2", path=path)
     assert refused.startswith(b"HTTP/1.1 429 ")
     assert b"\r\nretry-after: 5\r\n" in refused.lower()
     assert b"the address 127.0.0.2 has 16 bodies of more than 65536 bytes already" in refused
-    assert announce("127.0.0.2", "Content-Length: 65536", path=path)[1] == GO_ON  # it is short
-    assert post(served, LONG).status_code == 200
+    assert announce("127.0.0.2", "Content-Length: 65536", path=path)[1] == CONTINUE  # it is small
+    assert post(served, LARGE).status_code == 200
 
 
-def test_only_so_many_long_bodies_are_received_at_once(announce, served):
+def test_large_bodies_of_all_clients_together_are_limited(announce, served):
     for number in range(MAX_LARGE_BODIES):
-        assert announce(f"127.0.0.{number // MAX_LARGE_BODIES_PER_CLIENT + 2}")[1] == GO_ON
-    refused = post(served, LONG)
+        assert announce(f"127.0.0.{number // MAX_LARGE_BODIES_PER_CLIENT + 2}")[1] == CONTINUE
+    refused = post(served, LARGE)
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limited")
     assert post(served, b'{"prompt": "p"}').status_code == 200
 
 
-def test_a_body_that_turns_out_to_be_long_counts_from_then_on(announce):
+def test_a_chunked_body_counts_once_it_is_large(announce):
     for _ in range(MAX_LARGE_BODIES_PER_CLIENT):
         announce("127.0.0.2")
-    begun, said = announce("127.0.0.2", "Transfer-Encoding: chunked")
-    assert said == GO_ON
-    begun.sendall(b"ffff\r\n" + LONG[:0xFFFF] + b"\r\n2\r\n  \r\n")
-    assert begun.recv(4096).startswith(b"HTTP/1.1 429 ")
+    connection, response = announce("127.0.0.2", "Transfer-Encoding: chunked")
+    assert response == CONTINUE
+    connection.sendall(b"ffff\r\n" + LARGE[:0xFFFF] + b"\r\n2\r\n  \r\n")
+    assert connection.recv(4096).startswith(b"HTTP/1.1 429 ")
 
 
-def test_a_long_body_counts_until_it_is_there_or_late(announce, served, monkeypatch):
+def test_a_large_body_counts_until_it_is_received_or_times_out(announce, served, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(bodies, "_TIMEOUT_S", 0.3)
-        for begun, said in [announce("127.0.0.2") for _ in range(MAX_LARGE_BODIES_PER_CLIENT)]:
-            refused = said.removeprefix(GO_ON) or begun.recv(4096)  # it may have come with the first words
+        patch.setattr(body_module, "_TIMEOUT_S", 0.3)
+        for connection, response in [announce("127.0.0.2") for _ in range(MAX_LARGE_BODIES_PER_CLIENT)]:
+            refused = response.removeprefix(CONTINUE) or connection.recv(
+                4096
+            )  # it may have come with the first response
             assert refused.startswith(b"HTTP/1.1 400 ")
     for _ in range(MAX_LARGE_BODIES_PER_CLIENT):
-        assert post(served, LONG).status_code == 200
-    assert announce("127.0.0.2")[1] == GO_ON
+        assert post(served, LARGE).status_code == 200
+    assert announce("127.0.0.2")[1] == CONTINUE

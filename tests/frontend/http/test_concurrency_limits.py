@@ -1,4 +1,4 @@
-"""So many at once, and so many of them one client's."""
+"""The limits of concurrent uses, in total and per client."""
 
 import pytest
 
@@ -6,39 +6,39 @@ from noria.errors import RateLimited
 from noria.frontend.http.concurrency_limits import ConcurrencyLimiter, client_id
 
 
-def test_a_client_is_refused_at_its_share_and_all_at_the_whole():
-    places = ConcurrencyLimiter("wheels", max_total=3, max_per_client=2, retry_after_s=7.0)
-    places.acquire("a")
-    places.acquire("a")
-    with pytest.raises(RateLimited, match=r"^a has 2 wheels already, .* one client may have of the 3 ") as refused:
-        places.acquire("a")
+def test_a_client_is_refused_at_its_limit_and_everyone_at_the_total():
+    limiter = ConcurrencyLimiter("uploads", max_total=3, max_per_client=2, retry_after_s=7.0)
+    limiter.acquire("a")
+    limiter.acquire("a")
+    with pytest.raises(RateLimited, match=r"^a has 2 uploads already, the limit of one client of the 3 ") as refused:
+        limiter.acquire("a")
     assert refused.value.retry_after_s == 7.0
-    places.acquire("b")
+    limiter.acquire("b")
     for client in "bc":
-        with pytest.raises(RateLimited, match=r"^3 wheels are under way already"):
-            places.acquire(client)
+        with pytest.raises(RateLimited, match=r"^3 uploads are under way already"):
+            limiter.acquire(client)
 
 
-def test_a_refusal_takes_nothing():
-    places = ConcurrencyLimiter("wheels", max_total=2, max_per_client=2, retry_after_s=7.0)
-    places.acquire("a")
-    places.acquire("b")
+def test_a_refusal_is_not_counted():
+    limiter = ConcurrencyLimiter("uploads", max_total=2, max_per_client=2, retry_after_s=7.0)
+    limiter.acquire("a")
+    limiter.acquire("b")
     for _ in range(5):
         with pytest.raises(RateLimited):
-            places.acquire("a")
-    places.release("b")
-    places.acquire("a")
-    with pytest.raises(RateLimited, match=r"^a has 2 wheels"):
-        places.acquire("a")
+            limiter.acquire("a")
+    limiter.release("b")
+    limiter.acquire("a")
+    with pytest.raises(RateLimited, match=r"^a has 2 uploads"):
+        limiter.acquire("a")
 
 
-def test_what_is_given_back_is_free_for_anybody():
-    places = ConcurrencyLimiter("wheels", max_total=1, max_per_client=1, retry_after_s=7.0)
-    with pytest.raises(ZeroDivisionError), places.hold("a"):
+def test_a_released_use_is_free_for_any_client():
+    limiter = ConcurrencyLimiter("uploads", max_total=1, max_per_client=1, retry_after_s=7.0)
+    with pytest.raises(ZeroDivisionError), limiter.hold("a"):
         _ = 1 / 0
-    with places.hold("b"), pytest.raises(RateLimited), places.hold("a"):
+    with limiter.hold("b"), pytest.raises(RateLimited), limiter.hold("a"):
         pass
-    with places.hold("a"):
+    with limiter.hold("a"):
         pass
 
 
@@ -54,5 +54,5 @@ def test_what_is_given_back_is_free_for_anybody():
         (None, None, "an unknown address"),
     ],
 )
-def test_a_client_is_its_key_or_its_address(key, host, name):
+def test_a_client_is_named_by_its_key_or_its_address(key, host, name):
     assert client_id(key, host) == name

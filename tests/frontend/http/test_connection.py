@@ -1,4 +1,4 @@
-"""Clients that do not send, or do not read: real sockets, a real uvicorn."""
+"""Clients that send or read slowly or not at all, with real sockets and a real uvicorn."""
 
 import contextlib
 import socket
@@ -10,16 +10,16 @@ import uvicorn
 
 from noria.frontend.http import connection
 from noria.frontend.http.connection import TimeoutHttpProtocol
+from waiting import wait_until
 
-SIZE = 8_000_000  # more than the kernel takes for a client that reads nothing
+SIZE = 8_000_000  # more than the kernel buffers for a client that does not read
 
 
 class Server:
-    """An application that answers `SIZE` bytes, in one piece or, at /stream, in many."""
+    """Responds with `SIZE` bytes in one piece, or at /stream in many."""
 
-    def __init__(self, until):
-        self.until = until
-        self.num_asked = self.num_finished = 0
+    def __init__(self):
+        self.num_requests = self.num_finished = 0
         self.listener = socket.create_server(("127.0.0.1", 0))
         config = uvicorn.Config(
             self.app,
@@ -37,7 +37,7 @@ class Server:
         self.thread.start()
 
     async def app(self, scope, receive, send):
-        self.num_asked += 1
+        self.num_requests += 1
         if scope["path"] == "/small":
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
             await send({"type": "http.response.body", "body": b"ok"})
@@ -66,14 +66,14 @@ class Server:
 
 
 @pytest.fixture
-def server(until):
-    started = Server(until)
+def server():
+    started = Server()
     yield started
     started.stop()
 
 
 def read(client, pause_s=0.0):
-    """Everything until the server closes, as bytes received."""
+    """Read until the server closes the connection; return the number of bytes."""
     received = 0
     while True:
         piece = client.recv(65536)
@@ -85,12 +85,12 @@ def read(client, pause_s=0.0):
 
 @pytest.mark.parametrize("path", ["/", "/stream"])
 @pytest.mark.parametrize("end", ["keep-alive", "close"])
-def test_a_client_that_reads_nothing_is_cut_off(server, path, end, until, monkeypatch):
+def test_a_client_that_does_not_read_is_disconnected(server, path, end, monkeypatch):
     monkeypatch.setattr(connection, "STALL_TIMEOUT_S", 0.3)
     with server.connect() as client:
         client.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: {end}\r\n\r\n".encode())
-        until(lambda: server.num_asked == 1)
-        until(lambda: server.num_connections == 0)
+        wait_until(lambda: server.num_requests == 1)
+        wait_until(lambda: server.num_connections == 0)
         received = 0
         with contextlib.suppress(ConnectionError):
             received = read(client)
@@ -98,27 +98,26 @@ def test_a_client_that_reads_nothing_is_cut_off(server, path, end, until, monkey
 
 
 @pytest.mark.parametrize("path", ["/", "/stream"])
-def test_a_client_that_reads_slowly_gets_everything(server, path, until, monkeypatch):
-    looks, look = [], TimeoutHttpProtocol._on_stall_timeout
+def test_a_client_that_reads_slowly_gets_the_whole_response(server, path, monkeypatch):
+    checks, check = [], TimeoutHttpProtocol._on_stall_timeout
 
-    def look_when_it_has_read_on(
-        self, unread_before
-    ):  # a busy machine may keep it from that for longer than the time-out
-        until(lambda: self._unread_bytes() < unread_before)
-        looks.append(unread_before)
-        look(self, unread_before)
+    def check_after_progress(self, previous_unread_bytes):
+        # On a busy machine the client may read nothing for longer than the time-out.
+        wait_until(lambda: self._unread_bytes() < previous_unread_bytes)
+        checks.append(previous_unread_bytes)
+        check(self, previous_unread_bytes)
 
-    monkeypatch.setattr(TimeoutHttpProtocol, "_check_reader", look_when_it_has_read_on)
+    monkeypatch.setattr(TimeoutHttpProtocol, "_on_stall_timeout", check_after_progress)
     monkeypatch.setattr(connection, "STALL_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(connection, "LEAST_READ_BYTES", 1)
+    monkeypatch.setattr(connection, "MIN_READ_BYTES", 1)
     with server.connect() as client:
         client.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
         assert read(client, pause_s=0.002) > SIZE
-    assert looks  # it was looked at, and found reading
+    assert checks  # it was checked and found to be reading
 
 
 @pytest.mark.parametrize("head", [b"GET / HTTP/1.1\r\nHost: x\r\nX-Slow: ", b"\r\n", b"G"])
-def test_a_head_that_does_not_end_is_answered_408(server, head, monkeypatch):
+def test_an_unfinished_request_head_is_answered_with_408(server, head, monkeypatch):
     monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.3)
     with server.connect() as client:
         client.sendall(head)
@@ -129,30 +128,30 @@ def test_a_head_that_does_not_end_is_answered_408(server, head, monkeypatch):
         assert len(answer.partition(b"\r\n\r\n")[2]) == announced
 
 
-def test_a_second_head_is_waited_for_as_long_as_the_first(server, monkeypatch):
+def test_every_request_head_on_a_connection_has_the_same_timeout(server, monkeypatch):
     monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.3)
     with server.connect() as client:
         for _ in range(3):
             client.sendall(b"GET /small HTTP/1.1\r\nHost: x\r\n\r\n")
             assert client.recv(4096).endswith(b"ok")
-            time.sleep(0.2)  # between requests there is no head to wait for
+            time.sleep(0.2)  # the timer of the head does not run between requests
         client.sendall(b"GET /small HTTP/1.1\r\n")
         assert client.recv(4096).startswith(b"HTTP/1.1 408 ")
 
 
-def test_a_client_that_never_says_a_word_is_let_go(server, until):
+def test_a_client_that_never_sends_anything_is_disconnected(server):
     server.uvicorn.config.timeout_keep_alive = 0.3
     with server.connect() as client:
         assert client.recv(1) == b""
 
 
-def test_many_silent_readers_leave_nothing_behind(server, until, monkeypatch):
+def test_clients_that_do_not_read_leave_no_connections_and_tasks(server, monkeypatch):
     monkeypatch.setattr(connection, "STALL_TIMEOUT_S", 0.5)
     clients = [server.connect() for _ in range(8)]
     for client in clients:
         client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-    until(lambda: server.num_finished == 8)
-    until(lambda: server.num_connections == 0)
+    wait_until(lambda: server.num_finished == 8)
+    wait_until(lambda: server.num_connections == 0)
     assert not server.uvicorn.server_state.tasks
     for client in clients:
         client.close()

@@ -1,4 +1,4 @@
-"""An event loop that is kept from its turns shows it."""
+"""The lag of a blocked event loop is measured."""
 
 import asyncio
 import time
@@ -7,15 +7,15 @@ from noria.frontend.http.event_loop_lag import monitor_event_loop_lag
 from noria.observe.metrics.declarations import REGISTRY
 
 
-def test_what_blocks_the_loop_is_seen():
+def test_a_blocked_event_loop_is_measured_as_lag():
     before = REGISTRY.get_sample_value("noria_event_loop_lag_seconds_sum")
 
     async def scenario():
-        watching = asyncio.create_task(monitor_event_loop_lag())
+        task = asyncio.create_task(monitor_event_loop_lag())
         await asyncio.sleep(0.3)
-        time.sleep(0.5)  # noqa: ASYNC251 - it blocks: that is the point
+        time.sleep(0.5)  # noqa: ASYNC251 - blocks on purpose
         await asyncio.sleep(0.01)
-        watching.cancel()
+        task.cancel()
 
     asyncio.run(scenario())
     assert REGISTRY.get_sample_value("noria_event_loop_lag_seconds_sum") - before >= 0.25

@@ -1,4 +1,4 @@
-"""Every request for images is counted once, with what became of it in the end."""
+"""Every image request is counted once, by its outcome."""
 
 import contextlib
 
@@ -7,10 +7,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from noria.config import Config
+from waiting import wait_until
 
 
 def counts(client):
-    """`noria_requests_total` and `noria_rejected_total` by name, model and outcome or reason, where they are not 0."""
+    """The values other than 0 of `noria_requests_total` and `noria_rejected_total`, by name, model and outcome or reason."""
     return {
         (sample.name.split("_")[1], *(sample.labels[label] for label in sample.labels)): sample.value
         for family in text_string_to_metric_families(client.get("/metrics").text)
@@ -22,21 +23,21 @@ def counts(client):
 
 @contextlib.contextmanager
 def counting(client):
-    """What is counted meanwhile; filled in at its end."""
+    """Yields a dictionary, which at the end of the context holds what was counted within it."""
     before, found = counts(client), {}
     yield found
     found |= {key: value - before.get(key, 0) for key, value in counts(client).items() if value != before.get(key, 0)}
 
 
 @pytest.fixture
-def loading(serve, new_engine, until):
+def loading(serve, new_engine):
     """A front end whose engine has never been ready."""
     engine = new_engine("loading")
     with (
         serve(Config(), engine) as (url, _),
         httpx.Client(base_url=url, timeout=60, verify=False) as client,
     ):
-        until(lambda: client.get("/readyz").json()["engines"][0]["state"] == "loading")
+        wait_until(lambda: client.get("/readyz").json()["engines"][0]["state"] == "loading")
         yield client, engine
 
 
@@ -50,7 +51,7 @@ def loading(serve, new_engine, until):
         ("/sdapi/v1/txt2img", {"prompt": "p"}),
     ],
 )
-def test_what_is_refused_before_any_model_is_known_counts(loading, path, body):
+def test_requests_refused_before_any_model_is_known_are_counted(loading, path, body):
     client, _ = loading
     with counting(client) as found:
         for _ in range(8):
@@ -58,61 +59,61 @@ def test_what_is_refused_before_any_model_is_known_counts(loading, path, body):
     assert found == {("requests", "other", "engine_unavailable"): 8, ("rejected", "other", "engine_unavailable"): 8}
 
 
-def test_what_names_no_model_that_is_served_counts_under_one_name(client):
+def test_requests_for_unknown_models_are_counted_under_one_name(client):
     with counting(client) as found:
         for k in range(10):
             assert client.post("/t2i", json={"prompt": "p", "model": f"model-{k}"}).status_code == 404
     assert found == {("requests", "other", "model_not_found"): 10, ("rejected", "other", "model_not_found"): 10}
 
 
-def test_what_is_drawn_counts_once(client):
+def test_a_successful_request_is_counted_once(client):
     with counting(client) as found:
         assert client.post("/t2i", json={"prompt": "p"}).status_code == 200
     assert found == {("requests", "tiny", "ok"): 1}
 
 
 @pytest.mark.parametrize(
-    ("code", "becomes"),
+    ("code", "counted_in"),
     [
         ("queue_full", {"requests", "rejected"}),
         ("generation_failed", {"requests"}),
         ("invalid_field", {"requests", "rejected"}),
     ],
 )
-def test_what_an_engine_does_not_draw_counts_once(client, engine, code, becomes):
-    engine.fails = {"code": code, "message": "no"}
+def test_a_request_that_the_engine_refuses_or_fails_is_counted_once(client, engine, code, counted_in):
+    engine.failure = {"code": code, "message": "no"}
     with counting(client) as found:
         client.post("/t2i", json={"prompt": "p"})
-    assert found == {(name, "tiny", code): 1 for name in becomes}
+    assert found == {(name, "tiny", code): 1 for name in counted_in}
 
 
 @pytest.fixture
-def ended(said_in, until):
-    """Waits until a job's end has been told: it is counted before its line is written."""
-    with said_in("noria.requests") as lines:
-        yield lambda job_id: until(lambda: any(line["request_id"] == job_id for line in lines()))
+def ended(captured_log_fields):
+    """Waits for the log line of a job's end; the job is counted before that."""
+    with captured_log_fields("noria.requests") as lines:
+        yield lambda job_id: wait_until(lambda: any(line["request_id"] == job_id for line in lines()))
 
 
-def test_a_job_that_is_put_back_counts_when_it_has_ended(client, engine, until, said_in, ended):
-    engine.fails = {"code": "queue_full", "message": "full", "retry_after_s": 0.1}
-    with said_in("noria.jobs") as lines, counting(client) as found:
+def test_a_requeued_job_is_counted_when_it_ends(client, engine, captured_log_fields, ended):
+    engine.failure = {"code": "queue_full", "message": "full", "retry_after_s": 0.1}
+    with captured_log_fields("noria.jobs") as lines, counting(client) as found:
         job_id = client.post("/v1/jobs", json={"input": {"prompt": "p"}}).json()["id"]
-        until(lambda: [line.get("event") for line in lines()].count("job_handed_back") >= 2)
-        engine.fails = None
+        wait_until(lambda: [line.get("event") for line in lines()].count("job_requeued") >= 2)
+        engine.failure = None
         ended(job_id)
     assert found == {("requests", "tiny", "ok"): 1}
 
 
-def test_a_job_that_fails_counts_once(client, engine, ended):
-    engine.fails = {"code": "generation_failed", "message": "no"}
+def test_a_failed_job_is_counted_once(client, engine, ended):
+    engine.failure = {"code": "generation_failed", "message": "no"}
     with counting(client) as found:
         ended(client.post("/v1/jobs", json={"input": {"prompt": "p"}}).json()["id"])
     assert found == {("requests", "tiny", "generation_failed"): 1}
 
 
-def test_a_job_that_is_cancelled_before_it_is_drawn_counts_once(client, engine, until):
-    engine.become("dead")
-    until(lambda: client.get("/readyz").status_code == 503)
+def test_a_job_cancelled_before_it_starts_is_counted_once(client, engine):
+    engine.set_state("dead")
+    wait_until(lambda: client.get("/readyz").status_code == 503)
     with counting(client) as found:
         job_id = client.post("/v1/jobs", json={"input": {"prompt": "p"}}).json()["id"]
         for _ in range(2):
@@ -120,7 +121,7 @@ def test_a_job_that_is_cancelled_before_it_is_drawn_counts_once(client, engine, 
     assert found == {("requests", "tiny", "cancelled"): 1}
 
 
-def test_a_job_that_is_not_taken_counts_as_refused(client, ended):
+def test_a_refused_job_is_counted_as_rejected(client, ended):
     headers = {"Idempotency-Key": "the-same"}
     with counting(client) as found:
         answers = [client.post("/v1/jobs", json={"input": {"prompt": p}}, headers=headers) for p in ("p", "p", "q")]
@@ -130,7 +131,7 @@ def test_a_job_that_is_not_taken_counts_as_refused(client, ended):
     assert found == refused | {("requests", "tiny", "ok"): 1}
 
 
-def test_a_series_is_there_before_what_it_counts(client):
+def test_series_exist_before_their_first_count(client):
     text = client.get("/metrics").text
     for series in (
         'noria_requests_total{model="tiny",outcome="engine_crashed"}',

@@ -1,4 +1,4 @@
-"""A request for images has one line in the log, however it ends; every other request its line of the access log."""
+"""An image request has one line in the request log, whatever its outcome; any other request has one in the access log."""
 
 import hashlib
 import json
@@ -9,30 +9,31 @@ import httpx
 import pytest
 
 from noria.config import Config
-from noria.frontend.engines import client as engine_peer
+from noria.frontend.engines import client as engine_client
 from noria.observe.logs.request_log import REQUEST_FIELDS
 from noria.protocol.messages import Timings
+from waiting import wait_until, wait_until_ready
 
-FAR = {"timings": Timings(0.25, 0.5, 0.75), "num_steps_run": 2, "mean_batch": 1.5}
-AS_FAR = {"queue_s": 0.25, "encode_s": 0.5, "denoise_s": 0.75, "mean_batch": 1.5, "steps_run": 2}
+PROGRESS = {"timings": Timings(0.25, 0.5, 0.75), "num_steps_run": 2, "mean_batch": 1.5}
+PROGRESS_FIELDS = {"queue_s": 0.25, "text_encode_s": 0.5, "denoise_s": 0.75, "mean_batch": 1.5, "steps_run": 2}
 
 LOGGERS = ("noria.requests", "noria.access")
 
 
 @pytest.fixture
-def line_of(caplog, until):
-    """Sends what `ask` sends, and returns the one line that the log has of request `request_id`."""
+def line_of(caplog):
+    """Calls `send` with a request id in headers; returns the logger and the fields of the request's only line."""
 
-    def find(ask, request_id="abc"):
+    def find(send, request_id="abc"):
         with caplog.at_level(logging.INFO):
             caplog.clear()
-            ask({"x-request-id": request_id})
+            send({"x-request-id": request_id})
             of_request = lambda: [  # noqa: E731
                 record
                 for record in list(caplog.records)
                 if record.name in LOGGERS and record.noria_fields["request_id"] == request_id
             ]
-            until(of_request)  # it is written after the answer is
+            wait_until(of_request)  # it is written after the response
         (record,) = of_request()
         assert record.levelno == logging.INFO
         return record.name, dict(record.noria_fields)
@@ -40,15 +41,22 @@ def line_of(caplog, until):
     return find
 
 
-BODY = {"prompt": "a secret wish", "n": 2, "seed": 7, "inference_steps": 3, "scheduler": "euler", "guidance_scale": 2.0}
+BODY = {
+    "prompt": "a secret prompt",
+    "n": 2,
+    "seed": 7,
+    "inference_steps": 3,
+    "scheduler": "euler",
+    "guidance_scale": 2.0,
+}
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_drawn_has_a_line_with_all_that_an_operator_asks(stream, client, line_of):
-    name, said = line_of(lambda headers: client.post("/t2i", json=BODY | {"stream": stream}, headers=headers).read())
+def test_the_line_of_a_successful_request_has_all_fields(stream, client, line_of):
+    name, line = line_of(lambda headers: client.post("/t2i", json=BODY | {"stream": stream}, headers=headers).read())
     assert name == "noria.requests"
     assert (
-        said.items()
+        line.items()
         >= {
             "event": "request",
             "method": "POST",
@@ -64,7 +72,7 @@ def test_what_is_drawn_has_a_line_with_all_that_an_operator_asks(stream, client,
             "guidance": 2.0,
             "seed": 7,
             "queue_s": 0.001,
-            "encode_s": 0.002,
+            "text_encode_s": 0.002,
             "denoise_s": 0.003,
             "decode_s": 0.004,
             "predicted_s": 0.5,
@@ -72,9 +80,9 @@ def test_what_is_drawn_has_a_line_with_all_that_an_operator_asks(stream, client,
             "steps_run": 3,
         }.items()
     )
-    assert 0 < said["postprocess_s"] < said["total_s"] <= said["seconds"]
-    assert said.keys() <= REQUEST_FIELDS.keys()
-    assert "secret" not in str(said)
+    assert 0 < line["postprocess_s"] < line["total_s"] <= line["seconds"]
+    assert line.keys() <= REQUEST_FIELDS.keys()
+    assert "secret" not in str(line)
 
 
 @pytest.mark.parametrize(
@@ -83,124 +91,124 @@ def test_what_is_drawn_has_a_line_with_all_that_an_operator_asks(stream, client,
         ("/t2i", BODY | {"inference_steps": 0}, "invalid_field", 400),
         ("/t2i", BODY | {"model": "none\nsuch"}, "model_not_found", 404),
         ("/v1/jobs", {"input": BODY | {"n": 99}}, "invalid_field", 400),
-        ("/v1/images/generations", {"prompt": "a secret wish", "size": "63x63"}, "invalid_field", 400),
-        ("/sdapi/v1/txt2img", {"prompt": "a secret wish", "steps": 9999}, "invalid_field", 400),
+        ("/v1/images/generations", {"prompt": "a secret prompt", "size": "63x63"}, "invalid_field", 400),
+        ("/sdapi/v1/txt2img", {"prompt": "a secret prompt", "steps": 9999}, "invalid_field", 400),
     ],
 )
-def test_what_is_refused_has_one_too(path, body, outcome, status, client, line_of):
-    name, said = line_of(lambda headers: client.post(path, json=body, headers=headers))
-    assert (name, said["outcome"], said["status"], said["path"]) == ("noria.requests", outcome, status, path)
-    assert said["error"]
-    assert "secret" not in str(said)
+def test_a_refused_request_has_a_line(path, body, outcome, status, client, line_of):
+    name, line = line_of(lambda headers: client.post(path, json=body, headers=headers))
+    assert (name, line["outcome"], line["status"], line["path"]) == ("noria.requests", outcome, status, path)
+    assert line["error"]
+    assert "secret" not in str(line)
 
 
-def test_what_fails_has_one_too(client, engine, line_of):
-    engine.fails = {"code": "generation_failed", "message": "the model failed", **FAR}
-    _, said = line_of(lambda headers: client.post("/t2i", json=BODY, headers=headers))
-    assert (said["outcome"], said["status"], said["error"]) == ("generation_failed", 500, "the model failed")
-    assert said["total_s"] >= 0
-    assert said.items() >= AS_FAR.items()
+def test_a_failed_request_has_a_line_with_its_timings(client, engine, line_of):
+    engine.failure = {"code": "generation_failed", "message": "the model failed", **PROGRESS}
+    _, line = line_of(lambda headers: client.post("/t2i", json=BODY, headers=headers))
+    assert (line["outcome"], line["status"], line["error"]) == ("generation_failed", 500, "the model failed")
+    assert line["total_s"] >= 0
+    assert line.items() >= PROGRESS_FIELDS.items()
 
 
-def test_where_the_time_of_what_fails_went_is_left_out_if_no_engine_tells(client, engine, line_of):
-    engine.fails = {"code": "generation_failed", "message": "the model failed"}
-    _, said = line_of(lambda headers: client.post("/t2i", json=BODY, headers=headers))
-    assert said["total_s"] >= 0
-    assert "queue_s" not in said
+def test_timings_of_a_failed_request_are_left_out_if_the_engine_sends_none(client, engine, line_of):
+    engine.failure = {"code": "generation_failed", "message": "the model failed"}
+    _, line = line_of(lambda headers: client.post("/t2i", json=BODY, headers=headers))
+    assert line["total_s"] >= 0
+    assert "queue_s" not in line
 
 
 @pytest.fixture
-def patient(monkeypatch):
-    """A front end that waits for an engine's last words for as long as they take."""
-    monkeypatch.setattr(engine_peer, "_LAST_WORDS_S", 60.0)
+def long_cancel_reply_timeout(monkeypatch):
+    """A front end that waits for the reply to a `Cancel` as long as it takes."""
+    monkeypatch.setattr(engine_client, "_CANCEL_REPLY_TIMEOUT_S", 60.0)
 
 
-@pytest.mark.usefixtures("patient")
-def test_what_its_client_leaves_has_one_too(engine, line_of, post_and_leave):
-    engine.far = FAR
-    _, said = line_of(lambda headers: post_and_leave("/t2i", BODY, headers))
-    assert (said["outcome"], said["n"]) == ("cancelled", 2)
-    assert said.items() >= (AS_FAR | {"predicted_s": 0.5}).items()
+@pytest.mark.usefixtures("long_cancel_reply_timeout")
+def test_a_request_whose_client_disconnects_has_a_line_with_its_timings(engine, line_of, post_and_disconnect):
+    engine.cancel_progress = PROGRESS
+    _, line = line_of(lambda headers: post_and_disconnect("/t2i", BODY, headers))
+    assert (line["outcome"], line["n"]) == ("cancelled", 2)
+    assert line.items() >= (PROGRESS_FIELDS | {"predicted_s": 0.5}).items()
 
 
-def test_an_engine_that_does_not_answer_keeps_the_line_of_who_left_no_longer_than_a_moment(
-    engine, line_of, post_and_leave
-):
+def test_the_line_of_a_cancelled_request_does_not_wait_for_a_silent_engine(engine, line_of, post_and_disconnect):
     engine.answers_cancel = False
-    _, said = line_of(lambda headers: post_and_leave("/t2i", BODY, headers))
-    assert said["outcome"] == "cancelled"
-    assert "queue_s" not in said
+    _, line = line_of(lambda headers: post_and_disconnect("/t2i", BODY, headers))
+    assert line["outcome"] == "cancelled"
+    assert "queue_s" not in line
 
 
-@pytest.mark.usefixtures("patient")
-def test_what_is_late_has_one_too(client, engine, line_of):
-    engine.holds, engine.far = True, FAR
-    _, said = line_of(lambda headers: client.post("/t2i", json=BODY | {"deadline_ms": 100}, headers=headers))
-    assert (said["outcome"], said["status"], said["deadline_s"]) == ("deadline_exceeded", 504, 0.1)
-    assert said.items() >= AS_FAR.items()
+@pytest.mark.usefixtures("long_cancel_reply_timeout")
+def test_a_request_past_its_deadline_has_a_line_with_its_timings(client, engine, line_of):
+    engine.never_answers, engine.cancel_progress = True, PROGRESS
+    _, line = line_of(lambda headers: client.post("/t2i", json=BODY | {"deadline_ms": 100}, headers=headers))
+    assert (line["outcome"], line["status"], line["deadline_s"]) == ("deadline_exceeded", 504, 0.1)
+    assert line.items() >= PROGRESS_FIELDS.items()
 
 
-def test_what_never_was_a_request_for_images_has_the_line_of_the_access_log(client, line_of):
+def test_an_undecodable_body_has_a_line_in_the_access_log(client, line_of):
     post = lambda headers: client.post("/t2i", content=b"{", headers=headers | {"content-type": "application/json"})  # noqa: E731
-    name, said = line_of(post)
-    assert (name, said["event"], said["status"], said["outcome"]) == ("noria.access", "access", 400, "invalid_body")
+    name, line = line_of(post)
+    assert (name, line["event"], line["status"], line["outcome"]) == ("noria.access", "access", 400, "invalid_body")
 
 
-def test_an_accepted_jobs_answer_tells_the_log_which_job_it_is(client, line_of, until):
+def test_the_access_line_of_an_accepted_job_has_the_jobs_id(client, line_of):
     answers = []
-    name, said = line_of(lambda headers: answers.append(client.post("/v1/jobs", json={"input": BODY}, headers=headers)))
+    name, line = line_of(lambda headers: answers.append(client.post("/v1/jobs", json={"input": BODY}, headers=headers)))
     job_id = answers[0].json()["id"]
-    assert (name, said["status"], said["job_id"]) == ("noria.access", 202, job_id)
-    assert "outcome" not in said
-    until(lambda: client.get(f"/v1/jobs/{job_id}").json()["completed_at"])  # nor does it go on beside the next test
+    assert (name, line["status"], line["job_id"]) == ("noria.access", 202, job_id)
+    assert "outcome" not in line
+    wait_until(
+        lambda: client.get(f"/v1/jobs/{job_id}").json()["completed_at"]
+    )  # so that it does not run during the next test
 
 
-def test_a_job_has_a_line_when_it_has_ended(client, said_in, until):
-    with said_in("noria.requests") as lines:
+def test_a_job_has_a_line_when_it_ends(client, captured_log_fields):
+    with captured_log_fields("noria.requests") as lines:
         job_id = client.post("/v1/jobs", json={"input": BODY}).json()["id"]
-        until(lambda: [line for line in lines() if line["request_id"] == job_id])
+        wait_until(lambda: [line for line in lines() if line["request_id"] == job_id])
     (line,) = [line for line in lines() if line["request_id"] == job_id]
     assert line.items() >= {"job_id": job_id, "attempt": 1, "outcome": "ok", "n": 2, "steps_run": 3}.items()
     assert "status" not in line
 
 
-def test_a_job_that_fails_has_one_line_too(client, engine, said_in, until):
-    engine.fails = {"code": "generation_failed", "message": "the model failed", **FAR}
-    with said_in("noria.requests") as lines:
+def test_a_failed_job_has_one_line(client, engine, captured_log_fields):
+    engine.failure = {"code": "generation_failed", "message": "the model failed", **PROGRESS}
+    with captured_log_fields("noria.requests") as lines:
         job_id = client.post("/v1/jobs", json={"input": BODY}).json()["id"]
-        until(lambda: client.get(f"/v1/jobs/{job_id}").json()["status"] == "failed")
-        until(lambda: [line for line in lines() if line["request_id"] == job_id])
+        wait_until(lambda: client.get(f"/v1/jobs/{job_id}").json()["status"] == "failed")
+        wait_until(lambda: [line for line in lines() if line["request_id"] == job_id])
     (line,) = [line for line in lines() if line["request_id"] == job_id]
     assert (line["outcome"], line["error"]) == ("generation_failed", "the model failed")
-    assert line.items() >= AS_FAR.items()
+    assert line.items() >= PROGRESS_FIELDS.items()
 
 
-def test_a_job_that_is_cancelled_while_it_is_drawn_has_one_line_too(client, engine, said_in, until):
-    engine.holds = True
-    with said_in("noria.requests") as lines:
+def test_a_job_cancelled_while_it_runs_has_one_line(client, engine, captured_log_fields):
+    engine.never_answers = True
+    with captured_log_fields("noria.requests") as lines:
         job_id = client.post("/v1/jobs", json={"input": BODY}).json()["id"]
-        until(lambda: client.get(f"/v1/jobs/{job_id}").json()["status"] == "processing")
-        until(lambda: engine.submitted)
+        wait_until(lambda: client.get(f"/v1/jobs/{job_id}").json()["status"] == "processing")
+        wait_until(lambda: engine.submitted)
         client.delete(f"/v1/jobs/{job_id}")
-        until(lambda: [line for line in lines() if line["request_id"] == job_id])
-        until(lambda: engine.cancelled)  # who draws it has heard of its end, and writes no line of its own
+        wait_until(lambda: [line for line in lines() if line["request_id"] == job_id])
+        wait_until(lambda: engine.cancelled)  # the worker knows of the end, and writes no line of its own
     (line,) = [line for line in lines() if line["request_id"] == job_id]
     assert line["outcome"] == "cancelled"
 
 
-def test_a_job_that_is_cancelled_before_it_is_drawn_has_one_line_beside_those_of_its_post_and_delete(
-    client, engine, said_in, until
+def test_a_job_cancelled_before_it_starts_has_one_line_besides_those_of_its_http_requests(
+    client, engine, captured_log_fields
 ):
-    engine.become("dead")
-    until(lambda: client.get("/readyz").status_code == 503)
-    with said_in("noria.requests") as lines, said_in("noria.access") as accesses:
+    engine.set_state("dead")
+    wait_until(lambda: client.get("/readyz").status_code == 503)
+    with captured_log_fields("noria.requests") as lines, captured_log_fields("noria.access") as accesses:
         job_id = client.post("/v1/jobs", json={"input": BODY}, headers={"x-request-id": "made"}).json()["id"]
         for _ in range(2):
             client.delete(f"/v1/jobs/{job_id}", headers={"x-request-id": "unmade"})
-        until(lambda: [line["request_id"] for line in accesses()].count("unmade") == 2)
+        wait_until(lambda: [line["request_id"] for line in accesses()].count("unmade") == 2)
     (line,) = [line for line in lines() if line["request_id"] in {job_id, "made", "unmade"}]
-    told = {"job_id": job_id, "outcome": "cancelled", "job_status": "canceled", "attempt": 0, "n": 2, "steps": 3}
-    assert line.items() >= (told | {"model": "tiny", "model_version": "0123456789ab"}).items()
+    expected = {"job_id": job_id, "outcome": "cancelled", "job_status": "canceled", "attempt": 0, "n": 2, "steps": 3}
+    assert line.items() >= (expected | {"model": "tiny", "model_version": "0123456789ab"}).items()
     assert 0 <= line["waited_s"] == line["seconds"]
     assert "secret" not in str(line)
     (made,) = [line for line in accesses() if line["request_id"] == "made"]
@@ -208,25 +216,28 @@ def test_a_job_that_is_cancelled_before_it_is_drawn_has_one_line_beside_those_of
 
 
 @pytest.mark.parametrize(
-    ("log_prompts", "told"),
+    ("log_prompts", "expected"),
     [
         ("off", {}),
-        ("hash", {"prompt_sha256": hashlib.sha256(b"a secret wish").hexdigest()}),
-        ("full", {"prompt": "a secret wish"}),
+        ("hash", {"prompt_sha256": hashlib.sha256(b"a secret prompt").hexdigest()}),
+        ("full", {"prompt": "a secret prompt"}),
     ],
 )
-def test_prompts_are_told_as_the_operator_says(log_prompts, told, serve, new_engine, said_in, ready, until):
-    with serve(Config(log_prompts=log_prompts), new_engine()) as (url, _), said_in("noria.requests") as lines:
-        ready(url)
+def test_prompts_are_logged_as_configured(log_prompts, expected, serve, new_engine, captured_log_fields):
+    with (
+        serve(Config(log_prompts=log_prompts), new_engine()) as (url, _),
+        captured_log_fields("noria.requests") as lines,
+    ):
+        wait_until_ready(url)
         for body in (BODY, BODY | {"n": 0}):
             httpx.post(f"{url}/t2i", json=body, verify=False, timeout=60)
-        until(lambda: len(lines()) == 2)
+        wait_until(lambda: len(lines()) == 2)
     for line in lines():
-        assert {name: text for name, text in line.items() if "prompt" in name} == told
+        assert {name: text for name, text in line.items() if "prompt" in name} == expected
 
 
-def test_two_requests_at_once_do_not_mix(client, said_in, until):
-    with said_in("noria.requests") as lines:
+def test_the_lines_of_concurrent_requests_do_not_mix(client, captured_log_fields):
+    with captured_log_fields("noria.requests") as lines:
         threads = [
             threading.Thread(
                 target=client.post,
@@ -239,7 +250,7 @@ def test_two_requests_at_once_do_not_mix(client, said_in, until):
             thread.start()
         for thread in threads:
             thread.join()
-        until(lambda: len([line for line in lines() if line["request_id"].startswith("r")]) == 8)
+        wait_until(lambda: len([line for line in lines() if line["request_id"].startswith("r")]) == 8)
     ours = [line for line in lines() if line["request_id"].startswith("r")]
     assert {line["request_id"]: line["seed"] for line in ours} == {f"r{n}": n for n in range(8)}
     assert json.dumps(lines())

@@ -1,4 +1,4 @@
-"""Traces of a front end: whose span it is, what is told to whom, and what counts as an error."""
+"""The spans of a front end: their parents, their attributes, and what counts as an error."""
 
 import uuid
 
@@ -7,20 +7,21 @@ import pytest
 
 from noria.config import Config, FrontendConfig
 from noria.observe.traces.otlp import OtlpTracer
+from waiting import wait_until
 
 BODY = {"prompt": "p"}
 
 
 @pytest.fixture
-def caller():
-    """A trace, a span, and the header that names both."""
+def parent():
+    """A trace id, a span id, and the traceparent header with both."""
     trace_id, span_id = uuid.uuid4().hex, uuid.uuid4().hex[:16]
     return trace_id, span_id, f"00-{trace_id}-{span_id}-01"
 
 
 @pytest.fixture
-def traced(serve, new_engine, collector, until, monkeypatch):
-    """A front end that is traced, its engine, and a function that gives a trace's spans by name, once its server's has ended."""
+def traced(serve, new_engine, collector, monkeypatch):
+    """A traced front end's client, its engine, and a function that returns a trace's spans by name, once the server span has ended."""
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
     tracer, engine = OtlpTracer(collector.endpoint, 1.0, "frontend-0"), new_engine()
 
@@ -30,13 +31,13 @@ def traced(serve, new_engine, collector, until, monkeypatch):
 
     config = Config(frontend=FrontendConfig(max_images=4, max_steps=100))
     with serve(config, engine, tracer) as (url, _), httpx.Client(base_url=url, timeout=60, verify=False) as client:
-        until(lambda: client.get("/readyz").status_code == 200)
+        wait_until(lambda: client.get("/readyz").status_code == 200)
         yield client, engine, spans
     tracer.close()
 
 
-def test_without_tracing_a_callers_context_goes_to_the_engine_as_it_came(client, engine, caller):
-    _, _, header = caller
+def test_without_tracing_the_clients_context_is_passed_to_the_engine(client, engine, parent):
+    _, _, header = parent
     answer = client.post(
         "/t2i", json=BODY, headers=[("traceparent", header), ("tracestate", "a=1"), ("tracestate", "b=2")]
     )
@@ -46,7 +47,7 @@ def test_without_tracing_a_callers_context_goes_to_the_engine_as_it_came(client,
 
 
 @pytest.mark.parametrize("headers", [[], [("traceparent", "00-nonsense-01")], [("tracestate", "a=1")]])
-def test_without_a_valid_context_the_engine_is_told_of_none(client, engine, headers):
+def test_an_invalid_context_is_not_passed_to_the_engine(client, engine, headers):
     assert client.post("/t2i", json=BODY, headers=headers).status_code == 200
     (submitted,) = engine.submitted
     assert (submitted.traceparent, submitted.tracestate) == ("", "")
@@ -55,9 +56,9 @@ def test_without_a_valid_context_the_engine_is_told_of_none(client, engine, head
 @pytest.mark.parametrize(
     ("path", "body"), [("/v1/images/generations", BODY), ("/sdapi/v1/txt2img", BODY), ("/t2i", BODY | {"n": 2})]
 )
-def test_every_route_that_draws_is_told_in_the_same_words(traced, caller, path, body):
+def test_every_route_that_generates_has_the_same_spans(traced, parent, path, body):
     client, engine, spans = traced
-    trace_id, span_id, header = caller
+    trace_id, span_id, header = parent
     answer = client.post(path, json=body, headers={"traceparent": header})
     assert answer.status_code == 200
     found = spans(trace_id)
@@ -73,33 +74,33 @@ def test_every_route_that_draws_is_told_in_the_same_words(traced, caller, path, 
 @pytest.mark.parametrize(
     ("code", "status"), [("queue_full", 429), ("generation_failed", 500), ("deadline_exceeded", 504)]
 )
-def test_what_the_engine_refuses_or_fails_has_its_code(traced, caller, code, status):
+def test_a_refusal_or_failure_of_the_engine_fails_the_span_with_its_code(traced, parent, code, status):
     client, engine, spans = traced
-    trace_id, _, header = caller
-    engine.fails = {"code": code, "message": "no"}
+    trace_id, _, header = parent
+    engine.failure = {"code": code, "message": "no"}
     assert client.post("/t2i", json=BODY, headers={"traceparent": header}).status_code == status
     span = spans(trace_id)["POST /t2i"]
     assert (span.failed, span.attributes["error.type"], span.attributes["noria.outcome"]) == (True, code, code)
     assert span.attributes["http.response.status_code"] == status
 
 
-def test_what_the_engine_finds_wrong_with_a_request_is_its_callers_mistake(traced, caller):
+def test_a_client_error_found_by_the_engine_does_not_fail_the_span(traced, parent):
     client, engine, spans = traced
-    trace_id, _, header = caller
-    engine.fails = {"code": "invalid_field", "message": "no", "field": "scheduler"}
+    trace_id, _, header = parent
+    engine.failure = {"code": "invalid_field", "message": "no", "field": "scheduler"}
     assert client.post("/t2i", json=BODY, headers={"traceparent": header}).status_code == 400
     span = spans(trace_id)["POST /t2i"]
     assert (span.failed, span.attributes["noria.outcome"]) == (False, "invalid_field")
 
 
-def test_what_breaks_in_our_own_code_is_internal(traced, caller, monkeypatch):
+def test_an_unexpected_exception_fails_the_span_as_internal(traced, parent, monkeypatch):
     client, _, spans = traced
-    trace_id, _, header = caller
+    trace_id, _, header = parent
 
     async def breaks(*_):
         raise LookupError
 
-    monkeypatch.setattr("noria.frontend.services.generation.Studio.draw", breaks)
+    monkeypatch.setattr("noria.frontend.services.generation.GenerationService.generate", breaks)
     answer = client.post("/t2i", json=BODY, headers={"traceparent": header})
     assert answer.status_code == 500
     span = spans(trace_id)["POST /t2i"]
@@ -111,10 +112,10 @@ def test_what_breaks_in_our_own_code_is_internal(traced, caller, monkeypatch):
     assert span.span_id in answer.headers["server-timing"]
 
 
-def test_a_stream_that_ends_with_an_error_failed_though_its_status_was_200(traced, caller):
+def test_an_error_event_fails_the_span_of_a_stream_with_status_200(traced, parent):
     client, engine, spans = traced
-    trace_id, _, header = caller
-    engine.nonsense = True
+    trace_id, _, header = parent
+    engine.sends_invalid_replies = True
     answer = client.post("/t2i", json=BODY | {"stream": True}, headers={"traceparent": header})
     assert answer.status_code == 200
     assert "event: error" in answer.text
@@ -131,9 +132,9 @@ def test_a_stream_that_ends_with_an_error_failed_though_its_status_was_200(trace
         ("PROPFIND", "/t2i", "HTTP /t2i", "method_not_allowed"),
     ],
 )
-def test_a_callers_mistake_is_no_error_and_makes_no_name_of_its_own(traced, caller, method, path, name, code):
+def test_a_client_error_does_not_fail_the_span_and_adds_no_span_name(traced, parent, method, path, name, code):
     client, _, spans = traced
-    trace_id, _, header = caller
+    trace_id, _, header = parent
     client.request(method, path, headers={"traceparent": header})
     (span,) = spans(trace_id).values()
     assert (span.name, span.failed, span.attributes["noria.outcome"]) == (name, False, code)

@@ -1,4 +1,4 @@
-"""/openapi.json and the pages made of it say what the server does."""
+"""/openapi.json and /docs describe what the server does."""
 
 import re
 from html.parser import HTMLParser
@@ -12,13 +12,14 @@ from noria.frontend import app
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.http.api_keys import generate_key
+from noria.frontend.http.paths import ASSETS_PATH
 from noria.frontend.openapi.docs_page import docs_page
 from noria.frontend.openapi.document import DESCRIPTIONS, openapi
 from noria.frontend.openapi.operations import served_errors
 from noria.frontend.routes.openai_images import GenerationsRequestBody
-from noria.frontend.routes.static_pages import ASSETS_PATH
 from noria.observe.metrics.declarations import DECLARATIONS
 from noria.protocol.request import ImageRequestBody
+from waiting import wait_until
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def test_document_has_what_openapi_requires(document):
         assert reference.removeprefix("#/components/schemas/") in document["components"]["schemas"]
 
 
-def test_every_route_is_in_it(document):
+def test_document_has_every_route(document):
     routes = [
         route for route in build_app(Config(), EnginePool([])).routes if not route.path.startswith(f"{ASSETS_PATH}/")
     ]
@@ -55,8 +56,8 @@ def test_every_route_is_in_it(document):
         assert {method.upper() for method in operations} == route.methods - {"HEAD"}
 
 
-def test_defaults_and_bounds_are_the_models(document, spec):
-    for body in ("ImageBody", "GenerationsBody"):
+def test_defaults_and_bounds_are_those_of_the_model(document, spec):
+    for body in ("ImageRequestBody", "GenerationsRequestBody"):
         fields = document["components"]["schemas"][body]["properties"]
         assert fields["inference_steps"] == {
             "type": ["integer", "null"], "minimum": 1, "maximum": 100, "default": spec.default_steps, "description": DESCRIPTIONS["inference_steps"],
@@ -65,13 +66,13 @@ def test_defaults_and_bounds_are_the_models(document, spec):
         assert fields["scheduler"]["default"] == spec.default_scheduler
         assert fields["scheduler"]["examples"] == list(spec.schedulers)
         assert fields["prompt"]["maxLength"] == 200
-    width = document["components"]["schemas"]["ImageBody"]["properties"]["width"]
+    width = document["components"]["schemas"]["ImageRequestBody"]["properties"]["width"]
     assert (width["minimum"], width["maximum"], width["multipleOf"], width["default"]) == (16, 128, 8, 64)
-    assert document["components"]["schemas"]["ImageBody"]["required"] == ["prompt"]
+    assert document["components"]["schemas"]["ImageRequestBody"]["required"] == ["prompt"]
 
 
 def test_documented_bounds_are_enforced(client, document):
-    fields = document["components"]["schemas"]["ImageBody"]["properties"]
+    fields = document["components"]["schemas"]["ImageRequestBody"]["properties"]
     for name in ("n", "seed", "width", "height", "inference_steps", "guidance_scale"):
         low, high, step = fields[name]["minimum"], fields[name]["maximum"], fields[name].get("multipleOf", 1)
         for value, status in ((low, 200), (high, 200), (low - step, 400), (high + step, 400)):
@@ -83,14 +84,14 @@ def test_every_field_is_described_once():
     assert set(DESCRIPTIONS) == set(ImageRequestBody.__struct_fields__) | set(GenerationsRequestBody.__struct_fields__)
 
 
-def test_examples_in_it_work(client, document, until):
+def test_its_examples_work(client, document):
     for path in ("/t2i", "/v1/images/generations", "/v1/jobs"):
         reference = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
         example = document["components"]["schemas"][reference.rpartition("/")[2]]["example"]
         answer = client.post(path, json=example)
         assert answer.status_code == (202 if path == "/v1/jobs" else 200)
     job = answer.json()["urls"]["get"]
-    until(lambda: client.get(job).json()["completed_at"])  # else it would be drawn beside the next test
+    wait_until(lambda: client.get(job).json()["completed_at"])  # else it would run during the next test
 
 
 class _Page(HTMLParser):
@@ -133,8 +134,8 @@ def test_docs_page_has_every_route_field_and_error(client, document):
         assert path in text
     for name in DESCRIPTIONS:
         assert name in text
-    for kind in served_errors():
-        assert kind.code in text
+    for error_type in served_errors():
+        assert error_type.code in text
     for name in DECLARATIONS:
         assert name in text
     assert "16 to 128, multiple of 8" in text
@@ -142,7 +143,7 @@ def test_docs_page_has_every_route_field_and_error(client, document):
     assert "PNDM order 4, no Runge-Kutta warm-up" in text
 
 
-def test_docs_page_has_commands_that_ask_this_server_for_what_they_say(client):
+def test_docs_page_has_commands_for_this_server(client):
     text = _Page(client.get("/docs", headers={"host": "images.example:8123"}).text).text
     for command in (
         "curl -s http://images.example:8123/t2i -H 'content-type: application/json' \\\n  -d '{",
@@ -150,48 +151,48 @@ def test_docs_page_has_commands_that_ask_this_server_for_what_they_say(client):
         "curl -s -X DELETE http://images.example:8123/v1/jobs/ID",
         "curl -s -N http://images.example:8123/v1/live",
         "curl -s -X POST http://images.example:8123/sdapi/v1/interrupt",
-        "curl -s http://images.example:8123/v1/images/parameters --data-binary @image.png",
+        "curl -s http://images.example:8123/v1/images/metadata --data-binary @image.png",
         "curl -s http://images.example:8123/v1/jobs/ID/images/INDEX -o image.png",
     ):
         assert command in text
     assert "NORIA_API_KEY" not in text
 
 
-def test_docs_page_has_commands_with_a_key_where_one_is_needed(tmp_path, folder):
+def test_docs_page_has_commands_with_a_key_where_one_is_required(tmp_path, folder):
     (tmp_path / "keys.toml").write_text(generate_key("alice")[1])
-    config = Config(frontend=FrontendConfig(keys_file=str(tmp_path / "keys.toml")))
+    config = Config(frontend=FrontendConfig(api_keys_file=str(tmp_path / "keys.toml")))
     with TestClient(build_app(config, EnginePool([f"ipc://{folder}/nobody"]))) as closed:
         text = _Page(closed.get("/docs").text).text
     assert 'curl -s http://testserver/v1/models -H "authorization: Bearer $NORIA_API_KEY"' in text
     assert "curl -s http://testserver/readyz" in text and "/readyz -H" not in text
 
 
-def test_what_is_said_of_the_routes_is_made_once_for_all_who_ask(serve, new_engine, until, monkeypatch):
-    made = []
-    monkeypatch.setattr(app, "openapi", lambda spec, config: made.append(spec) or openapi(spec, config))
+def test_document_and_page_are_built_once_per_model(serve, new_engine, monkeypatch):
+    built_for = []
+    monkeypatch.setattr(app, "openapi", lambda spec, config: built_for.append(spec) or openapi(spec, config))
     engine = new_engine("loading")
     with serve(Config(), engine) as (url, _), httpx.Client(base_url=url, timeout=60, verify=False) as client:
 
-        def ask(says):
+        def check_all(description):
             for number in range(3):
-                assert says in client.get("/openapi.json").json()["info"]["description"]
+                assert description in client.get("/openapi.json").json()["info"]["description"]
                 page = client.get("/docs", headers={"host": f"a{number}.example"}).text
-                assert says in page and f"http://a{number}.example/t2i" in page
+                assert description in page and f"http://a{number}.example/t2i" in page
 
-        ask("The model is still loading.")
-        engine.become("ready")
-        until(lambda: client.get("/readyz").status_code == 200)
-        ask("Serving tiny.")
-    assert [spec and spec.name for spec in made] == [None, "tiny"]
+        check_all("The model is still loading.")
+        engine.set_state("ready")
+        wait_until(lambda: client.get("/readyz").status_code == 200)
+        check_all("Serving tiny.")
+    assert [spec and spec.name for spec in built_for] == [None, "tiny"]
 
 
-def test_an_address_that_is_html_is_shown_as_text():
+def test_address_is_escaped_in_the_page():
     page = docs_page(openapi(None, FrontendConfig())).with_origin("http://a<b>&c")
     assert "a<b>" not in page
     assert "http://a&lt;b&gt;&amp;c/t2i" in page
 
 
-def test_pages_have_one_header(client):
+def test_all_pages_have_the_same_navigation(client):
     navigations = {}
     for path in ("/", "/live", "/docs"):
         (found,) = re.findall(r'<nav aria-label="Pages">.*?</nav>', client.get(path).text, re.DOTALL)

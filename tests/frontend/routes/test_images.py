@@ -1,4 +1,4 @@
-"""POST /t2i over real sockets: what is drawn, what is answered, and what is refused before an engine hears of it."""
+"""POST /t2i over real sockets: responses, and requests that are rejected before they reach an engine."""
 
 import base64
 import io
@@ -17,10 +17,11 @@ from starlette.responses import Response
 from noria.config import Config, FrontendConfig
 from noria.errors import ImageFileError
 from noria.frontend.http import body as bodies
-from noria.frontend.services.admission import validate
 from noria.frontend.services.generation import AdmittedRequest, GenerationResult, ResponseTimings
+from noria.frontend.services.request_validation import validate
 from noria.images.metadata_io import read_metadata
 from noria.protocol.request import ImageRequestBody
+from waiting import wait_until, wait_until_ready
 
 
 def error_of(response):
@@ -38,7 +39,7 @@ def test_one_image_is_the_file_itself(client, engine, spec):
     assert response.headers["x-noria-seed"] == "5"
     assert response.headers["x-noria-model"] == "tiny"
     stages = re.fullmatch(
-        r"queue;dur=1\.0, encode;dur=2\.0, denoise;dur=3\.0, decode;dur=4\.0, postprocess;dur=[\d.]+, predicted;dur=500\.0",
+        r"queue;dur=1\.0, text_encode;dur=2\.0, denoise;dur=3\.0, decode;dur=4\.0, postprocess;dur=[\d.]+, predicted;dur=500\.0",
         response.headers["server-timing"],
     )
     assert stages
@@ -47,7 +48,7 @@ def test_one_image_is_the_file_itself(client, engine, spec):
     assert image.getpixel((3, 3)) == engine.colour(5)
 
 
-def test_defaults_are_the_models(client, engine, spec):
+def test_defaults_are_those_of_the_model(client, engine, spec):
     client.post("/t2i", json={"prompt": "p", "width": 32})
     (request,) = engine.submitted
     assert (request.width_px, request.height_px) == (32, spec.default_height_px)
@@ -76,18 +77,18 @@ def test_several_images_come_as_json_in_order(client, engine):
     assert answer["model"] == "tiny"
 
 
-def test_json_on_demand(client):
+def test_json_if_accepted(client):
     response = client.post("/t2i", json={"prompt": "p"}, headers={"accept": "application/json"})
     assert len(response.json()["images"]) == 1
 
 
 @pytest.mark.parametrize("accept", ["*/*", "application/json, text/plain, */*", "image/webp", ""])
-def test_file_for_who_takes_files(client, accept):
+def test_file_if_images_are_accepted(client, accept):
     response = client.post("/t2i", json={"prompt": "p"}, headers={"accept": accept})
     assert response.headers["content-type"] == "image/png"
 
 
-def test_own_request_id_comes_back(client):
+def test_request_id_of_the_client_is_returned(client):
     assert (
         client.post("/t2i", json={"prompt": "p"}, headers={"x-request-id": "mine-1.a_B"}).headers["x-request-id"]
         == "mine-1.a_B"
@@ -95,7 +96,7 @@ def test_own_request_id_comes_back(client):
 
 
 @pytest.mark.parametrize("bad", ["a b", "é".encode(), "x" * 129, ""])
-def test_insane_request_id_is_replaced(client, bad):
+def test_invalid_request_id_is_replaced(client, bad):
     assert re.fullmatch(r"[0-9a-f]{32}", client.get("/healthz", headers={"x-request-id": bad}).headers["x-request-id"])
 
 
@@ -144,7 +145,7 @@ def test_scheduler_by_any_of_its_names(client, engine, accepted):
         ("x" * 1000, 5, "unknown field"),
     ],
 )
-def test_bad_field_is_named_and_never_submitted(client, engine, field, value, says):
+def test_invalid_field_is_named_and_not_submitted(client, engine, field, value, says):
     response = client.post("/t2i", json={"prompt": "p"} | {field: value})
     assert response.status_code == 400
     error = error_of(response)
@@ -186,7 +187,7 @@ def test_empty_prompt_is_allowed(client):
         (b'{"prompt": "p", "seed": ' + b"9" * 4000 + b"}", "invalid_field", "seed"),
     ],
 )
-def test_bad_body(client, engine, body, code, says):
+def test_invalid_body(client, engine, body, code, says):
     response = client.post("/t2i", content=body, headers={"content-type": "application/json"})
     assert response.status_code == 400
     error = error_of(response)
@@ -206,7 +207,7 @@ def test_body_too_large(client, engine, chunked):
     assert client.post("/t2i", json={"prompt": "p"}).status_code == 200
 
 
-def test_too_large_is_said_before_the_body_is_sent(client, url):
+def test_too_large_body_is_rejected_before_it_is_sent(client, url):
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(
@@ -215,7 +216,7 @@ def test_too_large_is_said_before_the_body_is_sent(client, url):
         assert connection.recv(100).startswith(b"HTTP/1.1 413")
 
 
-def test_body_that_does_not_arrive_is_not_waited_for(client, url, monkeypatch):
+def test_body_that_does_not_arrive_times_out(client, url, monkeypatch):
     monkeypatch.setattr(bodies, "_TIMEOUT_S", 0.2)
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=60) as connection:
@@ -281,8 +282,8 @@ def test_no_bytes_break_the_server(client, raw):
     assert response.status_code in {200, 400}
 
 
-def test_engines_refusals_keep_code_and_retry_after(client, engine):
-    engine.fails = {"code": "queue_full", "message": "256 images are waiting.", "retry_after_s": 2.2}
+def test_engine_errors_keep_code_and_retry_after(client, engine):
+    engine.failure = {"code": "queue_full", "message": "256 images are waiting.", "retry_after_s": 2.2}
     response = client.post("/t2i", json={"prompt": "p"})
     assert (response.status_code, response.headers["retry-after"]) == (429, "3")
     error = error_of(response)
@@ -291,8 +292,8 @@ def test_engines_refusals_keep_code_and_retry_after(client, engine):
 
 @pytest.mark.parametrize("path", ["/t2i", "/v1/images/generations"])
 @pytest.mark.parametrize("field", ["inference_steps", "n"])
-def test_engines_own_refusal_of_a_field_names_it(client, engine, path, field):
-    engine.fails = {"code": "invalid_field", "message": "never here", "field": field}
+def test_engine_error_of_a_field_names_it(client, engine, path, field):
+    engine.failure = {"code": "invalid_field", "message": "never here", "field": field}
     response = client.post(path, json={"prompt": "p"})
     assert response.status_code == 400
     error = error_of(response)
@@ -305,26 +306,26 @@ def test_engines_own_refusal_of_a_field_names_it(client, engine, path, field):
 )
 def test_any_model_name_fits_its_header(spec, model, header):
     spec = msgspec.structs.replace(spec, name=model)
-    wish = AdmittedRequest(
+    admitted = AdmittedRequest(
         validate(ImageRequestBody("p"), spec, FrontendConfig(), "id", lambda: 0), spec, "png", None, metadata=True
     )
-    drawing = GenerationResult(wish, [], ResponseTimings(0, 0, 0, 0, 0, 0, 0), 1, 1.0)
-    assert Response(headers=drawing.headers).headers["x-noria-model"] == header
+    result = GenerationResult(admitted, [], ResponseTimings(0, 0, 0, 0, 0, 0, 0), 1, 1.0)
+    assert Response(headers=result.headers).headers["x-noria-model"] == header
 
 
-def test_failure_of_an_unknown_kind_is_a_failed_generation(client, engine):
-    engine.fails = {"code": "out_of_cheese", "message": "redo from start"}
+def test_unknown_engine_error_is_generation_failed(client, engine):
+    engine.failure = {"code": "out_of_cheese", "message": "redo from start"}
     response = client.post("/t2i", json={"prompt": "p"})
     assert response.status_code == 500
     assert error_of(response)["code"] == "generation_failed"
 
 
-def test_leaving_client_is_cancelled_in_the_engine(post_and_leave):
-    post_and_leave("/t2i", {"prompt": "p"})
+def test_disconnected_client_is_cancelled_in_the_engine(post_and_disconnect):
+    post_and_disconnect("/t2i", {"prompt": "p"})
 
 
-def test_same_request_id_at_the_same_time_is_two_requests(client, engine, url, until):
-    engine.holds = True
+def test_same_request_id_at_the_same_time_is_two_requests(client, engine, url):
+    engine.never_answers = True
     statuses = []
 
     def post():
@@ -333,20 +334,20 @@ def test_same_request_id_at_the_same_time_is_two_requests(client, engine, url, u
     threads = [threading.Thread(target=post) for _ in range(2)]
     for thread in threads:
         thread.start()
-    until(lambda: len(engine.submitted) == 2)
+    wait_until(lambda: len(engine.submitted) == 2)
     assert len({request.request_id for request in engine.submitted}) == 2
     assert all(request.request_id.startswith("twin.") for request in engine.submitted)
-    engine.fails = {"code": "generation_failed", "message": "enough"}
-    engine.holds = False
-    engine.become("dead")
-    engine.become("ready")
+    engine.failure = {"code": "generation_failed", "message": "enough"}
+    engine.never_answers = False
+    engine.set_state("dead")
+    engine.set_state("ready")
     for thread in threads:
         thread.join()
     assert statuses == [500, 500]
 
 
-def test_engine_dies_and_comes_back_and_the_image_arrives(client, engine):
-    engine.deaths = 1
+def test_request_is_retried_when_the_engine_restarts(client, engine):
+    engine.num_crashes_left = 1
     response = client.post("/t2i", json={"prompt": "p", "seed": 9})
     assert response.status_code == 200
     first, second = engine.submitted
@@ -354,38 +355,38 @@ def test_engine_dies_and_comes_back_and_the_image_arrives(client, engine):
     assert Image.open(io.BytesIO(response.content)).getpixel((0, 0)) == engine.colour(9)
 
 
-def test_a_request_that_crashes_the_engine_twice_is_told_so(client, engine):
-    engine.deaths = 2
+def test_request_that_crashes_the_engine_twice_fails(client, engine):
+    engine.num_crashes_left = 2
     response = client.post("/t2i", json={"prompt": "p"})
     assert response.status_code == 500
     error = error_of(response)
     assert (error["code"], error["retryable"]) == ("engine_crashed", False)
-    assert "nothing else aboard" in error["message"]
+    assert "nothing else in flight" in error["message"]
     assert len(engine.submitted) == 2
 
 
-def test_engine_dies_and_stays_away(serve, new_engine, ready):
+def test_engine_that_does_not_restart(serve, new_engine):
     engine = new_engine()
-    engine.deaths, engine.returns = 1, False
+    engine.num_crashes_left, engine.restarts = 1, False
     with (
         serve(Config(), engine, restart_wait_s=1.0) as (url, _),
         httpx.Client(base_url=url, verify=False, timeout=60) as client,
     ):
-        ready(url)
+        wait_until_ready(url)
         response = client.post("/t2i", json={"prompt": "p"})
         assert (response.status_code, error_of(response)["code"]) == (503, "engine_lost")
         response = client.post("/t2i", json={"prompt": "p"})
         assert (response.status_code, error_of(response)["code"]) == (503, "engine_unavailable")
         assert int(response.headers["retry-after"]) >= 1
-        assert client.post("/t2i", json={"prompt": "p", "n": 0}).status_code == 400  # the model is known even now
-        away = client.get("/readyz")
-    assert away.status_code == 503
-    assert away.json() == {"ready": False, "engines": [{"state": "unknown", "device": None, "incarnation": None}]}
+        assert client.post("/t2i", json={"prompt": "p", "n": 0}).status_code == 400  # the model is still known
+        not_ready = client.get("/readyz")
+    assert not_ready.status_code == 503
+    assert not_ready.json() == {"ready": False, "engines": [{"state": "unknown", "device": None, "incarnation": None}]}
 
 
-def test_loading_engine_takes_nothing(client, engine, until):
-    engine.become("loading")
-    until(lambda: client.get("/readyz").status_code == 503)
+def test_loading_engine_gets_no_requests(client, engine):
+    engine.set_state("loading")
+    wait_until(lambda: client.get("/readyz").status_code == 503)
     assert client.get("/readyz").json()["engines"][0]["state"] == "loading"
     assert client.post("/t2i", json={"prompt": "p"}).status_code == 503
     assert client.get("/healthz").status_code == 200
@@ -393,19 +394,23 @@ def test_loading_engine_takes_nothing(client, engine, until):
 
 
 @pytest.mark.parametrize("file_format", ["png", "webp", "jpeg"])
-def test_files_say_how_they_were_made(client, tmp_path, spec, file_format):
+def test_files_contain_their_settings(client, tmp_path, spec, file_format):
     body = {"prompt": "a red bicycle", "negative_prompt": "q", "seed": 5, "n": 2, "format": file_format}
     for image in client.post("/t2i", json=body).json()["images"]:
         (tmp_path / "image").write_bytes(base64.b64decode(image["b64_json"]))
-        said = read_metadata(tmp_path / "image")
-        assert (said.prompt, said.negative_prompt, said.seed) == ("a red bicycle", "q", image["seed"])
-        assert (said.width, said.inference_steps, said.model_version) == (64, spec.default_steps, spec.fingerprint)
+        metadata = read_metadata(tmp_path / "image")
+        assert (metadata.prompt, metadata.negative_prompt, metadata.seed) == ("a red bicycle", "q", image["seed"])
+        assert (metadata.width, metadata.inference_steps, metadata.model_version) == (
+            64,
+            spec.default_steps,
+            spec.fingerprint,
+        )
 
 
 @pytest.mark.parametrize("file_format", ["png", "webp", "jpeg"])
-def test_files_are_silent_if_asked(client, tmp_path, file_format):
+def test_files_have_no_metadata_if_disabled(client, tmp_path, file_format):
     answer = client.post("/t2i", json={"prompt": "a secret", "format": file_format, "metadata": False})
     (tmp_path / "image").write_bytes(answer.content)
-    with pytest.raises(ImageFileError, match="says nothing"):
+    with pytest.raises(ImageFileError, match="has no generation metadata"):
         read_metadata(tmp_path / "image")
     assert b"secret" not in answer.content

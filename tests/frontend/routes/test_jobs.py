@@ -1,4 +1,4 @@
-"""/v1/jobs over HTTP, with a real database and an engine that does as it is told."""
+"""/v1/jobs over HTTP, with a real database and a fake engine."""
 
 import contextlib
 import http.server
@@ -13,11 +13,12 @@ import pytest
 import waiting
 from noria.config import Config, FrontendConfig, JobsConfig
 from noria.observe.metrics import declarations
+from waiting import wait_until
 
 
 @pytest.fixture
-def serve_jobs(serve, new_engine, tmp_path, until):
-    """Starts front ends with jobs in this test's own folder; gives a client, the engine and the server."""
+def serve_jobs(serve, new_engine, tmp_path):
+    """Start front ends whose jobs are in the test's folder; yields a client, the engine and the server."""
 
     @contextlib.contextmanager
     def start(drain_s=20.0, **jobs):
@@ -31,7 +32,7 @@ def serve_jobs(serve, new_engine, tmp_path, until):
             serve(config, engine) as (address, server),
             httpx.Client(base_url=address, timeout=60, verify=False) as client,
         ):
-            until(lambda: client.get("/readyz").status_code == 200)
+            wait_until(lambda: client.get("/readyz").status_code == 200)
             yield client, engine, server
 
     return start
@@ -61,20 +62,20 @@ def ended(client, job_id):
 
 
 def stream(client, job_id, last=None):
-    """(id, event, data) of the events of a job, to the end of the stream."""
+    """The events of a job as (id, name, data), until the end of the stream."""
     headers = {} if last is None else {"Last-Event-ID": str(last)}
     with client.stream("GET", f"/v1/jobs/{job_id}/events", headers=headers) as answer:
         assert answer.status_code == 200
         assert answer.headers["content-type"].startswith("text/event-stream")
         frames = [frame for frame in "".join(answer.iter_text()).split("\n\n") if frame and not frame.startswith(":")]
-    told = [dict(line.split(": ", 1) for line in frame.splitlines()) for frame in frames]
-    return [(int(event["id"]), event["event"], json.loads(event["data"])) for event in told]
+    events = [dict(line.split(": ", 1) for line in frame.splitlines()) for frame in frames]
+    return [(int(event["id"]), event["event"], json.loads(event["data"])) for event in events]
 
 
-# ── A job's way ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Running ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_job_is_accepted_at_once_and_its_images_are_those_of_t2i(client):
+def test_job_is_accepted_at_once_and_its_images_are_those_of_t2i(client):
     body = {"prompt": "p", "seed": 7, "n": 2, "inference_steps": 5}
     answer = client.post("/v1/jobs", json={"input": body})
     assert answer.status_code == 202
@@ -85,21 +86,21 @@ def test_a_job_is_accepted_at_once_and_its_images_are_those_of_t2i(client):
     assert (done["status"], done["error"]) == ("succeeded", None)
     assert done["metrics"]["num_steps_run"] == 5
     assert done["metrics"]["total_time"] >= done["metrics"]["predict_time"] > 0
-    alone = client.post("/t2i", json=body | {"n": 1})
+    single = client.post("/t2i", json=body | {"n": 1})
     for index, url in enumerate(done["output"]):
         image = client.get(url)
         assert (image.status_code, image.headers["content-type"]) == (200, "image/png")
-        assert (image.content == alone.content) == (index == 0)
+        assert (image.content == single.content) == (index == 0)
 
 
-def test_a_seed_is_drawn_when_the_job_is_accepted(served):
+def test_job_gets_its_random_seed_when_it_is_accepted(served):
     client, engine = served
     job = client.post("/v1/jobs", json={"input": {"prompt": "p"}}).json()
     ended(client, job["id"])
     assert job["input"]["seed"] == engine.submitted[-1].seed
 
 
-def test_the_openai_routes_body_is_taken_too(client):
+def test_input_can_be_a_body_of_the_openai_route(client):
     given = {"endpoint": "/v1/images/generations", "prompt": "p", "size": "32x16", "output_format": "webp"}
     job = post(client, input=given).json()
     assert job["input"]["endpoint"] == given["endpoint"]
@@ -107,46 +108,46 @@ def test_the_openai_routes_body_is_taken_too(client):
     assert image.headers["content-type"] == "image/webp"
 
 
-def test_events_tell_the_whole_story_and_can_be_resumed(client):
+def test_event_stream_is_complete_and_can_be_resumed(client):
     job_id = post(client).json()["id"]
-    told = stream(client, job_id)
-    assert [number for number, _, _ in told] == list(range(1, len(told) + 1))
-    statuses = [data["status"] for _, name, data in told if name == "status"]
+    events = stream(client, job_id)
+    assert [number for number, _, _ in events] == list(range(1, len(events) + 1))
+    statuses = [data["status"] for _, name, data in events if name == "status"]
     assert statuses == ["starting", "processing", "succeeded"]
-    assert told[-1][2]["output"] == ended(client, job_id)["output"]
-    assert stream(client, job_id, last=1) == told[1:]
-    for last in (len(told), 999):  # nothing will come, and the client is not to ask again
+    assert events[-1][2]["output"] == ended(client, job_id)["output"]
+    assert stream(client, job_id, last=1) == events[1:]
+    for last in (len(events), 999):  # no more events; 204 stops reconnecting
         assert client.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": str(last)}).status_code == 204
 
 
-def test_cancelling_takes_the_images_out_of_the_engine(served, until):
+def test_cancelled_job_is_cancelled_in_the_engine(served):
     client, engine = served
-    engine.holds = True
+    engine.never_answers = True
     job_id = post(client).json()["id"]
-    until(lambda: engine.submitted)
+    wait_until(lambda: engine.submitted)
     answer = client.delete(f"/v1/jobs/{job_id}")
     assert (answer.status_code, answer.json()["status"]) == (200, "canceled")
-    until(lambda: engine.cancelled)
+    wait_until(lambda: engine.cancelled)
     assert client.delete(f"/v1/jobs/{job_id}").json() == ended(client, job_id)  # a second time does nothing
     assert stream(client, job_id)[-1][2]["status"] == "canceled"
 
 
-def test_a_watcher_sees_a_job_end_that_is_cancelled_meanwhile(served, until):
+def test_stream_ends_when_the_job_is_cancelled(served):
     client, engine = served
-    engine.holds = True
+    engine.never_answers = True
     job_id = post(client).json()["id"]
-    told = []
-    watcher = threading.Thread(target=lambda: told.extend(stream(client, job_id)))
-    watcher.start()
-    until(lambda: engine.submitted)
+    events = []
+    reader = threading.Thread(target=lambda: events.extend(stream(client, job_id)))
+    reader.start()
+    wait_until(lambda: engine.submitted)
     client.delete(f"/v1/jobs/{job_id}")
-    watcher.join()
-    assert told[-1][2]["status"] == "canceled"
+    reader.join()
+    assert events[-1][2]["status"] == "canceled"
 
 
-def test_a_job_that_the_model_fails_on_has_the_reason(served):
+def test_failed_job_has_the_error(served):
     client, engine = served
-    engine.fails = {"code": "generation_failed", "message": "the model returned NaN."}
+    engine.failure = {"code": "generation_failed", "message": "the model returned NaN."}
     job = ended(client, post(client).json()["id"])
     assert (job["status"], job["error"], job["error_code"]) == (
         "failed",
@@ -156,16 +157,16 @@ def test_a_job_that_the_model_fails_on_has_the_reason(served):
     assert job["output"] is None
 
 
-def test_a_full_engine_makes_a_job_wait_and_not_fail(served, until):
+def test_job_waits_while_the_engine_is_full(served):
     client, engine = served
-    engine.fails = {"code": "queue_full", "message": "full", "retry_after_s": 0.1}
+    engine.failure = {"code": "queue_full", "message": "full", "retry_after_s": 0.1}
     job_id = post(client).json()["id"]
-    until(lambda: engine.submitted)
-    engine.fails = None
+    wait_until(lambda: engine.submitted)
+    engine.failure = None
     assert ended(client, job_id)["status"] == "succeeded"
 
 
-def test_only_a_deadline_of_its_own_bounds_how_long_a_job_waits_in_the_engine(served):
+def test_only_its_deadline_limits_how_long_a_job_waits_in_the_engine(served):
     client, engine = served
     ended(client, post(client).json()["id"])
     assert (engine.submitted[-1].timeout_s, engine.submitted[-1].deadline_s) == (math.inf, None)
@@ -173,42 +174,42 @@ def test_only_a_deadline_of_its_own_bounds_how_long_a_job_waits_in_the_engine(se
     assert 0 < engine.submitted[-1].deadline_s < 60
 
 
-def test_a_job_is_accepted_while_its_engine_is_away_and_drawn_when_it_is_back(served, until):
+def test_job_is_accepted_without_an_engine_and_runs_when_it_is_ready(served):
     client, engine = served
-    engine.become("dead")
-    until(lambda: client.get("/readyz").status_code == 503)
+    engine.set_state("dead")
+    wait_until(lambda: client.get("/readyz").status_code == 503)
     job_id = post(client).json()["id"]
-    engine.become("ready")
+    engine.set_state("ready")
     assert ended(client, job_id)["status"] == "succeeded"
 
 
-def test_a_job_outlives_its_front_end(serve_jobs, until):
+def test_job_survives_its_front_end(serve_jobs):
     with serve_jobs() as (client, engine, _):
-        engine.holds = True
+        engine.never_answers = True
         job_id = post(client).json()["id"]
-        until(lambda: engine.submitted)
+        wait_until(lambda: engine.submitted)
     with serve_jobs() as (client, engine, _):
         job = ended(client, job_id)
         assert job["status"] == "succeeded"
         assert engine.submitted[-1].seed == 7
 
 
-def test_a_stopping_front_end_ends_its_streams_so_that_clients_come_again(serve_jobs, until):
+def test_stopping_front_end_ends_its_streams(serve_jobs):
     with serve_jobs(drain_s=280.0) as (client, engine, server):
-        engine.holds = True
+        engine.never_answers = True
         job_id = post(client).json()["id"]
-        until(lambda: engine.submitted)
+        wait_until(lambda: engine.submitted)
         with client.stream("GET", f"/v1/jobs/{job_id}/events") as answer:
             lines = answer.iter_lines()
-            assert any('"processing"' in line for line in lines)  # before the end, which may come in the next moment
+            assert any('"processing"' in line for line in lines)  # read before the end, which may follow at once
             server.should_exit = True
             started = time.monotonic()
             rest = list(lines)
-        assert time.monotonic() - started < 140  # of the 280 that others have to finish
+        assert time.monotonic() - started < 140  # less than drain_s
         assert not any('"succeeded"' in line for line in rest)
 
 
-# ── Lists ───────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Lists ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_pages_follow_their_cursor_to_the_oldest_job(client):
@@ -217,16 +218,16 @@ def test_pages_follow_their_cursor_to_the_oldest_job(client):
     while url:
         page = client.get(url).json()
         found.append([job["id"] for job in page["results"]])
-        post(client)  # newer ones move nobody
+        post(client)  # newer jobs do not move the pages
         url = page["next"]
     assert [len(page) for page in found] == [2, 2, 1]
     assert [name for page in found for name in page] == names[::-1]
 
 
-# ── The same again ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Idempotency ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_key_makes_one_job_however_often_it_is_sent(client):
+def test_idempotency_key_creates_one_job(client):
     first = post(client, headers={"Idempotency-Key": "k"})
     again = post(client, headers={"Idempotency-Key": "k"})
     assert (first.status_code, again.status_code) == (202, 200)
@@ -237,11 +238,11 @@ def test_a_key_makes_one_job_however_often_it_is_sent(client):
     assert first.json()["id"] in other.json()["error"]["message"]
 
 
-def test_a_full_line_is_429_but_not_for_a_key_that_is_known(serve_jobs, until):
+def test_full_queue_is_429_except_for_a_known_idempotency_key(serve_jobs):
     with serve_jobs(max_queued=1, concurrency=1) as (client, engine, _):
-        engine.holds = True
+        engine.never_answers = True
         post(client)
-        until(lambda: engine.submitted)
+        wait_until(lambda: engine.submitted)
         assert post(client, headers={"Idempotency-Key": "k"}).status_code == 202
         refused = post(client)
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
@@ -249,7 +250,7 @@ def test_a_full_line_is_429_but_not_for_a_key_that_is_known(serve_jobs, until):
         assert post(client, headers={"Idempotency-Key": "k"}).status_code == 200
 
 
-# ── Refusals ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Errors ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -278,7 +279,7 @@ def test_a_full_line_is_429_but_not_for_a_key_that_is_known(serve_jobs, until):
         ({"input": {"prompt": "p"}, "webhooks": "x"}, "webhooks", "Did you mean 'webhook'"),
     ],
 )
-def test_a_body_that_cannot_be_a_job_is_refused_at_once(client, body, field, words):
+def test_invalid_job_is_rejected_at_once(client, body, field, words):
     answer = client.post("/v1/jobs", json=body)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == field
@@ -286,12 +287,12 @@ def test_a_body_that_cannot_be_a_job_is_refused_at_once(client, body, field, wor
     assert client.get("/v1/jobs").json()["results"] == []
 
 
-def test_an_unknown_model_is_not_found(client):
+def test_unknown_model_is_not_found(client):
     assert post(client, input={"prompt": "p", "model": "other"}).json()["error"]["code"] == "model_not_found"
 
 
 @pytest.mark.parametrize("path", ["", "/events", "/images/0"])
-def test_an_unknown_job_is_404_everywhere(client, path):
+def test_unknown_job_is_404_on_every_route(client, path):
     for name in ("job_00000000000000000000000000", "x", "..%2f..%2fetc", "%00", "ü"):
         answer = client.get(f"/v1/jobs/{name}{path}")
         assert answer.status_code == 404, name
@@ -304,14 +305,14 @@ def test_cancelling_an_unknown_job_is_404(client):
 
 
 @pytest.mark.parametrize("index", ["1", "-1", "x", "9" * 30, "0.png", "%00"])
-def test_an_image_that_is_not_there_is_404(client, index):
+def test_unknown_image_is_404(client, index):
     job = ended(client, post(client).json()["id"])
     answer = client.get(f"/v1/jobs/{job['id']}/images/{index}")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "job_not_found")
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=101", "limit=-1", "limit=x", "limit=", "limit=1e1", "limit=٣"])
-def test_a_limit_that_is_not_one_is_refused(client, query):
+def test_invalid_limit_is_rejected(client, query):
     answer = client.get(f"/v1/jobs?{query}")
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "limit")
     assert "1 to 100" in answer.json()["error"]["message"]
@@ -320,46 +321,46 @@ def test_a_limit_that_is_not_one_is_refused(client, query):
 @pytest.mark.parametrize(
     "cursor", ["", "x", "====", "MTI=x", "LTE", "OTk5OTk5OTk5OTk5OTk5OTk5OTk5", "%00", "ü", "A" * 5000]
 )
-def test_a_cursor_that_is_not_ours_is_refused(client, cursor):
+def test_invalid_cursor_is_rejected(client, cursor):
     answer = client.get(f"/v1/jobs?cursor={cursor}")
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "cursor")
 
 
 @pytest.mark.parametrize("last", ["-1", "x", "1.5", "9" * 30, "", "1, 2"])
-def test_a_last_event_id_that_is_not_ours_is_refused(client, last):
+def test_invalid_last_event_id_is_rejected(client, last):
     job_id = post(client).json()["id"]
     answer = client.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": last})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Last-Event-ID")
 
 
 @pytest.mark.parametrize("key", ["", "a b", "k" * 256])
-def test_a_key_that_cannot_be_kept_is_refused(client, key):
+def test_invalid_idempotency_key_is_rejected(client, key):
     answer = post(client, headers={"Idempotency-Key": key})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Idempotency-Key")
 
 
-def test_a_deadline_counts_from_the_jobs_acceptance(served, until):
+def test_deadline_counts_from_the_acceptance_of_the_job(served):
     client, engine = served
-    engine.become("dead")
-    until(lambda: client.get("/readyz").status_code == 503)
+    engine.set_state("dead")
+    wait_until(lambda: client.get("/readyz").status_code == 503)
     missed = declarations.DEADLINES_MISSED.labels("tiny")._value
     before = missed.get()
     job_id = post(client, input={"prompt": "p", "deadline_ms": 1}).json()["id"]
-    engine.become("ready")
+    engine.set_state("ready")
     job = ended(client, job_id)
     assert (job["status"], job["error_code"]) == ("failed", "deadline_exceeded")
     assert missed.get() - before == 1
 
 
-# ── Webhooks ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Webhooks ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_webhook_is_told_of_the_end_and_signed(serve_jobs, tmp_path, until):
-    got = []
+def test_webhook_is_sent_at_the_end_and_signed(serve_jobs, tmp_path):
+    received = []
 
     class Receiver(http.server.BaseHTTPRequestHandler):
         def do_POST(self):
-            got.append((dict(self.headers), self.rfile.read(int(self.headers["Content-Length"]))))
+            received.append((dict(self.headers), self.rfile.read(int(self.headers["Content-Length"]))))
             self.send_response(204)
             self.end_headers()
 
@@ -374,12 +375,12 @@ def test_a_webhook_is_told_of_the_end_and_signed(serve_jobs, tmp_path, until):
             url = f"http://127.0.0.1:{receiver.server_port}/hook"
             job = post(client, webhook=url, webhook_events_filter=["completed"]).json()
             done = ended(client, job["id"])
-            until(lambda: got)
+            wait_until(lambda: received)
     finally:
         receiver.shutdown()
         receiver.server_close()
         thread.join()
-    ((headers, body),) = got
+    ((headers, body),) = received
     assert json.loads(body) == done
     from noria.jobs.webhooks.client import read_secret, sign
 

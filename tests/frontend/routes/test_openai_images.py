@@ -29,7 +29,7 @@ def test_generate(client, engine):
     assert answer.created > 1_700_000_000
 
 
-def test_all_of_openais_settings_and_all_of_ours(client, engine):
+def test_all_fields_of_openai_and_of_noria(client, engine):
     answer = client.images.generate(
         prompt="p", model="noria", n=2, size="auto", output_format="webp", output_compression=40, response_format="b64_json",
         quality="hd", style="vivid", background="auto", moderation="low", user="me", stream=False,
@@ -41,7 +41,7 @@ def test_all_of_openais_settings_and_all_of_ours(client, engine):
     assert (request.guidance_scale, request.scheduler, request.width_px) == (1.5, "euler", 64)
 
 
-def test_compression_is_the_files_quality(client):
+def test_compression_is_the_file_quality(client):
     sizes = []
     for quality in (1, 100):
         answer = client.images.generate(
@@ -66,7 +66,7 @@ def test_compression_is_the_files_quality(client):
         ({"extra_body": {"steps": 5}}, "steps", "unknown field"),
     ],
 )
-def test_refusals_are_openais_errors(client, engine, settings, param, says):
+def test_invalid_fields_are_openais_errors(client, engine, settings, param, says):
     with pytest.raises(openai.BadRequestError) as caught:
         client.images.generate(prompt="p", **settings)
     assert caught.value.param == param
@@ -90,8 +90,8 @@ def test_models(client):
     assert client.models.retrieve("noria").id == "tiny"
 
 
-def test_clients_own_retries_ride_over_a_full_queue(client, engine):
-    engine.fails = {"code": "queue_full", "message": "full", "retry_after_s": 0.1}
+def test_openais_client_retries_when_the_queue_is_full(client, engine):
+    engine.failure = {"code": "queue_full", "message": "full", "retry_after_s": 0.1}
     with pytest.raises(openai.RateLimitError):
         client.images.generate(prompt="p")
     patient = client.with_options(max_retries=1)
@@ -101,15 +101,15 @@ def test_clients_own_retries_ride_over_a_full_queue(client, engine):
 
 
 @pytest.mark.parametrize("metadata", [True, False])
-def test_files_say_how_they_were_made_unless_asked_not_to(client, metadata):
+def test_files_contain_their_settings_unless_disabled(client, metadata):
     answer = client.images.generate(prompt="p", extra_body={"seed": 5, "metadata": metadata})
     info = Image.open(io.BytesIO(base64.b64decode(answer.data[0].b64_json))).info
     assert ("parameters" in info) is ("noria" in info) is metadata
 
 
-def test_a_model_tells_what_its_work_costs(client, engine, spec):
+def test_model_detail_has_load_and_costs(client, engine, spec):
     card = client.models.retrieve("noria")
     assert (card.id, card.owned_by, card.fingerprint) == ("tiny", "noria", spec.fingerprint)
-    assert card.load == {"drain_s": 1.5, "num_seated": 2, "num_waiting": 3, "num_slots": 4}
+    assert card.load == {"backlog_s": 1.5, "num_running": 2, "num_waiting": 3, "num_slots": 4}
     (costs,) = card.costs
-    assert (costs["step_s"], costs["most_rows"]) == ({"1": 0.01, "2": 0.015}, 8)
+    assert (costs["step_s"], costs["max_rows"]) == ({"1": 0.01, "2": 0.015}, 8)

@@ -1,4 +1,4 @@
-"""`/`, without a browser: what the page says, where it leads, and that it is there before any engine is."""
+"""The page `/`, without a browser: its links and fields, and that it needs no engine."""
 
 import re
 
@@ -7,11 +7,11 @@ from starlette.testclient import TestClient
 from noria.config import Config
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
-from noria.frontend.routes.static_pages import ASSETS_PATH
+from noria.frontend.http.paths import ASSETS_PATH
 from noria.protocol.request import ImageRequestBody
 
 
-def test_the_page_and_all_that_it_loads_come_from_here(client):
+def test_page_loads_files_of_this_server_only(client):
     page = client.get("/")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert "script-src 'self'" in page.headers["content-security-policy"]
@@ -21,14 +21,14 @@ def test_the_page_and_all_that_it_loads_come_from_here(client):
         assert client.get(path).status_code == 200
 
 
-def test_it_leads_to_the_rest_of_the_server(client):
+def test_page_links_to_the_other_pages(client):
     links = set(re.findall(r'<a [^>]*href="(/[^"]*)"', client.get("/").text))
     assert links == {"/", "/live", "/docs", "/docs#metrics", "/openapi.json", "/readyz", "/metrics"}
     for path in links:
         assert client.get(path).status_code == 200
 
 
-def test_every_field_has_a_label_and_a_place_for_its_refusal(client):
+def test_every_field_has_a_label_and_an_error_element(client):
     page = client.get("/").text
     for field in set(ImageRequestBody.__struct_fields__) - {"stream", "partial_images", "metadata"}:
         assert f'<label for="{field}">' in page
@@ -36,6 +36,6 @@ def test_every_field_has_a_label_and_a_place_for_its_refusal(client):
         assert re.search(rf'name="{field}"[^>]*aria-describedby="[^"]*\b{field}-error"', page), field
 
 
-def test_it_is_open_and_there_before_an_engine_is(folder):
+def test_page_is_served_without_an_engine(folder):
     with TestClient(build_app(Config(), EnginePool([f"ipc://{folder}/nobody"]))) as early:
         assert early.get("/").status_code == 200

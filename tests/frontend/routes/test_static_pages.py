@@ -1,4 +1,4 @@
-"""The files of the pages, without a browser: small, of this server alone, and with colours that can be read."""
+"""The files of the pages, without a browser: size, references and colour contrast."""
 
 import re
 
@@ -9,18 +9,18 @@ from noria.frontend.routes.static_pages import PAGES_DIR
 FILES = sorted(PAGES_DIR.iterdir())
 STYLE = (PAGES_DIR / "style.css").read_text(encoding="utf-8")
 SCHEMES = dict(zip(("light", "dark"), STYLE.split("@media (prefers-color-scheme: dark)"), strict=True))
-GROUNDS = ("bg", "surface", "sunken")
+BACKGROUNDS = ("bg", "surface", "sunken")
 TEXTS = ("ink", "muted", "link", "good", "warn", "bad")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_a_file_has_fewer_than_400_lines(path):
+def test_file_has_fewer_than_400_lines(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) < 400
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_a_file_refers_to_nothing_outside_the_server(path):
-    text = path.read_text(encoding="utf-8").replace("http://www.w3.org/", "")  # the names of XML's vocabularies
+def test_file_refers_to_no_other_server(path):
+    text = path.read_text(encoding="utf-8").replace("http://www.w3.org/", "")  # names of XML namespaces
     referred = re.findall(
         r"""(?:\bsrc|\bhref|\baction)="([^"]+)"|(?:from|import)\s*\(?"([^"]+)"|\burl\(["']?([^"')]+)""", text
     )
@@ -32,26 +32,26 @@ def test_a_file_refers_to_nothing_outside_the_server(path):
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if path.suffix == ".html"], ids=lambda path: path.name)
-def test_a_page_keeps_to_its_policy(path):
+def test_page_complies_with_its_content_security_policy(path):
     text = path.read_text(encoding="utf-8")
     assert not re.search(r"<style|\bstyle=|\bon[a-z]+=|<script(?![^>]*\bsrc=)", text), (
-        "inline, which the policy forbids"
+        "inline code, which the policy forbids"
     )
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_text_and_graphics_stand_out_from_their_ground(scheme):
+def test_text_and_graphics_have_enough_contrast(scheme):
     colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", SCHEMES[scheme]))
     graphics = [name for name in colours if name.startswith(("hue-", "stage-", "control", "accent"))]
     assert len(graphics) > 10
-    pairs = [(name, ground, 4.5) for name in TEXTS for ground in GROUNDS]
+    pairs = [(name, background, 4.5) for name in TEXTS for background in BACKGROUNDS]
     pairs += [(name, f"{tone}-soft", 4.5) for tone in ("good", "warn", "bad") for name in (tone, "ink", "link")]
-    pairs += [(name, ground, 3.0) for name in graphics for ground in GROUNDS]
+    pairs += [(name, background, 3.0) for name in graphics for background in BACKGROUNDS]
     pairs += [("on-accent", "accent", 4.5)] + [("on-hue", name, 4.5) for name in graphics if name.startswith("hue-")]
     weak = {
         (a, b): round(contrast(colours[a], colours[b]), 2)
-        for a, b, least in pairs
-        if contrast(colours[a], colours[b]) < least
+        for a, b, min_contrast in pairs
+        if contrast(colours[a], colours[b]) < min_contrast
     }
     assert weak == {}
 

@@ -1,4 +1,4 @@
-"""Webhooks: the signature is the published one, and deliveries go where they were checked to go, and nowhere else."""
+"""Webhooks: signatures follow the specification, and deliveries go only to the address that was checked."""
 
 import asyncio
 import base64
@@ -30,7 +30,7 @@ DELIVERY = WebhookDelivery("msg_1", "http://hooks.example/in", '{"id": "job_1", 
 
 
 class Receiver:
-    """A real server on loopback that answers with the next of `statuses`, then 204, and keeps what it got."""
+    """A real server on loopback that answers with the next of `statuses`, then 204, and records requests."""
 
     def __init__(self, statuses=(), certificate=None, body=b"", headers=()):
         self.received = []
@@ -54,7 +54,7 @@ class Receiver:
                 pass
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.handle_error = lambda *_: None  # a client that refuses our certificate
+        self._server.handle_error = lambda *_: None  # a client that rejects the certificate
         if certificate:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(certificate)
@@ -88,10 +88,10 @@ def send(url, *, resolve=to_loopback, allow_private=True, now=1_795_230_000.9):
     return asyncio.run(once())
 
 
-# ── Signing ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Signing ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_signature_is_that_of_the_specifications_own_example():
+def test_the_signature_matches_the_example_of_the_specification():
     secret = base64.b64decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
     signature = sign(secret, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}')
     assert signature == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
@@ -103,7 +103,7 @@ def hmac_by_rfc_2104(key, text):
     return hashlib.sha256(bytes(byte ^ 0x5C for byte in key) + inner).digest()
 
 
-def test_a_receiver_can_verify_what_it_got():
+def test_a_receiver_can_verify_the_signature():
     with Receiver() as receiver:
         assert send(f"http://hooks.example:{receiver.port}/in?a=b") is None
     ((path, headers, content),) = receiver.received
@@ -114,7 +114,7 @@ def test_a_receiver_can_verify_what_it_got():
     assert headers["webhook-signature"] == "v1," + base64.b64encode(hmac_by_rfc_2104(SECRET, signed)).decode()
 
 
-def test_a_secret_is_made_once_for_its_owners_eyes(tmp_path):
+def test_a_secret_is_created_once_and_readable_by_its_owner_only(tmp_path):
     secret = read_secret("auto", tmp_path / "new")
     file = tmp_path / "new" / "webhook-secret"
     assert len(secret) == 32
@@ -132,7 +132,7 @@ def test_a_secret_is_made_once_for_its_owners_eyes(tmp_path):
         (None, "cannot be read"),
     ],
 )
-def test_a_file_that_holds_no_secret_is_refused(tmp_path, text, words):
+def test_a_file_without_a_secret_is_refused(tmp_path, text, words):
     if text is not None:
         (tmp_path / "secret").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=words) as caught:
@@ -140,17 +140,17 @@ def test_a_file_that_holds_no_secret_is_refused(tmp_path, text, words):
     assert text is None or text not in str(caught.value)
 
 
-# ── Where it goes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Where it goes ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_loopback_is_refused_at_delivery_whatever_was_said_at_acceptance():
+def test_loopback_is_refused_at_delivery():
     with Receiver() as receiver, contextlib.closing(Resolver(timeout_s=TIMEOUT_S)) as resolver:
         reason = send(f"http://127.0.0.1:{receiver.port}/", resolve=resolver, allow_private=False)
     assert "not public" in reason
     assert receiver.received == []
 
 
-def test_a_name_that_moves_to_our_network_after_its_check_is_refused():
+def test_a_host_that_resolves_to_a_private_address_after_its_check_is_refused():
     answers = [["8.8.8.8"], ["127.0.0.1"]]
 
     async def rebinding(host, port):
@@ -167,7 +167,7 @@ def test_a_name_that_moves_to_our_network_after_its_check_is_refused():
     assert receiver.received == []
 
 
-def test_no_redirect_is_followed():
+def test_redirects_are_not_followed():
     with (
         Receiver() as elsewhere,
         Receiver([307], headers=[("Location", f"http://127.0.0.1:{elsewhere.port}/")]) as receiver,
@@ -176,18 +176,18 @@ def test_no_redirect_is_followed():
     assert elsewhere.received == []
 
 
-def test_no_proxy_of_the_environment_is_asked(monkeypatch):
+def test_proxies_of_the_environment_are_not_used(monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     with Receiver() as receiver:
         assert send(f"http://hooks.example:{receiver.port}/") is None
 
 
-def test_an_endless_answer_is_not_read_to_its_end():
+def test_a_large_response_is_not_read_to_its_end():
     with Receiver(body=b"x" * 50_000_000) as receiver:
         assert send(f"http://hooks.example:{receiver.port}/") is None
 
 
-def test_nobody_listening_is_told_in_words():
+def test_a_refused_connection_is_reported_in_words():
     assert "ConnectError" in send("http://hooks.example:1/")
 
 
@@ -201,9 +201,7 @@ def certificate(tmp_path):
     return file
 
 
-def test_a_certificate_is_asked_for_and_checked_by_name_though_an_address_is_connected_to(
-    certificate, tmp_path, monkeypatch
-):
+def test_tls_uses_the_host_name_although_the_connection_uses_the_address(certificate, tmp_path, monkeypatch):
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
     with Receiver(certificate=certificate) as receiver:
         assert send(f"https://hooks.example:{receiver.port}/") is None
@@ -212,10 +210,10 @@ def test_a_certificate_is_asked_for_and_checked_by_name_though_an_address_is_con
     assert len(receiver.received) == 1
 
 
-# ── Again and again ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Retries ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_tries_spread_over_hours_and_then_end():
+def test_retries_spread_over_hours_and_then_end():
     waits = [retry_delay_s(number, 0.5) for number in range(1, MAX_TRIES)]
     assert waits[0] == 5.0
     assert waits == sorted(waits)
@@ -227,12 +225,12 @@ def test_tries_spread_over_hours_and_then_end():
 
 
 def due_at(engine):
-    """When the only delivery is to be tried; None: there is none any more."""
+    """When the only delivery is due; None if there is none."""
     with engine.connect() as connection:
         return connection.scalar(sa.select(deliveries.c.due_at))
 
 
-def test_a_delivery_is_taken_by_one_and_due_again_if_that_one_dies(store, engine, job):
+def test_a_claimed_delivery_is_due_again_if_its_dispatcher_dies(store, engine, job):
     store.accept(job(webhook="https://example.com/"), 9, 0.0)
     store.claim("s/f/1", {("shapes", "v1")}, 1, 0.0)
     outbox, other = Outbox(engine), Outbox(engine)
@@ -240,11 +238,11 @@ def test_a_delivery_is_taken_by_one_and_due_again_if_that_one_dies(store, engine
     assert other.claim_due(9, 1.0) == []
     (second,) = other.claim_due(9, 1.0 + CLAIM_S)
     assert (second.id, second.body, second.num_tries) == (first.id, first.body, 2)
-    outbox.reschedule(first, 9999.0)  # has no say any more
+    outbox.reschedule(first, 9999.0)  # its claim is void
     assert len(outbox.claim_due(9, 1.0 + 2 * CLAIM_S)) == 1
 
 
-def test_a_receiver_that_fails_twice_gets_the_same_message_until_it_has_accepted(store: JobStore, engine, job):
+def test_a_failing_receiver_gets_the_same_message_until_it_accepts_it(store: JobStore, engine, job):
     with Receiver([500, 503]) as receiver:
         new = job(webhook=f"http://hooks.example:{receiver.port}/", webhook_events=("completed",))
         record, _ = store.accept(new, 9, 0.0)
@@ -259,7 +257,9 @@ def test_a_receiver_that_fails_twice_gets_the_same_message_until_it_has_accepted
             running = asyncio.create_task(dispatcher.run())
             async with asyncio.timeout(TIMEOUT_S):
                 while (due := await offload(due_at, engine)) is not None:
-                    if due < now + CLAIM_S:  # put off: while a try runs the clock stands, however long it takes
+                    if (
+                        due < now + CLAIM_S
+                    ):  # rescheduled; while a try runs, the clock stands still, however long it takes
                         now = due
                     await asyncio.sleep(POLL_INTERVAL_S)
             running.cancel()
@@ -279,7 +279,9 @@ def webhook_lines(lines):
 
 
 @pytest.mark.parametrize("allow_private", [True, False])
-def test_a_line_about_a_webhook_names_its_job_and_not_the_query_of_its_url(store: JobStore, engine, job, allow_private):
+def test_the_log_line_of_a_webhook_names_its_job_and_omits_the_query_of_its_url(
+    store: JobStore, engine, job, allow_private
+):
     lines = []
     with Receiver([500]) as receiver, logging_to(LineHandler("frontend-0", lines.append), "info"):
         url = f"http://hooks.example:{receiver.port}/in?auth=hunter2"
@@ -301,5 +303,5 @@ def test_a_line_about_a_webhook_names_its_job_and_not_the_query_of_its_url(store
     webhook_line = webhook_lines(lines)[0]
     assert (webhook_line["event"], webhook_line["request_id"]) == ("webhook_failed", record.id)
     assert webhook_line["url"] == f"http://hooks.example:{receiver.port}/in"
-    assert ("500" if allow_private else "/in'") in webhook_line["why_not"]
+    assert ("500" if allow_private else "/in'") in webhook_line["reason"]
     assert "hunter2" not in str(webhook_line)

@@ -1,4 +1,4 @@
-"""Names become addresses, and a name server that does not answer holds up nobody for long."""
+"""Host names are resolved within a time limit, in separate threads."""
 
 import asyncio
 import contextlib
@@ -13,12 +13,12 @@ from noria.jobs.webhooks.url_check import check_webhook_url
 from waiting import TIMEOUT_S
 
 
-def test_the_systems_addresses_are_given():
+def test_it_resolves_like_the_system():
     with contextlib.closing(Resolver(timeout_s=TIMEOUT_S)) as resolver:
         assert "127.0.0.1" in asyncio.run(resolver("127.0.0.1", 80))
 
 
-def test_a_look_up_without_an_answer_is_given_up_with_words_that_say_so():
+def test_a_lookup_without_an_answer_times_out_with_a_message():
     released = threading.Event()
 
     def hang(*_):
@@ -27,20 +27,20 @@ def test_a_look_up_without_an_answer_is_given_up_with_words_that_say_so():
 
     with contextlib.closing(Resolver(hang, timeout_s=0.05)) as resolver:
         try:
-            for _ in range(20):  # more than there are threads: waiting for one counts, too
+            for _ in range(20):  # more than there are threads: the limit includes waiting for one
                 with pytest.raises(InvalidField, match=r"has no address \(no answer within 0\.05 s; try again later\)"):
                     asyncio.run(check_webhook_url("https://slow.example/", resolver))
         finally:
             released.set()
 
 
-def test_look_ups_keep_out_of_the_event_loops_own_threads():
-    asked_in = []
+def test_lookups_do_not_use_the_event_loops_own_threads():
+    thread_names = []
 
-    def note(*_):
-        asked_in.append(threading.current_thread().name)
+    def look_up(*_):
+        thread_names.append(threading.current_thread().name)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 80))]
 
-    with contextlib.closing(Resolver(note, timeout_s=TIMEOUT_S)) as resolver:
+    with contextlib.closing(Resolver(look_up, timeout_s=TIMEOUT_S)) as resolver:
         assert asyncio.run(resolver("hooks.example", 80)) == ["192.0.2.1"]
-    assert asked_in[0].startswith("resolve")
+    assert thread_names[0].startswith("resolve")

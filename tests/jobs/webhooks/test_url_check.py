@@ -1,4 +1,4 @@
-"""Where a webhook may go: a table of what strangers try."""
+"""Which URLs a webhook may have: tables of attacks."""
 
 import asyncio
 import contextlib
@@ -19,8 +19,8 @@ NOT_PUBLIC = [
     "172.16.0.1",
     "172.31.255.255",
     "192.168.1.1",
-    "100.64.0.1",  # behind a carrier's NAT
-    "169.254.169.254",  # the clouds' metadata
+    "100.64.0.1",  # carrier-grade NAT
+    "169.254.169.254",  # metadata services of clouds
     "192.0.0.8",
     "192.0.2.1",
     "198.18.0.1",
@@ -57,12 +57,12 @@ NOT_PUBLIC = [
 
 
 @pytest.mark.parametrize("address", PUBLIC)
-def test_public_addresses_are_public(address):
+def test_a_public_address_is_public(address):
     assert is_public(address)
 
 
 @pytest.mark.parametrize("address", NOT_PUBLIC)
-def test_every_other_address_is_not(address):
+def test_every_other_address_is_not_public(address):
     assert not is_public(address)
 
 
@@ -119,7 +119,7 @@ def resolve_target(url, *addresses, allow_private=False):
         "https://example.com/" + "a" * 2048,
     ],
 )
-def test_urls_of_another_kind_are_refused_before_anything_is_resolved(url):
+def test_malformed_and_non_http_urls_are_refused_without_a_lookup(url):
     async def resolve(host, port):
         raise AssertionError(f"asked for {host}:{port}")
 
@@ -139,14 +139,14 @@ def test_urls_of_another_kind_are_refused_before_anything_is_resolved(url):
         "http://[::1]/",
     ],
 )
-def test_ways_to_write_loopback_are_refused_by_what_they_resolve_to(url):
+def test_every_notation_of_loopback_is_refused(url):
     """The system's own resolver reads all of them; what it says is what counts."""
     with contextlib.closing(Resolver()) as resolver, pytest.raises(InvalidField, match=r"not public|no address"):
         asyncio.run(check_webhook_url(url, resolver))
 
 
 @pytest.mark.parametrize("answer", [["127.0.0.1"], ["8.8.8.8", "10.0.0.1"], ["2606:2800:220:1::1", "::1"], []])
-def test_one_address_that_is_not_public_spoils_the_answer(answer):
+def test_one_private_address_among_several_refuses_the_host(answer):
     with pytest.raises(InvalidField) as caught:
         resolve_target("https://hooks.example/", *answer)
     assert not any(address in caught.value.message for address in answer)  # our network's names stay ours
@@ -160,7 +160,7 @@ def test_a_host_without_an_address_is_refused():
         asyncio.run(check_webhook_url("https://nowhere.invalid/", resolve))
 
 
-def test_a_target_has_the_address_that_was_checked_and_the_name_that_was_asked_for():
+def test_a_target_has_the_checked_address_and_the_original_host_name():
     target = resolve_target("https://hooks.example/a/b?c=d#e", "8.8.8.8", "9.9.9.9")
     assert (target.url, target.host_header, target.host) == (
         "https://8.8.8.8:443/a/b?c=d",

@@ -1,4 +1,4 @@
-"""Lines of the log: arbitrary text is one line and reads back, secrets are gone, and every process writes them in the same way."""
+"""Log lines: arbitrary text is one line, secrets are removed, and all processes write the same format."""
 
 import json
 import logging
@@ -68,12 +68,12 @@ def raised(message: str) -> Exception:
         return error
 
 
-# ── One record is one line ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── One record is one line ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@settings(deadline=None)  # a busy machine is no failure
+@settings(deadline=None)  # a busy machine must not fail the test
 @given(texts | hostile, texts | hostile)
-def test_a_record_is_one_line_of_json_that_reads_back(message: str, prompt: str) -> None:
+def test_a_record_is_one_line_of_json_that_can_be_parsed(message: str, prompt: str) -> None:
     line = as_json(line_from_record(record(message, {"prompt": prompt}), "frontend-0"))
     assert len(line.decode().splitlines()) == 1
     assert not re.search("[\x00-\x1f\x7f-\x9f\u2028-\u202e]", line.decode())
@@ -84,7 +84,7 @@ def test_a_record_is_one_line_of_json_that_reads_back(message: str, prompt: str)
         assert (parsed["message"], parsed["prompt"]) == (message.replace("%", "%%"), prompt)
 
 
-@settings(deadline=None)  # a busy machine is no failure
+@settings(deadline=None)  # a busy machine must not fail the test
 @given(texts | hostile, texts | hostile, texts | hostile)
 def test_a_record_is_one_line_of_text_and_an_exceptions_lines_are_indented(
     message: str, prompt: str, complaint: str
@@ -97,23 +97,23 @@ def test_a_record_is_one_line_of_text_and_an_exceptions_lines_are_indented(
     assert all(other.startswith(EXCEPTION_INDENT) for other in others)
 
 
-def test_text_has_the_fields_that_have_a_value() -> None:
+def test_text_format_has_the_fields_that_have_a_value() -> None:
     extra = fields(
         event="request", request_id="abc", n=2, prompt="a red circle", seed=None, total_s=0.25, ids=["a", "b"]
     )
-    line = as_text(line_from_record(record("drawn", extra["noria_fields"]), "frontend-0")).decode()
+    line = as_text(line_from_record(record("generated", extra["noria_fields"]), "frontend-0")).decode()
     assert line.endswith(
-        r'noria.test: drawn  request_id=abc n=2 prompt="a red circle" total_s=0.25 ids="[\"a\",\"b\"]"'
+        r'noria.test: generated  request_id=abc n=2 prompt="a red circle" total_s=0.25 ids="[\"a\",\"b\"]"'
     )
 
 
-def test_a_field_cannot_take_the_place_of_a_lines_own() -> None:
+def test_a_field_cannot_have_a_reserved_name() -> None:
     with pytest.raises(AssertionError, match="level"):
         fields(level="error")
 
 
 @pytest.mark.parametrize("value", [2**70, float("nan"), float("inf"), b"\xff", object(), {"a": 1}, [1, "a\nb", None]])
-def test_any_value_is_bearable(value: object) -> None:
+def test_any_value_can_be_logged(value: object) -> None:
     assert "value" in json.loads(as_json(line_from_record(record(extra={"value": value}), "p")))
 
 
@@ -137,14 +137,14 @@ CYCLIC_LIST.append(CYCLIC_LIST)
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_no_value_makes_a_line_too_long(render: Callable[[Line], bytes], value: object) -> None:
+def test_no_value_makes_a_line_exceed_its_limit(render: Callable[[Line], bytes], value: object) -> None:
     written = render(line_from_record(record("m", {"one": value, "other": value, "short": "kept"}), "p"))
     assert len(written) <= MAX_LINE_BYTES
     assert b"kept" in written
     assert (TRUNCATION_MARK.encode() in written) == (value != list(range(60)))
 
 
-def test_a_list_that_is_cut_says_so_and_keeps_its_beginning() -> None:
+def test_a_list_that_is_cut_is_marked_and_keeps_its_beginning() -> None:
     parsed = json.loads(
         as_json(line_from_record(record("m", {"ids": list(range(100)), "texts": ["x" * 2000] * 64}), "p"))
     )
@@ -152,7 +152,7 @@ def test_a_list_that_is_cut_says_so_and_keeps_its_beginning() -> None:
     assert parsed["texts"] == ["x" * 512 + TRUNCATION_MARK] * 64
 
 
-def test_huge_fields_are_cut_and_say_so() -> None:
+def test_huge_fields_are_cut_and_marked() -> None:
     huge = {f"field_{number}": "\x00" * 100_000 for number in range(20)}
     line = as_json(line_from_record(record("x" * 1_000_000, huge, raised("y" * 1_000_000)), "p"))
     assert len(line) <= MAX_LINE_BYTES
@@ -161,7 +161,7 @@ def test_huge_fields_are_cut_and_say_so() -> None:
     assert parsed["exception"].startswith("Traceback (most recent call last)")
 
 
-# ── No secret is in it ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Secrets are removed ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("render", [as_json, as_text])
@@ -175,22 +175,22 @@ def test_no_secret_is_in_a_line_nor_in_its_traceback(render: Callable[[Line], by
 
 
 @pytest.mark.parametrize("cut_off", [1, 20, len(KEY) - 7])
-def test_no_secret_is_in_a_line_that_was_too_long_to_be_read_to_its_end(cut_off: int) -> None:
+def test_no_secret_is_in_a_line_that_was_too_long_to_be_scanned_completely(cut_off: int) -> None:
     first, last = "first line\n", KEY
     message = first + "x" * (65_536 - len(first) - len(last) + cut_off) + last + "x"
     assert KEY[:-cut_off] not in str(line_from_record(record(message), "p")["message"])
 
 
-def test_what_of_a_hostile_text_is_not_shown_is_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A path may have 64 kB, needs no key, and is cleaned in the event loop."""
+def test_the_part_of_a_long_text_that_is_not_shown_is_not_scanned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path may have 64 kB, needs no API key, and is sanitised in the event loop."""
     lengths: list[int] = []
-    monkeypatch.setattr(log_record, "redacted", lambda text: lengths.append(len(text)) or text)
+    monkeypatch.setattr(log_record, "redact", lambda text: lengths.append(len(text)) or text)
     line = line_from_record(record("x" * 65_536, {"path": "y" * 65_536}), "p")
     assert str(line["path"]).endswith("… [cut]")
     assert max(lengths) <= 16_384
 
 
-def test_what_a_process_prints_is_cleaned_too() -> None:
+def test_output_that_a_process_prints_is_sanitised_too() -> None:
     text = f"Traceback (most recent call last):\n  File x\nValueError: {KEY}\n"
     line = unstructured_line(0.0, "engine-0", text, is_traceback=True)
     assert (line["level"], line["process"], line["logger"]) == ("error", "engine-0", "stderr")
@@ -198,7 +198,7 @@ def test_what_a_process_prints_is_cleaned_too() -> None:
     assert KEY not in as_json(line).decode()
 
 
-# ── Whose line it is ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Request ids ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def logged_lines(do: Callable[[logging.Logger], object]) -> list[Line]:
@@ -217,7 +217,7 @@ def test_every_line_of_a_request_has_its_ids() -> None:
     assert (line["request_id"], line["trace_id"], line["span_id"], line["n"]) == ("abc", "1" * 32, "2" * 16, 1)
 
 
-def test_a_lines_own_ids_win_and_what_is_not_traced_has_no_trace() -> None:
+def test_a_lines_own_ids_take_precedence_and_an_untraced_request_has_no_trace_id() -> None:
     token = CURRENT_REQUEST.set(RequestContext("abc"))
     try:
         (line,) = logged_lines(lambda log: log.info("x", extra=fields(request_id="def")))
@@ -242,13 +242,13 @@ def test_a_thread_inherits_no_request_context() -> None:
     assert "request_id" not in line
 
 
-def test_what_is_below_the_level_is_not_logged_and_the_root_is_left_as_it_was() -> None:
+def test_records_below_the_level_are_not_logged_and_the_root_logger_is_restored() -> None:
     before = logging.getLogger().level, list(logging.getLogger().handlers)
     assert logged_lines(lambda log: log.debug("x")) == []
     assert (logging.getLogger().level, list(logging.getLogger().handlers)) == before
 
 
-# ── Where it goes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Destinations ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Terminal:

@@ -1,4 +1,4 @@
-"""The end of a pipe on which lines leave a process: they wait for nobody, keep their order, and leave room for what is no line."""
+"""The writer of log lines never blocks, keeps their order, and leaves room in the pipe for other output."""
 
 import contextlib
 import fcntl
@@ -37,7 +37,7 @@ def writer(pipe: tuple[int, int]) -> Iterator[NonBlockingWriter]:
     made.start()
     yield made
     with contextlib.suppress(OSError):
-        os.close(pipe[0])  # nobody reads: it ends
+        os.close(pipe[0])  # the reader is gone, so the writer ends
     made.close(60)
     assert not made.is_alive()
 
@@ -48,7 +48,7 @@ def put(writer: NonBlockingWriter, numbers: range, num_chars: int = 1000) -> Non
 
 
 def reader(fd: int) -> Callable[[], list[dict]]:
-    """What is read from `fd` from now on; its call waits for the end."""
+    """Read JSON lines from `fd` in a thread; the returned function waits for the end and returns them."""
     lines: list[dict] = []
 
     def read() -> None:
@@ -67,13 +67,13 @@ def reader(fd: int) -> Callable[[], list[dict]]:
 
 
 def test_a_line_is_in_the_pipe_when_it_is_put(pipe: tuple[int, int]) -> None:
-    writer = NonBlockingWriter(as_json, SharedPipe(pipe[1]), "child")  # its thread has not even begun
+    writer = NonBlockingWriter(as_json, SharedPipe(pipe[1]), "child")  # its thread has not been started
     put(writer, range(10))
     assert [json.loads(line)["number"] for line in os.read(pipe[0], PIPE_BYTES).splitlines()] == list(range(10))
 
 
-@pytest.mark.parametrize("num_chars", [10, 1950, 2100, 8000])  # 2100: none fits into the rest of another's page
-def test_a_pipe_that_nobody_reads_has_room_left_for_what_is_no_line(
+@pytest.mark.parametrize("num_chars", [10, 1950, 2100, 8000])  # 2100: none fits into the rest of a page
+def test_a_pipe_that_is_not_read_has_room_left_for_other_output(
     pipe: tuple[int, int], writer: NonBlockingWriter, num_chars: int
 ) -> None:
     put(writer, range(100), num_chars)
@@ -82,10 +82,10 @@ def test_a_pipe_that_nobody_reads_has_room_left_for_what_is_no_line(
     assert os.write(pipe[1], b"\n" * (PIPE_BYTES // 2)) == PIPE_BYTES // 2
 
 
-def test_lines_that_waited_come_in_order_and_lost_ones_are_reported(
+def test_queued_lines_are_written_in_order_and_lost_ones_are_reported(
     pipe: tuple[int, int], writer: NonBlockingWriter
 ) -> None:
-    put(writer, range(300))  # 16 kB in the pipe, 200 kB behind it
+    put(writer, range(300))  # 16 kB in the pipe, 200 kB queued
     lines = reader(pipe[0])
     writer.flush(60)
     put(writer, range(300, 310))
@@ -93,14 +93,16 @@ def test_lines_that_waited_come_in_order_and_lost_ones_are_reported(
     os.close(pipe[1])
     found = lines()
     numbers = [line["number"] for line in found if "number" in line]
-    (loss_line,) = [line for line in found if "lost" in line]
+    (loss_line,) = [line for line in found if "num_lost" in line]
     assert numbers == sorted(numbers)
     assert numbers[-10:] == list(range(300, 310))
     assert (loss_line["process"], loss_line["logger"]) == ("child", "noria.log_collector")
-    assert 0 < loss_line["lost"] == 310 - len(numbers)
+    assert 0 < loss_line["num_lost"] == 310 - len(numbers)
 
 
-def test_a_line_that_is_longer_than_the_share_comes_whole(pipe: tuple[int, int], writer: NonBlockingWriter) -> None:
+def test_a_line_that_is_longer_than_the_share_is_written_completely(
+    pipe: tuple[int, int], writer: NonBlockingWriter
+) -> None:
     lines = reader(pipe[0])
     writer.put(make_line(0.0, "info", "l", "p", "m") | {f"field_{number}": "x" * 8000 for number in range(7)})
     writer.close(60)
@@ -109,7 +111,9 @@ def test_a_line_that_is_longer_than_the_share_comes_whole(pipe: tuple[int, int],
     assert line["field_6"] == "x" * 8000
 
 
-def test_who_waits_for_a_reader_that_is_gone_does_not_wait(pipe: tuple[int, int], writer: NonBlockingWriter) -> None:
+def test_flush_and_close_do_not_wait_for_a_reader_that_is_gone(
+    pipe: tuple[int, int], writer: NonBlockingWriter
+) -> None:
     put(writer, range(30))
     os.close(pipe[0])
     put(writer, range(30))
@@ -120,14 +124,14 @@ def test_who_waits_for_a_reader_that_is_gone_does_not_wait(pipe: tuple[int, int]
     assert not writer.is_alive()
 
 
-# ── Processes that end ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Processes that end ────────────────────────────────────────────────────────────────────────────────────────────────
 
-# Their last words may take as long as they take on a busy machine: 2 s are for the reader that never comes.
+# The normal timeout of 2 s may be too short on a busy machine.
 SCRIPT_HEAD = """
 import logging, os, signal, sys, threading
 from noria.observe.logs.setup import fields, logging_here
-from noria.observe.logs.writer import Outlet
-Outlet.flush.__defaults__ = Outlet.close.__defaults__ = (120.0,)
+from noria.observe.logs.writer import NonBlockingWriter
+NonBlockingWriter.flush.__defaults__ = NonBlockingWriter.close.__defaults__ = (120.0,)
 log = logging.getLogger("noria.test")
 with logging_here("child", "info"):
     for number in range(100):
@@ -146,7 +150,7 @@ with logging_here("child", "info"):
         ("os._exit(5)", 5),
     ],
 )
-def test_lines_that_waited_are_written_before_the_process_ends(pipe: tuple[int, int], end: str, status: int) -> None:
+def test_queued_lines_are_written_before_the_process_ends(pipe: tuple[int, int], end: str, status: int) -> None:
     mark = new_mark()
     environment = os.environ | child_log_environment(mark)
     with subprocess.Popen(
@@ -154,7 +158,7 @@ def test_lines_that_waited_are_written_before_the_process_ends(pipe: tuple[int, 
     ) as process:
         os.close(pipe[1])
         assert process.stdout is not None
-        process.stdout.readline()  # it has said all, and holds most of it: the pipe's share is 16 kB
+        process.stdout.readline()  # all lines are logged, and most are queued: the pipe's share is 16 kB
         with open(pipe[0], "rb", closefd=False) as file:
             written = file.read()
     assert process.returncode == status
@@ -162,7 +166,7 @@ def test_lines_that_waited_are_written_before_the_process_ends(pipe: tuple[int, 
     assert [json.loads(line)["number"] for line in lines] == list(range(100))
 
 
-def test_a_crash_dump_does_not_wait_for_who_reads_nothing(pipe: tuple[int, int]) -> None:
+def test_a_crash_dump_does_not_block_on_a_pipe_that_is_not_read(pipe: tuple[int, int]) -> None:
     script = SCRIPT_HEAD + "    import faulthandler; faulthandler.enable(); os.kill(os.getpid(), signal.SIGSEGV)"
     environment = os.environ | child_log_environment(new_mark())
     with subprocess.Popen([sys.executable, "-c", script], stderr=pipe[1], env=environment) as process:

@@ -1,4 +1,4 @@
-"""What dead processes had counted is in few files, and counts as before: in files as prometheus_client itself writes them."""
+"""Merging the files of dead processes keeps all values; the files are written by prometheus_client itself."""
 
 import fcntl
 import os
@@ -16,12 +16,12 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from noria.observe.metrics.dead_processes import merge_dead_processes
 from noria.observe.metrics.multiprocess import MultiprocessReader
 
-DEAD_PID = 2**22 + 1  # the least process id that Linux gives to none
+DEAD_PID = 2**22 + 1  # the lowest process id that Linux never assigns
 
 
 @pytest.fixture
 def count(tmp_path):
-    """Has process `pid` count `values`, by name and label, in a file of `kind`."""
+    """A function that counts `values`, by name and label, in a file of process `pid`."""
 
     def write(pid, values, kind="counter"):
         file = MmapedDict(str(tmp_path / f"{kind}_{pid}.db"))
@@ -79,7 +79,7 @@ def test_histograms_and_counters_are_merged_separately_and_gauges_left(tmp_path)
     assert files(tmp_path) == ["counter_ended-1.db", f"gauge_livesum_{DEAD_PID}.db", "histogram_ended-1.db"]
 
 
-def test_with_nobody_dead_nothing_is_written(count, tmp_path):
+def test_without_dead_processes_nothing_is_written(count, tmp_path):
     count(os.getpid(), {("noria_x", "1"): 1})
     count(DEAD_PID, {("noria_x", "1"): 1})
     for _ in range(3):
@@ -87,18 +87,18 @@ def test_with_nobody_dead_nothing_is_written(count, tmp_path):
         assert files(tmp_path) == sorted([f"counter_{os.getpid()}.db", "counter_ended-1.db"])
 
 
-def test_a_process_id_that_comes_again_is_another_process(count, tmp_path):
+def test_a_reused_process_id_is_another_process(count, tmp_path):
     reader = MultiprocessReader(str(tmp_path))
     count(DEAD_PID, {("noria_x", "1"): 1, ("noria_y", "1"): 10})
     assert counts(reader) == {'noria_x_total{a="1"}': 1, 'noria_y_total{a="1"}': 10}
     merge_dead_processes(str(tmp_path))
-    count(DEAD_PID, {("noria_y", "1"): 200, ("noria_x", "1"): 3000})  # as many bytes as before
+    count(DEAD_PID, {("noria_y", "1"): 200, ("noria_x", "1"): 3000})  # the same number of bytes
     assert counts(reader) == {'noria_x_total{a="1"}': 3001, 'noria_y_total{a="1"}': 210}
     merge_dead_processes(str(tmp_path))
     assert counts(reader) == {'noria_x_total{a="1"}': 3001, 'noria_y_total{a="1"}': 210}
 
 
-def test_no_sum_falls_by_how_it_is_rounded(count, tmp_path):
+def test_rounding_never_decreases_a_sum(count, tmp_path):
     rng, reader, pids, previous = random.Random(7), MultiprocessReader(str(tmp_path)), [os.getpid()], {}
     for index in range(300):
         for pid in pids:
@@ -112,14 +112,14 @@ def test_no_sum_falls_by_how_it_is_rounded(count, tmp_path):
     assert len(files(tmp_path)) == 3
 
 
-def test_infinity_stays(count, tmp_path):
+def test_infinity_is_kept(count, tmp_path):
     count(DEAD_PID, {("noria_x", "1"): float("inf")})
     count(DEAD_PID + 1, {("noria_x", "1"): 1.5})
     merge_dead_processes(str(tmp_path))
     assert MultiprocessReader(str(tmp_path)).text(None).endswith('{a="1"} +Inf\n')
 
 
-def test_while_a_scrape_is_read_nothing_is_exchanged(count, tmp_path):
+def test_no_files_are_replaced_while_a_scrape_reads(count, tmp_path):
     count(DEAD_PID, {("noria_x", "1"): 1})
     with (tmp_path / "ended.lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
@@ -130,7 +130,7 @@ def test_while_a_scrape_is_read_nothing_is_exchanged(count, tmp_path):
     assert not list(tmp_path.glob("*.draft"))
 
 
-def test_whoever_scrapes_meanwhile_sees_everything_once(count, tmp_path):
+def test_concurrent_scrapes_see_every_count_once(count, tmp_path):
     count(DEAD_PID, {("noria_x", "1"): 1})
     done, wrong = threading.Event(), []
 
@@ -159,7 +159,7 @@ def test_whoever_scrapes_meanwhile_sees_everything_once(count, tmp_path):
     assert len(files(tmp_path)) == 1
 
 
-def test_on_a_full_disk_all_stays_as_it_is(count, tmp_path):
+def test_on_a_full_disk_nothing_changes(count, tmp_path):
     count(DEAD_PID, {("noria_x", "1"): 1})
     merge_dead_processes(str(tmp_path))
     count(DEAD_PID + 1, {("noria_x", "1"): 1})
@@ -175,7 +175,7 @@ def test_on_a_full_disk_all_stays_as_it_is(count, tmp_path):
     assert not list(tmp_path.glob("*.draft"))
 
 
-def test_of_a_file_that_is_broken_counts_what_can_be_read(count, tmp_path):
+def test_the_valid_part_of_a_broken_file_counts(count, tmp_path):
     count(DEAD_PID, {("noria_x", "1"): 1, ("noria_y", "1"): 1})
     count(DEAD_PID + 1, {("noria_z", "1"): 1})
     path = tmp_path / f"counter_{DEAD_PID}.db"

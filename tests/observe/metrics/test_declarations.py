@@ -1,4 +1,4 @@
-"""The metrics' names and labels are a contract: what is exported is what is declared, and docs/metrics.md says so."""
+"""The metrics' names and labels are a contract: the declared metrics are exported, and docs/metrics.md lists them."""
 
 import os
 import pathlib
@@ -20,14 +20,14 @@ from noria.observe.metrics.process_metrics import ProcessCollector
 from noria.protocol.messages import ExitCause
 from noria.scheduling.types import Phase
 
-DOCS = pathlib.Path(__file__).parents[2] / "docs"
+DOCS = pathlib.Path(__file__).parents[3] / "docs"
 
 
-def test_the_page_is_written_from_the_declarations():
+def test_the_docs_page_is_generated_from_the_declarations():
     assert (DOCS / "metrics.md").read_text(encoding="utf-8") == metrics_page()
 
 
-def test_what_is_exported_is_what_is_declared():
+def test_exactly_the_declared_metrics_are_exported():
     exported = {
         f"{family.name}_total" if family.type == "counter" else family.name: family.type
         for family in (*REGISTRY.collect(), *ProcessCollector().collect())
@@ -36,18 +36,19 @@ def test_what_is_exported_is_what_is_declared():
     assert exported == declared
 
 
-def test_queries_in_the_docs_name_metrics_that_exist():
+def test_queries_in_the_docs_use_metrics_that_exist():
     series = {name for declared in DECLARATIONS.values() for name in declared.series}
     for query in QUERIES.values():
         names = re.findall(r"noria_\w+", query)
         assert names and set(names) <= series, query
 
 
-def test_what_can_be_counted_counts_from_0_on():
-    # The first increase of a series that begins with 1 is seen by no query.
+def test_counters_start_at_0():
+    # No query sees the first increase of a series that starts at 1.
     script = (
-        "from noria.observe.metrics.exposition import exposition; from noria.observe.metrics.declarations import expect_engines\n"
-        "expect_engines(['engine-0', 'engine-1']); print(exposition()[0].decode())"
+        "from noria.observe.metrics.exposition import exposition\n"
+        "from noria.observe.metrics.declarations import init_engine_series\n"
+        "init_engine_series(['engine-0', 'engine-1']); print(exposition()[0].decode())"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     found = {
@@ -55,24 +56,29 @@ def test_what_can_be_counted_counts_from_0_on():
         for family in text_string_to_metric_families(run.stdout)
         for sample in family.samples
     }
-    for name, values in (("noria_jobs_total", TERMINAL_STATUSES), ("noria_webhooks_total", ("delivered", "failed"))):
+    for name, values in (
+        ("noria_jobs_total", TERMINAL_STATUSES),
+        ("noria_webhook_attempts_total", ("delivered", "failed")),
+    ):
         assert [found[name, value] for value in values] == [0.0] * len(values)
     for engine in ("engine-0", "engine-1"):
         assert found["noria_engine_up", engine] == 0.0
-        assert [found["noria_engine_starts_total", engine, end] for end in get_args(ExitCause)] == [0.0] * 3
-        assert [found["noria_out_of_memory_total", engine, part] for part in get_args(Phase)] == [0.0] * 3
-        assert [found[f"noria_{name}_total", engine] for name in ("turns", "joins", "engine_busy_seconds")] == [0.0] * 3
+        assert [found["noria_engine_starts_total", engine, cause] for cause in get_args(ExitCause)] == [0.0] * 3
+        assert [found["noria_out_of_memory_total", engine, phase] for phase in get_args(Phase)] == [0.0] * 3
+        assert [found[f"noria_{name}_total", engine] for name in ("iterations", "joins", "engine_busy_seconds")] == [
+            0.0
+        ] * 3
     assert found["noria_engines_configured",] == 2.0
 
 
-def test_exposition_is_what_prometheus_reads():
+def test_prometheus_can_parse_the_exposition():
     text, content_type = exposition()
     assert content_type.startswith("text/plain")
     families = {family.name for family in text_string_to_metric_families(text.decode())}
-    assert {"noria_turns", "noria_batch_size", "noria_engine_up", "noria_process_cpu_seconds"} <= families
+    assert {"noria_iterations", "noria_batch_size", "noria_engine_up", "noria_process_cpu_seconds"} <= families
 
 
-def test_who_asks_for_openmetrics_gets_it_with_the_latest_request_of_each_bucket():
+def test_openmetrics_has_the_latest_request_of_each_bucket():
     for seconds, name in ((0.3, "first"), (0.4, "second"), (3000.0, "slow"), (0.7, "x" * 128)):
         observe(declarations.QUEUE_SECONDS, seconds, {"model": "exemplary"}, {"request_id": name})
     text, content_type = exposition("application/openmetrics-text;version=1.0.0,text/plain;q=0.3")
@@ -90,7 +96,7 @@ def test_who_asks_for_openmetrics_gets_it_with_the_latest_request_of_each_bucket
     assert found["1.0"] is None  # an id that would not fit
 
 
-def test_an_exemplar_that_has_no_room_for_both_ids_has_the_trace():
+def test_an_exemplar_without_room_for_both_ids_has_the_trace_id():
     trace, long_id, longest_id = "a" * 32, "x" * 128, "x" * (128 - len("trace_id" + "a" * 32 + "request_id"))
     exemplars = Exemplars()
     for seconds, request_id in ((0.5, longest_id), (1.5, longest_id + "x"), (2.5, long_id)):
@@ -105,9 +111,13 @@ def test_an_exemplar_that_has_no_room_for_both_ids_has_the_trace():
 
 
 def test_values_of_several_processes_are_summed(tmp_path):
-    count = "from noria.observe import metrics; from noria.observe.metrics.exposition import exposition; metrics.JOBS_ACCEPTED.inc(3); metrics.INFLIGHT.set(8); metrics.EVENT_LOOP_LAG_SECONDS.observe(2);"
+    count = (
+        "from noria.observe.metrics import declarations as metrics; "
+        "from noria.observe.metrics.exposition import exposition; "
+        "metrics.JOBS_ACCEPTED.inc(3); metrics.REQUESTS_IN_FLIGHT.set(8); metrics.EVENT_LOOP_LAG_SECONDS.observe(2);"
+    )
     environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
-    # The last to count also tells: it lives, so its gauge counts, and the dead one's does until the supervisor has forgotten it.
+    # The gauge of the first process, which has ended, counts until the supervisor removes its file.
     for script in (count, count + "print(exposition()[0].decode())"):
         run = subprocess.run(
             [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
@@ -119,5 +129,6 @@ def test_values_of_several_processes_are_summed(tmp_path):
         if not sample.labels
     }
     assert [
-        values[f"noria_{name}"] for name in ("jobs_accepted_total", "inflight", "event_loop_lag_seconds_count")
+        values[f"noria_{name}"]
+        for name in ("jobs_accepted_total", "requests_in_flight", "event_loop_lag_seconds_count")
     ] == [6, 16, 2]

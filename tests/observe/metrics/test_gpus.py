@@ -1,4 +1,4 @@
-"""NVIDIA GPUs by a stand-in for NVML: the machines that test have none."""
+"""NVIDIA GPU metrics, with a fake NVML."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ class NVMLError(Exception):
 
 
 def nvml(**differences):
-    """Two GPUs; the second does not tell its energy."""
+    """A fake with two GPUs; the second does not report its energy."""
 
     def energy(gpu):
         if gpu == 1:
@@ -40,7 +40,7 @@ def samples(collector):
     return {(sample.name, sample.labels["gpu"]): sample for family in collector.collect() for sample in family.samples}
 
 
-def test_every_gpu_has_its_figures_in_the_exporters_units():
+def test_every_gpu_has_all_metrics_in_dcgm_exporters_units():
     found = samples(GpuCollector(nvml()))
     assert {name for name, gpu in found if gpu == "0"} == set(GPU_METRICS)
     assert found["DCGM_FI_DEV_GPU_UTIL", "1"].value == 91
@@ -49,7 +49,7 @@ def test_every_gpu_has_its_figures_in_the_exporters_units():
     assert found["DCGM_FI_DEV_POWER_USAGE", "0"].labels == {"gpu": "0", "UUID": "GPU-0", "modelName": "NVIDIA H100"}
 
 
-def test_what_a_gpu_does_not_report_is_left_out():
+def test_metrics_that_a_gpu_does_not_report_are_left_out():
     found = samples(GpuCollector(nvml()))
     assert ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "0") in found
     assert ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "1") not in found
@@ -64,12 +64,12 @@ def test_a_gpu_that_is_lost_hides_no_other():
     assert {gpu for _, gpu in samples(GpuCollector(nvml(nvmlDeviceGetHandleByIndex=handle)))} == {"1"}
 
 
-def test_a_driver_that_is_gone_leaves_no_figures_and_no_error():
+def test_without_a_driver_there_are_no_metrics_and_no_error():
     def count():
         raise NVMLError("Driver Not Loaded")
 
     assert samples(GpuCollector(nvml(nvmlDeviceGetCount=count))) == {}
 
 
-def test_without_nvml_there_are_none():
+def test_without_nvml_there_are_no_metrics():
     assert list(GpuCollector(None).collect()) == []

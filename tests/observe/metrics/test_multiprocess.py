@@ -1,4 +1,4 @@
-"""Several processes' values as one text: line by line what prometheus_client's own collector and writers give."""
+"""The values of several processes: the output equals that of prometheus_client's own collector, line by line."""
 
 import json
 import os
@@ -22,9 +22,9 @@ registry = CollectorRegistry()
 counter = Counter("noria_things", 'Things; "so" called\\nand \\\\.', ["name", "kind"], registry=registry)
 plain = Counter("noria_plain", "One.", registry=registry)
 slots = Gauge("noria_slots", "Slots.", multiprocess_mode="livesum", registry=registry)
-drain = Gauge("noria_drain", "Drain.", ["a"], multiprocess_mode="livemax", registry=registry)
+backlog = Gauge("noria_backlog", "Backlog.", ["a"], multiprocess_mode="livemax", registry=registry)
 seconds = Histogram("noria_seconds", "Time.", ["path"], buckets=(0.1, 1, 1e7), registry=registry)
-alone = Histogram("noria_alone", "Alone.", buckets=(1, 2), registry=registry)
+unlabelled = Histogram("noria_unlabelled", "Unlabelled.", buckets=(1, 2), registry=registry)
 for line in sys.stdin:
     exec(line)
     print("done", flush=True)
@@ -32,7 +32,7 @@ for line in sys.stdin:
 
 
 class CountingProcess:
-    """A process that counts what it is told."""
+    """A process that executes lines of `COUNTING_SCRIPT`'s metrics."""
 
     def __init__(self, folder):
         self.process = subprocess.Popen(
@@ -78,23 +78,23 @@ def assert_same_as_prometheus_client(reader, folder):
     assert sorted(reader.text(Exemplars()).splitlines()) == expected_lines(folder, generate_openmetrics)
 
 
-def test_it_says_what_prometheus_client_says_whatever_happens_between_scrapes(start_process, tmp_path):
+def test_the_output_equals_prometheus_clients_over_several_scrapes(start_process, tmp_path):
     reader, first, second = MultiprocessReader(str(tmp_path)), start_process(), start_process()
     assert_same_as_prometheus_client(reader, tmp_path)
-    first.do("plain.inc(); slots.set(8); seconds.labels('/a').observe(0.05)")
+    first.run_line("plain.inc(); slots.set(8); seconds.labels('/a').observe(0.05)")
     assert_same_as_prometheus_client(reader, tmp_path)
-    second.do("plain.inc(2.5); slots.set(16); drain.labels('x').set(3); seconds.labels('/a').observe(5)")
-    first.do("drain.labels('x').set(7); drain.labels('y').set(-1.5)")
+    second.run_line("plain.inc(2.5); slots.set(16); backlog.labels('x').set(3); seconds.labels('/a').observe(5)")
+    first.run_line("backlog.labels('x').set(7); backlog.labels('y').set(-1.5)")
     assert_same_as_prometheus_client(reader, tmp_path)
-    second.do("counter.labels('é \\\"\\\\ \\n', 'k').inc(12345678); seconds.labels('/b').observe(1e9)")
-    first.do("counter.labels('b', 'k').inc(1e21); alone.observe(1.5); plain.inc(float('inf'))")
+    second.run_line("counter.labels('é \\\"\\\\ \\n', 'k').inc(12345678); seconds.labels('/b').observe(1e9)")
+    first.run_line("counter.labels('b', 'k').inc(1e21); unlabelled.observe(1.5); plain.inc(float('inf'))")
     assert_same_as_prometheus_client(reader, tmp_path)
 
 
-def test_gauges_go_with_their_process_and_counters_stay(start_process, tmp_path):
+def test_gauges_of_ended_processes_are_removed_and_counters_kept(start_process, tmp_path):
     reader, first, second = MultiprocessReader(str(tmp_path)), start_process(), start_process()
-    first.do("plain.inc(3); slots.set(8); drain.labels('x').set(9)")
-    second.do("plain.inc(4); slots.set(16); drain.labels('x').set(1)")
+    first.run_line("plain.inc(3); slots.set(8); backlog.labels('x').set(9)")
+    second.run_line("plain.inc(4); slots.set(16); backlog.labels('x').set(1)")
     assert_same_as_prometheus_client(reader, tmp_path)
     first.end()
     mark_process_dead(first.process.pid, str(tmp_path))
@@ -102,44 +102,44 @@ def test_gauges_go_with_their_process_and_counters_stay(start_process, tmp_path)
     text = reader.text(None)
     assert "noria_plain_total 7.0\n" in text
     assert "noria_slots 16.0\n" in text
-    assert 'noria_drain{a="x"} 1.0\n' in text
+    assert 'noria_backlog{a="x"} 1.0\n' in text
 
 
-def test_gauges_whose_processes_have_all_ended_are_not_there(start_process, tmp_path):
+def test_gauges_whose_processes_have_all_ended_are_absent(start_process, tmp_path):
     reader, first = MultiprocessReader(str(tmp_path)), start_process()
-    first.do("drain.labels('x').set(9)")
-    assert "noria_drain" in reader.text(None)
+    first.run_line("backlog.labels('x').set(9)")
+    assert "noria_backlog" in reader.text(None)
     first.end()
     mark_process_dead(first.process.pid, str(tmp_path))
-    assert "noria_drain" not in reader.text(None)
+    assert "noria_backlog" not in reader.text(None)
 
 
-def test_a_file_that_grows_beyond_its_first_size_is_read_on(start_process, tmp_path):
+def test_a_file_that_grows_beyond_its_first_size_is_read_further(start_process, tmp_path):
     reader, first = MultiprocessReader(str(tmp_path)), start_process()
     for start in range(0, 600, 200):
-        first.do(f"[seconds.labels('/' + str(k)).observe(k) for k in range({start}, {start + 200})]")
+        first.run_line(f"[seconds.labels('/' + str(k)).observe(k) for k in range({start}, {start + 200})]")
         assert_same_as_prometheus_client(reader, tmp_path)
 
 
-def test_a_file_that_is_just_being_made_says_nothing_yet(start_process, tmp_path):
+def test_a_file_that_is_being_created_is_ignored(start_process, tmp_path):
     reader, first = MultiprocessReader(str(tmp_path)), start_process()
-    first.do("plain.inc(3)")
+    first.run_line("plain.inc(3)")
     for name, content in (("counter_1.db", b""), ("gauge_livesum_1.db", b""), ("counter_2.db", b"\0" * 65_536)):
         (tmp_path / name).write_bytes(content)
     assert "noria_plain_total 3.0\n" in reader.text(None)
 
 
-def test_the_room_behind_the_entries_is_not_read(start_process, tmp_path):
-    """Files of processes that have ended stay: each costs a scrape its few kB, not its 64."""
+def test_unused_space_after_the_entries_is_not_read(start_process, tmp_path):
+    """A scrape reads the few kB in use of each file, not all 64."""
     reader, first = MultiprocessReader(str(tmp_path)), start_process()
-    first.do("plain.inc(3)")
-    os.truncate(tmp_path / f"counter_{first.process.pid}.db", 2**40)  # of which nothing is on the disk
+    first.run_line("plain.inc(3)")
+    os.truncate(tmp_path / f"counter_{first.process.pid}.db", 2**40)  # sparse: takes no disk space
     assert "noria_plain_total 3.0\n" in reader.text(None)
 
 
-def test_exemplars_stand_behind_their_buckets(start_process, tmp_path):
+def test_exemplars_follow_their_buckets(start_process, tmp_path):
     first, exemplars = start_process(), Exemplars()
-    first.do("seconds.labels('/a').observe(0.5)")
+    first.run_line("seconds.labels('/a').observe(0.5)")
     exemplars.record("noria_seconds", {"path": "/a"}, (0.1, 1, 1e7), 0.5, {"request_id": 'a"b'}, 123.25)
     lines = MultiprocessReader(str(tmp_path)).text(exemplars).splitlines()
     assert 'noria_seconds_bucket{le="1.0",path="/a"} 1.0 # {request_id="a\\"b"} 0.5 123.25' in lines
@@ -147,7 +147,7 @@ def test_exemplars_stand_behind_their_buckets(start_process, tmp_path):
 
 
 def entry(*key, value=1.0):
-    """As prometheus_client writes one: the key's length, the key and what it is padded with, value and time."""
+    """An entry in prometheus_client's format: the key's length, the padded key, value and time."""
     encoded = json.dumps(key).encode()
     return padded(encoded) + struct.pack("dd", value, 0.0)
 
@@ -176,7 +176,7 @@ A, B, C = (entry(f"noria_{name}", f"noria_{name}_total", {}, "Help.", value=1.0)
     ids=["zeros", "another-key", "no-text", "negative", "endless"],
 )
 @pytest.mark.parametrize("kind", ["counter", "gauge_livesum"])
-def test_an_entry_that_cannot_be_is_read_when_it_can(tmp_path, kind, broken):
+def test_an_invalid_entry_is_read_once_it_is_valid(tmp_path, kind, broken):
     reader, path = MultiprocessReader(str(tmp_path)), tmp_path / f"{kind}_1.db"
     write(path, A, broken, C)
     for _ in range(3):
@@ -187,7 +187,7 @@ def test_an_entry_that_cannot_be_is_read_when_it_can(tmp_path, kind, broken):
 
 
 @pytest.mark.parametrize(("used", "found"), [(2**31 - 1, {"noria_a_total": 1.0}), (-1, {})])
-def test_a_length_that_cannot_be_is_not_believed(tmp_path, used, found):
+def test_an_invalid_length_is_ignored(tmp_path, used, found):
     reader, path = MultiprocessReader(str(tmp_path)), tmp_path / "counter_1.db"
     write(path, A, used=used)
     assert counts(reader) == found
@@ -195,7 +195,7 @@ def test_a_length_that_cannot_be_is_not_believed(tmp_path, used, found):
     assert counts(reader) == {"noria_a_total": 1.0, "noria_b_total": 1.0}
 
 
-def test_a_file_that_is_shorter_than_it_was_is_another(tmp_path):
+def test_a_file_that_became_shorter_is_a_new_one(tmp_path):
     reader, path = MultiprocessReader(str(tmp_path)), tmp_path / "counter_1.db"
     write(path, A, B, C)
     assert len(counts(reader)) == 3

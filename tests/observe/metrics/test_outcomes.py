@@ -1,4 +1,4 @@
-"""What becomes of requests is counted from 0 on, under few names."""
+"""Outcomes of requests are counted from 0 on, with bounded labels."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ from noria.errors import RequestError, ServingError, all_codes
 from noria.observe.metrics import declarations
 from noria.observe.metrics.outcomes import OTHER, REJECTION_REASONS, count_request, init_model_series
 
-# Of what is asked about images that are made already, or said before a body is read as a wish: HTTP requests, but none for images.
+# Codes of requests about existing images, or of bodies that are not parsed yet: HTTP requests, but no image requests.
 NEVER_AN_IMAGE_REQUEST_OUTCOME = {
     "invalid_body",
     "unauthorized",
@@ -23,9 +23,10 @@ NEVER_AN_IMAGE_REQUEST_OUTCOME = {
 
 
 def series_after(calls):
-    """All samples of a process that has made these calls, by name and labels."""
+    """Return the samples of a new process after these calls, by name and label values."""
     script = (
-        "from noria.observe.metrics.exposition import exposition; from noria.observe.metrics.outcomes import *\n"
+        "from noria.observe.metrics.exposition import exposition\n"
+        "from noria.observe.metrics.outcomes import *\n"
         f"{calls}; print(exposition()[0].decode())"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -36,8 +37,8 @@ def series_after(calls):
     }
 
 
-def test_all_that_can_become_of_a_models_requests_is_0_before_the_first_comes():
-    found = series_after("expect_models(['tiny'])")
+def test_all_outcomes_of_a_model_are_0_before_its_first_request():
+    found = series_after("init_model_series(['tiny'])")
     outcomes = {labels[1] for name, *labels in found if name == "noria_requests_total"}
     kinds = {code for code, kind in all_codes().items() if issubclass(kind, RequestError | ServingError)}
     assert outcomes == {"ok"} | kinds - NEVER_AN_IMAGE_REQUEST_OUTCOME - {"model_not_found"}
@@ -48,14 +49,14 @@ def test_all_that_can_become_of_a_models_requests_is_0_before_the_first_comes():
     assert {found[name, *labels] for name, *labels in found if "tiny" in labels and name.endswith("_total")} == {0.0}
 
 
-def test_refusals_of_no_model_are_0_before_the_first_comes():
-    found = series_after("expect_no_model()")
+def test_rejections_without_a_model_are_0_before_the_first_request():
+    found = series_after("init_unknown_model_series()")
     for name in ("noria_requests_total", "noria_rejected_total"):
         values = {labels[1]: value for (found_name, *labels), value in found.items() if found_name == name}
         assert values == {"engine_unavailable": 0.0, "model_not_found": 0.0}
 
 
-def test_a_model_that_nobody_serves_is_counted_as_other():
+def test_a_model_that_is_not_served_is_counted_as_other():
     counter = declarations.REQUESTS.labels(OTHER, "cancelled")._value
     before = counter.get()
     for model in (None, "a model of last year's"):
@@ -64,7 +65,7 @@ def test_a_model_that_nobody_serves_is_counted_as_other():
     assert not any("a model of last year's" in labels for labels in declarations.REQUESTS._metrics)
 
 
-def test_a_refusal_is_a_request_and_a_rejection_and_a_failure_is_a_request():
+def test_a_rejection_counts_as_request_and_rejection_and_a_failure_as_request():
     init_model_series(["counted"])
     for outcome in ("queue_full", "generation_failed", "ok"):
         count_request("counted", outcome)

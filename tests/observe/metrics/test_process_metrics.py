@@ -1,4 +1,4 @@
-"""The processes of a server, found by their names: real ones."""
+"""The processes of a server are found by their titles; with real processes."""
 
 import contextlib
 import pathlib
@@ -32,7 +32,7 @@ def test_a_front_end_reports_all_processes_of_its_server_and_no_others():
     assert all(float(line.split()[-1]) > 1e6 for line in lines)
 
 
-def test_a_process_that_ended_between_two_looks_has_no_name():
+def test_a_process_that_has_ended_has_no_name():
     with subprocess.Popen(["sleep", "60"]) as child:
         process = psutil.Process(child.pid)
         child.kill()
@@ -40,7 +40,7 @@ def test_a_process_that_ended_between_two_looks_has_no_name():
 
 
 @pytest.mark.parametrize("kernel_lists", [True, False])
-def test_children_are_those_of_all_threads_that_live(kernel_lists, monkeypatch):
+def test_the_running_children_of_all_threads_are_found(kernel_lists, monkeypatch):
     if not kernel_lists:
         monkeypatch.setattr(pathlib.Path, "glob", lambda self, pattern: iter(()))
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""What has been counted stays counted, whoever is killed: real processes, two front ends and an engine, scraped all the while."""
+"""Counters survive killed processes: two real front ends and an engine, scraped continuously."""
 
 import concurrent.futures
 import contextlib
@@ -9,12 +9,12 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from noria_bench.targets.server import running_server
+from noria.testing.server import running_server
 from waiting import wait_until
 
 SLOTS = 4
 
-pytestmark = pytest.mark.timeout(900)  # two starts of an engine, on a machine that may be busy
+pytestmark = pytest.mark.timeout(900)  # an engine starts twice, on a machine that may be busy
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def server():
 
 
 def scrape(url):
-    """Each series' value, by name and labels, and the kind of its metric; over a connection of its own, so by any front end."""
+    """Return kind and value of each series by name and labels; with a new connection, so from any front end."""
     text = httpx.get(f"{url}/metrics", timeout=30, verify=False).raise_for_status().text
     return {
         (sample.name, *sorted(sample.labels.items())): (family.type, sample.value)
@@ -34,7 +34,7 @@ def scrape(url):
 
 
 class Scraper(threading.Thread):
-    """Scrapes again and again until `stop`, and notes what fell or vanished between two scrapes, and what the engine's state was."""
+    """Scrapes until `stop`, and records series that decreased or vanished, and the states of the engine."""
 
     def __init__(self, url):
         super().__init__(name="scraper")
@@ -44,7 +44,7 @@ class Scraper(threading.Thread):
     def run(self):
         before = {}
         while not self._stop_requested.wait(0.1):
-            with contextlib.suppress(httpx.TransportError):  # the front end that was asked was killed
+            with contextlib.suppress(httpx.TransportError):  # the front end was killed
                 now = scrape(self._url)
                 self.faults += decreased_series(before, now)
                 self.states.add(now.get(("noria_engine_up", ("engine", "engine-0"))))
@@ -56,7 +56,7 @@ class Scraper(threading.Thread):
 
 
 def decreased_series(before, now):
-    """Counters and histograms that fell or vanished; a process's own CPU time may, where its start is another."""
+    """Yield counters and histograms that decreased or vanished, except the CPU time of a process that was restarted."""
     for series, (kind, value) in before.items():
         name, *labels = series
         if kind not in ("counter", "histogram"):
@@ -66,7 +66,7 @@ def decreased_series(before, now):
             if now.get(start) != before[start]:
                 continue
         if series not in now:
-            yield f"{series} is gone; it was {value}"
+            yield f"{series} vanished; it was {value}"
         elif now[series][1] < value:
             yield f"{series} fell from {value} to {now[series][1]}"
 
@@ -80,12 +80,12 @@ def total(url, name, **labels):
 
 
 def eventually(condition):
-    """Waits until it is so, whoever is dead meanwhile."""
+    """Wait for `condition`; requests may fail meanwhile because a process was killed."""
     wait_until(condition, 400, ignoring=(httpx.TransportError, httpx.HTTPStatusError))
 
 
 @pytest.mark.parametrize("kind", ["counter", "histogram"])
-def test_what_falls_or_vanishes_is_noticed(kind):
+def test_a_series_that_decreases_or_vanishes_is_found(kind):
     series = ("noria_x_total", ("model", "a"))
     assert list(decreased_series({series: (kind, 2.0)}, {series: (kind, 2.0)})) == []
     assert (
@@ -99,7 +99,7 @@ def test_what_falls_or_vanishes_is_noticed(kind):
     )
 
 
-def test_no_counter_falls_when_a_front_end_and_an_engine_are_killed(server):
+def test_no_counter_decreases_when_a_front_end_and_an_engine_are_killed(server):
     url = f"http://127.0.0.1:{server.port}"
     done = threading.Event()
 
@@ -140,25 +140,29 @@ def test_no_counter_falls_when_a_front_end_and_an_engine_are_killed(server):
 
     assert scraper.faults == []
     assert scraper.num_scrapes > 10
-    assert scraper.states == {("gauge", 1.0), ("gauge", 0.0)}  # and never untold
+    assert scraper.states == {("gauge", 1.0), ("gauge", 0.0)}  # and never absent
     assert total(url, "noria_engine_starts_total") == 2
-    assert total(url, "noria_engine_starts_total", previous_end="killed") == 1
+    assert total(url, "noria_engine_starts_total", previous_exit="killed") == 1
     starts = sorted(total(url, "noria_frontend_starts_total", process=f"frontend-{k}") for k in range(2))
     assert starts == [1, 2] and total(url, "noria_frontend_starts_total") == 3
     # A front end that is killed while it answers has counted its image, or not: at most one for each user.
     assert answered() == pytest.approx(num_generated, abs=3)
     mapped = [pathlib.Path(each.path) for each in server.children("engine")[0].memory_maps()]
     folder = next(path.parent for path in mapped if path.name.startswith("counter_"))
-    # What the dead held is held no longer: of each only the living tell.
+    # Gauges of the killed processes are gone.
     eventually(
-        lambda: total(url, "noria_inflight") == total(url, "noria_slots_used") == total(url, "noria_queue_depth") == 0
+        lambda: (
+            total(url, "noria_requests_in_flight")
+            == total(url, "noria_slots_used")
+            == total(url, "noria_queue_depth")
+            == 0
+        )
     )
-    # The engine's next life went on under its name.
+    # The restarted engine continues the series of its name.
     assert total(url, "noria_engine_up") == total(url, "noria_engine_up", engine="engine-0") == 1
     assert total(url, "noria_slots") == total(url, "noria_slots", engine="engine-0") == SLOTS
-    assert (
-        total(url, "noria_leaves_total", engine="engine-0", outcome="ok") >= num_generated - 1
-    )  # killed before it had counted the last
-    # What the dead had counted is folded: at the ends above, unless a scrape was in the way each time, at the latest when nobody scrapes.
+    # The engine may be killed before it has counted its last image.
+    assert total(url, "noria_departures_total", engine="engine-0", outcome="ok") >= num_generated - 1
+    # The files of dead processes are merged: above, unless a scrape held the lock each time, or now, without scrapes.
     server.children("frontend")[0].kill()
     wait_until(lambda: list(folder.glob("counter_ended-*.db")) and list(folder.glob("histogram_ended-*.db")))

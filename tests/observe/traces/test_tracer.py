@@ -1,4 +1,4 @@
-"""Tracers: the one that makes nothing, and the one that brings spans to a collector, or does not manage to."""
+"""The tracer that records nothing, and the one that exports spans to a collector that works or does not."""
 
 import logging
 import socket
@@ -26,8 +26,8 @@ def context(is_sampled=True):
 
 @pytest.fixture
 def long_close_timeout(monkeypatch):
-    """What is closed has brought away all it had, however long that takes on a busy machine."""
-    monkeypatch.setattr(otlp, "_CLOSE_WITHIN_S", TIMEOUT_S)
+    """`close` exports all spans, even on a busy machine."""
+    monkeypatch.setattr(otlp, "_CLOSE_TIMEOUT_S", TIMEOUT_S)
 
 
 @pytest.fixture
@@ -37,19 +37,19 @@ def tracer(collector, long_close_timeout):
     opened.close()
 
 
-def test_without_an_endpoint_a_callers_context_is_handed_on_and_nothing_else_happens():
+def test_without_an_endpoint_only_the_clients_context_is_propagated():
     assert open_tracer("", 1.0, "frontend-0") is NO_TRACER
-    caller = context()
-    span = NO_TRACER.span("POST", "server", caller)
-    assert (span.context, span.is_recording) == (caller, False)
+    client = context()
+    span = NO_TRACER.span("POST", "server", client)
+    assert (span.context, span.is_recording) == (client, False)
     assert NO_TRACER.span("POST", "server", None).context is None
 
 
-def test_what_is_done_inside_is_done_for_the_request_and_not_after():
-    caller = context()
-    span = NoSpan(caller)
+def test_request_scope_sets_the_current_request_and_span_and_restores_them():
+    client = context()
+    span = NoSpan(client)
     with request_scope("an-id", span):
-        assert RequestContext("an-id", caller.trace_id, caller.span_id) == CURRENT_REQUEST.get()
+        assert RequestContext("an-id", client.trace_id, client.span_id) == CURRENT_REQUEST.get()
         assert CURRENT_SPAN.get() is span
         with pytest.raises(LookupError), request_scope("another", NO_SPAN):
             raise LookupError
@@ -72,44 +72,44 @@ def test_an_endpoint_with_a_password_is_refused_and_not_shown():
     assert "hunter2" not in str(refused.value)
 
 
-def test_a_recorded_span_is_brought_with_its_times_and_its_failure(tracer, collector):
-    caller = context()
-    span = tracer.span("whole", "client", caller, {"a": 1})
+def test_a_recorded_span_is_exported_with_its_times_and_its_error(tracer, collector):
+    client = context()
+    span = tracer.span("whole", "client", client, {"a": 1})
     record_span(tracer, "part", span, 1000.25, 1001.5, {"b": "c"}, "queue_full")
     span.end()
-    record_span(tracer, "late", span, 1.0, 2.0)  # of what is over nobody is told any more
+    record_span(tracer, "late", span, 1.0, 2.0)  # its parent has ended, so it is not recorded
     tracer.close()
-    whole, part = sorted(collector.of_trace(caller.trace_id), key=lambda each: each.name, reverse=True)
-    assert (whole.name, whole.kind, whole.parent_id, whole.attributes) == ("whole", "client", caller.span_id, {"a": 1})
+    whole, part = sorted(collector.of_trace(client.trace_id), key=lambda each: each.name, reverse=True)
+    assert (whole.name, whole.kind, whole.parent_id, whole.attributes) == ("whole", "client", client.span_id, {"a": 1})
     assert (part.name, part.parent_id, part.began, part.ended) == ("part", whole.span_id, 1000.25, 1001.5)
     assert (part.failed, part.attributes) == (True, {"b": "c", "error.type": "queue_full"})
     assert (whole.tracestate, part.tracestate) == ("vendor=x", "vendor=x")
 
 
-def test_the_caller_decides_and_the_ratio_where_there_is_none(collector):
+def test_the_parent_decides_on_sampling_else_the_ratio(collector):
     tracer = OtlpTracer(collector.endpoint, 0.0, "frontend-0")
     sampled, not_sampled = context(), context(is_sampled=False)
     of_sampled = tracer.span("a", "server", sampled)
     of_other, of_nobody = tracer.span("b", "server", not_sampled), tracer.span("c", "server", None)
     assert [span.is_recording for span in (of_sampled, of_other, of_nobody)] == [True, False, False]
     assert (of_other.context.trace_id, of_other.context.is_sampled) == (not_sampled.trace_id, False)
-    assert of_nobody.context.traceparent.endswith("-00")  # those who are asked next need not decide again
+    assert of_nobody.context.traceparent.endswith("-00")  # the decision is propagated
     tracer.close()
 
 
-def test_what_the_environment_calls_us_goes_first(collector, monkeypatch, long_close_timeout):
+def test_resource_attributes_of_the_environment_take_precedence(collector, monkeypatch, long_close_timeout):
     monkeypatch.setenv("OTEL_SERVICE_NAME", "pictures")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.namespace=shop,service.instance.id=mine")
-    tracer, caller = OtlpTracer(collector.endpoint, 1.0, "frontend-0"), context()
-    tracer.span("a", "server", caller).end()
+    tracer, client = OtlpTracer(collector.endpoint, 1.0, "frontend-0"), context()
+    tracer.span("a", "server", client).end()
     tracer.close()
-    (span,) = collector.of_trace(caller.trace_id)
+    (span,) = collector.of_trace(client.trace_id)
     expected = {"service.name": "pictures", "service.namespace": "shop", "service.instance.id": "mine"}
     assert span.resource.items() >= expected.items()
 
 
-def test_a_collector_that_never_answers_holds_the_end_up_for_two_seconds_at_most(monkeypatch):
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "280")  # that the SDK would wait
+def test_a_collector_that_never_responds_delays_close_by_two_seconds_at_most(monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "280")  # the time that the SDK would wait
     with socket.create_server(("127.0.0.1", 0)) as unresponsive:
         tracer = OtlpTracer(f"http://127.0.0.1:{unresponsive.getsockname()[1]}/", 1.0, "frontend-0")
         tracer.span("a", "server", None).end()
@@ -132,7 +132,10 @@ def test_warnings_are_rate_limited():
 
 
 def test_without_tracing_a_request_costs_microseconds():
-    """All that the middleware does for traces: look for the header, keep the ids for the log. Run with -s to see it."""
+    """All that the middleware does for tracing: look for the header, keep the ids for the log.
+
+    Run with -s to see the time.
+    """
     scope = {"path": "/t2i", "method": "POST", "scheme": "http", "headers": [(b"x-header", b"a value")] * 8}
     headers = Headers(scope=scope)
 

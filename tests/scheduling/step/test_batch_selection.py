@@ -1,4 +1,4 @@
-"""Who steps together: as many as pay, and, while slots are free, no more than the deadlines of those who step allow."""
+"""Batch selection: as many images as pay off and, while slots are free, their deadlines allow."""
 
 import dataclasses
 
@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from noria.scheduling.step.batch_selection import BatchLimits, select_batch
 
-# A second, and a quarter of one for each further row: a batch of 8 takes 2.75 s and draws 2.9 rows a second, one row alone 1.
+# One second, plus a quarter for each further row: a batch of 8 takes 2.75 s, which is 2.9 rows per second; one row
+# alone is 1.
 LIMITS = BatchLimits(rows_limit=8, step_s=lambda rows: 0.75 + 0.25 * rows, decode_s=0.5, share=1.0, is_full=False)
 
 
@@ -24,47 +25,48 @@ def names(images, now=0.0, **limits):
     return [image.name for image in select_batch(images, dataclasses.replace(LIMITS, **limits), now)[0]]
 
 
-def test_all_step_that_pay():
+def test_all_images_that_pay_off_are_selected():
     images = [Image(str(number)) for number in range(10)]
     assert names(images) == list("01234567")
     assert names(images, rows_limit=3) == list("012")
     assert names([], rows_limit=3) == []
 
 
-def test_one_always_steps():
+def test_the_first_image_is_always_selected():
     assert names([Image("two", rows=2), Image("one")], rows_limit=1) == ["two"]
 
 
-def test_room_that_is_too_small_for_the_next_goes_to_one_behind_who_fits():
+def test_a_later_image_that_fits_takes_rows_that_are_too_few_for_the_next():
     assert names([Image("a", rows=2), Image("b", rows=2), Image("c"), Image("d")], rows_limit=3) == ["a", "c"]
 
 
 def test_a_deadline_keeps_the_batch_small():
-    # 10 calls in 15.5 s less 0.5 s of decoding: 1.5 s each, of which nine tenths are planned with: 3 rows take 1.5 s, 2 take 1.25 s.
+    # 10 calls in 15.5 s less 0.5 s of decoding: 1.5 s each, nine tenths of which may be used: 3 rows take 1.5 s, 2 take
+    # 1.25 s.
     urgent = Image("urgent", deadline_s=15.5)
     patient = [Image(str(number)) for number in range(5)]
     assert names([urgent, *patient]) == ["urgent", "0"]
     assert names([urgent, *patient], now=-5.0) == ["urgent", "0", "1", "2"]
 
 
-def test_who_shares_the_device_with_another_class_can_afford_less():
+def test_a_smaller_share_of_the_device_allows_fewer_images():
     images = [Image("urgent", deadline_s=25.5), *[Image(str(number)) for number in range(5)]]
     assert names(images) == ["urgent", "0", "1", "2", "3", "4"]
     assert names(images, share=0.5) == ["urgent"]
 
 
-def test_on_a_full_wheel_throughput_goes_first():
+def test_deadlines_are_ignored_when_all_slots_are_taken():
     images = [Image("urgent", deadline_s=15.5), *[Image(str(number)) for number in range(5)]]
     assert len(names(images, is_full=True)) == 6
 
 
-def test_who_cannot_be_in_time_even_alone_holds_nobody_back():
+def test_an_image_that_cannot_meet_its_deadline_does_not_limit_the_batch():
     images = [Image("hopeless", deadline_s=5.0), *[Image(str(number)) for number in range(5)]]
     assert len(names(images)) == 6
-    assert len(names([Image("drawn", calls_left=0, deadline_s=5.0), *images[1:]])) == 6
+    assert len(names([Image("denoised", calls_left=0, deadline_s=5.0), *images[1:]])) == 6
 
 
-def test_whoever_steps_bounds_the_step_also_for_those_behind():
+def test_each_selected_image_limits_the_step_for_later_images():
     images = [Image("a"), Image("tight", deadline_s=14.5), Image("b"), Image("c")]
     chosen, max_step_s = select_batch(images, LIMITS, 0.0)
     assert [image.name for image in chosen] == ["a", "tight"]
@@ -85,14 +87,16 @@ def test_whoever_steps_bounds_the_step_also_for_those_behind():
     st.floats(0, 100),
     st.integers(1, 12),
 )
-def test_a_batch_pays_and_can_be_afforded(images, now, limit):
+def test_a_batch_fits_the_row_limit_and_the_deadlines(images, now, limit):
     limits = dataclasses.replace(LIMITS, rows_limit=limit)
     chosen, _ = select_batch(images, limits, now)
     assert bool(chosen) == bool(images)
-    assert [image for image in images if any(image is each for each in chosen)] == chosen  # in order, nobody twice
+    assert [
+        image for image in images if any(image is each for each in chosen)
+    ] == chosen  # in order, without duplicates
     rows = sum(image.rows for image in chosen)
     assert len(chosen) <= 1 or rows <= limit
-    for image in chosen[:-1]:  # whoever was there before the last one joined can afford what it became
-        if image.due_s is not None and image.calls_left > 0:
-            each_s = (image.due_s - now - limits.decode_s) / image.calls_left
+    for image in chosen[:-1]:  # those selected before the last one can afford the whole batch
+        if image.deadline_s is not None and image.calls_left > 0:
+            each_s = (image.deadline_s - now - limits.decode_s) / image.calls_left
             assert each_s < limits.step_s(image.rows) or limits.step_s(rows) <= each_s

@@ -1,4 +1,4 @@
-"""The forecast, by example; that it comes true is held in virtual time by `test_virtual_time.py`."""
+"""Examples of forecasts; `test_virtual_time.py` checks in virtual time that forecasts come true."""
 
 import pytest
 
@@ -29,68 +29,68 @@ def forecast_times(images, num_slots=4, cost_model=None, expected_batch_size=Non
     return {each.request_id: (pytest.approx(at.start_in_s), pytest.approx(at.finish_in_s)) for each, at in done.items()}
 
 
-def test_one_image_takes_its_prompt_its_calls_and_its_decoding():
+def test_one_image_takes_its_text_encode_its_calls_and_its_decode():
     assert forecast_times([image("a", 3)], cost_model=costs(decodes={1: 0.5}, text_encode_s=0.25)) == {"a": (0.0, 3.75)}
 
 
-def test_images_that_share_a_call_take_the_time_of_a_larger_one():
+def test_images_that_share_a_call_take_the_duration_of_the_larger_batch():
     assert forecast_times([image("a", 2), image("b", 4)]) == {"a": (0.0, 4.0), "b": (0.0, 6.0)}
 
 
-def test_the_next_boards_when_a_slot_is_free():
+def test_the_next_image_joins_when_a_slot_is_free():
     assert forecast_times([image("a", 2, running=True), image("b", 3)], num_slots=1) == {
         "a": (0.0, 2.0),
         "b": (2.0, 5.0),
     }
 
 
-def test_where_not_all_pay_the_others_are_paused():
+def test_images_beyond_the_row_limit_are_paused():
     assert forecast_times([image("a", 2), image("b", 2)], cost_model=costs(max_rows=1)) == {
         "a": (0.0, 2.0),
         "b": (0.0, 4.0),
     }
 
 
-def test_who_goes_first_displaces_who_is_seated():
+def test_an_image_ranked_first_pauses_running_images():
     model = costs(max_rows=1)
     images = [image("urgent", 1), image("runs", 5, running=True), image("other", 5, running=True)]
-    assert forecast_times(images, num_slots=2, cost_model=model)["urgent"] == (5.0, 6.0)  # there was no slot before
+    assert forecast_times(images, num_slots=2, cost_model=model)["urgent"] == (5.0, 6.0)  # no slot is free before
     images = [image("urgent", 1), image("runs", 5, running=True)]
     assert forecast_times(images, num_slots=2, cost_model=model) == {"urgent": (0.0, 1.0), "runs": (0.0, 6.0)}
 
 
-def test_a_crowd_that_is_drawn_together_is_decoded_in_batches_of_which_each_takes_its_time():
+def test_images_denoised_together_are_decoded_in_batches_one_after_another():
     images = [image(name, 1) for name in "abc"] + [image("runner", 9)]
     done = forecast_times(images, cost_model=costs(steps={1: 1.0, 4: 1.0}, decodes={1: 1.0, 2: 1.5}), decode_batch=2)
     assert [done[name][1] for name in "abc"] == [2.5, 2.5, 4.5]  # a step of "runner" lies between
 
 
-def test_only_decoding_may_be_left():
+def test_an_image_with_only_its_decode_left():
     assert forecast_times([image("a", 0, running=True)], cost_model=costs(decodes={1: 0.5})) == {"a": (0.0, 0.5)}
 
 
-def test_classes_share_the_device_by_the_images_seated():
+def test_batch_keys_share_the_device_in_proportion_to_running_images():
     images = [image("a", 4), image("b", 4, LARGE), image("c", 4, LARGE)]
     done = forecast_times(images, cost_model=costs(steps={1: 1.0, 8: 1.0}))
-    assert done["a"] == (0.0, 8.0)  # a third of the device while all are here, then all of it
+    assert done["a"] == (0.0, 8.0)  # a third of the device while all run, then all of it
     assert done["b"] == (0.0, 6.0)
 
 
-def test_company_makes_steps_longer_but_not_beyond_the_limit():
+def test_the_expected_batch_size_lengthens_steps_up_to_the_row_limit():
     assert forecast_times([image("a", 2)], expected_batch_size={SMALL: 3.0}) == {"a": (0.0, 6.0)}
     assert forecast_times([image("a", 2)], cost_model=costs(max_rows=2), expected_batch_size={SMALL: 6.0}) == {
         "a": (0.0, 4.0)
     }
 
 
-def test_what_is_not_known_costs_nothing():
+def test_unknown_costs_are_zero():
     assert forecast_times([image("a", 9), image("b", 3)], num_slots=1, cost_model=CostModel()) == {
         "a": (0.0, 0.0),
         "b": (0.0, 0.0),
     }
 
 
-def test_who_flies_alone_waits_for_an_empty_wheel_and_holds_the_others_back():
+def test_an_exclusive_request_waits_for_an_empty_batch_and_holds_others_back():
     images = [image("runs", 2, running=True)]
     images += [image("suspect", 3, exclusive=True, index=index) for index in range(2)]
     images += [image("after", 1)]

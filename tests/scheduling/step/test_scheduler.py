@@ -31,11 +31,11 @@ def make_request(request_id="a", calls=2, images=1, batch_key=SMALL, expires_at=
 
 def make_result(text_encode_s=0.0, step_s=0.0, decode_s=0.0, **result):
     timings = MeasuredTimings(text_encode_s, step_s, decode_s)
-    return IterationResult(**{"spent": timings if timings != NO_TIMINGS else None} | result)
+    return IterationResult(**{"phase_timings": timings if timings != NO_TIMINGS else None} | result)
 
 
 class PendingTimings:
-    """What a device will have spent, which nobody on the wheel's thread may ask."""
+    """Timings that are not known yet: reading a duration fails the test."""
 
     is_known = False
 
@@ -45,7 +45,7 @@ def run_iteration(scheduler, now=0.0, **result):
     return plan, scheduler.commit(plan, make_result(**result), now)
 
 
-def test_a_request_boards_steps_through_its_table_and_leaves():
+def test_a_request_joins_steps_through_its_table_and_leaves():
     scheduler = StepScheduler(4)
     assert scheduler.submit(make_request(calls=2), now=1.0) == []
     first, events = run_iteration(scheduler, now=2.0)
@@ -69,7 +69,7 @@ def test_a_request_boards_steps_through_its_table_and_leaves():
     assert scheduler.num_running == 0
 
 
-def test_a_newcomer_boards_at_the_next_turn_beside_running_images():
+def test_a_new_request_joins_running_images_at_the_next_iteration():
     scheduler = StepScheduler(4)
     scheduler.submit(make_request("a", calls=5), 0)
     run_iteration(scheduler)
@@ -78,23 +78,23 @@ def test_a_newcomer_boards_at_the_next_turn_beside_running_images():
     assert [(step.image.request_id, step.call) for step in plan.steps] == [("a", 1), ("b", 0)]
 
 
-def test_a_request_is_told_with_how_many_it_shared_its_steps():
+def test_timings_include_the_mean_batch_size():
     scheduler = StepScheduler(4)
     scheduler.submit(make_request("a", calls=4), 0)
     run_iteration(scheduler)
     scheduler.submit(make_request("b", calls=2), 0)
     run_iteration(scheduler)
     _, events = run_iteration(scheduler)
-    assert events[-1].timings.mean_batch == 2.0  # b was never alone
+    assert events[-1].timings.mean_batch == 2.0  # b always shared its batch
     _, events = run_iteration(scheduler)
     assert events[-1].timings.mean_batch == (1 + 2 + 2 + 1) / 4
 
 
-def test_a_request_that_ends_unfinished_tells_where_its_time_went():
+def test_a_cancelled_request_has_timings():
     scheduler = StepScheduler(2)
     scheduler.submit(make_request("a", calls=9, images=2), now=2.0, arrived_at=1.0)
     scheduler.submit(make_request("b", calls=9), now=2.0)
-    run_iteration(scheduler, now=3.0, encode_s=0.25)
+    run_iteration(scheduler, now=3.0, text_encode_s=0.25)
     (ended,) = scheduler.cancel("b", now=5.0)
     assert (ended.finished_at, ended.timings) == (5.0, RequestTimings(queue_s=3.0))
     run_iteration(scheduler, now=5.0)
@@ -107,7 +107,7 @@ def test_a_request_that_ends_unfinished_tells_where_its_time_went():
     )
 
 
-def test_a_refused_request_tells_how_long_it_was_here():
+def test_a_refused_request_has_its_queue_time():
     scheduler = StepScheduler(1, queue_limit=0)
     (ended,) = scheduler.submit(make_request("a", images=2), now=3.0, arrived_at=1.0)
     assert (ended.finish_reason, ended.finished_at, ended.timings) == (
@@ -117,7 +117,7 @@ def test_a_refused_request_tells_how_long_it_was_here():
     )
 
 
-def test_images_of_one_request_board_as_slots_free_up():
+def test_images_of_one_request_join_as_slots_become_free():
     scheduler = StepScheduler(2)
     scheduler.submit(make_request("a", calls=1, images=3), 0)
     first, events = run_iteration(scheduler)
@@ -128,14 +128,14 @@ def test_images_of_one_request_board_as_slots_free_up():
     assert events[1].finish_reason is FinishReason.FINISHED
 
 
-def test_requests_board_in_order_of_arrival():
+def test_requests_join_in_order_of_arrival():
     scheduler = StepScheduler(1)
     for name in "abc":
         scheduler.submit(make_request(name, calls=1), 0)
     assert [run_iteration(scheduler)[0].joins[0].image.request_id for _ in range(3)] == ["a", "b", "c"]
 
 
-def test_shape_classes_take_turns():
+def test_batch_keys_alternate():
     scheduler = StepScheduler(4)
     scheduler.submit(make_request("a", calls=4, batch_key=SMALL), 0)
     scheduler.submit(make_request("b", calls=4, batch_key=LARGE), 0)
@@ -144,9 +144,9 @@ def test_shape_classes_take_turns():
     assert all(len({step.image for step in plan.steps}) == 1 for plan in plans)
 
 
-def test_a_crowd_that_finishes_together_is_decoded_in_small_batches():
+def test_images_that_finish_together_are_decoded_in_small_batches():
     scheduler = StepScheduler(8, decode_batch=3)
-    scheduler.submit(make_request("crowd", calls=1, images=8), 0)
+    scheduler.submit(make_request("many", calls=1, images=8), 0)
     scheduler.submit(make_request("runner", calls=9), 0)
     sizes = []
     for _ in range(3):
@@ -155,7 +155,7 @@ def test_a_crowd_that_finishes_together_is_decoded_in_small_batches():
     assert sizes == [3, 3, 2]
 
 
-def test_one_turn_decodes_one_shape_only():
+def test_an_iteration_decodes_one_batch_key_only():
     scheduler = StepScheduler(4, decode_batch=1)
     scheduler.submit(make_request("a", calls=1, images=2, batch_key=SMALL), 0)
     scheduler.submit(make_request("b", calls=1, batch_key=LARGE), 0)
@@ -174,7 +174,7 @@ def test_a_cancelled_request_is_gone_from_the_next_plan_and_its_slot_is_free():
     assert [step.image.request_id for step in plan.steps] == ["b"]
 
 
-def test_a_request_cancelled_while_its_turn_is_carried_out_is_passed_over():
+def test_commit_skips_a_request_cancelled_during_its_iteration():
     scheduler = StepScheduler(1)
     scheduler.submit(make_request("a", calls=1), 0)
     plan = scheduler.plan(0)
@@ -188,7 +188,7 @@ def test_cancel_after_finish_does_nothing():
     scheduler.submit(make_request("a", calls=1), 0)
     run_iteration(scheduler)
     assert scheduler.cancel("a", 0) == []
-    assert scheduler.cancel("never-heard-of", 0) == []
+    assert scheduler.cancel("unknown", 0) == []
 
 
 def test_a_failed_image_fails_its_request_and_no_other():
@@ -203,7 +203,7 @@ def test_a_failed_image_fails_its_request_and_no_other():
     assert [step.image.request_id for step in plan.steps] == ["b"]
 
 
-def test_deadlines_end_requests_wherever_they_are():
+def test_requests_expire_whether_running_or_waiting():
     scheduler = StepScheduler(1)
     scheduler.submit(make_request("runs", calls=9, expires_at=5.0), 0)
     scheduler.submit(make_request("waits", calls=9, expires_at=7.0), 0)
@@ -216,16 +216,16 @@ def test_deadlines_end_requests_wherever_they_are():
     assert run_iteration(scheduler)[0].joins[0].image.request_id == "patient"
 
 
-def test_a_full_queue_refuses_at_once_and_says_how_full():
+def test_a_full_queue_refuses_at_once_and_reports_its_length():
     scheduler = StepScheduler(1, queue_limit=2)
     scheduler.submit(make_request("a", images=2), 0)
     (refused,) = scheduler.submit(make_request("b", images=2), 0)
     assert refused.finish_reason is FinishReason.REFUSED
-    assert "2 images wait, 2 may" in refused.message
+    assert "2 images are waiting, the limit is 2" in refused.message
     assert scheduler.submit(make_request("c", images=1), 0) == []
 
 
-def test_the_drain_counts_waiting_and_running_images():
+def test_the_backlog_counts_waiting_and_running_images():
     scheduler = StepScheduler(1, costs=known_costs())
     scheduler.submit(make_request("a", calls=5, images=2), 0)
     assert scheduler.backlog_s == pytest.approx(10.0)
@@ -233,7 +233,7 @@ def test_the_drain_counts_waiting_and_running_images():
     assert scheduler.backlog_s == pytest.approx(9.0)
 
 
-def test_the_oldest_age_is_that_of_who_waits_and_counts_from_the_arrival():
+def test_the_oldest_age_is_of_waiting_requests_and_counts_from_arrival():
     scheduler = StepScheduler(1)
     assert scheduler.oldest_age_s(1.0) == 0.0
     scheduler.submit(make_request("a"), 1.0)
@@ -252,39 +252,39 @@ def known_costs():
     return costs
 
 
-def test_a_queue_is_full_in_seconds_of_work_too():
+def test_a_queue_with_too_many_seconds_of_work_refuses():
     scheduler = StepScheduler(1, queue_limit_s=10.0, costs=known_costs())
-    assert scheduler.submit(make_request("long", calls=50), 0) == []  # an empty server takes anybody
+    assert scheduler.submit(make_request("long", calls=50), 0) == []  # an empty queue takes any request
     run_iteration(scheduler)
-    assert scheduler.submit(make_request("next", calls=5), 0) == []  # nobody waits yet
+    assert scheduler.submit(make_request("next", calls=5), 0) == []  # no request waits yet
     (refused,) = scheduler.submit(make_request("late", calls=5), 0)
     assert (refused.finish_reason, refused.retry_after_s) == (FinishReason.REFUSED, pytest.approx(49.0))
-    assert "54.0 s of work are ahead, 10 s may be" in refused.message
+    assert "it holds 54.0 s of work, the limit is 10 s" in refused.message
 
 
-def test_a_deadline_that_cannot_be_met_is_refused_at_once_with_what_could_be():
+def test_a_deadline_that_cannot_be_met_is_refused_with_the_predicted_finish():
     scheduler = StepScheduler(2, costs=known_costs())
-    (refused,) = scheduler.submit(make_request("never", calls=5, due=4.0), 0)
+    (refused,) = scheduler.submit(make_request("never", calls=5, deadline=4.0), 0)
     assert (refused.finish_reason, refused.retry_after_s) == (FinishReason.UNMEETABLE, None)
     assert refused.message == (
-        "it would be done in 5.00 s, 4.00 s are left; even with nobody else here it takes 5.00 s"
+        "it would finish in 5.00 s, its deadline is in 4.00 s; even on an idle server it takes 5.00 s"
     )
-    assert scheduler.submit(make_request("mine", calls=5, due=7.0), 0) == []
-    (refused,) = scheduler.submit(make_request("second", calls=5, due=8.0), 0)
+    assert scheduler.submit(make_request("mine", calls=5, deadline=7.0), 0) == []
+    (refused,) = scheduler.submit(make_request("second", calls=5, deadline=8.0), 0)
     assert (refused.finish_reason, refused.retry_after_s) == (FinishReason.UNMEETABLE, pytest.approx(2.0))
-    assert refused.message == "it would be done in 10.00 s, 8.00 s are left"
+    assert refused.message == "it would finish in 10.00 s, its deadline is in 8.00 s"
 
 
-def test_who_would_make_another_late_is_refused():
+def test_a_request_that_would_break_an_accepted_deadline_is_refused():
     scheduler = StepScheduler(2, costs=known_costs())
-    assert scheduler.submit(make_request("promised", calls=5, due=7.0), 0) == []
-    (refused,) = scheduler.submit(make_request("pushing", calls=3, due=7.0), 0)
+    assert scheduler.submit(make_request("accepted", calls=5, deadline=7.0), 0) == []
+    (refused,) = scheduler.submit(make_request("pushing", calls=3, deadline=7.0), 0)
     assert (refused.finish_reason, refused.retry_after_s) == (FinishReason.UNMEETABLE, 7.0)
-    assert "making another late" in refused.message
-    assert scheduler.submit(make_request("patient", calls=3), 0) == []  # nothing was promised to it
+    assert "only if a request accepted before missed its own" in refused.message
+    assert scheduler.submit(make_request("patient", calls=3), 0) == []  # it has no deadline
 
 
-def test_the_most_urgent_boards_first_and_steps_where_not_all_can():
+def test_the_most_urgent_image_joins_and_steps_first():
     scheduler = StepScheduler(2, costs=known_costs())
     scheduler.costs.record_oom(SMALL, 2)  # one row a call
     scheduler.submit(make_request("patient", calls=3), 0)
@@ -301,11 +301,11 @@ def test_the_most_urgent_boards_first_and_steps_where_not_all_can():
     assert [(step.image.request_id, step.call) for step in plan.steps] == [("patient", 1)]
 
 
-def test_a_request_that_flies_alone_shares_the_wheel_with_nobody():
+def test_an_exclusive_request_shares_the_batch_with_no_other():
     scheduler = StepScheduler(4)
     scheduler.submit(make_request("before", calls=2), 0)
     run_iteration(scheduler)
-    scheduler.submit(make_request("suspect", calls=2, images=2, alone=True), 0)
+    scheduler.submit(make_request("suspect", calls=2, images=2, exclusive=True), 0)
     scheduler.submit(make_request("after", calls=1), 0)
     joined = []
     while (plan := scheduler.plan(0)) is not None:
@@ -315,45 +315,45 @@ def test_a_request_that_flies_alone_shares_the_wheel_with_nobody():
     assert joined == [[], ["suspect", "suspect"], [], ["after"]]
 
 
-def test_of_images_that_do_not_fit_together_half_as_many_step_from_then_on():
+def test_steps_that_run_out_of_memory_have_half_the_rows_from_then_on():
     scheduler = StepScheduler(4, costs=known_costs())
     scheduler.submit(make_request("a", calls=2, images=4), 0)
-    plan, events = run_iteration(scheduler, overflowed="steps")
+    plan, events = run_iteration(scheduler, oom_phase="steps")
     assert (len(plan.steps), events) == (4, [])
     plan, _ = run_iteration(scheduler)
     assert [(step.image.index, step.call) for step in plan.steps] == [(0, 0), (1, 0)]
 
 
-def test_whoever_does_not_fit_alone_fails_with_the_reason():
+def test_an_image_that_does_not_fit_alone_fails_with_the_reason():
     scheduler = StepScheduler(4)
     scheduler.submit(make_request("a"), 0)
-    _, events = run_iteration(scheduler, overflowed="steps")
+    _, events = run_iteration(scheduler, oom_phase="steps")
     assert [(event.finish_reason, event.message) for event in events] == [
-        (FinishReason.FAILED, "64x64 does not fit the memory of the device, even alone")
+        (FinishReason.FAILED, "64x64 pixels do not fit the device's memory, even alone")
     ]
 
 
-def test_fewer_are_decoded_together_where_more_do_not_fit():
+def test_decodes_that_run_out_of_memory_have_half_the_images_from_then_on():
     scheduler = StepScheduler(4)
     scheduler.submit(make_request("a", calls=1, images=4), 0)
-    sizes = [len(run_iteration(scheduler, overflowed="decodes")[0].decodes)]
+    sizes = [len(run_iteration(scheduler, oom_phase="decodes")[0].decodes)]
     while scheduler.num_running:
         sizes.append(len(run_iteration(scheduler)[0].decodes))
     assert sizes == [4, 2, 2]
 
 
-def test_who_is_left_of_those_that_did_not_fit_together_is_not_taken_for_one_that_does_not_fit_alone():
-    for part in ("steps", "decodes"):
+def test_an_image_whose_batch_ran_out_of_memory_does_not_fail_when_the_others_were_cancelled():
+    for phase in ("steps", "decodes"):
         scheduler = StepScheduler(4)
         scheduler.submit(make_request("a", calls=1), 0)
         scheduler.submit(make_request("b", calls=1), 0)
         plan = scheduler.plan(0)
         scheduler.cancel("b", 0)
-        assert scheduler.commit(plan, IterationResult(oom_phase=part), 0) == []
+        assert scheduler.commit(plan, IterationResult(oom_phase=phase), 0) == []
         assert [event.request_id for event in run_iteration(scheduler)[1][-1:]] == ["a"]
 
 
-def test_when_all_that_did_not_fit_are_gone_nothing_shrinks():
+def test_limits_stay_when_all_images_that_ran_out_of_memory_were_cancelled():
     scheduler = StepScheduler(4, costs=known_costs())
     scheduler.submit(make_request("a"), 0)
     plan = scheduler.plan(0)
@@ -362,15 +362,15 @@ def test_when_all_that_did_not_fit_are_gone_nothing_shrinks():
     assert scheduler.costs.rows_limit(SMALL) == 8
 
 
-def test_who_cannot_board_beside_so_many_waits_for_fewer():
+def test_joins_that_run_out_of_memory_are_halved():
     scheduler = StepScheduler(4)
     scheduler.submit(make_request("a", calls=9, images=4), 0)
-    run_iteration(scheduler, overflowed="boards")
+    run_iteration(scheduler, oom_phase="joins")
     plan, _ = run_iteration(scheduler)
     assert [assignment.image.index for assignment in plan.joins] == [0, 1]
 
 
-def test_what_fits_nowhere_does_not_leave_the_wheel_small_for_everybody_else():
+def test_an_image_that_never_fits_does_not_shrink_the_batch_for_others():
     scheduler = StepScheduler(4)
     scheduler.submit(make_request("two", calls=3), 0)
     run_iteration(scheduler)
@@ -379,53 +379,53 @@ def test_what_fits_nowhere_does_not_leave_the_wheel_small_for_everybody_else():
     while scheduler.num_running or scheduler.num_waiting:
         plan = scheduler.plan(0)
         huge = any(assignment.image.request_id == "huge" for assignment in plan.joins)
-        ends += scheduler.commit(plan, IterationResult(oom_phase="boards" if huge else None), 0)
+        ends += scheduler.commit(plan, IterationResult(oom_phase="joins" if huge else None), 0)
     assert {event.request_id: event.finish_reason for event in ends if isinstance(event, RequestFinished)} == {
         "huge": FinishReason.FAILED,
         "two": FinishReason.FINISHED,
     }
-    scheduler.submit(make_request("crowd", images=4), 0)
+    scheduler.submit(make_request("many", images=4), 0)
     assert len(run_iteration(scheduler)[0].joins) == 4
 
 
 def run_timed_iteration(scheduler, **result):
-    """A turn of 2.0 s."""
+    """Run an iteration of 2.0 s."""
     plan = scheduler.plan(0)
     scheduler.commit(plan, make_result(**result), 2.0, 2.0)
     return plan
 
 
-def test_turns_teach_what_their_parts_took():
+def test_timed_phases_update_the_costs():
     scheduler = StepScheduler(4)
     scheduler.submit(make_request("a", calls=1, images=2, rows=2), 0)
-    run_timed_iteration(scheduler, encode_s=0.25, decode_s=0.5, step_s=1.0)
+    run_timed_iteration(scheduler, text_encode_s=0.25, decode_s=0.5, step_s=1.0)
     costs = scheduler.costs
     assert (costs.text_encode_s(""), costs.decode_s(SMALL, 2), costs.step_s(SMALL, 4)) == (0.125, 0.5, 1.0)
 
 
-def test_prompts_of_two_models_that_were_encoded_in_one_turn_teach_nothing_of_either():
+def test_prompts_of_two_models_in_one_iteration_do_not_update_costs():
     scheduler = StepScheduler(4)
     scheduler.submit(make_request("a", batch_key=BatchKey(64, 64, "one")), 0)
     scheduler.submit(make_request("b", batch_key=BatchKey(64, 64, "other")), 0)
-    run_timed_iteration(scheduler, encode_s=0.25, step_s=1.0)
+    run_timed_iteration(scheduler, text_encode_s=0.25, step_s=1.0)
     assert scheduler.costs.text_encode_s_by_model == {}
 
 
-def test_where_only_turns_can_be_timed_what_decoding_is_known_to_take_is_no_part_of_the_step():
-    """The decoding may be of another class than the step; its seconds here are those of giving the device the order."""
+def test_known_decode_costs_are_subtracted_when_only_iterations_are_timed():
+    """The decode and the step can have different keys; the pending timings are never read."""
     costs = CostModel(decodes={SMALL: CostCurve({1: 0.5}), LARGE: CostCurve({1: 1.5})})
     scheduler = StepScheduler(4, decode_batch=1, costs=costs)
     scheduler.submit(make_request("a", calls=1, images=2, batch_key=LARGE), 0)
     scheduler.commit(scheduler.plan(0), IterationResult(), 0.0)
     scheduler.submit(make_request("b", calls=5), 0)
-    plan = run_timed_iteration(scheduler, spent=PendingTimings(), boarding_s=0.1)
+    plan = run_timed_iteration(scheduler, phase_timings=PendingTimings(), join_s=0.1)
     assert ([each.image.request_id for each in plan.steps], len(plan.decodes)) == (["b"], 1)
     assert costs.step_s(SMALL, 1) == pytest.approx(2.0 - 1.5 - 0.1)
     assert costs.decode_s(LARGE) == 1.5
     assert costs.text_encode_s("") == 0.0
 
 
-def test_a_turn_in_which_somebody_was_cancelled_teaches_nothing():
+def test_an_iteration_with_a_cancelled_request_does_not_update_costs():
     scheduler = StepScheduler(4)
     scheduler.submit(make_request("a", calls=1), 0)
     scheduler.submit(make_request("b", calls=1), 0)
@@ -435,7 +435,7 @@ def test_a_turn_in_which_somebody_was_cancelled_teaches_nothing():
     assert scheduler.costs.steps == {}
 
 
-def test_the_standing_is_who_sits_where_and_who_boards_next():
+def test_a_snapshot_lists_running_images_by_slot_and_waiting_requests_in_order():
     costs = CostModel()
     costs.observe_step(SMALL, 1, 1.0)
     costs.observe_step(SMALL, 2, 1.0)
@@ -457,41 +457,41 @@ def test_the_standing_is_who_sits_where_and_who_boards_next():
     assert scheduler.snapshot(6.0, 1).waiting == (b,)
 
 
-def test_whereabouts_are_of_those_who_are_here():
+def test_progress_leaves_out_unknown_requests():
     scheduler = StepScheduler(1, costs=known_costs())
-    assert scheduler.progress(["nobody"], 0.0) == {}
+    assert scheduler.progress(["unknown"], 0.0) == {}
     scheduler.submit(make_request("a", calls=2, images=2), 0)
     run_iteration(scheduler)
-    progress = scheduler.progress(["a", "nobody"], 0.0)["a"]
+    progress = scheduler.progress(["a", "unknown"], 0.0)["a"]
     assert (progress.queue_position, progress.call, progress.start_in_s, progress.finish_in_s) == (0, 0, 0.0, 3.0)
 
 
-def test_waiting_counts_from_the_arrival_and_predictions_from_now():
+def test_queue_time_counts_from_arrival_and_predictions_from_now():
     scheduler = StepScheduler(1, costs=known_costs())
-    (refused,) = scheduler.submit(make_request("a", calls=5, due=8.0), 4.0, arrived_at=2.0)
-    assert "it would be done in 5.00 s, 4.00 s are left" in refused.message
+    (refused,) = scheduler.submit(make_request("a", calls=5, deadline=8.0), 4.0, arrived_at=2.0)
+    assert "it would finish in 5.00 s, its deadline is in 4.00 s" in refused.message
     scheduler.submit(make_request("b", calls=1), 4.0, arrived_at=2.0)
     _, (_, ended) = run_iteration(scheduler, 5.0)
     assert ended.timings.queue_s == 3.0
 
 
-def test_the_same_id_twice_at_once_is_a_bug():
+def test_submitting_an_active_id_again_is_an_assertion_error():
     scheduler = StepScheduler(1)
     scheduler.submit(make_request("a"), 0)
     with pytest.raises(AssertionError):
         scheduler.submit(make_request("a"), 0)
 
 
-def test_a_turn_that_was_not_timed_teaches_nothing():
+def test_an_untimed_iteration_does_not_update_costs():
     scheduler = StepScheduler(1, costs=known_costs())
     scheduler.submit(make_request("a", calls=3), 0)
-    for seconds, timed in ((0.01, False), (1.0, True)):
+    for seconds, is_timed in ((0.01, False), (1.0, True)):
         plan = scheduler.plan(0)
-        scheduler.commit(plan, IterationResult(is_timed=timed), 0.0, seconds)
+        scheduler.commit(plan, IterationResult(is_timed=is_timed), 0.0, seconds)
         assert scheduler.costs.slowdown == pytest.approx(1.0)
 
 
-def test_one_image_that_did_not_fit_beside_others_does_not_leave_the_wheel_small():
+def test_an_image_that_did_not_fit_beside_others_does_not_shrink_the_batch_for_good():
     scheduler = StepScheduler(8)
     for number in range(5):
         scheduler.submit(make_request(f"small {number}", calls=3 + number), 0)
@@ -503,7 +503,7 @@ def test_one_image_that_did_not_fit_beside_others_does_not_leave_the_wheel_small
             break
         beside_others = any(assignment.image.request_id == "large" for assignment in plan.joins) and len(plan.steps) > 0
         beside_others = beside_others and scheduler.num_running > 1
-        scheduler.commit(plan, IterationResult(oom_phase="boards" if beside_others else None), 0)
+        scheduler.commit(plan, IterationResult(oom_phase="joins" if beside_others else None), 0)
     assert scheduler.num_running == scheduler.num_waiting == 0
     for number in range(8):
         scheduler.submit(make_request(f"later {number}"), 0)
@@ -511,7 +511,7 @@ def test_one_image_that_did_not_fit_beside_others_does_not_leave_the_wheel_small
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Whatever happens in whatever order: no slot leaks, no image is lost or drawn twice, every request ends exactly once."""
+    """In any sequence of events, no slot leaks, no image is lost or generated twice, every request ends once."""
 
     requests = Bundle("requests")
     scheduler: StepScheduler
@@ -547,29 +547,29 @@ class SchedulerMachine(RuleBasedStateMachine):
         target=requests,
         calls=st.integers(1, 4),
         images=st.integers(1, 4),
-        shape=st.sampled_from([SMALL, LARGE]),
-        patience=st.none() | st.floats(0, 20),
-        due=st.none() | st.floats(0, 20),
+        batch_key=st.sampled_from([SMALL, LARGE]),
+        timeout_s=st.none() | st.floats(0, 20),
+        deadline_s=st.none() | st.floats(0, 20),
         rows=st.integers(1, 2),
-        alone=st.booleans() | st.just(False),
+        exclusive=st.booleans() | st.just(False),
         priority=st.sampled_from(["low", "normal", "high"]),
     )
-    def submit(self, calls, images, shape, patience, due, rows, alone, priority):
+    def submit(self, calls, images, batch_key, timeout_s, deadline_s, rows, exclusive, priority):
         self.count += 1
-        made = make_request(
+        request = make_request(
             f"r{self.count}",
             calls,
             images,
-            shape,
-            None if patience is None else self.now + patience,
-            due=None if due is None else self.now + due,
+            batch_key,
+            None if timeout_s is None else self.now + timeout_s,
+            deadline=None if deadline_s is None else self.now + deadline_s,
             rows=rows,
-            alone=alone,
+            exclusive=exclusive,
             priority=priority,
         )
-        self.open[made.request_id] = made
-        self.record(self.scheduler.submit(made, self.now))
-        return made.request_id
+        self.open[request.request_id] = request
+        self.record(self.scheduler.submit(request, self.now))
+        return request.request_id
 
     @rule(request_id=consumes(requests))
     def cancel(self, request_id):
@@ -587,7 +587,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.plan is None)
     @rule()
-    def make_a_plan(self):
+    def plan_iteration(self):
         self.plan = self.scheduler.plan(self.now)
         if self.plan is None:
             assert not self.open, "idle with work to do"
@@ -597,30 +597,32 @@ class SchedulerMachine(RuleBasedStateMachine):
         ]
         slots = {}
         for image, slot in assignments:
-            assert image.request_id in self.open, "planned after its end"
+            assert image.request_id in self.open, "planned after it ended"
             assert slots.setdefault(slot, image) == image, "one slot, two images"
         assert len({self.open[step.image.request_id].batch_key for step in self.plan.steps}) <= 1
         assert len({self.open[assignment.image.request_id].batch_key for assignment in self.plan.decodes}) <= 1
         assert len(self.plan.decodes) <= 2
-        in_flight = {part.image.request_id for part in (*self.plan.steps, *self.plan.decodes)}
-        assert len(in_flight) == 1 or not any(self.open[name].exclusive for name in in_flight), "not alone"
+        in_flight = {each.image.request_id for each in (*self.plan.steps, *self.plan.decodes)}
+        assert len(in_flight) == 1 or not any(self.open[name].exclusive for name in in_flight), (
+            "an exclusive request is not alone"
+        )
         for step in self.plan.steps:
             assert step.call == self.calls_made.get(step.image, 0), "a row skipped or repeated"
 
     @precondition(lambda self: self.plan is not None)
     @rule(data=st.data())
-    def carry_it_out(self, data):
-        named = [part.image for part in (*self.plan.steps, *self.plan.decodes)]
+    def commit_iteration(self, data):
+        named = [each.image for each in (*self.plan.steps, *self.plan.decodes)]
         failed = data.draw(st.sets(st.sampled_from(named), max_size=1)) if named else set()
-        oom_phase = data.draw(st.sampled_from([None, None, None, "boards", "steps", "decodes"]))
+        oom_phase = data.draw(st.sampled_from([None, None, None, "joins", "steps", "decodes"]))
         self.now += 1.0
-        if oom_phase not in ("boards", "steps"):
+        if oom_phase not in ("joins", "steps"):
             for step in self.plan.steps:
                 self.calls_made[step.image] = step.call + 1
-        if oom_phase == "boards":  # they start again
+        if oom_phase == "joins":  # these images start again
             for assignment in self.plan.joins:
                 self.calls_made.pop(assignment.image, None)
-        result = IterationResult(dict.fromkeys(failed, "drawn by lot"), oom_phase)
+        result = IterationResult(dict.fromkeys(failed, "selected at random"), oom_phase)
         self.record(self.scheduler.commit(self.plan, result, self.now, 1.0))
         self.plan = None
 
@@ -646,5 +648,5 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
 
 
-TestPromises = SchedulerMachine.TestCase
-TestPromises.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -1,11 +1,11 @@
-"""The numbered places."""
+"""Slots of the running batch."""
 
 import pytest
 
 from noria.scheduling.step.slots import Slots
 
 
-def test_the_lowest_free_slot_is_given_out_first():
+def test_acquire_returns_the_lowest_free_slot():
     slots = Slots(3)
     assert [slots.acquire(), slots.acquire(), slots.acquire()] == [0, 1, 2]
     slots.release(2)
@@ -14,7 +14,7 @@ def test_the_lowest_free_slot_is_given_out_first():
     assert slots.acquire() == 0
 
 
-def test_giving_back_a_free_slot_is_a_bug():
+def test_releasing_a_free_slot_is_an_assertion_error():
     slots = Slots(2)
     with pytest.raises(AssertionError):
         slots.release(0)

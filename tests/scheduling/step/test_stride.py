@@ -1,4 +1,4 @@
-"""Shape classes share the device: urgency over instants, fairness over seconds."""
+"""Batch keys share the device: urgency decides over short periods, fairness over seconds."""
 
 import pytest
 from hypothesis import given
@@ -11,36 +11,36 @@ A, B, C = BatchKey(64, 64), BatchKey(96, 64), BatchKey(128, 64)
 
 
 def run_iterations(stride, num, num_running, urgent, iteration_s):
-    """The classes that stepped, and what each has had."""
-    had = dict.fromkeys(num_running, 0.0)
+    """Return the keys that stepped, in order, and the device time of each."""
+    used_s = dict.fromkeys(num_running, 0.0)
     order = []
     for _ in range(num):
         batch_key = stride.next(num_running, urgent)
         stride.charge(batch_key, iteration_s[batch_key], num_running[batch_key])
-        had[batch_key] += iteration_s[batch_key]
+        used_s[batch_key] += iteration_s[batch_key]
         order.append(batch_key)
-    return order, had
+    return order, used_s
 
 
-def test_the_urgent_class_goes_first_until_the_other_is_owed_half_a_second():
+def test_the_urgent_key_steps_until_the_other_is_owed_half_a_second():
     order, _ = run_iterations(StrideScheduler(), 8, {A: 1, B: 1}, A, {A: 0.2, B: 0.2})
     assert order == [A, A, A, B, A, B, A, B]
 
 
-def test_shares_are_in_proportion_to_the_images_seated():
-    _, had = run_iterations(StrideScheduler(), 1000, {A: 3, B: 1}, A, {A: 0.1, B: 0.1})
-    assert had[A] == pytest.approx(75.0, abs=0.6)
+def test_shares_are_proportional_to_the_running_images():
+    _, used_s = run_iterations(StrideScheduler(), 1000, {A: 3, B: 1}, A, {A: 0.1, B: 0.1})
+    assert used_s[A] == pytest.approx(75.0, abs=0.6)
 
 
-def test_who_comes_anew_or_again_starts_level():
+def test_a_new_or_returning_key_has_no_credit():
     stride = StrideScheduler()
     run_iterations(stride, 100, {A: 1}, A, {A: 1.0})
     order, _ = run_iterations(stride, 4, {A: 1, B: 1}, A, {A: 0.4, B: 0.4})
-    assert order == [A, A, B, A]  # nothing was saved up while B was away
+    assert order == [A, A, B, A]  # B accumulated no credit while it had no images
 
 
-def test_of_several_classes_it_is_the_one_that_is_owed_most_that_goes():
-    """By images, B is furthest behind; C is owed more of the device, as it has more of them."""
+def test_of_several_keys_the_one_that_is_owed_most_steps():
+    """Per image, B is furthest behind; C is owed more device time because it has more images."""
     stride = StrideScheduler()
     stride.next({A: 1, B: 1, C: 10}, A)
     stride.charge(A, 0.4, 1)
@@ -49,18 +49,21 @@ def test_of_several_classes_it_is_the_one_that_is_owed_most_that_goes():
 
 
 @given(
-    num_seated=st.dictionaries(st.sampled_from([A, B, C]), st.integers(1, 32), min_size=1),
-    turn_s=st.fixed_dictionaries({shape: st.floats(0.001, 3.0) for shape in (A, B, C)}),
+    num_running=st.dictionaries(st.sampled_from([A, B, C]), st.integers(1, 32), min_size=1),
+    iteration_s=st.fixed_dictionaries({batch_key: st.floats(0.001, 3.0) for batch_key in (A, B, C)}),
     data=st.data(),
 )
-def test_no_class_starves_another_whichever_is_urgent(num_seated, turn_s, data):
-    """Stated: a class lacks at most half a second, and one turn of each class, to its share by images seated."""
-    stride, had = StrideScheduler(), dict.fromkeys(num_seated, 0.0)
-    urgent = st.sampled_from(list(num_seated))
+def test_no_key_starves_another_whichever_is_urgent(num_running, iteration_s, data):
+    """A key falls short of its share by at most half a second and one iteration of each key."""
+    stride, used_s = StrideScheduler(), dict.fromkeys(num_running, 0.0)
+    urgent = st.sampled_from(list(num_running))
     for _ in range(60):
-        batch_key = stride.next(num_seated, data.draw(urgent))
-        stride.charge(batch_key, turn_s[batch_key], num_seated[batch_key])
-        had[batch_key] += turn_s[batch_key]
-        total, everybody = sum(had.values()), sum(num_seated.values())
-        for each, num in num_seated.items():
-            assert total * num / everybody - had[each] <= 0.5 + sum(turn_s[other] for other in num_seated) + 1e-9
+        batch_key = stride.next(num_running, data.draw(urgent))
+        stride.charge(batch_key, iteration_s[batch_key], num_running[batch_key])
+        used_s[batch_key] += iteration_s[batch_key]
+        total_s, num_images = sum(used_s.values()), sum(num_running.values())
+        for each, num in num_running.items():
+            assert (
+                total_s * num / num_images - used_s[each]
+                <= 0.5 + sum(iteration_s[other] for other in num_running) + 1e-9
+            )

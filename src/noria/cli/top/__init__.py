@@ -1,1 +1,1 @@
-"""`noria top`: the wheel in a terminal."""
+"""`noria top`: the live view of a server in a terminal."""

@@ -1,187 +1,30 @@
-"""`noria top`: follows a server and draws a frame whenever something changes, until `q` or Ctrl-C.
+"""`noria top`: its arguments. `session.py` does the work."""
 
-One thread, one loop: the stream, the keys and the screen take turns. A server that goes away is waited for; one that is not there at the
-start, or refuses, is an error.
-"""
-
-import asyncio
-import contextlib
-import os
+import argparse
 import pathlib
-import signal
-import sys
-import termios
-import time
-import tty
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console, Group
-from rich.live import Live
-
-from noria.cli.top.frame import render_frame
-from noria.cli.top.server_state import ServerState
-from noria.cli.top.stream import ServerUnreachable, stream_events
-from noria.cli.top.text import StyledText
-from noria.errors import ConfigError, LiveError, short_repr
-
-_MIN_FRAME_INTERVAL_S = 0.1  # at least between two frames
-_MAX_FRAME_INTERVAL_S = 1.0  # at most: deadlines come nearer though nothing is said
-_FIRST_FRAME_TIMEOUT_S = 10.0  # for every engine to show its wheel
-_RETRY_DELAYS_S = (0.5, 1.0, 2.0, 5.0)  # the last one again and again
-_QUIT_HINT: StyledText = ("q leaves", "dim")
+from noria.cli.parser import Parser, add_command, add_settings, config_from
+from noria.settings import list_settings
 
 
-def run(url: str, key_file: pathlib.Path | None, *, once: bool) -> int:
-    """Show the server at `url`: one frame, or until it is told to leave; returns the exit status.
-
-    Raises:
-        ConfigError: no file of a key, or no terminal for more than one frame.
-        LiveError: nobody answers at the start, or it does not show its wheel.
-
-    """
-    key = None if key_file is None else read_key(key_file)
-    if once:
-        console = Console(highlight=False)
-        state, now = asyncio.run(_fetch_first_state(url, key)), time.monotonic()
-        for row in render_frame(state, url, ("", ""), console.width, None, now)[:-1]:
-            row.rstrip()
-            console.print(row, no_wrap=True, crop=False, end="\n")
-        return 0
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise ConfigError(
-            "noria top draws on a terminal, and this is none. `noria top --once` prints one frame anywhere."
-        )
-    asyncio.run(_TopSession(url, key).run())
-    return 0
+def add_to(commands: Any) -> list[Parser]:
+    """Add the command; returns its parser."""
+    usage = "[URL] [--key-file FILE] [--once]"
+    parser = add_command(commands, "top", run, usage, "watch a server's running batch in the terminal")
+    parser.add_argument(
+        "url", metavar="URL", nargs="?", help="of the server (the settings' address: http://127.0.0.1:8000)"
+    )
+    parser.add_argument("--key-file", metavar="FILE", type=pathlib.Path, help="a file with the API key alone")
+    parser.add_argument("--once", action="store_true", help="print one frame of any height and exit")
+    add_settings(parser, [setting for setting in list_settings() if setting.key in ("frontend.host", "frontend.port")])
+    return [parser]
 
 
-def read_key(file: pathlib.Path) -> str:
-    """The API key that is all of `file`. Raises ConfigError where there is none."""
-    try:
-        key = file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--key-file {short_repr(str(file))} cannot be read: {error}.") from error
-    if not key or not key.isprintable() or " " in key:
-        raise ConfigError(
-            f"--key-file {short_repr(str(file))} does not hold an API key, alone on its line, as `noria key` drew it."
-        )
-    return key
+def run(arguments: argparse.Namespace) -> int:
+    """Watch a server: every slot of its running batch, its queue, its last iterations and its statistics. `q` quits."""
+    from noria.cli.top import session
+    from noria.cli.top.stream import checked_url, local_url
 
-
-async def _fetch_first_state(url: str, key: str | None) -> ServerState:
-    """What every engine shows at once; of a slow one, what there is."""
-    state = ServerState()
-    try:
-        async with asyncio.timeout(_FIRST_FRAME_TIMEOUT_S), contextlib.aclosing(stream_events(url, key)) as stream:
-            async for event in stream:
-                state.apply(event, time.monotonic())
-                if state.is_complete:
-                    return state
-    except TimeoutError:
-        if state.server is not None:
-            return state
-        raise LiveError(f"{url} says nothing within {_FIRST_FRAME_TIMEOUT_S:.0f} s.") from None
-    except ServerUnreachable as error:
-        raise _unreachable_error(url, error) from error
-    return state
-
-
-def _unreachable_error(url: str, error: ServerUnreachable) -> LiveError:
-    return LiveError(f"nobody shows a wheel at {url}: {error}. Is the server running there? `noria serve` starts one.")
-
-
-@dataclass
-class _TopSession:
-    """One server, one terminal."""
-
-    url: str
-    key: str | None
-    _state: ServerState = field(default_factory=ServerState)
-    _footer: StyledText = _QUIT_HINT
-    _needs_redraw: asyncio.Event = field(default_factory=asyncio.Event)
-    _quit_requested: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def run(self) -> None:
-        """Draw until it is told to leave; raises LiveError as `run` does."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._quit)
-        loop.add_signal_handler(signal.SIGWINCH, self._needs_redraw.set)
-        read_task = asyncio.create_task(self._read_events())
-        quit_task = asyncio.create_task(self._quit_requested.wait())
-        render_task: asyncio.Task[None] | None = None
-        try:
-            # The terminal is taken over only when there is something to show.
-            await _wait_for_first(read_task, quit_task, asyncio.create_task(self._needs_redraw.wait()))
-            if not read_task.done() and not self._quit_requested.is_set():
-                with (
-                    _raw_key_input(loop, self._on_keys),
-                    Live(console=Console(highlight=False), screen=True, auto_refresh=False) as live,
-                ):
-                    render_task = asyncio.create_task(self._render_frames(live))
-                    await _wait_for_first(read_task, quit_task, render_task)
-        finally:
-            for task in (read_task, quit_task, render_task):
-                if task is not None and not task.done():
-                    task.cancel()
-        for ended in (read_task, render_task):
-            if ended is not None and ended.done() and not ended.cancelled():
-                ended.result()  # raises what ended it
-
-    def _quit(self) -> None:
-        self._quit_requested.set()
-
-    def _on_keys(self, keys: bytes) -> None:
-        if not keys or b"q" in keys or b"Q" in keys or b"\x03" in keys or b"\x04" in keys:
-            self._quit()
-        else:
-            self._needs_redraw.set()
-
-    async def _read_events(self) -> None:
-        """Note what the server says, again after it was away; raises LiveError."""
-        attempt = 0
-        while True:
-            try:
-                async with contextlib.aclosing(stream_events(self.url, self.key)) as stream:
-                    async for event in stream:
-                        attempt = 0
-                        self._state.apply(event, time.monotonic())
-                        self._footer = _QUIT_HINT
-                        self._needs_redraw.set()
-            except ServerUnreachable as error:
-                if self._state.server is None:
-                    raise _unreachable_error(self.url, error) from error
-                self._footer = (f"the server is away ({error}); asking again · q leaves", "bold red")
-                self._needs_redraw.set()
-            await asyncio.sleep(_RETRY_DELAYS_S[min(attempt, len(_RETRY_DELAYS_S) - 1)])
-            attempt += 1
-
-    async def _render_frames(self, live: Live) -> None:
-        while True:
-            self._needs_redraw.clear()
-            width, height = live.console.size
-            rows = render_frame(self._state, self.url, self._footer, width, height, time.monotonic())
-            live.update(Group(*rows), refresh=True)
-            await asyncio.sleep(_MIN_FRAME_INTERVAL_S)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._needs_redraw.wait(), _MAX_FRAME_INTERVAL_S)
-
-
-async def _wait_for_first(*tasks: "asyncio.Task[Any] | None") -> None:
-    await asyncio.wait([task for task in tasks if task is not None], return_when=asyncio.FIRST_COMPLETED)
-
-
-@contextlib.contextmanager
-def _raw_key_input(loop: asyncio.AbstractEventLoop, on_keys: Callable[[bytes], None]) -> Iterator[None]:
-    """Call `pressed` with each key at once, without an Enter; nothing when the terminal is gone. The terminal is as before at the end."""
-    terminal = sys.stdin.fileno()
-    saved_attributes = termios.tcgetattr(terminal)
-    tty.setcbreak(terminal)
-    loop.add_reader(terminal, lambda: on_keys(os.read(terminal, 64)))
-    try:
-        yield
-    finally:
-        loop.remove_reader(terminal)
-        termios.tcsetattr(terminal, termios.TCSADRAIN, saved_attributes)
+    url = arguments.url or local_url(config_from(arguments).frontend)
+    return session.run(checked_url(url), arguments.key_file, once=arguments.once)

@@ -1,6 +1,6 @@
-"""What `GET /v1/live` says, read. Pure: lines in, events out.
+"""Parses the server-sent events of `GET /v1/live`. Pure: lines in, events out.
 
-A server-sent event is lines of `field: value` and an empty line; a line that begins with a colon only says that the server is still there.
+An event is lines of `field: value` and an empty line; a line that begins with a colon is a keep-alive comment.
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from noria.protocol.messages import EngineView
 
 
 class EngineInfo(Struct, frozen=True):
-    """An engine, as a front end sees it."""
+    """The state of an engine, as a front end reports it."""
 
     name: str
     state: Literal["unknown", "loading", "ready"]
@@ -22,14 +22,14 @@ class EngineInfo(Struct, frozen=True):
 
 
 class ServerInfo(Struct, frozen=True):
-    """What is the same for all engines."""
+    """What all engines share."""
 
     version: str
     models: tuple[str, ...] = ()
 
 
 class EnginesEvent(Struct, frozen=True):
-    """Who there is: at the start, and at every change."""
+    """The list of engines; sent at the start and at every change."""
 
     engines: tuple[EngineInfo, ...]
     server: ServerInfo
@@ -37,7 +37,7 @@ class EnginesEvent(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class EngineViewEvent:
-    """One engine's wheel, as it stands."""
+    """The live view of one engine."""
 
     engine: str
     view: EngineView
@@ -48,16 +48,16 @@ LiveEvent = EnginesEvent | EngineViewEvent
 
 @dataclass
 class LiveEventParser:
-    """Takes lines, gives events."""
+    """An incremental parser: takes lines, returns events."""
 
     _name: str = ""
     _data: list[str] = field(default_factory=list)
 
     def feed_line(self, text: str) -> LiveEvent | None:
-        """Take a line, without its end; returns the event that it completes, if any. Events of other names are passed over.
+        """Take a line without its line feed. Returns the event that it completes, if any; ignores unknown events.
 
         Raises:
-            msgspec.MsgspecError: its data are not what this version of Noria sends.
+            msgspec.MsgspecError: the data of the event do not have the shape that this version of Noria sends.
 
         """
         if text:
@@ -73,9 +73,9 @@ class LiveEventParser:
         match name:
             case "engines":
                 return msgspec.json.decode(data, type=EnginesEvent)
-            case "wheel":
+            case "engine_view":
                 payload = msgspec.json.decode(data, type=dict[str, Any])
-                payload.pop("cells", None)  # of pictures: nothing that a terminal shows
+                payload.pop("thumbnails", None)  # with an image each, which a terminal does not show
                 return EngineViewEvent(
                     msgspec.convert(payload.pop("engine", None), str), msgspec.convert(payload, EngineView)
                 )

@@ -1,7 +1,8 @@
-"""One frame of `noria top`: what is known, as lines of a given size. Pure.
+"""Renders one frame of `noria top`: lines of a given size. Pure.
 
-From the top: the server; for each engine its figures, its last turns and rates as small curves, its slots, its queue; and a last line
-for whoever looks. Where there is little room, the curves go first, then what is told of each slot, then the queue but its first line.
+From top to bottom: the server; for each engine its statistics, sparklines of its last iterations and rates, its slots,
+its queue; and a footer. If there is little room, the sparklines are dropped first, then fields of slots, then all but
+the first line of the queue.
 """
 
 import itertools
@@ -18,14 +19,14 @@ from noria.protocol.live_views import WaitingView
 _STATES = {"ready": "green", "loading": "yellow", "unknown": "red"}
 _MAX_WAITING_LINES = 12  # lines, even where there is room
 _MIN_SLOT_LINES = 8  # lines, before curves get any
-_LABEL_WIDTH = 9
+_LABEL_WIDTH = 12
 _SCALE_WIDTH = 8
 
 
 def render_frame(
     state: ServerState, url: str, footer: StyledText, width: int, height: int | None, now: float
 ) -> list[Text]:
-    """`height` lines of `width` cells, or as many as it takes; `note` is the last line."""
+    """`height` lines of `width` cells; as many lines as needed if `height` is None. The last line is `footer`."""
     header = _header(state, url, width)
     if height is None:
         sections = [_engine_section(state, engine, width, None, now) for engine in state.engines]
@@ -37,7 +38,7 @@ def render_frame(
         if following and num_free_lines < 2:
             rows.append(line([(f"… and {len(following) + 1} more engines", "dim")], width))
             break
-        # Who has a wheel shares what is left when the others have their line.
+        # Engines without a view get one line each; the others share the rest.
         num_views_after = sum(each.name in state.histories for each in following)
         num_titles_after = len(following) - num_views_after
         rows += _engine_section(
@@ -98,7 +99,7 @@ def _models(state: ServerState) -> tuple[str, ...]:
 
 
 def _num_curves(num_free_lines: int, wanted: int) -> int:
-    """As many as leave every slot its own line; else a few, where that leaves enough."""
+    """The number of sparklines: as many as leave a line for every slot, else a few if enough lines remain."""
     for num_curves in (5, 2, 1):
         if num_free_lines - num_curves >= wanted:
             return num_curves
@@ -114,7 +115,7 @@ def _stats(history: EngineHistory) -> list[list[StyledText]]:
         "p95": format_seconds(rates.p95_s),
         "p99": format_seconds(rates.p99_s),
         "batch": format_number(rates.mean_batch),
-        "drain": "–" if view.backlog_s <= 0 else format_seconds(view.backlog_s),
+        "backlog": "–" if view.backlog_s <= 0 else format_seconds(view.backlog_s),
         "busy": f"{rates.busy:.0%}",
         "occupancy": f"{rates.occupancy:.0%}",
     }
@@ -122,13 +123,15 @@ def _stats(history: EngineHistory) -> list[list[StyledText]]:
 
 
 def _sparklines(history: EngineHistory, width: int, num_curves: int) -> list[Text]:
-    """The last turns, a column each: how many stepped, and how long each stage took; and the rate of images, a column a view."""
+    """Sparklines: of the last iterations, one column each, the batch size and the time of each stage; and the images/s
+    of each view.
+    """
     iterations, rates = list(history.iterations), list(history.images_per_s)
     columns = width - _LABEL_WIDTH - _SCALE_WIDTH
     max_iteration_s = max((iteration.duration_s for iteration in iterations[-columns:]), default=0.0)
     max_rate = max(rates[-columns:], default=0.0)
     stages = {
-        "encode": ([iteration.text_encode_s for iteration in iterations], "magenta"),
+        "text_encode": ([iteration.text_encode_s for iteration in iterations], "magenta"),
         "denoise": (
             [iteration.duration_s - iteration.text_encode_s - iteration.decode_s for iteration in iterations],
             "cyan",
@@ -165,7 +168,7 @@ def _labelled_sparkline(
 def _queue_lines(
     history: EngineHistory, now: float, width: int, max_lines: int | None, models: Sequence[str]
 ) -> list[Text]:
-    """Who waits, in the order of boarding, and how many more there are."""
+    """The waiting requests in the order in which they get slots, and how many more there are."""
     view, server_time_s = history.view, history.server_time_s(now)
     max_lines = _MAX_WAITING_LINES if max_lines is None else min(max_lines, _MAX_WAITING_LINES)
     if not view.waiting or max_lines < 1:
@@ -176,7 +179,7 @@ def _queue_lines(
     if num_more > 0 and max_lines > 1:
         visible = view.waiting[: max_lines - 1]
         num_more = view.num_waiting - sum(request.num_images for request in visible)
-        rows[max_lines - 1 :] = [line([(f"… and {num_more} images more", "dim")], width)]
+        rows[max_lines - 1 :] = [line([(f"… and {num_more} more images", "dim")], width)]
     return rows
 
 
@@ -186,13 +189,12 @@ def _waiting_request(request: WaitingView, server_time_s: float, *, with_model: 
     pieces: list[StyledText] = [
         ("waits ", "yellow"),
         (f"{count}{request.width_px}×{request.height_px}", ""),
-        (f" boards {_relative_time(start_in_s)}", ""),
+        (f" starts {_relative_time(start_in_s)}", ""),
     ]
     if request.deadline_at is not None:
         remaining_s = request.deadline_at - server_time_s
-        pieces.append(
-            (" late" if remaining_s < 0 else f" due {_relative_time(remaining_s)}", "red" if remaining_s < 0 else "")
-        )
+        is_late = remaining_s < 0
+        pieces.append((" late" if is_late else f" due {_relative_time(remaining_s)}", "red" if is_late else ""))
     pieces.append((f" {request.num_steps} steps {request.scheduler}", "green"))
     if with_model:
         pieces.append((f" {request.model}", ""))

@@ -1,6 +1,6 @@
-"""What is known of a server, as far as it is shown: the last view of each wheel, and the turns and rates before it.
+"""The state of a server as shown by `noria top`: the last view of each engine, and the iterations and rates before it.
 
-Pure; `now` is monotonic seconds of this machine. The server's clock is only ever compared with itself.
+Pure. `now` is monotonic seconds of this machine; timestamps of the server are only compared with each other.
 """
 
 from collections import deque
@@ -10,36 +10,35 @@ from noria.cli.top.events import EngineInfo, EnginesEvent, EngineViewEvent, Live
 from noria.protocol.live_views import DepartureView, IterationView
 from noria.protocol.messages import EngineView
 
-_MAX_HISTORY = 512  # turns and rates: more than a terminal has columns
+_MAX_HISTORY = 512  # iterations and rates: more than a terminal has columns
 
 
 @dataclass
 class EngineHistory:
-    """One engine's wheel."""
+    """The last view of one engine, and what earlier views showed."""
 
     view: EngineView
     received_at: float
     iterations: deque[IterationView] = field(default_factory=lambda: deque(maxlen=_MAX_HISTORY))
     images_per_s: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_HISTORY))
-    last_departures: dict[int, tuple[DepartureView, float]] = field(
-        default_factory=dict
-    )  # who left each slot last, and when it was seen
+    # By slot, with the time at which it was received.
+    last_departures: dict[int, tuple[DepartureView, float]] = field(default_factory=dict)
 
     def server_time_s(self, now: float) -> float:
-        """Unix time on the server's clock."""
+        """Unix time by the server's clock."""
         return self.view.captured_at + (now - self.received_at)
 
 
 @dataclass
 class ServerState:
-    """One server."""
+    """The engines of one server, and their histories by name."""
 
     server: ServerInfo | None = None
     engines: tuple[EngineInfo, ...] = ()
     histories: dict[str, EngineHistory] = field(default_factory=dict)
 
     def apply(self, event: LiveEvent, now: float) -> None:
-        """Note what the server said."""
+        """Update the state with an event received at `now`."""
         match event:
             case EnginesEvent(engines, server):
                 self.server, self.engines = server, engines
@@ -53,12 +52,12 @@ class ServerState:
                 incarnations = {engine.name: engine.incarnation for engine in self.engines}
                 if (
                     incarnations.get(name, view.incarnation) == view.incarnation
-                ):  # else it is older than the news of its engine
+                ):  # else it is of an engine that has exited
                     self._apply_view(name, view, now)
 
     @property
     def is_complete(self) -> bool:
-        """Whether every engine that is ready has shown its wheel."""
+        """Whether every ready engine has sent a view."""
         return self.server is not None and all(
             engine.state != "ready" or engine.name in self.histories for engine in self.engines
         )

@@ -1,4 +1,7 @@
-"""The slots of a wheel as rows: as much of each as there is room for, down to one character a slot. Pure."""
+"""Renders the slots of an engine as rows, with as many fields as there is room for, down to one character a slot.
+
+Pure.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +12,7 @@ from noria.cli.top.server_state import EngineHistory
 from noria.cli.top.text import StyledText, bar, elide_middle, format_number, format_seconds, level, line
 from noria.protocol.live_views import DepartureView, SlotView
 
-_BAR_WIDTH = 10  # cells, wherever something else has to yield
+_BAR_WIDTH = 10  # cells, as long as fields can be dropped
 _MAX_BAR_WIDTH = 24
 _MIN_BAR_WIDTH = 3
 _DEPARTURE_VISIBLE_S = 3.0
@@ -18,13 +21,13 @@ _GAP = 2  # between columns of slots
 
 @dataclass(frozen=True)
 class _Field:
-    """Something that is told of an image; `heading` is as wide as the field, and its side."""
+    """A column; `heading` has the width of the column and its alignment."""
 
     name: str
     heading: str
 
 
-# In the order in which they are told, and, by number, in which they find room.
+# In display order, with the rank in which they get room.
 _FIELDS = (
     (1, _Field("step", "   step")),
     (2, _Field("end", "done in")),
@@ -44,9 +47,9 @@ _MAX_MODEL_WIDTH = 14
 def slot_rows(
     history: EngineHistory, now: float, width: int, max_lines: int | None, models: Sequence[str] = ()
 ) -> list[Text]:
-    """Every slot of the wheel in at most `most` lines (None: as many as it takes), in more columns where it needs them.
+    """Every slot in at most `max_lines` lines (None: no limit), side by side if needed.
 
-    Each says its model where there are several `models`.
+    The field of the model appears if there are several `models`.
     """
     available = _available_fields(models)
     num_slots = history.view.num_slots
@@ -59,7 +62,7 @@ def slot_rows(
     num_columns = -(-num_slots // max_lines)
     column_width = (width + _GAP) // num_columns - _GAP
     gap = _GAP
-    if column_width < digits + 1 + _BAR_WIDTH:  # no room to be generous
+    if column_width < digits + 1 + _BAR_WIDTH:
         gap, column_width = 1, (width + 1) // num_columns - 1
     if column_width < digits + 1 + _MIN_BAR_WIDTH:
         return _slot_map(history, width, max_lines)
@@ -72,7 +75,7 @@ def slot_rows(
 
 
 def _available_fields(models: Sequence[str]) -> list[tuple[int, _Field]]:
-    """`_FIELDS`, with a model's as wide as the longest name there is, and without it where all slots have the same."""
+    """`_FIELDS`, with the model's as wide as the longest name, or without it if there is only one model."""
     model_width = min(_MAX_MODEL_WIDTH, max(len("model"), *map(len, models))) if len(models) > 1 else 0
     resized = [
         (rank, _Field("model", "model".ljust(model_width)) if field.name == "model" else field)
@@ -82,7 +85,7 @@ def _available_fields(models: Sequence[str]) -> list[tuple[int, _Field]]:
 
 
 def _fit_fields(available: Sequence[tuple[int, _Field]], width: int) -> list[_Field]:
-    """Those of the `offered` fields that find room beside a bar."""
+    """The `available` fields that fit beside a bar."""
     remaining, chosen = width - 1 - _BAR_WIDTH, set[str]()
     for _, field in sorted(available, key=lambda pair: pair[0]):
         if remaining < len(field.heading) + 1:
@@ -93,7 +96,7 @@ def _fit_fields(available: Sequence[tuple[int, _Field]], width: int) -> list[_Fi
 
 
 def _widths(fields: Sequence[_Field], width: int, digits: int) -> tuple[int, int]:
-    """Of the bar, and of the request's id, which share what the others leave."""
+    """The widths of the bar and of the request id, which share the room that the other fields leave."""
     remaining = width - digits - 1 - sum(len(field.heading) + 1 for field in fields)
     if not fields:
         return remaining, 0
@@ -144,7 +147,7 @@ def _slot_pieces(
 
 
 def _field_text(name: str, image: SlotView, server_time_s: float) -> StyledText:
-    """What a field says of an image."""
+    """The text and style of a field."""
     match name:
         case "step":
             return f"{image.call}/{image.num_calls}", ""
@@ -178,14 +181,14 @@ def _field_text(name: str, image: SlotView, server_time_s: float) -> StyledText:
 
 
 def _free_slot(departure: tuple[DepartureView, float] | None, now: float, width: int) -> StyledText:
-    """Nobody; for a moment, how it ended for who was there."""
+    """A free slot; for a few seconds, the outcome of the image that left it."""
     if departure is not None and now - departure[1] <= _DEPARTURE_VISIBLE_S:
         return departure[0].outcome[:width], "green" if departure[0].outcome == "ok" else "red"
     return "·" * width, "dim"
 
 
 def _slot_map(history: EngineHistory, width: int, max_lines: int) -> list[Text]:
-    """One character a slot: how far its image is."""
+    """One character a slot: the progress of its image."""
     image_by_slot = {image.slot: image for image in history.view.slots}
     rows = []
     for first in range(0, history.view.num_slots, width):

@@ -1,6 +1,6 @@
-"""What a frame is made of: lines that fit, bars, numbers. Pure.
+"""The elements of a frame: lines of a fixed width, bars, numbers. Pure.
 
-`line` is the only way to text: what a server sends is not trusted to be printable.
+All text passes through `line`, which escapes it: what a server sends is untrusted.
 """
 
 import math
@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from noria.cli.terminal_text import escape_for_terminal
+from noria.observe.terminal_text import escape_for_terminal
 
 StyledText = tuple[str, str]
-"""Text and its style: names of the terminal's own colours, so that they go with its theme."""
+"""Text and its style. Styles use the terminal's named colours, which follow its theme."""
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _LEVELS = " ▁▂▃▄▅▆▇█"
@@ -19,7 +19,7 @@ SEPARATOR: StyledText = (" · ", "dim")
 
 
 def line(pieces: Sequence[StyledText], width: int) -> Text:
-    """One line of exactly `width` cells; what is longer ends with an ellipsis."""
+    """One line of exactly `width` cells; longer text is cut and ends with an ellipsis."""
     text = Text(no_wrap=True, overflow="ellipsis")
     for content, style in pieces:
         text.append(escape_for_terminal(content).replace("\n", "\\n"), style)
@@ -28,7 +28,7 @@ def line(pieces: Sequence[StyledText], width: int) -> Text:
 
 
 def flow(items: Sequence[Sequence[StyledText]], width: int, max_lines: int) -> list[Text]:
-    """`items` one after the other with dots between them, on at most `most` lines; those that do not fit any more are left out."""
+    """`items`, separated by dots, on at most `max_lines` lines; items that do not fit are omitted."""
     rows: list[list[StyledText]] = [[]]
     used = 0
     for item in items:
@@ -47,7 +47,7 @@ def flow(items: Sequence[Sequence[StyledText]], width: int, max_lines: int) -> l
 
 
 def elide_middle(text: str, width: int) -> str:
-    """`text` in at most `width` cells: without its middle, as names that are alike mostly differ at their ends."""
+    """`text` in at most `width` cells, without its middle: similar names mostly differ at their ends."""
     if len(text) <= width:
         return text
     head = width // 2
@@ -55,19 +55,19 @@ def elide_middle(text: str, width: int) -> str:
 
 
 def bar(fraction: float, width: int) -> str:
-    """`width` cells, filled from the left by `share` (0 to 1) to an eighth of a cell; the rest is dotted."""
+    """A bar of `width` cells: `fraction` (0 to 1) of it is filled, in eighths of a cell; the rest is dotted."""
     eighths = round(min(max(fraction, 0.0), 1.0) * width * 8)
     full, part = divmod(eighths, 8)
     return ("█" * full + (_EIGHTHS[part] if part else "")).ljust(width, "·")
 
 
 def level(fraction: float) -> str:
-    """One cell, filled from below by `share`; blank only for nothing at all."""
+    """One cell, filled from below by `fraction`; blank only for 0."""
     return _LEVELS[math.ceil(min(max(fraction, 0.0), 1.0) * 8)]
 
 
 def sparkline(values: Sequence[float], max_value: float, width: int) -> str:
-    """The last `width` of `values`, a cell each, the latest at the right; `most` is full."""
+    """The last `width` of `values`, one cell each, the latest at the right; `max_value` fills a cell."""
     cells = (
         "".join(level(value / max_value) if max_value > 0 else " " for value in values[-width:]) if width > 0 else ""
     )
@@ -75,7 +75,7 @@ def sparkline(values: Sequence[float], max_value: float, width: int) -> str:
 
 
 def format_seconds(value: float | None) -> str:
-    """How long until something, in few characters; a dash where nobody knows."""
+    """A duration in few characters; a dash if it is unknown."""
     if value is None or not math.isfinite(value):
         return "–"
     if value <= 0:
@@ -88,5 +88,5 @@ def format_seconds(value: float | None) -> str:
 
 
 def format_number(value: float) -> str:
-    """A rate or a mean in few characters."""
+    """A rate or a mean with three digits."""
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"

@@ -1,1 +1,1 @@
-"""The engine's runtime for diffusion models: executes iterations on one device."""
+"""The runtime for diffusion models: loads them, measures their costs and executes iterations on one device."""

@@ -1,7 +1,8 @@
-"""What steps, decodes and prompts cost on this device with this model: measured at the start, kept from one start to the next.
+"""Measures what steps, decodes and text encoding cost with a model on a device, and caches the result between starts.
 
-Measuring is drawing: throw-away requests of growing size turn the real wheel, and the cost model learns from their turns as it does
-from everybody's. A first pass at each size pays for what happens once (kernels chosen, memory taken), the second is measured.
+Warm-up requests with growing numbers of images run through the real engine loop, and the cost model learns from their
+iterations as it does in service. A first pass at each size absorbs one-time work (kernel selection, memory allocation);
+the lower of the next two counts.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ import msgspec
 
 from noria import __version__
 from noria.config import EngineConfig
-from noria.engine.loop import EngineEvent, EngineLoop, ImageReady, RequestClosed
+from noria.engine.loop import EngineEvent, EngineLoop, ImageReady, RequestEnded
 from noria.errors import GenerationFailed, ModelError, NoriaError
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import ImageRequest
@@ -31,21 +32,21 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 BUDGET_S = 3.0
-"""What measuring may add to a start. A model whose single step takes longer than that is measured in service."""
+"""Seconds that measuring may add to a start. The costs of what does not fit into it are learned in service."""
 
-_STEPS = 3  # of a measured request: one alone would time the first touch of its memory
+_STEPS = 3  # of a measured request; a single one would time the first access to its memory
 
 
 class CachedCurve(msgspec.Struct, frozen=True):
-    """A `Curve` of one shape class, as the file has it."""
+    """The `CostCurve` of one size, as it is in the file."""
 
     width_px: int
     height_px: int
-    seconds: dict[int, float]
+    seconds: dict[int, float]  # by rows (steps) or images (decodes)
 
 
 class CachedCosts(msgspec.Struct, frozen=True):
-    """The file: what was measured of one model under one `key`."""
+    """The file: one model's costs under one `key`."""
 
     key: dict[str, str]
     steps: list[CachedCurve]
@@ -54,10 +55,10 @@ class CachedCosts(msgspec.Struct, frozen=True):
 
 
 def measure_costs(executor: "DiffusionExecutor", spec: ModelSpec, config: EngineConfig, costs: CostModel) -> None:
-    """Draw until `costs` knows the default size in every batch that the slots allow, or the budget is spent.
+    """Measure the default size into `costs`, at every batch size up to the slots or until `BUDGET_S` is spent.
 
     Raises:
-        ModelError: the model cannot draw on this device with these settings.
+        ModelError: the model cannot generate images on this device with these settings.
 
     """
     assert isinstance(config.slots, int)
@@ -70,7 +71,7 @@ def measure_costs(executor: "DiffusionExecutor", spec: ModelSpec, config: Engine
             for measured in (costs, second_pass):
                 run_warmup_request(executor, spec, config, measured, num_images, _STEPS)
             now = time.monotonic()
-            if now - started + 2 * (now - began) > BUDGET_S:  # the next size takes up to twice as long
+            if now - started + 2 * (now - began) > BUDGET_S:  # the next batch size takes up to twice as long
                 break
         run_warmup_request(executor, spec, config, CostModel(costs.max_rows), 1, steps=2, guidance=1.0)
         for measured in (costs, second_pass):
@@ -83,7 +84,7 @@ def measure_costs(executor: "DiffusionExecutor", spec: ModelSpec, config: Engine
 
 
 def _batch_sizes(num_slots: int) -> list[int]:
-    """1, 2, 4, … and the number of slots itself."""
+    """The powers of two below `num_slots`, and `num_slots`."""
     return [*(2**power for power in range(num_slots.bit_length()) if 2**power < num_slots), num_slots]
 
 
@@ -96,14 +97,17 @@ def run_warmup_request(
     steps: int,
     guidance: float = 2.0,
 ) -> None:
-    """Draw `num_images` images of the default size that nobody sees; raises ModelError if that is not possible."""
+    """Generate and discard `num_images` images of the default size, measured into `costs`.
+
+    Raises ModelError on failure.
+    """
     assert isinstance(config.slots, int)
     events: list[EngineEvent[CompiledImageRequest]] = []
     scheduler = StepScheduler(config.slots, config.decode_batch, costs=costs)
     loop: EngineLoop[CompiledImageRequest] = EngineLoop(scheduler, executor, events.append, time.monotonic)
     request = ImageRequest(
-        request_id=f"throw-away-{num_images}",
-        prompt=f"{num_images} throw-away images, {steps} steps",  # new each time: nothing of it is cached
+        request_id=f"warmup-{num_images}",
+        prompt=f"{num_images} warm-up images, {steps} steps",  # differs each time, so that no embedding is cached
         negative_prompt="",
         seed=0,
         width_px=spec.default_width_px,
@@ -123,41 +127,44 @@ def run_warmup_request(
             _expect_success(event)
     except NoriaError as error:
         raise ModelError(
-            f"{spec.name} in {spec.folder} loads but cannot draw with these settings: {error.message}"
+            f"{spec.name} in {spec.folder} loads but cannot generate images with these settings: {error.message}"
         ) from error
 
 
 def _expect_success(event: "EngineEvent[CompiledImageRequest]") -> None:
     if isinstance(event, ImageReady):
         event.pixels.rgb()
-    elif isinstance(event, RequestClosed) and event.event.finish_reason is not FinishReason.FINISHED:
+    elif isinstance(event, RequestEnded) and event.event.finish_reason is not FinishReason.FINISHED:
         raise GenerationFailed(event.event.message)
 
 
 class CostCache:
-    """Where one engine keeps what it has measured; nobody misses it if it cannot be written."""
+    """A file with the measured costs of one model, settings and device.
+
+    Failures to read or write it are logged, not raised.
+    """
 
     def __init__(self, folder: pathlib.Path, spec: ModelSpec, config: EngineConfig, device: str) -> None:
-        """`config` has no "auto" left; `device` is the device's own name, as two machines may share the folder."""
+        """`config` has no "auto" left; `device` is the hardware's name, because machines may share the folder."""
         self._model = spec.name
         self._key = cost_key(spec, config, device)
         digest = hashlib.sha256(msgspec.json.encode(sorted(self._key.items()))).hexdigest()[:16]
         self.path = folder / f"{digest}.json"
 
     def load(self, costs: CostModel) -> bool:
-        """Fill `costs` with what was kept of this model, device and settings; False if there is nothing, or nothing usable."""
+        """Add the cached costs to `costs`; False if there are none, or none that are valid."""
         try:
             cached = msgspec.json.decode(self.path.read_bytes(), type=CachedCosts)
         except FileNotFoundError:
             return False
         except (OSError, msgspec.DecodeError) as error:
-            _log.warning("the measured costs in %s cannot be used and are measured anew: %s", self.path, error)
+            _log.warning("the cached costs in %s cannot be used and are measured again: %s", self.path, error)
             return False
         curves = [*cached.steps, *cached.decodes]
-        sane = all(curve.seconds for curve in curves) and all(
+        are_valid = all(curve.seconds for curve in curves) and all(
             seconds > 0.0 and count > 0 for curve in curves for count, seconds in curve.seconds.items()
         )
-        if cached.key != self._key or not cached.steps or not sane:
+        if cached.key != self._key or not cached.steps or not are_valid:
             return False
         costs.steps |= {self._batch_key(curve): CostCurve(dict(curve.seconds)) for curve in cached.steps}
         costs.decodes |= {self._batch_key(curve): CostCurve(dict(curve.seconds)) for curve in cached.decodes}
@@ -166,7 +173,7 @@ class CostCache:
         return True
 
     def save(self, costs: CostModel) -> None:
-        """Keep what `costs` knows of this model."""
+        """Write this model's part of `costs`."""
         cached = CachedCosts(
             self._key,
             [
@@ -185,9 +192,9 @@ class CostCache:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_bytes(msgspec.json.encode(cached))
-            temporary.replace(self.path)  # whole or not at all: another engine may read it now
+            temporary.replace(self.path)  # atomic, because another engine may read the file now
         except OSError as error:
-            _log.warning("the measured costs are not kept: %s", error)
+            _log.warning("the measured costs cannot be cached: %s", error)
 
     def _batch_key(self, curve: CachedCurve) -> BatchKey:
         return BatchKey(curve.width_px, curve.height_px, self._model)
@@ -198,7 +205,7 @@ def _to_cached_curve(batch_key: BatchKey, curve: CostCurve) -> CachedCurve:
 
 
 def cost_key(spec: ModelSpec, config: EngineConfig, device: str) -> dict[str, str]:
-    """All that a step's cost depends on."""
+    """Everything that a step's cost depends on: model, device, versions, settings."""
     settings: dict[str, Any] = {
         name: getattr(config, name)
         for name in ("dtype", "slots", "threads", "attention", "channels_last", "compile", "buckets", "decode_batch")
@@ -212,7 +219,7 @@ def cost_key(spec: ModelSpec, config: EngineConfig, device: str) -> dict[str, st
 
 
 def cost_folder(cache_dir: str) -> pathlib.Path:
-    """Where costs are kept: in the setting's folder, or in the user's cache."""
+    """The folder for cost files: below `cache_dir`, or below the user's cache folder if that is empty."""
     if cache_dir:
         return pathlib.Path(cache_dir) / "costs"
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")

@@ -1,4 +1,4 @@
-"""Pixels on their way from the device: the wheel turns on, whoever delivers them waits."""
+"""Transfers from the device to the host that do not block the loop: the reader of the data waits for its copy event."""
 
 from dataclasses import dataclass
 
@@ -9,14 +9,17 @@ from noria.errors import GenerationFailed
 
 @dataclass(frozen=True)
 class HostPixels:
-    """Pixels that are, or are being copied to, the host's memory."""
+    """Pixels in host memory, or being copied there."""
 
     pixels_HWC: torch.Tensor
-    finite: torch.Tensor  # bool, one element: whether the latents were
-    copied: "torch.cuda.Event | None"
+    finite: torch.Tensor  # bool, one element: whether the image's latents are finite
+    copied: "torch.cuda.Event | None"  # None: no copy is pending
 
     def rgb(self) -> memoryview:
-        """Height × width × 3 bytes; waits for the copy. Raises `errors.GenerationFailed` if the model's numbers overflowed."""
+        """Height × width × 3 bytes; waits for the copy.
+
+        Raises `errors.GenerationFailed` if the latents are not finite.
+        """
         if self.copied is not None:
             self.copied.synchronize()
         if not self.finite:
@@ -27,7 +30,10 @@ class HostPixels:
 
 
 def to_host(tensor: torch.Tensor) -> tuple[torch.Tensor, "torch.cuda.Event | None"]:
-    """The tensor in the host's memory once the event has happened; the wheel turns on, whoever delivers it waits."""
+    """Start copying the tensor to pinned host memory; its content is valid after the event.
+
+    A CPU tensor is returned as it is.
+    """
     if not tensor.is_cuda:
         return tensor, None
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

@@ -1,9 +1,10 @@
-"""The diffusion executor: one turn of the wheel on one device, whatever mix of requests it carries.
+"""The diffusion executor: executes iterations on one device, for any mix of requests of one model.
 
-A turn gathers every seated image's current sample, makes one UNet call (two rows for a guided image), combines guidance, and applies
-each image's own row of its own sampler's table in one weighted sum. There is no loop over requests on the device.
+A step gathers the current samples of its images, makes one UNet call (two rows for a guided image), combines guidance,
+and applies to each image the current row of its sampler's table, all in one weighted sum. There is no loop over
+requests on the device.
 
-Shapes: S slots, B images of a turn, R UNet rows, K history entries, C × H × W latents, T tokens, D text width.
+Shapes: S slots, B images of a step, R UNet rows, K history entries, C × H × W latents, T tokens, D text width.
 """
 
 import logging
@@ -19,9 +20,10 @@ import torch
 from noria.config import EngineConfig
 from noria.engine.diffusion.device_transfer import HostPixels, to_host
 from noria.engine.diffusion.latents import LatentSlots
+from noria.engine.diffusion.out_of_memory import is_out_of_memory
 from noria.engine.diffusion.prompt_embeddings import PromptEmbeddingCache
 from noria.engine.diffusion.timing import DeviceStopwatch, HostStopwatch
-from noria.engine.runtime import THUMBNAIL_MAX_PX, PreviewPixels, preview_calls
+from noria.engine.runtime import THUMBNAIL_MAX_PX, PreviewPixels, batch_key_of, preview_calls
 from noria.models.diffusion.stable_diffusion import DiffusionModel
 from noria.observe.logs.log_record import fields
 from noria.protocol.request import ImageRequest, request_id_of
@@ -33,37 +35,27 @@ from noria.sampling.tables import SamplerTable
 from noria.scheduling.types import BatchKey, ImageId, IterationPlan, IterationResult, Phase, SlotAssignment, Step
 
 _log = logging.getLogger(__name__)
-_OOM_MESSAGES = (  # what a plain RuntimeError says where no torch.OutOfMemoryError is raised
-    "can't allocate memory",  # the host's allocator
-    "CUDA error: out of memory",  # the driver: launches, streams, pinned memory
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-)
-_MAX_ITERATIONS_AHEAD = 2  # that a GPU may be behind: enough to keep it fed, few enough that a newcomer boards soon
+# Iterations that the loop may be ahead of a GPU: enough to keep it busy, few enough that a new request joins soon.
+_MAX_ITERATIONS_AHEAD = 2
 
 
 @dataclass(frozen=True)
 class CompiledImageRequest:
-    """A request with its sampler's table."""
+    """A request with its compiled sampler."""
 
     request: ImageRequest
     table: SamplerTable
-    preview_calls: frozenset[int]  # calls after which its images show a preview
+    preview_calls: frozenset[int]  # calls after which its images get a preview
 
     @property
     def num_calls(self) -> int:
-        """Model calls of each image."""
+        """Model calls for each image."""
         return self.table.num_calls
 
     @property
     def batch_key(self) -> BatchKey:
-        """Which histories its images live in."""
-        return BatchKey(self.request.width_px, self.request.height_px, self.request.model)
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether the device, or the host, had no memory left for a tensor or for a library's workspace."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in _OOM_MESSAGES)
+        """The key of the history that holds its images."""
+        return batch_key_of(self.request)
 
 
 def _log_fields(event: str, images: list[ImageId]) -> dict[str, dict[str, object]]:
@@ -76,26 +68,29 @@ def _first_line(error: Exception) -> str:
 
 
 class PipelineFillDetector:
-    """Turns that follow one another. The first few only fill the queue of a device that is behind, and say nothing of what work costs."""
+    """Detects iterations that only fill the queue of a GPU, whose duration on the host says nothing about their cost.
 
-    _PAUSE_S = 0.01  # between two turns of one burst the wheel does far less than this
+    They are the first ones of an uninterrupted sequence.
+    """
+
+    _PAUSE_S = 0.01  # ends a sequence; between consecutive iterations the loop needs far less
 
     def __init__(self) -> None:
-        self._num_iterations, self._ended = 0, 0.0
+        self._num_iterations, self._last_end_s = 0, 0.0
 
     def begin_iteration(self, now: float) -> None:
-        """A turn begins; seconds of any clock."""
-        if now - self._ended > self._PAUSE_S:
+        """An iteration begins at `now`, in seconds of any clock."""
+        if now - self._last_end_s > self._PAUSE_S:
             self._num_iterations = 0
 
     def end_iteration(self, now: float) -> bool:
-        """It has ended; whether it took as long as a turn's work."""
-        self._ended, self._num_iterations = now, self._num_iterations + 1
+        """It has ended; returns whether its duration is that of its work."""
+        self._last_end_s, self._num_iterations = now, self._num_iterations + 1
         return self._num_iterations > _MAX_ITERATIONS_AHEAD
 
 
 class DiffusionExecutor:
-    """One device with one model; `config` has no "auto" left."""
+    """The `Executor` of one model on one device; `config` has no "auto" left."""
 
     def __init__(self, model: DiffusionModel, config: EngineConfig) -> None:
         assert isinstance(config.slots, int)
@@ -117,12 +112,14 @@ class DiffusionExecutor:
         self._previews: list[PreviewPixels] = []
         self._thumbnails: list[PreviewPixels] = []
         self._grad_mode = torch.inference_mode if config.inference_mode else torch.no_grad
-        self.is_synchronous = (
-            model.device.type == "cpu"
-        )  # for the device after each part of a turn, which can then be timed
+        # Whether to wait for the device after each phase, which can then be timed by the host's clock.
+        self.is_synchronous = model.device.type == "cpu"
 
     def prepare(self, request: ImageRequest) -> CompiledImageRequest:
-        """Compile the request's sampler (8–30 ms the first time); raises `errors.InvalidField` if diffusers refuses it."""
+        """Compile the request's sampler (8–30 ms the first time).
+
+        Raises `errors.InvalidField` if diffusers rejects it.
+        """
         try:
             table = compile_sampler(request.scheduler, self.model.scheduler_config, request.num_steps)
         finally:
@@ -130,45 +127,46 @@ class DiffusionExecutor:
         return CompiledImageRequest(request, table, preview_calls(table.num_calls, request.num_previews))
 
     def is_compiled(self, request: ImageRequest) -> bool:
-        """Whether this scheduler was compiled, or refused, at this number of steps before."""
+        """Whether this scheduler was compiled, or rejected, with this number of steps before."""
         return (request.scheduler, request.num_steps) in self._compiled
 
     def accept(self, prepared: CompiledImageRequest) -> None:
-        """Remember a request until `forget`."""
+        """Keep a request until `forget`."""
         self._requests[prepared.request.request_id] = prepared
 
     def forget(self, request_id: str) -> None:
-        """Drop what is held for it; its slots are overwritten by whoever boards next."""
+        """Release what is held for a request; its slots are overwritten by the next images in them."""
         request = self._requests.pop(request_id).request
         for index in range(request.num_images):
             self._noise.pop(ImageId(request_id, index), None)
             self._decoded.pop(ImageId(request_id, index), None)
 
     def take_pixels(self, image: ImageId) -> HostPixels:
-        """The pixels of an image that the last turn decoded."""
+        """The pixels of an image that the last iteration decoded; each can be taken once."""
         return self._decoded.pop(image)
 
     def previews(self) -> list[PreviewPixels]:
-        """Those that the last turn made."""
+        """The previews of the last iteration; they are returned once."""
         previews, self._previews = self._previews, []
         return previews
 
     def thumbnails(self) -> list[PreviewPixels]:
-        """Those that the last turn made for who watches the wheel."""
+        """The thumbnails of the last iteration; they are returned once."""
         thumbnails, self._thumbnails = self._thumbnails, []
         return thumbnails
 
     def memory_bytes(self) -> int:
-        """What torch has of the device, used or kept for later; of a CPU, what this process holds."""
+        """GPU memory that torch has reserved, in use or cached; on a CPU the resident memory of this process."""
         if self.model.device.type == "cuda":
             return torch.cuda.memory_reserved(self.model.device)
         resident: int = psutil.Process().memory_info().rss
         return resident
 
     def execute(self, plan: IterationPlan, *, with_thumbnails: bool = False) -> IterationResult:
-        """Board, step, decode. An exception in one of them fails the images that it was about, and no others.
+        """Execute joins, steps and decodes. An exception in one phase fails the images of that phase, and no others.
 
-        What does not fit the memory ends the turn, and changes nothing: it can be planned again, in smaller parts.
+        A phase that does not fit the memory ends the iteration without having changed anything, so that it can be
+        planned again in smaller batches.
         """
         failed: dict[ImageId, str] = {}
         began = time.perf_counter()
@@ -181,8 +179,8 @@ class DiffusionExecutor:
 
         with self._grad_mode():
             joining = [assignment.image for assignment in plan.joins]
-            if joining and not run_phase("boards", lambda: self._join(plan.joins), joining):
-                return IterationResult(failed, "boards")
+            if joining and not run_phase("joins", lambda: self._join(plan.joins), joining):
+                return IterationResult(failed, "joins")
             join_s = time.perf_counter() - began
             steps = [step for step in plan.steps if step.image not in failed]
             stepping = [step.image for step in steps]
@@ -193,28 +191,30 @@ class DiffusionExecutor:
             if decodes and not run_phase("decodes", lambda: self._decode(decodes), decoding):
                 return IterationResult(failed, "decodes", phase_timings=stopwatch.timings())
             self._limit_run_ahead()
-        timed = self._fill_detector.end_iteration(time.perf_counter()) or self.is_synchronous
-        return IterationResult(failed, is_timed=timed, phase_timings=stopwatch.timings(), join_s=join_s)
+        is_timed = self._fill_detector.end_iteration(time.perf_counter()) or self.is_synchronous
+        return IterationResult(failed, is_timed=is_timed, phase_timings=stopwatch.timings(), join_s=join_s)
 
     def _run_phase(self, action: Callable[[], None], images: list[ImageId], failed: dict[ImageId, str]) -> bool:
-        """Whether what is done of `images` fits the memory."""
+        """Run `action`; add its `images` to `failed` if it raises. Returns whether it fitted the memory."""
         fits = True
         try:
             action()
             if self.is_synchronous and self.model.device.type == "cuda":
                 torch.cuda.synchronize()
-        except Exception as error:  # torch, tokenizers and diffusers raise many kinds, and none is worth the engine
-            fits = not _is_out_of_memory(error)
+        except Exception as error:  # torch, tokenizers and diffusers raise many types, and none may end the engine
+            fits = not is_out_of_memory(error)
             if fits:
-                _log.exception("a turn failed for %d images", len(images), extra=_log_fields("turn_failed", images))
+                _log.exception(
+                    "an iteration failed for %d images", len(images), extra=_log_fields("iteration_failed", images)
+                )
                 failed |= dict.fromkeys(images, f"the model failed: {_first_line(error)}")
             else:
                 log_fields = _log_fields("out_of_memory", images)
                 _log.warning("%d images do not fit the memory: %s", len(images), _first_line(error), extra=log_fields)
             if self.model.device.type == "cuda":
-                torch.cuda.synchronize()  # raises if the device is lost to this process: then it ends, and is replaced
+                torch.cuda.synchronize()  # raises if this process has lost the device: then it exits and is restarted
         if not fits and self.model.device.type == "cuda":
-            torch.cuda.empty_cache()  # not before the exception is gone, which holds what was computed
+            torch.cuda.empty_cache()  # not inside the handler: the exception keeps its tensors alive
         return fits
 
     def _join(self, assignments: Iterable[SlotAssignment]) -> None:
@@ -258,14 +258,17 @@ class DiffusionExecutor:
             np.stack([p.table.coefficients[c] for p, c in zip(prepared, calls, strict=True)])
         )
         advance(history, slots_B, calls_B, outputs_BCHW, self._draw_noise(steps, prepared), coefficients_BK)
-        # Last: a step that does not fit is tried again, and once it has advanced it must not be.
+        # `advance` and these come last: a step that runs out of memory is repeated, unless it has advanced.
         self._previews += previews
         self._thumbnails += thumbnails
 
     def _predict(
         self, inputs_BCHW: torch.Tensor, prepared: list[CompiledImageRequest], slots: list[int], timesteps: np.ndarray
     ) -> torch.Tensor:
-        """One UNet call for all images, guidance applied: [B, C, H, W] float32. Rows: the guided images' negatives, then every prompt."""
+        """One UNet call with guidance applied: [B, C, H, W] float32.
+
+        Rows: negative prompts of guided images, then all prompts.
+        """
         guided = [b for b, p in enumerate(prepared) if p.request.guided]
         images = guided + list(range(len(prepared)))
         text = [2 * slots[b] for b in guided] + [2 * slot + 1 for slot in slots]
@@ -291,7 +294,7 @@ class DiffusionExecutor:
         timesteps: np.ndarray,
         max_px: int | None = None,
     ) -> list[PreviewPixels]:
-        """Previews of the images `shown`, by their places in `steps`; with `most_px`, no side is longer."""
+        """Previews of the images at `indices` of `steps`; with `max_px`, no side is longer."""
         if not indices:
             return []
         indices = list(indices)
@@ -311,7 +314,7 @@ class DiffusionExecutor:
         ]
 
     def _draw_noise(self, steps: list[Step], prepared: list[CompiledImageRequest]) -> torch.Tensor | None:
-        """[B, C, H, W] of this call's noise, zero where the sampler draws none; None when no image's does."""
+        """[B, C, H, W] of this call's noise, zero for samplers that need none; None if no image's sampler needs any."""
         needs_noise = [p.table.noise[step.call] > 0 for step, p in zip(steps, prepared, strict=True)]
         if not any(needs_noise):
             return None
@@ -341,14 +344,14 @@ class DiffusionExecutor:
         return self._latents.history(batch_key, in_use)
 
     def _bucket(self, num_rows: int) -> int:
-        """How many rows `num_rows` are padded up to; beyond the largest bucket, none are added."""
+        """The number of rows that `num_rows` are padded to; above the largest bucket there is no padding."""
         return next((bucket for bucket in self._buckets if bucket >= num_rows), num_rows)
 
     def _to_device(self, values: "list[int] | np.ndarray") -> torch.Tensor:
         return torch.as_tensor(values).to(self.model.device, non_blocking=True)
 
     def _limit_run_ahead(self) -> None:
-        """Keep a GPU at most `_TURNS_AHEAD` turns behind the plans."""
+        """Wait until a GPU is at most `_MAX_ITERATIONS_AHEAD` iterations behind the loop."""
         if self.model.device.type != "cuda":
             return
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -1,6 +1,6 @@
-"""What the slots hold on the device: each image's history of samples and model outputs.
+"""The slots' tensors on the device: each image's history of samples and model outputs.
 
-Shapes: S slots, K places of history (`sampling/tables.py` says which is which), C × H × W latents.
+Shapes: S slots, K history entries (defined in `sampling/tables.py`), C × H × W latents.
 """
 
 import torch
@@ -12,7 +12,7 @@ _MAX_IDLE_HISTORIES = 4
 
 
 class LatentSlots:
-    """Histories by shape class, made when the first image of a shape boards and dropped when other shapes need the memory."""
+    """Histories by batch key, allocated when the first image of a key joins; few unused ones are kept."""
 
     def __init__(self, num_slots: int, channels: int, latent_scale: int, device: torch.device) -> None:
         self._num_slots, self._channels, self._scale, self._device = num_slots, channels, latent_scale, device
@@ -23,7 +23,7 @@ class LatentSlots:
         return self._channels, batch_key.height_px // self._scale, batch_key.width_px // self._scale
 
     def history(self, batch_key: BatchKey, in_use: set[BatchKey]) -> torch.Tensor:
-        """[S, K, C, H, W] float32 of `shape`; may drop those of shapes that are not `in_use`, longest unused first."""
+        """[S, K, C, H, W] float32 of `batch_key`; may free those of keys not `in_use`, least recently used first."""
         history = self._histories.pop(batch_key, None)
         if history is None:
             idle = [other for other in self._histories if other not in in_use]

@@ -1,4 +1,4 @@
-"""What the text encoder made of the prompts used last.
+"""A cache of the text encoder's outputs for the most recently used prompts.
 
 Shapes: T tokens, D text width.
 """
@@ -10,9 +10,10 @@ import torch
 
 
 class PromptEmbeddingCache:
-    """The embeddings [T, D] of the prompts used last, encoded together when they are missing.
+    """An LRU cache of embeddings [T, D] by prompt; missing ones are encoded together.
 
-    `padded_batch` encodes in batches of exactly that many, because a kernel's result may differ in the last bit with its batch.
+    With `padded_batch`, prompts are encoded in batches of exactly that size, because a kernel's result may differ in
+    the last bit with its batch size.
     """
 
     def __init__(
@@ -22,7 +23,7 @@ class PromptEmbeddingCache:
         self._entries: OrderedDict[str, torch.Tensor] = OrderedDict()
 
     def get(self, prompts: Iterable[str]) -> dict[str, torch.Tensor]:
-        """One embedding [T, D] per different prompt."""
+        """One embedding [T, D] for each distinct prompt."""
         wanted = dict.fromkeys(prompts)
         missing = [prompt for prompt in wanted if prompt not in self._entries]
         found = {prompt: self._entries[prompt] for prompt in wanted if prompt in self._entries}
@@ -31,7 +32,7 @@ class PromptEmbeddingCache:
             chunk = missing[start : start + size]
             padding = [""] * (size - len(chunk)) if self._padded_batch else []
             embeddings = self._text_encode(chunk + padding)
-            # A view would keep the whole batch in memory for as long as one of its prompts is held.
+            # A view would keep the whole batch in memory as long as one of its prompts is cached.
             found |= {prompt: embeddings[row].clone() for row, prompt in enumerate(chunk)}
         for prompt in wanted:
             self._entries[prompt] = found[prompt]

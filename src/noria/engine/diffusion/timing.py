@@ -1,7 +1,8 @@
-"""What the parts of one turn take: by the host's clock where the wheel waits for each part, else by the device's own.
+"""Times the phases of an iteration: with the host's clock where the loop waits for each phase, else with device events.
 
-A GPU is ordered to do a turn and does it later; the host's clock would tell how long the order took. So events are put into its stream
-around each part, and whoever needs the seconds, and may wait, reads them when the device has passed the events: the wheel never does.
+A GPU executes an iteration after it was launched, and the host's clock would measure the launch. So CUDA events are
+recorded around each phase, and reading a time waits until the device has passed them. The loop's thread never reads
+them.
 """
 
 import contextlib
@@ -15,14 +16,14 @@ from noria.scheduling.types import MeasuredTimings, Phase, PhaseTimings
 
 
 class HostStopwatch:
-    """Of parts that are over when they have been done."""
+    """For phases that are complete when their calls return."""
 
     def __init__(self) -> None:
         self._seconds: dict[Phase, float] = {}
 
     @contextlib.contextmanager
     def timing(self, phase: Phase) -> Iterator[None]:
-        """Inside, the part is done."""
+        """A context in which the phase is executed."""
         started = time.perf_counter()
         try:
             yield
@@ -30,86 +31,86 @@ class HostStopwatch:
             self._seconds[phase] = time.perf_counter() - started
 
     def timings(self) -> MeasuredTimings:
-        """What they took."""
+        """The times measured so far; a phase that did not run took 0."""
         seconds = self._seconds
-        return MeasuredTimings(seconds.get("boards", 0.0), seconds.get("steps", 0.0), seconds.get("decodes", 0.0))
+        return MeasuredTimings(seconds.get("joins", 0.0), seconds.get("steps", 0.0), seconds.get("decodes", 0.0))
 
 
 class DeviceStopwatch:
-    """Of parts that the device is ordered to do."""
+    """For phases that are launched on a CUDA device and complete later."""
 
     def __init__(self) -> None:
         self._events: dict[Phase, tuple[torch.cuda.Event, torch.cuda.Event]] = {}
 
     @contextlib.contextmanager
     def timing(self, phase: Phase) -> Iterator[None]:
-        """Inside, the part is ordered."""
-        began = _event()
+        """A context in which the phase is launched."""
+        start = _event()
         try:
             yield
         finally:
-            self._events[phase] = began, _event()
+            self._events[phase] = start, _event()
 
     def timings(self) -> "DeviceTimings":
-        """What they will have taken."""
+        """The times, which are read from the device when they are asked for."""
         return DeviceTimings(self._events)
 
 
 @dataclass(frozen=True)
 class DeviceTimings:
-    """Parts between events of a device; their seconds can be asked from any thread, which then waits for the device to be there."""
+    """Phase times between pairs of device events; reading one from any thread waits for the device."""
 
     _events: Mapping[Phase, tuple[torch.cuda.Event, torch.cuda.Event]]
     is_known: bool = False
 
     @property
     def text_encode_s(self) -> float:
-        """On `boards`."""
-        return self._seconds("boards")
+        """Seconds of the joins."""
+        return self._seconds("joins")
 
     @property
     def step_s(self) -> float:
-        """On `steps`."""
+        """Seconds of the steps."""
         return self._seconds("steps")
 
     @property
     def decode_s(self) -> float:
-        """On `decodes`, and on copying them to the host."""
+        """Seconds of the decodes and of copying them to the host."""
         return self._seconds("decodes")
 
     def _seconds(self, phase: Phase) -> float:
         if phase not in self._events:
             return 0.0
-        began, ended = self._events[phase]
-        ended.synchronize()
-        elapsed_ms: float = began.elapsed_time(ended)
+        start, end = self._events[phase]
+        end.synchronize()
+        elapsed_ms: float = start.elapsed_time(end)
         return elapsed_ms / 1000
 
 
 @dataclass(frozen=True)
 class CombinedTimings:
-    """What several executors took, one after the other, for the parts of one turn."""
+    """The summed phase times of several executors that ran one after the other in one iteration."""
 
     parts: tuple[PhaseTimings, ...]
 
     @property
     def is_known(self) -> bool:
-        """Whether nobody has to wait for any of it."""
+        """Whether all parts can be read without waiting for a device."""
         return all(part.is_known for part in self.parts)
 
     @property
     def text_encode_s(self) -> float:
-        """On `boards`."""
+        """Seconds of the joins."""
         return sum(part.text_encode_s for part in self.parts)
 
     @property
     def step_s(self) -> float:
-        """On `steps`."""
+        """Seconds of the steps."""
         return sum(part.step_s for part in self.parts)
 
     @property
     def decode_s(self) -> float:
-        """On `decodes`."""
+        """Seconds of the decodes."""
         return sum(part.decode_s for part in self.parts)
 
 

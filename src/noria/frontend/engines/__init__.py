@@ -1,1 +1,1 @@
-"""The engines as a front end uses them: which takes a request, and what happens when one ends."""
+"""The engines as a front end sees them: which engine gets a request, and what happens when an engine ends."""

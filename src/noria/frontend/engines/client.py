@@ -1,6 +1,7 @@
-"""One engine as a front end sees it: its state, the requests in flight at it, and what its end means for them.
+"""One engine as a front end sees it: its state, its load and the attempts in flight at it.
 
-What it says comes in by `receive`; what becomes of a request that it loses is not decided here.
+`receive` takes the engine's messages. When the engine ends, every attempt fails with `AttemptLostError`; `pool.py` decides
+about retries.
 """
 
 import asyncio
@@ -41,14 +42,13 @@ from noria.protocol.transport import EngineConnection
 
 log = logging.getLogger("noria.frontend")
 
-_CANCEL_REPLY_TIMEOUT_S = (
-    0.5  # for an engine to tell how far it was with a request that is taken out; most turns are shorter
-)
+# For the reply to a `Cancel`, which has the timings of the cancelled request. Most iterations are shorter.
+_CANCEL_REPLY_TIMEOUT_S = 0.5
 
 
 @dataclass(frozen=True)
 class RawImage:
-    """One image as the engine sent it: `rgb` is height × width × 3 bytes."""
+    """One image as the engine sent it. `rgb` is height × width × 3 bytes."""
 
     seed: int
     width_px: int
@@ -58,28 +58,28 @@ class RawImage:
 
 @dataclass(frozen=True)
 class EngineResult:
-    """All images of a request, in order of their index."""
+    """All images of a request, ordered by index."""
 
     images: tuple[RawImage, ...]
     timings: Timings
     num_steps_run: int
-    mean_batch: float  # images that shared its steps, itself included
-    predicted_s: float  # until its finish, as the engine said when it accepted the request
+    mean_batch: float  # mean number of images in its steps' batches, its own included
+    predicted_s: float  # time to finish that the engine predicted when it accepted the request
 
 
 @dataclass(frozen=True)
 class ProgressUpdate:
-    """How far a request is; of several images, the one furthest behind."""
+    """The progress of a request: that of its slowest image."""
 
-    queue_position: int | None  # images that will board before its last one; None: all of them have boarded
+    queue_position: int | None  # images that join the batch before its last one; None: all of its images have joined
     step: int
     num_steps: int
-    finish_in_s: float | None  # predicted; None while it waits for an engine
+    finish_in_s: float | None  # predicted; None while the request waits for an engine
 
 
 @dataclass(frozen=True)
 class PreviewImage:
-    """What image `index` is going to be, as seen at `step`: height × width × 3 bytes of RGB, a few pixels wide."""
+    """A small preview of image `index` after `step` steps. `rgb` is height × width × 3 bytes."""
 
     index: int
     step: int
@@ -90,12 +90,12 @@ class PreviewImage:
 
 Update = ProgressUpdate | PreviewImage
 OnUpdate = Callable[[Update], None]
-"""Is told of a request's way, in the event loop, and must not wait."""
+"""Called in the event loop with each update of a request; must not block."""
 
 
 @dataclass(frozen=True)
 class EngineStatus:
-    """One engine as /readyz tells of it; "unknown" is not connected, or not heard of yet."""
+    """One engine in the answer of /readyz. "unknown": not connected, or its state has not arrived yet."""
 
     state: Literal["unknown", "loading", "ready"]
     device: str | None
@@ -103,7 +103,10 @@ class EngineStatus:
 
 
 class AttemptLostError(Exception):
-    """The engine ended with `flight_id` on board. `obituary` is done when its next life has told how; None: it never got there."""
+    """The engine ended with an attempt in flight.
+
+    `exit_report` is done when the engine's next process has reported how it ended; None if the attempt was never sent.
+    """
 
     def __init__(self, attempt_id: str, exit_report: "asyncio.Future[ExitReport] | None") -> None:
         super().__init__(attempt_id)
@@ -113,17 +116,17 @@ class AttemptLostError(Exception):
 
 @dataclass
 class _Attempt:
-    """One request at one engine, until its `landed` is done."""
+    """One request at one engine, until its `outcome` is done."""
 
     num_images: int
     outcome: asyncio.Future[EngineResult]
     on_update: OnUpdate | None
     images: dict[int, RawImage] = field(default_factory=dict)
     predicted_s: float | None = None
-    failure: Failed | None = None  # how the engine said that it ended
+    failure: Failed | None = None  # the engine's message, if it failed
 
     def add_to_request_log(self) -> None:
-        """Say in the request's line how far it came, if it failed and the engine has told."""
+        """Add the timings of a failed attempt to the request's log record, if the engine sent them."""
         if self.failure is None or self.failure.timings is None:
             return
         current_log_record().add(
@@ -135,50 +138,55 @@ class _Attempt:
 
 
 class EngineClient:
-    """One engine, seen through its connection."""
+    """Talks to one engine through its connection."""
 
     def __init__(self, connection: EngineConnection, name: str) -> None:
-        """`name` is ours."""
+        """`name` is this front end's."""
         self._name = name
         self.connection = connection
         self.load: EngineLoad | None = None
         self._connected = False
-        self._last_state: EngineState | None = None  # since the connection stands
+        self._last_state: EngineState | None = None  # None: no state since the connection was made
         self._lost_incarnation: str | None = None
-        self._exit_report: asyncio.Future[ExitReport] | None = (
-            None  # of the life that was lost, until the next one has told
-        )
+        # Pending while the engine's process is gone and its successor has not reported yet.
+        self._exit_report: asyncio.Future[ExitReport] | None = None
         self._attempts: dict[str, _Attempt] = {}
 
     @property
     def ready(self) -> bool:
-        """Whether it draws."""
+        """Whether it accepts requests."""
         return self._last_state is not None and self._last_state.state == "ready"
 
     @property
     def num_images_in_flight(self) -> int:
-        """Images that it has been asked for and has not finished."""
+        """The number of images requested from it and not finished."""
         return sum(attempt.num_images for attempt in self._attempts.values())
 
     def status(self) -> EngineStatus:
-        """As it is shown."""
+        """Return its state for /readyz."""
         if self._last_state is None:
             return EngineStatus("unknown", None, None)
         state = self._last_state
-        device = None if state.device == "auto" else state.device  # which one that is, it knows when it has loaded
+        device = None if state.device == "auto" else state.device  # an engine resolves "auto" when it loads its model
         return EngineStatus(state.state, device, state.incarnation)
 
     async def submit(self, request: ImageRequest, on_update: OnUpdate | None) -> EngineResult:
-        """Have it drawn here. A cancelled call takes it out of the engine. Raises EngineGone, or what the engine answered."""
-        # Two clients may send the same X-Request-Id, and a second try may meet the first: the engine knows each flight apart.
+        """Generate the images of `request` at this engine. Cancelling this call cancels the request there.
+
+        Raises:
+            AttemptLostError: the engine ended.
+            NoriaError: the engine's refusal or failure.
+
+        """
+        # Two clients may send the same X-Request-Id, and a retry may meet its first attempt: each attempt has an id of its own.
         name = attempt_id(request.request_id, secrets.token_hex(4))
         attempt = _Attempt(request.num_images, asyncio.get_running_loop().create_future(), on_update)
         self._attempts[name] = attempt
         try:
             await self.connection.send(Submit(msgspec.structs.replace(request, request_id=name)))
-            await asyncio.wait([attempt.outcome])  # unlike awaiting it, leaves it be when this call is cancelled
+            await asyncio.wait([attempt.outcome])  # unlike awaiting it, does not cancel it when this call is cancelled
             return attempt.outcome.result()
-        except zmq.Again as error:  # it ended, and `Lost` is still on its way to us
+        except zmq.Again as error:  # the engine ended, and `Disconnected` has not arrived yet
             attempt.outcome.cancel()
             self.handle_disconnect()
             raise AttemptLostError(name, None) from error
@@ -190,33 +198,33 @@ class EngineClient:
             attempt.add_to_request_log()
 
     async def _cancel(self, name: str, attempt: _Attempt) -> None:
-        """Have the engine forget it, and hear how far it came."""
+        """Cancel the request at the engine and wait a moment for the reply, which has its timings."""
         attempt.on_update = None
         with contextlib.suppress(zmq.ZMQError):
             await self.connection.send(Cancel(name))
             await asyncio.wait([attempt.outcome], timeout=_CANCEL_REPLY_TIMEOUT_S)
         if not attempt.outcome.cancel():
-            attempt.outcome.exception()  # nobody else will ask for it, which asyncio would complain of
+            attempt.outcome.exception()  # retrieved here, or asyncio warns that it never was
 
     async def send_hello(self) -> None:
-        """The connection stands."""
+        """Introduce this front end on a new connection."""
         self._connected = True
-        with contextlib.suppress(zmq.Again):  # it has ended again: another `Connected` follows
+        with contextlib.suppress(zmq.Again):  # disconnected again: another `Connected` follows
             await self.connection.send(Hello(self._name))
 
     async def ack_load(self) -> None:
-        """It has told its load, and may go on."""
-        with contextlib.suppress(zmq.Again):  # it has ended
+        """Acknowledge the last `EngineLoad`, so that the engine sends the next one."""
+        with contextlib.suppress(zmq.Again):  # disconnected
             await self.connection.send(LoadAck())
 
     async def request_view(self, message: ViewRequest) -> None:
-        """Ask for a view of its wheel, if it is ready."""
+        """Ask for a view of its running batch. Does nothing if it is not ready."""
         if self.ready:
-            with contextlib.suppress(zmq.Again):  # it has ended
+            with contextlib.suppress(zmq.Again):  # disconnected
                 await self.connection.send(message)
 
     def handle_disconnect(self) -> None:
-        """The connection is gone, and with it every flight."""
+        """Mark the engine as lost and fail every attempt in flight."""
         if self._exit_report is None and self._last_state is not None:
             self._exit_report = asyncio.get_running_loop().create_future()
             self._lost_incarnation = self._last_state.incarnation
@@ -227,7 +235,7 @@ class EngineClient:
                 attempt.outcome.set_exception(AttemptLostError(name, self._exit_report))
 
     def receive(self, message: FromEngine, payload: memoryview | None) -> bool:
-        """Take note of what it says; False of a dead engine's last words, overtaken by the news of its death: they are not heard."""
+        """Process a message. Returns False, and ignores the message, if it arrives after the engine's disconnect."""
         if not self._connected:
             return False
         match message:
@@ -235,7 +243,7 @@ class EngineClient:
                 self._update_state(message)
             case EngineLoad():
                 self.load = message
-            case Pong() | EngineView():  # asked for by the supervisor only; the link hands on
+            case Pong() | EngineView():  # only the supervisor pings; views are passed on by the pool
                 pass
             case _:
                 self._dispatch(message, payload)
@@ -247,27 +255,23 @@ class EngineClient:
         payload: memoryview | None,
     ) -> None:
         attempt = self._attempts.get(message.request_id)
-        if attempt is None or attempt.outcome.done():  # its caller has left
+        if attempt is None or attempt.outcome.done():  # cancelled
             return
         try:
             _apply_message(attempt, message, payload)
-        except Exception:  # an engine's nonsense: it costs this request, not the link
-            extra = fields(event="nonsense", request_id=request_id_of(message.request_id))
-            log.exception("%s: its engine's answer makes no sense", message.request_id, extra=extra)
-            attempt.outcome.set_exception(
-                GenerationFailed("the engine's answer makes no sense; the log has the details.")
-            )
+        except Exception:  # an invalid reply fails this request, not the connection
+            extra = fields(event="invalid_engine_reply", request_id=request_id_of(message.request_id))
+            log.exception("%s: invalid reply from its engine", message.request_id, extra=extra)
+            attempt.outcome.set_exception(GenerationFailed("the engine's reply is invalid; the log has the details."))
 
     def _update_state(self, state: EngineState) -> None:
         self._last_state = state
         if self._exit_report is not None:
-            is_same_incarnation = (
-                state.incarnation == self._lost_incarnation
-            )  # only the connection was lost: nobody's doing
-            exit_cause = "killed" if is_same_incarnation else state.previous_exit
-            self._exit_report.set_result(
-                ExitReport(exit_cause, frozenset() if is_same_incarnation else frozenset(state.in_flight))
-            )
+            if state.incarnation == self._lost_incarnation:  # only the connection was lost: no request caused it
+                report = ExitReport("killed", frozenset())
+            else:
+                report = ExitReport(state.previous_exit, frozenset(state.in_flight))
+            self._exit_report.set_result(report)
             self._exit_report = None
 
 
@@ -283,11 +287,11 @@ def _apply_message(
             if attempt.on_update is not None:
                 attempt.on_update(ProgressUpdate(position, call, num_calls, finish_in_s))
         case Preview(index=index, call=call, width_px=width_px, height_px=height_px):
-            assert payload is not None, "a preview travels with its pixels"
+            assert payload is not None, "a preview comes with its pixels"
             if attempt.on_update is not None:
                 attempt.on_update(PreviewImage(index, call, width_px, height_px, bytes(payload)))
         case ImageDone(index=index, seed=seed, width_px=width_px, height_px=height_px):
-            assert payload is not None, "an image travels with its pixels"
+            assert payload is not None, "an image comes with its pixels"
             attempt.images[index] = RawImage(seed, width_px, height_px, payload)
         case Finished(timings=timings, num_steps_run=num_steps_run, mean_batch=mean_batch):
             images = tuple(attempt.images[index] for index in range(attempt.num_images))

@@ -1,15 +1,16 @@
-"""What becomes of a request whose engine ended: who is suspected of it, who flies again in company, who alone, and who no more.
+"""Decides whether a request lost in an engine's exit is retried, retried exclusively, or failed.
 
 Pure. The rules (ADR 6 has the reasons):
 
-    how the engine ended            the request was aboard      it was not
-    crashed, or hung                suspected                   excused
-    killed by somebody's signal     excused                     forgotten
-    nobody has told in time         suspected                   suspected
+    how the engine ended                   request in flight      request not started
+    crashed, or hung                       suspected              not_at_fault
+    killed by a signal from outside        not_at_fault           not_started
+    unknown, no report in time             suspected              suspected
 
-  - Who is suspected once flies alone: nobody else is aboard, so a second crash is certainly its own. Then it is failed.
-  - Who is excused flies on in company; after three times alone, and after ten times alone no more.
-  - What is forgotten counts nothing: it had not touched the device. Its deadline bounds it, as it bounds all of this.
+  - A suspected request is retried exclusively: nothing else is in flight at that engine, so a second crash is certainly its own.
+    Then it fails.
+  - A request that is not at fault is retried as before; after 3 such losses exclusively, and after 10 more it fails.
+  - A loss before the start counts nothing: the request had not reached the device. Its deadline bounds it, as all retries.
 """
 
 from dataclasses import dataclass, replace
@@ -18,62 +19,62 @@ from typing import Literal
 from noria.protocol.messages import ExitCause
 
 MAX_CRASHES = 2
-MAX_EXCUSED_SHARED = 3  # whoever kills engines for a reason that we cannot see may have one in this request
-MAX_EXCUSED_EXCLUSIVE = 10
+MAX_NOT_AT_FAULT_SHARED = 3  # an engine may be killed for a reason that we cannot see and that lies in this request
+MAX_NOT_AT_FAULT_EXCLUSIVE = 10
 
-LossCause = Literal["suspected", "excused", "forgotten"]
+LossCause = Literal["suspected", "not_at_fault", "not_started"]
 
 
 @dataclass(frozen=True)
 class ExitReport:
-    """What an engine's next life tells of the end of the one before."""
+    """How an engine's previous process ended, as its successor reports it."""
 
     exit_cause: ExitCause
-    in_flight: frozenset[str]  # the flights that it was drawing, or preparing
+    in_flight: frozenset[str]  # the attempts that it was generating or preparing
 
     def loss_cause(self, attempt_id: str) -> LossCause:
-        """How the loss of that flight counts."""
+        """Return how the loss of this attempt counts."""
         was_in_flight = attempt_id in self.in_flight
         match self.exit_cause:
             case "crashed":
-                return "suspected" if was_in_flight else "excused"
+                return "suspected" if was_in_flight else "not_at_fault"
             case "killed":
-                return "excused" if was_in_flight else "forgotten"
-            case "none":  # an engine that knows of no earlier life has nothing to tell
+                return "not_at_fault" if was_in_flight else "not_started"
+            case "none":  # the successor knows of no previous process
                 return "suspected"
 
 
 @dataclass(frozen=True)
 class AttemptHistory:
-    """What one request has lost so far."""
+    """The lost attempts of one request."""
 
     num_crashes: int = 0
-    num_excused: int = 0
-    num_excused_exclusive: int = 0
+    num_not_at_fault: int = 0
+    num_not_at_fault_exclusive: int = 0
 
     @property
     def needs_exclusive(self) -> bool:
-        """Whether its next engine takes nobody else aboard with it."""
-        return self.num_crashes > 0 or self.num_excused >= MAX_EXCUSED_SHARED
+        """Whether the next attempt must be alone at its engine."""
+        return self.num_crashes > 0 or self.num_not_at_fault >= MAX_NOT_AT_FAULT_SHARED
 
     @property
     def crashes_engines(self) -> bool:
-        """Whether it is known to crash engines."""
+        """Whether the request has been shown to crash engines."""
         return self.num_crashes >= MAX_CRASHES
 
     @property
     def retries_exhausted(self) -> bool:
-        """Whether it has been tried often enough, guilty or not."""
-        return self.num_excused_exclusive >= MAX_EXCUSED_EXCLUSIVE
+        """Whether the request fails after too many losses, at fault or not."""
+        return self.num_not_at_fault_exclusive >= MAX_NOT_AT_FAULT_EXCLUSIVE
 
     def with_loss(self, cause: LossCause) -> "AttemptHistory":
-        """The same with one loss more, of a flight as `flies_alone` said."""
+        """Return the history with one more loss, of an attempt that was exclusive if `needs_exclusive`."""
         match cause:
             case "suspected":
                 return replace(self, num_crashes=self.num_crashes + 1)
-            case "excused" if self.needs_exclusive:
-                return replace(self, num_excused_exclusive=self.num_excused_exclusive + 1)
-            case "excused":
-                return replace(self, num_excused=self.num_excused + 1)
-            case "forgotten":
+            case "not_at_fault" if self.needs_exclusive:
+                return replace(self, num_not_at_fault_exclusive=self.num_not_at_fault_exclusive + 1)
+            case "not_at_fault":
+                return replace(self, num_not_at_fault=self.num_not_at_fault + 1)
+            case "not_started":
                 return self

@@ -1,10 +1,10 @@
-"""The front end's end of the channel to the engines: which are ready, which takes a request, and what happens when one dies.
+"""The front end's connections to the engines: chooses the engine of each request and retries requests that an engine loses.
 
-A request flies to the ready engine with the fewest images in flight. If that process ends, the request is sent again, with the same seed
-and so for the same image, to another engine or to the same one when it is back. Whether it flies in company, alone, or no more, is
-decided in `losses.py`, from what the engine's next life tells of the end. Who flies alone takes turns with the others who do; new
-requests are drawn meanwhile. A caller that is cancelled takes its request out of the engine, and an engine's nonsense costs the
-request it is about. This module knows no HTTP and never looks into pixels.
+A request goes to the ready engine with the fewest images in flight. If that engine's process ends, the request is sent again, with
+the same seed and so for the same images, to another engine or to the same one after its restart. `crash_attribution.py` decides,
+from how the engine ended, whether the retry shares the engine with other requests, is exclusive, or does not happen. Exclusive
+retries run one at a time; new requests are served meanwhile. A cancelled call cancels its request at the engine, and an invalid
+reply fails only its own request. This module knows no HTTP and does not read pixels.
 """
 
 import asyncio
@@ -23,12 +23,9 @@ from noria.frontend.engines.client import (
     EngineResult,
     EngineStatus,
     OnUpdate,
-    PreviewImage,
     ProgressUpdate,
-    RawImage,
-    Update,
 )
-from noria.frontend.engines.crash_attribution import MAX_EXCUSED_SHARED, AttemptHistory, LossCause
+from noria.frontend.engines.crash_attribution import MAX_NOT_AT_FAULT_SHARED, AttemptHistory, LossCause
 from noria.observe.logs.log_record import fields
 from noria.observe.metrics import outcomes
 from noria.protocol import messages
@@ -37,29 +34,18 @@ from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import ImageRequest
 from noria.protocol.transport import Connected, Disconnected, EngineConnection
 
-__all__ = [
-    "EnginePool",
-    "EngineResult",
-    "EngineStatus",
-    "OnUpdate",
-    "PoolLoad",
-    "PreviewImage",
-    "ProgressUpdate",
-    "RawImage",
-    "Update",
-]
-
-_RETRY_AFTER_S = 5.0  # a small model is back within seconds, a large one within a minute: a polite first guess
-_GRACE_S = 5.0  # the engine answers a missed deadline itself; this is for one that has stopped answering at all
-_DEADLINE_GRACE_S = 0.5  # a caller with a deadline has other plans
-_EXIT_REPORT_TIMEOUT_S = 5.0  # for an engine's next life to tell how the last one ended; a process starts within one
+_RETRY_AFTER_S = 5.0  # an engine restarts within seconds with a small model, within a minute with a large one
+# Engines report a missed deadline themselves; these are for an engine that does not answer.
+_GRACE_S = 5.0
+_DEADLINE_GRACE_S = 0.5  # of a request with a deadline of its client
+_EXIT_REPORT_TIMEOUT_S = 5.0  # for the report of an engine's next process, which starts within 1 s
 
 log = logging.getLogger("noria.frontend")
 
 
 @dataclass(frozen=True)
 class PoolLoad:
-    """How busy the engines are, all together; `drain_s` is that of the one that takes the next request."""
+    """The load of all engines together. `backlog_s` is that of the least busy engine."""
 
     backlog_s: float
     num_running: int
@@ -68,21 +54,21 @@ class PoolLoad:
 
 
 class EnginePool:
-    """Connections to the engines at `addresses`, for as long as it is entered as an asynchronous context."""
+    """The engines at `addresses`. An asynchronous context manager: connects on entry, disconnects on exit."""
 
     def __init__(self, addresses: Sequence[str], restart_wait_s: float = 60.0, name: str | None = None) -> None:
-        """`name` is this front end's, the same in all its lives: engines drop what the life before has asked for. None: it has but one."""
+        """`name` identifies this front end; None: a random name. When a name reconnects, engines cancel its previous requests."""
         self._name = name or uuid.uuid4().hex
         self._addresses = tuple(addresses)
         self._restart_wait_s = restart_wait_s
         self._engines: list[EngineClient] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Condition()
-        self._exclusive_lock = asyncio.Lock()  # held by the one request that is suspected of crashes and flies
+        self._exclusive_lock = asyncio.Lock()  # held by the one exclusive attempt in flight
         self._stopping = False
-        self._timers: set[asyncio.Timeout] = set()  # of the calls of `submit` that run
+        self._timers: set[asyncio.Timeout] = set()  # of all running calls of `submit`
         self._models: dict[str, ModelSpec] = {}
-        # For who shows the engines to others; called in the event loop, and must not wait.
+        # For the live view; called in the event loop, must not block. `on_view` gets engine number, view and thumbnails.
         self.on_change: Callable[[], None] = lambda: None
         self.on_view: Callable[[int, EngineView, memoryview | None], None] = lambda *_: None
 
@@ -100,17 +86,17 @@ class EnginePool:
 
     @property
     def ready(self) -> bool:
-        """Whether a request submitted now would be taken."""
+        """Whether any engine is ready for a request."""
         return any(engine.ready for engine in self._engines)
 
     @property
     def models(self) -> Mapping[str, ModelSpec]:
-        """The models served, by name, as last told by a ready engine, the default one first; empty until one was ready."""
+        """The models served, by name, the default one first, as last reported by a ready engine; empty until then."""
         return self._models
 
     @property
     def load(self) -> PoolLoad:
-        """How busy the engines were when they last told."""
+        """The load, as last reported by the ready engines."""
         loads = [engine.load for engine in self._engines if engine.ready and engine.load is not None]
         return PoolLoad(
             min((load.backlog_s for load in loads), default=0.0),
@@ -120,40 +106,40 @@ class EnginePool:
         )
 
     def costs(self, model: str) -> list[messages.ShapeCosts]:
-        """What the engines have measured of a model, in the order of the engines."""
+        """Return the costs that the engines measured for a model, in the order of the engines."""
         reported = [engine.load.costs for engine in self._engines if engine.load is not None]
         return [costs for engine_costs in reported for costs in engine_costs if costs.model == model]
 
     @property
     def engines(self) -> list[EngineStatus]:
-        """What is known of each engine, in the order of their addresses."""
+        """The state of each engine, in the order of their addresses."""
         return [engine.status() for engine in self._engines]
 
     @property
     def num_engines(self) -> int:
-        """As many as there are addresses."""
+        """The number of engines, ready or not."""
         return len(self._addresses)
 
     async def request_view(self, number: int, message: ViewRequest) -> None:
-        """Ask the engine `number` for a view of its wheel, if it is ready; `on_view` will be told the answer."""
+        """Ask engine `number` for a view of its running batch, if it is ready. The answer goes to `on_view`."""
         await self._engines[number].request_view(message)
 
     def unavailable_error(self) -> EngineUnavailable:
-        """The refusal of a request while no engine is ready."""
+        """Return the error for a request while no engine is ready."""
         states = ", ".join(f"engine {number} is {status.state}" for number, status in enumerate(self.engines))
         return EngineUnavailable(
             f"no engine is ready ({states}); try again in a few seconds.", retry_after_s=_RETRY_AFTER_S
         )
 
     async def submit(self, request: ImageRequest, on_update: OnUpdate | None = None) -> EngineResult:
-        """Have `request` drawn; `watch` hears of its way. A cancelled call takes it out of the engine at its next step.
+        """Generate the images of `request`. Cancelling this call removes the request from its engine at the next step.
 
         Raises:
-            EngineUnavailable: at once, when no engine is ready; or at `stop`.
-            EngineLost: the engine ended with the request in flight, and none came back in time, or too often.
+            EngineUnavailable: no engine is ready, or `stop` was called.
+            EngineLost: the engine ended with the request in flight, and no engine came back in time, or this happened too often.
             EngineCrashed: the request crashes engines.
-            DeadlineExceeded: `timeout_s` is over.
-            NoriaError: whatever the engine answered.
+            DeadlineExceeded: `timeout_s` or `deadline_s` has passed.
+            NoriaError: the engine's refusal or failure.
 
         """
         if self._stopping:
@@ -174,7 +160,7 @@ class EnginePool:
             self._timers.discard(timer)
 
     def stop(self) -> None:
-        """Fail every request in flight, and any to come, with EngineUnavailable: the end of a drain."""
+        """Fail every request in flight, and all later ones, with EngineUnavailable. Called at the end of a drain."""
         self._stopping = True
         for timer in self._timers:
             if not timer.expired():
@@ -183,8 +169,8 @@ class EnginePool:
     async def _submit_with_retries(
         self, request: ImageRequest, started: float, on_update: OnUpdate | None
     ) -> EngineResult:
-        """Flight after flight, until one lands or `losses.py` says that it is enough."""
-        history = AttemptHistory(num_excused=MAX_EXCUSED_SHARED) if request.exclusive else AttemptHistory()
+        """Attempt until a reply arrives or `crash_attribution.py` allows no further attempt."""
+        history = AttemptHistory(num_not_at_fault=MAX_NOT_AT_FAULT_SHARED) if request.exclusive else AttemptHistory()
         engine = await self._wait_for_engine()
         attempt = (
             self._submit_exclusive(request, started, on_update)
@@ -195,14 +181,14 @@ class EnginePool:
             try:
                 return await attempt
             except AttemptLostError as lost:
-                if on_update is not None:  # at once: whoever tells how the engine ended may take seconds
+                if on_update is not None:  # at once: the report of how the engine ended may take seconds
                     on_update(ProgressUpdate(0, 0, request.num_steps, None))
                 cause = await self._classify_loss(lost, history.needs_exclusive)
             history = history.with_loss(cause)
             extra = fields(
-                event="engine_lost", request_id=request.request_id, blame=cause, alone=history.needs_exclusive
+                event="engine_lost", request_id=request.request_id, loss_cause=cause, exclusive=history.needs_exclusive
             )
-            log.warning("%s: its engine ended; it is %s", request.request_id, cause, extra=extra)
+            log.warning("%s: its engine ended; cause of the loss: %s", request.request_id, cause, extra=extra)
             _raise_if_exhausted(history)
             attempt = (self._submit_exclusive if history.needs_exclusive else self._resubmit)(
                 request, started, on_update
@@ -217,33 +203,35 @@ class EnginePool:
     ) -> EngineResult:
         while True:
             await self._wait_for_engine()
-            async with self._exclusive_lock:  # the caller's deadline bounds the wait for a turn, too
+            async with self._exclusive_lock:  # the request's timeout also bounds the wait for the lock
                 engine = self._least_loaded()
-                if engine is not None:  # else the one before this has ended it
+                if engine is not None:  # None: the previous exclusive attempt has crashed it
                     return await engine.submit(
-                        _remaining(msgspec.structs.replace(request, alone=True), started), on_update
+                        _remaining(msgspec.structs.replace(request, exclusive=True), started), on_update
                     )
 
     async def _wait_for_engine(self) -> EngineClient:
-        """The engine that takes the next request, once there is one; raises EngineLost when none is back in time."""
+        """Wait for a ready engine and return the least loaded one. Raises EngineLost if none is ready in time."""
         while (engine := self._least_loaded()) is None:
             try:
                 async with asyncio.timeout(self._restart_wait_s), self._changed:
                     await self._changed.wait_for(lambda: self.ready)
             except TimeoutError as error:
                 raise EngineLost(
-                    f"the engine ended while it drew this request, and none was back after {self._restart_wait_s:g} s.",
+                    f"the engine ended while it generated this request, and no engine was ready after "
+                    f"{self._restart_wait_s:g} s.",
                     retry_after_s=_RETRY_AFTER_S,
                 ) from error
         return engine
 
     async def _classify_loss(self, lost: AttemptLostError, was_exclusive: bool) -> LossCause:
-        """How a loss counts; waits for what the engine's next life tells. What nobody tells in time is held against the request.
+        """Wait for the report of how the engine ended, and return how the loss counts: "suspected" if no report comes in time.
 
-        Where another engine could go on, that is after some seconds; but no second engine is risked for a request that was alone.
+        If another engine is ready, the wait ends after a few seconds; but a request whose attempt was exclusive waits as long
+        as for a restart, so that it does not crash a second engine.
         """
         if lost.exit_report is None:
-            return "forgotten"
+            return "not_started"
         exit_report = lost.exit_report
         timeout_s = self._restart_wait_s if was_exclusive else min(_EXIT_REPORT_TIMEOUT_S, self._restart_wait_s)
         await asyncio.wait([exit_report], timeout=timeout_s)
@@ -252,7 +240,7 @@ class EnginePool:
                 async with asyncio.timeout(self._restart_wait_s - timeout_s), self._changed:
                     await self._changed.wait_for(lambda: exit_report.done() or self.ready)
             except TimeoutError:
-                log.debug("%s: nobody has told how its engine ended", lost.attempt_id)
+                log.debug("%s: no report of how its engine ended", lost.attempt_id)
         return exit_report.result().loss_cause(lost.attempt_id) if exit_report.done() else "suspected"
 
     def _least_loaded(self) -> EngineClient | None:
@@ -263,8 +251,8 @@ class EnginePool:
         try:
             async for event in engine.connection.events():
                 await self._handle_event(engine, event)
-        except Exception:  # a bug of ours or the engine's; /readyz tells
-            log.exception("the link to an engine broke")
+        except Exception:  # a bug in the front end or the engine; /readyz shows the engine as unknown
+            log.exception("the connection to an engine failed")
         finally:
             engine.handle_disconnect()
 
@@ -294,14 +282,14 @@ class EnginePool:
 
 
 def _limit_s(request: ImageRequest) -> float:
-    """After how long the request is of no use."""
+    """Return after how many seconds the result is of no use to the client."""
     return request.timeout_s if request.deadline_s is None else min(request.timeout_s, request.deadline_s)
 
 
 def _remaining(request: ImageRequest, started: float) -> ImageRequest:
-    """The request as its next engine gets it: its times count from its arrival there, and some have passed at another.
+    """Return the request for its next attempt, with the time that is left: engines count from the arrival.
 
-    It was accepted, and no engine is asked again whether it can be in time: with a deadline it goes before others, and ends with it.
+    It was accepted once, so it is not checked against its deadline again: the deadline becomes a timeout and high priority.
     """
     passed_s = asyncio.get_running_loop().time() - started
     return msgspec.structs.replace(
@@ -313,15 +301,16 @@ def _remaining(request: ImageRequest, started: float) -> ImageRequest:
 
 
 def _raise_if_exhausted(history: AttemptHistory) -> None:
-    """Raise, if a request with these losses is not to fly again."""
+    """Raise if a request with these losses is not retried."""
     if history.crashes_engines:
         raise EngineCrashed(
-            f"the engine crashed {history.num_crashes} times while it drew this request, the last time with nothing else aboard."
+            f"the engine crashed {history.num_crashes} times while it generated this request, the last time with nothing else "
+            "in flight."
         )
     if history.retries_exhausted:
+        num_kills = history.num_not_at_fault + history.num_not_at_fault_exclusive
         raise EngineLost(
-            f"the engine was killed {history.num_excused + history.num_excused_exclusive} times while it drew this request.",
-            retry_after_s=_RETRY_AFTER_S,
+            f"the engine was killed {num_kills} times while it generated this request.", retry_after_s=_RETRY_AFTER_S
         )
 
 

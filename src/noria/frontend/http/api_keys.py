@@ -1,13 +1,13 @@
-"""The file of API keys: who may use the server, and how much of it. `noria key NAME` draws a key and prints its table.
+"""The TOML file of API keys and their limits. `noria key NAME` generates a key and prints its table.
 
     [[key]]
     name = "alice"
-    sha256 = "…"                  # of the key itself, which is nowhere: whoever reads the file cannot use it
-    max_images_in_flight = 4      # optional, as all below
+    sha256 = "…"                  # of the key; the file does not contain the key itself
+    max_images_in_flight = 4      # optional, as are the next two
     images_per_minute = 60
-    priority = "normal"           # the highest that it may ask for
+    priority = "normal"           # the highest that the key may request
 
-A key is 256 bits of chance, so one round of SHA-256 hides it: there is nothing to guess that salt or stretching would protect.
+A key is 256 random bits, so one unsalted round of SHA-256 protects it: salt and stretching protect guessable secrets only.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from msgspec import Meta, Struct
 from noria.errors import ConfigError, did_you_mean, short_repr
 from noria.protocol.request import Priority
 
-KeyName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")]  # logs, headers and TOML bear it as it is
+KeyName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")]  # needs no escaping in logs, headers and TOML
 
 
 class ApiKey(Struct, frozen=True):
@@ -45,22 +45,22 @@ _ALLOWED_VALUES = {
 
 
 def key_digest(key: bytes) -> str:
-    """What the file has of a key."""
+    """Return the digest of a key, as the file has it."""
     return hashlib.sha256(key).hexdigest()
 
 
 def generate_key(name: str) -> tuple[str, str]:
-    """A new key, and its table for the file. Raises ConfigError."""
+    """Return a new key and its table for the file. Raises ConfigError if `name` is not allowed."""
     key = f"noria_{secrets.token_urlsafe(32)}"
     entry = _parse_key({"name": name, "sha256": key_digest(key.encode())}, "the new key")
     return key, f'[[key]]\nname = "{entry.name}"\nsha256 = "{entry.sha256}"\n'
 
 
 def read_keys(setting: str) -> tuple[ApiKey, ...]:
-    """The keys of the file that `frontend.keys_file` names; none if it names none.
+    """Return the keys of the file that `frontend.api_keys_file` names; none if the setting is empty.
 
     Raises:
-        ConfigError: the file cannot be read, has no key, or one that is not as described above.
+        ConfigError: the file cannot be read, has no key, or an invalid one.
 
     """
     if not setting:
@@ -69,7 +69,7 @@ def read_keys(setting: str) -> tuple[ApiKey, ...]:
     try:
         tree = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the file of keys {file} (frontend.keys_file) cannot be read: {error}.") from error
+        raise ConfigError(f"the file of keys {file} (frontend.api_keys_file) cannot be read: {error}.") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"the file of keys {file} is not TOML: {error}.") from error
     for unknown in tree.keys() - {"key"}:
@@ -77,8 +77,8 @@ def read_keys(setting: str) -> tuple[ApiKey, ...]:
     tables = tree.get("key", [])
     if not isinstance(tables, list) or not tables:
         raise ConfigError(
-            f"{file} has no [[key]] table, so nobody could use the server. `noria key NAME >> {file}` adds one; or leave "
-            "frontend.keys_file empty."
+            f"{file} has no [[key]] table, so no client could use the server. Add one with `noria key NAME >> {file}`, or "
+            "leave frontend.api_keys_file empty."
         )
     keys = tuple(_parse_key(table, f"{file}, [[key]] {number}") for number, table in enumerate(tables, 1))
     for field in ("name", "sha256"):
@@ -88,7 +88,7 @@ def read_keys(setting: str) -> tuple[ApiKey, ...]:
 
 def _parse_key(table: Any, where: str) -> ApiKey:
     if not isinstance(table, dict):
-        raise ConfigError(f"{where} is {short_repr(table)}; it is a table: write [[key]] and its keys below.")
+        raise ConfigError(f"{where} is {short_repr(table)}; it must be a table: write [[key]] and its keys below.")
     for name in table:
         if name not in _ALLOWED_VALUES:
             raise ConfigError(
@@ -101,7 +101,7 @@ def _parse_key(table: Any, where: str) -> ApiKey:
         return msgspec.convert(table, ApiKey)
     except msgspec.ValidationError as error:
         name = str(error).rpartition(" - at `$.")[2].rstrip("`")
-        # A digest that is none may be the key itself, put into the wrong place: it is not shown.
+        # An invalid digest may be the key itself, put in the wrong place: do not print it.
         got = "not a digest" if name == "sha256" else short_repr(table[name])
         raise ConfigError(f"{where}: {name} is {got}; allowed is {_ALLOWED_VALUES[name]}.") from error
 
@@ -111,5 +111,5 @@ def _refuse_duplicates(file: str, field: str, values: list[str]) -> None:
         if value in values[:number]:
             first = values.index(value) + 1
             raise ConfigError(
-                f"{file}: [[key]] {first} and [[key]] {number + 1} have the same {field}; each key has its own."
+                f"{file}: [[key]] {first} and [[key]] {number + 1} have the same {field}; each key needs its own."
             )

@@ -1,7 +1,7 @@
-"""Request bodies, bounded in length, time and number: JSON of a known shape, or a refusal that names the field, the value got and the
-values allowed.
+"""Reads request bodies, bounded in length, time and number, and decodes their JSON.
 
-msgspec checks shape and types; this module only turns its messages into ours. Bounds are `admission.py`'s.
+msgspec checks shape and types; this module turns its messages into errors that name the field, the value got and the
+values allowed. `services/request_validation.py` checks ranges.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ from noria.frontend.http.concurrency_limits import ConcurrencyLimiter, client_id
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-# The default max_body_bytes at 35 kB/s. A body that stops half-way would hold its connection for ever.
+# The default max_body_bytes at 35 kB/s. Without a limit, a body that stops half-way would hold its connection forever.
 _TIMEOUT_S = 30.0
 
 MAX_LARGE_BODIES = 64  # 64 MiB with the default max_body_bytes
 MAX_LARGE_BODIES_PER_CLIENT = 16
-_MAX_SMALL_BODY_BYTES = 65_536  # as much of a body as uvicorn has by itself; no request that is drawn comes near
-_RETRY_AFTER_S = 5.0  # a body takes up to 30 s, most take less than one
+_MAX_SMALL_BODY_BYTES = 65_536  # uvicorn buffers as much of a body anyway; image requests are far smaller
+_RETRY_AFTER_S = 5.0  # a body takes up to 30 s, most take less than 1 s
 
 _JSON_TYPE_NAMES = {
     "int": "an integer",
@@ -45,9 +45,9 @@ _JSON_TYPE_NAMES = {
 
 
 class JsonBodyReader:
-    """Reads JSON for every route of a front end.
+    """Reads the JSON bodies of all routes of a front end.
 
-    A short body costs no more than its connection does. Of long ones so many are received at once that all of them together fit into memory.
+    Limits how many bodies of more than `_MAX_SMALL_BODY_BYTES` are received at once, to bound memory.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -60,16 +60,16 @@ class JsonBodyReader:
         )
 
     async def read_json(self, http: Request, struct_type: type[T]) -> T:
-        """The body of `http` as a `kind`; raises as `read` and `decode` do."""
+        """Return the body as a `struct_type`. Raises what `read` and `decode` raise."""
         return decode(await self.read(http), struct_type)
 
     async def read(self, http: Request) -> bytes:
-        """The body of `http`, which says that it is JSON.
+        """Return the raw body of a request whose Content-Type is JSON.
 
         Raises:
             UnsupportedMediaType: the Content-Type is not application/json.
-            RateLimited: too many long ones are being received; where the length is announced, nothing of this one has been asked for.
-            BodyTooLarge, InvalidBody, RequestCancelled: as `read_bytes` does.
+            RateLimited: too many large bodies are being received. With a Content-Length, raised before any of the body is read.
+            BodyTooLarge, InvalidBody, RequestCancelled: see `read_bytes`.
 
         """
         media_type = http.headers.get("content-type", "")
@@ -88,43 +88,43 @@ class JsonBodyReader:
 
 
 async def read_bytes(http: Request, max_bytes: int, on_size: Callable[[int], None] = lambda _: None) -> bytes:
-    """The body of `http`, whatever it says that it is.
+    """Return the raw body of a request of any Content-Type.
 
-    `grow` is told how long the body is going to be, or is by now, and may raise.
+    Calls `on_size` with the announced length, then with the length received so far; it may raise.
 
     Raises:
-        BodyTooLarge: without having kept more than `max_bytes`.
-        InvalidBody: too slow; then `http.state.must_close` is set.
-        RequestCancelled: the client left.
+        BodyTooLarge: the body is longer than `max_bytes`; no more than that is kept.
+        InvalidBody: the body took too long. Sets `http.state.must_close`.
+        RequestCancelled: the client disconnected.
 
     """
-    too_large = BodyTooLarge(f"the body is longer than {max_bytes} bytes.")
-    content_length = int(http.headers.get("content-length", 0))
-    if content_length > max_bytes:
-        raise too_large
-    on_size(content_length)
+
+    def check_size(num_bytes: int) -> None:
+        if num_bytes > max_bytes:
+            raise BodyTooLarge(f"the body is longer than {max_bytes} bytes.")
+        on_size(num_bytes)
+
+    check_size(int(http.headers.get("content-length", 0)))
     body = bytearray()
     try:
         async with asyncio.timeout(_TIMEOUT_S):
             async for chunk in http.stream():
                 body += chunk
-                if len(body) > max_bytes:
-                    raise too_large
-                on_size(len(body))
+                check_size(len(body))
     except TimeoutError as error:
         http.state.must_close = True
         raise InvalidBody(f"the body did not arrive within {_TIMEOUT_S:g} s; {len(body)} bytes of it did.") from error
     except ClientDisconnect as error:
-        raise RequestCancelled("the client left before the end of its request.") from error
+        raise RequestCancelled("the client closed the connection before the end of its request.") from error
     return bytes(body)
 
 
 def decode(raw: bytes, struct_type: type[T], *, strict: bool = True) -> T:
-    """`raw` as a `kind`; numbers and booleans may come as strings if not `strict`.
+    """Decode `raw` as a `struct_type`. Unless `strict`, strings are converted to numbers and booleans.
 
     Raises:
         InvalidBody: not JSON, or not an object.
-        InvalidField: an unknown field, a missing one, or one of another type.
+        InvalidField: a field is unknown, missing, or of the wrong type.
 
     """
     try:
@@ -143,7 +143,7 @@ def _invalid_json_message(raw: bytes, error: Exception) -> str:
 
 
 def _translate_validation_error(text: str, raw: bytes, struct_type: type[T]) -> InvalidBody | InvalidField:
-    """A sentence of msgspec's, such as "Expected `int | null`, got `str` - at `$.seed`", as an error of ours."""
+    """Translate msgspec's message, such as "Expected `int | null`, got `str` - at `$.seed`"."""
     fields = struct_type.__struct_fields__
     problem, _, path = text.partition(" - at `$")
     field = re.split(r"[.\[]", path.strip("`").lstrip("."))[0]
@@ -161,7 +161,7 @@ def _translate_validation_error(text: str, raw: bytes, struct_type: type[T]) -> 
 def _value_of(field: str, raw: bytes) -> str:
     try:
         return short_repr(msgspec.json.decode(raw)[field])
-    except (msgspec.DecodeError, RecursionError):  # a number out of range, or too deep: it cannot be shown
+    except (msgspec.DecodeError, RecursionError):  # a number out of range, or nesting too deep
         return "out of range"
 
 
@@ -171,7 +171,7 @@ def _allowed_types(field: str, struct_type: type[T]) -> str:
 
 
 def _type_names(declared: Any) -> list[str]:
-    """`int | None` as ["an integer", "null"]; `Literal["png", "webp"]` as ['"png"', '"webp"']."""
+    """Return `int | None` as ["an integer", "null"], and `Literal["png", "webp"]` as ['"png"', '"webp"']."""
     if declared is NoneType:
         return ["null"]
     if isinstance(declared, type):

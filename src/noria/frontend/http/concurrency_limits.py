@@ -1,6 +1,6 @@
-"""So many at once, and so many of them one client's: for what holds memory here as long as its client wants.
+"""Limits how many uses of a resource run at once, in total and per client. For what holds memory as long as its client wants.
 
-A client is who has one API key; where there are no keys, who comes from one address. Pure.
+A client is an API key; without keys, an IPv4 address or an IPv6 /64 network.
 """
 
 import contextlib
@@ -12,44 +12,42 @@ from starlette.requests import Request
 
 from noria.errors import RateLimited, short_repr
 
-_PREFIX_BITS = 64  # what one subscriber of IPv6 is given at least (RFC 6177), each address in it at no cost
+_PREFIX_BITS = 64  # an IPv6 subscriber gets at least a /64 (RFC 6177) and may use any address in it
 
 
 class ConcurrencyLimiter:
-    """Those of one kind, in one front end."""
+    """Counts the uses of one resource in one front end."""
 
     def __init__(self, resource_name: str, max_total: int, max_per_client: int, retry_after_s: float) -> None:
-        """`what` they are for, in the plural; who is refused one is told to come again in `come_again_s`."""
-        self._resource_name, self._max_total, self._max_per_client, self._retry_after_s = (
-            resource_name,
-            max_total,
-            max_per_client,
-            retry_after_s,
-        )
-        self._num_in_use: Counter[str] = Counter()  # by client; none is 0
+        """`resource_name` is a plural, for messages; `retry_after_s` is the Retry-After of a refusal."""
+        self._resource_name = resource_name
+        self._max_total, self._max_per_client = max_total, max_per_client
+        self._retry_after_s = retry_after_s
+        self._num_in_use: Counter[str] = Counter()  # by client; no entry is 0
 
     def acquire(self, client: str) -> None:
-        """Take one for `client`: `leave` has to follow. Raises RateLimited."""
+        """Count one use by `client` until `release`. Raises RateLimited."""
         if self._num_in_use[client] >= self._max_per_client:
             raise self._rate_limited(
-                f"{client} has {self._num_in_use[client]} {self._resource_name} already, which is as many as one client may have of the {self._max_total} "
-                "of a front end; come again when one has ended."
+                f"{client} has {self._num_in_use[client]} {self._resource_name} already, the limit of one client of the "
+                f"{self._max_total} of a front end; try again when one has ended."
             )
         if self._num_in_use.total() >= self._max_total:
             raise self._rate_limited(
-                f"{self._max_total} {self._resource_name} are under way already, which is as many as one front end has; come again when one has ended."
+                f"{self._max_total} {self._resource_name} are under way already, the limit of one front end; try again "
+                "when one has ended."
             )
         self._num_in_use[client] += 1
 
     def release(self, client: str) -> None:
-        """Give one back."""
+        """End one use by `client`."""
         self._num_in_use[client] -= 1
         if not self._num_in_use[client]:
             del self._num_in_use[client]
 
     @contextlib.contextmanager
     def hold(self, client: str) -> Iterator[None]:
-        """Take one and give it back. Raises RateLimited."""
+        """Acquire, and release at the end of the context. Raises RateLimited."""
         self.acquire(client)
         try:
             yield
@@ -61,15 +59,18 @@ class ConcurrencyLimiter:
 
 
 def client_id_of(http: Request) -> str:
-    """Who asks, in words: whose places are counted together. The route has to be behind a `Gate`."""
-    return client_id(http.state.caller.name, None if http.client is None else http.client.host)
+    """Return the client of a request, as `client_id` does. The route must be behind `AuthMiddleware`."""
+    return client_id(http.state.api_client.name, None if http.client is None else http.client.host)
 
 
 def client_id(key: str | None, host: str | None) -> str:
-    """The client with the key of that name, else from `host`: an address, or what a trusted proxy says instead of one."""
+    """Name a client, for counting and for messages: by its key's name, else by `host`.
+
+    `host` is an address, or whatever a trusted proxy sent in its place; None if the client disconnected too early.
+    """
     if key is not None:
         return f"the key {key!r}"
-    if host is None:  # it left before it could be asked for its name
+    if host is None:
         return "an unknown address"
     try:
         address = ipaddress.ip_address(host)

@@ -1,8 +1,7 @@
-"""uvicorn's HTTP connection with limits to its patience: for a head that does not end, for a client that does not read, and for one that
-is gone without a word.
+"""uvicorn's HTTP protocol with timeouts for request heads, for clients that do not read, and for vanished clients.
 
-None holds a slot of an engine, but each holds memory and a file descriptor here, and uvicorn would wait for ever. A body that does not
-end is `bodies.py`'s.
+Such a connection holds no slot of an engine, but it holds memory and a file descriptor, and uvicorn would wait forever. The
+timeout of request bodies is in `body.py`.
 """
 
 import asyncio
@@ -16,11 +15,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_TIMEOUT_S = 30.0  # as for a body
 STALL_TIMEOUT_S = 30.0
-MIN_READ_BYTES = (
-    32_768  # in that time: at 1 kB/s an image takes minutes; receivers tell of progress in pieces of some kB
-)
+# What a client must read per STALL_TIMEOUT_S. At 1 kB/s an image takes minutes; receivers acknowledge in steps of some kB.
+MIN_READ_BYTES = 32_768
 TCP_USER_TIMEOUT_S = 60.0
-"""What is sent may stay unconfirmed for so long: Linux itself goes on for 15 minutes (tcp(7), tcp_retries2)."""
+"""How long sent data may stay unacknowledged. Linux's own limit is 15 minutes (tcp(7), tcp_retries2)."""
 
 _REQUEST_TIMEOUT_RESPONSE = (
     b"HTTP/1.1 408 Request Timeout\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: 40\r\nconnection: close\r\n\r\n"
@@ -29,29 +27,29 @@ _REQUEST_TIMEOUT_RESPONSE = (
 
 
 class TimeoutHttpProtocol(HttpToolsProtocol):
-    """One client's."""
+    """One connection."""
 
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client that says nothing at all is waited for as between two requests."""
+        """Start the keep-alive timer, for a client that never sends anything."""
         super().connection_made(transport)
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(TCP_USER_TIMEOUT_S * 1000))
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def data_received(self, data: bytes) -> None:
-        """What comes while no request is being answered belongs to a head, if only the empty lines before it."""
+        """Start the head timer: data outside of a request belongs to the next head, if only its leading empty lines."""
         super().data_received(data)
         answering = self.cycle is not None and not self.cycle.response_complete
         if not answering and self._head_timer is None and not self.transport.is_closing():
             self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._on_head_timeout)
 
     def on_headers_complete(self) -> None:
-        """A request begins. Who asks again has read, unless so much is left that its answer could not be written.
+        """Begin a request. Puts `abort` on its state, which closes the connection at once and drops unread data.
 
-        `abort` on the request's state ends its connection at once, with what is unread.
+        A client that sends another request has read the last response, unless writing is still paused.
         """
         self.scope["state"]["abort"] = self.transport.abort
         self._stop_head_timer()
@@ -60,24 +58,24 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def pause_writing(self) -> None:
-        """The client does not read as fast as it is written to."""
+        """Start the stall timer: the client reads more slowly than the application writes."""
         super().pause_writing()
         self._start_stall_timer()
 
     def resume_writing(self) -> None:
-        """It has read nearly all."""
+        """Stop the stall timer: the client has read nearly all."""
         self._stop_stall_timer()
         super().resume_writing()
         if self.cycle.response_complete:
             self._start_stall_timer_if_unread()
 
     def on_response_complete(self) -> None:
-        """All is written, but perhaps not read."""
+        """Restart the stall timer for what is written but not yet read."""
         super().on_response_complete()
         self._start_stall_timer_if_unread()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is over."""
+        """Stop all timers."""
         self._stop_head_timer()
         self._stop_stall_timer()
         super().connection_lost(exc)
@@ -93,7 +91,7 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
             self._start_stall_timer()
 
     def _start_stall_timer(self) -> None:
-        """Look again later. Nothing more is written until then: the application waits, or has written all."""
+        """Check the client's reading later. Nothing is written until then: the application waits, or has written all."""
         if self._stall_timer is None:
             self._stall_timer = self.loop.call_later(STALL_TIMEOUT_S, self._on_stall_timeout, self._unread_bytes())
 
@@ -105,11 +103,10 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
             self._start_stall_timer()
 
     def _unread_bytes(self) -> int:
-        """Of what was written, how much the client's side has not confirmed: here, and in the kernel, which takes a MB at a time."""
+        """Return how many written bytes the client has not acknowledged, in our buffer and in the kernel's (about 1 MB)."""
         sock = self.transport.get_extra_info("socket")
-        in_kernel = fcntl.ioctl(
-            sock.fileno(), termios.TIOCOUTQ, b"\0" * 4
-        )  # tcp(7): SIOCOUTQ, which is the same number
+        # TIOCOUTQ is the same number as SIOCOUTQ of tcp(7).
+        in_kernel = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, b"\0" * 4)
         return self.transport.get_write_buffer_size() + int.from_bytes(in_kernel, sys.byteorder)
 
     def _stop_head_timer(self) -> None:

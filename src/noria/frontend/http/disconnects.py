@@ -1,4 +1,4 @@
-"""Clients that leave: whatever is being done for one ends with it."""
+"""Cancels the work for a client when the client disconnects."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 async def run_until(end: Coroutine[Any, Any, object], work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Do `work`, and cancel it at `end`: a task that is done, or was cancelled."""
+    """Run `work` until it returns or `end` does. Returns its task, which is done or cancelled."""
     work_task, end_task = asyncio.create_task(work), asyncio.create_task(end)
     try:
         await asyncio.wait({work_task, end_task}, return_when=asyncio.FIRST_COMPLETED)
@@ -24,7 +24,12 @@ async def run_until(end: Coroutine[Any, Any, object], work: Coroutine[Any, Any, 
 
 
 async def cancel_on_disconnect(http: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client leaves; the body of `http` must have been read."""
+    """Return the result of `work`; cancel it when the client disconnects. The body of `http` must have been read.
+
+    Raises:
+        RequestCancelled: the client disconnected first.
+
+    """
 
     async def client_disconnected() -> None:
         while (await http.receive())["type"] != "http.disconnect":

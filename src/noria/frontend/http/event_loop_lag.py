@@ -1,4 +1,4 @@
-"""How late a front end's event loop is: what keeps it from its turns keeps every caller of this process waiting."""
+"""Measures how late the event loop runs its callbacks. Lag delays every client of the process."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ _INTERVAL_S = 0.5
 
 
 async def monitor_event_loop_lag() -> None:
-    """Look twice a second, until cancelled."""
+    """Observe the lag twice a second, until cancelled."""
     loop = asyncio.get_running_loop()
     while True:
         expected_at = loop.time() + _INTERVAL_S

@@ -1,9 +1,9 @@
-"""Around every HTTP request: its id, its metrics, its line in the log, an answer when our own code breaks; and who asks.
+"""Middleware around every HTTP request: request id, metrics, span, log line, and the response to an unexpected exception.
 
-A request for images has the line of `observe/logs/request_log.py`, with status and seconds; every other the access log's.
+An image request has one line in the log of `observe/logs/request_log.py`, with status and duration; any other request has one
+in the access log.
 
-Pure ASGI: Starlette's `@app.middleware` would run the application in a task of its own, behind streams that hide the client's
-leaving.
+This is plain ASGI. Starlette's `@app.middleware` runs the application in a task of its own, whose streams hide a disconnect.
 """
 
 import logging
@@ -18,8 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from noria.errors import InternalError
 from noria.frontend.http import request_spans
-from noria.frontend.http.quotas import ClientDirectory
-from noria.frontend.routes.static_pages import ASSETS_PATH
+from noria.frontend.http.paths import ASSETS_PATH
 from noria.observe.logs.log_record import fields
 from noria.observe.logs.request_log import RequestLogRecord, request_log_scope
 from noria.observe.metrics import declarations
@@ -28,20 +27,20 @@ from noria.observe.traces.tracer import NO_TRACER, Tracer, request_scope
 log = logging.getLogger("noria.access")
 
 _VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-# Asked every few seconds, for ever, or by the dozen whenever a page is opened: not worth a line each.
+# Requested every few seconds, or by the dozen when a page opens: logged at debug level.
 _DEBUG_LEVEL_PATHS = frozenset({"/healthz", "/readyz", "/metrics", f"{ASSETS_PATH}/{{name}}"})
 
 
 def request_id_of(headers: Headers) -> str:
-    """The client's own X-Request-Id if it is one that logs and headers bear, else a new one."""
+    """Return the client's X-Request-Id if it is short and plain enough for logs and headers, else a new id."""
     client_id = headers.get("x-request-id", "")
     return client_id if _VALID_REQUEST_ID.fullmatch(client_id) else uuid.uuid4().hex
 
 
 class ObservabilityMiddleware:
-    """Puts `request_id` on the request's state and X-Request-Id on its response; counts, times, traces and logs it.
+    """Puts `request_id` on the request's state and X-Request-Id on its response; counts, times, traces and logs the request.
 
-    `crashed` makes the response to an exception that nobody mapped; its traceback goes to the log only.
+    `internal_error_response` makes the response to an unexpected exception from the request id. The traceback goes to the log.
     """
 
     def __init__(
@@ -74,27 +73,15 @@ class ObservabilityMiddleware:
             try:
                 await self._app(scope, receive, send_with_request_id)
             except Exception:
-                log.exception("%s broke", request_id)
+                log.exception("%s failed with an unexpected exception", request_id)
                 scope["state"]["error_code"] = InternalError.code
-                span.fail(InternalError.code)  # also where a status was sent that says otherwise
+                span.fail(InternalError.code)  # even if a successful status was already sent
                 if status is None:
                     await self._internal_error_response(request_id)(scope, receive, send_with_request_id)
             finally:
-                status = status or 499  # none: cancelled, the client or we are leaving
+                status = status or 499  # none: cancelled by a disconnect or by the end of the server
                 _record_http_request(scope, status, time.perf_counter() - started, log_record)
                 request_spans.finish(span, scope, status)
-
-
-class AuthMiddleware:
-    """Puts `caller` on the request's state; goes around a route, inside what turns errors into responses. Raises Unauthorized."""
-
-    def __init__(self, app: ASGIApp, clients: ClientDirectory) -> None:
-        self._app, self._clients = app, clients
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, if its key is known."""
-        scope["state"]["caller"] = self._clients.find(Headers(scope=scope))
-        await self._app(scope, receive, send)
 
 
 def _record_http_request(scope: Scope, status: int, duration_s: float, log_record: RequestLogRecord) -> None:
@@ -103,9 +90,9 @@ def _record_http_request(scope: Scope, status: int, duration_s: float, log_recor
     method = scope["method"] if scope["method"] in request_spans.METHODS else "other"
     declarations.HTTP_REQUESTS.labels(method, path, str(status)).inc()
     declarations.HTTP_REQUEST_SECONDS.labels(method, path).observe(duration_s)
-    target = scope["raw_path"].decode("latin-1")  # still percent-encoded, and without its query
+    target = scope["raw_path"].decode("latin-1")  # percent-encoded, without the query
     state = scope["state"]
-    key = state["caller"].name if "caller" in state else None
+    key = state["api_client"].name if "api_client" in state else None
     log_fields = {
         "request_id": state["request_id"],
         "method": scope["method"],

@@ -1,1 +1,1 @@
-"""The live view of the running batch: its subscribers and its pictures."""
+"""The live view of the running batches: the feed, its subscribers and the sprite sheets of thumbnails."""

@@ -1,4 +1,4 @@
-"""The pictures of a wheel's slots as one picture, so that a view of 64 is one file to fetch, encode and decode."""
+"""Packs the thumbnails of a view into one JPEG, so that a view of 64 slots is one image to encode, send and decode."""
 
 import base64
 import io
@@ -10,20 +10,22 @@ from PIL import Image
 
 from noria.protocol.live_views import ThumbnailView
 
-_MAX_WIDTH_PX = 512  # eight of the largest in a row
-_JPEG_BLOCK_PX = 8  # JPEG transforms squares of this side: no cell takes its neighbour's colours
+# Eight of the largest thumbnails in a row.
+_MAX_WIDTH_PX = 512
+# JPEG transforms squares of this side: thumbnails aligned to it take no colours from their neighbours.
+_JPEG_BLOCK_PX = 8
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a cell's upper left corner is."""
+    """The upper left corner of a thumbnail in the sheet, in pixels."""
 
     x: int
     y: int
 
 
 def layout(thumbnails: Sequence[ThumbnailView]) -> tuple[list[Position], tuple[int, int]]:
-    """A place for each of `cells`, in rows from the highest to the lowest, and the size (width, height) of the sheet, in pixels."""
+    """Return the thumbnails' positions, in rows from the highest to the lowest, and the (width, height) in pixels."""
     positions: dict[int, Position] = {}
     x = y = width = row_height = 0
     for index in sorted(range(len(thumbnails)), key=lambda index: -thumbnails[index].height_px):
@@ -39,9 +41,10 @@ def layout(thumbnails: Sequence[ThumbnailView]) -> tuple[list[Position], tuple[i
 def make_sprite_sheet(
     thumbnails: Sequence[ThumbnailView], pixels: memoryview
 ) -> tuple[list[Position], tuple[int, int], str]:
-    """`layout`, and the JPEG file in base64; `pixels` is the frame beside a `WheelView`. For a worker thread.
+    """Return the positions and the size of `layout`, and the JPEG file in base64. Slow: call it in a worker thread.
 
-    A view is looked at for a fifth of a second: WebP would be smaller, and takes two to three times as long.
+    `pixels` is the frame beside an `EngineView`. JPEG, because WebP takes two to three times as long to encode, and a
+    view is shown for a fifth of a second.
     """
     positions, size = layout(thumbnails)
     sheet_image = Image.new("RGB", size)
@@ -50,7 +53,7 @@ def make_sprite_sheet(
         thumbnail_image = Image.frombytes(
             "RGB", (width, height), pixels[thumbnail.offset : thumbnail.offset + 3 * width * height]
         )
-        # What is left of its last squares is filled with colours like its own, which an edge to black would spoil.
+        # The rest of its last squares is filled with its own colours: an edge to black would blur into it.
         for x, y in itertools.product(_shifts(width), _shifts(height)):
             sheet_image.paste(thumbnail_image, (position.x + x, position.y + y))
     file = io.BytesIO()
@@ -59,7 +62,7 @@ def make_sprite_sheet(
 
 
 def _shifts(side_px: int) -> list[int]:
-    """By how many pixels a part is shifted each time it is laid down; the last time by none."""
+    """Return the offsets at which a thumbnail is pasted to fill its squares; the last one is 0."""
     return sorted({0, _round_up(side_px) - side_px}, reverse=True)
 
 

@@ -1,6 +1,6 @@
-"""Who watches the wheels, and what each of them has not read yet.
+"""The subscribers of the live feed, and the events that each of them has not read yet.
 
-A frame is made once for all who watch. Who reads slowly loses older views, and holds nobody up.
+An event is serialized once for all subscribers. A slow subscriber loses older views and delays no other.
 """
 
 import asyncio
@@ -11,16 +11,17 @@ from noria.frontend.http.concurrency_limits import ConcurrencyLimiter
 from noria.observe.metrics import declarations
 
 MAX_SUBSCRIBERS = 64
-"""Of one front end: a view with pictures is some 100 kB, five times a second to each."""
+"""Of one front end. A view with thumbnails has about 100 kB and is sent five times a second to each subscriber."""
 MAX_SUBSCRIBERS_PER_CLIENT = 16
-"""Of these, so that it takes four to keep others out. An open page or terminal is one."""
+"""A quarter of `MAX_SUBSCRIBERS`: one client cannot keep others out. An open page or terminal is one subscriber."""
 
-_MAX_UNREAD_VIEWS = 4  # views of one engine: nearly a second
+# Per engine: nearly a second.
+_MAX_UNREAD_VIEWS = 4
 _RETRY_AFTER_S = 10.0
 
 
 class Subscriber:
-    """One client's mailbox."""
+    """One client's unread events."""
 
     def __init__(self, client: str, *, wants_thumbnails: bool) -> None:
         self.client, self.wants_thumbnails = client, wants_thumbnails
@@ -29,21 +30,21 @@ class Subscriber:
         self._updated = asyncio.Event()
 
     def put_engines(self, engines_event: bytes) -> None:
-        """Leave the newest state of the engines; it replaces what was not read."""
+        """Add the engines' states; replaces an unread event of that kind."""
         self._engines_event = engines_event
         self._updated.set()
 
     def put_view(self, engine: str, view: bytes) -> None:
-        """Leave a view of an engine's wheel."""
+        """Add a view of `engine`; the oldest unread one is dropped if there are too many."""
         self._views.setdefault(engine, deque(maxlen=_MAX_UNREAD_VIEWS)).append(view)
         self._updated.set()
 
     async def wait(self) -> None:
-        """Until there is something to take."""
+        """Wait until there is an unread event."""
         await self._updated.wait()
 
     def take(self) -> list[bytes]:
-        """All that is unread: the engines' state first, then the views of each in their order."""
+        """Return and remove all unread events: the engines' states first, then each engine's views in order."""
         frames = [] if self._engines_event is None else [self._engines_event]
         for views in self._views.values():
             frames += views
@@ -54,7 +55,7 @@ class Subscriber:
 
 
 class LiveSubscribers:
-    """All who watch by one front end."""
+    """All subscribers of one front end."""
 
     def __init__(self) -> None:
         self._subscribers: list[Subscriber] = []
@@ -70,11 +71,11 @@ class LiveSubscribers:
 
     @property
     def wants_thumbnails(self) -> bool:
-        """Whether anybody does."""
+        """Whether any subscriber does."""
         return any(subscriber.wants_thumbnails for subscriber in self._subscribers)
 
     def add(self, client: str, *, wants_thumbnails: bool) -> Subscriber:
-        """One more, of `client`; `leave` has to follow. Raises RateLimited if there are as many as there may be."""
+        """Add a subscriber of `client`; `remove` has to follow. Raises RateLimited if there are too many."""
         self._limiter.acquire(client)
         subscriber = Subscriber(client, wants_thumbnails=wants_thumbnails)
         self._subscribers.append(subscriber)
@@ -82,7 +83,7 @@ class LiveSubscribers:
         return subscriber
 
     def remove(self, subscriber: Subscriber) -> None:
-        """It reads no more."""
+        """Remove `subscriber`, which has disconnected."""
         self._subscribers.remove(subscriber)
         self._limiter.release(subscriber.client)
         declarations.LIVE_SUBSCRIBERS.dec()

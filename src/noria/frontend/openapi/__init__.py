@@ -1,1 +1,1 @@
-"""/openapi.json and /docs, made from the declarations of routes."""
+"""The OpenAPI document and the page /docs, generated from the declarations of routes, structs, errors and metrics."""

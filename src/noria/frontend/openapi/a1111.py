@@ -1,62 +1,68 @@
-"""A1111's routes in /openapi.json."""
+"""The paths of A1111's API in the OpenAPI document."""
 
 from typing import Any
 
+from noria.frontend.http.paths import A1111_ROOT
 from noria.frontend.openapi.operations import get_only, json_content, operation
 from noria.frontend.routes.a1111.bodies import Txt2Img
-from noria.frontend.routes.a1111.routes import ROOT, Options, ProgressResponse, Txt2ImgResponse
+from noria.frontend.routes.a1111.routes import Options, ProgressResponse, Txt2ImgResponse
 
 
 def a1111_paths() -> dict[str, Any]:
-    """Each path with its operations."""
+    """Return the operations by path."""
     lists = {
         "sd-models": "the models served",
-        "samplers": "the samplers of the model that is set",
-        "schedulers": "its schedule types",
-        "upscalers": "no upscaler",
-        "latent-upscale-modes": "none",
-        "sd-vae": "none beside the models' own",
-        "loras": "none",
+        "samplers": "the samplers of the selected model",
+        "schedulers": "the schedule types of the selected model",
+        "upscalers": "no upscaler is supported",
+        "latent-upscale-modes": "empty",
+        "sd-vae": "empty: models use their own VAE",
+        "loras": "empty",
     }
     return {
-        f"{ROOT}/txt2img": {
+        f"{A1111_ROOT}/txt2img": {
             "post": operation(
-                "Draw images, as A1111's API does",
-                "Bounds are those of `/t2i`. What A1111 has and Noria has not is refused unless it is off.",
+                "Generate images with A1111's API",
+                "Bounds are those of `/t2i`. Features that Noria does not have are rejected unless they are off.",
                 body=Txt2Img,
                 content=json_content(Txt2ImgResponse),
             )
         },
-        f"{ROOT}/options": {
+        f"{A1111_ROOT}/options": {
             "get": operation(
-                "Tell the settings of A1111's routes", "Those that mean something.", content=json_content(Options)
+                "Get the settings of A1111's API", "Those that have an effect here.", content=json_content(Options)
             ),
             "post": operation(
-                "Change them", "For all users of A1111's routes.", body=Options, content={"application/json": {}}
+                "Change the settings of A1111's API",
+                "For all clients of this API.",
+                body=Options,
+                content={"application/json": {}},
             ),
         },
-        f"{ROOT}/progress": {
+        f"{A1111_ROOT}/progress": {
             "get": operation(
-                "Tell how far A1111's clients' requests are",
-                "Of the one that has been drawn for longest; `?skip_current_image=true` leaves its picture out.",
+                "Get the progress of A1111's API",
+                "Of the client's oldest running request; `?skip_current_image=true` leaves out its preview.",
                 content=json_content(ProgressResponse),
             )
         },
-        f"{ROOT}/interrupt": {
+        f"{A1111_ROOT}/interrupt": {
             "post": operation(
-                "End all requests of A1111's clients",
-                "They are answered 499; those that came by other routes go on.",
+                "Cancel all requests of A1111's API",
+                "Their status is 499; requests of other routes continue.",
                 content={"application/json": {}},
             )
         },
-        f"{ROOT}/skip": {
+        f"{A1111_ROOT}/skip": {
             "post": operation(
-                "End one request of A1111's clients",
-                "The one that has been drawn for longest.",
+                "Cancel one request of A1111's API",
+                "The client's oldest running request.",
                 content={"application/json": {}},
             )
         },
     } | {
-        f"{ROOT}/{name}": get_only("List, as A1111's API does", description.capitalize() + ".", "application/json")
+        f"{A1111_ROOT}/{name}": get_only(
+            "List for A1111's API", description[0].upper() + description[1:] + ".", "application/json"
+        )
         for name, description in lists.items()
     }

@@ -1,6 +1,6 @@
-"""`/docs`, made of the OpenAPI document and the declarations of metrics: plain HTML from the server, in the other pages' style.
+"""The page `/docs`: HTML generated from the OpenAPI document and the declarations of metrics.
 
-Works without JavaScript, but for the form that tries `POST /t2i` (`pages/docs.js`).
+It works without JavaScript, except for the form that tries `POST /t2i` (`pages/docs.js`).
 """
 
 import itertools
@@ -12,13 +12,15 @@ from html import escape
 from typing import Any
 
 from noria.frontend.openapi.operations import first_line, served_errors
-from noria.images import schedulers
+from noria.images import scheduler_names
 from noria.observe.metrics.declarations import DECLARATIONS
 from noria.observe.metrics.docs_page import QUERIES
 
-_ORIGIN_PLACEHOLDER = "\ue000"  # a character that nobody else uses: where the address of the server will be
-_GROUPS = {  # what paths begin with; the first that fits has them
-    "Draw": ("/t2i", "/v1/images/"),
+# A private-use character; replaced with the server's address.
+_ORIGIN_PLACEHOLDER = "\ue000"
+# Path prefixes by group; a path belongs to the first group with a matching prefix.
+_GROUPS = {
+    "Generate": ("/t2i", "/v1/images/"),
     "Models": ("/v1/models",),
     "Jobs": ("/v1/jobs",),
     "The running batch": ("/v1/live",),
@@ -33,7 +35,7 @@ class _Operation:
 
     method: str
     path: str
-    spec: dict[str, Any]  # as OpenAPI has it
+    spec: dict[str, Any]  # an operation object of OpenAPI
 
     @property
     def group(self) -> str:
@@ -46,31 +48,35 @@ class _Operation:
 
 @dataclass(frozen=True)
 class DocsPage:
-    """The page but for where its reader has found the server, which stands between `parts`."""
+    """The page without the server's address, which belongs between `parts`."""
 
     parts: tuple[str, ...]
 
     def with_origin(self, origin: str) -> str:
-        """The page for who has found the server at `origin`: "http://localhost:8000"."""
+        """Return the page for a server at `origin`, such as "http://localhost:8000"."""
         return escape(origin).join(self.parts)
 
 
 def docs_page(document: dict[str, Any]) -> DocsPage:
-    """The OpenAPI document as one page."""
+    """Render the OpenAPI document as one page."""
     schemas = document["components"]["schemas"]
     operations = [_Operation(*each) for each in _operations(document["paths"])]
-    operations.sort(key=lambda operation: list(_GROUPS).index(operation.group))  # stable: within a group as they were
+    operations.sort(
+        key=lambda operation: list(_GROUPS).index(operation.group)
+    )  # stable: keeps the order within a group
     contents, sections = [], []
     for title, members in itertools.groupby(operations, key=lambda operation: operation.group):
         group = list(members)
         contents.append(_contents(title, group))
         sections.append(f"<h2>{escape(title)}</h2>" + "".join(_section(each, schemas) for each in group))
-    served = schemas["ImageBody"]["properties"]["scheduler"].get("examples", [])  # none while the model is loading
+    served = schemas["ImageRequestBody"]["properties"]["scheduler"].get(
+        "examples", []
+    )  # none while the model is loading
     page = _page(
         document["info"]["version"],
         f'<nav class="contents" aria-label="On this page">{"".join(contents)}{_REFERENCE_LINKS}</nav>'
-        f"<div><h1>Interface</h1><p>{escape(document['info']['description'])} The same for programs: "
-        f'<a href="/openapi.json">OpenAPI</a>.</p>{_auth_note(document["components"])}'
+        f"<div><h1>API</h1><p>{escape(document['info']['description'])} "
+        f'Machine-readable: <a href="/openapi.json">OpenAPI</a>.</p>{_auth_note(document["components"])}'
         f"{_TRY_IT}{''.join(sections)}{_schedulers(served)}{_errors()}{_metrics()}</div>",
     )
     return DocsPage(tuple(page.split(_ORIGIN_PLACEHOLDER)))
@@ -86,14 +92,14 @@ _REFERENCE_LINKS = (
 )
 
 _TRY_IT = """<section class="card" aria-labelledby="try-title"><h2 id="try-title">Try it</h2>
-<p>Or draw with comfort in the <a href="/">playground</a>.</p>
+<p>The <a href="/">playground</a> has a form for all settings.</p>
 <form id="try">
 <label for="body">JSON for POST /t2i</label>
 <textarea id="body" rows="3" spellcheck="false">{"prompt": "a red circle above a blue square"}</textarea>
 <div id="key-field" hidden><label for="key">API key, kept until you close this tab</label>
 <input id="key" type="password" autocomplete="off"></div>
-<button class="primary">Draw</button> <output id="said"></output>
-</form><img id="drawn" alt="What was drawn" hidden></section>"""
+<button class="primary">Generate</button> <output id="status"></output>
+</form><img id="result" alt="The generated image" hidden></section>"""
 
 
 def _contents(title: str, operations: Sequence[_Operation]) -> str:
@@ -119,7 +125,7 @@ def _section(operation: _Operation, schemas: dict[str, Any]) -> str:
     for media_type, content in spec["responses"]["200"]["content"].items():
         shape = _resolve_ref(content["schema"], schemas) if "schema" in content else {}
         names = ", ".join(f"<code>{escape(name)}</code>" for name in shape.get("properties", {}))
-        parts.append(f"<p>Answer: <code>{media_type}</code>{' with ' + names if names else ''}</p>")
+        parts.append(f"<p>Response: <code>{media_type}</code>{' with ' + names if names else ''}</p>")
     return "".join(parts) + "</section>"
 
 
@@ -138,7 +144,7 @@ def _fields(title: str, schema: dict[str, Any]) -> str:
 
 
 def _allowed_values(field: dict[str, Any]) -> str:
-    """A field's values in a few words: "integer, 64 to 512, multiple of 8". That null is the default goes without saying."""
+    """Describe a field's values: "integer, 64 to 512, multiple of 8". Null is left out."""
     variant = next(variant for variant in field.get("anyOf", [field]) if variant.get("type") != "null")
     facts = variant | field
     parts = [_type_name(variant)]
@@ -164,18 +170,18 @@ def _auth_note(components: dict[str, Any]) -> str:
     if "securitySchemes" not in components:
         return ""
     return (
-        '<p class="note">This server has API keys. The commands below take yours from <code>NORIA_API_KEY</code>; '
-        "<code>X-Api-Key: KEY</code> and Basic authentication with KEY as the password will do as well.</p>"
+        '<p class="note">This server requires an API key. The commands below read it from <code>NORIA_API_KEY</code>; '
+        "<code>X-Api-Key: KEY</code> and Basic authentication with KEY as the password work as well.</p>"
     )
 
 
 def _schedulers(names: list[str]) -> str:
     rows = (
         (f"<code>{escape(each.name)}</code>", escape(each.description), f"<code>{escape(each.diffusers_class)}</code>")
-        for each in map(schedulers.find, names)
+        for each in map(scheduler_names.find, names)
     )
     return (
-        '<section id="schedulers"><h2>Schedulers</h2><p>Those that the model served can be sampled with.</p>'
+        '<section id="schedulers"><h2>Schedulers</h2><p>The schedulers that the model supports.</p>'
         f"{_table('Schedulers', ('Name', 'Method', 'In diffusers'), rows)}</section>"
     )
 
@@ -192,7 +198,7 @@ def _errors() -> str:
     )
     shape = '{"error": {"code": …, "message": …, "type": …, "param": …, "retryable": …, "request_id": …}}'
     return (
-        f'<section id="errors"><h2>Errors</h2><p>One shape on every route:</p><pre>{escape(shape)}</pre>'
+        f'<section id="errors"><h2>Errors</h2><p>All routes return errors in this form:</p><pre>{escape(shape)}</pre>'
         f"{_table('Errors', ('Status', 'Code', 'Retry', 'Meaning'), rows)}</section>"
     )
 
@@ -212,14 +218,15 @@ def _metrics() -> str:
         parts.append(f"<h3>{escape(section)}</h3>" + _table(section, ("Metric", "Kind", "Labels", "Meaning"), rows))
     queries = ((escape(question), f"<code>{escape(query)}</code>") for question, query in QUERIES.items())
     return (
-        '<section id="metrics"><h2>Metrics</h2><p><a href="/metrics">/metrics</a> has their values now, as Prometheus reads '
-        'them. <a href="/live">The wheel</a> shows the last minute without it.</p>'
-        f"{''.join(parts)}<h3>Questions and their queries</h3>{_table('Queries', ('Question', 'PromQL'), queries)}</section>"
+        '<section id="metrics"><h2>Metrics</h2><p><a href="/metrics">/metrics</a> has the current values in Prometheus\' '
+        'text format. The <a href="/live">live view</a> shows the last minute without Prometheus.</p>'
+        f"{''.join(parts)}<h3>Questions and their queries</h3>"
+        f"{_table('Queries', ('Question', 'PromQL'), queries)}</section>"
     )
 
 
 def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Cells are HTML. What finds no room is scrolled to, with the keyboard, too."""
+    """Render a table; `rows` are HTML. It scrolls where it does not fit, also with the keyboard."""
     head = "".join(f'<th scope="col">{escape(each)}</th>' for each in heads)
     body = "".join(f"<tr>{''.join(map(_cell, heads, row))}</tr>" for row in rows)
     return (
@@ -229,12 +236,12 @@ def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> s
 
 
 def _cell(head: str, content: str) -> str:
-    """A narrow screen shows no row of heads: each cell brings its own."""
+    """Render a cell with its column's head, which narrow screens show instead of the row of heads."""
     return f'<td data-head="{escape(head)}">{content}</td>'
 
 
 def _curl(operation: _Operation, schemas: dict[str, Any]) -> str:
-    """The command that asks for it. In the path, a name in capitals stands for what the caller puts there."""
+    """Return a command that sends the request. Path parameters are written in capitals."""
     spec, path = operation.spec, operation.path
     bodies = spec.get("requestBody", {}).get("content", {})
     content = spec["responses"]["200"]["content"]
@@ -257,7 +264,7 @@ def _curl(operation: _Operation, schemas: dict[str, Any]) -> str:
 
 
 def _with_inline_code(text: str) -> str:
-    """Escaped text, with `code` between backquotes."""
+    """Escape `text` and turn `backquotes` into code elements."""
     return "".join(
         f"<code>{part}</code>" if number % 2 else part for number, part in enumerate(escape(text).split("`"))
     )
@@ -273,7 +280,7 @@ def _page(version: str, content: str) -> str:
 <html lang="en">
 <head>
   <meta charset="utf-8">
-  <title>Noria: interface</title>
+  <title>Noria: API</title>
   <meta name="viewport" content="width=device-width, initial-scale=1">
   <link rel="icon" href="/pages/noria.svg" type="image/svg+xml">
   <link rel="stylesheet" href="/pages/style.css">
@@ -285,7 +292,7 @@ def _page(version: str, content: str) -> str:
 <header class="site">
   <a class="brand" href="/"><img src="/pages/noria.svg" alt="" width="28" height="28">Noria</a>
   <nav aria-label="Pages">
-    <a href="/">Draw</a>
+    <a href="/">Playground</a>
     <a href="/live">Live</a>
     <a href="/docs" aria-current="page">API</a>
     <a href="/docs#metrics">Metrics</a>

@@ -1,7 +1,7 @@
-"""The HTTP interface as an OpenAPI 3.1 document: shapes from the msgspec structs, bounds and defaults from the model served.
+"""The HTTP API as an OpenAPI 3.1 document: schemas from the msgspec structs, bounds and defaults from the model served.
 
-Nothing is written twice: a struct's field is here because it is in the struct, a bound because `admission.limits` enforces it, an
-error code because `noria.errors` has it. Only the descriptions are this module's own; a test asks for one for every field.
+Schemas come from the structs, bounds from `request_validation.limits`, which enforces them, error codes from `noria.errors`.
+Only the descriptions are written here; a test requires one for every field.
 """
 
 from typing import Any
@@ -21,15 +21,23 @@ from noria.errors import (
     Unauthorized,
     UnreadableImage,
 )
-from noria.frontend.http.error_body import ErrorBody
-from noria.frontend.http.quotas import OPEN_PATHS
+from noria.frontend.http.errors import ErrorBody
+from noria.frontend.http.paths import OPEN_PATHS
 from noria.frontend.openapi.a1111 import a1111_paths
 from noria.frontend.openapi.jobs import job_paths
-from noria.frontend.openapi.operations import error_responses, get_only, json_content, operation, parameter
+from noria.frontend.openapi.operations import (
+    IMAGE_CONTENT,
+    error_responses,
+    get_only,
+    json_content,
+    operation,
+    parameter,
+)
 from noria.frontend.routes.a1111.bodies import DESCRIPTIONS as A1111_DESCRIPTIONS
 from noria.frontend.routes.a1111.bodies import Txt2Img
 from noria.frontend.routes.a1111.routes import Options, ProgressResponse, Txt2ImgResponse
 from noria.frontend.routes.image_metadata import MAX_BYTES, RecoveredSettings
+from noria.frontend.routes.image_metadata import PATH as IMAGE_METADATA_PATH
 from noria.frontend.routes.images import ImagesResponse
 from noria.frontend.routes.jobs import JobList, JobRequestBody
 from noria.frontend.routes.openai_images import (
@@ -40,7 +48,7 @@ from noria.frontend.routes.openai_images import (
     ModelDetail,
     ModelList,
 )
-from noria.frontend.services.admission import limits
+from noria.frontend.services.request_validation import limits
 from noria.jobs.records import Job
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import ImageRequestBody
@@ -48,36 +56,37 @@ from noria.protocol.request import ImageRequestBody
 DESCRIPTIONS = {
     "prompt": "what the image shows",
     "negative_prompt": "what it should not show; has an effect only with a guidance_scale above 1",
-    "seed": "the same seed and settings draw the same image; image k of n takes seed + k; left out, one is drawn and told",
+    "seed": "the same seed and settings give the same image; image k of n uses seed + k; default: random",
     "width": "in pixels",
     "height": "in pixels",
     "inference_steps": "denoising steps",
-    "guidance_scale": "how strongly the prompt steers (classifier-free guidance); 1 or less is not at all, and half the work",
-    "n": "number of images; more than one are answered in JSON",
-    "scheduler": "the sampler, by its short name, an alias or its name in diffusers",
-    "format": "the image file's format: webp is lossy at quality 90, jpeg at 95",
-    "model": "the name of a model served, or `noria` for the first one",
-    "size": "`WIDTHxHEIGHT` in pixels, or `auto` for the model's own",
+    "guidance_scale": "strength of classifier-free guidance; 1 or less switches it off and halves the work",
+    "n": "number of images; more than one are returned as JSON",
+    "scheduler": "the sampler: its short name, an alias or its class name in diffusers",
+    "format": "the image file's format; webp has quality 90, jpeg 95",
+    "model": "the name of a served model, or `noria` for the first one",
+    "size": "`WIDTHxHEIGHT` in pixels, or `auto` for the model's default",
     "output_format": "the image file's format",
-    "output_compression": "quality of webp and jpeg, 0 to 100; nothing to png",
-    "response_format": "`b64_json`; `url` is refused: images are stored for jobs only",
-    "stream": "answer with events: how far it is, pictures on the way, the finished images",
-    "partial_images": "pictures of each image on its way, in a stream",
-    "priority": "`low`, `normal` or `high`: who boards first when there is a queue",
-    "deadline_ms": "milliseconds from now after which the images are of no use: refused at once if that cannot be met",
-    "metadata": "whether the files say how they were made",
-} | dict.fromkeys(IGNORED_FIELDS, "accepted for OpenAI's clients, and ignored")
+    "output_compression": "quality of webp and jpeg, 0 to 100; no effect on png",
+    "response_format": "`b64_json`; `url` is rejected, because only images of jobs are stored",
+    "stream": "return server-sent events: progress, previews, the finished images",
+    "partial_images": "number of previews of each image in a stream",
+    "priority": "`low`, `normal` or `high`: the order in which queued images join the running batch",
+    "deadline_ms": "milliseconds from now in which the images are needed; rejected at once if that is not possible",
+    "metadata": "whether the files contain their settings",
+} | dict.fromkeys(IGNORED_FIELDS, "accepted for OpenAI's clients and ignored")
 
-# Of the fields of A1111's bodies; its names are not ours.
+# Fields of A1111's bodies.
 _DESCRIPTIONS_A1111 = A1111_DESCRIPTIONS | {
-    "sd_model_checkpoint": "the model of later requests by this route: a title of `sd-models`, a name, or a fingerprint",
-    "samples_format": "the format of later images by this route: `png`, `webp` or `jpg`",
+    "sd_model_checkpoint": "the model of later requests of this API: a title of `sd-models`, a name or a fingerprint",
+    "samples_format": "the file format of later requests of this API: `png`, `webp` or `jpg`",
 }
 
 _DESCRIPTIONS_JOBS = {
-    "input": 'the body of `POST /t2i`, or with `"endpoint": "/v1/images/generations"` in it that route\'s; a seed is drawn where it has none',
-    "webhook": "where to POST the job when it starts and when it has ended, signed as Standard Webhooks has it",
-    "webhook_events_filter": "which of `start` and `completed` the webhook is told; both by default",
+    "input": 'a body of `POST /t2i`, or, with `"endpoint": "/v1/images/generations"` in it, of that route; '
+    "without a seed, a random one is added",
+    "webhook": "URL to POST the job to when it starts and when it has ended, signed as in Standard Webhooks",
+    "webhook_events_filter": "which of the events `start` and `completed` to send; default: both",
 }
 
 _STRUCTS = (
@@ -100,19 +109,19 @@ _STRUCTS = (
 )
 
 _EXAMPLES: dict[str, dict[str, Any]] = {
-    "ImageBody": {"prompt": "a red circle above a blue square", "seed": 7},
-    "GenerationsBody": {"prompt": "a red circle above a blue square", "n": 2, "output_format": "webp"},
+    "ImageRequestBody": {"prompt": "a red circle above a blue square", "seed": 7},
+    "GenerationsRequestBody": {"prompt": "a red circle above a blue square", "n": 2, "output_format": "webp"},
     "Txt2Img": {"prompt": "a red circle above a blue square", "sampler_name": "Euler", "steps": 20, "seed": -1},
     "Options": {"samples_format": "png"},
-    "JobBody": {"input": {"prompt": "a red circle above a blue square", "seed": 7}},
+    "JobRequestBody": {"input": {"prompt": "a red circle above a blue square", "seed": 7}},
 }
 
 
 def openapi(spec: ModelSpec | None, config: FrontendConfig) -> dict[str, Any]:
-    """The document; without a `spec` (no engine was ready yet) the model's bounds and defaults are missing from it."""
+    """Return the document; without a `spec` (no engine has been ready) it lacks the model's bounds and defaults."""
     paths = _paths()
     components: dict[str, Any] = {"schemas": _schemas(spec, config)}
-    if config.keys_file:
+    if config.api_keys_file:
         components["securitySchemes"] = _SECURITY_SCHEMES
         _require_keys(paths)
     return {
@@ -143,7 +152,7 @@ _SECURITY_SCHEMES = {
 
 
 def _require_keys(paths: dict[str, Any]) -> None:
-    """Write into `paths` which operations need a key, and what becomes of them without."""
+    """Add to `paths` which operations need an API key, and the error without one."""
     for path, item in paths.items():
         if path in OPEN_PATHS:
             continue
@@ -176,7 +185,7 @@ def _schemas(spec: ModelSpec | None, config: FrontendConfig) -> dict[str, Any]:
 
 
 def _add_model_bounds(properties: dict[str, Any], spec: ModelSpec, config: FrontendConfig) -> None:
-    """Write the model's bounds, defaults and schedulers into the fields of one body."""
+    """Add the model's bounds, defaults and schedulers to the fields of one body."""
     for name, allowed in limits(spec, config).items():
         if name not in properties:
             continue
@@ -198,34 +207,34 @@ def _paths() -> dict[str, Any]:
     return {
         "/t2i": {
             "post": operation(
-                "Draw images",
-                "One image as a file, with its seed in X-Noria-Seed and its times in Server-Timing; "
+                "Generate images",
+                "One image is returned as a file, with its seed in X-Noria-Seed and its timings in Server-Timing; "
                 "several, or one for a client that accepts JSON but no image, as JSON.",
                 body=ImageRequestBody,
-                content={f"image/{name}": {} for name in ("png", "webp", "jpeg")} | json_content(ImagesResponse),
+                content=IMAGE_CONTENT | json_content(ImagesResponse),
             )
         },
         "/v1/images/generations": {
             "post": operation(
-                "Draw images, as OpenAI's API does",
-                "The unmodified OpenAI clients work; Noria's own fields go in `extra_body`.",
+                "Generate images with OpenAI's API",
+                "The unmodified OpenAI clients work; send Noria's own fields in `extra_body`.",
                 body=GenerationsRequestBody,
                 content=json_content(GenerationsResponse),
             )
         },
-        "/v1/images/parameters": {"post": _image_metadata_operation()},
+        IMAGE_METADATA_PATH: {"post": _image_metadata_operation()},
         "/v1/models": {
             "get": operation(
                 "List the models served",
-                "As OpenAI's API does; `noria` says what may be asked of each: bounds, defaults, schedulers.",
+                "In the form of OpenAI's API; `noria` has each model's bounds, defaults and schedulers.",
                 content=json_content(ModelList),
                 errors=[EngineUnavailable],
             )
         },
         "/v1/models/{model}": {
             "get": operation(
-                "Tell of one model",
-                "OpenAI's card, and what the model's work costs on the engines here.",
+                "Get one model",
+                "In the form of OpenAI's API, with the model's defaults, load and measured costs.",
                 content=json_content(ModelDetail),
                 errors=[ModelNotFound, EngineUnavailable],
             )
@@ -234,36 +243,41 @@ def _paths() -> dict[str, Any]:
         **job_paths(),
         "/v1/live": {
             "get": operation(
-                "Watch the batch",
-                "Server-sent events: `engines`, the state of each, at every change; `wheel`, up to five times a second for each: who is in "
-                "which slot, who waits, the last turns, and what the images are going to be, unless `pictures` is false. Without an end.",
+                "Stream the running batches",
+                "Server-sent events without an end: `engines`, the state of each engine, at every change; `engine_view`, "
+                "up to five times a second for each engine: its slots, queue, last iterations and, unless `thumbnails` is "
+                "false, thumbnails of its images.",
                 content={"text/event-stream": {}},
                 errors=[InvalidField, RouteNotFound, RateLimited],
             )
-            | {"parameters": [parameter("pictures", "query")]}
+            | {"parameters": [parameter("thumbnails", "query")]}
         },
         **a1111_paths(),
-        "/healthz": get_only("Tell that the process lives", "200 as long as it answers at all.", "application/json"),
+        "/healthz": get_only("Check liveness", "200 as long as the process responds.", "application/json"),
         "/readyz": get_only(
-            "Tell whether a request would be taken",
-            "200 if an engine is ready, else 503; tells each one's state.",
+            "Check readiness",
+            "200 if an engine is ready, else 503; the body has the state of each engine.",
             "application/json",
         ),
-        "/metrics": get_only("Measure", "Prometheus' text format, summed over all processes.", "text/plain"),
-        "/openapi.json": get_only("Describe this interface", "OpenAPI 3.1.", "application/json"),
-        "/docs": get_only("Describe it to people", "One page, nothing loaded from elsewhere.", "text/html"),
-        "/live": get_only("Watch the wheel", "A page of the running batch, its queue and its figures.", "text/html"),
-        "/": get_only("Draw in a browser", "The playground.", "text/html"),
+        "/metrics": get_only("Get the metrics", "Prometheus' text format, summed over all processes.", "text/plain"),
+        "/openapi.json": get_only("Get this document", "OpenAPI 3.1.", "application/json"),
+        "/docs": get_only(
+            "Read the documentation of this API", "One page that loads nothing from other servers.", "text/html"
+        ),
+        "/live": get_only(
+            "Open the live view", "A page with the running batch, its queue and its statistics.", "text/html"
+        ),
+        "/": get_only("Open the playground", "A page that generates images.", "text/html"),
     }
 
 
 def _image_metadata_operation() -> dict[str, Any]:
     described = operation(
         "Read an image file's settings",
-        f"The body is the file, at most {MAX_BYTES // 2**20} MiB of PNG, WebP or JPEG, of Noria or with A1111's text. "
-        "`settings` is a body of `POST /t2i`; `unusable` says what of the file cannot be had here, and why.",
+        f"The body is the file, at most {MAX_BYTES // 2**20} MiB of PNG, WebP or JPEG with the metadata of Noria or "
+        "A1111. `settings` is a body of `POST /t2i`; `rejected` has the settings that this server does not support, "
+        "with reasons.",
         content=json_content(RecoveredSettings),
         errors=[InvalidBody, BodyTooLarge, UnreadableImage, RateLimited, EngineUnavailable],
     )
-    image: dict[str, Any] = {f"image/{name}": {} for name in ("png", "webp", "jpeg")}
-    return described | {"requestBody": {"required": True, "content": image}}
+    return described | {"requestBody": {"required": True, "content": IMAGE_CONTENT}}

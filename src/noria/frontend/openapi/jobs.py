@@ -1,21 +1,21 @@
-"""The routes of jobs in /openapi.json."""
+"""The paths of jobs in the OpenAPI document."""
 
 from typing import Any
 
 from noria.errors import InvalidField, JobNotFound, JobsUnavailable
-from noria.frontend.openapi.operations import json_content, operation, parameter
+from noria.frontend.openapi.operations import IMAGE_CONTENT, json_content, operation, parameter
 from noria.frontend.routes.jobs import JobList, JobRequestBody
 from noria.jobs.records import Job
 
 
 def job_paths() -> dict[str, Any]:
-    """Each path with its operations."""
+    """Return the operations by path."""
     job_errors = [JobNotFound, JobsUnavailable]
     id_parameters = [parameter("id", "path")]
     submit_operation = operation(
-        "Have images drawn later",
-        "Answered at once with 202; the job survives the end of any process. With an `Idempotency-Key` that was sent before, "
-        "200 and the job that it has made.",
+        "Submit a job",
+        "The response is immediate; the job survives restarts. If the `Idempotency-Key` was sent before, the status is "
+        "200 and the response is the job that it created.",
         body=JobRequestBody,
         content=json_content(Job),
     )
@@ -25,7 +25,7 @@ def job_paths() -> dict[str, Any]:
             "post": submit_operation | {"parameters": [parameter("Idempotency-Key", "header")]},
             "get": operation(
                 "List jobs",
-                "Newest first; `next` is the next page's address.",
+                "Newest first; `next` is the URL of the next page.",
                 content=json_content(JobList),
                 errors=[InvalidField, JobsUnavailable],
             )
@@ -33,12 +33,12 @@ def job_paths() -> dict[str, Any]:
         },
         "/v1/jobs/{id}": {
             "get": operation(
-                "Tell of a job", "As Replicate's predictions.", content=json_content(Job), errors=job_errors
+                "Get a job", "In the form of Replicate's predictions.", content=json_content(Job), errors=job_errors
             )
             | {"parameters": id_parameters},
             "delete": operation(
                 "Cancel a job",
-                "Its images leave the batch; a job that has ended stays.",
+                "Its images leave the running batch. A job that has ended is not changed.",
                 content=json_content(Job),
                 errors=job_errors,
             )
@@ -46,8 +46,8 @@ def job_paths() -> dict[str, Any]:
         },
         "/v1/jobs/{id}/events": {
             "get": operation(
-                "Watch a job",
-                "Events `status` and `progress` until it has ended, from the one after Last-Event-ID on.",
+                "Stream the events of a job",
+                "Events `status` and `progress`, from the one after Last-Event-ID on, until the job has ended.",
                 content={"text/event-stream": {}},
                 errors=[InvalidField, *job_errors],
             )
@@ -55,9 +55,9 @@ def job_paths() -> dict[str, Any]:
         },
         "/v1/jobs/{id}/images/{index}": {
             "get": operation(
-                "Fetch an image of a job",
+                "Get an image of a job",
                 "Until the job's time to live is over.",
-                content={f"image/{name}": {} for name in ("png", "webp", "jpeg")},
+                content=IMAGE_CONTENT,
                 errors=job_errors,
             )
             | {"parameters": [*id_parameters, parameter("index", "path")]}

@@ -1,4 +1,4 @@
-"""What the paths of /openapi.json are made of: operations, their parameters, and the errors that they can answer."""
+"""Builds the objects of an OpenAPI document: operations, parameters and error responses."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from msgspec import Struct
 
 from noria.errors import MethodNotAllowed, NoriaError, RouteNotFound, SetupError, all_codes
-from noria.frontend.http.error_body import ErrorBody
+from noria.frontend.http.errors import ErrorBody
 
 
 def operation(
@@ -17,7 +17,7 @@ def operation(
     body: type[Struct] | None = None,
     errors: Sequence[type[NoriaError]] = (),
 ) -> dict[str, Any]:
-    """An operation that is answered 200 with one of `answers`, by media type. One with a `body` can end in every error there is."""
+    """Return an operation with the response 200, `content` by media type; one with a `body` can have every error."""
     operation_object: dict[str, Any] = {
         "summary": summary,
         "description": description,
@@ -33,12 +33,12 @@ def operation(
 
 
 def get_only(summary: str, description: str, media_type: str) -> dict[str, Any]:
-    """A path that is only asked for, and answers with one media type."""
+    """Return a path with a GET operation and one media type."""
     return {"get": operation(summary, description, content={media_type: {}})}
 
 
 def error_responses(errors: Sequence[type[NoriaError]]) -> dict[str, Any]:
-    """A response for each status that one of `errors` has."""
+    """Return a response for each HTTP status of `errors`."""
     by_status: dict[int, list[type[NoriaError]]] = {}
     for error_type in errors:
         by_status.setdefault(error_type.http_status, []).append(error_type)
@@ -52,21 +52,25 @@ def error_responses(errors: Sequence[type[NoriaError]]) -> dict[str, Any]:
 
 
 def served_errors() -> list[type[NoriaError]]:
-    """The kinds of error that a response can carry, by status and code."""
+    """Return the errors that a response can have, sorted by status and code."""
     error_types = [error_type for error_type in all_codes().values() if not issubclass(error_type, SetupError)]
     return sorted(error_types, key=lambda error_type: (error_type.http_status, error_type.code))
 
 
 def first_line(error_type: type[NoriaError]) -> str:
-    """What an error means, from its docstring."""
+    """Return the meaning of an error: the first line of its docstring."""
     return (error_type.__doc__ or "").partition("\n")[0]
 
 
 def json_content(struct_type: type[Struct]) -> dict[str, Any]:
-    """A content that is `kind` as JSON."""
+    """Return a content object: `struct_type` as JSON."""
     return {"application/json": {"schema": {"$ref": f"#/components/schemas/{struct_type.__name__}"}}}
 
 
+IMAGE_CONTENT: dict[str, Any] = {f"image/{name}": {} for name in ("png", "webp", "jpeg")}
+"""A content object: an image file."""
+
+
 def parameter(name: str, location: str) -> dict[str, Any]:
-    """A parameter in the `path`, the `query` or a `header`."""
+    """Return a string parameter; `location` is "path", "query" or "header"."""
     return {"name": name, "in": location, "required": location == "path", "schema": {"type": "string"}}

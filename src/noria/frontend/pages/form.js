@@ -1,147 +1,144 @@
-// The form of settings: made of what the served models offer, read as a wish, filled from one; a refusal is shown at its field.
+// The form of settings: built from the bounds of the served models; shows the server's errors at their fields.
 
-import { make } from "./elements.js";
-import { sizesWithin } from "./sizes.js";
+import { byId, make } from "./dom.js";
+import { sizePresets } from "./request_settings.js";
 
 const NUMBERS = ["width", "height", "inference_steps", "guidance_scale", "n", "deadline_ms"];
 const TEXTS = ["prompt", "negative_prompt", "model", "scheduler", "seed", "format", "priority"];
 const SLIDERS = ["inference_steps", "guidance_scale"];
-const SLIDER_REACH = 4; // times the default: beyond that nobody draws, but the number beside it can
+const SLIDER_MAX_FACTOR = 4; // times the default; the number field beside it allows more
 const STEPS = { inference_steps: 1, guidance_scale: 0.5 };
-
-const byId = (id) => document.getElementById(id);
 
 export class Form {
   #root;
   #models = [];
 
-  /** `onSubmit(wish)` is called for each press of Draw. */
+  /** `onSubmit(settings)` is called for each press of Generate. */
   constructor(root, onSubmit) {
     this.#root = root;
     root.addEventListener("submit", (event) => {
       event.preventDefault();
       this.clearErrors();
-      if (this.ready) onSubmit(this.wish());
+      if (this.ready) onSubmit(this.settings());
     });
     root.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) root.requestSubmit();
     });
-    root.addEventListener("input", ({ target }) => this.#changed(target));
-    byId("model").addEventListener("change", () => this.#choose(byId("model").value));
+    root.addEventListener("input", ({ target }) => this.#onInput(target));
+    byId("model").addEventListener("change", () => this.#selectModel(byId("model").value));
     byId("seed-random").addEventListener("click", () => this.useSeed(""));
   }
 
-  /** Whether it is known what may be asked for, and somebody is there to draw it. */
+  /** Whether the models are known and an engine is ready. */
   get ready() {
-    return !byId("draw").disabled;
+    return !byId("generate").disabled;
   }
 
   set ready(ready) {
-    if (!ready && document.activeElement === byId("draw")) byId("prompt").focus(); // a disabled button loses the keyboard's place
-    byId("draw").disabled = !ready;
+    if (!ready && document.activeElement === byId("generate")) byId("prompt").focus(); // a disabled button loses the focus
+    byId("generate").disabled = !ready;
   }
 
-  /** The chosen model, as GET /v1/models has it; undefined before `offer`. */
+  /** The selected model, an entry of GET /v1/models; undefined before `setModels`. */
   get model() {
     return this.#models.find(({ id }) => id === byId("model").value);
   }
 
-  /** Whether there are several models. */
-  get hasChoice() {
+  get hasSeveralModels() {
     return this.#models.length > 1;
   }
 
-  /** Take over `models`, the entries of GET /v1/models; what was written stays, if the model is still there. */
-  offer(models) {
+  /** Offer `models`, the entries of GET /v1/models; keeps the settings if the selected model is among them. */
+  setModels(models) {
     const [before, version] = [this.model?.id, this.model?.noria.version];
     this.#models = models;
     byId("model").replaceChildren(...models.map(({ id }) => new Option(id, id)));
     byId("model-field").hidden = models.length < 2;
     if (models.some(({ id, noria }) => id === before && noria.version === version)) byId("model").value = before;
-    else this.#choose(models[0].id);
+    else this.#selectModel(models[0].id);
   }
 
-  /** What is written, by the names of POST /t2i; null where a field is empty. */
-  wish() {
-    const wish = {};
-    for (const name of TEXTS) wish[name] = byId(name).value.trim() || null;
-    for (const name of NUMBERS) wish[name] = byId(name).value === "" ? null : Number(byId(name).value);
-    wish.prompt = byId("prompt").value;
-    wish.negative_prompt = byId("negative_prompt").value || null;
-    return wish;
+  /** The settings in the form by the names of POST /t2i; null where a field is empty. */
+  settings() {
+    const settings = {};
+    for (const name of TEXTS) settings[name] = byId(name).value.trim() || null;
+    for (const name of NUMBERS) settings[name] = byId(name).value === "" ? null : Number(byId(name).value);
+    settings.prompt = byId("prompt").value;
+    settings.negative_prompt = byId("negative_prompt").value || null;
+    return settings;
   }
 
-  /** Write `settings`, fields of POST /t2i; those that it has not become the model's own. */
-  fill(settings) {
+  /** Write `settings`, fields of POST /t2i; missing ones become the model's defaults. */
+  setSettings(settings) {
     this.clearErrors();
-    this.#choose(this.#models.some(({ id }) => id === settings.model) ? settings.model : byId("model").value);
+    this.#selectModel(this.#models.some(({ id }) => id === settings.model) ? settings.model : byId("model").value);
     for (const name of ["negative_prompt", "seed", "deadline_ms", "priority"]) byId(name).value = "";
     for (const name of [...TEXTS, ...NUMBERS]) {
       if (name !== "model" && settings[name] !== undefined && settings[name] !== null) byId(name).value = settings[name];
     }
-    byId("urgency").open ||= Boolean(byId("priority").value || byId("deadline_ms").value);
+    byId("scheduling").open ||= Boolean(byId("priority").value || byId("deadline_ms").value);
     this.#sync();
   }
 
-  /** Draw with this seed from now on; "" is a new one each time. */
+  /** Use this seed from now on; "" is a random one each time. */
   useSeed(seed) {
     byId("seed").value = seed;
     this.#clearError("seed");
   }
 
-  /** Show a refusal in the server's words, at the field that it names, and go there. */
+  /** Show the server's message at the field that it names, and focus the field. */
   showError({ param, message }) {
     const field = param && this.#root.elements.namedItem(param);
-    const place = byId(field && byId(`${param}-error`) ? `${param}-error` : "wish-error");
-    place.textContent = message;
-    place.hidden = false;
+    const errorElement = byId(field && byId(`${param}-error`) ? `${param}-error` : "form-error");
+    errorElement.textContent = message;
+    errorElement.hidden = false;
     if (!field) return;
     field.setAttribute("aria-invalid", "true");
-    const folded = field.closest("details");
-    if (folded) folded.open = true;
+    const details = field.closest("details");
+    if (details) details.open = true;
     field.focus();
   }
 
   clearErrors() {
-    for (const name of [...TEXTS, ...NUMBERS, "wish"]) this.#clearError(name);
+    for (const name of [...TEXTS, ...NUMBERS, "form"]) this.#clearError(name);
   }
 
   #clearError(name) {
-    byId(name).removeAttribute("aria-invalid");
-    const place = byId(`${name}-error`);
-    place.hidden = true;
-    place.textContent = "";
+    byId(name)?.removeAttribute("aria-invalid"); // "form" is only the name of an error
+    const errorElement = byId(`${name}-error`);
+    errorElement.hidden = true;
+    errorElement.textContent = "";
   }
 
-  #changed(target) {
+  #onInput(target) {
     if (target.id.endsWith("-slide")) byId(target.id.replace("-slide", "")).value = target.value;
     const name = target.id.replace("-slide", "");
     if (byId(`${name}-error`)) this.#clearError(name);
     this.#sync();
   }
 
-  #choose(id) {
+  #selectModel(id) {
     byId("model").value = id;
-    const { settings, schedulers, default_scheduler: usual } = this.model.noria;
+    const { settings, schedulers, default_scheduler: defaultScheduler } = this.model.noria;
     for (const name of NUMBERS) {
-      const { min, max, multiple, default: own } = settings[name];
+      const { min, max, multiple, default: modelDefault } = settings[name];
       const field = byId(name);
-      Object.assign(field, { min, max, value: own ?? "" });
+      Object.assign(field, { min, max, value: modelDefault ?? "" });
       field.step = STEPS[name] === 0.5 ? "any" : multiple;
       const hint = byId(`${name}-hint`);
-      if (hint) hint.textContent = `${min} to ${max}; the model's own is ${own}`;
+      if (hint) hint.textContent = `${min} to ${max}; default ${modelDefault}`;
     }
     for (const name of SLIDERS) {
-      const { min, max, default: own } = settings[name];
-      Object.assign(byId(`${name}-slide`), { min, max: Math.min(max, own * SLIDER_REACH || max), step: STEPS[name] });
+      const { min, max, default: modelDefault } = settings[name];
+      Object.assign(byId(`${name}-slide`), { min, max: Math.min(max, modelDefault * SLIDER_MAX_FACTOR || max), step: STEPS[name] });
     }
-    byId("guidance_scale-hint").textContent += "; 1 or less is none, and half the work";
+    byId("guidance_scale-hint").textContent += "; 1 or less switches it off and halves the work";
     const { width } = settings;
     byId("size-hint").textContent = `${width.min} to ${width.max} pixels a side, in multiples of ${width.multiple}`;
     byId("scheduler").replaceChildren(
-      ...schedulers.map(({ name, description }) => new Option(`${name} — ${description}`, name, name === usual, name === usual)),
+      ...schedulers.map(({ name, description }) => new Option(`${name} — ${description}`, name, name === defaultScheduler, name === defaultScheduler)),
     );
-    byId("presets").replaceChildren(...sizesWithin(settings).map((size) => this.#preset(size)));
+    byId("presets").replaceChildren(...sizePresets(settings).map((size) => this.#preset(size)));
     this.#sync();
   }
 
@@ -155,8 +152,8 @@ export class Form {
       this.#clearError("height");
       this.#sync();
     };
-    const words = make("span", { text: `${width} × ${height}` });
-    return make("button", { type: "button", title: name, data: { size: `${width}x${height}` }, on: { click } }, shape, words);
+    const label = make("span", { text: `${width} × ${height}` });
+    return make("button", { type: "button", title: name, data: { size: `${width}x${height}` }, on: { click } }, shape, label);
   }
 
   #sync() {

@@ -1,12 +1,12 @@
-// What was drawn in this tab, newest first, and one of its images at a time in a dialog. Nothing is kept beyond the tab.
+// The generations of this tab, newest first, and a dialog that shows one of their images large. Nothing is kept beyond the tab.
 
-const MOST_KEPT = 100; // drawings: their files are in memory
+import { byId } from "./dom.js";
 
-const byId = (id) => document.getElementById(id);
+const MAX_KEPT = 100; // generations whose files stay in memory
 
 export class Gallery {
-  #drawings = []; // newest first
-  #shown = null;
+  #cards = []; // newest first
+  #current = null;
   #dialog = byId("large");
 
   constructor() {
@@ -18,52 +18,52 @@ export class Gallery {
       if (key === "ArrowRight") this.#move(1);
     });
     this.#dialog.addEventListener("click", ({ target }) => target === this.#dialog && this.#dialog.close()); // the backdrop
-    this.#dialog.addEventListener("close", () => this.#shown?.opener.focus());
+    this.#dialog.addEventListener("close", () => this.#current?.opener.focus());
   }
 
-  /** Those that are being drawn, newest first. */
+  /** The running generations, newest first. */
   get running() {
-    return this.#drawings.filter((drawing) => drawing.running);
+    return this.#cards.filter((card) => card.running);
   }
 
-  add(drawing) {
-    this.#drawings.unshift(drawing);
-    byId("drawings").prepend(drawing.element);
+  add(card) {
+    this.#cards.unshift(card);
+    byId("generations").prepend(card.element);
     byId("empty").hidden = true;
-    this.#drawings.filter((each) => !each.running).slice(MOST_KEPT).forEach((each) => each.remove());
+    this.#cards.filter((each) => !each.running).slice(MAX_KEPT).forEach((each) => each.remove());
   }
 
-  /** `drawing` goes; the keyboard's place goes to its neighbour if it was in there. */
-  removed(drawing) {
-    const had = drawing.element.contains(document.activeElement);
-    this.#drawings = this.#drawings.filter((each) => each !== drawing);
-    const near = drawing.element.nextElementSibling ?? drawing.element.previousElementSibling;
-    byId("empty").hidden = this.#drawings.length > 0;
-    if (had) (near?.querySelector("button, a") ?? byId("draw")).focus();
+  /** Forget `card`; move the focus to its neighbour if it was inside. */
+  onRemoved(card) {
+    const hadFocus = card.element.contains(document.activeElement);
+    this.#cards = this.#cards.filter((each) => each !== card);
+    const neighbour = card.element.nextElementSibling ?? card.element.previousElementSibling;
+    byId("empty").hidden = this.#cards.length > 0;
+    if (hadFocus) (neighbour?.querySelector("button, a") ?? byId("generate")).focus();
   }
 
-  /** Show `image` large; the arrow keys go to its neighbours. */
+  /** Show `image` large; the arrow keys show its neighbours. */
   open(image) {
     this.#show(image);
     this.#dialog.showModal();
   }
 
   get #images() {
-    return this.#drawings.flatMap(({ images }) => images);
+    return this.#cards.flatMap(({ images }) => images);
   }
 
   #move(by) {
-    const next = this.#images[this.#images.indexOf(this.#shown) + by];
+    const next = this.#images[this.#images.indexOf(this.#current) + by];
     if (next) this.#show(next);
   }
 
   #show(image) {
-    this.#shown = image;
-    const [place, count] = [this.#images.indexOf(image), this.#images.length];
+    this.#current = image;
+    const [index, count] = [this.#images.indexOf(image), this.#images.length];
     Object.assign(byId("large-image"), { src: image.url, alt: image.alt });
     byId("large-title").textContent = image.alt;
-    byId("large-place").textContent = `${place + 1} of ${count} · seed ${image.seed}`;
-    byId("large-before").disabled = place === 0;
-    byId("large-after").disabled = place === count - 1;
+    byId("large-position").textContent = `${index + 1} of ${count} · seed ${image.seed}`;
+    byId("large-before").disabled = index === 0;
+    byId("large-after").disabled = index === count - 1;
   }
 }

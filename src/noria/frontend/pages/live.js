@@ -1,18 +1,17 @@
-// The page /live: one stream, one state, one panel for each engine, one loop of frames.
+// The page /live: one stream, one state, a panel for each engine, one loop of animation frames.
 
-import { copy, hide, write } from "./elements.js";
-import { savedKey, saveKey } from "./events.js";
-import { Panel } from "./panel.js";
+import { savedKey, saveKey } from "./api.js";
+import { copy, hide, prefersReducedMotion, setText } from "./dom.js";
+import { EnginePanel } from "./engine_panel.js";
+import { summarizeEngine } from "./format.js";
+import { LiveStream } from "./live_stream.js";
+import { sendSampleTraffic } from "./sample_traffic.js";
 import { SNIPPETS } from "./snippets.js";
-import { initial, reduce } from "./state.js";
-import { Stream } from "./stream.js";
-import { calm } from "./theme.js";
-import { sendSamples } from "./traffic.js";
-import { summary } from "./words.js";
+import { initialState, reduce } from "./state.js";
 
-const SUMMARY_EVERY_S = 20;
-const CALM_FRAME_S = 0.5; // who wants no movement gets a picture twice a second
-const HIDDEN_S = 15; // a tab that nobody sees costs the server nothing after that
+const SUMMARY_INTERVAL_S = 20;
+const REDUCED_MOTION_FRAME_S = 0.5;
+const HIDDEN_S = 15; // after so long in a hidden tab the stream is closed
 
 const PHASES = {
   connecting: ["connecting", ""],
@@ -23,30 +22,30 @@ const PHASES = {
   paused: ["paused", "warn"],
 };
 
-const find = (selector) => document.querySelector(selector);
+const query = (selector) => document.querySelector(selector);
 const panels = new Map();
-let state = initial;
-let summarised = -Infinity;
-let hidden = null;
+let state = initialState;
+let summarizedAt = -Infinity;
+let hiddenTimer = null;
 let sampling = null;
 
-const stream = new Stream(take);
+const stream = new LiveStream(handleEvent);
 
-function take(event) {
+function handleEvent(event) {
   const before = state;
   state = reduce(state, event);
-  if (event.name === "wheel") panels.get(event.data.engine)?.pictures.take(event.data);
-  if (state.connection.phase !== before.connection.phase || state.connection.again_at !== before.connection.again_at) showConnection();
+  if (event.name === "engine_view") panels.get(event.data.engine)?.thumbnails.update(event.data);
+  if (state.connection.phase !== before.connection.phase || state.connection.retry_at !== before.connection.retry_at) showConnection();
   if (event.name === "engines") showEngines();
   const live = state.connection.phase === "open";
   for (const engine of state.engines) {
-    if (event.name !== "wheel" || event.data.engine === engine.name) panels.get(engine.name).update(engine, state.hues, live);
+    if (event.name !== "engine_view" || event.data.engine === engine.name) panels.get(engine.name).update(engine, state.hues, live);
   }
-  const told = state.engines.every(({ state: is, wheel }) => is !== "ready" || wheel !== null);
-  if (event.name === "wheel" && told && event.at - summarised > SUMMARY_EVERY_S) {
-    summarised = event.at;
-    const shown = state.engines.filter(({ wheel }) => wheel !== null);
-    write(find("#summary"), shown.map(({ name, wheel }) => summary(name, wheel)).join(" "));
+  const allReported = state.engines.every((engine) => engine.state !== "ready" || engine.view !== null);
+  if (event.name === "engine_view" && allReported && event.at - summarizedAt > SUMMARY_INTERVAL_S) {
+    summarizedAt = event.at;
+    const visibleEngines = state.engines.filter(({ view }) => view !== null);
+    setText(query("#summary"), visibleEngines.map(({ name, view }) => summarizeEngine(name, view)).join(" "));
   }
 }
 
@@ -59,72 +58,72 @@ function showEngines() {
   }
   for (const { name } of state.engines) {
     if (panels.has(name)) continue;
-    panels.set(name, new Panel(name));
-    find("#engines").append(panels.get(name).root);
+    panels.set(name, new EnginePanel(name));
+    query("#engines").append(panels.get(name).root);
   }
 }
 
 function showConnection() {
   const { phase, message } = state.connection;
   const [text, tone] = PHASES[phase];
-  write(find("#connection"), text);
-  find("#connection").className = `chip status ${tone}`;
-  if (phase === "locked") askForKey(savedKey() ? message : "");
-  else if (phase !== "connecting") hide(find("#locked"), find("#main")); // a key that is being tried may be wrong
-  find("#sample").disabled = phase === "locked";
+  setText(query("#connection"), text);
+  query("#connection").className = `chip status ${tone}`;
+  if (phase === "locked") showKeyForm(savedKey() ? message : "");
+  else if (phase !== "connecting") hide(query("#key-form"), query("#main")); // while connecting, the key may still be wrong
+  query("#sample").disabled = phase === "locked";
   if (phase === "open") {
-    hide(find("#trouble"), find("#main"));
-    write(find("#curl"), command());
+    hide(query("#connection-error"), query("#main"));
+    setText(query("#curl"), curlCommand());
   }
   if (phase === "broken" || phase === "off") {
-    find("#trouble").className = phase === "off" ? "note warn" : "note bad";
-    find("#trouble").hidden = false;
-    write(find("#summary"), phase === "off" ? message : `The stream broke: ${message}`);
+    query("#connection-error").className = phase === "off" ? "note warn" : "note bad";
+    query("#connection-error").hidden = false;
+    setText(query("#summary"), phase === "off" ? message : `The stream broke: ${message}`);
   }
-  if (phase === "off") write(find("#trouble-text"), message);
+  if (phase === "off") setText(query("#connection-error-text"), message);
 }
 
-function askForKey(why) {
-  find("#locked").hidden = false;
-  write(find("#key-error"), why);
-  find("#key").focus();
+function showKeyForm(why) {
+  query("#key-form").hidden = false;
+  setText(query("#key-error"), why);
+  query("#key").focus();
 }
 
-function showTrouble(at) {
-  const { phase, message, again_at } = state.connection;
+function showReconnect(at) {
+  const { phase, message, retry_at } = state.connection;
   if (phase !== "broken") return;
-  write(find("#trouble-text"), `No news of the wheel: ${message} Trying again in ${Math.max(0, Math.ceil(again_at - at))} s.`);
+  setText(query("#connection-error-text"), `No updates: ${message} Trying again in ${Math.max(0, Math.ceil(retry_at - at))} s.`);
 }
 
-let drawn = 0;
+let drawnAt = 0;
 function frame(milliseconds) {
   const at = milliseconds / 1000;
   const paused = state.connection.phase === "paused";
-  if (!paused && (!calm() || at - drawn >= CALM_FRAME_S)) draw(at);
+  if (!paused && (!prefersReducedMotion() || at - drawnAt >= REDUCED_MOTION_FRAME_S)) drawPanels(at);
   requestAnimationFrame(frame);
 }
 
-function draw(at) {
-  drawn = at;
+function drawPanels(at) {
+  drawnAt = at;
   for (const panel of panels.values()) panel.frame(at);
-  showTrouble(at);
+  showReconnect(at);
 }
 
-find("#retry").addEventListener("click", () => stream.open());
+query("#retry").addEventListener("click", () => stream.open());
 
-find("#locked").addEventListener("submit", (event) => {
+query("#key-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  saveKey(find("#key").value);
+  saveKey(query("#key").value);
   stream.open();
 });
 
 function pause() {
   stream.close();
-  take({ name: "connection", connection: { phase: "paused" } });
-  draw(performance.now() / 1000); // what was said last
+  handleEvent({ name: "connection", connection: { phase: "paused" } });
+  drawPanels(performance.now() / 1000); // the last view
 }
 
-find("#pause").addEventListener("click", ({ currentTarget: button }) => {
+query("#pause").addEventListener("click", ({ currentTarget: button }) => {
   const paused = button.getAttribute("aria-pressed") !== "true";
   button.setAttribute("aria-pressed", String(paused));
   if (paused) pause();
@@ -132,37 +131,37 @@ find("#pause").addEventListener("click", ({ currentTarget: button }) => {
 });
 
 document.addEventListener("visibilitychange", () => {
-  clearTimeout(hidden);
-  if (find("#pause").getAttribute("aria-pressed") === "true") return;
-  if (document.hidden) hidden = setTimeout(pause, HIDDEN_S * 1000);
+  clearTimeout(hiddenTimer);
+  if (query("#pause").getAttribute("aria-pressed") === "true") return;
+  if (document.hidden) hiddenTimer = setTimeout(pause, HIDDEN_S * 1000);
   else if (state.connection.phase === "paused") stream.open();
 });
 
-find("#sample").addEventListener("click", async ({ currentTarget: button }) => {
+query("#sample").addEventListener("click", async ({ currentTarget: button }) => {
   if (sampling) return sampling.abort();
   sampling = new AbortController();
-  write(button, "Stop sample traffic");
-  const say = ({ sent, drawn: done, failed }, total) =>
-    write(find("#sampling"), `${sent} of ${total} requests sent, ${done} drawn${failed ? `, ${failed} not` : ""}.`);
+  setText(button, "Stop sample traffic");
+  const onProgress = ({ sent, generated, failed }, total) =>
+    setText(query("#sample-status"), `${sent} of ${total} requests sent, ${generated} done${failed ? `, ${failed} failed` : ""}.`);
   try {
-    await sendSamples(say, sampling.signal);
+    await sendSampleTraffic(onProgress, sampling.signal);
   } catch (error) {
-    if (error.name !== "AbortError") write(find("#sampling"), `Not sent: ${error.message}`);
+    if (error.name !== "AbortError") setText(query("#sample-status"), `Not sent: ${error.message}`);
   } finally {
     sampling = null;
-    write(button, "Send sample traffic");
+    setText(button, "Send sample traffic");
   }
 });
 
 const EXAMPLE = { prompt: "a red circle above a blue square", inference_steps: 40 };
-const command = () => SNIPPETS.curl(EXAMPLE, location.origin, savedKey() !== "");
-write(find("#curl"), command());
-find("#copy").addEventListener("click", async () => {
+const curlCommand = () => SNIPPETS.curl(EXAMPLE, location.origin, savedKey() !== "");
+setText(query("#curl"), curlCommand());
+query("#copy").addEventListener("click", async () => {
   try {
-    await copy(command());
-    write(find("#copied"), "Copied.");
+    await copy(curlCommand());
+    setText(query("#copied"), "Copied.");
   } catch {
-    write(find("#copied"), "The browser does not let pages copy here; select the text.");
+    setText(query("#copied"), "The browser does not let this page copy; select the text.");
   }
 });
 

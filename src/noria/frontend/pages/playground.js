@@ -1,93 +1,92 @@
-// The playground: waits for a server that can draw, then turns the form's wishes into drawings, as many at once as one likes.
+// The page /: waits for a server that is ready, then generates images with the settings of the form, several requests at once.
 
-import { Drawing } from "./drawing.js";
-import { hide } from "./elements.js";
-import { call, refusal, savedKey, saveKey } from "./events.js";
+import { fetchWithKey, savedKey, saveKey, toApiError } from "./api.js";
+import { byId, hide, setText } from "./dom.js";
 import { Form } from "./form.js";
 import { Gallery } from "./gallery.js";
-import { listenForFiles } from "./recall.js";
+import { GenerationCard } from "./generation_card.js";
+import { listenForImageFiles } from "./image_metadata.js";
 import { SNIPPETS } from "./snippets.js";
 
 const POLL_MS = 1500;
-const GONE = new Set(["unreachable", "lost", "engine_unavailable", "engine_lost"]); // nobody may be there to draw
+const UNREACHABLE_CODES = new Set(["unreachable", "lost", "engine_unavailable", "engine_lost"]); // after these, wait for the server
 
-const byId = (id) => document.getElementById(id);
 const gallery = new Gallery();
-const form = new Form(byId("wish"), draw);
+const form = new Form(byId("request-form"), generate);
 let number = 0;
-let waiting = false; // for an engine
+let waiting = false; // for the server
 
-/** Tell whoever listens, without taking the keyboard's place. */
-function say(text) {
-  byId("news").textContent = text;
+/** Announce `text` to screen readers. */
+function announce(text) {
+  byId("announcements").textContent = text;
 }
 
 function notice(text) {
   byId("notice").hidden = !text;
-  if (byId("notice").textContent !== text) byId("notice").textContent = text;
+  setText(byId("notice"), text);
 }
 
-/** The state of the server, in the header. */
-function chip(text, tone) {
-  byId("served").textContent = text;
-  byId("served").className = `status chip ${tone}`;
+/** Show the state of the server in the header. */
+function setStatus(text, tone) {
+  byId("server-status").textContent = text;
+  byId("server-status").className = `status chip ${tone}`;
 }
 
-/** Learn what may be asked for; asks again until somebody is there who draws. */
-async function prepare() {
+/** Wait for the server, with the form disabled. */
+async function waitForServer() {
   if (waiting) return;
   waiting = true;
   form.ready = false;
   try {
-    while (!(await offered())) await new Promise((resolve) => setTimeout(resolve, POLL_MS));
+    while (!(await loadModels())) await new Promise((resolve) => setTimeout(resolve, POLL_MS));
   } finally {
     waiting = false;
   }
 }
 
-/** Whether there is nothing to wait for: the models are known, or a key is needed first. */
-async function offered() {
+/** Try to load the models; returns true if there is nothing more to wait for: they are shown, or a key is needed first. */
+async function loadModels() {
   try {
     const state = await (await fetch("/readyz")).json();
     if (!state.ready) {
       const engines = state.engines.map((engine, index) => `engine ${index} is ${engine.state}`).join(", ");
-      notice(`No engine is ready yet: ${engines || "none is known"}. This page goes on by itself.`);
-      chip("loading", "warn");
+      notice(`No engine is ready yet: ${engines || "none is known"}. This page continues by itself.`);
+      setStatus("loading", "warn");
       return false;
     }
-    const response = await call("/v1/models");
+    const response = await fetchWithKey("/v1/models");
     if (response.status === 401) {
-      askForKey((await refusal(response)).message);
+      askForKey((await toApiError(response)).message);
       return true;
     }
     if (!response.ok) return false;
-    serve((await response.json()).data);
+    showModels((await response.json()).data);
     return true;
   } catch {
-    chip("not reached", "bad");
-    notice("The server cannot be reached. This page goes on by itself when it is back.");
+    setStatus("not reached", "bad");
+    notice("The server cannot be reached. This page continues by itself when it is back.");
     return false;
   }
 }
 
-function serve(models) {
+function showModels(models) {
   notice("");
   hide(byId("key"), byId("prompt"));
-  form.offer(models);
+  form.setModels(models);
   form.ready = true;
   const { id, noria } = models[0];
-  chip(models.length > 1 ? `${id} and ${models.length - 1} more` : id, "good");
+  setStatus(models.length > 1 ? `${id} and ${models.length - 1} more` : id, "good");
   byId("first-command").textContent = firstCommand();
   const { width, height, inference_steps: steps, guidance_scale: guidance } = noria.settings;
   byId("facts").textContent =
-    `Serving ${models.map((model) => model.id).join(", ")}. ${id} is a ${noria.pipeline}, version ${noria.version}: ${width.default} × ${height.default} pixels, ` +
-    `${steps.default} steps, guidance ${guidance.default} and the scheduler ${noria.default_scheduler} unless you say otherwise.`;
+    `Serving ${models.map((model) => model.id).join(", ")}. ${id} is a ${noria.pipeline}, version ${noria.version}. Its defaults are ` +
+    `${width.default} × ${height.default} pixels, ${steps.default} steps, guidance ${guidance.default} and the scheduler ${noria.default_scheduler}.`;
 }
 
 function askForKey(why) {
   notice(savedKey() ? why : "");
   form.ready = false;
-  chip("needs a key", "warn");
+  setStatus("needs a key", "warn");
   byId("key").hidden = false;
   byId("key-value").focus();
 }
@@ -95,52 +94,53 @@ function askForKey(why) {
 function useKey() {
   saveKey(byId("key-value").value);
   byId("key-value").value = "";
-  prepare();
+  waitForServer();
 }
 
 const firstCommand = () => SNIPPETS.curl({ prompt: byId("prompt").defaultValue }, location.origin, savedKey() !== "");
 
-async function draw(wish) {
-  const { settings } = form.model.noria;
-  const size = { width: wish.width || settings.width.default, height: wish.height || settings.height.default };
-  const expected = { size, previews: settings.partial_images.max, steps: settings.inference_steps.default, tellsModel: form.hasChoice };
-  const drawing = new Drawing(++number, wish, expected, hear);
-  gallery.add(drawing);
-  drawing.element.scrollIntoView({ block: "nearest" }); // below the form, where there is no room beside it
-  say(`Drawing ${drawing.number} is asked for.`);
+async function generate(settings) {
+  const bounds = form.model.noria.settings;
+  const size = { width: settings.width || bounds.width.default, height: settings.height || bounds.height.default };
+  const { partial_images: previews, inference_steps: steps } = bounds;
+  const options = { size, previews: previews.max, steps: steps.default, showsModel: form.hasSeveralModels };
+  const card = new GenerationCard(++number, settings, options, callbacks);
+  gallery.add(card);
+  card.element.scrollIntoView({ block: "nearest" }); // on narrow screens it is below the form
+  announce(`Generation ${card.number} is sent.`);
   try {
-    await drawing.run();
+    await card.run();
   } catch (error) {
-    failed(drawing, error);
+    showFailure(card, error);
   }
 }
 
-/** The form's fault, which no engine has accepted, is shown in the form, the rest where the images would have been. */
-function failed(drawing, error) {
-  const atForm = drawing.state === "waiting" && (error.status === 401 || error.param);
-  if (atForm) drawing.remove();
-  else drawing.fail(error);
+/** Show an error of a field, or of the key, in the form if no engine has accepted the request; else on the card. */
+function showFailure(card, error) {
+  const isFormError = card.state === "waiting" && (error.status === 401 || error.param);
+  if (isFormError) card.remove();
+  else card.fail(error);
   if (error.status === 401) askForKey(error.message);
-  else if (atForm) form.showError(error);
-  if (GONE.has(error.code)) prepare();
+  else if (isFormError) form.showError(error);
+  if (UNREACHABLE_CODES.has(error.code)) waitForServer();
 }
 
-const hear = {
-  said: say,
+const callbacks = {
+  announce,
   open: (image) => gallery.open(image),
-  removed: (drawing) => gallery.removed(drawing),
+  onRemoved: (card) => gallery.onRemoved(card),
   useSeed(seed) {
     form.useSeed(seed);
-    say(`The next drawing has the seed ${seed}.`);
+    announce(`The next generation uses the seed ${seed}.`);
   },
-  recall(wish) {
-    form.fill(wish);
-    say("The settings are in the form.");
+  onReuseSettings(settings) {
+    form.setSettings(settings);
+    announce("The settings are in the form.");
     byId("prompt").focus();
   },
-  retry(drawing) {
-    drawing.remove();
-    draw(drawing.wish);
+  retry(card) {
+    card.remove();
+    generate(card.settings);
   },
 };
 
@@ -153,9 +153,9 @@ byId("key-value").addEventListener("keydown", (event) => {
 window.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !byId("large").open) gallery.running[0]?.cancel();
 });
-listenForFiles(
-  (settings) => form.fill(settings),
+listenForImageFiles(
+  (settings) => form.setSettings(settings),
   (error) => error.status === 401 && askForKey(error.message),
 );
 byId("first-command").textContent = firstCommand();
-prepare();
+waitForServer();

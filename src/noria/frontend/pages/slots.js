@@ -1,75 +1,127 @@
-// The slots as elements over the drawn wheel: labels that can be read, and buttons that a keyboard and a screen reader find.
+// The layout of slots, and the slots as elements over the canvas: readable labels, and buttons for the keyboard and screen readers.
 
-import { make, write } from "./elements.js";
-import { named, seconds, urgency } from "./words.js";
+import { make, setText } from "./dom.js";
+import { deadlineState, describeImage, formatSeconds } from "./format.js";
+import { imageKey } from "./state.js";
+
+const RING_MAX_SLOTS = 12; // more are laid out in rows
+const LABEL_PX = 32; // two lines below each circle
+const MARGIN_PX = 10;
+const HUB_MAX_PX = 62; // radii of the hub, which holds three lines of text
+const HUB_MIN_PX = 42;
+const RIM_PX = 4;
+
+/**
+ * The layout of `numSlots` slots in `width` px: a ring, or rows if there are many. {kind, height, size, label, centers: [{x, y}]},
+ * where `size` is the diameter of a circle and `label` the width of its label; a ring has {center, radius, hub}, too. Pure.
+ */
+export function slotLayout(numSlots, width) {
+  return numSlots <= RING_MAX_SLOTS ? ringLayout(numSlots, width) : rowsLayout(numSlots, width);
+}
+
+function ringLayout(numSlots, width) {
+  const diameter = Math.min(width, 430);
+  const doNotOverlap = (size) =>
+    numSlots === 1 || 2 * radiusFor(size, diameter) * Math.sin(Math.PI / numSlots) >= size + LABEL_PX;
+  const fits = (size) => doNotOverlap(size) && hubFor(size, diameter) >= HUB_MIN_PX;
+  let size = 104;
+  while (size > 32 && !fits(size)) size -= 2;
+  const radius = radiusFor(size, diameter);
+  const center = { x: width / 2, y: MARGIN_PX + size / 2 + radius };
+  const centers = Array.from({ length: numSlots }, (_, slot) => {
+    const angle = (2 * Math.PI * slot) / numSlots - Math.PI / 2;
+    return { x: center.x + radius * Math.cos(angle), y: center.y + radius * Math.sin(angle) };
+  });
+  const lowest = Math.max(...centers.map(({ y }) => y + size / 2 + LABEL_PX), center.y + radius + RIM_PX);
+  const hub = Math.min(HUB_MAX_PX, hubFor(size, diameter));
+  return { kind: "ring", height: lowest + MARGIN_PX, size, label: size + 36, radius, hub, center, centers };
+}
+
+const radiusFor = (size, diameter) => (diameter - size) / 2 - MARGIN_PX - 10;
+const hubFor = (size, diameter) => radiusFor(size, diameter) - size / 2 - LABEL_PX - 4; // below the label of the highest slot
+
+function rowsLayout(numSlots, width) {
+  const minCellWidth = width < 500 ? 64 : numSlots > 32 ? 72 : 92;
+  const maxColumns = Math.max(1, Math.floor(width / minCellWidth));
+  const columns = Math.ceil(numSlots / Math.ceil(numSlots / maxColumns));
+  const cell = width / columns;
+  const size = Math.round(Math.min(76, cell - 22));
+  const row = size + LABEL_PX + 12;
+  const centers = Array.from({ length: numSlots }, (_, slot) => ({
+    x: (0.5 + (slot % columns)) * cell,
+    y: MARGIN_PX + size / 2 + Math.floor(slot / columns) * row,
+  }));
+  return { kind: "rows", height: Math.ceil(numSlots / columns) * row + MARGIN_PX, size, label: cell - 4, centers };
+}
 
 export class Slots {
   #list;
-  #slots = []; // {button, what, step, due, said}
-  #onChoose;
+  #slots = []; // {button, label, step, deadline, labelledKey}
+  #onSelect;
   #engine;
-  chosen = null;
+  selected = null;
 
-  /** `onChoose` is called when another slot, or none, is chosen. */
-  constructor(list, engine, onChoose) {
+  /** `onSelect` is called when another slot, or none, is selected. */
+  constructor(list, engine, onSelect) {
     this.#list = list;
     this.#engine = engine;
-    this.#onChoose = onChoose;
+    this.#onSelect = onSelect;
     list.setAttribute("aria-label", `Slots of ${engine}`);
     list.addEventListener("keydown", (event) => this.#move(event));
   }
 
-  /** Put the elements where `places` says. */
-  arrange(places) {
-    while (this.#slots.length < places.spots.length) this.#add();
-    for (const { button } of this.#slots.splice(places.spots.length)) button.parentElement.remove();
-    this.#list.classList.toggle("ring", places.kind === "ring");
-    places.spots.forEach(({ x, y }, slot) => {
+  /** Put one element for each slot of `layout` in its place. */
+  arrange(layout) {
+    while (this.#slots.length < layout.centers.length) this.#add();
+    for (const { button } of this.#slots.splice(layout.centers.length)) button.parentElement.remove();
+    this.#list.classList.toggle("ring", layout.kind === "ring");
+    layout.centers.forEach(({ x, y }, slot) => {
       const { style } = this.#slots[slot].button.parentElement;
-      style.left = `${x - places.label / 2}px`;
-      style.top = `${y - places.size / 2}px`;
-      style.width = `${places.label}px`;
-      style.setProperty("--size", `${places.size}px`);
+      style.left = `${x - layout.label / 2}px`;
+      style.top = `${y - layout.size / 2}px`;
+      style.width = `${layout.label}px`;
+      style.setProperty("--size", `${layout.size}px`);
     });
   }
 
-  /** Write what the seats are now; only what has changed is touched. */
-  update(seats, now) {
-    const seated = new Map(seats.map((seat) => [seat.slot, seat]));
+  /** Write the images of a view's `slots`; only what has changed is touched. */
+  update(slots, now) {
+    const imageBySlot = new Map(slots.map((image) => [image.slot, image]));
     this.#slots.forEach((element, slot) => {
-      const seat = seated.get(slot);
-      const key = seat ? `${seat.request_id}/${seat.index}` : "";
-      write(element.what, seat ? (seat.paused ? "paused" : seat.scheduler) : "");
-      write(element.step, seat ? `${seat.call}/${seat.num_calls}` : "");
-      const pressing = seat ? urgency(seat, now) : null;
-      write(element.due, pressing ? (seat.due_at < now ? "late" : seconds(seat.due_at - now)) : "");
-      if (element.due.dataset.urgency !== (pressing ?? "")) element.due.dataset.urgency = pressing ?? "";
-      // The name says what stays: one that changed at every step would be read aloud, or old. What changes is its description.
-      if (element.said !== key) element.button.setAttribute("aria-label", `Slot ${slot}: ${seat ? named(seat) : "free"}`);
-      element.said = key;
+      const image = imageBySlot.get(slot);
+      const key = image ? imageKey(image) : "";
+      setText(element.label, image ? (image.paused ? "paused" : image.scheduler) : "");
+      setText(element.step, image ? `${image.call}/${image.num_calls}` : "");
+      const state = image ? deadlineState(image, now) : null;
+      setText(element.deadline, state ? (image.deadline_at < now ? "late" : formatSeconds(image.deadline_at - now)) : "");
+      if (element.deadline.dataset.deadline !== (state ?? "")) element.deadline.dataset.deadline = state ?? "";
+      // The name has what does not change: a name that changed at every step would be read aloud. The rest is the description.
+      if (element.labelledKey !== key) element.button.setAttribute("aria-label", `Slot ${slot}: ${image ? describeImage(image) : "free"}`);
+      element.labelledKey = key;
     });
   }
 
   #add() {
     const slot = this.#slots.length;
-    const [due, what, step] = ["due", "what", "step number"].map((name) => make("span", { class: name }));
-    const on = { click: () => this.#choose(slot) };
-    const button = make("button", { type: "button", class: "slot", tabIndex: slot === 0 ? 0 : -1, ariaPressed: "false", on }, due, what, step);
-    const changing = [step, what, due];
-    changing.forEach((part, place) => (part.id = `${this.#engine}-${slot}-${place}`));
-    button.setAttribute("aria-describedby", changing.map(({ id }) => id).join(" "));
+    const [deadline, label, step] = ["deadline", "label", "step number"].map((name) => make("span", { class: name }));
+    const on = { click: () => this.#select(slot) };
+    const properties = { type: "button", class: "slot", tabIndex: slot === 0 ? 0 : -1, ariaPressed: "false", on };
+    const button = make("button", properties, deadline, label, step);
+    const describedBy = [step, label, deadline];
+    describedBy.forEach((part, index) => (part.id = `${this.#engine}-${slot}-${index}`));
+    button.setAttribute("aria-describedby", describedBy.map(({ id }) => id).join(" "));
     this.#list.append(make("li", {}, button));
-    this.#slots.push({ button, due, what, step, said: null });
+    this.#slots.push({ button, deadline, label, step, labelledKey: null });
   }
 
-  #choose(slot) {
-    this.chosen = this.chosen === slot ? null : slot;
-    this.#slots.forEach(({ button }, number) => button.setAttribute("aria-pressed", String(number === this.chosen)));
-    this.#enter(slot);
-    this.#onChoose();
+  #select(slot) {
+    this.selected = this.selected === slot ? null : slot;
+    this.#slots.forEach(({ button }, number) => button.setAttribute("aria-pressed", String(number === this.selected)));
+    this.#makeFocusable(slot);
+    this.#onSelect();
   }
 
-  /** One slot at a time is reached by Tab; arrows, Home and End go from one to the next. */
+  /** Tab reaches one slot at a time; arrows, Home and End go to the others. */
   #move(event) {
     const last = this.#slots.length - 1;
     const at = this.#slots.findIndex(({ button }) => button === event.target);
@@ -77,11 +129,11 @@ export class Slots {
     if (at < 0 || to === undefined) return;
     event.preventDefault();
     const slot = (to + last + 1) % (last + 1);
-    this.#enter(slot);
+    this.#makeFocusable(slot);
     this.#slots[slot].button.focus();
   }
 
-  #enter(slot) {
+  #makeFocusable(slot) {
     this.#slots.forEach(({ button }, number) => (button.tabIndex = number === slot ? 0 : -1));
   }
 }

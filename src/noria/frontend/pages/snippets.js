@@ -1,34 +1,34 @@
-// A request as code that draws it again, for a terminal and for programs. Pure.
+// A request as code that generates the same image: a command and programs. Pure.
 //
-// A key is never written into them: it is read from NORIA_API_KEY, where the server asks for one.
+// They contain no API key: if the server needs one, they read it from NORIA_API_KEY.
 
-import { bodyOf, given } from "./wish.js";
+import { nonEmptyEntries, requestBody } from "./request_settings.js";
 
-/** How a request is copied: each writes the code of `wish` for the server at `origin`; `keyed`: the server needs a key. */
-export const SNIPPETS = { curl: command, openai: openaiProgram, Python: program };
+/** Functions (settings, origin, needsKey) → code for the server at `origin`, by name. */
+export const SNIPPETS = { curl: curlCommand, openai: openaiProgram, Python: pythonProgram };
 
-function command(wish, origin, keyed) {
-  const several = (wish.n ?? 1) > 1;
+function curlCommand(settings, origin, needsKey) {
+  const several = (settings.n ?? 1) > 1;
   const lines = [
-    `curl -sS --fail-with-body ${inShell(`${origin}/t2i`)}`,
+    `curl -sS --fail-with-body ${shellQuote(`${origin}/t2i`)}`,
     "-H 'content-type: application/json'",
-    ...(keyed ? ['-H "authorization: Bearer $NORIA_API_KEY"'] : []),
-    `-d ${inShell(bodyOf(wish))}`,
-    several ? "-o images.json" : `-o image.${wish.format ?? "png"}`,
+    ...(needsKey ? ['-H "authorization: Bearer $NORIA_API_KEY"'] : []),
+    `-d ${shellQuote(requestBody(settings))}`,
+    several ? "-o images.json" : `-o image.${settings.format ?? "png"}`,
   ];
   return `${lines.join(" \\\n  ")}\n`;
 }
 
-function program(wish, origin, keyed) {
+function pythonProgram(settings, origin, needsKey) {
   return `import base64
 import json
-${keyed ? "import os\n" : ""}import urllib.request
+${needsKey ? "import os\n" : ""}import urllib.request
 
-wish = ${inPython(wish)}
-headers = {"Content-Type": "application/json", "Accept": "application/json"${keyed ? bearer : ""}}
-request = urllib.request.Request(${JSON.stringify(`${origin}/t2i`)}, json.dumps(wish).encode(), headers)
-with urllib.request.urlopen(request) as answer:
-    images = json.load(answer)["images"]
+settings = ${pythonDict(settings)}
+headers = {"Content-Type": "application/json", "Accept": "application/json"${needsKey ? bearer : ""}}
+request = urllib.request.Request(${JSON.stringify(`${origin}/t2i`)}, json.dumps(settings).encode(), headers)
+with urllib.request.urlopen(request) as response:
+    images = json.load(response)["images"]
 for image in images:
     with open(f"{image['seed']}.{image['format']}", "wb") as file:
         file.write(base64.b64decode(image["b64_json"]))
@@ -37,34 +37,33 @@ for image in images:
 
 const bearer = `, "Authorization": "Bearer " + os.environ["NORIA_API_KEY"]`;
 
-const OPENAIS = new Set(["prompt", "model", "n", "size", "output_format"]);
+const OPENAI_FIELDS = new Set(["prompt", "model", "n", "size", "output_format"]);
 
-function openaiProgram(wish, origin, keyed) {
-  const { width, height, format, ...rest } = wish;
-  const all = { ...rest, size: width && height ? `${width}x${height}` : null, output_format: format };
-  const said = given(all);
-  const standard = said.filter(([name]) => OPENAIS.has(name)).map(([name, value]) => `    ${name}=${literal(name, value)},\n`);
-  const own = Object.fromEntries(said.filter(([name]) => !OPENAIS.has(name)));
-  const extra = Object.keys(own).length ? `    extra_body=${inPython(own).replaceAll("\n", "\n    ")},\n` : "";
+function openaiProgram(settings, origin, needsKey) {
+  const { width, height, format, ...rest } = settings;
+  const entries = nonEmptyEntries({ ...rest, size: width && height ? `${width}x${height}` : null, output_format: format });
+  const openaiArguments = entries.filter(([name]) => OPENAI_FIELDS.has(name)).map(([name, value]) => `    ${name}=${literal(name, value)},\n`);
+  const noriaFields = Object.fromEntries(entries.filter(([name]) => !OPENAI_FIELDS.has(name)));
+  const extra = Object.keys(noriaFields).length ? `    extra_body=${pythonDict(noriaFields).replaceAll("\n", "\n    ")},\n` : "";
   return `import base64
-${keyed ? "import os\n" : ""}
+${needsKey ? "import os\n" : ""}
 import openai
 
-client = openai.OpenAI(base_url=${JSON.stringify(`${origin}/v1`)}, api_key=${keyed ? 'os.environ["NORIA_API_KEY"]' : '"unused"'})
-answer = client.images.generate(
-${standard.join("")}${extra})
-for image in answer.data:
+client = openai.OpenAI(base_url=${JSON.stringify(`${origin}/v1`)}, api_key=${needsKey ? 'os.environ["NORIA_API_KEY"]' : '"unused"'})
+response = client.images.generate(
+${openaiArguments.join("")}${extra})
+for image in response.data:
     with open(f"{image.seed}.${format ?? "png"}", "wb") as file:
         file.write(base64.b64decode(image.b64_json))
 `;
 }
 
-// Between single quotes a POSIX shell reads everything as it stands, but for a single quote.
-const inShell = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
+// Between single quotes, a POSIX shell takes everything literally but a single quote.
+const shellQuote = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
 
-/** A dictionary; JSON's strings and numbers are Python's too. */
-function inPython(settings) {
-  const lines = given(settings).map(([name, value]) => `    ${JSON.stringify(name)}: ${literal(name, value)},\n`);
+/** A dictionary; JSON's strings and numbers are valid in Python, too. */
+function pythonDict(settings) {
+  const lines = nonEmptyEntries(settings).map(([name, value]) => `    ${JSON.stringify(name)}: ${literal(name, value)},\n`);
   return `{\n${lines.join("")}}`;
 }
 

@@ -1,1 +1,1 @@
-"""A module a protocol: HTTP in, services called, HTTP out."""
+"""One module for each HTTP interface: reads requests, calls services, writes responses."""

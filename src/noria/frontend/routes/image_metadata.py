@@ -1,7 +1,7 @@
-"""`POST /v1/images/parameters`: an image file in, the settings that draw it again out, as far as they can be had here.
+"""`POST /v1/images/metadata`: reads the settings in an image file and checks which of them this server supports.
 
-The file is not trusted: it is bounded, its pixels are never unpacked (`image_files.py`), and each setting passes the admission that
-a request with it would. What does not pass is told with the reason, not dropped.
+The file is untrusted: its size is limited, its pixels are never decoded (`images/metadata_io.py`), and each setting is
+validated as in a request. A setting that fails is returned with the reason.
 """
 
 import asyncio
@@ -17,18 +17,23 @@ from noria.config import FrontendConfig
 from noria.errors import ImageFileError, InvalidField, ModelNotFound, UnreadableImage, short_repr
 from noria.frontend.http.body import read_bytes
 from noria.frontend.http.concurrency_limits import ConcurrencyLimiter, client_id_of
-from noria.frontend.services.admission import validate
 from noria.frontend.services.generation import GenerationService
+from noria.frontend.services.request_validation import validate
 from noria.images.metadata import GenerationMetadata
 from noria.images.metadata_io import read_metadata
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import ImageRequestBody
 
-MAX_BYTES = 16 * 2**20  # a PNG of 2048 × 2048 incompressible pixels has 12.6 MB
-MAX_UPLOADS = 16  # held at once, also those still being received: 256 MiB of a front end
+PATH = "/v1/images/metadata"
+# A PNG of 2048 × 2048 incompressible pixels has 12.6 MB.
+MAX_BYTES = 16 * 2**20
+# In memory at once, including those still being received: 256 MiB of a front end.
+MAX_UPLOADS = 16
 MAX_UPLOADS_PER_CLIENT = 4
-_RETRY_AFTER_S = 5.0  # a body takes up to 30 s, most take less than one
-_MAX_CONCURRENT_READS = 2  # a file made to hurt takes seconds of a core, and front ends have other work for theirs
+# Receiving a body takes up to 30 s; most take less than one.
+_RETRY_AFTER_S = 5.0
+# A malicious file takes seconds of a core, which a front end needs for other requests.
+_MAX_CONCURRENT_READS = 2
 _SETTINGS = (
     "prompt",
     "negative_prompt",
@@ -42,7 +47,7 @@ _SETTINGS = (
 
 
 class RejectedSetting(Struct, frozen=True):
-    """A setting that the file has and that is of no use here, and why."""
+    """A setting of the file that this server does not support, and why."""
 
     field: str
     value: Any
@@ -50,29 +55,29 @@ class RejectedSetting(Struct, frozen=True):
 
 
 class RecoveredSettings(Struct, frozen=True):
-    """The answer of `POST /v1/images/parameters`; `settings` is a body of `POST /t2i`."""
+    """The response of `POST /v1/images/metadata`; `settings` is a body of `POST /t2i`."""
 
-    source: Literal["noria", "a1111"]  # whose text was read
+    source: Literal["noria", "a1111"]  # the metadata format that was read
     settings: dict[str, Any]
     rejected: list[RejectedSetting]
-    model_version: str | None  # that drew it: a fingerprint, or what another program takes for one
-    noria: str | None  # the version that drew it; null: another program did
-    other: dict[str, str]  # what else another program's file says: things that Noria has not
+    model_version: str | None  # a fingerprint, or another program's equivalent
+    noria: str | None  # the version of Noria that wrote the file; null: another program did
+    other: dict[str, str]  # settings of another program that Noria does not have
 
 
 class ImageMetadataRoute:
-    """The route."""
+    """The route `POST /v1/images/metadata`."""
 
     def __init__(self, generation_service: GenerationService) -> None:
         self._generation_service = generation_service
         self._upload_limiter = ConcurrencyLimiter(
-            "uploads to /v1/images/parameters", MAX_UPLOADS, MAX_UPLOADS_PER_CLIENT, _RETRY_AFTER_S
+            f"uploads to {PATH}", MAX_UPLOADS, MAX_UPLOADS_PER_CLIENT, _RETRY_AFTER_S
         )
         self._read_semaphore = asyncio.Semaphore(_MAX_CONCURRENT_READS)
 
     async def metadata(self, http: Request) -> Response:
-        """What the file in the body says, as `Recalled`. Raises RateLimited before anything of the body is asked for."""
-        self._generation_service.resolve_model()  # refuses while no model is known: nobody could say what is usable
+        """Return the settings in the body, an image file. Raises RateLimited before it reads the body."""
+        self._generation_service.resolve_model()  # raises while no model is known: its bounds are needed
         with self._upload_limiter.hold(client_id_of(http)):
             file = await read_bytes(http, MAX_BYTES)
             async with self._read_semaphore:
@@ -105,9 +110,9 @@ class ImageMetadataRoute:
 def usable_settings(
     metadata: GenerationMetadata, spec: ModelSpec, config: FrontendConfig
 ) -> tuple[dict[str, Any], list[RejectedSetting]]:
-    """The settings of `said` that `spec` can be asked for, and the others with the refusal that each would get.
+    """Split `metadata` into the settings that `spec` supports and the rejected ones, with the error each would get.
 
-    The prompt is there in any case, since no body of `POST /t2i` is without one.
+    There is always a prompt, since `POST /t2i` requires one.
     """
     settings: dict[str, Any] = {"prompt": ""}
     rejected = []
@@ -132,8 +137,8 @@ def _rejected_version(metadata: GenerationMetadata, spec: ModelSpec) -> list[Rej
         RejectedSetting(
             "model_version",
             metadata.model_version,
-            f"the file was drawn by version {short_repr(metadata.model_version)} of {spec.name}; served is {spec.fingerprint!r}, "
-            "which may draw another image.",
+            f"the file was generated by version {short_repr(metadata.model_version)} of {spec.name}; this server has "
+            f"{spec.fingerprint!r}, which may generate another image.",
         )
     ]
 

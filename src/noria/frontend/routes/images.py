@@ -1,28 +1,30 @@
-"""`POST /t2i`: a prompt in, an image out.
+"""`POST /t2i`: generates images from a prompt.
 
-A request's way: `bodies.py` (JSON to `ImageBody`), `studio.py` (to files), and back as the file itself, as JSON where there are
-several or the client accepts only that, or as a stream of events where it asks for one.
+`http/body.py` decodes the body to an `ImageRequestBody`, `services/generation.py` generates the files. The response is
+the file itself, JSON for several images or for a client that accepts JSON only, or a stream of events if the request
+asks for one.
 """
 
 import time
 
-import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from noria.frontend.engines.pool import PreviewImage, ProgressUpdate, Update
+from noria.frontend.engines.client import PreviewImage, ProgressUpdate, Update
 from noria.frontend.http import sse
 from noria.frontend.http.body import JsonBodyReader
 from noria.frontend.http.disconnects import cancel_on_disconnect
-from noria.frontend.services.admission import apply_headers
+from noria.frontend.http.json_response import json_response
+from noria.frontend.routes.generation_stream import stream_generation
 from noria.frontend.services.generation import AdmittedRequest, GenerationResult, GenerationService, ResponseTimings
 from noria.frontend.services.image_writer import to_base64, write_preview
+from noria.frontend.services.request_validation import apply_headers
 from noria.protocol.request import ImageFormat, ImageRequestBody
 
 
 class ResponseImage(Struct, frozen=True):
-    """One image of an `ImagesAnswer`: the file in base64, and the seed that draws it again."""
+    """One image of an `ImagesResponse`: the file in base64, and the seed that generates it again."""
 
     index: int
     seed: int
@@ -33,7 +35,7 @@ class ResponseImage(Struct, frozen=True):
 
 
 class ImagesResponse(Struct, frozen=True):
-    """The JSON answer of `POST /t2i`; the settings are those used, defaults filled in."""
+    """The JSON response of `POST /t2i`; the settings are those used, with the defaults filled in."""
 
     request_id: str
     model: str
@@ -48,7 +50,7 @@ class ImagesResponse(Struct, frozen=True):
 
 
 class PreviewEvent(Struct, frozen=True):
-    """An event of a stream: what image `index` is going to be, as far as `step` tells; a few pixels wide, to be shown enlarged."""
+    """An event of a stream: a preview of image `index` after `step` steps, a few pixels wide, to be shown enlarged."""
 
     index: int
     step: int
@@ -65,13 +67,13 @@ class ImageRoutes:
         self._generation_service, self._body_reader = generation_service, body_reader
 
     async def t2i(self, http: Request) -> Response:
-        """One image as a file; several, or one for a client that takes no image, as `ImagesAnswer`."""
+        """Generate images; returns one as a file, several as `ImagesResponse`, or a stream of events."""
         body = await self._body_reader.read_json(http, ImageRequestBody)
         admitted = self._generation_service.admit(
-            apply_headers(body, http.headers), http.state.caller, http.state.request_id
+            apply_headers(body, http.headers), http.state.api_client, http.state.request_id
         )
         if body.stream:
-            return await sse.stream_generation(
+            return await stream_generation(
                 http, self._generation_service, admitted, lambda update: self._frames(update, admitted)
             )
         result = await cancel_on_disconnect(http, self._generation_service.generate(admitted))
@@ -80,7 +82,7 @@ class ImageRoutes:
         response = images_response(
             result, http.state.request_id, await self._generation_service.files_as_base64(result)
         )
-        return Response(msgspec.json.encode(response), media_type="application/json", headers=result.headers)
+        return json_response(response, headers=result.headers)
 
     async def _frames(self, update: Update | GenerationResult, admitted: AdmittedRequest) -> list[bytes]:
         match update:
@@ -99,7 +101,7 @@ class ImageRoutes:
 
 
 def _wants_json(accept: str) -> bool:
-    """Whether a client that sent this Accept header takes JSON but no image; most take anything, whatever they name first."""
+    """Whether this Accept header allows JSON but no image. Most clients allow `*/*` besides what they list."""
     media_types = {kind.partition(";")[0].strip().lower() for kind in accept.split(",")}
     return "application/json" in media_types and not any(
         kind == "*/*" or kind.startswith("image/") for kind in media_types
@@ -107,13 +109,13 @@ def _wants_json(accept: str) -> bool:
 
 
 def images_response(result: GenerationResult, request_id: str, b64_files: list[str]) -> ImagesResponse:
-    """`drawing` as JSON; `texts` are its files in base64."""
+    """Build the JSON response; `b64_files` are the result's files in base64."""
     request = result.request
     images = [
         ResponseImage(
-            index, request.seed + index, result.admitted.file_format, request.width_px, request.height_px, text
+            index, request.seed + index, result.admitted.file_format, request.width_px, request.height_px, b64_file
         )
-        for index, text in enumerate(b64_files)
+        for index, b64_file in enumerate(b64_files)
     ]
     return ImagesResponse(
         request_id=request_id,

@@ -1,4 +1,4 @@
-"""`/v1/jobs`: image requests that nobody waits for. What is here is HTTP; `noria.jobs` keeps them and has them drawn."""
+"""`/v1/jobs`: asynchronous image requests over HTTP. `noria.jobs` stores and runs them."""
 
 import asyncio
 import base64
@@ -19,12 +19,13 @@ from noria.config import Config
 from noria.errors import InvalidField, JobNotFound, NoriaError, short_repr
 from noria.frontend.http import sse
 from noria.frontend.http.body import JsonBodyReader, decode
-from noria.frontend.http.error_body import error_body
+from noria.frontend.http.errors import error_body
+from noria.frontend.http.json_response import json_response
 from noria.frontend.http.quotas import ApiClient
 from noria.frontend.routes.openai_images import GenerationsRequestBody, admit_generation
-from noria.frontend.services.admission import apply_headers
 from noria.frontend.services.generation import AdmittedRequest, GenerationService
 from noria.frontend.services.job_executor import GenerationJobExecutor, serialize_request
+from noria.frontend.services.request_validation import apply_headers
 from noria.jobs.records import (
     TERMINAL_STATUSES,
     WEBHOOK_EVENTS,
@@ -44,8 +45,8 @@ from noria.protocol.request import ImageRequestBody
 ENDPOINTS = ("/t2i", "/v1/images/generations")
 DEFAULT_LIMIT, MAX_LIMIT = 20, 100
 
-_POLL_INTERVAL_S = 0.5  # as often as progress is written down at most
-_KEEP_ALIVE_S = 15.0
+# Progress is stored at most this often.
+_POLL_INTERVAL_S = 0.5
 _IDEMPOTENCY_KEY_PATTERN = re.compile(r"[!-~]{1,255}")
 
 
@@ -61,11 +62,11 @@ class JobList(Struct, frozen=True):
     """One page of `GET /v1/jobs`, newest first."""
 
     results: list[Job]
-    next: str | None  # the next page's address
+    next: str | None  # the URL of the next page
 
 
 class JobRoutes:
-    """The routes under /v1/jobs. They answer between `start` and `stop`."""
+    """The routes under /v1/jobs. They can be served between `start` and `stop`."""
 
     def __init__(
         self,
@@ -74,18 +75,14 @@ class JobRoutes:
         config: Config,
         open_service: Callable[[], JobService],
     ) -> None:
-        self._generation_service, self._body_reader, self._config, self._open_service = (
-            generation_service,
-            body_reader,
-            config,
-            open_service,
-        )
+        self._generation_service, self._body_reader = generation_service, body_reader
+        self._config, self._open_service = config, open_service
         self._started_service: JobService | None = None
         self._draining = asyncio.Event()
 
     @property
     def routes(self) -> list[Route]:
-        """All of them."""
+        """The routes to serve."""
         return [
             Route("/v1/jobs", self.jobs, methods=["GET", "POST"]),
             Route("/v1/jobs/{id}", self.job, methods=["GET", "DELETE"]),
@@ -94,7 +91,7 @@ class JobRoutes:
         ]
 
     async def start(self) -> None:
-        """Begin to work on jobs. Raises ConfigError."""
+        """Open the jobs and start to run them. Raises ConfigError."""
         self._started_service = await asyncio.to_thread(self._open_service)
         executor = GenerationJobExecutor(
             self._generation_service, self._config.jobs.concurrency, self._config.frontend.processes
@@ -102,27 +99,27 @@ class JobRoutes:
         await self._started_service.start(executor)
 
     def drain(self) -> None:
-        """Claim no more jobs, and end the streams of events: the process is about to stop."""
+        """Claim no more jobs and end the streams of events, because the process is about to stop."""
         self._draining.set()
         if self._started_service is not None:
             self._started_service.drain()
 
     async def stop(self) -> None:
-        """Hand back what is being drawn."""
+        """Requeue the running jobs and close the store."""
         await self._service.stop()
 
     @property
     def _service(self) -> JobService:
-        assert self._started_service is not None, "the routes are served after `start`"
+        assert self._started_service is not None, "the routes are served between `start` and `stop`"
         return self._started_service
 
     async def jobs(self, http: Request) -> Response:
-        """POST accepts a job; GET lists them."""
+        """POST accepts a job; GET lists the client's jobs."""
         return await (self._accept(http) if http.method == "POST" else self._list(http))
 
     async def _accept(self, http: Request) -> Response:
         body = await self._body_reader.read_json(http, JobRequestBody)
-        api_client: ApiClient = http.state.caller
+        api_client: ApiClient = http.state.api_client
         job_id = new_job_id()
         admitted = admit_input(self._generation_service, body.input, api_client, job_id, http.headers)
         events = body.webhook_events_filter
@@ -141,11 +138,14 @@ class JobRoutes:
             body_digest=hashlib.sha256(msgspec.json.encode(body, order="deterministic")).hexdigest(),
         )
         job = as_job(await self._store(new_job, admitted, api_client))
-        http.state.job_id = job.id  # for the log
-        return _json_response(job, 202 if job.id == job_id else 200, {"Location": job.urls.get})
+        http.state.job_id = job.id  # logged
+        return json_response(job, 202 if job.id == job_id else 200, {"Location": job.urls.get})
 
     async def _store(self, new_job: NewJob, admitted: AdmittedRequest, api_client: ApiClient) -> JobRecord:
-        """The job, or the one that its key has made before. A refusal is counted here; what is kept is counted when it has ended."""
+        """Store the job; returns it, or the one that its idempotency key created before.
+
+        A rejected request is counted here, a job when it has ended.
+        """
         num_images, is_new = admitted.request.num_images, False
         try:
             api_client.charge(num_images, time.monotonic())
@@ -165,16 +165,16 @@ class JobRoutes:
         next_url = None
         if len(records) > limit:
             next_url = f"{http.base_url}v1/jobs?limit={limit}&cursor={_format_cursor(records[limit - 1].seq)}"
-        return _json_response(JobList([as_job(record) for record in records[:limit]], next_url))
+        return json_response(JobList([as_job(record) for record in records[:limit]], next_url))
 
     async def job(self, http: Request) -> Response:
-        """GET tells of a job; DELETE ends it as canceled, unless it has ended."""
+        """GET returns a job; DELETE cancels it, unless it has ended."""
         action = self._service.cancel if http.method == "DELETE" else self._service.get
         record = await action(_job_id(http), _owner(http))
-        return _json_response(as_job(record))
+        return json_response(as_job(record))
 
     async def image(self, http: Request) -> Response:
-        """One image of a job that has succeeded, as a file."""
+        """Return one image of a succeeded job as a file."""
         job_id, index = _job_id(http), http.path_params["index"]
         if not re.fullmatch(r"\d{1,6}", index, re.ASCII):
             raise JobNotFound(f"there is no image {short_repr(index)}; images are numbered from 0.")
@@ -182,21 +182,20 @@ class JobRoutes:
         return Response(content, media_type=f"image/{suffix}")
 
     async def events(self, http: Request) -> Response:
-        """What happens to a job, as a stream, from the event after Last-Event-ID on; it ends with the job."""
+        """Stream the events of a job from the one after Last-Event-ID on, until the job has ended."""
         job_id, after = _job_id(http), _parse_last_event_id(http.headers)
         record = await self._service.get(job_id, _owner(http))
         if record.status in TERMINAL_STATUSES and after >= record.last_event:
-            return Response(
-                status_code=204
-            )  # nothing more will come: the one answer after which an EventSource stays away
+            return Response(status_code=204)  # there will be no more events; on 204 an EventSource does not reconnect
         frames = self._frames(job_id, after, http.state.request_id)
-        return sse.EventStream(frames, _no_cleanup, self._draining)  # clients come again, with their Last-Event-ID
+        return sse.EventStream(frames, _no_cleanup, self._draining)  # clients reconnect with their Last-Event-ID
 
     async def _frames(self, job_id: str, after: int, request_id: str) -> AsyncGenerator[bytes, None]:
         idle_s = 0.0
         try:
             while True:
-                record = await self._service.get(job_id)  # before its events: what ends it is then among them
+                # Read before its events, so that they include the one that ended it.
+                record = await self._service.get(job_id)
                 for event in await self._service.events(job_id, after):
                     yield sse.serialize_event(event.type, msgspec.Raw(event.data), str(event.seq))
                     after, idle_s = event.seq, 0.0
@@ -204,7 +203,7 @@ class JobRoutes:
                         return
                 if record.status in TERMINAL_STATUSES:
                     return
-                if idle_s >= _KEEP_ALIVE_S:
+                if idle_s >= sse.KEEP_ALIVE_INTERVAL_S:
                     yield sse.KEEP_ALIVE_COMMENT
                     idle_s = 0.0
                 await asyncio.sleep(_POLL_INTERVAL_S)
@@ -220,10 +219,10 @@ def admit_input(
     request_id: str,
     headers: Mapping[str, str],
 ) -> AdmittedRequest:
-    """The `input` of a job as a wish: the body of the route that its `endpoint` names, `/t2i` by default.
+    """Admit the `input` of a job: a body of the route that its `endpoint` names, `/t2i` by default.
 
     Raises:
-        NoriaError: as `Studio.admit` does; a field's name begins with `input.`.
+        NoriaError: as `GenerationService.admit` does; field names begin with `input.`.
 
     """
     fields = dict(job_input)
@@ -236,23 +235,23 @@ def admit_input(
     try:
         if endpoint == ENDPOINTS[0]:
             body = decode(raw, ImageRequestBody)
-            _refuse_streams(body)
+            _reject_streaming(body)
             return generation_service.admit(apply_headers(body, headers), api_client, request_id)
         generations_body = decode(raw, GenerationsRequestBody)
-        _refuse_streams(generations_body)
+        _reject_streaming(generations_body)
         return admit_generation(generation_service, generations_body, api_client, request_id, headers)
     except InvalidField as error:
-        if error.field is not None and not error.field.startswith("X-"):  # a header's
+        if error.field is not None and not error.field.startswith("X-"):  # not a header
             error.field = f"input.{error.field}"
         raise
 
 
-def _refuse_streams(body: ImageRequestBody | GenerationsRequestBody) -> None:
+def _reject_streaming(body: ImageRequestBody | GenerationsRequestBody) -> None:
     for field in ("stream", "partial_images"):
         if got := getattr(body, field):
             raise InvalidField(
-                f"{field} is {msgspec.json.encode(got).decode()}; nobody waits for a job's answer. GET its `urls.stream` to watch it, and "
-                "leave this out.",
+                f"{field} is {msgspec.json.encode(got).decode()}; a job cannot be streamed in the response. "
+                f"Leave {field} out and GET the job's `urls.stream`.",
                 field=field,
             )
 
@@ -272,18 +271,19 @@ def _idempotency_key(headers: Mapping[str, str]) -> str | None:
 
 
 def _job_id(http: Request) -> str:
-    """The name in the path; what cannot be one is not taken to the database, which may not bear it."""
+    """Return the job id in the path; raises JobNotFound if it is malformed, so that the database gets no other."""
     job_id: str = http.path_params["id"]
     if not re.fullmatch(r"job_[0-9a-f]{1,64}", job_id):
         raise JobNotFound(
-            f"there is no job {short_repr(job_id)}; their names are job_ and 26 digits. GET /v1/jobs lists the jobs."
+            f"there is no job {short_repr(job_id)}; a job id is job_ and 26 hexadecimal digits. GET /v1/jobs lists the "
+            "jobs."
         )
     return job_id
 
 
 def _owner(http: Request) -> str | None:
-    """Whose jobs there are for this request: its key's; everybody's where there are no keys."""
-    name: str | None = http.state.caller.name
+    """Return the name of the request's API key, which sees its own jobs only; None (without keys) sees all jobs."""
+    name: str | None = http.state.api_client.name
     return name
 
 
@@ -307,7 +307,7 @@ def _parse_cursor(text: str | None) -> int | None:
     except (binascii.Error, ValueError):
         number = ""
     if not re.fullmatch(r"\d{1,18}", number, re.ASCII):
-        raise InvalidField(f"cursor is {short_repr(text)}; take it from `next` of the page before.", field="cursor")
+        raise InvalidField(f"cursor is {short_repr(text)}; take it from `next` of the previous page.", field="cursor")
     return int(number)
 
 
@@ -326,8 +326,4 @@ def _is_terminal(event: JobEvent) -> bool:
 
 
 async def _no_cleanup() -> None:
-    """A stream that ends leaves nothing to be done: its job goes on."""
-
-
-def _json_response(answer: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(answer), status, headers, media_type="application/json")
+    """Do nothing: a job continues when a stream of its events ends."""

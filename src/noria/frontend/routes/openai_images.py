@@ -1,7 +1,7 @@
-"""OpenAI's image route, for clients that speak it already: `POST /v1/images/generations`, `GET /v1/models`.
+"""OpenAI's image API: `POST /v1/images/generations`, `GET /v1/models`.
 
-The unmodified openai-python client works. What OpenAI has and a diffusion model has not (quality, style, …) is accepted and
-ignored; what would change the answer's form (url) is refused in words; Noria's own fields come by `extra_body`.
+The unmodified openai-python client works. Fields that have no meaning for a diffusion model (quality, style, …) are
+accepted and ignored; `response_format: "url"` is rejected; Noria's own fields are sent in `extra_body`.
 """
 
 import re
@@ -9,28 +9,30 @@ import time
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from noria.errors import InvalidField, short_repr
-from noria.frontend.engines.pool import PoolLoad, PreviewImage, Update
+from noria.frontend.engines.client import PreviewImage, Update
+from noria.frontend.engines.pool import PoolLoad
 from noria.frontend.http import sse
 from noria.frontend.http.body import JsonBodyReader
 from noria.frontend.http.disconnects import cancel_on_disconnect
+from noria.frontend.http.json_response import json_response
 from noria.frontend.http.quotas import ApiClient
-from noria.frontend.services.admission import apply_headers
+from noria.frontend.routes.generation_stream import stream_generation
 from noria.frontend.services.generation import AdmittedRequest, GenerationResult, GenerationService, ResponseTimings
 from noria.frontend.services.image_writer import to_base64, write_preview
 from noria.frontend.services.model_capabilities import ModelCapabilities, capabilities_of
+from noria.frontend.services.request_validation import apply_headers
 from noria.protocol.messages import ShapeCosts
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import ImageFormat, ImageRequest, ImageRequestBody, Priority
 
 
 class GenerationsRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of `POST /v1/images/generations`: OpenAI's fields, then Noria's own."""
+    """The body of `POST /v1/images/generations`: OpenAI's fields, then Noria's."""
 
     prompt: str
     model: str | None = None
@@ -61,14 +63,14 @@ IGNORED_FIELDS = ("quality", "style", "background", "moderation", "user", "safet
 
 
 class GeneratedImage(Struct, frozen=True):
-    """One image of a `GenerationsAnswer`."""
+    """One image of a `GenerationsResponse`."""
 
     b64_json: str
     seed: int
 
 
 class GenerationsResponse(Struct, frozen=True):
-    """OpenAI's answer, with Noria's additions at the end."""
+    """OpenAI's response, with Noria's additions at the end."""
 
     created: int  # Unix time, s
     data: list[GeneratedImage]
@@ -80,7 +82,7 @@ class GenerationsResponse(Struct, frozen=True):
 
 
 class PartialImage(Struct, frozen=True, kw_only=True):
-    """OpenAI's event for an image on its way, and which image of the request it is."""
+    """OpenAI's event for a preview; `index` is the image of the request."""
 
     b64_json: str
     partial_image_index: int
@@ -94,7 +96,7 @@ class PartialImage(Struct, frozen=True, kw_only=True):
 
 
 class CompletedImage(Struct, frozen=True, kw_only=True):
-    """OpenAI's event for a finished image; of several, one each. Its `usage` counts tokens, of which there are none."""
+    """OpenAI's event for a finished image; one for each image. `usage` counts tokens, so all of it is 0."""
 
     b64_json: str
     index: int
@@ -120,7 +122,7 @@ NO_USAGE = {
 
 
 class ModelCard(Struct, frozen=True):
-    """A model as OpenAI describes one; its clients pass over `noria`, which is what may be asked of the model."""
+    """OpenAI's description of a model. `noria` is Noria's addition: the bounds and defaults of the model."""
 
     id: str
     created: int
@@ -130,7 +132,7 @@ class ModelCard(Struct, frozen=True):
 
 
 class ModelDetail(Struct, frozen=True):
-    """The answer of `GET /v1/models/{model}`: OpenAI's card, then what Noria knows of the model and has measured."""
+    """The response of `GET /v1/models/{model}`: OpenAI's fields, then the model's defaults, load and measured costs."""
 
     id: str
     created: int
@@ -142,14 +144,14 @@ class ModelDetail(Struct, frozen=True):
     default_scheduler: str
     schedulers: tuple[str, ...]
     load: PoolLoad
-    costs: list[ShapeCosts]  # of each engine and size; in seconds
+    costs: list[ShapeCosts]  # one for each engine and size, in seconds
     noria: ModelCapabilities
     object: Literal["model"] = "model"
     owned_by: str = "noria"
 
 
 class ModelList(Struct, frozen=True):
-    """The answer of `GET /v1/models`."""
+    """The response of `GET /v1/models`."""
 
     data: list[ModelCard]
     object: Literal["list"] = "list"
@@ -163,32 +165,32 @@ class OpenAIRoutes:
         self._created = int(time.time())
 
     async def generations(self, http: Request) -> Response:
-        """Images for a prompt, in base64."""
+        """Generate images; returns them in base64, or as a stream of events."""
         body = await self._body_reader.read_json(http, GenerationsRequestBody)
         admitted = admit_generation(
-            self._generation_service, body, http.state.caller, http.state.request_id, http.headers
+            self._generation_service, body, http.state.api_client, http.state.request_id, http.headers
         )
         if body.stream:
-            return await sse.stream_generation(
+            return await stream_generation(
                 http, self._generation_service, admitted, _EventFrames(self._generation_service, admitted)
             )
         result = await cancel_on_disconnect(http, self._generation_service.generate(admitted))
-        return _json_response(
+        return json_response(
             _generations_response(
                 result, http.state.request_id, await self._generation_service.files_as_base64(result)
             ),
-            result.headers,
+            headers=result.headers,
         )
 
     async def models(self, _: Request) -> Response:
-        """The models served."""
-        self._generation_service.resolve_model()  # refuses while none is known
-        return _json_response(
+        """List the models served."""
+        self._generation_service.resolve_model()  # raises while no model is known
+        return json_response(
             ModelList([self._card(spec) for spec in self._generation_service.engine_pool.models.values()])
         )
 
     async def model(self, http: Request) -> Response:
-        """One model by its name, or by the alias, with what its work costs here."""
+        """Return one model by its name or alias, with its load and measured costs."""
         spec = self._generation_service.resolve_model(http.path_params["model"])
         detail = ModelDetail(
             id=spec.name,
@@ -204,7 +206,7 @@ class OpenAIRoutes:
             costs=self._generation_service.engine_pool.costs(spec.name),
             noria=capabilities_of(spec, self._generation_service.config),
         )
-        return _json_response(detail)
+        return json_response(detail)
 
     def _card(self, spec: ModelSpec) -> ModelCard:
         return ModelCard(spec.name, self._created, capabilities_of(spec, self._generation_service.config))
@@ -217,7 +219,7 @@ def admit_generation(
     request_id: str,
     headers: Mapping[str, str],
 ) -> AdmittedRequest:
-    """`body` as a wish; raises as `Studio.admit` does, in the words of this route's fields."""
+    """Admit `body`; raises as `GenerationService.admit` does, with the field names of this body."""
     try:
         return generation_service.admit(
             apply_headers(_as_image_body(body), headers), api_client, request_id, body.output_compression
@@ -229,11 +231,11 @@ def admit_generation(
 
 
 class _EventFrames:
-    """What OpenAI's clients are told of what happens: pictures, and nothing of progress."""
+    """Formats updates as OpenAI's events, which are previews and finished images; progress has none."""
 
     def __init__(self, generation_service: GenerationService, admitted: AdmittedRequest) -> None:
         self._generation_service, self._admitted = generation_service, admitted
-        self._num_sent: dict[int, int] = {}  # previews, by image
+        self._num_sent: dict[int, int] = {}  # previews sent, by image index
 
     async def __call__(self, update: Update | GenerationResult) -> list[bytes]:
         match update:
@@ -241,7 +243,7 @@ class _EventFrames:
                 return [self._partial(update)]
             case GenerationResult():
                 b64_files = await self._generation_service.files_as_base64(update)
-                return [self._completed(update, index, text) for index, text in enumerate(b64_files)]
+                return [self._completed(update, index, b64_file) for index, b64_file in enumerate(b64_files)]
         return []
 
     def _partial(self, preview: PreviewImage) -> bytes:
@@ -282,7 +284,7 @@ def _size(request: ImageRequest) -> str:
 def _as_image_body(body: GenerationsRequestBody) -> ImageRequestBody:
     if body.response_format == "url":
         raise InvalidField(
-            'response_format is "url"; only "b64_json" is served: images are stored for jobs only (POST /v1/jobs).',
+            'response_format is "url"; allowed is "b64_json", because only images of jobs are stored (POST /v1/jobs).',
             field="response_format",
         )
     width, height = _parse_size(body.size)
@@ -321,14 +323,10 @@ def _generations_response(result: GenerationResult, request_id: str, b64_files: 
     request = result.request
     return GenerationsResponse(
         created=int(time.time()),
-        data=[GeneratedImage(text, request.seed + index) for index, text in enumerate(b64_files)],
+        data=[GeneratedImage(b64_file, request.seed + index) for index, b64_file in enumerate(b64_files)],
         output_format=result.admitted.file_format,
         size=_size(request),
         model=result.admitted.spec.name,
         request_id=request_id,
         timings=result.timings,
     )
-
-
-def _json_response(answer: Any, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(answer), media_type="application/json", headers=headers)

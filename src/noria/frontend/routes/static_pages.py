@@ -1,6 +1,6 @@
-"""The pages for people, as files: HTML, CSS and ES modules from `pages/`, served as they are. No build step, nothing from elsewhere.
+"""The web pages: HTML, CSS and ES modules from `frontend/pages/`, without a build step or files of other servers.
 
-Read once at the start, so that no path from outside ever reaches the file system.
+All files are read once at the start, so no path from a request reaches the file system.
 """
 
 import hashlib
@@ -12,8 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-PAGES_DIR = pathlib.Path(__file__).parent / "pages"
-ASSETS_PATH = "/pages"  # /pages/NAME is pages/NAME
+from noria.frontend.http.paths import ASSETS_PATH
+
+PAGES_DIR = pathlib.Path(__file__).parents[1] / "pages"
 
 _MEDIA_TYPES = {
     ".html": "text/html",
@@ -22,23 +23,24 @@ _MEDIA_TYPES = {
     ".svg": "image/svg+xml",
 }
 
-# Pages draw pictures that they have made themselves (blob:, data:), and talk to this server only.
+# Pages show images that they made themselves (blob:, data:) and connect to this server only.
 _CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 PAGE_HEADERS = {
-    "Cache-Control": "no-cache",  # ask each time: a new version is seen at once, and a 304 is small
+    # Browsers revalidate each time: a new version is used at once, and a 304 is small.
+    "Cache-Control": "no-cache",
     "Content-Security-Policy": _CONTENT_SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
-"""Of every page, whether it is a file or made when it is asked for."""
+"""The headers of every page, static or generated."""
 
 
 @dataclass(frozen=True)
 class StaticFile:
-    """One file, ready to be sent."""
+    """One file in memory, served with an ETag."""
 
     content: bytes
     media_type: str
@@ -46,12 +48,12 @@ class StaticFile:
 
     @classmethod
     def read(cls, path: pathlib.Path) -> "StaticFile":
-        """As it is in the package."""
+        """Read the file at `path`."""
         content = path.read_bytes()
         return cls(content, _MEDIA_TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:16]}"')
 
     async def __call__(self, http: Request) -> Response:
-        """The file, or 304 to who has it."""
+        """Return the file, or 304 if the client has this version."""
         headers = PAGE_HEADERS | {"ETag": self.etag}
         if http.headers.get("if-none-match") == self.etag:
             return Response(status_code=304, headers=headers)
@@ -59,7 +61,7 @@ class StaticFile:
 
 
 def page_routes(pages: dict[str, str]) -> list[Route]:
-    """A route for each of `pages`, the path of a page to the name of its file; and one for all the files of `pages/`."""
+    """Return a route for each of `pages` (path to file name), and one route for all files of `PAGES_DIR`."""
     files = {path.name: StaticFile.read(path) for path in sorted(PAGES_DIR.iterdir()) if path.suffix in _MEDIA_TYPES}
 
     async def asset(http: Request) -> Response:
@@ -68,7 +70,7 @@ def page_routes(pages: dict[str, str]) -> list[Route]:
             raise HTTPException(404)
         return await files[name](http)
 
-    # One route: each would have a histogram of its own in /metrics.
+    # One route for all files: each route has a histogram of its own in /metrics.
     return [
         *(Route(path, files[name].__call__) for path, name in pages.items()),
         Route(f"{ASSETS_PATH}/{{name}}", asset),

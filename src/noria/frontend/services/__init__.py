@@ -1,1 +1,1 @@
-"""What routes call: admission, generation, jobs. No HTTP."""
+"""What routes call: validation, generation, streaming, jobs. Knows no HTTP; `http.quotas` and `http.api_keys` are pure."""

@@ -1,6 +1,6 @@
-"""What every route that makes images calls: a body becomes a checked wish, a wish becomes finished files. Knows no HTTP.
+"""Admits requests and generates their images, for every route that makes images and for jobs.
 
-A wish's way: `admission.py` (bounds and defaults), `engine_link.py` (to pixels), `encoding.py` (to files).
+A request passes through `request_validation.py` (limits and defaults), `engines/pool.py` (to pixels) and `image_writer.py` (to files).
 """
 
 import asyncio
@@ -26,11 +26,12 @@ from noria.errors import (
     RequestError,
     short_repr,
 )
-from noria.frontend.engines.pool import EnginePool, OnUpdate, RawImage
+from noria.frontend.engines.client import OnUpdate, RawImage
+from noria.frontend.engines.pool import EnginePool
 from noria.frontend.http.quotas import ApiClient
-from noria.frontend.http.request_spans import add_request_attributes
-from noria.frontend.services.admission import validate
 from noria.frontend.services.image_writer import to_base64, write_images
+from noria.frontend.services.request_validation import validate
+from noria.frontend.services.span_attributes import add_request_attributes
 from noria.images.metadata import metadata_for
 from noria.observe.logs.request_log import LogPrompts, current_log_record, prompt_fields, request_fields
 from noria.observe.metrics import declarations, outcomes
@@ -39,14 +40,14 @@ from noria.observe.traces.tracer import CURRENT_SPAN, NO_TRACER, Tracer, record_
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import ImageFormat, ImageRequest, ImageRequestBody
 
-_POSTPROCESS_WEIGHT = 0.1  # of one request
-DEFAULT_MODEL_ALIAS = "noria"  # a name that is always served, for clients that cannot leave `model` out
+_POSTPROCESS_WEIGHT = 0.1  # of the newest request in the smoothed time
+DEFAULT_MODEL_ALIAS = "noria"  # names the default model, for clients that cannot leave `model` out
 
 
 class ResponseTimings(Struct, frozen=True):
-    """Where the time went, in seconds. `encode_s` is the prompt's, `decode_s` latents to pixels, `postprocess_s` pixels to files.
+    """How long each stage took, in seconds. `decode_s` is latents to pixels, `postprocess_s` pixels to files.
 
-    `predicted_s` is what the engine, when it accepted the request, thought that queue to decode would take together.
+    `predicted_s` is the engine's prediction, when it accepted the request, of queue to decode together.
     """
 
     queue_s: float
@@ -60,50 +61,51 @@ class ResponseTimings(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class AdmittedRequest:
-    """A request that was admitted, and the form in which its images are wanted."""
+    """A validated request, its model, and the requested form of its images."""
 
     request: ImageRequest
     spec: ModelSpec
     file_format: ImageFormat
-    quality: int | None  # the WebP's or JPEG's, 0 to 100; None is `encoding.py`'s own
-    metadata: bool  # whether the files say how they were made
-    api_client: ApiClient | None = None  # whose images in flight they are; None for a job's, which nobody waits for
+    quality: int | None  # of WebP and JPEG, 0 to 100; None: the default of `image_writer.py`
+    metadata: bool  # whether the files contain their generation metadata
+    # Whose quota the images count in; None for jobs, which are charged at submission.
+    api_client: ApiClient | None = None
 
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """A wish and its finished files, ready to be answered in any protocol."""
+    """A request's image files and measurements, for a response of any protocol."""
 
     admitted: AdmittedRequest
     files: list[bytes]
     timings: ResponseTimings
     num_steps_run: int
-    mean_batch: float  # images that shared its steps, itself included
+    mean_batch: float  # mean number of images in its steps' batches, its own included
 
     @property
     def request(self) -> ImageRequest:
-        """What was drawn, defaults filled in."""
+        """The validated request."""
         return self.admitted.request
 
     @property
     def headers(self) -> dict[str, str]:
-        """What every answer with images carries, whatever its body."""
-        stages = ("queue", "encode", "denoise", "decode", "postprocess", "predicted")
+        """Response headers, the same for every protocol."""
+        stages = ("queue", "text_encode", "denoise", "decode", "postprocess", "predicted")
         server_timing = ", ".join(f"{stage};dur={getattr(self.timings, stage + '_s') * 1000:.1f}" for stage in stages)
         return {
             "X-Noria-Seed": str(self.request.seed),
-            "X-Noria-Model": quote(self.admitted.spec.name, safe="/:@+ "),  # a header bears neither é nor a line's end
+            "X-Noria-Model": quote(self.admitted.spec.name, safe="/:@+ "),  # headers allow neither é nor line ends
             "X-Noria-Mean-Batch": f"{self.mean_batch:.2f}",
             "Server-Timing": server_timing,
         }
 
 
 def _random_seed() -> int:
-    return secrets.randbelow(2**32)  # short enough to survive JavaScript's numbers and copying by hand
+    return secrets.randbelow(2**32)  # exact in JavaScript's numbers, and short enough to copy by hand
 
 
 class GenerationService:
-    """Admits and draws, for every route and for jobs."""
+    """Admits requests and generates their images."""
 
     def __init__(
         self,
@@ -117,16 +119,16 @@ class GenerationService:
         self.config = config
         self.tracer = tracer
         self._draw_seed, self._log_prompts = draw_seed, log_prompts
-        self._postprocess_s = 0.0  # smoothed: what a request's files take once its pixels are there
-        # Few: encoding is all CPU, and the engine wants the cores too.
-        self._thread_pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="encode")
+        self._postprocess_s = 0.0  # smoothed time from a request's pixels to its files
+        # Few: writing images is CPU-bound, and the engine needs the cores too.
+        self._thread_pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="write-image")
 
     def resolve_model(self, name: str | None = None) -> ModelSpec:
-        """The model of that name; the first one served without a name, or by the alias.
+        """Return the model named `name`; the default model for None or `DEFAULT_MODEL_ALIAS`.
 
         Raises:
-            EngineUnavailable: no engine has told yet what it serves.
-            ModelNotFound: naming those that are served.
+            EngineUnavailable: no engine has been ready yet, so the models are unknown.
+            ModelNotFound: no such model; names those that are served.
 
         """
         models = self.engine_pool.models
@@ -137,7 +139,8 @@ class GenerationService:
         if name not in models:
             served = ", ".join(repr(known) for known in models)
             raise ModelNotFound(
-                f"model {short_repr(name)} is not served here; allowed are {served} (or leave it out, or say {DEFAULT_MODEL_ALIAS!r}).",
+                f"model {short_repr(name)} is not served here; allowed are {served} (or leave it out, or send "
+                f"{DEFAULT_MODEL_ALIAS!r}).",
                 field="model",
             )
         return models[name]
@@ -145,7 +148,7 @@ class GenerationService:
     def admit(
         self, body: ImageRequestBody, api_client: ApiClient, request_id: str, quality: int | None = None
     ) -> AdmittedRequest:
-        """`body` with its defaults filled in and its bounds checked; raises `errors.RequestError` or EngineUnavailable."""
+        """Validate `body` and fill in its defaults. A refusal is counted and logged. Raises RequestError or EngineUnavailable."""
         try:
             spec = self.resolve_model(body.model)
         except NoriaError as error:
@@ -176,10 +179,12 @@ class GenerationService:
         )
 
     async def generate(self, admitted: AdmittedRequest, on_update: OnUpdate | None = None) -> GenerationResult:
-        """The wish's files; `watch` hears of their way. A cancelled call leaves the engine at its next step.
+        """Generate the images and write their files. Calls `on_update` with progress and previews.
+
+        Cancelling this call removes the request from the engine at its next step.
 
         Raises:
-            NoriaError: any refusal or failure.
+            NoriaError: the request was refused or failed.
 
         """
         current_log_record().add(**request_fields(admitted.request, admitted.spec.fingerprint, self._log_prompts))
@@ -188,7 +193,7 @@ class GenerationService:
             result = await self.engine_pool.submit(self._prepare_for_engine(admitted.request), on_update)
             generated = time.perf_counter()
             loop = asyncio.get_running_loop()
-            in_context = contextvars.copy_context().run  # no thread has it by itself
+            in_context = contextvars.copy_context().run  # the executor does not pass the context on
             files = await loop.run_in_executor(self._thread_pool, in_context, _write_files, admitted, result.images)
             done = time.perf_counter()
             span, now = CURRENT_SPAN.get(), time.time()
@@ -207,7 +212,7 @@ class GenerationService:
 
     @contextlib.contextmanager
     def _hold_quota(self, admitted: AdmittedRequest) -> Iterator[None]:
-        """Count the wish's images among its caller's; raises as `Caller.board` does."""
+        """Count the request's images in its client's quota. Raises what `ApiClient.acquire` raises."""
         if admitted.api_client is None:
             yield
             return
@@ -218,24 +223,21 @@ class GenerationService:
             admitted.api_client.release(admitted.request.num_images)
 
     def _prepare_for_engine(self, request: ImageRequest) -> ImageRequest:
-        """`request` on behalf of the span at work, with the deadline that the engine has to keep for the caller's to be kept.
-
-        Files have to be made after it.
-        """
+        """Return `request` with the current trace context, and with its deadline reduced by the time to write the files."""
         request = with_trace_context(request)
         if request.deadline_s is None:
             return request
-        # Whatever the files took lately, it never takes more than a fifth of what the caller allows.
+        # At most a fifth of the client's deadline, however long files took recently.
         reserved_s = min(self._postprocess_s, 0.2 * request.deadline_s)
         return msgspec.structs.replace(request, deadline_s=request.deadline_s - reserved_s)
 
     async def files_as_base64(self, result: GenerationResult) -> list[str]:
-        """The drawing's files as JSON carries them."""
+        """Return the result's files in base64."""
         return await asyncio.get_running_loop().run_in_executor(self._thread_pool, to_base64, result.files)
 
 
 def with_trace_context(request: ImageRequest) -> ImageRequest:
-    """`request` as part of the trace of the span at work, if there is one."""
+    """Return `request` with the context of the current span, if there is one."""
     context = CURRENT_SPAN.get().context
     if context is None:
         return request
@@ -251,16 +253,19 @@ def _write_files(admitted: AdmittedRequest, images: Sequence[RawImage]) -> list[
 
 @contextlib.contextmanager
 def _record_outcome(admitted: AdmittedRequest) -> Iterator[None]:
-    """Count the request that runs inside, by its outcome. A job's may be drawn again: it is counted where the job ends (`jobs/completion.py`)."""
+    """Record the outcome of the request that runs in this context, in metrics, log and span.
+
+    An attempt of a job is not counted as a request, since it may be retried; `jobs/completion.py` counts the job when it ends.
+    """
     outcome, is_client_error = InternalError.code, False
-    started, note = time.perf_counter(), current_log_record()
+    started, log_record = time.perf_counter(), current_log_record()
     try:
         with declarations.REQUESTS_IN_FLIGHT.track_inprogress():
             yield
         outcome = outcomes.OK
     except NoriaError as error:
         outcome, is_client_error = error.code, isinstance(error, RequestError)
-        note.add(error=error.message)
+        log_record.add(error=error.message)
         if outcome == DeadlineExceeded.code and admitted.request.deadline_s is not None:
             declarations.DEADLINES_MISSED.labels(admitted.spec.name).inc()
         raise
@@ -270,24 +275,25 @@ def _record_outcome(admitted: AdmittedRequest) -> Iterator[None]:
     finally:
         span = CURRENT_SPAN.get()
         span.set_attributes({"noria.outcome": outcome})
-        if outcome != outcomes.OK and not is_client_error:  # a stream's status tells nothing of it
+        if outcome != outcomes.OK and not is_client_error:  # needed for streams, whose status is 200
             span.fail(outcome)
         if admitted.api_client is not None:
             outcomes.count_request(admitted.spec.name, outcome)
-        note.add(outcome=outcome)
-        if outcome != outcomes.OK:  # else it is as the answer has it
-            note.add(total_s=time.perf_counter() - started)
+        log_record.add(outcome=outcome)
+        if outcome != outcomes.OK:  # else it is the response's
+            log_record.add(total_s=time.perf_counter() - started)
 
 
 def _record_metrics(admitted: AdmittedRequest, timings: ResponseTimings, num_images: int) -> None:
     trace = CURRENT_SPAN.get().context
-    exemplar = {"trace_id": trace.trace_id} if trace is not None and trace.is_sampled else {}  # else it leads nowhere
+    # The id of an unsampled trace would lead nowhere.
+    exemplar = {"trace_id": trace.trace_id} if trace is not None and trace.is_sampled else {}
     exemplar["request_id"] = admitted.request.request_id
     model = {"model": admitted.spec.name}
     declarations.IMAGES.labels(admitted.spec.name).inc(num_images)
     observe(declarations.REQUEST_SECONDS, timings.total_s, model, exemplar)
     observe(declarations.QUEUE_SECONDS, timings.queue_s, model, exemplar)
-    for stage in ("queue", "encode", "denoise", "decode", "postprocess"):
+    for stage in ("queue", "text_encode", "denoise", "decode", "postprocess"):
         observe(declarations.STAGE_SECONDS, getattr(timings, f"{stage}_s"), {"stage": stage}, exemplar)
     if admitted.request.deadline_s is not None and timings.total_s > admitted.request.deadline_s:
         declarations.DEADLINES_MISSED.labels(admitted.spec.name).inc()

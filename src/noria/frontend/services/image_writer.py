@@ -1,4 +1,4 @@
-"""Pixels to image files. Runs in worker threads: Pillow lets go of the interpreter lock while it compresses.
+"""Writes pixels as image files. Runs in worker threads: Pillow releases the GIL while it compresses.
 
 Measured with Pillow 13 on one core (AVX512), CPU time for a photo-like 512 × 512 image:
 
@@ -6,8 +6,8 @@ Measured with Pillow 13 on one core (AVX512), CPU time for a photo-like 512 × 5
     WebP  quality 90: method 2: 19 ms, 104 kB   method 4 (Pillow's default): 36 ms, 105 kB
     JPEG  quality 95: 1.3 ms, 157 kB
 
-So PNG takes level 1 (a third less time for 3 % more bytes), and WebP method 2. What a file says of how it was made costs 8 µs (PNG) or
-55 µs (EXIF) and some 600 bytes.
+So PNG uses level 1 (a third less time for 3 % more bytes), and WebP method 2. Generation metadata costs 8 µs (PNG) or 55 µs
+(EXIF) and about 600 bytes.
 """
 
 import base64
@@ -17,7 +17,7 @@ from typing import Any
 
 from PIL import Image
 
-from noria.frontend.engines.pool import PreviewImage, RawImage
+from noria.frontend.engines.client import PreviewImage, RawImage
 from noria.images.metadata import GenerationMetadata
 from noria.images.metadata_io import save_options
 from noria.protocol.request import ImageFormat
@@ -35,9 +35,9 @@ def write_images(
     quality: int | None = None,
     metadata: Sequence[GenerationMetadata] | None = None,
 ) -> list[bytes]:
-    """Each image as a file, which says how it was made if its `parameters` are given.
+    """Return each image as a file, with its generation metadata if given.
 
-    `quality` (0 to 100) is WebP's or JPEG's own, and means nothing to PNG, which loses nothing.
+    `quality` (0 to 100) is that of WebP or JPEG; PNG is lossless and ignores it.
     """
     options = _SAVE_OPTIONS[file_format] | (
         {"quality": quality} if quality is not None and file_format != "png" else {}
@@ -51,7 +51,7 @@ def write_images(
 
 
 def write_preview(preview: PreviewImage, file_format: ImageFormat, size_px: tuple[int, int] | None = None) -> bytes:
-    """A preview as a file, enlarged to `size_px`, or as small as it came (64 × 64 pixels take 0.2 ms)."""
+    """Return a preview as a file, enlarged to `size_px` if given (64 × 64 pixels take 0.2 ms)."""
     small = (preview.width_px, preview.height_px)
     pixels = Image.frombytes("RGB", small, preview.rgb)
     return _to_bytes(pixels.resize(size_px, Image.Resampling.BICUBIC) if size_px else pixels, file_format, {})
@@ -59,7 +59,7 @@ def write_preview(preview: PreviewImage, file_format: ImageFormat, size_px: tupl
 
 def _write_image(image: RawImage, file_format: ImageFormat, options: dict[str, Any]) -> bytes:
     size = (image.width_px, image.height_px)
-    pixels = Image.frombuffer("RGB", size, image.rgb, "raw", "RGB", 0, 1)  # type: ignore[arg-type] # any buffer will do
+    pixels = Image.frombuffer("RGB", size, image.rgb, "raw", "RGB", 0, 1)  # type: ignore[arg-type] # accepts any buffer
     return _to_bytes(pixels, file_format, options)
 
 
@@ -70,5 +70,5 @@ def _to_bytes(pixels: Image.Image, file_format: ImageFormat, options: dict[str, 
 
 
 def to_base64(files: Sequence[bytes]) -> list[str]:
-    """Each file as JSON carries it."""
+    """Return each file in base64."""
     return [base64.b64encode(file).decode("ascii") for file in files]

@@ -1,4 +1,4 @@
-"""Between jobs and the studio: a wish as it is kept in the database, and how it is drawn when its turn has come."""
+"""Executes jobs: how an admitted request is stored in the jobs' database, and generated when its job runs."""
 
 import math
 import time
@@ -9,20 +9,20 @@ import msgspec
 from msgspec import Struct
 
 from noria.errors import DeadlineExceeded, EngineUnavailable
-from noria.frontend.engines.pool import ProgressUpdate, Update
-from noria.frontend.http.request_spans import add_request_attributes
+from noria.frontend.engines.client import ProgressUpdate, Update
 from noria.frontend.services.generation import AdmittedRequest, GenerationService, with_trace_context
+from noria.frontend.services.span_attributes import add_request_attributes
 from noria.jobs.records import JobRecord
 from noria.jobs.worker import JobOutput
 from noria.observe.metrics import declarations
 from noria.observe.traces.tracer import CURRENT_SPAN
 from noria.protocol.request import ImageFormat, ImageRequest
 
-_DEFAULT_NUM_SLOTS = 16  # until the engines have told
+_DEFAULT_NUM_SLOTS = 16  # until the engines have reported theirs
 
 
 class StoredRequest(Struct, frozen=True):
-    """All that it takes to draw a wish again, to the same image: its defaults are filled in, its seed is drawn."""
+    """All that determines a job's images: the request with its defaults and its seed, and the form of the files."""
 
     request: ImageRequest
     file_format: ImageFormat
@@ -31,13 +31,13 @@ class StoredRequest(Struct, frozen=True):
 
 
 def serialize_request(admitted: AdmittedRequest) -> bytes:
-    """`wish` as the database keeps it; its model is kept beside it."""
-    request = msgspec.structs.replace(with_trace_context(admitted.request), watched=True)
+    """Return `admitted` as the database stores it. The model is stored in a column of its own."""
+    request = msgspec.structs.replace(with_trace_context(admitted.request), stream_progress=True)
     return msgspec.json.encode(StoredRequest(request, admitted.file_format, admitted.quality, admitted.metadata))
 
 
 class GenerationJobExecutor:
-    """Draws jobs in the studio, as any request is drawn; a `Painter`."""
+    """Generates the images of jobs with the `GenerationService`. Implements `jobs.worker.JobExecutor`."""
 
     def __init__(
         self,
@@ -46,31 +46,29 @@ class GenerationJobExecutor:
         num_frontends: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._generation_service, self._concurrency, self._num_frontends, self._clock = (
-            generation_service,
-            concurrency,
-            num_frontends,
-            clock,
-        )
+        self._generation_service, self._clock = generation_service, clock
+        self._concurrency, self._num_frontends = concurrency, num_frontends
 
     def available_models(self) -> set[tuple[str, str]]:
-        """The models that a ready engine serves."""
+        """Return name and fingerprint of each model that can be used now."""
         engine_pool = self._generation_service.engine_pool
         return {(spec.name, spec.fingerprint) for spec in engine_pool.models.values()} if engine_pool.ready else set()
 
     def capacity(self) -> int:
-        """As set; else twice what the engines seat, so that their scheduler has a choice, shared among the front ends."""
+        """Return how many jobs to run at once: as configured, else this front end's share of twice the engines' slots.
+
+        Twice, so that the engines' scheduler has a choice.
+        """
         if self._concurrency != "auto":
             return self._concurrency
-        return math.ceil(
-            2 * (self._generation_service.engine_pool.load.num_slots or _DEFAULT_NUM_SLOTS) / self._num_frontends
-        )
+        num_slots = self._generation_service.engine_pool.load.num_slots or _DEFAULT_NUM_SLOTS
+        return math.ceil(2 * num_slots / self._num_frontends)
 
     async def execute(self, record: JobRecord, on_progress: Callable[[bytes], None]) -> JobOutput:
-        """One job's files; raises NoriaError."""
+        """Generate the images of one job. Calls `on_progress` with progress as JSON. Raises NoriaError."""
         stored = msgspec.json.decode(record.request, type=StoredRequest)
         spec = self._generation_service.engine_pool.models.get(record.model)
-        if spec is None or spec.fingerprint != record.version:  # since it was claimed
+        if spec is None or spec.fingerprint != record.version:  # it changed after the claim
             raise EngineUnavailable(f"model {record.model!r} of version {record.version} is no longer served.")
         add_request_attributes(CURRENT_SPAN.get(), stored.request)
         request = self._with_remaining_time(record, stored.request)
@@ -86,8 +84,8 @@ class GenerationJobExecutor:
         return JobOutput(result.files, stored.file_format, timings)
 
     def _with_remaining_time(self, record: JobRecord, request: ImageRequest) -> ImageRequest:
-        """Its deadline counts from its acceptance, however often it is drawn; without one a job waits as long as it takes."""
-        if request.deadline_s is None:  # `request_timeout_s` is for those whom somebody waits for
+        """Return `request` with what is left of its deadline, which counts from the job's acceptance; else without a timeout."""
+        if request.deadline_s is None:  # `request_timeout_s` is for requests with a waiting client
             return msgspec.structs.replace(request, timeout_s=math.inf)
         remaining_s = record.created_at + request.deadline_s - self._clock()
         if remaining_s <= 0:

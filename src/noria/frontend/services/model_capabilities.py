@@ -1,18 +1,18 @@
-"""What may be asked of a model here: the least, the most and the default of every setting, and the schedulers with a word on each.
+"""What a model accepts on this server: minimum, maximum and default of every setting, and its schedulers.
 
-Pure. The same `admission.limits` that are enforced are what is offered, so that a form made of an offer sends nothing that is refused.
+Pure. The limits are those that `request_validation.py` enforces, so a form built from them sends nothing that is refused.
 """
 
 from msgspec import Struct
 
 from noria.config import FrontendConfig
-from noria.frontend.services.admission import limits
-from noria.images import schedulers
+from noria.frontend.services.request_validation import limits
+from noria.images import scheduler_names
 from noria.protocol.model_spec import ModelSpec
 
 
 class Bounds(Struct, frozen=True):
-    """The values that a setting may have, from `min` to `max` in steps of `multiple`; `default` is null where one is drawn, or none is."""
+    """The allowed values of a setting: `min` to `max`, in multiples of `multiple`. `default` is null if there is no fixed one."""
 
     min: float
     max: float
@@ -21,14 +21,14 @@ class Bounds(Struct, frozen=True):
 
 
 class SchedulerInfo(Struct, frozen=True):
-    """A scheduler that the model can be sampled with."""
+    """A scheduler that the model supports."""
 
     name: str
     description: str
 
 
 class ModelCapabilities(Struct, frozen=True):
-    """A model as forms and clients need it; the names of `settings` are the fields of `POST /t2i`."""
+    """What forms and clients need to know about a model. The keys of `settings` are fields of `POST /t2i`."""
 
     version: str  # the model's fingerprint
     pipeline: str  # its diffusers class
@@ -39,7 +39,7 @@ class ModelCapabilities(Struct, frozen=True):
 
 
 def capabilities_of(spec: ModelSpec, config: FrontendConfig) -> ModelCapabilities:
-    """What may be asked of `spec` behind a front end with this `config`."""
+    """Return what the model accepts behind a front end with this `config`."""
     return ModelCapabilities(
         version=spec.fingerprint,
         pipeline=spec.pipeline,
@@ -48,6 +48,6 @@ def capabilities_of(spec: ModelSpec, config: FrontendConfig) -> ModelCapabilitie
             for field, allowed in limits(spec, config).items()
         },
         default_scheduler=spec.default_scheduler,
-        schedulers=[SchedulerInfo(name, schedulers.find(name).description) for name in spec.schedulers],
+        schedulers=[SchedulerInfo(name, scheduler_names.find(name).description) for name in spec.schedulers],
         max_prompt_chars=config.max_prompt_chars,
     )

@@ -1,1 +1,1 @@
-"""Webhooks: signed, delivered until they arrive."""
+"""Webhooks: signed, retried until the receiver accepts them."""

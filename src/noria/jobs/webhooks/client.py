@@ -1,27 +1,29 @@
-"""Webhooks: signed as Standard Webhooks has it (https://www.standardwebhooks.com), which is also Replicate's scheme, and delivered.
+"""Posts webhooks, signed by the Standard Webhooks specification (https://www.standardwebhooks.com), which Replicate
+uses as well.
 
-    webhook-id: msg_…                  the same at each try: receivers drop what they have had
+    webhook-id: msg_…                  the same for each try: receivers use it to drop duplicates
     webhook-timestamp: 1795230000      of this try, Unix time
-    webhook-signature: v1,BASE64       HMAC-SHA256 of "{id}.{timestamp}.{body}" with the secret's bytes
-    traceparent: 00-…                  the trace of the request that made the job, if it is in one
+    webhook-signature: v1,BASE64       HMAC-SHA256 of "{id}.{timestamp}.{body}" with the bytes of the secret
+    traceparent: 00-…                  the trace of the request that created the job, if it has one
 
-A delivery is kept in the database, in the transaction of the change that it tells of, until a receiver has answered 2xx: at least once.
+The store adds a delivery to the outbox in the same transaction as the status change, and it stays there until the
+receiver answers 2xx or `MAX_TRIES` failed: delivery is at least once.
 """
 
 import asyncio
 import base64
 import binascii
 import contextlib
-import hashlib
-import hmac
 import logging
 import os
 import pathlib
 import secrets
 import ssl
+from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
 import httpx2
+from standardwebhooks import Webhook
 
 from noria.errors import ConfigError, InvalidField, short_repr
 from noria.jobs.webhooks.outbox import WebhookDelivery
@@ -34,35 +36,37 @@ MAX_TRIES = 12  # the last about 4 hours after the first
 _FIRST_DELAY_S = 5.0
 _MAX_DELAY_S = 3600.0
 _CONNECT_TIMEOUT_S = 5.0
-_READ_TIMEOUT_S = 10.0  # to the answer's head; a receiver should answer first and work later
+_READ_TIMEOUT_S = 10.0  # until the response's headers; a receiver should answer first and work later
 _TOTAL_TIMEOUT_S = 20.0
-_MAX_RESPONSE_BYTES = (
-    16_384  # bytes of an answer, which nobody looks at; they are read so that the connection ends in order
-)
-_SECRET_PREFIX = "whsec_"
-_MIN_SECRET_BYTES = 24  # bytes, as the specification has it; we make 32
+# Responses are ignored; this much is read so that the connection closes in order.
+_MAX_RESPONSE_BYTES = 16_384
+_SECRET_PREFIX = "whsec_"  # noqa: S105 - a prefix, not a secret
+_MIN_SECRET_BYTES = 24  # as the specification demands; generated ones have 32
 
 log = logging.getLogger("noria.webhooks")
 
 
 def sign(secret: bytes, delivery_id: str, timestamp_s: int, body: bytes) -> str:
-    """The `webhook-signature` of one try."""
-    signed = b".".join((delivery_id.encode(), str(timestamp_s).encode(), body))
-    return "v1," + base64.b64encode(hmac.new(secret, signed, hashlib.sha256).digest()).decode()
+    """The `webhook-signature` of one try; `timestamp_s` is Unix time."""
+    return Webhook(secret).sign(delivery_id, datetime.fromtimestamp(timestamp_s, UTC), body.decode())
 
 
 def retry_delay_s(num_tries: int, uniform: float) -> float | None:
-    """How long to wait after try number `num_tries` failed; None: give up. `uniform` in [0, 1) spreads it by ± 20 %."""
+    """Seconds to wait after try number `num_tries` failed; None after the last try.
+
+    `uniform` in [0, 1) adds ± 20 % jitter.
+    """
     if num_tries >= MAX_TRIES:
         return None
     return min(_FIRST_DELAY_S * 2.5 ** (num_tries - 1), _MAX_DELAY_S) * (0.8 + 0.4 * uniform)
 
 
 def read_secret(setting: str, data_folder: pathlib.Path) -> bytes:
-    """The secret that signs, from the file that `jobs.webhook_secret_file` names; made where that is `auto` and there is none yet.
+    """The signing secret in the file that `jobs.webhook_secret_file` names; if that is `auto`, the file is created when
+    missing.
 
     Raises:
-        ConfigError: the file cannot be read, or holds something else.
+        ConfigError: the file cannot be read, or does not hold a secret.
 
     """
     file = data_folder / "webhook-secret" if setting == "auto" else pathlib.Path(setting)
@@ -72,19 +76,19 @@ def read_secret(setting: str, data_folder: pathlib.Path) -> bytes:
         text = file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"the secret of webhooks cannot be read from {file}: {error}. Set jobs.webhook_secret_file."
+            f"the webhook secret cannot be read from {file}: {error}. Set jobs.webhook_secret_file."
         ) from error
     try:
         secret = base64.b64decode(text.removeprefix(_SECRET_PREFIX), validate=True)
     except binascii.Error as error:
-        raise ConfigError(f"the file {file} holds no secret: it is {_SECRET_PREFIX} and base64.") from error
+        raise ConfigError(f"the file {file} holds no secret: a secret is {_SECRET_PREFIX} and base64.") from error
     if len(secret) < _MIN_SECRET_BYTES:
-        raise ConfigError(f"the secret in {file} has {len(secret)} bytes; at least {_MIN_SECRET_BYTES} are allowed.")
+        raise ConfigError(f"the secret in {file} has {len(secret)} bytes; the minimum is {_MIN_SECRET_BYTES}.")
     return secret
 
 
 def _create_secret(file: pathlib.Path) -> None:
-    """Put a new secret there, for its owner's eyes, unless another process has; none ever reads half of one."""
+    """Atomically create the file with a new secret, readable by its owner only, unless it exists."""
     if file.exists():
         return
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +102,7 @@ def _create_secret(file: pathlib.Path) -> None:
 
 
 def _attributes(delivery: WebhookDelivery) -> Attributes:
-    """Of a try's span."""
+    """The span attributes of a try."""
     url = urlsplit(delivery.url)
     attributes: dict[str, str | int] = {
         "http.request.method": "POST",
@@ -113,7 +117,7 @@ def _attributes(delivery: WebhookDelivery) -> Attributes:
 
 
 class WebhookClient:
-    """Posts deliveries. To be closed at the end."""
+    """Posts deliveries. Call `close` at the end."""
 
     def __init__(self, secret: bytes, *, allow_private: bool, resolve: ResolveHost, tracer: Tracer = NO_TRACER) -> None:
         self._secret, self._allow_private, self._resolve, self._tracer = secret, allow_private, resolve, tracer
@@ -121,11 +125,11 @@ class WebhookClient:
         self._client_lock = asyncio.Lock()
 
     async def check_url(self, url: str) -> WebhookTarget:
-        """Whether `url` would be posted to now; raises InvalidField as `addresses.check` does."""
+        """Resolve and check `url`. Raises InvalidField; see `check_webhook_url`."""
         return await check_webhook_url(url, self._resolve, allow_private=self._allow_private)
 
     async def send(self, delivery: WebhookDelivery, now: float) -> str | None:
-        """Try once. None: the receiver has it. Else why not, in words."""
+        """Try once. Returns None if the receiver accepted it, else the reason in words."""
         span = self._tracer.span("POST", "client", delivery.trace, _attributes(delivery))
         try:
             async with asyncio.timeout(_TOTAL_TIMEOUT_S):
@@ -157,7 +161,7 @@ class WebhookClient:
     async def _post(
         self, delivery: WebhookDelivery, target: WebhookTarget, timestamp_s: int, trace: TraceContext | None
     ) -> int:
-        """The status that was answered."""
+        """Post once. Returns the status code of the response."""
         client = await self._get_client()
         body = delivery.body.encode()
         headers = {
@@ -182,13 +186,15 @@ class WebhookClient:
     async def _get_client(self) -> httpx2.AsyncClient:
         async with self._client_lock:
             if self._client is None:
-                # Its line for each request has the URL's query, which may be a secret; ours (`postman.py`) has not.
+                # httpx logs the URL with its query, which may hold a secret; `dispatcher.py` logs it without.
                 logging.getLogger(httpx2.__name__).setLevel(logging.WARNING)
-                ssl_context = await asyncio.to_thread(ssl.create_default_context)  # the system's: 0.1 s
+                ssl_context = await asyncio.to_thread(
+                    ssl.create_default_context
+                )  # reads the system's certificates: 0.1 s
                 self._client = httpx2.AsyncClient(
                     verify=ssl_context,
-                    follow_redirects=False,  # a redirect leads to an address that nobody has checked
-                    trust_env=False,  # nor does a proxy connect to the address that we have
+                    follow_redirects=False,  # the target of a redirect is not checked
+                    trust_env=False,  # a proxy would not connect to the checked address
                     timeout=httpx2.Timeout(_READ_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S),
                     limits=httpx2.Limits(max_keepalive_connections=0),
                 )

@@ -1,4 +1,4 @@
-"""Brings webhooks to their receivers: takes those that are due, a few at a time, and puts off those that did not arrive."""
+"""Delivers webhooks: claims due deliveries, a few at a time, and reschedules those that fail."""
 
 import asyncio
 import logging
@@ -17,19 +17,19 @@ from noria.observe.metrics import declarations
 from noria.observe.traces.tracer import NoSpan, request_scope
 
 _POLL_EVERY_S = 1.0
-_MAX_IN_FLIGHT = 8  # a receiver that does not answer holds up one of them, for 20 s
+_MAX_IN_FLIGHT = 8  # a receiver that does not answer occupies one of them for 20 s
 
 log = logging.getLogger("noria.webhooks")
 
 
 def _log_fields(delivery: WebhookDelivery, event: str, reason: str | None = None, **more: object) -> dict[str, Any]:
     return fields(
-        event=event, webhook_id=delivery.id, url=delivery.safe_url, num_tries=delivery.num_tries, why_not=reason, **more
+        event=event, webhook_id=delivery.id, url=delivery.safe_url, num_tries=delivery.num_tries, reason=reason, **more
     )
 
 
 class WebhookDispatcher:
-    """Delivers until cancelled. Several may work on one outbox."""
+    """Delivers until cancelled. Several dispatchers may share an outbox. `uniform` returns numbers in [0, 1)."""
 
     def __init__(
         self,
@@ -39,17 +39,15 @@ class WebhookDispatcher:
         clock: Callable[[], float] = time.time,
         uniform: Callable[[], float] = random.random,
     ) -> None:
-        self._outbox, self._client, self._offload, self._clock, self._uniform = (
-            outbox,
-            client,
-            offload,
-            clock,
-            uniform,
-        )
+        self._outbox, self._client, self._offload = outbox, client, offload
+        self._clock, self._uniform = clock, uniform
         self._in_flight: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Deliver what is due, for ever. What is on its way when this is cancelled is due again a minute after it was taken."""
+        """Deliver due webhooks until cancelled.
+
+        A delivery that is in flight then is due again a minute after it was claimed.
+        """
         try:
             await run_periodically(self._dispatch_due, lambda: asyncio.sleep(_POLL_EVERY_S))
         finally:
@@ -60,7 +58,9 @@ class WebhookDispatcher:
     async def _dispatch_due(self) -> None:
         num_free = _MAX_IN_FLIGHT - len(self._in_flight)
         for delivery in await self._offload(self._outbox.claim_due, num_free, self._clock()):
-            with request_scope(delivery.job_id, NoSpan(delivery.trace)):  # tasks keep what they were made in
+            with request_scope(
+                delivery.job_id, NoSpan(delivery.trace)
+            ):  # tasks keep the scope in which they were created
                 task = asyncio.create_task(self._deliver(delivery))
             self._in_flight.add(task)
             task.add_done_callback(self._in_flight.discard)
@@ -76,8 +76,8 @@ class WebhookDispatcher:
                 return
             wait_s = retry_delay_s(delivery.num_tries, self._uniform())
             if wait_s is None:
-                log_fields = _log_fields(delivery, "webhook_given_up", reason)
-                log.error("webhook %s is given up after %d tries", delivery.id, delivery.num_tries, extra=log_fields)
+                log_fields = _log_fields(delivery, "webhook_abandoned", reason)
+                log.error("webhook %s is abandoned after %d tries", delivery.id, delivery.num_tries, extra=log_fields)
                 await self._offload(self._outbox.drop, delivery)
                 return
             log_fields = _log_fields(delivery, "webhook_failed", reason, delay_s=wait_s)

@@ -1,6 +1,6 @@
-"""The webhooks that are still to be delivered, in the jobs' database. `store.py` puts them there.
+"""The pending webhook deliveries, in the database of jobs; `store.py` adds them.
 
-A delivery that is taken becomes due again a minute later, whatever becomes of the process that has taken it.
+A claimed delivery becomes due again a minute later, even if the process that claimed it dies.
 """
 
 from dataclasses import dataclass
@@ -11,45 +11,46 @@ import sqlalchemy as sa
 from msgspec import Struct
 from sqlalchemy import Engine
 
-from noria.jobs.schema import deliveries, jobs, write_transaction
+from noria.jobs.schema import deliveries, jobs
 from noria.jobs.tracing import stored_trace_context
 from noria.observe.traces.trace_context import TraceContext
+from noria.storage.database import write_transaction
 
-CLAIM_S = 60.0  # three times as long as a try can take
+CLAIM_S = 60.0  # three times the maximum duration of a try
 
 
 @dataclass(frozen=True)
 class WebhookDelivery:
-    """One thing to tell one receiver."""
+    """One message to one receiver."""
 
-    id: str  # the same at each try
+    id: str  # the same for each try
     url: str
     body: str  # JSON
-    num_tries: int  # this one counted, once it is taken
+    num_tries: int  # including the one for which it is claimed
     job_id: str
-    trace: TraceContext | None = None  # of the request that made the job
+    trace: TraceContext | None = None  # of the request that created the job
 
     @property
     def safe_url(self) -> str:
-        """Its URL without the query, which may be a secret: what logs and traces may say."""
+        """The URL for logs and traces: without the query, which may hold a secret."""
         url = urlsplit(self.url)
         return urlunsplit((url.scheme, url.netloc, url.path, "", ""))
 
 
 class _DeliveryBody(Struct, frozen=True):
-    """Of a body: whose job it tells of."""
+    """The part of a delivery's body that the outbox reads."""
 
     id: str
 
 
 class Outbox:
-    """Deliveries, through the connections of a store. Calls block. `now` is seconds since 1970."""
+    """Pending deliveries. Calls block. `now` is Unix time in seconds."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def claim_due(self, limit: int, now: float) -> list[WebhookDelivery]:
-        """Up to `limit` deliveries that are due, for the caller to try; nobody else gets them meanwhile."""
+        """Claim up to `limit` due deliveries for one try each; no other caller gets them for `CLAIM_S`."""
         due_query = sa.select(deliveries).where(deliveries.c.due_at <= now).order_by(deliveries.c.due_at).limit(limit)
         with self._engine.connect() as connection:
             rows = connection.execute(due_query).all()
@@ -69,13 +70,13 @@ class Outbox:
         return claimed
 
     def _trace_of_job(self, job_id: str) -> TraceContext | None:
-        """Kept with the job; one that is deleted meanwhile has none any more."""
+        """The trace context stored with the job; None also if the job was deleted meanwhile."""
         with self._engine.connect() as connection:
             request = connection.scalar(sa.select(jobs.c.request).where(jobs.c.id == job_id))
         return None if request is None else stored_trace_context(request)
 
     def reschedule(self, delivery: WebhookDelivery, due_at: float) -> None:
-        """Try again later."""
+        """Make the delivery due again at `due_at`, unless it was claimed again meanwhile."""
         with write_transaction(self._engine) as connection:
             connection.execute(
                 deliveries.update()
@@ -84,6 +85,6 @@ class Outbox:
             )
 
     def drop(self, delivery: WebhookDelivery) -> None:
-        """Forget it: it has arrived, or is given up."""
+        """Delete the delivery: it was accepted or abandoned."""
         with write_transaction(self._engine) as connection:
             connection.execute(deliveries.delete().where(deliveries.c.id == delivery.id))

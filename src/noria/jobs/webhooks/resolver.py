@@ -1,4 +1,4 @@
-"""Asks the system for the addresses of a host, which may take half a minute: the time is bounded, and nobody else's threads wait."""
+"""Resolves host names with a time limit, in threads of its own: the system's resolver may block for half a minute."""
 
 import asyncio
 import socket
@@ -6,14 +6,17 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-_TIMEOUT_S = 5.0  # a name server's first time-out; a POST waits for it
+_TIMEOUT_S = 5.0  # the resolver's default timeout for one name server; a POST waits for it
 _NUM_THREADS = 8
 
 GetAddrInfo = Callable[..., list[tuple[Any, Any, Any, Any, tuple[Any, ...]]]]
 
 
 class Resolver:
-    """A `Resolve` in threads of its own. A look-up that is given up goes on in its thread until the system ends it."""
+    """A `ResolveHost` with a thread pool.
+
+    A lookup that timed out keeps its thread until the system's resolver returns.
+    """
 
     def __init__(self, look_up: GetAddrInfo = socket.getaddrinfo, timeout_s: float = _TIMEOUT_S) -> None:
         self._look_up, self._timeout_s = look_up, timeout_s
@@ -23,7 +26,7 @@ class Resolver:
         """The addresses of `host`, in the system's order.
 
         Raises:
-            OSError: it has none, or the answer, or a thread to ask in, took too long.
+            OSError: it has none, or the lookup, or waiting for a thread, took too long.
 
         """
         lookup = asyncio.get_running_loop().run_in_executor(
@@ -37,5 +40,5 @@ class Resolver:
         return [str(entry[4][0]) for entry in entries]
 
     def close(self) -> None:
-        """Let go of the threads, without waiting for those that still ask."""
+        """Release the threads without waiting for pending lookups."""
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,8 +1,8 @@
-"""Which addresses a webhook may go to. Its URL comes from a stranger, and our network may trust us more than it trusts strangers.
+"""Checks webhook URLs against server-side request forgery: clients choose them, this server may reach internal hosts.
 
-A URL is checked when its job is accepted and again before each delivery, since names move. It is resolved once, every address of the
-answer has to be public, and the delivery connects to the very address that was checked: a name that answers otherwise the next time
-(DNS rebinding) gains nothing.
+A URL is checked when its job is accepted and again before each delivery, since DNS entries change. The host is resolved
+once, every resolved address must be public, and the delivery connects to the address that was checked, which defeats
+DNS rebinding.
 """
 
 import ipaddress
@@ -14,12 +14,12 @@ from urllib.parse import urlsplit
 from noria.errors import InvalidField, short_repr
 
 ResolveHost = Callable[[str, int], Awaitable[list[str]]]
-"""The addresses of a host for a port, in order of preference; raises OSError when there is none."""
+"""Returns the addresses of a host for a port, in order of preference; raises OSError if there is none."""
 
 _MAX_URL_CHARS = 2048
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
-# IANA's registries of special-purpose addresses, and multicast; `ipaddress.is_global` differs from one Python to the next.
+# IANA's registries of special-purpose addresses, and multicast; `ipaddress.is_global` differs between Python versions.
 _NOT_PUBLIC_V4 = tuple(
     map(
         ipaddress.IPv4Network,
@@ -44,7 +44,7 @@ _NOT_PUBLIC_V4 = tuple(
         ),
     )
 )
-_UNICAST_V6 = ipaddress.IPv6Network("2000::/3")  # all that IANA has given out so far
+_UNICAST_V6 = ipaddress.IPv6Network("2000::/3")  # all that IANA has allocated so far
 _NOT_PUBLIC_V6 = tuple(
     map(
         ipaddress.IPv6Network,
@@ -57,38 +57,38 @@ _NOT_PUBLIC_V6 = tuple(
         ),
     )
 )
-# How an IPv6-only network reaches IPv4 (RFC 6052): what is inside counts.
+# IPv6-only networks reach IPv4 through this prefix (RFC 6052): the embedded IPv4 address is checked.
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 @dataclass(frozen=True)
 class WebhookTarget:
-    """Where a delivery goes."""
+    """The checked destination of a delivery."""
 
     scheme: str  # http or https
     host: str  # as the Host header and the certificate name it, without brackets
     port: int
-    address: str  # to connect to: one that was checked
+    address: str  # the checked address to connect to
     path: str  # with the query
 
     @property
     def url(self) -> str:
-        """The URL with the address in the host's place."""
+        """The URL with the address in place of the host."""
         host = f"[{self.address}]" if ":" in self.address else self.address
         return f"{self.scheme}://{host}:{self.port}{self.path}"
 
     @property
     def host_header(self) -> str:
-        """What the client was told to ask for."""
+        """The Host header: the host of the original URL."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
 
 async def check_webhook_url(url: str, resolve: ResolveHost, *, allow_private: bool = False) -> WebhookTarget:
-    """`url` as a place that a webhook may be sent to.
+    """Resolve and check the URL of a webhook.
 
     Raises:
-        InvalidField: for `webhook`; the URL is of another kind, its host has no address, or one that is not public.
+        InvalidField: for `webhook`; the URL is malformed or not http(s), or its host has no or no public address.
 
     """
     scheme, host, port, path = _split_url(url)
@@ -101,16 +101,20 @@ async def check_webhook_url(url: str, resolve: ResolveHost, *, allow_private: bo
     if not allow_private:
         for text in addresses:
             if not is_public(text):
-                # Which one it is stays with us: names of our network are nobody else's business.
+                # The message omits the address: internal addresses must not be disclosed.
                 raise _invalid_webhook(
                     url,
-                    f"its host {short_repr(host)} has an address that is not public; the operator can allow those (jobs.webhook_allow_private)",
+                    f"its host {short_repr(host)} has an address that is not public; the operator can allow this "
+                    "(jobs.webhook_allow_private)",
                 )
     return WebhookTarget(scheme, host, port, addresses[0], path)
 
 
 def is_public(text: str) -> bool:
-    """Whether an address is one of the open internet's; IPv4 in the clothes of IPv6 is not, but for NAT64."""
+    """Whether an address is on the public internet.
+
+    IPv4 embedded in IPv6 is not public, except behind the NAT64 prefix.
+    """
     try:
         address = ipaddress.ip_address(text)
     except ValueError:  # with a zone, such as fe80::1%eth0
@@ -123,12 +127,12 @@ def is_public(text: str) -> bool:
 
 
 def _split_url(url: str) -> tuple[str, str, int, str]:
-    """Scheme, host, port, and path with query."""
+    """The scheme, host, port, and path with query."""
     if len(url) > _MAX_URL_CHARS:
         raise _invalid_webhook(url, f"it has {len(url)} characters; at most {_MAX_URL_CHARS} are allowed")
-    if not re.fullmatch(r"[!-~]+", url) or "\\" in url:  # what parsers disagree about
+    if not re.fullmatch(r"[!-~]+", url) or "\\" in url:  # URL parsers disagree about these
         raise _invalid_webhook(
-            url, "it has characters that a URL cannot have (spaces, backslashes, beyond ASCII): percent-encode them"
+            url, "it has characters that a URL cannot have (spaces, backslashes, non-ASCII): percent-encode them"
         )
     try:
         parts = urlsplit(url)
@@ -136,13 +140,13 @@ def _split_url(url: str) -> tuple[str, str, int, str]:
     except ValueError as error:
         raise _invalid_webhook(url, f"it is not a URL ({error})") from error
     if parts.scheme not in _DEFAULT_PORTS:
-        raise _invalid_webhook(url, "allowed are http:// and https://")
+        raise _invalid_webhook(url, "allowed schemes are http:// and https://")
     if "@" in parts.netloc:
-        raise _invalid_webhook(url, "it holds a user or a password; webhooks are signed instead")
+        raise _invalid_webhook(url, "it holds a user name or a password; webhooks are authenticated by their signature")
     if "%" in host or not re.fullmatch(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+", host):
         raise _invalid_webhook(url, f"its host {short_repr(host)} is not a name or an address")
     if port == 0:
-        raise _invalid_webhook(url, "its port is 0; allowed are 1 to 65535")
+        raise _invalid_webhook(url, "its port is 0; allowed ports are 1 to 65535")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return parts.scheme, host, port or _DEFAULT_PORTS[parts.scheme], path
 

@@ -1,1 +1,1 @@
-"""Diffusion model families."""
+"""Families of diffusion models, a module for each."""

@@ -1,7 +1,8 @@
 """Stable Diffusion 1.x and 2.x on one device: prompts to embeddings, one UNet call, latents to pixels.
 
-Loads the parts of a folder in diffusers format (safetensors only; `catalog.py` has checked it) without the pipeline around them:
-what the pipeline's loop does is done, for many requests at once, by `engine/diffusion/executor.py`. Knows nothing of requests or slots.
+Loads the parts of a folder in diffusers format (safetensors only, checked before by `models/catalog.py`) without
+diffusers' pipeline: `engine/diffusion/executor.py` replaces the pipeline's loop, for many requests at once. Knows
+nothing of requests or slots.
 
 Shapes: B images, R UNet rows (two for a guided image), T tokens, D text width, C latent channels, H × W latent size.
 """
@@ -16,6 +17,7 @@ import torch
 
 from noria.config import EngineConfig
 from noria.errors import ConfigError, ModelError
+from noria.models.families import FAMILIES
 from noria.models.weights import variant
 from noria.protocol.model_spec import ModelSpec
 from noria.sampling.previews import fit_colours
@@ -25,7 +27,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 class DiffusionModel(Protocol):
-    """What the diffusion executor asks of a model family."""
+    """The interface of a loaded diffusion model, as the executor uses it."""
 
     device: torch.device
     dtype: torch.dtype
@@ -35,19 +37,19 @@ class DiffusionModel(Protocol):
     text_width: int
     scheduler_config: dict[str, Any]
     alpha_bars: np.ndarray  # ᾱ of each training timestep
-    prediction_type: str  # diffusers': what the UNet's output is
-    preview_colours: torch.Tensor  # of `sampling/previews.py`, on the device
+    prediction_type: str  # diffusers' name for what the UNet predicts
+    preview_colours: torch.Tensor  # see `fit_colours` in `sampling/previews.py`; on the device
 
     def text_encode(self, prompts: list[str]) -> torch.Tensor:
-        """Embeddings [B, T, D] of prompts, each cut at T tokens."""
+        """Return embeddings [B, T, D] of prompts, each truncated to T tokens."""
         ...
 
     def predict(self, latents_RCHW: torch.Tensor, timesteps_R: torch.Tensor, text_RTD: torch.Tensor) -> torch.Tensor:
-        """The UNet's raw output [R, C, H, W]."""
+        """Return the UNet's raw output [R, C, H, W]."""
         ...
 
     def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:
-        """Pixels [B, 8H, 8W, 3], uint8."""
+        """Return pixels [B, height, width, 3], uint8."""
         ...
 
 
@@ -63,7 +65,7 @@ class StableDiffusion:
         scheduler_config: dict[str, Any],
         config: EngineConfig,
     ) -> None:
-        """Put loaded parts into the state that `config` (with no "auto" left) asks for; their device and dtype are the UNet's."""
+        """Configure loaded parts by `config`, which has no "auto" left; device and dtype are those of the UNet."""
         self.tokenizer, self.text_encoder, self.unet, self.vae = tokenizer, text_encoder, unet, vae
         self.scheduler_config = scheduler_config
         self.device, self.dtype = unet.device, unet.dtype
@@ -88,7 +90,7 @@ class StableDiffusion:
         """Read the parts of `spec.folder` onto `device`.
 
         Raises:
-            ModelError: a part that diffusers or transformers cannot read, in their words.
+            ModelError: diffusers or transformers cannot read a part; the message contains their reason.
 
         """
         dtype = _DTYPES[config.dtype]
@@ -101,14 +103,15 @@ class StableDiffusion:
             tokenizer = CLIPTokenizer.from_pretrained(folder / "tokenizer")
             text_encoder = _load_part(CLIPTextModel, folder / "text_encoder", dtype)
             unet = _load_part(diffusers.UNet2DConditionModel, folder / "unet", dtype)
-            vae = _load_part(getattr(diffusers, index["vae"][1]), folder / "vae", dtype)
+            vae_class = FAMILIES[spec.pipeline].check_class(folder / "model_index.json", "vae", index["vae"][1])
+            vae = _load_part(getattr(diffusers, vae_class), folder / "vae", dtype)
             scheduler_config = diffusers.DDIMScheduler.load_config(folder / "scheduler")
             return cls(
                 tokenizer, text_encoder.to(device), unet.to(device), vae.to(device), dict(scheduler_config), config
             )
 
     def text_encode(self, prompts: list[str]) -> torch.Tensor:
-        """Embeddings [B, T, D] as `StableDiffusionPipeline.encode_prompt` makes them: padded to T tokens, cut beyond."""
+        """Return embeddings [B, T, D] of prompts padded or truncated to T tokens, as by diffusers' `encode_prompt`."""
         tokens = self.tokenizer(
             prompts, padding="max_length", max_length=self.num_tokens, truncation=True, return_tensors="pt"
         )
@@ -121,24 +124,22 @@ class StableDiffusion:
         return embeddings.to(self.dtype)
 
     def _encode_pixels(self, pixels_N3HW: torch.Tensor) -> torch.Tensor:
-        """Latents [N, C, H, W] of pixels in -1 to 1, scaled as the UNet has them."""
+        """Return latents [N, C, H, W], in the UNet's scale, of pixels in -1 to 1."""
         encoded = self.vae.encode(pixels_N3HW.to(self.device, self.dtype))
-        latents = (
-            encoded.latent_dist.mode() if hasattr(encoded, "latent_dist") else encoded.latents
-        )  # AutoencoderTiny's
+        # AutoencoderTiny returns latents, AutoencoderKL a distribution.
+        latents = encoded.latent_dist.mode() if hasattr(encoded, "latent_dist") else encoded.latents
         scaled: torch.Tensor = latents * self.vae.config.scaling_factor
         return scaled
 
     def predict(self, latents_RCHW: torch.Tensor, timesteps_R: torch.Tensor, text_RTD: torch.Tensor) -> torch.Tensor:
-        """The UNet's raw output [R, C, H, W]: epsilon or v, whatever it was trained for."""
+        """Return the UNet's raw output [R, C, H, W], of the kind `prediction_type`."""
         latents_RCHW = latents_RCHW.to(self.dtype).contiguous(memory_format=self._memory_format)
-        output: torch.Tensor = self._unet(latents_RCHW, timesteps_R, encoder_hidden_states=text_RTD, return_dict=False)[
-            0
-        ]
-        return output
+        outputs = self._unet(latents_RCHW, timesteps_R, encoder_hidden_states=text_RTD, return_dict=False)
+        output_RCHW: torch.Tensor = outputs[0]
+        return output_RCHW
 
     def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:
-        """Pixels [B, height, width, 3], uint8, rounded as diffusers' VaeImageProcessor does."""
+        """Return pixels [B, height, width, 3], uint8, rounded as diffusers' VaeImageProcessor does."""
         scaled = latents_BCHW.to(self.dtype) / self.vae.config.scaling_factor
         image = self.vae.decode(scaled.contiguous(memory_format=self._memory_format), return_dict=False)[0]
         image_BCHW: torch.Tensor = (image.float() * 0.5 + 0.5).clamp(0, 1)
@@ -146,15 +147,20 @@ class StableDiffusion:
 
 
 def _alpha_bars(scheduler_config: dict[str, Any]) -> np.ndarray:
-    """ᾱ of each training timestep, as diffusers computes it from the betas of the configuration."""
+    """Return ᾱ of each training timestep, as diffusers computes it from the betas of the configuration."""
     import diffusers
 
     return np.asarray(diffusers.DDIMScheduler.from_config(scheduler_config).alphas_cumprod, np.float64)
 
 
 def set_attention(unet: Any, kind: str) -> None:
-    """Choose how the UNet computes attention: the seed article's switches, as diffusers names them."""
-    if kind == "sdpa":  # memory-efficient attention of torch itself; diffusers' own default
+    """Choose the UNet's implementation of attention, by the values of `engine.attention`.
+
+    Raises:
+        ConfigError: xformers is not installed or does not work on this device.
+
+    """
+    if kind == "sdpa":  # torch's scaled_dot_product_attention, diffusers' default
         from diffusers.models.attention_processor import AttnProcessor2_0
 
         unet.set_attn_processor(AttnProcessor2_0())
@@ -176,7 +182,7 @@ def set_attention(unet: Any, kind: str) -> None:
 
 
 def _load_part(part_class: Any, folder: pathlib.Path, dtype: torch.dtype) -> Any:
-    """One part with all its weights; the libraries would fill what a file lacks with random numbers, and say so to nobody."""
+    """Load one part; check that no weights are missing, which the libraries would silently fill with random numbers."""
     part, info = part_class.from_pretrained(
         folder,
         dtype=dtype,
@@ -188,15 +194,15 @@ def _load_part(part_class: Any, folder: pathlib.Path, dtype: torch.dtype) -> Any
     missing_keys = sorted([*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])])
     if missing_keys:
         raise ModelError(
-            f"the weights in {folder} are not of its configuration: {len(missing_keys)} parameters are missing or of another shape, "
-            f"the first is {missing_keys[0]}. Save the model again with save_pretrained."
+            f"the weights in {folder} do not match its configuration: {len(missing_keys)} parameters are missing or "
+            f"have another shape, the first is {missing_keys[0]}. Save the model again with save_pretrained."
         )
     return part
 
 
 @contextlib.contextmanager
 def _silence_libraries() -> Any:
-    """Without progress bars and without advice about torchvision; real failures still raise."""
+    """Disable progress bars and warnings of diffusers and transformers, until the process ends; errors still raise."""
     import diffusers
     import transformers
 
@@ -209,7 +215,7 @@ def _silence_libraries() -> Any:
 
 @contextlib.contextmanager
 def _wrap_load_errors(spec: ModelSpec) -> Any:
-    """Turn what the libraries raise into an error that names the model."""
+    """Convert the libraries' exceptions to a ModelError that names the model."""
     try:
         yield
     except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:

@@ -1,7 +1,8 @@
-"""What comes out of a child's pipe, cut into pieces: lines of our log, and whatever else the process has printed. Pure.
+"""Splits what comes out of a child's pipe into Noria's log lines and everything else the process printed. Pure.
 
-Ours begin with a mark (`logs.new_mark`) and end with the line. All else is text: a C library's print, faulthandler's dump, a traceback of
-an interpreter that did not start. A fault's lines are one piece as far as they come in one go.
+A log line begins with a mark (`setup.new_mark`) and ends at the line end. Everything else is text: output of a C
+library, a faulthandler dump, the traceback of an interpreter that did not start. The lines of a traceback become one
+output.
 """
 
 from collections.abc import Iterator
@@ -15,20 +16,20 @@ _TRACEBACK_STARTS = (
     "Exception in thread",
     "Exception ignored in",
 )
-# What of a longer line is read: ours are never cut, since JSON and mark fit in.
+# The part of a longer line that is kept. A log line is never cut: JSON and mark fit in.
 _MAX_READ_BYTES = MAX_LINE_BYTES + 1024
 
 
 @dataclass(frozen=True)
 class EncodedLogLine:
-    """A line of our log, as the child wrote it: JSON."""
+    """A log line as the child wrote it, in JSON, without the mark."""
 
     encoded: bytes
 
 
 @dataclass(frozen=True)
 class RawOutput:
-    """Anything else; `is_fault`: it begins like a traceback, and may have several lines."""
+    """Any other output. With `is_traceback` it begins like a traceback and may have several lines."""
 
     text: str
     is_traceback: bool = False
@@ -38,18 +39,18 @@ ChildOutput = EncodedLogLine | RawOutput
 
 
 class ChildOutputParser:
-    """Takes bytes as they come. Between `feed` and `flush` it keeps what may go on."""
+    """An incremental parser: it buffers an incomplete line, and a traceback that may continue."""
 
     def __init__(self, mark: bytes) -> None:
         self._mark = mark
-        self._partial_line = b""  # of the line that has not ended
-        self._is_skipping = False  # the rest of a line that is too long
+        self._partial_line = b""  # of a line whose end has not come yet
+        self._is_skipping = False  # skipping the rest of a line that is too long
         self._traceback_lines: list[str] = []
         self._num_traceback_chars = 0
 
     @property
     def has_pending(self) -> bool:
-        """Whether `flush` would give something."""
+        """Whether `flush` would return something."""
         return bool(self._traceback_lines) or self._partial_line_is_text
 
     @property
@@ -57,35 +58,35 @@ class ChildOutputParser:
         return bool(self._partial_line) and not self._is_skipping and self._mark[:1] not in self._partial_line
 
     def feed(self, data: bytes) -> Iterator[ChildOutput]:
-        """The pieces that `data` has brought to their end."""
+        """Return the outputs that `data` completes."""
         *lines, self._partial_line = (self._partial_line + data).split(b"\n")
         for line in lines:
             yield from self._finish_line(line)
         if len(self._partial_line) > _MAX_READ_BYTES:
             raw, mark, log_line = self._partial_line.partition(self._mark)
-            if len(log_line) > _MAX_READ_BYTES:  # none of ours
+            if len(log_line) > _MAX_READ_BYTES:  # not a log line
                 raw, mark, log_line = self._partial_line, b"", b""
             if not self._is_skipping:
                 yield from self._parse_line(raw)
-            # What is printed without an end may have a line of ours behind it, whose mark may have begun.
+            # A log line may follow text without a line end, and the buffer may end within its mark.
             self._partial_line, self._is_skipping = mark + log_line or raw[1 - len(self._mark) :], not mark
 
     def flush(self) -> Iterator[ChildOutput]:
-        """What was kept in the hope of more, but for a line of ours that has begun: its process has said nothing for a while."""
+        """Return what is buffered, except an incomplete log line; for a process that has been silent for a while."""
         if self._partial_line_is_text:
             partial_line, self._partial_line = self._partial_line, b""
             yield from self._parse_line(partial_line)
         yield from self._finish_traceback()
 
     def finish(self) -> Iterator[ChildOutput]:
-        """All that is left: nothing more will come."""
+        """Return all that is buffered, at the end of the input."""
         partial_line, self._partial_line = self._partial_line, b""
         if partial_line:
             yield from self._finish_line(partial_line)
         yield from self._finish_traceback()
 
     def _finish_line(self, line: bytes) -> Iterator[ChildOutput]:
-        """The pieces of a line that has ended; of one that was too long, what has not been told of it."""
+        """Return the outputs of a complete line; of a line that was too long, only a log line at its end."""
         if self._is_skipping:
             self._is_skipping = False
             _, mark, log_line = line.partition(self._mark)
@@ -95,7 +96,7 @@ class ChildOutputParser:
         yield from self._parse_line(line)
 
     def _parse_line(self, line: bytes) -> Iterator[ChildOutput]:
-        # A print without an end may stand before a line of ours, or the half of another whose writing was interrupted.
+        # Text without a line end may precede a log line, and so may part of another whose write was interrupted.
         before, *log_lines = line.split(self._mark)
         if text := before[:_MAX_READ_BYTES].decode(errors="backslashreplace").rstrip():
             yield from self._parse_text(text)

@@ -1,8 +1,9 @@
-"""A line of the log: what it says, and how it is written as JSON or for people. Pure.
+"""A line of the log: made from a `logging.LogRecord`, and rendered as JSON or as text. Pure.
 
-A line is a dictionary: `time`, `level`, `logger`, `process` and `message` first, then flat fields, `exception` last. Whatever a caller
-has sent (a prompt, a path, a header) may stand in it; so nothing in a line may end it, begin another, or command a terminal, and no
-secret is in it (`redaction.py`). A line is bounded: what is longer is cut, and says so.
+A line is a dictionary: `time`, `level`, `logger`, `process` and `message` first, then flat fields, `exception` last. It
+may contain anything that a client sent (a prompt, a path, a header). So no value can end the line, begin another or
+control a terminal, and secrets are removed (`redaction.py`). The size of a line is bounded; longer values are cut and
+marked.
 """
 
 import functools
@@ -16,36 +17,40 @@ from datetime import UTC, datetime
 import msgspec
 
 from noria.observe.logs.redaction import redact, redact_fields
+from noria.observe.terminal_text import UNPRINTABLE, escape_unprintable
 
 Line = dict[str, object]
 
 MAX_LINE_BYTES = 65_536
 RESERVED = ("time", "level", "logger", "process", "message", "exception")
-_MAX_TEXT_CHARS = 8192  # characters of a field
+_MAX_TEXT_CHARS = 8192  # of a field
 _MAX_LIST_ITEMS = 64
 _MAX_EXCEPTION_CHARS = 24_576
-_MAX_SCANNED_CHARS = 65_536  # so much of a text is looked through for secrets; the rest is cut off in any case
-_MAX_SECRET_CHARS = 512  # half of one does not look like one, so so much before the rest goes with it
+# Only this much of a text is scanned for secrets; the rest is cut off in any case.
+_MAX_SCANNED_CHARS = 65_536
+# Half of a secret is not recognised, so this much before the cut is dropped as well.
+_MAX_SECRET_CHARS = 512
 
-# What ends a line somewhere, moves a terminal's cursor, colours it, or turns the reading direction round.
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 TRUNCATION_MARK = "… [cut]"
 _UNQUOTED = re.compile(r"[^\s\"'=\\]+")
 
 _COLOURS = {"debug": "2", "warning": "33", "error": "31", "critical": "1;31"}
 EXCEPTION_INDENT = "    │ "
-"""How the lines of an exception begin where people read them; no other line begins so."""
+"""Begins each line of an exception in text format; no other line begins with it."""
 
 
 def fields(**named: object) -> dict[str, dict[str, object]]:
-    """Fields of a line: `log.info("…", extra=fields(request_id=…))`. What is None is left out."""
-    assert not set(named) & set(RESERVED), f"{sorted(set(named) & set(RESERVED))} are a line's own"
+    """Return the `extra` of a log call: `log.info("…", extra=fields(request_id=…))`.
+
+    Fields that are None are left out.
+    """
+    assert not set(named) & set(RESERVED), f"{sorted(set(named) & set(RESERVED))} are reserved"
     return {"noria_fields": {name: value for name, value in named.items() if value is not None}}
 
 
 def line_from_record(record: logging.LogRecord, process: str) -> Line:
-    """What `record` says."""
+    """Return the line of `record`."""
     line = make_line(record.created, record.levelname.lower(), record.name, process, record.getMessage())
     extra_fields: dict[str, object] = getattr(record, "noria_fields", {})
     line |= {name: _to_json_value(value) for name, value in redact_fields(extra_fields).items()}
@@ -56,7 +61,7 @@ def line_from_record(record: logging.LogRecord, process: str) -> Line:
 
 
 def make_line(time_s: float, level: str, logger: str, process: str, message: str) -> Line:
-    """A line without fields yet; `time_s` is Unix time."""
+    """Return a line without fields; `time_s` is Unix time."""
     return {
         "time": datetime.fromtimestamp(time_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "level": level,
@@ -67,7 +72,7 @@ def make_line(time_s: float, level: str, logger: str, process: str, message: str
 
 
 def unstructured_line(time_s: float, process: str, text: str, *, is_traceback: bool) -> Line:
-    """The line of what a process wrote without our log: `text`, or a traceback of several lines if `is_fault`."""
+    """Return the line of `text` that a process printed: one line, or, with `is_traceback`, a traceback of several."""
     level = "error" if is_traceback else "warning"
     if not is_traceback:
         return make_line(time_s, level, "stderr", process, text)
@@ -76,32 +81,39 @@ def unstructured_line(time_s: float, process: str, text: str, *, is_traceback: b
 
 
 def as_json(line: Mapping[str, object]) -> bytes:
-    """One object on one line, without its end."""
+    """Render a line as a JSON object on one line, without the line end."""
     return _render_bounded(line, _render_json)
 
 
 def _render_json(line: Mapping[str, object]) -> bytes:
-    text = msgspec.json.encode(line).decode()  # which leaves what is above 0x1f as it is
-    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()
+    encoded = msgspec.json.encode(line)  # escapes only up to 0x1f
+    if encoded.isascii() and b"\x7f" not in encoded:  # most lines
+        return encoded
+    text = encoded.decode()
+    return UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text).encode()
 
 
 def as_text(line: Mapping[str, object], *, coloured: bool = False) -> bytes:
-    """For people: one line, and one more for each of an exception, which begins with `INDENT`; without its end."""
+    """Render a line as text: one line, and one for each of the exception, with `EXCEPTION_INDENT`.
+
+    Without the line end.
+    """
     return _render_bounded(line, functools.partial(_render_text, coloured=coloured))
 
 
 def _render_text(line: Mapping[str, object], *, coloured: bool) -> bytes:
     level = str(line["level"])
-    prefix = f"{line['time']} {level.upper():<8} {_escape_unprintable(line['process'])} {_escape_unprintable(line['logger'])}: "
+    prefix = f"{line['time']} {level.upper():<8} {escape_unprintable(str(line['process']))} "
+    prefix += f"{escape_unprintable(str(line['logger']))}: "
     extra_fields = [
         f"{name}={_format_value(value)}" for name, value in line.items() if name not in (*RESERVED, "event")
     ]
     text = prefix + "  ".join(
-        [_escape_unprintable(line["message"]), *([" ".join(extra_fields)] if extra_fields else [])]
+        [escape_unprintable(str(line["message"])), *([" ".join(extra_fields)] if extra_fields else [])]
     )
     if "exception" in line:
         text += "".join(
-            f"\n{EXCEPTION_INDENT}{_escape_unprintable(part)}" for part in str(line["exception"]).split("\n")
+            f"\n{EXCEPTION_INDENT}{escape_unprintable(part)}" for part in str(line["exception"]).split("\n")
         )
     if coloured and level in _COLOURS:
         text = f"\x1b[{_COLOURS[level]}m{text}\x1b[0m"
@@ -112,7 +124,7 @@ Render = Callable[[Mapping[str, object]], bytes]
 
 
 def _render_bounded(line: Mapping[str, object], render: Render) -> bytes:
-    """`line` as `render` has it, all its values cut as far as it takes."""
+    """Render `line`, with all values cut as far as needed to fit `MAX_LINE_BYTES`."""
     limit, rendered = _MAX_TEXT_CHARS, render(line)
     while len(rendered) > MAX_LINE_BYTES and limit > 1:
         limit //= 4
@@ -122,7 +134,7 @@ def _render_bounded(line: Mapping[str, object], render: Render) -> bytes:
 
 
 def _truncate_value(value: object, limit: int) -> object:
-    """Texts of some `longest` characters, and lists of so many."""
+    """Cut a text to about `limit` characters, a list to `limit` items."""
     match value:
         case str():
             return _truncate_text(value, limit)
@@ -135,15 +147,13 @@ def _truncate_value(value: object, limit: int) -> object:
 
 def _format_value(value: object) -> str:
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    return _escape_unprintable(text if _UNQUOTED.fullmatch(text) else msgspec.json.encode(text).decode())
-
-
-def _escape_unprintable(value: object) -> str:
-    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], str(value))
+    return escape_unprintable(text if _UNQUOTED.fullmatch(text) else msgspec.json.encode(text).decode())
 
 
 def _to_json_value(value: object) -> object:
-    """`value` as JSON has it: a number, a truth, or clean text; a list of them stays a list."""
+    """Return `value` as a JSON number, boolean or sanitised text, or a list of these."""
+    if isinstance(value, str):  # most fields
+        return _sanitize(value)
     if not isinstance(value, list | tuple):
         return _to_json_scalar(value)
     kept = [_to_json_scalar(each) for each in value[:_MAX_LIST_ITEMS]]
@@ -163,17 +173,16 @@ def _to_json_scalar(value: object) -> object:
 
 
 def _sanitize(text: str, max_chars: int = _MAX_TEXT_CHARS) -> str:
-    """Without secrets, of bounded length, and encodable."""
-    max_scanned_chars = (
-        _MAX_SCANNED_CHARS if "\n" in text else min(2 * max_chars, _MAX_SCANNED_CHARS)
-    )  # of one line the end is not shown
+    """Remove secrets from `text`, limit its length and escape surrogates, which cannot be encoded."""
+    # The end of a single line is not shown, so it need not be scanned.
+    max_scanned_chars = _MAX_SCANNED_CHARS if "\n" in text else min(2 * max_chars, _MAX_SCANNED_CHARS)
     clean = redact(text[:max_scanned_chars])
     clean = _truncate_text(clean if len(text) <= max_scanned_chars else clean[:-_MAX_SECRET_CHARS], max_chars)
-    return _SURROGATES.sub(lambda found: ascii(found[0])[1:-1], clean)
+    return clean if clean.isascii() else _SURROGATES.sub(lambda found: ascii(found[0])[1:-1], clean)
 
 
 def _truncate_text(text: str, max_chars: int) -> str:
-    """Some `longest` characters of `text`: the end of what has several lines is as telling as its beginning."""
+    """Cut `text` to about `max_chars` characters: a single line at its end, several lines in the middle."""
     if len(text) <= max_chars:
         return text
     if "\n" not in text:

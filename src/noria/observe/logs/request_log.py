@@ -1,8 +1,8 @@
-"""The line of a request for images: one for each, written when it has ended, however it did.
+"""The log line of an image request: one line per request, written when the request has ended, with any outcome.
 
-Who begins a request (the middleware for HTTP, the runner for a job) opens a `Note`, and the studio fills it in while the request is drawn or
-refused. A context variable brings the note to the studio, through every task in between. The middleware writes it down; a job's is
-written by whoever ends the job (`jobs/completion.py`), drawn or not.
+The middleware (HTTP) or the worker (jobs) opens a `RequestLogRecord`, and the generation service fills it in. A context
+variable carries the record to the service through all tasks in between. The middleware writes the line; that of a job
+is written by the process that ends the job (`jobs/completion.py`).
 """
 
 import contextlib
@@ -22,60 +22,59 @@ LogPrompts = Literal["off", "hash", "full"]
 
 REQUEST_FIELDS: Mapping[str, str] = {
     "event": "`request`",
-    "request_id": "X-Request-Id of the answer; of a job, its id",
+    "request_id": "X-Request-Id of the response; of a job, its id",
     "job_id": "of a job",
-    "attempt": "of a job: how many times it was begun; 0 of one that never was",
+    "attempt": "of a job: how many times processing began; 0 if it never did",
     "job_status": "of a job: `succeeded`, `failed` or `canceled`, as the API has it",
-    "waited_s": "of a job: from its acceptance until it was begun for the last time, or ended without",
-    "method": "of HTTP",
-    "path": "of HTTP, as it was sent, without its query",
-    "status": "the answer's; 499 if nobody was there to read it",
-    "seconds": "from the request's head to the end of its answer; of a job, from its acceptance to its end",
+    "waited_s": "of a job: from its acceptance until processing last began, or until its end if it never did",
+    "method": "HTTP method",
+    "path": "HTTP path as it was sent, without the query",
+    "status": "HTTP status; 499 if the client had disconnected",
+    "seconds": "from the request's head to the end of the response; of a job, from its acceptance to its end",
     "key": "name of the API key",
     "outcome": "`ok`, or a code of errors.md",
-    "error": "the refusal or failure in words",
-    "model": "who drew, or should have",
-    "model_version": "its fingerprint",
-    "n": "images asked for",
-    "size": "of each, in pixels",
-    "scheduler": "its short name",
-    "steps": "asked for",
+    "error": "the error message",
+    "model": "name of the model",
+    "model_version": "fingerprint of the model",
+    "n": "number of images requested",
+    "size": "`WIDTHxHEIGHT` of each image, in pixels",
+    "scheduler": "short name of the scheduler",
+    "steps": "steps requested",
     "guidance": "guidance scale",
-    "seed": "of the first image",
-    "priority": "if it is not normal",
-    "deadline_s": "the caller's, from the arrival",
+    "seed": "seed of the first image",
+    "priority": "priority, if it is not normal",
+    "deadline_s": "the client's deadline, from the arrival",
     "queue_s": "from the arrival at the engine until the image had its slot",
-    "encode_s": "the prompt",
-    "denoise_s": "its steps, and its waiting between them",
+    "text_encode_s": "time to encode the prompt",
+    "denoise_s": "time of the steps, and of the waiting between them",
     "decode_s": "latents to pixels",
     "postprocess_s": "pixels to files",
-    "total_s": "queue to files; of what failed, until it did",
-    "predicted_s": "what the engine said at its acceptance that queue to decode would take",
-    "mean_batch": "images that shared these steps, itself included",
-    "steps_run": "model calls of the image: some schedulers make more than the steps asked for",
+    "total_s": "queue to files; until the failure if it failed",
+    "predicted_s": "the engine's prediction, at acceptance, of the time from queue to decode",
+    "mean_batch": "mean number of images in the steps of this one, itself included",
+    "steps_run": "model calls of the image: some schedulers make more than the steps requested",
     "prompt": "with `log_prompts = full`",
     "negative_prompt": "with `log_prompts = full`, if there is one",
     "prompt_sha256": "with `log_prompts = hash`",
     "negative_prompt_sha256": "with `log_prompts = hash`, if there is one",
 }
-"""Every field of such a line, and what it says; `docs/logs.md` has them."""
+"""Every field of the line and its meaning; `docs/logs.md` lists them."""
 
 
 @dataclass
 class RequestLogRecord:
-    """What is to be said of a request, as far as it is known."""
+    """The fields of a request's log line, as far as they are known."""
 
-    fields: dict[str, object] = field(
-        default_factory=dict
-    )  # empty: it is no request for images, or it never got to the studio
+    # Empty if it is no image request, or never reached the generation service.
+    fields: dict[str, object] = field(default_factory=dict)
 
     def add(self, **values: object) -> None:
-        """More of it; what was said before under the same name is replaced."""
+        """Set fields, replacing earlier values."""
         assert values.keys() <= REQUEST_FIELDS.keys(), values.keys() - REQUEST_FIELDS.keys()
         self.fields |= values
 
     def write(self, **values: object) -> None:
-        """The line itself."""
+        """Set `values` and write the log line."""
         self.add(event="request", **values)
         recorded = self.fields
         seconds = recorded.get("total_s", recorded.get("seconds"))
@@ -84,21 +83,21 @@ class RequestLogRecord:
             "request %s%s",
             recorded.get("outcome"),
             took,
-            extra=fields(**{name: recorded.get(name) for name in REQUEST_FIELDS}),
+            extra=fields(**{name: recorded[name] for name in REQUEST_FIELDS if name in recorded}),
         )
 
 
-_CURRENT_RECORD: ContextVar[RequestLogRecord | None] = ContextVar("noria_request_note", default=None)
+_CURRENT_RECORD: ContextVar[RequestLogRecord | None] = ContextVar("noria_request_log_record", default=None)
 
 
 def current_log_record() -> RequestLogRecord:
-    """The note of the request that is being worked for; one that nobody reads, if there is none."""
+    """Return the record of the current request; without one, a new record that is never written."""
     return _CURRENT_RECORD.get() or RequestLogRecord()
 
 
 @contextlib.contextmanager
 def request_log_scope() -> Iterator[RequestLogRecord]:
-    """A new note, which everything that is done or begun inside fills in."""
+    """Make a new record the current one for the code and the tasks started in this context."""
     record = RequestLogRecord()
     token = _CURRENT_RECORD.set(record)
     try:
@@ -108,7 +107,7 @@ def request_log_scope() -> Iterator[RequestLogRecord]:
 
 
 def request_fields(request: ImageRequest, model_version: str, prompts: LogPrompts) -> dict[str, object]:
-    """The fields that tell what was asked for; `model_version` is the fingerprint of its model."""
+    """Return the fields that describe the request; `model_version` is the fingerprint of its model."""
     return {
         "model": request.model,
         "model_version": model_version,
@@ -126,7 +125,7 @@ def request_fields(request: ImageRequest, model_version: str, prompts: LogPrompt
 
 
 def prompt_fields(name: str, text: str, prompts: LogPrompts) -> dict[str, object]:
-    """What may be said of a prompt."""
+    """Return the field of a prompt that `prompts` allows, if any."""
     match prompts:
         case "full" if text:
             return {name: text}

@@ -1,12 +1,12 @@
-"""How a process logs: one way for all of them.
+"""Sets up the logging of a process.
 
-A child of the supervisor writes marked JSON lines into the pipe of which the supervisor makes the server's log (`noria.supervisor.log_collector`); whoever is
-alone (`noria generate`, a process started by hand) writes its own.
+A child of the supervisor writes marked JSON lines into its pipe, which the supervisor merges into the server's log
+(`noria.supervisor.log_collector`). A process without a supervisor (`noria generate`) writes to its stderr.
 
     log.info("tiny is ready", extra=fields(event="models_ready", device="cuda:0"))
 
-Every line of a request has its `request_id`, and `trace_id` and `span_id` if it is traced: from the line's own fields, else from
-`observe.context.CURRENT`, which follows tasks, not threads.
+Every line of a request has its `request_id`, and `trace_id` and `span_id` if it is traced: from the line's own fields,
+else from `request_scope.CURRENT_REQUEST`, which follows tasks, not threads.
 """
 
 import contextlib
@@ -30,20 +30,20 @@ _MARK_VARIABLE = "_NORIA_LOG_MARK"  # not a setting: settings are NORIA_…
 
 
 def new_mark() -> bytes:
-    """What lines of ours begin with in the pipe from a child, so that nothing else that it prints is taken for one.
+    """Return a new mark, which begins each log line in a child's pipe, so that no other output is taken for one.
 
-    RFC 7464 begins a JSON text of a sequence with a record separator; the rest is chance, which no prompt can know.
+    It is a record separator, as in RFC 7464, and random digits, which no prompt can contain.
     """
     return b"\x1e" + secrets.token_hex(8).encode() + b" "
 
 
 def child_log_environment(mark: bytes) -> dict[str, str]:
-    """What children have to find in their environment to write such lines, and to write at once whatever else they print."""
+    """Return the environment variables that make a child write marked lines, and other output unbuffered."""
     return {_MARK_VARIABLE: mark.decode(), "PYTHONUNBUFFERED": "1"}
 
 
 class LineHandler(logging.Handler):
-    """Makes a line of each record and gives it to `put`."""
+    """Makes a line of each record and passes it to `put`."""
 
     def __init__(self, process: str, put: Callable[[Line], None], flush: Callable[[], None] = lambda: None) -> None:
         super().__init__()
@@ -51,19 +51,19 @@ class LineHandler(logging.Handler):
         self.addFilter(_add_context)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Hand on what it says."""
+        """Pass the line of `record` to `put`."""
         try:
             self._put(line_from_record(record, self._process))
-        except Exception:  # as every handler of the standard library: a line is not worth the work that it tells of
+        except Exception:  # as in every handler of the standard library: logging must not fail the work
             self.handleError(record)
 
     def flush(self) -> None:
-        """Wait for what is on its way, in bounded time; `logging.shutdown` does it for who ends without unwinding."""
+        """Wait, in bounded time, until queued lines are written; `logging.shutdown` calls it."""
         self._flush()
 
 
 def _add_context(record: logging.LogRecord) -> bool:
-    """A filter that lets everything pass: puts whose work is being done before the record's own fields."""
+    """A filter that passes every record and adds the ids of the current request to its fields."""
     if (current := CURRENT_REQUEST.get()) is not None:
         ids = {"request_id": current.request_id, "trace_id": current.trace_id, "span_id": current.span_id}
         own_fields: dict[str, object] = getattr(record, "noria_fields", {})
@@ -72,7 +72,7 @@ def _add_context(record: logging.LogRecord) -> bool:
 
 
 def render_for(log_format: LogFormat, stream: TextIO, environment: Mapping[str, str]) -> Render:
-    """How lines are written to `stream`: `auto` is text on a terminal, with colours unless NO_COLOR is set; JSON elsewhere."""
+    """Return the renderer for `stream`; `auto` is text on a terminal, coloured unless NO_COLOR is set, else JSON."""
     on_terminal = stream.isatty()
     if log_format == "json" or (log_format == "auto" and not on_terminal):
         return as_json
@@ -82,7 +82,7 @@ def render_for(log_format: LogFormat, stream: TextIO, environment: Mapping[str, 
 
 @contextlib.contextmanager
 def logging_to(handler: LineHandler, level: str) -> Iterator[None]:
-    """Meanwhile everything that is logged or warned of at `level` or above goes to `handler`."""
+    """In this context, records and warnings at `level` or above go to `handler`."""
     root = logging.getLogger()
     previous_level = root.level
     root.addHandler(handler)
@@ -98,7 +98,10 @@ def logging_to(handler: LineHandler, level: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def logging_here(process: str, level: str, log_format: LogFormat = "auto") -> Iterator[None]:
-    """Meanwhile this process, called `process`, logs to its stderr: marked for the supervisor if that has started it."""
+    """In this context, the process logs to its stderr under the name `process`.
+
+    With marks if the supervisor started it.
+    """
     if isinstance(sys.stderr, io.TextIOWrapper):
         sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")
     mark = os.environ.get(_MARK_VARIABLE)
@@ -109,7 +112,7 @@ def logging_here(process: str, level: str, log_format: LogFormat = "auto") -> It
 
 @contextlib.contextmanager
 def _to_supervisor(process: str, mark: bytes) -> Iterator[LineHandler]:
-    """A handler that nobody waits for; at the end what it holds is written, for two seconds at most."""
+    """Yield a handler that never blocks; at the end queued lines are written, for two seconds at most."""
     writer = NonBlockingWriter(lambda line: mark + as_json(line), SharedPipe(sys.stderr.fileno()), process)
     writer.start()
     try:
@@ -120,11 +123,11 @@ def _to_supervisor(process: str, mark: bytes) -> Iterator[LineHandler]:
 
 @contextlib.contextmanager
 def _to_stderr(process: str, log_format: LogFormat) -> Iterator[LineHandler]:
-    """A handler of who is alone, and has nobody to hold up."""
+    """Yield a handler that writes directly, for a process without a supervisor."""
     render = render_for(log_format, sys.stderr, os.environ)
 
     def put(line: Line) -> None:
-        sys.stderr.write(f"{render(line).decode()}\n")  # one write: two threads' lines do not mix
+        sys.stderr.write(f"{render(line).decode()}\n")  # one write, so that lines of two threads do not mix
         sys.stderr.flush()
 
     yield LineHandler(process, put)

@@ -1,8 +1,9 @@
-"""Lines on their way out of a process, in the order in which they were said; nobody who logs ever waits for who reads.
+"""Writes log lines in order, without ever blocking the code that logs.
 
-An `Outlet` is a thread behind a bounded queue. Who reads too slowly loses lines, and is told how many. Where they go is a `Sink`: the
-server's stderr may stand still for as long as it likes, so only the thread writes there; the pipe to the supervisor has room nearly
-always, and a line that is in it outlives its process, so whoever logs writes there itself as long as there is room.
+A `NonBlockingWriter` is a thread with a bounded queue. When the reader is too slow, lines are lost and their number is
+logged. Lines go to a `Sink`: the server's stderr may block for any time, so only the thread writes there; the pipe to
+the supervisor nearly always has room, and a line in it outlives its process, so the logging code writes there directly
+while there is room.
 """
 
 import errno
@@ -19,67 +20,69 @@ from typing import Protocol
 from noria.observe.logs.log_record import Line, Render, make_line
 
 MAX_BUFFERED_BYTES = 8 * 1024 * 1024
-FLUSH_TIMEOUT_S = 2.0  # at the end, for a reader that is slow
-_MAX_LINES_PER_WRITE = 64  # lines of one write
-_DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})  # a disk, which somebody will empty
+FLUSH_TIMEOUT_S = 2.0  # at the end of the process, for a slow reader
+_MAX_LINES_PER_WRITE = 64
+# Errors that may pass; after any other the sink is gone.
+_DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 _RETRY_INTERVAL_S = 0.5
-_POLL_INTERVAL_MS = 5  # nothing tells when a pipe is emptied to a certain mark, so one looks
+_POLL_INTERVAL_MS = 5  # there is no event for "a pipe has this much room"
 
 
 class Sink(Protocol):
-    """Where lines go."""
+    """The destination of the lines."""
 
     def try_write(self, data: bytes) -> bool:
-        """Write all of `data` if nobody has to be waited for, else nothing; returns which."""
+        """Write all of `data` if that cannot block, else nothing; return whether it was written."""
 
     def write(self, data: bytes) -> None:
-        """Write `data`, however long that takes. Raises OSError where nobody can read it any more, or the disk is full."""
+        """Write `data`, blocking as long as needed. Raises OSError if the reader is gone or the disk is full."""
 
 
 class Stream:
-    """A terminal, a file, a pipe to who knows whom."""
+    """A terminal, a file, or a pipe to any program."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
-    def try_write(self, data: bytes) -> bool:  # noqa: ARG002 - whatever it is
-        """Nothing says how long a write will take."""
+    def try_write(self, data: bytes) -> bool:  # noqa: ARG002
+        """Return False: a write to it may always block."""
         return False
 
     def write(self, data: bytes) -> None:
-        """Write it."""
+        """Write all of `data`."""
         write_all(self._fd, data)
 
 
 class SharedPipe:
-    """The pipe that is this process's stdout and stderr; the other end is the supervisor's.
+    """The pipe to the supervisor, which is this process's stdout and stderr.
 
-    Lines fill a quarter of it. A page of a pipe stays half empty at worst, where the next write did not fit, so a quarter takes half of
-    the pages; the other half is for what is printed past the log (a library's message, a crash dump), whose writers would wait.
+    Log lines fill at most a quarter of its bytes. A page of a pipe may stay half empty, where the next write did not
+    fit, so a quarter of the bytes takes at most half of the pages. The other half is left for output that bypasses the
+    log (a library's message, a crash dump), whose writers would block.
     """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._share_bytes = fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ) // 4
         self._hangup_poll = select.poll()
-        self._hangup_poll.register(fd, 0)  # of itself it tells only that the other end is closed
+        self._hangup_poll.register(fd, 0)  # with no events: it reports only that the other end is closed
 
     def try_write(self, data: bytes) -> bool:
-        """Write it if it is within the share."""
+        """Write `data` if it fits into the share for log lines."""
         try:
             return len(data) <= self._free_bytes() and os.write(self._fd, data) == len(data)
-        except (BrokenPipeError, BlockingIOError):  # the thread will see for itself
+        except (BrokenPipeError, BlockingIOError):  # the thread handles it
             return False
 
     def write(self, data: bytes) -> None:
-        """Write it as room appears."""
+        """Write `data` as room appears."""
         remaining = memoryview(data)
         while remaining:
             if free_bytes := self._free_bytes():
                 write_all(self._fd, remaining[:free_bytes])
                 remaining = remaining[free_bytes:]
             elif self._hangup_poll.poll(_POLL_INTERVAL_MS):
-                raise BrokenPipeError(errno.EPIPE, "the supervisor is gone")
+                raise BrokenPipeError(errno.EPIPE, "the supervisor has ended")
 
     def _free_bytes(self) -> int:
         (unread_bytes,) = struct.unpack("i", fcntl.ioctl(self._fd, termios.FIONREAD, b"\0" * 4))
@@ -87,20 +90,21 @@ class SharedPipe:
 
 
 class NonBlockingWriter(threading.Thread):
-    """Writes what is `put` to `sink`; `process` is who tells what was lost."""
+    """Writes the lines given to `put` to `sink`; `process` is the process name in the line that reports losses."""
 
     def __init__(self, render: Render, sink: Sink, process: str, max_buffered_bytes: int = MAX_BUFFERED_BYTES) -> None:
-        super().__init__(name="outlet", daemon=True)  # a terminal that stands still must not keep the process
+        # A daemon: a blocked terminal must not keep the process from ending.
+        super().__init__(name="log writer", daemon=True)
         self._render, self._sink, self._process = render, sink, process
         self._max_buffered_bytes = max_buffered_bytes
         self._buffered: deque[bytes] = deque()
         self._buffered_bytes = self._num_lost = 0
-        self._num_in_write = 0  # lines that are lost if what was taken last cannot be written
+        self._num_in_write = 0  # lines in the current write, including the lost ones that it reports
         self._closed = False
         self._changed = threading.Condition()
 
     def put(self, line: Line) -> None:
-        """Have `line` written; never waits. It is counted as lost where too many wait already."""
+        """Queue `line`; never blocks. The line is lost and counted if the queue is full."""
         rendered = self._render(line) + b"\n"
         with self._changed:
             if self._is_empty and self._sink.try_write(rendered):
@@ -113,24 +117,24 @@ class NonBlockingWriter(threading.Thread):
             self._changed.notify_all()
 
     def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
-        """Wait until all is written that was put, for so long at most."""
+        """Wait until all queued lines are written, for at most `timeout_s`."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_empty or self._closed, timeout_s)
 
     def close(self, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
-        """Write what waits, for so long at most; nothing may be put any more."""
+        """Write the queued lines, for at most `timeout_s`; `put` must not be called any more."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         self.join(timeout_s)
 
     def run(self) -> None:
-        """Write until `close`, or until nobody can read any more; lines for a disk that is full are lost, and counted."""
+        """Write until `close`, or until the reader is gone. Lines for a full disk are lost and counted."""
         while batch := self._next_batch():
             try:
                 self._sink.write(b"".join(batch))
             except OSError as error:
-                if error.errno not in _DISK_FULL_ERRNOS:  # the terminal or the pipe is gone: nobody is left to be told
+                if error.errno not in _DISK_FULL_ERRNOS:  # the terminal or the pipe is gone
                     with self._changed:
                         self._closed, self._max_buffered_bytes = True, 0
                         self._buffered.clear()
@@ -147,7 +151,7 @@ class NonBlockingWriter(threading.Thread):
         return not (self._buffered or self._num_in_write or self._num_lost)
 
     def _next_batch(self) -> list[bytes]:
-        """The next lines; none: it is closed, and all is written."""
+        """Wait for the next lines and return them; none if the writer is closed and all is written."""
         with self._changed:
             self._num_in_write = 0
             self._changed.notify_all()
@@ -155,22 +159,20 @@ class NonBlockingWriter(threading.Thread):
             batch = [self._buffered.popleft() for _ in range(min(len(self._buffered), _MAX_LINES_PER_WRITE))]
             self._buffered_bytes -= sum(map(len, batch))
             num_lost = 0
-            if not self._buffered:  # else they are missing further on
+            if not self._buffered:  # else the lost lines came after those still in the queue
                 num_lost, self._num_lost = self._num_lost, 0
             self._num_in_write = len(batch) + num_lost
         if num_lost:
-            message = (
-                f"{num_lost} lines of the log were lost here: they could not be written, or not as fast as they came"
-            )
+            message = f"{num_lost} log lines were lost here: they could not be written, or not as fast as they came"
             loss_line = make_line(time.time(), "warning", "noria.log_collector", self._process, message) | {
-                "lost": num_lost
+                "num_lost": num_lost
             }
             batch.append(self._render(loss_line) + b"\n")
         return batch
 
 
 def write_all(fd: int, data: bytes | memoryview) -> None:
-    """Write all of `data`, also where another program has made the terminal non-blocking."""
+    """Write all of `data`, even if another program has made the terminal non-blocking."""
     remaining = memoryview(data)
     while remaining:
         try:

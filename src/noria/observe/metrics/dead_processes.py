@@ -1,11 +1,13 @@
-"""What processes that have ended had counted: folded into one file of each kind, so that neither the folder nor a scrape grows with restarts.
+"""Merges the counters of ended processes into one file per kind, so that restarts do not make scrapes slower.
 
-The supervisor folds when a child has ended; it alone starts processes, so none can come under an old process id meanwhile. What it writes is
-a file as any other (`counter_ended-7.db`), and takes the places of those it is the sum of: the number tells front ends that some are gone.
-The exchange is several changes to the folder, so nobody reads meanwhile: both hold a lock, which the kernel takes from a process that ends.
-A supervisor that is killed within the exchange leaves both; its server ends with it, and with the folder.
+The supervisor merges when a child has ended. It alone starts processes, so no new process can reuse a process id
+meanwhile. The merged file has the usual format and a name such as `counter_ended-7.db`; it replaces the files of which
+it is the sum, and its new number tells readers that files are gone. Replacing takes several changes to the folder, so
+the supervisor and readers hold a file lock, which the kernel releases when a process ends. A supervisor that is killed
+while replacing leaves both; the server and the folder end with it.
 
-No counter falls. Sums are rounded up, by 1 in 10¹⁶ at most: where 0.1 + 0.2 is rounded down, what was shown before would have been more.
+No counter ever decreases: sums are rounded up, by at most 1 in 10¹⁶. If 0.1 + 0.2 were rounded down, the value shown
+before would have been larger.
 """
 
 import contextlib
@@ -24,9 +26,9 @@ _MERGED_FILE_NAME = re.compile(r"(?:counter|histogram)_ended-(\d+)\.db")
 
 
 def merge_dead_processes(folder: str) -> None:
-    """Do it for all processes that have ended by now; while a scrape is being read, leave it to the next call.
+    """Merge the files of all processes that have ended, unless a scrape is reading the folder.
 
-    Raises OSError: the disk is full, say. What is counted is as before; the next call tries again.
+    Raises OSError, for example if the disk is full. The counts are then unchanged, and the next call tries again.
     """
     directory = pathlib.Path(folder)
     for kind in ("counter", "histogram"):
@@ -48,18 +50,18 @@ def merge_dead_processes(folder: str) -> None:
 
 
 def read_lock(folder: pathlib.Path) -> contextlib.AbstractContextManager[None]:
-    """Nothing is exchanged meanwhile."""
+    """Return a context in which no files are replaced."""
     return _locked(folder, fcntl.LOCK_SH)
 
 
 def is_merged(name: str) -> bool:
-    """Whether a file is of many processes that have ended."""
+    """Return whether `name` is that of a merged file."""
     return _MERGED_FILE_NAME.fullmatch(name) is not None
 
 
 @contextlib.contextmanager
 def _locked(folder: pathlib.Path, operation: int) -> Iterator[None]:
-    with (folder / "ended.lock").open("ab") as file:  # which may lie on a disk where a folder cannot be locked
+    with (folder / "ended.lock").open("ab") as file:  # a file, since some file systems cannot lock a folder
         fcntl.flock(file, operation)
         yield
 
@@ -74,7 +76,7 @@ def _is_alive(path: pathlib.Path) -> bool:
 
 
 def _sums(paths: list[pathlib.Path]) -> dict[bytes, float]:
-    """The values by key, in the order in which keys came; of each file as far as it can be read."""
+    """Return the sums by key, in the order of first appearance; each file is read as far as it is valid."""
     totals: dict[bytes, float] = {}
     for path in paths:
         content = read_used_bytes(path)
@@ -87,7 +89,7 @@ def _sums(paths: list[pathlib.Path]) -> dict[bytes, float]:
 
 
 def _sum_rounded_up(first: float, second: float) -> float:
-    """Their sum or, where no double is their sum, the next that is more."""
+    """Return the sum or, if it is not a double, the next larger double."""
     total = first + second
     if math.isfinite(total) and math.fsum((first, second, -total)) > 0.0:
         return math.nextafter(total, math.inf)

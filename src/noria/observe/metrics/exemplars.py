@@ -1,6 +1,6 @@
-"""Which request an observation was: for each bucket of a histogram the latest one, so that a slow bucket leads to a line of the log and a trace.
+"""Exemplars: the latest request of each histogram bucket, so that a slow bucket leads to a log line and a trace.
 
-prometheus_client keeps no exemplars across processes, so each front end keeps its own, and those of the one that is asked are given.
+prometheus_client keeps no exemplars across processes, so each front end keeps its own and exports them when scraped.
 """
 
 import bisect
@@ -12,14 +12,13 @@ from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
 _BucketKey = tuple[str, frozenset[tuple[str, str]]]  # a bucket's name and its labels
-_MAX_LABEL_CHARS = (
-    128  # characters of the names and values of an exemplar's labels, in OpenMetrics; Prometheus drops what is longer
-)
+# OpenMetrics' limit for the names and values of an exemplar's labels together; Prometheus drops longer ones.
+_MAX_LABEL_CHARS = 128
 
 
 @dataclass
 class Exemplars:
-    """The latest of each bucket; as many as there are buckets, so bounded as labels are."""
+    """The latest exemplar of each bucket; bounded, since labels and buckets are."""
 
     _latest: dict[_BucketKey, Exemplar] = field(default_factory=dict)
 
@@ -32,9 +31,9 @@ class Exemplars:
         exemplar_labels: Mapping[str, str],
         now: float,
     ) -> None:
-        """`value` was observed of `who` at `now`, Unix time. `buckets` are the metric's upper bounds, rising.
+        """Store the exemplar of an observation at `now`, Unix time; `buckets` are the ascending upper bounds.
 
-        A label of `who` for which there is no room behind those before it is left out.
+        Labels of `exemplar_labels` are taken in order; one that exceeds OpenMetrics' limit is left out.
         """
         kept_labels: dict[str, str] = {}
         chars_left = _MAX_LABEL_CHARS
@@ -51,7 +50,7 @@ class Exemplars:
         )
 
     def openmetrics_suffix(self, name: str, labels: frozenset[tuple[str, str]]) -> str:
-        """What follows a bucket's value in OpenMetrics; nothing for one without an exemplar."""
+        """Return the exemplar in OpenMetrics' format, to append to a bucket's line; empty without one."""
         exemplar = self._latest.get((name, labels))
         if exemplar is None:
             return ""
@@ -61,7 +60,7 @@ class Exemplars:
         return f" # {{{label_pairs}}} {floatToGoString(exemplar.value)} {exemplar.timestamp}"  # type: ignore[no-untyped-call]
 
     def attach_to(self, metrics: Iterable[Metric]) -> Iterator[Metric]:
-        """`metrics` with the exemplars of their buckets."""
+        """Yield `metrics` with exemplars added to their buckets."""
         for metric in metrics:
             if metric.type == "histogram":
                 metric.samples = [
@@ -72,5 +71,5 @@ class Exemplars:
 
 
 def escape_label_value(text: str) -> str:
-    """A label's value as both formats quote it."""
+    """Escape a label value as both text formats require."""
     return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

@@ -1,6 +1,6 @@
-"""What `/metrics` answers: every process's values, summed, and what is read at the scrape.
+"""The content of `/metrics`: the values of all processes, summed, and values read at the scrape.
 
-Prometheus asks for OpenMetrics, which alone has exemplars; whoever does not gets the text format.
+Only OpenMetrics has exemplars; a scraper that does not ask for it gets Prometheus' text format.
 """
 
 import functools
@@ -26,14 +26,14 @@ _exemplars = Exemplars()
 def observe(
     histogram: Histogram, seconds: float, labels: Mapping[str, str], exemplar_labels: Mapping[str, str]
 ) -> None:
-    """Count `seconds` and keep `who`, such as {"request_id": …}, the most telling first, as the example of its bucket."""
+    """Observe `seconds` and keep `exemplar_labels`, most important first, as the exemplar of the bucket."""
     name: str = histogram._name
     histogram.labels(**labels).observe(seconds)
     _exemplars.record(name, labels, DECLARATIONS[name].buckets, seconds, exemplar_labels, time.time())
 
 
 def exposition(accept: str = "") -> tuple[bytes, str]:
-    """All values, and their content type, in the format that the header `accept` asks for."""
+    """Return all values and their content type, in the format that the header `accept` asks for."""
     openmetrics = "application/openmetrics-text" in accept
     folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
     multiprocess_text = "" if folder is None else _multiprocess_reader(folder).text(_exemplars if openmetrics else None)
@@ -54,7 +54,7 @@ def _gpus() -> GpuCollector:
 
 
 class _ScrapeTimeCollector:
-    """What is read at the scrape, as prometheus_client's writers take it for a registry."""
+    """The values read at the scrape; prometheus_client's writers accept it as a registry."""
 
     def collect(self) -> Iterator[Metric]:
         yield from ProcessCollector().collect()
@@ -62,7 +62,7 @@ class _ScrapeTimeCollector:
 
 
 class _SingleProcessCollector(_ScrapeTimeCollector):
-    """And what this process has counted, where it is alone."""
+    """Also the values of this process, if it is the only one."""
 
     def collect(self) -> Iterator[Metric]:
         yield from _exemplars.attach_to(REGISTRY.collect())

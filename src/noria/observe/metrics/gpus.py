@@ -1,4 +1,4 @@
-"""NVIDIA GPUs as dcgm-exporter names their figures, read by NVML at the scrape; nothing where there is no GPU or no NVML."""
+"""NVIDIA GPU metrics under dcgm-exporter's names, read by NVML at the scrape; none without a GPU or NVML."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +12,7 @@ _MIB = 2**20
 
 
 def open_nvml() -> Any | None:
-    """The NVML binding, ready; None where it is not installed or finds no driver."""
+    """Return the initialised NVML binding; None if it is not installed or finds no driver."""
     try:
         import pynvml
     except ImportError:
@@ -25,13 +25,13 @@ def open_nvml() -> Any | None:
 
 
 class GpuCollector:
-    """A collector for prometheus_client; `nvml` is the module `pynvml`, or what stands in for it."""
+    """A collector for prometheus_client; `nvml` is the module `pynvml`, or a fake of it."""
 
     def __init__(self, nvml: Any | None) -> None:
         self._nvml = nvml
 
     def collect(self) -> Iterator[Metric]:
-        """One sample a GPU and figure; a figure that a GPU does not tell is left out, and so is a GPU that does not answer."""
+        """Yield one sample per GPU and metric, except metrics that a GPU lacks and GPUs that do not respond."""
         nvml = self._nvml
         if nvml is None:
             return
@@ -39,14 +39,14 @@ class GpuCollector:
             name: GaugeMetricFamily(name, declaration.help, labels=declaration.labels)
             for name, declaration in GPU_METRICS.items()
         }
-        with contextlib.suppress(nvml.NVMLError):  # the driver is being replaced: no reason to hide all other metrics
+        with contextlib.suppress(nvml.NVMLError):  # the driver is being replaced; the other metrics stay
             for index in range(nvml.nvmlDeviceGetCount()):
                 _add_samples(nvml, index, families)
         yield from families.values()
 
 
 def _add_samples(nvml: Any, index: int, families: Mapping[str, GaugeMetricFamily]) -> None:
-    """A GPU's figures; none of one that has fallen off the bus."""
+    """Add the samples of a GPU; none if it has fallen off the bus."""
     with contextlib.suppress(nvml.NVMLError):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         labels = [str(index), _text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle))]

@@ -1,10 +1,11 @@
-"""A file in which prometheus_client keeps values of a process: how it is laid out, as `prometheus_client.mmap_dict` has it.
+"""The layout of the files in which prometheus_client keeps a process's values (`prometheus_client.mmap_dict`).
 
-An int32 says how many bytes are used, and four are free. Then come entries: a key's length as int32; the key, JSON of metric, series,
-labels and help; spaces up to the next multiple of eight bytes; two doubles, value and time. An entry comes after those before, and is
-counted as used when it is there.
+An int32 is the number of used bytes; four bytes are unused. Then follow entries: the key's length as int32; the key,
+JSON of metric, series, labels and help; spaces up to the next multiple of eight bytes; two doubles, value and time.
+Entries are appended, and counted as used once they are written.
 
-This is no public interface of prometheus_client; whatever here cannot be is taken for not yet written, and ends what is read of a file.
+This is no public interface of prometheus_client. Anything invalid is taken as not yet written and ends the reading of a
+file.
 """
 
 import os
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-HEADER_BYTES = 8  # bytes before the first entry
+HEADER_BYTES = 8
 
 Key = tuple[str, str, dict[str, str], str]  # metric, series, labels, help
 
@@ -22,7 +23,10 @@ _unpack_int32 = struct.Struct("i").unpack_from
 
 
 def read_used_bytes(path: pathlib.Path) -> bytes:
-    """A file's head and entries, without the room behind them; nothing of a file that is just being made. Raises OSError."""
+    """Return a file's header and entries without the unused rest; empty for a file just being created.
+
+    Raises OSError.
+    """
     with path.open("rb") as file:
         header = file.read(HEADER_BYTES)
         if len(header) < HEADER_BYTES:
@@ -32,7 +36,7 @@ def read_used_bytes(path: pathlib.Path) -> bytes:
 
 
 def iter_entries(content: bytes, offset: int = HEADER_BYTES) -> Iterator[tuple[bytes, int]]:
-    """From byte `start` on, each entry's key and where its value is, in bytes; as far as entries can be told."""
+    """Yield key and byte offset of the value of each entry, from byte `offset` up to the first invalid entry."""
     while offset + 4 <= len(content):
         (length,) = _unpack_int32(content, offset)
         value_offset = offset + _value_offset(length)
@@ -43,7 +47,7 @@ def iter_entries(content: bytes, offset: int = HEADER_BYTES) -> Iterator[tuple[b
 
 
 def decode_key(key: bytes) -> Key | None:
-    """What a key says; None of what is none."""
+    """Return the parsed key; None if it is invalid."""
     try:
         parsed: Key = msgspec.json.decode(key, type=Key)
     except msgspec.DecodeError:
@@ -52,7 +56,7 @@ def decode_key(key: bytes) -> Key | None:
 
 
 def serialize_file(values: Mapping[bytes, float]) -> bytes:
-    """A whole file, of values by key."""
+    """Return the content of a file with these values by key."""
     parts = [
         struct.pack("i", len(key)) + key.ljust(_value_offset(len(key)) - 4) + struct.pack("dd", value, 0.0)
         for key, value in values.items()
@@ -61,5 +65,8 @@ def serialize_file(values: Mapping[bytes, float]) -> bytes:
 
 
 def _value_offset(length: int) -> int:
-    """Of an entry, before its value. At least one space follows the key."""
+    """Return the bytes of an entry before its value, for a key of `length` bytes.
+
+    At least one space follows the key.
+    """
     return 4 + length + (8 - (length + 4) % 8)

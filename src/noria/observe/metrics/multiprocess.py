@@ -1,11 +1,11 @@
-"""The values of several processes as one text: what prometheus_client's multiprocess collector and its writers give, sooner.
+"""Renders the values of several processes: the output of prometheus_client's multiprocess collector, but faster.
 
-Each process keeps its values in files of its own (`entries.py`). Entries only ever come after those before, so what was read of a key is
-kept: a scrape reads numbers, and parses only keys that are new. What processes that have ended had counted is in one file of each kind
-(`ended.py`), so time goes with the processes that live. Gauges' files go with their processes, and a process id may come again, so
-those are read whole; they are short.
+Each process keeps its values in files of its own (`mmap_format.py`). Entries are only appended, so parsed keys are
+kept: a scrape reads numbers and parses only new keys. The counts of ended processes are in one file per kind
+(`dead_processes.py`), so the time depends on the number of running processes. Gauge files are removed with their
+process, and a process id may be reused, so these short files are always parsed completely.
 
-Of prometheus_client's gauges only the modes are known that `metrics.py` declares.
+Only the gauge modes that `declarations.py` uses are supported.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from noria.observe.metrics.mmap_format import HEADER_BYTES, decode_key, iter_ent
 
 
 class _Series(NamedTuple):
-    """One line of the answer, but for its value."""
+    """One line of the output without its value."""
 
     kind: str  # counter, gauge or histogram
     family: str
@@ -38,16 +38,16 @@ class _Series(NamedTuple):
 
 @dataclass
 class _FileState:
-    """What was read of a file."""
+    """What has been parsed of a file."""
 
-    used_bytes: int = HEADER_BYTES  # bytes of it
-    series_ids: list[int] = field(default_factory=list)  # of its entries
-    value_indices: list[int] = field(default_factory=list)  # of their values, in doubles from the file's start
+    used_bytes: int = HEADER_BYTES
+    series_ids: list[int] = field(default_factory=list)  # of the entries, in order
+    value_indices: list[int] = field(default_factory=list)  # of their values, in doubles from the start of the file
 
 
 @dataclass
 class _HistogramSeries:
-    """A histogram under one set of labels."""
+    """A histogram with one set of labels."""
 
     sum_line: str = ""
     sum_id: int = 0
@@ -57,7 +57,7 @@ class _HistogramSeries:
 
 @dataclass
 class _Family:
-    """A metric: its lines without their values."""
+    """A metric: its lines without values."""
 
     series: _Series
     lines: list[tuple[str, int]] = field(default_factory=list)
@@ -65,7 +65,7 @@ class _Family:
 
 
 class MultiprocessReader:
-    """The values in `folder`, through all scrapes of one front end."""
+    """Reads the values in `folder`; kept over all scrapes of a front end."""
 
     def __init__(self, folder: str) -> None:
         self._folder = pathlib.Path(folder)
@@ -73,10 +73,13 @@ class MultiprocessReader:
         self._series_ids: dict[bytes, int] = {}  # by key
         self._families: dict[str, _Family] = {}
         self._files: dict[str, _FileState] = {}
-        self._merged_files: list[str] = []  # names of the files that were so when last read
+        self._merged_files: list[str] = []  # their names at the last read
 
     def text(self, exemplars: Exemplars | None) -> str:
-        """All values: in OpenMetrics, but for its end, with `exemplars`; in Prometheus' text format without."""
+        """Return all values: in OpenMetrics, without its end mark, if `exemplars` are given.
+
+        Else in Prometheus' text format.
+        """
         with self._lock:
             totals, gauges = self._read()
             parts: list[str] = []
@@ -88,7 +91,7 @@ class MultiprocessReader:
             return "".join(parts)
 
     def _read(self) -> tuple[list[float], dict[int, float]]:
-        """Sums of what is counted, by cell; and what gauges show."""
+        """Return the sums of counters and histograms, indexed by series id, and the values of gauges by series id."""
         parts: list[tuple[list[int], tuple[float, ...]]] = []
         gauges: dict[int, float] = {}
         for name, content in self._contents():
@@ -108,24 +111,27 @@ class MultiprocessReader:
         for series_ids, values in parts:
             for series_id, value in zip(series_ids, values, strict=True):
                 addends[series_id].append(value)
-        return list(map(math.fsum, addends)), gauges  # exact: no order of them shows less than another
+        return list(map(math.fsum, addends)), gauges  # exact, so that the order of the files cannot make a sum smaller
 
     def _contents(self) -> list[tuple[str, bytes]]:
-        """All files that say something, by name."""
+        """Return the names and contents of all files that are not empty."""
         contents = []
         with read_lock(self._folder):
             names = sorted(name for name in os.listdir(self._folder) if name.endswith(".db"))
             for name in names:
-                with contextlib.suppress(FileNotFoundError):  # a gauge, whose process has ended just now
+                with contextlib.suppress(FileNotFoundError):  # a gauge whose process has just ended
                     contents.append((name, read_used_bytes(self._folder / name)))
         merged_files = [name for name in names if is_merged(name)]
-        if merged_files != self._merged_files:  # then files have gone, and others may have come under their names
+        if merged_files != self._merged_files:  # then files are gone, and new ones may have their names
             self._merged_files = merged_files
             self._files.clear()
         return [(name, content) for name, content in contents if content]
 
     def _parse_file(self, name: str, kind: str, content: bytes) -> _FileState:
-        """What is known of a file, now that this is in it. One that cannot be read to its end is read from its beginning next time."""
+        """Return the state of a file with this content.
+
+        A file with an invalid end is parsed from its start next time.
+        """
         file_state = self._files.pop(name, None)
         if file_state is None or file_state.used_bytes > len(content):
             file_state = _FileState()
@@ -135,7 +141,7 @@ class MultiprocessReader:
         return file_state
 
     def _parse_new_entries(self, kind: str, file_state: _FileState, content: bytes) -> None:
-        """Parse the entries that have come since the file was last read, up to one that is none."""
+        """Parse the entries appended since the last read, up to the first invalid one."""
         for key, value_offset in iter_entries(content, file_state.used_bytes):
             series_id = self._series_ids.get(key)
             if series_id is None:
@@ -149,7 +155,7 @@ class MultiprocessReader:
             file_state.used_bytes = value_offset + 16
 
     def _add_series(self, series: _Series, series_id: int) -> None:
-        """Find the line of a new series its place."""
+        """Add the line of a new series to its family."""
         family = self._families.setdefault(series.family, _Family(series))
         if series.kind != "histogram":
             family.lines.append((_line_prefix(series.name, series.labels), series_id))
@@ -170,7 +176,7 @@ class MultiprocessReader:
 def _lines(
     family: _Family, totals: list[float], gauges: dict[int, float], exemplars: Exemplars | None
 ) -> Iterator[str]:
-    """The family's lines, with values. A gauge whose processes have all ended has none."""
+    """Yield the family's lines with values. A gauge whose processes have all ended has none."""
     if family.series.kind == "gauge":
         yield from (
             f"{line}{_format_number(gauges[series_id])}\n" for line, series_id in family.lines if series_id in gauges
@@ -189,7 +195,7 @@ def _lines(
 
 
 def _values(content: bytes, file_state: _FileState) -> tuple[float, ...]:
-    """The values of all entries, in their order."""
+    """Return the values of all entries, in order."""
     if len(file_state.value_indices) < 2:
         return tuple(struct.unpack_from("d", content, 8 * index)[0] for index in file_state.value_indices)
     doubles = memoryview(content)[: len(content) // 8 * 8].cast("d")
@@ -198,7 +204,7 @@ def _values(content: bytes, file_state: _FileState) -> tuple[float, ...]:
 
 
 def _format_number(value: float) -> str:
-    """As Go writes it, in whose form buckets are named."""
+    """Format a number as Go does, which is also the format of bucket bounds."""
     if 0.0 <= value < 1e6 or math.isnan(value):
         return repr(value) if value == value else "NaN"  # noqa: PLR0124 - NaN
     text: str = floatToGoString(value)  # type: ignore[no-untyped-call]
@@ -206,7 +212,7 @@ def _format_number(value: float) -> str:
 
 
 def _format_header(series: _Series, *, openmetrics: bool) -> str:
-    """What a family begins with; a counter's name has its `_total` only in the text format, which alone leaves quotes as they are."""
+    """Return a family's header. Only the text format has `_total` in a counter's name and leaves quotes unescaped."""
     name = series.family if openmetrics or series.kind != "counter" else f"{series.family}_total"
     help_text = series.help.replace("\\", r"\\").replace("\n", r"\n")
     if openmetrics:
@@ -215,7 +221,7 @@ def _format_header(series: _Series, *, openmetrics: bool) -> str:
 
 
 def _line_prefix(name: str, labels: dict[str, str]) -> str:
-    """A line up to its value."""
+    """Return a line up to its value."""
     if not labels:
         return f"{name} "
     pairs = ",".join(f'{label}="{escape_label_value(value)}"' for label, value in sorted(labels.items()))

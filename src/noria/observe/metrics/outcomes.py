@@ -1,8 +1,8 @@
-"""What becomes of requests for images, counted: each once, whichever route it came by, when it has been answered for good.
+"""Counts the outcomes of image requests: each request once, by any route, when it has been answered finally.
 
-The labels stay few, whatever callers send: a model is one that a ready engine has told of, or `OTHER`; what can become of a request is in
-two tables. All of it counts from 0 on, from the moment that the model is heard of: Prometheus sees no increase in a series that begins
-with 300, so the first burst of failures would be seen by no alert.
+The labels are bounded: a model is one that a ready engine has announced, or `OTHER`; the outcomes are in two tables.
+All series of a model start at 0 when the model becomes known: Prometheus sees no increase in a series that starts at
+300, so no alert would notice a first burst of failures.
 """
 
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ from noria.observe.metrics import declarations
 
 OK = "ok"
 OTHER = "other"
-"""The model of a request that names none that is served, or that came before any was known."""
+"""The model label of a request that names no served model, or that came before any model was known."""
 
 REJECTION_REASONS = tuple(
     kind.code
@@ -43,7 +43,7 @@ REJECTION_REASONS = tuple(
         ModelNotFound,
     )
 )
-"""Why a request is refused: nothing was drawn of it."""
+"""The codes of requests that are rejected before any generation."""
 
 _FAILURES = tuple(
     kind.code
@@ -63,7 +63,7 @@ _known_models: set[str] = set()
 
 
 def init_model_series(names: Iterable[str]) -> None:
-    """Count, from now on, under the names of these models; from 0."""
+    """Start the series of these models at 0; requests are counted under their names from now on."""
     for name in names:
         if name in _known_models:
             continue
@@ -76,13 +76,13 @@ def init_model_series(names: Iterable[str]) -> None:
 
 
 def init_unknown_model_series() -> None:
-    """Count, from 0, what is refused before it is known for which model it is."""
+    """Start the series of requests without a known model at 0."""
     for code in _WITHOUT_MODEL:
         _init_series(OTHER, code)
 
 
 def count_request(model: str | None, outcome: str) -> None:
-    """One request for `model` has been answered: `ok`, or with a code of `noria.errors`. Where that is a refusal, it counts as one, too."""
+    """Count a request for `model` that was answered with `outcome`: `ok` or a code of `noria.errors`."""
     label = model if model in _known_models else OTHER
     declarations.REQUESTS.labels(label, outcome).inc()
     if outcome in REJECTION_REASONS:

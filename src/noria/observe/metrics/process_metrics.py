@@ -1,6 +1,6 @@
-"""The server's processes and the machine under them, read when somebody asks: so dashboards need no cAdvisor and no dcgm-exporter.
+"""Metrics of the server's processes and its machine, read at the scrape, so that dashboards need no cAdvisor.
 
-Processes are found by the names that they give themselves: the supervisor, which started this one, and its children.
+Processes are found by their titles: the supervisor, which is this process's parent, and its children.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ class ProcessCollector:
     """A collector for prometheus_client."""
 
     def collect(self) -> Iterator[Metric]:
-        """One sample a process, and the machine's size."""
+        """Yield one sample per process, and the machine's cores and memory."""
         cpu_s, memory, start_s = (
             _family(declaration)
             for declaration in (
@@ -37,7 +37,7 @@ class ProcessCollector:
                 start_s.add_metric([name], process.create_time())
         cores, limit = _family(declarations.MACHINE_CORES), _family(declarations.MACHINE_MEMORY_BYTES)
         num_cores, memory_bytes = len(os.sched_getaffinity(0)), psutil.virtual_memory().total
-        # A group may be allowed more than there is.
+        # The limit of a group may exceed what the machine has.
         cores.add_metric([], min(cgroup.cpu_limit() or num_cores, num_cores))
         limit.add_metric([], min(cgroup.memory_limit() or memory_bytes, memory_bytes))
         yield from (cpu_s, memory, start_s, cores, limit)
@@ -49,7 +49,7 @@ def _family(declaration: Declaration) -> CounterMetricFamily | GaugeMetricFamily
 
 
 def _server_processes() -> Iterator[tuple[str, psutil.Process]]:
-    """Each process with its name: `supervisor`, `frontend-0`, `engine-0`; of a front end that nobody supervises, itself alone."""
+    """Yield each process with its name, such as `frontend-0`; without a supervisor, only this process."""
     own = psutil.Process()
     with contextlib.suppress(psutil.Error):
         parent = own.parent()
@@ -63,13 +63,14 @@ def _server_processes() -> Iterator[tuple[str, psutil.Process]]:
 
 
 def child_processes(process: psutil.Process) -> list[psutil.Process]:
-    """Its children, as the kernel lists them; psutil looks at every process of the machine. Raises psutil.Error: it has ended.
+    """Return the children of `process` from the kernel's list; psutil would look at every process of the machine.
 
-    While one ends, another may be missing from the kernel's list (proc(5)): until the next scrape.
+    While a child ends, another may be missing from the kernel's list (proc(5)). Raises psutil.Error if `process` has
+    ended.
     """
     try:
         lists = [path.read_text() for path in pathlib.Path(f"/proc/{process.pid}/task").glob("*/children")]
-    except OSError:  # a thread that ended meanwhile
+    except OSError:  # a thread has just ended
         lists = []
     if not lists:  # a kernel without CONFIG_PROC_CHILDREN
         all_children: list[psutil.Process] = process.children()
@@ -82,7 +83,10 @@ def child_processes(process: psutil.Process) -> list[psutil.Process]:
 
 
 def process_name(process: psutil.Process) -> str | None:
-    """What it calls itself after "noria"; the title is one string, so not a command line that merely mentions us. None when it has ended."""
+    """Return the last word of the title `noria …` that the process has set; None for other processes and ended ones.
+
+    A title is one string, unlike a command line that only mentions noria.
+    """
     try:
         title = pathlib.Path(f"/proc/{process.pid}/cmdline").read_bytes().rstrip(b"\0").decode(errors="replace")
     except OSError:

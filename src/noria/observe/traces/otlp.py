@@ -1,8 +1,8 @@
-"""Spans as OpenTelemetry's SDK makes them and brings them to a collector, by OTLP over HTTP. Imported where traces are wanted, only.
+"""Exports spans with OpenTelemetry's SDK, by OTLP over HTTP. Imported only if `traces_endpoint` is set.
 
-A collector that is down costs nothing that anybody waits for: spans are kept for it in a queue of bounded length, brought by a
-thread of their own, and lost when the queue is full; the log says so once a minute. The SDK's own variables (OTEL_SERVICE_NAME,
-OTEL_RESOURCE_ATTRIBUTES, OTEL_EXPORTER_OTLP_HEADERS, OTEL_BSP_…) hold where no setting of ours says otherwise.
+A collector that is down blocks nothing: spans wait in a bounded queue, are sent by a thread, and are lost when the
+queue is full; the log says so at most once a minute. The SDK's own variables (OTEL_SERVICE_NAME,
+OTEL_RESOURCE_ATTRIBUTES, OTEL_EXPORTER_OTLP_HEADERS, OTEL_BSP_…) apply where no setting of Noria's says otherwise.
 """
 
 import logging
@@ -25,7 +25,7 @@ from noria import __version__
 from noria.observe.traces.trace_context import TraceContext
 from noria.observe.traces.tracer import Attributes, SpanKind
 
-_CLOSE_TIMEOUT_S = 1.5  # the supervisor waits for a child's end, and for 5 s at most
+_CLOSE_TIMEOUT_S = 1.5  # the supervisor waits at most 5 s for a child to end
 _WARNING_INTERVAL_S = 60.0
 _LOGGERS = (
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
@@ -41,7 +41,7 @@ _SPAN_KINDS = {
 
 
 class OtlpSpan:
-    """A span of the SDK's."""
+    """A span of the SDK, as a `tracer.Span`."""
 
     def __init__(self, span: trace.Span) -> None:
         self._span = span
@@ -59,31 +59,31 @@ class OtlpSpan:
         return self._span.is_recording()
 
     def rename(self, name: str) -> None:
-        """Call it something else."""
+        """Rename the span."""
         self._span.update_name(name)
 
     def set_attributes(self, attributes: Attributes) -> None:
-        """Add to what is known of it."""
+        """Set attributes."""
         self._span.set_attributes(attributes)
 
     def fail(self, code: str) -> None:
-        """Give it the status of an error."""
+        """Set the error status and the attribute `error.type`."""
         self._span.set_attribute("error.type", code)
         self._span.set_status(trace.Status(trace.StatusCode.ERROR, code))
 
     def end(self, at: float | None = None) -> None:
-        """Hand it to those who bring it away."""
+        """End the span and queue it for export."""
         self._span.end(_nanoseconds(at))
 
 
 class OtlpTracer:
-    """A provider of our own: what else in the process uses OpenTelemetry has its own, and its settings."""
+    """A tracer with its own provider, independent of other uses of OpenTelemetry in the process."""
 
     def __init__(self, endpoint: str, ratio: float, instance: str) -> None:
         rate_limit = RateLimitFilter(_WARNING_INTERVAL_S, time.monotonic)
         for name in _LOGGERS:
             logging.getLogger(name).addFilter(rate_limit)
-        # Nothing of the SDK's runs at the interpreter's exit: it would wait for half a minute for a collector that is down.
+        # No atexit hook of the SDK: it would wait for half a minute for a collector that is down.
         self._provider = TracerProvider(
             ParentBased(TraceIdRatioBased(ratio)), _resource(instance), shutdown_on_exit=False
         )
@@ -98,30 +98,33 @@ class OtlpTracer:
         attributes: Attributes | None = None,
         at: float | None = None,
     ) -> OtlpSpan:
-        """A span that has begun `at`; sampled as its parent is."""
-        # An empty context, and not None, which would be the SDK's own idea of who is at work.
+        """Start a span at `at`, Unix time; sampled if its parent is."""
+        # An empty context: with None the SDK would use its own current span as the parent.
         parent_context = Context() if parent is None else set_span_in_context(_remote_parent(parent))
         return OtlpSpan(
             self._tracer.start_span(name, parent_context, _SPAN_KINDS[kind], attributes, start_time=_nanoseconds(at))
         )
 
     def close(self) -> None:
-        """Bring away what there is, in bounded time: the SDK's own bound does not hold while a collector does not answer."""
-        closing = threading.Thread(target=self._provider.shutdown, name="last traces", daemon=True)
+        """Export the queued spans in bounded time.
+
+        The SDK's own timeout does not hold if a collector does not respond.
+        """
+        closing = threading.Thread(target=self._provider.shutdown, name="trace exporter shutdown", daemon=True)
         closing.start()
         closing.join(_CLOSE_TIMEOUT_S)
 
 
 class RateLimitFilter(logging.Filter):
-    """Lets one record through, then none for `seconds`; shared by loggers, for all of them together."""
+    """Passes one record, then none for `interval_s`; one filter may be shared by several loggers."""
 
     def __init__(self, interval_s: float, clock: Callable[[], float]) -> None:
         super().__init__()
         self._interval_s, self._clock = interval_s, clock
         self._last_passed_s: float | None = None
 
-    def filter(self, record: logging.LogRecord) -> bool:  # noqa: ARG002 - whatever it says
-        """Whether it is time again."""
+    def filter(self, record: logging.LogRecord) -> bool:  # noqa: ARG002
+        """Return whether the interval has passed since the last record."""
         now = self._clock()
         if self._last_passed_s is not None and now - self._last_passed_s < self._interval_s:
             return False
@@ -130,7 +133,7 @@ class RateLimitFilter(logging.Filter):
 
 
 def _resource(instance: str) -> Resource:
-    """Who we are; what the environment says of it goes first."""
+    """Return the resource of this process; OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME take precedence."""
     defaults: dict[str, AttributeValue] = {
         "service.name": "noria",
         "service.version": __version__,

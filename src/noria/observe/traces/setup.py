@@ -1,6 +1,6 @@
-"""Where spans are brought, if anywhere: `traces_endpoint`, checked before any process starts, opened by each of them.
+"""Sets up tracing: `traces_endpoint` is checked before any process starts, and each process opens a tracer.
 
-Only here, and only where there is one, `otlp.py` is imported, the one module that knows OpenTelemetry.
+`otlp.py`, the only module that imports OpenTelemetry, is imported here, and only if an endpoint is set.
 """
 
 import importlib
@@ -13,10 +13,10 @@ EXTRA = "noria-serve[traces]"
 
 
 def check_traces(endpoint: str) -> None:
-    """Whether spans can be brought there, as far as this machine can tell; nothing to do where `endpoint` is empty.
+    """Check that spans can be exported to `endpoint`, as far as possible without connecting; an empty one is valid.
 
     Raises:
-        ConfigError: it is no URL of a collector, it holds a password, or what it takes is not installed.
+        ConfigError: it is no HTTP URL, it contains a user or password, or OpenTelemetry is not installed.
 
     """
     if not endpoint:
@@ -28,12 +28,13 @@ def check_traces(endpoint: str) -> None:
         is_url = False
     if not is_url:
         raise ConfigError(
-            f"setting traces_endpoint is {short_repr(endpoint)}; allowed is an http or https URL, such as http://127.0.0.1:4318/v1/traces."
+            f"setting traces_endpoint is {short_repr(endpoint)}; allowed is an http or https URL, "
+            "such as http://127.0.0.1:4318/v1/traces."
         )
-    if "@" in parts.netloc:  # not shown
+    if "@" in parts.netloc:  # the message does not show the URL
         raise ConfigError(
-            "setting traces_endpoint holds a user or a password, and process listings would show it. Leave it out of the URL, and put it "
-            "into the environment: OTEL_EXPORTER_OTLP_HEADERS='authorization=Basic …'."
+            "setting traces_endpoint contains a user or a password, which process listings would show. Remove it from "
+            "the URL and set the environment variable OTEL_EXPORTER_OTLP_HEADERS='authorization=Basic …' instead."
         )
     try:
         importlib.import_module("noria.observe.traces.otlp")
@@ -45,7 +46,10 @@ def check_traces(endpoint: str) -> None:
 
 
 def open_tracer(endpoint: str, ratio: float, instance: str) -> Tracer:
-    """A tracer of the process called `instance`, which samples `ratio` of the traces that begin here. Raises ConfigError as `check_traces`."""
+    """Return the tracer of the process `instance`; it samples `ratio` of the traces that begin here.
+
+    Without an endpoint it is `NO_TRACER`. Raises ConfigError as `check_traces`.
+    """
     check_traces(endpoint)
     if not endpoint:
         return NO_TRACER

@@ -1,10 +1,10 @@
-"""W3C Trace Context (https://www.w3.org/TR/trace-context/): which span of which trace asked, as two headers say it.
+"""W3C Trace Context (https://www.w3.org/TR/trace-context/): the trace and parent span of a request, in two headers.
 
     traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01      version, trace, span, flags
     tracestate:  vendor=anything,another@tenant=thing
 
-Plain Python and no state: a caller's trace is told in the log, and handed on to webhooks, also where nothing is traced. As the
-specification has it, headers that do not conform are ignored, never refused.
+Plain Python without state: a client's trace id is logged, and propagated to webhooks, even if tracing is off. As the
+specification requires, invalid headers are ignored, never rejected.
 """
 
 import re
@@ -17,36 +17,36 @@ _KNOWN_VERSION = "00"
 
 _MAX_MEMBERS = 32
 _KEY = r"[a-z0-9][a-z0-9_\-*/]{0,255}|[a-z0-9][a-z0-9_\-*/]{0,240}@[a-z][a-z0-9_\-*/]{0,13}"
-_VALUE = r"[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"  # printable, no comma, no =, no space at its end
+_VALUE = r"[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"  # printable, without comma and =, no space at the end
 _MEMBER = re.compile(rf"({_KEY})=({_VALUE})")
 
 
 @dataclass(frozen=True)
 class TraceContext:
-    """A span, as those elsewhere know it whose parent it is."""
+    """The propagated identity of a span: what its children in other processes know of it."""
 
     trace_id: str  # 32 hexadecimal digits, not all 0
-    span_id: str  # 16, likewise
-    is_sampled: bool  # whether whoever began the trace has it recorded
-    tracestate: str = ""  # what tracing systems on the way have noted for themselves; handed on as it came
+    span_id: str  # 16 hexadecimal digits, not all 0
+    is_sampled: bool  # whether the trace is recorded
+    tracestate: str = ""  # data of tracing systems, propagated unchanged
 
     @property
     def traceparent(self) -> str:
-        """The header that names it."""
+        """The value of the `traceparent` header."""
         return f"{_KNOWN_VERSION}-{self.trace_id}-{self.span_id}-{_SAMPLED if self.is_sampled else 0:02x}"
 
     @property
     def headers(self) -> dict[str, str]:
-        """What a request carries that is made on its behalf."""
+        """The headers of outgoing requests that belong to this span."""
         return {"traceparent": self.traceparent} | ({"tracestate": self.tracestate} if self.tracestate else {})
 
 
 def parse(traceparents: Sequence[str], tracestates: Sequence[str] = ()) -> TraceContext | None:
-    """What a request's headers say, each line of a name one item; None where there is no one valid traceparent."""
+    """Parse the header lines of a request; return None without exactly one valid traceparent."""
     if len(traceparents) != 1 or not (matched := _TRACEPARENT.fullmatch(traceparents[0])):
         return None
     version, trace_id, span_id, flags, extra = matched.groups()
-    if version == _KNOWN_VERSION and extra is not None:  # later versions may say more than we understand
+    if version == _KNOWN_VERSION and extra is not None:  # only later versions may have more fields
         return None
     return TraceContext(
         trace_id, span_id, bool(int(flags, 16) & _SAMPLED), _validated_tracestate(",".join(tracestates))
@@ -54,7 +54,7 @@ def parse(traceparents: Sequence[str], tracestates: Sequence[str] = ()) -> Trace
 
 
 def _validated_tracestate(tracestate: str) -> str:
-    """`tracestate` without needless space; empty where any of it does not conform, for then all of it is void."""
+    """Return `tracestate` without optional spaces; empty if any member is invalid, which makes all of it invalid."""
     members = [member for each in tracestate.split(",") if (member := each.strip(" \t"))]
     matches = [_MEMBER.fullmatch(member) for member in members]
     keys = {match[1] for match in matches if match is not None}

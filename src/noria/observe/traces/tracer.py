@@ -1,8 +1,8 @@
-"""Traces: what was done for a request, when, where, and as part of what; by default none are made.
+"""The interfaces of tracing, and the tracer that records nothing, which is the default.
 
-A `Tracer` makes spans; `collector.py` opens it. Without `traces_endpoint` that is `NoTracer`, whose spans only hand the caller's own context
-on; with it, that of `otlp.py`. `ACTIVE` is the span on whose behalf something is done; like
-`context.CURRENT`, it follows `await` and `asyncio.create_task`, not threads.
+`setup.py` opens the tracer of a process: `NoTracer` without `traces_endpoint`, whose spans only propagate the client's
+trace context; else that of `otlp.py`. `CURRENT_SPAN` is the span of the current work; like `CURRENT_REQUEST`, it
+follows `await` and `asyncio.create_task`, not threads.
 """
 
 import contextlib
@@ -19,31 +19,31 @@ SpanKind = Literal["server", "client", "consumer", "internal"]
 
 
 class Span(Protocol):
-    """Something that is done, from its making to its `end`."""
+    """A span, which begins when it is made and ends with `end`."""
 
     @property
     def context(self) -> TraceContext | None:
-        """Whose children's parent it is; None: they are in no trace."""
+        """The context for child spans; None if there is no trace."""
 
     @property
     def is_recording(self) -> bool:
-        """Whether anybody will see it; what is told to others is lost, so need not be made."""
+        """Whether the span is recorded; if not, callers may skip building attributes."""
 
     def rename(self, name: str) -> None:
-        """Call it something else, once more is known."""
+        """Rename the span, once more is known."""
 
     def set_attributes(self, attributes: Attributes) -> None:
-        """Add to what is known of it."""
+        """Set attributes."""
 
     def fail(self, code: str) -> None:
-        """It did not do what it was for; `code` is one of `noria.errors`, or an HTTP status."""
+        """Mark the span as failed; `code` is one of `noria.errors`, or an HTTP status."""
 
     def end(self, at: float | None = None) -> None:
-        """It is over, since `at`, Unix time in seconds; None is now."""
+        """End the span at `at`, Unix time in seconds; None is now."""
 
 
 class Tracer(Protocol):
-    """Who makes spans and brings them away."""
+    """Makes spans and exports them."""
 
     def span(
         self,
@@ -53,14 +53,14 @@ class Tracer(Protocol):
         attributes: Attributes | None = None,
         at: float | None = None,
     ) -> Span:
-        """A span that has begun `at`, Unix time in seconds; None is now. Without a `parent` it begins a trace."""
+        """Start a span at `at`, Unix time in seconds; None is now. Without a `parent` it begins a trace."""
 
     def close(self) -> None:
-        """Bring away what there is, for a second or two at most; spans that end later are lost."""
+        """Export the spans that have ended, for at most two seconds; spans that end later are lost."""
 
 
 class NoSpan:
-    """Nothing, on behalf of the caller's own span if it has one."""
+    """A span that is not recorded; it propagates the client's context, if there is one."""
 
     is_recording = False
 
@@ -68,34 +68,34 @@ class NoSpan:
         self.context = context
 
     def rename(self, name: str) -> None:
-        """Nobody sees it."""
+        """Do nothing."""
 
     def set_attributes(self, attributes: Attributes) -> None:
-        """Nobody sees it."""
+        """Do nothing."""
 
     def fail(self, code: str) -> None:
-        """Nobody sees it."""
+        """Do nothing."""
 
     def end(self, at: float | None = None) -> None:
-        """Nobody sees it."""
+        """Do nothing."""
 
 
 class NoTracer:
-    """Makes nothing."""
+    """A tracer that records nothing."""
 
     def span(
         self,
-        name: str,  # noqa: ARG002 - as all these
+        name: str,  # noqa: ARG002
         kind: SpanKind,  # noqa: ARG002
         parent: TraceContext | None,
         attributes: Attributes | None = None,  # noqa: ARG002
         at: float | None = None,  # noqa: ARG002
     ) -> NoSpan:
-        """What hands `parent` on."""
+        """Return a span that propagates `parent`."""
         return NoSpan(parent) if parent is not None else NO_SPAN
 
     def close(self) -> None:
-        """There is nothing to bring away."""
+        """Do nothing."""
 
 
 NO_SPAN, NO_TRACER = NoSpan(), NoTracer()
@@ -105,7 +105,7 @@ CURRENT_SPAN: ContextVar[Span] = ContextVar("noria_span", default=NO_SPAN)
 
 @contextlib.contextmanager
 def request_scope(request_id: str, span: Span) -> Iterator[None]:
-    """What is done inside is done for this request, as part of `span`; the log and the traces say so."""
+    """Make this request and `span` the current ones for logging and tracing in this context."""
     context = span.context
     request_context = (
         RequestContext(request_id, context.trace_id, context.span_id) if context else RequestContext(request_id)
@@ -127,7 +127,7 @@ def record_span(
     attributes: Attributes | None = None,
     error_code: str | None = None,
 ) -> None:
-    """Make a span of what is over, if it was part of one that is recorded. Times are Unix time, in seconds."""
+    """Record a span that is already over, if `parent` is recorded. Times are Unix time, in seconds."""
     if parent.is_recording:
         span = tracer.span(name, "internal", parent.context, attributes, start_s)
         if error_code is not None:

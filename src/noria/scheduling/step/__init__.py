@@ -1,1 +1,1 @@
-"""The step scheduler: the running batch of images. PURE."""
+"""The step scheduler: schedules the running batch of images, one iteration at a time. Pure."""

@@ -1,8 +1,9 @@
-"""Which images of one shape class step together: as many as pay, but, while slots are free, not so many that a deadline is missed.
+"""Selects which images of one batch key step together: as many as pay off and, while slots are free, deadlines allow.
 
-A larger batch draws more images a second and takes every one of them longer. While the wheel is not full there is time to spare, and
-the batch stays small enough for the most urgent in it: the others are paused, and catch up later. Once it is full, throughput goes
-first, or the queue would grow for good; who needs small batches then is refused at the door.
+A larger batch generates more images per second and takes longer for each of them. While slots are free there is spare
+time, so the batch stays small enough for the most urgent image in it; the others are paused and catch up later. Once
+all slots are taken, throughput goes first, because the queue would grow without bound otherwise; requests that need
+small batches are then refused at admission.
 """
 
 import math
@@ -10,17 +11,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-_DEADLINE_MARGIN = (
-    0.9  # of what a deadline leaves for a step: costs are estimates, and newcomers are decoded and encoded meanwhile
-)
+# Fraction of the time that a deadline leaves for a step: costs are estimates, and encodes and decodes of other images
+# intervene.
+_DEADLINE_MARGIN = 0.9
 
 
 class BatchCandidate(Protocol):
-    """What is asked of an image."""
+    """What `select_batch` reads of an image."""
 
     rows: int
     calls_left: float
-    deadline_s: float | None  # on the same clock as `now`; None: whenever it is done
+    deadline_s: float | None  # on the same clock as `now`; None: no deadline
 
 
 CandidateT = TypeVar("CandidateT", bound=BatchCandidate)
@@ -28,19 +29,21 @@ CandidateT = TypeVar("CandidateT", bound=BatchCandidate)
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """What a class may use of the device."""
+    """What one batch key may use of the device."""
 
-    rows_limit: int  # of a call: more would not pay, or not fit
-    step_s: Callable[[int], float]  # a call, by its rows
+    rows_limit: int  # of a call: more would not pay off, or not fit
+    step_s: Callable[[int], float]  # duration of a call by its rows
     decode_s: float  # of one image
-    share: float  # of the device's time that is this class's, 0 to 1
+    share: float  # of the device's time that this batch key gets, 0 to 1
     is_full: bool  # whether every slot is taken
 
 
 def select_batch(images: Sequence[CandidateT], limits: BatchLimits, now: float) -> tuple[list[CandidateT], float]:
-    """Those of `images`, which come in the policy's order, that step next; and the longest step that they can afford, infinity at most.
+    """Select from `images`, given in the policy's order, those that step next.
 
-    The first always steps. Room that is too small for whoever comes next goes to somebody behind who fits: it is of no use to the other.
+    Returns them and the longest step that their deadlines allow, which can be infinity. The first image is always
+    selected. If the next image needs more rows than are left, a later one that fits takes them: the next image could
+    not use them.
     """
     chosen: list[CandidateT] = []
     rows, max_step_s = 0, math.inf
@@ -50,7 +53,7 @@ def select_batch(images: Sequence[CandidateT], limits: BatchLimits, now: float) 
                 break
             continue
         if chosen and limits.step_s(rows + image.rows) > max_step_s:
-            break  # whoever comes behind would make it longer, too
+            break  # any further image would lengthen the step, too
         chosen.append(image)
         rows += image.rows
         if not limits.is_full:
@@ -59,7 +62,7 @@ def select_batch(images: Sequence[CandidateT], limits: BatchLimits, now: float) 
 
 
 def _affordable_step_s(image: BatchCandidate, limits: BatchLimits, now: float) -> float:
-    """How long each of the steps that are left to `image` may take; infinity if it has no deadline, or cannot be in time even alone."""
+    """Maximum duration of each remaining step; infinity without a deadline, or if it cannot be met even alone."""
     if image.deadline_s is None or image.calls_left <= 0:
         return math.inf
     each_s = (image.deadline_s - now - limits.decode_s) / image.calls_left * limits.share

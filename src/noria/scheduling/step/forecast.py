@@ -1,10 +1,10 @@
-"""When will it start, when will it be done: the wheel turned ahead on the cost model, from one departure to the next.
+"""Forecasts the start and finish of every image by simulating the scheduler on the cost model.
 
-Between two departures nothing changes but the cursors, so the forecast jumps: each jump ends when the next image is drawn, gives its
-slot to whoever is first in the queue, and goes on. It boards, steps and decodes by the scheduler's own rules; so with exact costs, one
-shape class, a policy whose order does not change and nobody to come, it is what will happen. What it cannot know is who is still to
-come; `company` stands for them: rows that are usual at present, and that a step is therefore taken to have even when the known
-images leave.
+Between two departures only the cursors change, so the simulation jumps from one to the next: each jump ends when the
+next image is denoised; its slot goes to the first image in the queue. Images join, step and decode by the scheduler's
+own rules; so with exact costs, one batch key, a policy with a stable order and no further arrivals, the forecast is
+exact. Future arrivals are unknown; `expected_batch_size` stands in for them: a step is assumed to have at least that
+many rows, the current average, even after the known images leave.
 """
 
 from bisect import insort
@@ -19,7 +19,7 @@ from noria.scheduling.types import BatchKey, ImageId
 
 @dataclass(slots=True, eq=False)
 class SimulatedImage:
-    """An image on its way, as the forecast moves it."""
+    """An image of the simulation."""
 
     image: ImageId
     batch_key: BatchKey
@@ -27,14 +27,14 @@ class SimulatedImage:
     calls_left: float
     running: bool = False
     exclusive: bool = False
-    deadline_s: float | None = None  # seconds from now; None: whenever it is done
-    rank: int = 0  # in the policy's order; this and the next the forecast fills in
-    start_s: float = 0.0
+    deadline_s: float | None = None  # seconds from now; None: no deadline
+    rank: int = 0  # in the policy's order; set by `forecast`
+    start_s: float = 0.0  # seconds from now; set by `forecast`
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Seconds from now."""
+    """Predicted start and finish, in seconds from now."""
 
     start_in_s: float
     finish_in_s: float
@@ -47,9 +47,11 @@ def forecast(
     expected_batch_size: Mapping[BatchKey, float],
     decode_batch: int = 4,
 ) -> dict[ImageId, Forecast]:
-    """The start and finish of every image; all of them, seated and waiting, in the order in which they go first. Consumes its arguments.
+    """Predict the start and finish of all images, running and waiting, given in the policy's order.
 
-    The slots that are free are filled at once. An image's own decoding counts, and delays everybody.
+    Modifies the images.
+
+    Free slots are filled at once. An image finishes when its decode ends, and each decode delays all images.
     """
     simulation = _Simulation(num_slots, costs, expected_batch_size, decode_batch)
     for rank, each in enumerate(in_order):
@@ -67,20 +69,20 @@ def forecast(
 
 @dataclass(slots=True)
 class _KeyGroup:
-    """The images of one shape class that have calls left, by their places, and those of them that step."""
+    """The running images of one batch key that have calls left, by rank, and those of them that step."""
 
     batch_key: BatchKey
     max_rows: int  # rows of a call
-    expected_rows: int  # rows of a call at present, at most the limit
+    expected_rows: int  # rows of a call at present, at most `max_rows`
     images: list[SimulatedImage] = field(default_factory=list)
     stepping: list[SimulatedImage] = field(default_factory=list)
-    is_stale: bool = True  # somebody came or left since `settle`
+    is_stale: bool = True  # images joined or left since `select`
     step_s: float = 0.0
-    min_calls_left: float = 0.0  # calls until the next one is drawn
-    _step_s_by_rows: dict[int, float] = field(default_factory=dict)  # by rows
+    min_calls_left: float = 0.0  # until the next image is denoised
+    _step_s_by_rows: dict[int, float] = field(default_factory=dict)  # a cache
 
     def select(self, costs: CostModel, now: float, share: float, *, is_full: bool) -> None:
-        """Say who steps, and what a step costs: with the usual company, as far as those who step can afford it."""
+        """Select the stepping images and the duration of a step: at the expected batch size, if deadlines allow."""
 
         def step_s(rows: int) -> float:
             if rows not in self._step_s_by_rows:
@@ -95,7 +97,7 @@ class _KeyGroup:
         self.is_stale = False
 
     def advance(self, calls: float) -> list[SimulatedImage]:
-        """Those who step do so; returns those who are drawn then."""
+        """Advance the stepping images by `calls` calls; return those that are denoised then."""
         self.min_calls_left -= calls
         for each in self.stepping:
             each.calls_left -= calls
@@ -118,12 +120,12 @@ class _Simulation:
     num_running: int = 0
     queue: deque[SimulatedImage] = field(default_factory=deque)
     groups: dict[BatchKey, _KeyGroup] = field(default_factory=dict)
-    denoised: list[SimulatedImage] = field(default_factory=list)  # whose decoding is left
-    exclusive_request_id: str | None = None  # the request that shares the wheel with nobody
+    denoised: list[SimulatedImage] = field(default_factory=list)  # not yet decoded
+    exclusive_request_id: str | None = None  # of the running exclusive request
     done: dict[ImageId, Forecast] = field(default_factory=dict)
 
     def assign(self, each: SimulatedImage) -> None:
-        """Give an image a slot, now."""
+        """Give an image a slot at the current time."""
         each.start_s = self.now
         self.num_running += 1
         if each.exclusive:
@@ -141,7 +143,7 @@ class _Simulation:
         group.is_stale = True
 
     def join(self) -> None:
-        """Fill the free slots from the head of the queue."""
+        """Fill free slots from the head of the queue."""
         text_encode_s = 0.0
         while self.queue and self.num_running < self.num_slots:
             first = self.queue[0]
@@ -156,7 +158,7 @@ class _Simulation:
         self.now += text_encode_s
 
     def step(self) -> None:
-        """Move on to the next departure, or by one turn while somebody waits for the decoder."""
+        """Advance to the next departure, or by one iteration while an image waits to be decoded."""
         groups = [group for group in self.groups.values() if group.images]
         if not groups:
             return
@@ -167,7 +169,8 @@ class _Simulation:
         for group in groups:
             if group.is_stale:
                 group.select(self.costs, self.now, len(group.images) / num_images, is_full=is_full)
-        # Classes share the device in proportion to what they have seated, so a turn of one takes as long as its share is small.
+        # Batch keys share the device in proportion to their running images, so a key with a small share takes longer
+        # per iteration.
         iterations_s = [group.step_s * num_images / len(group.images) for group in groups]
         if self.denoised:
             jump_s = min(iterations_s)
@@ -177,13 +180,13 @@ class _Simulation:
             )
         self.now += jump_s
         for group, iteration_s in zip(groups, iterations_s, strict=True):
-            # At no cost at all (nothing measured yet) everybody arrives at once.
+            # With no measurements all costs are 0, and all images finish at once.
             self.denoised += group.advance(
                 jump_s / iteration_s if iteration_s else max([each.calls_left for each in group.stepping])
             )
 
     def decode(self) -> None:
-        """One batch of those that are drawn; they leave."""
+        """Decode one batch of denoised images, which leave."""
         batch_key = self.denoised[0].batch_key
         departing = [each for each in self.denoised if each.batch_key == batch_key][: self.decode_batch]
         self.denoised = [each for each in self.denoised if each not in departing]

@@ -1,4 +1,4 @@
-"""Everybody who is here: the requests that were accepted, their images in the queue and in the slots. Keeps books; decides nothing."""
+"""The accepted requests and their images, waiting or running. Bookkeeping only: decides nothing."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -16,14 +16,12 @@ class ActiveRequest:
     arrived_at: float
     undecoded: set[int]  # indices of images not yet decoded
     timings: RequestTimings = RequestTimings()  # of the image decoded last
-    promised_forecast: Forecast = Forecast(0.0, 0.0)  # at its acceptance, before correction
-    priority_penalty: float = (
-        0.0  # added to what the policy says, so that it goes behind those who were promised something
-    )
+    promised_forecast: Forecast = Forecast(0.0, 0.0)  # at admission, uncorrected
+    priority_penalty: float = 0.0  # added to the policy's key, to rank it behind accepted deadlines that it would break
 
     @property
     def images(self) -> list[ImageId]:
-        """Those not yet decoded, in order."""
+        """Its images that are not yet decoded, in order."""
         return [ImageId(self.request.request_id, index) for index in sorted(self.undecoded)]
 
 
@@ -34,22 +32,22 @@ class RunningImage:
     slot: int
     request: SchedulableRequest
     joined_at: float
-    call: int = 0  # the next row of the table
-    join_timings: PhaseTimings = NO_TIMINGS  # of the turn in which it boarded
-    batch_size_sum: int = 0  # images of each of its calls so far, itself included, added up
+    call: int = 0  # the next row of its sampler's table
+    join_timings: PhaseTimings = NO_TIMINGS  # of the iteration in which it joined
+    batch_size_sum: int = 0  # images per call, itself included, summed over its calls so far
 
     @property
     def is_denoised(self) -> bool:
-        """Whether only its decoding is left."""
+        """Whether only its decode is left."""
         return self.call == self.request.num_calls
 
 
 @dataclass(slots=True)
 class RequestTable:
-    """Requests by id; each image that is left is either waiting, in order of arrival, or seated, in order of boarding."""
+    """Requests by id; each unfinished image is either waiting, in order of arrival, or running, in order of joining."""
 
     num_slots: int
-    version: int = field(init=False, default=0)  # another one whenever a forecast may have become another
+    version: int = field(init=False, default=0)  # changes whenever forecasts become outdated
     requests: dict[str, ActiveRequest] = field(init=False, default_factory=dict)
     waiting: dict[ImageId, None] = field(init=False, default_factory=dict)
     running: dict[ImageId, RunningImage] = field(init=False, default_factory=dict)
@@ -60,21 +58,21 @@ class RequestTable:
 
     @property
     def num_free_slots(self) -> int:
-        """Slots that nobody has."""
+        """Number of free slots."""
         return self._slots.num_free
 
     def bump_version(self) -> None:
-        """What was foreseen holds no more."""
+        """Mark forecasts as outdated."""
         self.version += 1
 
     def add(self, request: SchedulableRequest, now: float) -> ActiveRequest:
-        """Take a request in; all its images wait."""
+        """Add a request; all its images wait."""
         active = ActiveRequest(request, now, set(range(request.num_images)))
         self.restore(active)
         return active
 
     def restore(self, active: ActiveRequest) -> None:
-        """Take in who has left before it boarded."""
+        """Add a request again that was removed before any of its images joined."""
         self.requests[active.request.request_id] = active
         self.waiting |= dict.fromkeys(active.images)
         self.bump_version()
@@ -86,13 +84,13 @@ class RequestTable:
         self.bump_version()
 
     def record_step(self, image: ImageId, call: int, batch_size: int) -> None:
-        """A seated image goes on with `call`; so many images shared the last one."""
+        """Record a model call shared by `batch_size` images; the next one of this image is `call`."""
         self.running[image].call = call
         self.running[image].batch_size_sum += batch_size
         self.bump_version()
 
     def requeue(self, images: Iterable[ImageId]) -> None:
-        """Back to the queue, before all others."""
+        """Move running images to the front of the queue."""
         images = list(images)
         for image in images:
             self._slots.release(self.running.pop(image).slot)
@@ -100,7 +98,7 @@ class RequestTable:
         self.bump_version()
 
     def complete(self, image: ImageId) -> RunningImage:
-        """A seated image was decoded."""
+        """Remove a running image that was decoded, and free its slot."""
         running = self.running.pop(image)
         self._slots.release(running.slot)
         self.requests[image.request_id].undecoded.discard(image.index)
@@ -108,7 +106,7 @@ class RequestTable:
         return running
 
     def remove(self, request_id: str) -> tuple[ActiveRequest, int]:
-        """Forget a request; returns it, and how many of its images left a slot undone."""
+        """Remove a request; return it and the number of its images that left a slot unfinished."""
         active, num_departures = self.requests.pop(request_id), 0
         self.bump_version()
         for image in active.images:
@@ -119,7 +117,7 @@ class RequestTable:
         return active, num_departures
 
     def timings_so_far(self, request_id: str, now: float) -> RequestTimings:
-        """Where the time of a request has gone, by its image that has come furthest of those not yet decoded."""
+        """Timings of an unfinished request, of the image that got furthest among those not yet decoded."""
         active = self.requests[request_id]
         running = [self.running[image] for image in active.images if image in self.running]
         if not running:
@@ -134,15 +132,15 @@ class RequestTable:
         )
 
     def request_of(self, image: ImageId) -> SchedulableRequest:
-        """Of the image's request."""
+        """Return the request of an image."""
         return self.requests[image.request_id].request
 
     def next_call(self, image: ImageId) -> int:
-        """The next row of its table; 0 while it waits."""
+        """Return the next row of the image's sampler table; 0 while it waits."""
         running = self.running.get(image)
         return running.call if running is not None else 0
 
     def calls_left(self, request_id: str) -> int:
-        """Of all images of the request together."""
+        """Return the remaining calls of all images of the request together."""
         active = self.requests[request_id]
         return sum(active.request.num_calls - self.next_call(image) for image in active.images)

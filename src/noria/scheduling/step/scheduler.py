@@ -1,18 +1,20 @@
-"""The step scheduler: which image takes which slot, and what the next turn of the wheel does.
+"""The step scheduler: decides which image gets which slot, and what the next iteration does.
 
 Rules:
-  - An image boards as soon as a slot is free, at any turn; nothing waits for company. Where slots are few, the policy says who.
-  - A turn steps one shape class (`shares.py` says which), as many images as pay together (`costs.py`); where that is not all, the
-    policy says who. The others are paused, which costs them nothing but time.
-  - A turn decodes at most `decode_batch` images, of one shape class, the longest waiting first; the others keep their slots, which
-    bounds how many wait. A running image is therefore delayed by one small decode at most.
-  - What would wait too long, or could not meet its deadline, or would make another miss an accepted one, is refused at once.
-  - Whatever is cancelled, expired or failed is gone from the next plan, all its images with it.
-  - What does not fit the memory is tried again in smaller batches; only what does not fit alone fails.
-  - A request that flies `alone` boards an empty wheel, and nobody boards until it has left.
-  - Every `submit` ends in exactly one `RequestEnded`.
+  - An image joins as soon as a slot is free, at any iteration; nothing waits for a batch to fill. If slots are scarce,
+    the policy decides.
+  - An iteration steps one batch key (`stride.py` selects it) and as many of its images as pay off together
+    (`costs.py`); if these are not all, the policy decides. The others are paused, which costs them nothing but time.
+  - An iteration decodes at most `decode_batch` images, of one batch key, longest waiting first; the others keep their
+    slots, which bounds how many wait. So a running image is delayed by at most one small decode.
+  - A request that would wait too long, miss its deadline, or make another miss an accepted one, is refused at once
+    (`admission.py`).
+  - A request that is cancelled, expired or failed is not in the next plan, with none of its images.
+  - What runs out of memory is tried again in smaller batches; only an image that does not fit alone fails.
+  - An `exclusive` request joins an empty batch, and no other request joins until it has left.
+  - Every `submit` ends in exactly one `RequestFinished`.
 
-Time is monotonic seconds and always an argument. What a slot holds, and how a step is computed, is not known here.
+Time is monotonic seconds and always an argument. What a slot holds and how a step is computed is not known here.
 """
 
 import itertools
@@ -23,8 +25,9 @@ from dataclasses import dataclass, field, replace
 
 from noria.scheduling.costs import CostModel
 from noria.scheduling.policies import Policy, least_slack
-from noria.scheduling.step.admission import CompletionPredictor
+from noria.scheduling.step.admission import AdmissionControl
 from noria.scheduling.step.batch_selection import BatchLimits, select_batch
+from noria.scheduling.step.predictor import CompletionPredictor
 from noria.scheduling.step.request_table import RequestTable
 from noria.scheduling.step.stride import StrideScheduler
 from noria.scheduling.types import (
@@ -51,35 +54,41 @@ from noria.scheduling.types import (
 
 @dataclass(slots=True)
 class StepScheduler:
-    """Decides; does nothing. `plan` and `commit` alternate; `submit`, `cancel` and `expire` may come between any two calls."""
+    """Plans iterations; executes nothing.
+
+    Calls of `plan` and `commit` alternate; `submit`, `cancel` and `expire` can come between any two calls.
+    """
 
     num_slots: int
     decode_batch: int = 4
     queue_limit: int = 256  # images that may wait beyond the free slots
-    queue_limit_s: float = math.inf  # seconds of work that may be ahead of whoever has to wait
+    queue_limit_s: float = math.inf  # seconds of work that may be queued ahead of a request that has to wait
     policy: Policy = least_slack
     costs: CostModel = field(default_factory=CostModel)
     _table: RequestTable = field(init=False)
     _predictor: CompletionPredictor = field(init=False)
+    _admission: AdmissionControl = field(init=False)
     _stride: StrideScheduler = field(init=False, default_factory=StrideScheduler)
-    _decode_limits: dict[BatchKey, int] = field(init=False, default_factory=dict)  # where fewer fit the memory
+    # Where `decode_batch` does not fit the memory.
+    _decode_limits: dict[BatchKey, int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._table = RequestTable(self.num_slots)
         self._predictor = CompletionPredictor(self._table, self.costs, self.policy, self.num_slots, self.decode_batch)
+        self._admission = AdmissionControl(self._table, self._predictor, self.queue_limit, self.queue_limit_s)
 
     @property
     def num_waiting(self) -> int:
-        """Images without a slot."""
+        """Number of images without a slot."""
         return len(self._table.waiting)
 
     @property
     def num_running(self) -> int:
-        """Images with a slot."""
+        """Number of images with a slot."""
         return len(self._table.running)
 
     def oldest_age_s(self, now: float) -> float:
-        """How long ago the oldest request of those with an image that waits for a slot came; 0 without any."""
+        """Age of the oldest request with an image that waits for a slot; 0 if there is none."""
         arrivals = {
             image.request_id: self._table.requests[image.request_id].arrived_at for image in self._table.waiting
         }
@@ -87,42 +96,32 @@ class StepScheduler:
 
     @property
     def backlog_s(self) -> float:
-        """About how long everything that was accepted will take, if nobody else comes."""
+        """Predicted duration of all accepted work if no further request arrives."""
         return self._predictor.backlog_s
 
     def submit(self, request: SchedulableRequest, now: float, arrived_at: float | None = None) -> list[SchedulerEvent]:
-        """Take a request in, or refuse it at once. Its waiting counts from when it `arrived`; left out, from now."""
+        """Accept a request or refuse it at once. Its waiting time counts from `arrived_at`, by default from `now`."""
         assert request.request_id not in self._table.requests, request.request_id
         if not self._table.requests:
             self._predictor.decay(now)
         arrived_at = now if arrived_at is None else arrived_at
-        refusal = self._refuse_for_queue_length(request) or self._predictor.refuse_for_backlog(
-            request, self.queue_limit_s
-        )
-        if refusal is not None:
-            return [replace(refusal, finished_at=now, timings=RequestTimings(queue_s=now - arrived_at))]
-        active = self._table.add(request, arrived_at)
-        late_ids = self._predictor.deadlines_broken_by(active, now)
-        if (refusal := self._predictor.refuse_for_deadline(request, late_ids, now)) is not None:
-            self._table.remove(request.request_id)
-            return [replace(refusal, finished_at=now, timings=RequestTimings(queue_s=now - arrived_at))]
-        if late_ids:
-            self._predictor.deprioritize(active, late_ids, now)  # it may wait; they may not
-        active.promised_forecast = self._predictor.predict_uncorrected(now)[request.request_id]
-        return []
+        refusal = self._admission.admit(request, arrived_at, now)
+        if refusal is None:
+            return []
+        return [replace(refusal, finished_at=now, timings=RequestTimings(queue_s=now - arrived_at))]
 
     def cancel(self, request_id: str, now: float) -> list[SchedulerEvent]:
-        """End a request; one that is unknown, or has ended, is nobody's loss."""
+        """End a request; do nothing if it is unknown or has ended."""
         return self._finish(request_id, FinishReason.CANCELLED, "cancelled by the caller", now)
 
     def expire(self, now: float) -> list[SchedulerEvent]:
-        """End every request whose deadline has passed."""
+        """End every request whose `expires_at` has passed."""
         expired = {
             name: active.request.expires_at - active.arrived_at
             for name, active in self._table.requests.items()
             if active.request.expires_at is not None and active.request.expires_at <= now
         }
-        message = "it was not done within {:.2f} s: allow more time, or ask for fewer steps"
+        message = "it did not finish within {:.2f} s: allow more time, or request fewer steps"
         return [
             event
             for name, allowed_s in expired.items()
@@ -130,12 +129,12 @@ class StepScheduler:
         ]
 
     def next_expiry(self) -> float | None:
-        """When `expire` will next have something to do, if nothing else happens."""
+        """Return when the next request expires; None if none will."""
         expiries = [active.request.expires_at for active in self._table.requests.values()]
         return min((expires_at for expires_at in expiries if expires_at is not None), default=None)
 
     def progress(self, request_ids: Iterable[str], now: float) -> dict[str, RequestProgress]:
-        """How far these requests are, and when they will start and be done; those that have ended are left out."""
+        """Return the progress of requests by id, with predictions; requests that have ended are left out."""
         known = [request_id for request_id in request_ids if request_id in self._table.requests]
         if not known:
             return {}
@@ -150,7 +149,7 @@ class StepScheduler:
         return found
 
     def snapshot(self, now: float, max_waiting: int) -> SchedulerSnapshot:
-        """Everybody's place, and what is foreseen for him; of the requests that wait the first `most_waiting` to board."""
+        """Return all running images and the first `max_waiting` waiting requests, with predictions."""
         forecasts, num_images, first = self._predictor.predict_images(now), Counter[str](), dict[str, ImageId]()
         for image in self._predictor.queue_positions(now):
             num_images[image.request_id] += 1
@@ -172,7 +171,7 @@ class StepScheduler:
         return SchedulerSnapshot(tuple(sorted(running, key=lambda each: each.slot)), tuple(waiting))
 
     def plan(self, now: float) -> IterationPlan | None:
-        """The next turn, or None when there is nothing to do."""
+        """Return the next iteration's plan, or None if there is nothing to do."""
         joins = self._join(now)
         steps = self._next_steps(now)
         decodes = self._next_decodes(steps)
@@ -181,7 +180,7 @@ class StepScheduler:
     def commit(
         self, plan: IterationPlan, result: IterationResult, now: float, seconds: float = 0.0
     ) -> list[SchedulerEvent]:
-        """Take note of a turn that was carried out, and took `seconds`. What was cancelled meanwhile is passed over."""
+        """Apply the result of an executed plan, which took `seconds`. Requests cancelled meanwhile are skipped."""
         self._table.bump_version()
         if result.oom_phase is None and not result.failed:
             self._update_costs(plan, result, now, seconds)
@@ -193,7 +192,7 @@ class StepScheduler:
         for assignment in plan.joins:
             if assignment.image in self._table.running:
                 self._table.running[assignment.image].join_timings = result.phase_timings or NO_TIMINGS
-        for step in plan.steps if result.oom_phase not in ("boards", "steps") else ():
+        for step in plan.steps if result.oom_phase not in ("joins", "steps") else ():
             if step.image in self._table.running:
                 self._table.record_step(step.image, step.call + 1, len(plan.steps))
         for assignment in plan.decodes if result.oom_phase is None else ():
@@ -201,7 +200,7 @@ class StepScheduler:
                 events += self._complete_image(assignment.image, result, now)
         return events
 
-    # Deciding.
+    # Planning.
 
     def _join(self, now: float) -> tuple[SlotAssignment, ...]:
         num_free = self._predictor.max_running - len(self._table.running)
@@ -211,7 +210,7 @@ class StepScheduler:
         for image in self._predictor.sort_by_policy(self._table.waiting, now)[:num_free] if num_free > 0 else ():
             exclusive = exclusive or self._table.request_of(image).exclusive
             if exclusive and in_flight - {image.request_id}:
-                break  # whoever flies alone holds the others back until the wheel is empty
+                break  # an exclusive request waits, and holds others back, until the batch is empty
             joining.append(image)
             in_flight.add(image.request_id)
         for image in joining:
@@ -232,7 +231,8 @@ class StepScheduler:
             batch_key = self._table.request_of(self._predictor.sort_by_policy(running, now)[0]).batch_key
         batch_key = self._stride.next(num_running, batch_key)
         chosen = self._select_batch(by_key[batch_key], batch_key, now)
-        cost_s = self.costs.step_s(batch_key, self._count_rows(chosen)) or 1.0  # nothing known yet: a call is a call
+        # If nothing is measured, all calls count the same.
+        cost_s = self.costs.step_s(batch_key, self._count_rows(chosen)) or 1.0
         self._stride.charge(batch_key, cost_s, num_running[batch_key])
         running_images = self._table.running
         return tuple(Step(image, running_images[image].slot, running_images[image].call) for image in chosen)
@@ -264,12 +264,12 @@ class StepScheduler:
         limit = self._decode_limits.get(batch_key, self.decode_batch)
         return tuple(SlotAssignment(image, running[image].slot) for image in same_key[:limit])
 
-    # What a turn taught, and how requests end.
+    # Committing.
 
     def _update_costs(self, plan: IterationPlan, result: IterationResult, now: float, seconds: float) -> None:
-        """Feed the cost model; whoever was cancelled during the turn is not here any more, and such a turn teaches nothing.
+        """Update the cost model from a timed iteration; one in which a request was cancelled is ignored.
 
-        Where only the turn could be timed, decoding and encoding stay as they were measured at the start.
+        If only the whole iteration was timed, the costs of decoding and text encoding stay as measured at the start.
         """
         images = [entry.image for phase in (plan.joins, plan.steps, plan.decodes) for entry in phase]
         if seconds <= 0.0 or not result.is_timed or any(image not in self._table.running for image in images):
@@ -290,16 +290,16 @@ class StepScheduler:
             )
             if phase_timings is not None:
                 step_s = phase_timings.step_s
-            else:  # only the turn was timed
+            else:  # only the whole iteration was timed
                 decode_s = self.costs.decode_s(decoded, len(plan.decodes)) if decoded is not None else 0.0
                 step_s = max(seconds - decode_s - result.join_s, 0.1 * seconds)
             self.costs.observe_step(batch_key, rows, step_s)
             self._predictor.record_iteration(batch_key, rows, seconds, now)
 
     def _handle_oom(self, plan: IterationPlan, result: IterationResult, now: float) -> list[SchedulerEvent]:
-        """Make room in the memory: smaller batches from now on; only an image that does not fit alone fails."""
+        """Shrink the batches of the phase that ran out of memory; fail an image that does not fit alone."""
         phases: dict[Phase, tuple[SlotAssignment | Step, ...]] = {
-            "boards": plan.joins,
+            "joins": plan.joins,
             "steps": plan.steps,
             "decodes": plan.decodes,
         }
@@ -308,16 +308,16 @@ class StepScheduler:
         if not images:
             return []
         batch_key, num_others = self._table.request_of(images[0]).batch_key, len(self._table.running) - len(images)
-        if len(named) == 1 and (result.oom_phase != "boards" or num_others == 0):
-            message = f"{batch_key.width_px}x{batch_key.height_px} does not fit the memory of the device, even alone"
-            self._predictor.max_running = self.num_slots  # what made the others few is gone
+        if len(named) == 1 and (result.oom_phase != "joins" or num_others == 0):
+            message = f"{batch_key.width_px}x{batch_key.height_px} pixels do not fit the device's memory, even alone"
+            self._predictor.max_running = self.num_slots  # the image that left no memory for others is gone
             return self._finish(images[0].request_id, FinishReason.FAILED, message, now)
         match result.oom_phase:
-            case "boards":
+            case "joins":
                 self._predictor.max_running = max(num_others + len(named) // 2, 1)
                 self._table.requeue(images)
             case "steps":
-                # Whoever was cancelled meanwhile counts as the others do.
+                # Images cancelled meanwhile count as many rows as the others do on average.
                 rows = self._count_rows(images) * len(named) // len(images)
                 self.costs.record_oom(batch_key, rows)
             case _:  # "decodes"
@@ -326,7 +326,7 @@ class StepScheduler:
 
     def _complete_image(self, image: ImageId, result: IterationResult, now: float) -> list[SchedulerEvent]:
         active, running = self._table.requests[image.request_id], self._table.complete(image)
-        # Who leaves leaves room: a memory that was full once is tried again, and an empty one is as large as ever.
+        # A departure frees memory: try one more image, or all slots once the batch is empty.
         max_running = self._predictor.max_running + 1 if self._table.running else self.num_slots
         self._predictor.max_running = min(max_running, self.num_slots)
         active.timings = RequestTimings(
@@ -350,16 +350,3 @@ class StepScheduler:
         active, num_departures = self._table.remove(request_id)
         timings = active.timings if unfinished is None else unfinished
         return [RequestFinished(request_id, finish_reason, message, timings, num_departures, finished_at=now)]
-
-    def _refuse_for_queue_length(self, request: SchedulableRequest) -> RequestFinished | None:
-        num_waiting, num_running = len(self._table.waiting), len(self._table.running)
-        num_excess = (
-            request.num_images + num_waiting - self.queue_limit - max(self._predictor.max_running - num_running, 0)
-        )
-        if num_excess <= 0:
-            return None
-        message = (
-            f"the queue is full: {num_waiting} images wait, {self.queue_limit} may; {request.num_images} more asked for"
-        )
-        wait_s = self.backlog_s * min(num_excess / max(num_waiting + num_running, 1), 1.0)  # until so many have left
-        return RequestFinished(request.request_id, FinishReason.REFUSED, message, retry_after_s=wait_s)

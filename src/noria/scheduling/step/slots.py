@@ -1,10 +1,10 @@
-"""The places in the running batch: numbered, each held by one image or free."""
+"""The slots of the running batch: numbered, each free or held by one image."""
 
 import heapq
 
 
 class Slots:
-    """`capacity` numbered places; the lowest free one is given out first, so that a light load stays dense."""
+    """Slots 0 to `capacity` - 1. The lowest free one is taken first, so that used slots stay dense at low load."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -12,14 +12,14 @@ class Slots:
 
     @property
     def num_free(self) -> int:
-        """How many are free."""
+        """Number of free slots."""
         return len(self._free)
 
     def acquire(self) -> int:
-        """A free slot; there must be one."""
+        """Take the lowest free slot; at least one must be free."""
         return heapq.heappop(self._free)
 
     def release(self, slot: int) -> None:
-        """Free `slot`."""
+        """Free `slot`, which must be taken."""
         assert 0 <= slot < self.capacity and slot not in self._free, slot
         heapq.heappush(self._free, slot)

@@ -1,9 +1,10 @@
-"""Whose turn it is, when images of several shape classes (models, sizes) are seated: only one class can step in a turn.
+"""Selects the batch key (model and size) of an iteration, which steps images of one key only, by stride scheduling.
 
-The rule: the class of the most urgent image steps, as long as no other class is owed more than half a second of the device; else the
-class that is owed most. A class is owed what the urgent one has had in excess of it, the shares being in proportion to the images
-seated. So urgency decides over instants, fairness over seconds, and no class starves another however urgent or slow it is: while the same
-images are seated, a class has its share of the device but for half a second and one turn of each class.
+The key of the most urgent image is selected, unless another key is owed more than half a second of device time; then
+the key that is owed most is selected. A key is owed the time by which the urgent key exceeds it, with shares
+proportional to the running images. So urgency decides over short periods, fairness over seconds, and no key starves
+another, however urgent or slow it is: while the running images do not change, a key gets its share of the device, short
+by at most half a second plus one iteration of each key.
 """
 
 from collections.abc import Mapping
@@ -16,16 +17,16 @@ _MAX_OWED_S = 0.5
 
 @dataclass(slots=True)
 class StrideScheduler:
-    """What each class has used of the device, in seconds for each image that it had seated (stride scheduling, Waldspurger 1995)."""
+    """Device time used by each batch key, in seconds per running image (stride scheduling, Waldspurger 1995)."""
 
     _used_s: dict[BatchKey, float] = field(default_factory=dict)
 
     def next(self, num_running: Mapping[BatchKey, int], urgent: BatchKey) -> BatchKey:
-        """The class to step, of those in `num_seated`; `urgent` is the most urgent image's."""
+        """Select the key to step among those of `num_running`; `urgent` is the key of the most urgent image."""
         min_used_s = min(
             (self._used_s[batch_key] for batch_key in num_running if batch_key in self._used_s), default=0.0
         )
-        # Who comes anew, or again, starts level: nothing is saved up while away.
+        # A key that is new, or back, starts at the minimum: it accumulates no credit while it has no images.
         self._used_s = {batch_key: self._used_s.get(batch_key, min_used_s) for batch_key in num_running}
         owed_s = {
             batch_key: (self._used_s[urgent] - self._used_s[batch_key]) * num for batch_key, num in num_running.items()
@@ -34,5 +35,5 @@ class StrideScheduler:
         return most_owed if owed_s[most_owed] > _MAX_OWED_S else urgent
 
     def charge(self, batch_key: BatchKey, seconds: float, num_running: int) -> None:
-        """`shape` steps for `seconds`."""
+        """Record that `batch_key`, with `num_running` images, uses the device for `seconds`."""
         self._used_s[batch_key] += seconds / num_running

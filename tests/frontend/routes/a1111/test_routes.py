@@ -1,4 +1,4 @@
-"""A1111's routes, as its clients use them: what they send, what they read, and what they are refused."""
+"""A1111's routes as its clients use them."""
 
 import base64
 import io
@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from noria.images.a1111_metadata import from_infotext
+from waiting import wait_until
 
 TITLE = "tiny [0123456789ab]"
 
@@ -21,7 +22,7 @@ def opened(text):
     return Image.open(io.BytesIO(base64.b64decode(text)))
 
 
-def test_an_image_and_all_that_is_said_of_it(client, engine):
+def test_response_has_the_image_and_its_settings(client, engine):
     answer = txt2img(
         client, negative_prompt="q", seed=5, steps=20, cfg_scale=7, width=32, height=16, sampler_name="Euler"
     ).json()
@@ -35,7 +36,7 @@ def test_an_image_and_all_that_is_said_of_it(client, engine):
     assert from_infotext(info["infotexts"][0]).model_version == "0123456789ab"
 
 
-def test_batches_times_iterations_are_images_of_one_request(client, engine):
+def test_batch_size_times_n_iter_images_are_one_request(client, engine):
     answer = txt2img(client, batch_size=2, n_iter=2, seed=7).json()
     assert [opened(text).getpixel((0, 0)) for text in answer["images"]] == [
         engine.colour(seed) for seed in range(7, 11)
@@ -44,14 +45,14 @@ def test_batches_times_iterations_are_images_of_one_request(client, engine):
     assert len(engine.submitted) == 1
 
 
-def test_what_is_left_out_is_the_models_own(client, engine, spec):
+def test_missing_fields_are_the_models_defaults(client, engine, spec):
     answer = client.post("/sdapi/v1/txt2img", json={}).json()
     (request,) = engine.submitted
     assert (request.num_steps, request.scheduler, request.width_px) == (spec.default_steps, spec.default_scheduler, 64)
     assert json.loads(answer["info"])["seed"] == request.seed
 
 
-def test_a_seed_of_minus_1_is_a_new_one(client, engine):
+def test_seed_of_minus_1_is_random(client, engine):
     for _ in range(2):
         txt2img(client, seed=-1)
     first, second = engine.submitted
@@ -69,7 +70,7 @@ def test_a_seed_of_minus_1_is_a_new_one(client, engine):
         ({"scheduler": "Uniform"}, "euler"),
     ],
 )
-def test_samplers_have_a1111s_names(client, engine, fields, scheduler):
+def test_samplers_are_accepted_by_a1111s_names(client, engine, fields, scheduler):
     assert txt2img(client, **fields).status_code == 200
     assert engine.submitted[0].scheduler == scheduler
 
@@ -94,7 +95,7 @@ WEBUIAPI = {
 
 
 @pytest.mark.parametrize("body", [SILLYTAVERN, OPEN_WEBUI, WEBUIAPI], ids=["SillyTavern", "Open WebUI", "webuiapi"])
-def test_what_clients_send_is_drawn(client, engine, body):
+def test_bodies_of_real_clients_work(client, engine, body):
     answer = client.post("/sdapi/v1/txt2img", json=body)
     assert answer.status_code == 200, answer.text
     assert engine.submitted[0].num_steps == 20
@@ -104,7 +105,7 @@ def test_what_clients_send_is_drawn(client, engine, body):
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"enable_hr": True}, "enable_hr is True; the hires fix is not served here"),
+        ({"enable_hr": True}, "enable_hr is True; the hires fix is not supported"),
         ({"styles": ["anime"]}, "styles"),
         ({"restore_faces": True}, "face restoration"),
         ({"script_name": "x/y plot"}, "scripts"),
@@ -126,7 +127,7 @@ def test_what_clients_send_is_drawn(client, engine, body):
         ({"prompt": 7}, "prompt is 7"),
     ],
 )
-def test_what_would_be_another_image_is_refused_in_words(client, engine, fields, says):
+def test_unsupported_features_are_rejected(client, engine, fields, says):
     answer = txt2img(client, **fields)
     assert answer.status_code == 400
     assert says in answer.json()["detail"]
@@ -135,37 +136,37 @@ def test_what_would_be_another_image_is_refused_in_words(client, engine, fields,
     assert engine.submitted == []
 
 
-def test_other_refusals_have_a_detail_too(client, engine):
+def test_other_errors_have_a_detail_too(client, engine):
     assert "not JSON" in client.post("/sdapi/v1/txt2img", content=b"{", headers={"content-type": "application/json"}).json()["detail"]  # fmt: skip
     assert client.post("/sdapi/v1/img2img", json={}).json()["detail"].startswith("there is no '/sdapi/v1/img2img'")
     assert client.get("/sdapi/v1/txt2img").json()["detail"].startswith("GET is not allowed")
-    engine.fails = {"code": "queue_full", "message": "full", "retry_after_s": 3.0}
+    engine.failure = {"code": "queue_full", "message": "full", "retry_after_s": 3.0}
     full = txt2img(client)
     assert (full.status_code, full.headers["retry-after"], full.json()["detail"]) == (429, "3", "full")
     assert "detail" not in client.get("/v1/nothing").json()
 
 
-def test_images_are_left_out_if_asked(client):
+def test_images_are_left_out_on_request(client):
     assert txt2img(client, send_images=False).json()["images"] == []
 
 
-def test_the_files_format_is_a_setting(client):
+def test_file_format_is_a_setting(client):
     answer = txt2img(client, override_settings={"samples_format": "webp"})
     assert opened(answer.json()["images"][0]).format == "WEBP"
 
 
-def test_priority_comes_by_header(client, engine):
+def test_priority_header_applies(client, engine):
     client.post("/sdapi/v1/txt2img", json={"prompt": "p"}, headers={"X-Noria-Priority": "low"})
     assert engine.submitted[0].priority == "low"
 
 
 @pytest.mark.parametrize("name", [TITLE, "tiny", "tiny.safetensors", "0123456789ab", "noria"])
-def test_a_model_is_named_in_many_ways(client, engine, name):
+def test_model_is_accepted_by_title_name_file_and_hash(client, engine, name):
     assert txt2img(client, override_settings={"sd_model_checkpoint": name}).status_code == 200
     assert engine.submitted[0].model == "tiny"
 
 
-def test_a_model_that_is_not_served_is_refused(client):
+def test_unknown_model_is_rejected(client):
     for answer in (
         txt2img(client, override_settings={"sd_model_checkpoint": "v1-5"}),
         client.post("/sdapi/v1/options", json={"sd_model_checkpoint": "v1-5"}),
@@ -174,8 +175,8 @@ def test_a_model_that_is_not_served_is_refused(client):
         assert "'tiny'" in answer.json()["detail"]
 
 
-def test_open_webui_chooses_a_model(client):
-    """It lists the models, and posts all options back with another title."""
+def test_open_webui_can_select_a_model(client):
+    """It lists the models and posts all options with another title."""
     (model,) = client.get("/sdapi/v1/sd-models").json()
     options = client.get("/sdapi/v1/options").json()
     assert options["sd_model_checkpoint"] == model["title"] == TITLE
@@ -183,7 +184,7 @@ def test_open_webui_chooses_a_model(client):
     assert model["model_name"] == "tiny"
 
 
-def test_options_hold_for_later_requests(client):
+def test_options_apply_to_later_requests(client):
     try:
         assert client.post("/sdapi/v1/options", json={"samples_format": "jpg", "show_progress": True}).json() is None
         assert client.get("/sdapi/v1/options").json()["samples_format"] == "jpg"
@@ -192,62 +193,62 @@ def test_options_hold_for_later_requests(client):
         client.post("/sdapi/v1/options", json={"samples_format": "png"})
 
 
-def test_an_option_that_is_not_served_is_refused(client):
+def test_unsupported_option_is_rejected(client):
     answer = client.post("/sdapi/v1/options", json={"CLIP_stop_at_last_layers": 2})
     assert (answer.status_code, "Clip skip" in answer.json()["detail"]) == (400, True)
 
 
-def test_samplers_and_schedulers_are_the_models(client):
+def test_samplers_and_schedulers_are_those_of_the_model(client):
     assert [each["name"] for each in client.get("/sdapi/v1/samplers").json()] == ["DDIM", "Euler", "PLMS"]
     assert [each["label"] for each in client.get("/sdapi/v1/schedulers").json()] == ["Automatic", "Uniform"]
 
 
 @pytest.mark.parametrize("name", ["upscalers", "latent-upscale-modes", "sd-vae", "loras"])
-def test_what_there_is_none_of_is_a_list(client, name):
+def test_lists_of_missing_features_exist(client, name):
     assert isinstance(client.get(f"/sdapi/v1/{name}").json(), list)
 
 
-def test_nothing_is_in_progress_at_first(client):
+def test_progress_is_zero_without_requests(client):
     answer = client.get("/sdapi/v1/progress").json()
     assert (answer["progress"], answer["eta_relative"], answer["current_image"]) == (0, 0, None)
     assert (answer["state"]["job_count"], answer["state"]["sampling_steps"]) == (0, 0)
 
 
 @pytest.fixture
-def held(client, engine, until):
-    """Requests that are being drawn, and their answers when they have one."""
+def running(client, engine):
+    """Start requests that the engine does not answer; yields the function and the list of their responses."""
     answers: list = []
     threads: list[threading.Thread] = []
-    engine.holds = True
+    engine.never_answers = True
 
-    def begin(**fields):
+    def start(**fields):
         thread = threading.Thread(target=lambda: answers.append(txt2img(client, **fields)))
         thread.start()
         threads.append(thread)
-        until(lambda: client.get("/sdapi/v1/progress").json()["state"]["job_count"] == len(threads))
-        until(lambda: len(engine.submitted) == len(threads))
+        wait_until(lambda: client.get("/sdapi/v1/progress").json()["state"]["job_count"] == len(threads))
+        wait_until(lambda: len(engine.submitted) == len(threads))
 
-    yield begin, answers
+    yield start, answers
     client.post("/sdapi/v1/interrupt")
     for thread in threads:
         thread.join()
 
 
-def test_progress_is_that_of_the_oldest(client, engine, held, until):
-    begin, _ = held
-    begin(steps=12, width=32, height=16)
-    begin(steps=40)
-    until(lambda: client.get("/sdapi/v1/progress").json()["eta_relative"] == 0.5)  # as the fake engine predicts
+def test_progress_is_that_of_the_oldest_request(client, engine, running):
+    start, _ = running
+    start(steps=12, width=32, height=16)
+    start(steps=40)
+    wait_until(lambda: client.get("/sdapi/v1/progress").json()["eta_relative"] == 0.5)  # as the fake engine predicts
     state = client.get("/sdapi/v1/progress").json()["state"]
     assert (state["job_count"], state["sampling_step"], state["sampling_steps"]) == (2, 0, 12)
-    assert all(request.watched and request.num_previews for request in engine.submitted)
+    assert all(request.stream_progress and request.num_previews for request in engine.submitted)
 
 
-def test_progress_shows_the_last_preview_unless_asked_not_to(client, engine, held, until):
-    begin, _ = held
-    engine.holds, engine.stalls = False, True
-    begin(steps=12, width=32, height=16, seed=5)
-    until(lambda: client.get("/sdapi/v1/progress").json()["current_image"])
+def test_progress_has_the_last_preview_unless_skipped(client, engine, running):
+    start, _ = running
+    engine.never_answers, engine.sends_no_images = False, True
+    start(steps=12, width=32, height=16, seed=5)
+    wait_until(lambda: client.get("/sdapi/v1/progress").json()["current_image"])
     answer = client.get("/sdapi/v1/progress").json()
     assert (answer["progress"], answer["state"]["sampling_step"]) == (1.0, 12)
     image = opened(answer["current_image"])
@@ -255,43 +256,47 @@ def test_progress_shows_the_last_preview_unless_asked_not_to(client, engine, hel
     assert client.get("/sdapi/v1/progress?skip_current_image=true").json()["current_image"] is None
 
 
-def test_an_engines_refusal_names_a1111s_field(client, engine):
-    engine.fails = {"code": "invalid_field", "message": "inference_steps is 90; too many.", "field": "inference_steps"}
+def test_engine_error_names_a1111s_field(client, engine):
+    engine.failure = {
+        "code": "invalid_field",
+        "message": "inference_steps is 90; too many.",
+        "field": "inference_steps",
+    }
     answer = txt2img(client)
     assert answer.json()["detail"] == "steps is 90; too many."
     assert answer.json()["error"]["param"] == "steps"
 
 
-def test_interrupt_ends_all_of_this_routes_requests_and_no_others(client, engine, held, until):
-    begin, answers = held
+def test_interrupt_cancels_all_requests_of_this_api_only(client, engine, running):
+    start, answers = running
     others = threading.Thread(target=lambda: answers.append(client.post("/t2i", json={"prompt": "p", "seed": 3})))
-    begin()
-    begin()
+    start()
+    start()
     others.start()
-    until(lambda: len(engine.submitted) == 3)
-    engine.holds = False
+    wait_until(lambda: len(engine.submitted) == 3)
+    engine.never_answers = False
     assert client.post("/sdapi/v1/interrupt").json() == {}
-    until(lambda: len(answers) == 2)
+    wait_until(lambda: len(answers) == 2)
     assert [answer.status_code for answer in answers] == [499, 499]
     assert "interrupted" in answers[0].json()["detail"]
-    until(lambda: len(engine.cancelled) == 2)
+    wait_until(lambda: len(engine.cancelled) == 2)
     ours = {request.request_id for request in engine.submitted if request.seed != 3}
     assert set(engine.cancelled) == ours
-    engine.become("dead")
-    engine.become("ready")  # the other one is drawn again
+    engine.set_state("dead")
+    engine.set_state("ready")  # the other request is retried
     others.join()
     assert answers[-1].status_code == 200
 
 
-def test_skip_ends_the_oldest(client, engine, held, until):
-    begin, answers = held
-    begin(steps=12)
-    begin(steps=40)
+def test_skip_cancels_the_oldest_request(client, engine, running):
+    start, answers = running
+    start(steps=12)
+    start(steps=40)
     client.post("/sdapi/v1/skip")
-    until(lambda: len(answers) == 1)
+    wait_until(lambda: len(answers) == 1)
     assert client.get("/sdapi/v1/progress").json()["state"]["sampling_steps"] == 40
 
 
-def test_a_client_that_leaves_takes_its_request_along(client, post_and_leave, until):
-    post_and_leave("/sdapi/v1/txt2img", {"prompt": "p"})
-    until(lambda: client.get("/sdapi/v1/progress").json()["state"]["job_count"] == 0)
+def test_request_of_a_disconnected_client_is_cancelled(client, post_and_disconnect):
+    post_and_disconnect("/sdapi/v1/txt2img", {"prompt": "p"})
+    wait_until(lambda: client.get("/sdapi/v1/progress").json()["state"]["job_count"] == 0)

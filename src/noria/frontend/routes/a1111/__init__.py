@@ -1,1 +1,1 @@
-"""AUTOMATIC1111's HTTP interface."""
+"""AUTOMATIC1111's HTTP API."""

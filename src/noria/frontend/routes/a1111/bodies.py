@@ -1,7 +1,7 @@
-"""What A1111's clients send, and what of it Noria can do: their body becomes an `ImageBody`, or a refusal in their words.
+"""Converts the bodies of A1111's clients to `ImageRequestBody`, or rejects them with A1111's field names.
 
-A1111 reads the fields it knows and passes over all others, and so does this. But what would change the image and is not served (hires
-fix, styles, scripts, …) is refused when it is anything but off: a wrong image that looks right helps nobody.
+Like A1111, this ignores unknown fields. Features that would change the image and that Noria does not have (hires fix,
+styles, scripts, …) are rejected unless they are off, because a client would not notice that the image is another one.
 """
 
 from collections.abc import Mapping
@@ -14,12 +14,14 @@ from noria.images.a1111_names import AUTOMATIC, scheduler_for
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import ImageRequestBody, Priority
 
-_NUM_PREVIEWS = 4  # for GET /progress: A1111 makes one every 10 steps, of the 20 to 50 that its users ask for
-_DEFAULT_SAMPLER = "Euler"  # A1111's, where a schedule type comes without a sampler
+# For GET /progress. A1111 makes a preview every 10 steps, and its users ask for 20 to 50 steps.
+_NUM_PREVIEWS = 4
+# A1111's default where a schedule type comes without a sampler.
+_DEFAULT_SAMPLER = "Euler"
 
 
 class Txt2Img(Struct, frozen=True):
-    """The fields of `POST /sdapi/v1/txt2img` that are served; `None` is "the model's default", unlike A1111's own defaults."""
+    """The supported fields of `POST /sdapi/v1/txt2img`; `None` means the model's default, not A1111's."""
 
     prompt: str | None = None
     negative_prompt: str | None = None
@@ -41,26 +43,27 @@ class Txt2Img(Struct, frozen=True):
 
 
 DESCRIPTIONS = {
-    "prompt": "what the image shows; taken as it is: weights, LoRAs and the like are words here",
+    "prompt": "what the image shows; used literally: A1111's syntax for weights and LoRAs has no effect",
     "negative_prompt": "what it should not show",
-    "seed": "of the first image, the next ones count up; -1 is a new one",
+    "seed": "of the first image; the following images count up; -1 is a random one",
     "steps": "denoising steps",
-    "cfg_scale": "how strongly the prompt steers",
+    "cfg_scale": "how strongly the prompt guides the image (classifier-free guidance)",
     "width": "in pixels",
     "height": "in pixels",
-    "batch_size": "images at once",
-    "n_iter": "how many times so many; here they are all drawn together",
+    "batch_size": "number of images",
+    "n_iter": "multiplies batch_size; all images are generated in one request",
     "sampler_name": "A1111's name, such as `DPM++ 2M` or `DPM++ 2M Karras`, or any that `/t2i` knows",
-    "sampler_index": "the same, as older clients call it",
+    "sampler_index": "the same, as older clients name it",
     "scheduler": "A1111's schedule type: `Automatic`, `Uniform` or `Karras`",
-    "override_settings": "`sd_model_checkpoint` and `samples_format` are served",
-    "send_images": "whether the answer has the images",
-    "priority": "Noria's own: `low`, `normal` or `high`, as in `/t2i`",
-    "deadline_ms": "Noria's own, as in `/t2i`",
-    "metadata": "Noria's own: whether the files say how they were made; `enable_pnginfo` of `override_settings` is the same",
+    "override_settings": "supported are `sd_model_checkpoint` and `samples_format`",
+    "send_images": "whether the response has the images",
+    "priority": "Noria's extension: `low`, `normal` or `high`, as in `/t2i`",
+    "deadline_ms": "Noria's extension, as in `/t2i`",
+    "metadata": "Noria's extension: whether files contain their settings, as `enable_pnginfo` of `override_settings`",
 }
 
-# What would change the image and is not served: in words, and the values beside null, false, 0 and nothing that mean "off".
+# Features that would change the image and are not supported: a description, and the values besides null, false, 0 and
+# "" that mean "off".
 _UNSUPPORTED_FIELDS: Mapping[str, tuple[str, tuple[object, ...]]] = {
     "enable_hr": ("the hires fix", ()),
     "restore_faces": ("face restoration", ()),
@@ -97,15 +100,15 @@ _A1111_FIELD_NAMES = {
 
 
 def check_body(sent: Mapping[str, Any]) -> None:
-    """Raises InvalidField where the body that was `sent` asks for what is not served."""
+    """Raise InvalidField if the body `sent` uses an unsupported feature."""
     scripts = sent.get("alwayson_scripts")
     if isinstance(scripts, dict) and not any(isinstance(each, dict) and each.get("args") for each in scripts.values()):
-        sent = {**sent, "alwayson_scripts": None}  # scripts that are named and given nothing to do
+        sent = {**sent, "alwayson_scripts": None}  # scripts without arguments do nothing
     _reject_unsupported(sent, _UNSUPPORTED_FIELDS)
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    """Raises InvalidField where `settings`, the server's or a request's own, ask for what is not served."""
+    """Raise InvalidField if `settings`, the server's or a request's, use an unsupported feature."""
     _reject_unsupported(settings, _UNSUPPORTED_SETTINGS)
     file_format = settings.get("samples_format")
     if file_format and not (isinstance(file_format, str) and file_format in _FILE_FORMATS):
@@ -121,12 +124,12 @@ def _reject_unsupported(sent: Mapping[str, Any], unsupported: Mapping[str, tuple
         if value and value not in off_values:
             off = " or ".join(short_repr(each) for each in (*off_values, None))
             raise InvalidField(
-                f"{name} is {short_repr(value)}; {feature} is not served here: leave it out, or send {off}.", field=name
+                f"{name} is {short_repr(value)}; {feature} is not supported: leave it out, or send {off}.", field=name
             )
 
 
 def as_image_body(body: Txt2Img, settings: Mapping[str, Any], model: str | None) -> ImageRequestBody:
-    """`body` under the server's and its own `settings`, checked by `check_settings`; raises InvalidField."""
+    """Convert `body` with its `settings`, which passed `check_settings`. Raises InvalidField."""
     for name in ("batch_size", "n_iter"):
         got = getattr(body, name)
         if got is not None and got < 1:
@@ -142,8 +145,8 @@ def as_image_body(body: Txt2Img, settings: Mapping[str, Any], model: str | None)
         guidance_scale=body.cfg_scale,
         n=(body.batch_size or 1) * (body.n_iter or 1),
         scheduler=_scheduler(body),
-        format=_FILE_FORMATS[settings.get("samples_format") or "png"],  # type: ignore[arg-type] # its values are
-        stream=True,  # somebody may ask for its progress
+        format=_FILE_FORMATS[settings.get("samples_format") or "png"],  # type: ignore[arg-type]
+        stream=True,  # for GET /progress
         partial_images=_NUM_PREVIEWS,
         priority=body.priority,
         deadline_ms=body.deadline_ms,
@@ -159,7 +162,7 @@ def _scheduler(body: Txt2Img) -> str | None:
 
 
 def error_in_a1111_terms(error: InvalidField) -> InvalidField:
-    """`error`, which speaks of an `ImageBody`'s fields, as one of A1111's."""
+    """Return `error`, which names a field of `ImageRequestBody`, with the name of A1111's field."""
     noria_field, a1111_field = error.field or "", _A1111_FIELD_NAMES.get(error.field or "")
     if a1111_field is None:
         return error
@@ -172,12 +175,12 @@ def error_in_a1111_terms(error: InvalidField) -> InvalidField:
 
 
 def title(spec: ModelSpec) -> str:
-    """A model as A1111 lists it: its name and, in brackets, its hash."""
+    """Return a model's title as A1111 lists it: the name and, in brackets, the hash."""
     return f"{spec.name} [{spec.fingerprint}]"
 
 
 def find_model_name(checkpoint: str, models: Mapping[str, ModelSpec]) -> str:
-    """The name of the model that `checkpoint` means: a title, a name, a file of that name, or a hash; else `checkpoint` itself."""
+    """Return the name of the model whose title, name, file name or hash is `checkpoint`, or else `checkpoint`."""
     for spec in models.values():
         files = {f"{spec.name}{extension}" for extension in (".safetensors", ".ckpt")}
         if checkpoint in {title(spec), spec.name, spec.fingerprint} | files:

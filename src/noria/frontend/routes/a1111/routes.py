@@ -1,7 +1,7 @@
-"""AUTOMATIC1111's interface, for clients that speak it already: Open WebUI, SillyTavern, webuiapi and many more.
+"""AUTOMATIC1111's HTTP API, for its clients: Open WebUI, SillyTavern, webuiapi and others. The routes under /sdapi/v1.
 
-The routes under /sdapi/v1. A request's way is that of every other; what its fields mean is in `a1111_bodies.py`, what "the" progress
-of a server with many users is, in `a1111_tasks.py`. Settings other than the model and the files' format are taken and passed over.
+`bodies.py` defines what the fields mean, `tasks.py` which request's progress is returned on a server with many users.
+Settings other than the model and the file format are accepted and ignored.
 """
 
 import asyncio
@@ -18,6 +18,8 @@ from starlette.routing import Route
 from noria.errors import InvalidField
 from noria.frontend.http.body import JsonBodyReader, decode
 from noria.frontend.http.disconnects import cancel_on_disconnect
+from noria.frontend.http.json_response import json_response
+from noria.frontend.http.paths import A1111_ROOT
 from noria.frontend.routes.a1111.bodies import (
     Txt2Img,
     as_image_body,
@@ -28,16 +30,15 @@ from noria.frontend.routes.a1111.bodies import (
     title,
 )
 from noria.frontend.routes.a1111.tasks import A1111Tasks
-from noria.frontend.services.admission import apply_headers
 from noria.frontend.services.generation import AdmittedRequest, GenerationResult, GenerationService
 from noria.frontend.services.image_writer import to_base64, write_preview
+from noria.frontend.services.request_validation import apply_headers
 from noria.images.a1111_metadata import to_infotext
 from noria.images.a1111_names import KARRAS, a1111_name, samplers_and_types
 from noria.images.metadata import metadata_for
 
-ROOT = "/sdapi/v1"
-
-# What clients ask for when they connect and a server without it answers so. SillyTavern asks for all of these.
+# Clients request these lists when they connect; a server without the features returns them like this. SillyTavern
+# requests all of them.
 _EMPTY_LISTS: Mapping[str, list[Any]] = {
     "upscalers": [{"name": "None", "model_name": None, "model_path": None, "model_url": None, "scale": 1}],
     "latent-upscale-modes": [],
@@ -47,7 +48,7 @@ _EMPTY_LISTS: Mapping[str, list[Any]] = {
 
 
 class Txt2ImgResponse(Struct, frozen=True):
-    """The answer of `POST /sdapi/v1/txt2img`: files in base64, the fields as they were understood, and a JSON text with the rest."""
+    """The response of `POST /sdapi/v1/txt2img`: files in base64, the decoded fields, JSON with the settings used."""
 
     images: list[str]
     parameters: Txt2Img
@@ -55,9 +56,9 @@ class Txt2ImgResponse(Struct, frozen=True):
 
 
 class TaskState(Struct, frozen=True):
-    """A1111's state, of the request that has been drawn for longest; all 0 while there is none."""
+    """A1111's state of the oldest running request; all 0 without one."""
 
-    job_count: int = 0  # requests that came by this route and are being drawn
+    job_count: int = 0  # running requests of this route
     job_no: int = 0
     sampling_step: int = 0
     sampling_steps: int = 0
@@ -69,7 +70,7 @@ class TaskState(Struct, frozen=True):
 
 
 class ProgressResponse(Struct, frozen=True):
-    """The answer of `GET /sdapi/v1/progress`."""
+    """The response of `GET /sdapi/v1/progress`."""
 
     progress: float  # 0 to 1
     eta_relative: float  # s
@@ -79,14 +80,14 @@ class ProgressResponse(Struct, frozen=True):
 
 
 class Options(Struct, frozen=True):
-    """A1111's settings, those that mean something here."""
+    """The settings of A1111 that have an effect here."""
 
     sd_model_checkpoint: str | None = None
     samples_format: str | None = None
 
 
 class A1111Routes:
-    """The routes under /sdapi/v1, and the two settings that their users share."""
+    """The routes under /sdapi/v1, and the two settings that all their clients share."""
 
     def __init__(self, generation_service: GenerationService, body_reader: JsonBodyReader) -> None:
         self._generation_service, self._body_reader = generation_service, body_reader
@@ -95,32 +96,32 @@ class A1111Routes:
 
     @property
     def routes(self) -> list[Route]:
-        """All of them."""
+        """The routes to serve."""
         return [
-            Route(f"{ROOT}/txt2img", self.txt2img, methods=["POST"]),
-            Route(f"{ROOT}/options", self.options, methods=["GET", "POST"]),
-            Route(f"{ROOT}/sd-models", self.sd_models),
-            Route(f"{ROOT}/samplers", self.samplers),
-            Route(f"{ROOT}/schedulers", self.schedulers),
-            Route(f"{ROOT}/progress", self.progress),
-            Route(f"{ROOT}/interrupt", self.interrupt, methods=["POST"]),
-            Route(f"{ROOT}/skip", self.skip, methods=["POST"]),
-            *(Route(f"{ROOT}/{name}", self.empty_list) for name in _EMPTY_LISTS),
+            Route(f"{A1111_ROOT}/txt2img", self.txt2img, methods=["POST"]),
+            Route(f"{A1111_ROOT}/options", self.options, methods=["GET", "POST"]),
+            Route(f"{A1111_ROOT}/sd-models", self.sd_models),
+            Route(f"{A1111_ROOT}/samplers", self.samplers),
+            Route(f"{A1111_ROOT}/schedulers", self.schedulers),
+            Route(f"{A1111_ROOT}/progress", self.progress),
+            Route(f"{A1111_ROOT}/interrupt", self.interrupt, methods=["POST"]),
+            Route(f"{A1111_ROOT}/skip", self.skip, methods=["POST"]),
+            *(Route(f"{A1111_ROOT}/{name}", self.empty_list) for name in _EMPTY_LISTS),
         ]
 
     async def txt2img(self, http: Request) -> Response:
-        """Images for a prompt, in base64."""
+        """Generate images; returns them in base64."""
         raw = await self._body_reader.read(http)
-        body = decode(raw, Txt2Img, strict=False)  # as A1111 has it, "20" is a number
+        body = decode(raw, Txt2Img, strict=False)  # as in A1111, "20" is a number
         check_body(msgspec.json.decode(raw))
         try:
             admitted = self._admit(http, body)
             result = await cancel_on_disconnect(http, self._tasks.generate(admitted))
-        except InvalidField as error:  # also of an engine, which knows what its samplers can do
+        except InvalidField as error:  # may come from an engine, too
             raise error_in_a1111_terms(error) from error
         send_images = body.send_images is not False
         b64_files = await self._generation_service.files_as_base64(result) if send_images else []
-        return _json_response(Txt2ImgResponse(b64_files, body, _generation_info(result, body)), result.headers)
+        return json_response(Txt2ImgResponse(b64_files, body, _generation_info(result, body)), headers=result.headers)
 
     def _admit(self, http: Request, body: Txt2Img) -> AdmittedRequest:
         overrides = body.override_settings or {}
@@ -128,7 +129,7 @@ class A1111Routes:
         settings = self._settings | overrides
         image_body = as_image_body(body, settings, self._model_name(settings))
         return self._generation_service.admit(
-            apply_headers(image_body, http.headers), http.state.caller, http.state.request_id
+            apply_headers(image_body, http.headers), http.state.api_client, http.state.request_id
         )
 
     def _model_name(self, settings: Mapping[str, Any]) -> str | None:
@@ -136,18 +137,18 @@ class A1111Routes:
         return find_model_name(str(checkpoint), self._generation_service.engine_pool.models) if checkpoint else None
 
     async def options(self, http: Request) -> Response:
-        """GET tells the settings; POST changes the model and the files' format of all later requests by this route."""
+        """GET returns the settings; POST changes the model and the file format of all later requests of this API."""
         if http.method == "POST":
             raw = await self._body_reader.read(http)
             decode(raw, Options)
             sent: dict[str, Any] = msgspec.json.decode(raw)
             check_settings(sent)
             changed = {name: sent[name] for name in Options.__struct_fields__ if sent.get(name)}
-            self._generation_service.resolve_model(self._model_name(changed))  # refuses what is not served
+            self._generation_service.resolve_model(self._model_name(changed))  # raises if the model is unknown
             self._settings |= changed
-            return _json_response(None)
+            return json_response(None)
         spec = self._generation_service.resolve_model(self._model_name(self._settings))
-        return _json_response(
+        return json_response(
             {
                 "sd_model_checkpoint": title(spec),
                 "sd_checkpoint_hash": spec.fingerprint,
@@ -158,10 +159,10 @@ class A1111Routes:
         )
 
     async def sd_models(self, _: Request) -> Response:
-        """The models served."""
-        self._generation_service.resolve_model()  # refuses while none is known
+        """List the models served."""
+        self._generation_service.resolve_model()  # raises while no model is known
         names = ("title", "model_name", "hash", "sha256", "filename", "config")
-        return _json_response(
+        return json_response(
             [
                 dict(zip(names, (title(spec), spec.name, spec.fingerprint, None, spec.name, None), strict=True))
                 for spec in self._generation_service.engine_pool.models.values()
@@ -169,18 +170,18 @@ class A1111Routes:
         )
 
     async def samplers(self, _: Request) -> Response:
-        """A1111's names of the samplers of the model that is set."""
-        return _json_response([{"name": name, "aliases": [], "options": {}} for name in self._samplers_and_types()[0]])
+        """List the samplers of the selected model by A1111's names."""
+        return json_response([{"name": name, "aliases": [], "options": {}} for name in self._samplers_and_types()[0]])
 
     async def schedulers(self, _: Request) -> Response:
-        """The schedule types of the model that is set."""
-        return _json_response(
+        """List the schedule types of the selected model."""
+        return json_response(
             [
                 {
                     "name": name.lower(),
                     "label": name,
                     "aliases": None,
-                    "default_rho": 7.0 if name == KARRAS else -1.0,  # Karras et al. (2022), as diffusers has it
+                    "default_rho": 7.0 if name == KARRAS else -1.0,  # Karras et al. (2022), as in diffusers
                     "need_inner_model": False,
                 }
                 for name in self._samplers_and_types()[1]
@@ -191,10 +192,10 @@ class A1111Routes:
         return samplers_and_types(self._generation_service.resolve_model(self._model_name(self._settings)).schedulers)
 
     async def progress(self, http: Request) -> Response:
-        """How far the request is that has been drawn for longest, of those that came by this route."""
-        tasks = self._tasks.of_client(http.state.caller)
+        """Return the progress of the client's oldest running request of this API."""
+        tasks = self._tasks.of_client(http.state.api_client)
         if not tasks:
-            return _json_response(ProgressResponse(0.0, 0.0, TaskState()))
+            return json_response(ProgressResponse(0.0, 0.0, TaskState()))
         task = tasks[0]
         step, num_steps, finish_in_s = 0, task.admitted.request.num_steps, None
         if task.progress is not None:
@@ -206,27 +207,27 @@ class A1111Routes:
         state = TaskState(
             len(tasks), sampling_step=step, sampling_steps=num_steps, interrupted=task.interrupted, job="txt2img"
         )
-        return _json_response(ProgressResponse(step / max(num_steps, 1), finish_in_s or 0.0, state, image))
+        return json_response(ProgressResponse(step / max(num_steps, 1), finish_in_s or 0.0, state, image))
 
     async def interrupt(self, http: Request) -> Response:
-        """End every request that came by this route, at its next step."""
-        for task in self._tasks.of_client(http.state.caller):
+        """Cancel all of the client's requests of this API at their next step."""
+        for task in self._tasks.of_client(http.state.api_client):
             task.interrupt()
-        return _json_response({})
+        return json_response({})
 
     async def skip(self, http: Request) -> Response:
-        """End the one that has been drawn for longest."""
-        for task in self._tasks.of_client(http.state.caller)[:1]:
+        """Cancel the client's oldest request of this API."""
+        for task in self._tasks.of_client(http.state.api_client)[:1]:
             task.interrupt()
-        return _json_response({})
+        return json_response({})
 
     async def empty_list(self, http: Request) -> Response:
-        """What this server has none of."""
-        return _json_response(_EMPTY_LISTS[http.url.path.rpartition("/")[2]])
+        """Return the list of a feature that this server does not have."""
+        return json_response(_EMPTY_LISTS[http.url.path.rpartition("/")[2]])
 
 
 def _generation_info(result: GenerationResult, body: Txt2Img) -> str:
-    """A1111's JSON of how the images were made; `infotexts` are what their files say."""
+    """Return A1111's JSON of the settings used; `infotexts` are the texts in the files."""
     request, spec, num_images = result.request, result.admitted.spec, len(result.files)
     seeds = [request.seed + index for index in range(num_images)]
     info = {
@@ -257,7 +258,3 @@ def _generation_info(result: GenerationResult, body: Txt2Img) -> str:
         "is_using_inpainting_conditioning": False,
     }
     return msgspec.json.encode(info).decode()
-
-
-def _json_response(answer: Any, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(answer), media_type="application/json", headers=headers)

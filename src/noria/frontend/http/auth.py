@@ -1,0 +1,84 @@
+"""Authentication: finds the API key in a request's headers and the client that it belongs to.
+
+Without a file of keys every request is accepted, and all of them share one client without limits.
+"""
+
+import base64
+import binascii
+import hmac
+from collections.abc import Mapping, Sequence
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from noria.errors import Unauthorized
+from noria.frontend.http.api_keys import ApiKey, key_digest
+from noria.frontend.http.quotas import ApiClient
+
+
+class ClientDirectory:
+    """The clients of one front end: one `ApiClient` per key, kept as long as the process runs."""
+
+    def __init__(self, keys: Sequence[ApiKey], num_processes: int) -> None:
+        """`num_processes` front ends share each key's limits."""
+        self._by_digest = [(key.sha256, ApiClient(key, num_processes)) for key in keys]
+        self._anonymous_client = None if keys else ApiClient(None, num_processes)
+
+    def find(self, headers: Mapping[str, str]) -> ApiClient:
+        """Return the client whose key is in `headers`, whose names are lower-case.
+
+        Compares all digests, each in constant time, so that the duration reveals nothing about the keys.
+
+        Raises:
+            Unauthorized: there is no key, or it is unknown.
+
+        """
+        if self._anonymous_client is not None:
+            return self._anonymous_client
+        presented = presented_key(headers)
+        if presented is None:
+            raise Unauthorized(
+                "this server needs an API key: send `Authorization: Bearer KEY` or `X-Api-Key: KEY`, or KEY as the "
+                "password of Basic authentication."
+            )
+        digest = key_digest(presented)
+        matches = [client for known, client in self._by_digest if hmac.compare_digest(digest, known)]
+        if not matches:
+            raise Unauthorized("the API key is not known here; ask the server's operator for one.")
+        return matches[0]
+
+
+class AuthMiddleware:
+    """Puts `api_client` on the request's state. Wraps single routes, inside the exception handlers. Raises Unauthorized."""
+
+    def __init__(self, app: ASGIApp, clients: ClientDirectory) -> None:
+        self._app, self._clients = app, clients
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request if its key is known."""
+        scope["state"]["api_client"] = self._clients.find(Headers(scope=scope))
+        await self._app(scope, receive, send)
+
+
+def presented_key(headers: Mapping[str, str]) -> bytes | None:
+    """Return the key in `headers`, or None.
+
+    X-Api-Key comes before Authorization, which a proxy may use for its own authentication.
+    """
+    if (api_key := headers.get("x-api-key")) is not None:
+        return api_key.strip().encode("latin-1")
+    scheme, _, rest = headers.get("authorization", "").partition(" ")
+    match scheme.lower():
+        case "bearer":
+            return rest.strip().encode("latin-1")
+        case "basic":
+            return _password(rest.strip())
+    return None
+
+
+def _password(credentials: str) -> bytes | None:
+    """Return the password of Basic authentication (RFC 7617): all after the first colon. The user name is ignored."""
+    try:
+        return base64.b64decode(credentials, validate=True).partition(b":")[2]
+    except (binascii.Error, ValueError):  # not base64, not ASCII
+        return None

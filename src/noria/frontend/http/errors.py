@@ -1,0 +1,107 @@
+"""Errors as responses: the only place where an error becomes JSON, of one shape on every route and in event streams.
+
+OpenAI's clients read it too:
+
+{"error": {"code": …, "message": …, "type": …, "param": …, "retryable": …, "request_id": …}}
+
+A1111's routes repeat the message as `detail`, the field that A1111's clients read.
+"""
+
+import math
+
+from msgspec import UNSET, Struct, UnsetType
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from noria.errors import (
+    InternalError,
+    MethodNotAllowed,
+    NoriaError,
+    RouteNotFound,
+    Unauthorized,
+    did_you_mean,
+    short_repr,
+)
+from noria.frontend.http.json_response import json_response
+from noria.frontend.http.paths import A1111_ROOT
+
+# The `type` that OpenAI's API gives to a status.
+_TYPE_BY_STATUS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 499: "cancelled_error"}
+
+
+class ErrorDetail(Struct, frozen=True):
+    """What went wrong, whether a retry can succeed, and the id to look for in the server's log."""
+
+    code: str
+    message: str
+    type: str
+    param: str | None  # the field at fault
+    retryable: bool
+    request_id: str
+
+
+class ErrorBody(Struct, frozen=True):
+    """The body of every error response."""
+
+    error: ErrorDetail
+    detail: str | UnsetType = UNSET
+
+
+def error_body(error: NoriaError, request_id: str, *, for_a1111: bool = False) -> ErrorBody:
+    """Return `error` as JSON for its client."""
+    return ErrorBody(
+        ErrorDetail(
+            code=error.code,
+            message=error.message,
+            type=_type_of(error.http_status),
+            param=error.field,
+            retryable=error.retryable,
+            request_id=request_id,
+        ),
+        detail=error.message if for_a1111 else UNSET,
+    )
+
+
+def error_response(error: NoriaError, http: Request, headers: dict[str, str] | None = None) -> Response:
+    """Return the HTTP response to `error`, with Retry-After in whole seconds if the error has a time."""
+    http.state.error_code = error.code
+    headers = dict(headers or {})
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    for_a1111 = http.scope["path"].startswith(f"{A1111_ROOT}/")
+    body = error_body(error, http.state.request_id, for_a1111=for_a1111)
+    response = json_response(body, error.http_status, headers)
+    if isinstance(error, Unauthorized):
+        response.headers.append("WWW-Authenticate", 'Bearer realm="noria"')
+        # A separate header, because Chromium ignores a second challenge in one. Not for our pages' scripts: the browser's dialog
+        # for name and password would open before the page's own field for the key.
+        if "x-requested-with" not in http.headers:
+            response.headers.append("WWW-Authenticate", 'Basic realm="noria", charset="UTF-8"')
+    return response
+
+
+def routing_error_response(http: Request, error: HTTPException, known_paths: list[str]) -> Response:
+    """Return Starlette's 404 and 405 in the shape of all errors."""
+    path = http.url.path
+    if error.status_code == MethodNotAllowed.http_status:
+        allow = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
+        noria_error: NoriaError = MethodNotAllowed(
+            f"{http.method} is not allowed for {short_repr(path)}; allowed is {allow}."
+        )
+        return error_response(noria_error, http, {"Allow": allow})
+    noria_error = RouteNotFound(
+        f"there is no {short_repr(path)}.{did_you_mean(path, known_paths)} GET /docs lists the routes."
+    )
+    return error_response(noria_error, http)
+
+
+def internal_error_response(request_id: str) -> Response:
+    """Return the response to an unexpected exception. Reveals only the id under which the log has the details."""
+    message = f"the server failed on this request; its log has the details under {request_id}."
+    error = InternalError(message)
+    return json_response(error_body(error, request_id), error.http_status)
+
+
+def _type_of(status: int) -> str:
+    return _TYPE_BY_STATUS.get(status, "invalid_request_error" if status < 500 else "server_error")

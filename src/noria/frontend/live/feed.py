@@ -1,0 +1,176 @@
+"""Requests views of their running batches from the engines, and publishes them as events to the subscribers.
+
+While there are subscribers, each engine is asked for one view at a time (`messages.ViewRequest`): the next request is
+sent when the last view is published. Without subscribers nothing is requested. A view is serialized once for all
+subscribers: once with thumbnails, once without.
+"""
+
+import asyncio
+import contextvars
+import logging
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from noria import __version__
+from noria.frontend.engines.pool import EnginePool
+from noria.frontend.http.sse import serialize_event
+from noria.frontend.live.sprite_sheet import make_sprite_sheet
+from noria.frontend.live.subscribers import LiveSubscribers, Subscriber
+from noria.protocol.live_views import IterationView
+from noria.protocol.messages import EngineView, ViewRequest, engine_name
+
+log = logging.getLogger("noria.frontend")
+
+_MAX_ITERATIONS = 256  # sent to a new subscriber: as many as an engine keeps
+
+
+class _EngineHistory:
+    """What the feed keeps of one engine."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        # Views with their pixels as they come; None: the engine's state changed.
+        self.inbox: asyncio.Queue[tuple[EngineView, memoryview | None] | None] = asyncio.Queue()
+        self.last_view: EngineView | None = None
+        self.iterations: deque[IterationView] = deque(maxlen=_MAX_ITERATIONS)
+
+    def record_view(self, view: EngineView) -> EngineView:
+        """Keep `view` for new subscribers; returns it without the iterations that earlier views had."""
+        if self.last_view is None or self.last_view.incarnation != view.incarnation:
+            self.iterations.clear()
+        last_iteration = self.iterations[-1].number if self.iterations else 0
+        new = tuple(iteration for iteration in view.iterations if iteration.number > last_iteration)
+        self.iterations += new
+        self.last_view = msgspec.structs.replace(view, iterations=new)
+        return self.last_view
+
+
+class LiveFeed:
+    """The feed of one front end."""
+
+    def __init__(self, engine_pool: EnginePool) -> None:
+        self._engine_pool = engine_pool
+        self._subscribers = LiveSubscribers()
+        self._histories = [_EngineHistory(engine_name(number)) for number in range(engine_pool.num_engines)]
+        self._tasks: list[asyncio.Task[None]] = []
+        engine_pool.on_change, engine_pool.on_view = self._on_engines_changed, self._on_view
+
+    def subscribe(self, client: str, *, wants_thumbnails: bool) -> Subscriber:
+        """Add a subscriber, whose first events are the engines' states and last views; `unsubscribe` has to follow.
+
+        Raises:
+            RateLimited: there are as many subscribers, or as many of `client`, as allowed.
+
+        """
+        subscriber = self._subscribers.add(client, wants_thumbnails=wants_thumbnails)
+        subscriber.put_engines(self._engines_event())
+        for number, history in enumerate(self._histories):
+            if (last := self._current_view(number, history)) is not None:
+                full_view = msgspec.structs.replace(last, iterations=tuple(history.iterations), departures=())
+                subscriber.put_view(history.name, _serialize_view(history.name, full_view))
+        if not self._tasks:
+            self._tasks = [
+                # In a context of its own: the task serves all subscribers, so it must not log or trace as the first
+                # one's request.
+                asyncio.create_task(self._request_views(number, history), context=contextvars.Context())
+                for number, history in enumerate(self._histories)
+            ]
+        return subscriber
+
+    def unsubscribe(self, subscriber: Subscriber) -> None:
+        """Remove `subscriber`; with the last one, stop asking the engines and forget their views."""
+        self._subscribers.remove(subscriber)
+        if len(self._subscribers) == 0:
+            for task in self._tasks:
+                task.cancel()
+            self._tasks = []
+            self._histories = [_EngineHistory(history.name) for history in self._histories]
+
+    async def _request_views(self, number: int, history: _EngineHistory) -> None:
+        """Request a view, publish it, repeat. The request to an engine that is not ready is sent when it is ready."""
+        while True:
+            last = self._current_view(number, history)
+            last_iteration = None if last is None else last.last_iteration
+            await self._engine_pool.request_view(
+                number, ViewRequest(last_iteration, with_thumbnails=self._subscribers.wants_thumbnails)
+            )
+            answer = await history.inbox.get()
+            if answer is None:
+                continue
+            view, pixels = answer
+            if last_iteration is None and not _is_complete(view):
+                continue  # it answers a request of earlier subscribers; the answer to this one is to come
+            try:
+                await self._publish(number, history, history.record_view(view), pixels)
+            except Exception:  # an invalid view is dropped; the next one may be valid
+                log.exception("%s: dropped an invalid view", history.name)
+
+    def _current_view(self, number: int, history: _EngineHistory) -> EngineView | None:
+        """The last view, if it is of the engine's current incarnation."""
+        last = history.last_view
+        return last if last is not None and self._is_current(number, last) else None
+
+    def _is_current(self, number: int, view: EngineView) -> bool:
+        return view.incarnation == self._engine_pool.engines[number].incarnation
+
+    async def _publish(self, number: int, history: _EngineHistory, view: EngineView, pixels: memoryview | None) -> None:
+        plain_event = _serialize_view(history.name, view)
+        event_with_thumbnails = plain_event
+        if view.thumbnails and pixels is not None and self._subscribers.wants_thumbnails:
+            positions, (width, height), jpeg_b64 = await asyncio.to_thread(make_sprite_sheet, view.thumbnails, pixels)
+            thumbnails = [
+                {
+                    "slot": thumbnail.slot,
+                    "request_id": thumbnail.request_id,
+                    "index": thumbnail.index,
+                    "width_px": thumbnail.width_px,
+                    "height_px": thumbnail.height_px,
+                    "x": position.x,
+                    "y": position.y,
+                }
+                for thumbnail, position in zip(view.thumbnails, positions, strict=True)
+            ]
+            sprite_sheet = {"format": "jpeg", "b64": jpeg_b64, "width": width, "height": height}
+            event_with_thumbnails = _serialize_view(
+                history.name, view, thumbnails=thumbnails, sprite_sheet=sprite_sheet
+            )
+        if not self._is_current(number, view):  # the engine ended meanwhile, and the subscribers have that event
+            return
+        for subscriber in self._subscribers:
+            subscriber.put_view(history.name, event_with_thumbnails if subscriber.wants_thumbnails else plain_event)
+
+    def _on_engines_changed(self) -> None:
+        """The engine pool calls this when an engine's state changes."""
+        engines_event = self._engines_event()
+        for subscriber in self._subscribers:
+            subscriber.put_engines(engines_event)
+        for history in self._histories if self._tasks else ():
+            history.inbox.put_nowait(None)
+
+    def _on_view(self, number: int, view: EngineView, pixels: memoryview | None) -> None:
+        """The engine pool calls this with each view."""
+        if self._tasks:
+            self._histories[number].inbox.put_nowait((view, pixels))
+
+    def _engines_event(self) -> bytes:
+        engines = [
+            {"name": history.name, "state": status.state, "device": status.device, "incarnation": status.incarnation}
+            for history, status in zip(self._histories, self._engine_pool.engines, strict=True)
+        ]
+        return serialize_event(
+            "engines",
+            {"engines": engines, "server": {"version": __version__, "models": list(self._engine_pool.models)}},
+        )
+
+
+def _is_complete(view: EngineView) -> bool:
+    """Whether `view` has all iterations that an engine keeps, as the answer to a first request has."""
+    return len(view.iterations) >= min(view.last_iteration, _MAX_ITERATIONS)
+
+
+def _serialize_view(engine: str, view: EngineView, **extra_fields: Any) -> bytes:
+    """Serialize a view as an event; `extra_fields` has its `thumbnails` and their `sprite_sheet`, if any."""
+    fields = {name: getattr(view, name) for name in view.__struct_fields__}
+    return serialize_event("engine_view", {"engine": engine} | fields | {"thumbnails": []} | extra_fields)

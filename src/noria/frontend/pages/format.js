@@ -1,0 +1,112 @@
+// Texts of the pages, as pure functions from data.
+
+/** "0.42 s", "8.1 s", "34 s", "3 min"; "–" for null. */
+export function formatSeconds(value) {
+  if (value === null || value === undefined) return "–";
+  if (value >= 120) return `${Math.round(value / 60)} min`;
+  return `${value.toFixed(value < 1 ? 2 : value < 10 ? 1 : 0)} s`;
+}
+
+/** A measured duration: "8.4 ms", "93 ms", "0.42 s", "34 s". */
+export function formatDuration(value) {
+  if (value < 0.0995) return `${Math.max(value * 1000, 0).toFixed(value < 0.00995 ? 1 : 0)} ms`;
+  return value < 9.95 ? `${value.toFixed(2)} s` : `${value.toFixed(0)} s`;
+}
+
+/** When a waiting image starts: "next", or "in 1.2 s". */
+export const formatStart = (value) => (value < 0.1 ? "next" : `in ${formatSeconds(value)}`);
+
+/** About three digits: "0.25", "5.3", "128". */
+export const formatNumber = (value) => value.toFixed(value < 1 && value > 0 ? 2 : value < 100 ? 1 : 0);
+
+export const formatPercent = (share) => `${Math.round(share * 100)} %`;
+
+/** "1 step", "20 steps". */
+export const pluralize = (number, singular, plural = `${singular}s`) => `${number} ${number === 1 ? singular : plural}`;
+
+/** The state of an image's deadline at `now`: null without one, "kept", "close" (a quarter of the time left, or less) or "late". */
+export function deadlineState({ deadline_at, joined_at, finish_at }, now) {
+  if (deadline_at === null) return null;
+  if (deadline_at < now || (finish_at !== null && finish_at > deadline_at)) return "late";
+  return deadline_at - now < (deadline_at - joined_at) / 4 ? "close" : "kept";
+}
+
+/** The settings of an image in a slot, which do not change while it is there. */
+export function describeImage(image) {
+  const size = `${image.width_px} × ${image.height_px} px`;
+  const parts = [image.scheduler, pluralize(image.num_calls, "call"), size, `guidance ${image.guidance_scale}`];
+  if (image.priority !== "normal") parts.push(`${image.priority} priority`);
+  return parts.join(", ");
+}
+
+/** "7 of 12", "7 of 12, paused". */
+export const formatProgress = ({ call, num_calls, paused }) => `${call} of ${num_calls}${paused ? ", paused" : ""}`;
+
+/** The settings, progress and times of an image in a slot at `now`. */
+export function describeRunning(image, now) {
+  const parts = [describeImage(image), `call ${formatProgress(image)}`];
+  if (image.finish_at !== null) parts.push(`done in ${formatSeconds(Math.max(0, image.finish_at - now))}`);
+  if (image.deadline_at !== null) {
+    parts.push(image.deadline_at < now ? "past its deadline" : `deadline in ${formatSeconds(image.deadline_at - now)}`);
+  }
+  return parts.join(", ");
+}
+
+/** A summary of the running batch. */
+export function describeBatch(slots) {
+  if (!slots.length) return "Nothing is running. Send sample traffic, generate in the playground, or use the command below.";
+  if (slots.length === 1) return "One image is running. The next request joins at the next iteration and shares its model calls.";
+  const distinct = (pick) => new Set(slots.map(pick)).size;
+  const range = (pick, unit) => {
+    const values = slots.map(pick);
+    const [min, max] = [Math.min(...values), Math.max(...values)];
+    return min === max ? `${min} ${unit}` : `${min}–${max} ${unit}`;
+  };
+  const parts = [
+    pluralize(distinct(({ request_id }) => request_id), "request"),
+    pluralize(distinct(({ scheduler }) => scheduler), "scheduler"),
+    range(({ num_steps }) => num_steps, "steps"),
+    pluralize(distinct(({ width_px, height_px }) => `${width_px} ${height_px}`), "size"),
+  ];
+  if (distinct(({ model }) => model) > 1) parts.push(`${distinct(({ model }) => model)} models`);
+  const paused = slots.filter((image) => image.paused).length;
+  return `Running: ${parts.join(", ")}.${paused ? ` ${paused} paused: others go first.` : ""}`;
+}
+
+/** A summary of an engine for screen readers. */
+export function summarizeEngine(name, { slots, num_slots, num_waiting, rates }) {
+  const median = rates.p50_s === null ? "" : `, median ${formatSeconds(rates.p50_s)}`;
+  const images = formatNumber(rates.images_per_s);
+  return `${name}: ${slots.length} of ${num_slots} slots in use, ${num_waiting} waiting, ${images} images per second${median}.`;
+}
+
+/** The statistics of an engine: [name, value, explanation]. */
+export function engineStats({ rates, num_slots, num_waiting, backlog_s }) {
+  const window = `in the last ${Math.round(rates.window_s)} seconds`;
+  return [
+    ["Images/s", formatNumber(rates.images_per_s), `finished ${window}`],
+    ["Steps/s", formatNumber(rates.steps_per_s), `model calls of single images ${window}`],
+    ["Occupancy", formatPercent(rates.occupancy), `of ${num_slots} slots; the engine was busy ${formatPercent(rates.busy)} of the time`],
+    ["Batch", formatNumber(rates.mean_batch), `images in an iteration, on average ${window}`],
+    ["p50", formatSeconds(rates.p50_s), "half of the requests took less, from arrival to end"],
+    ["p95", formatSeconds(rates.p95_s), "95 % of the requests took less"],
+    ["p99", formatSeconds(rates.p99_s), "99 % of the requests took less"],
+    ["Waiting", String(num_waiting), `images; all accepted images are done in ${formatSeconds(backlog_s)}`],
+  ];
+}
+
+/** Why an engine has no view, or null. */
+export function engineNotice({ name, state, view }) {
+  if (state === "loading") return `${name} is loading its model; it starts as soon as that is done.`;
+  if (state !== "ready") return `${name} cannot be reached. The supervisor starts another in its place; its requests are retried.`;
+  return view === null ? `${name} is ready; waiting for its first view.` : null;
+}
+
+/** A description of the selected slot, or of how to select one. */
+export function describeSlot(slot, slots, now) {
+  if (slot === null) return "Select a slot to see which image it holds.";
+  const image = slots.find((each) => each.slot === slot);
+  if (!image) return `Slot ${slot} is free: the next image in the queue joins at the next iteration.`;
+  const joined = formatSeconds(Math.max(0, now - image.joined_at));
+  return `Slot ${slot}: ${describeRunning(image, now)}. Request ${image.request_id}, image ${image.index}, by ${image.model}, joined ${joined} ago.`;
+}

@@ -1,0 +1,162 @@
+"""Admission: turns the body of a request into an `ImageRequest`, with defaults filled in and all limits checked.
+
+Pure: the model's limits, the operator's limits and the source of seeds are arguments. A request that is refused here reaches
+no engine. /openapi.json publishes the same `limits`.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, get_args
+
+import msgspec
+
+from noria.config import FrontendConfig
+from noria.errors import InvalidField, did_you_mean, short_repr
+from noria.images import scheduler_names
+from noria.protocol.model_spec import ModelSpec
+from noria.protocol.request import ImageRequest, ImageRequestBody, Priority
+
+# torch's generators take a signed 64-bit seed; image k takes seed + k. Equal to MAX_SEED of sampling/noise.py, which a front end
+# cannot import because it imports torch; a test compares them.
+_MAX_SEED = 2**63 - 1
+_MAX_PREVIEWS = 10  # per image: more look alike, and each costs an encoded file
+# Published pipelines stay below 30; beyond that images saturate and half precision overflows.
+_MAX_GUIDANCE = 50.0
+
+
+class Limits(NamedTuple):
+    """The allowed values of a number: min ≤ value ≤ max, and a multiple of `multiple` if that is above 1.
+
+    `default` is the value if none is given; None if there is no fixed default.
+    """
+
+    min: float
+    max: float
+    default: float | None
+    multiple: int = 1
+
+
+def limits(spec: ModelSpec, config: FrontendConfig) -> dict[str, Limits]:
+    """Return the limits of each numeric field of `ImageRequestBody`, by its name."""
+    return {
+        "n": Limits(1, config.max_images, 1),
+        "seed": Limits(0, _MAX_SEED - config.max_images, None),
+        "width": Limits(spec.min_side_px, spec.max_side_px, spec.default_width_px, spec.multiple_px),
+        "height": Limits(spec.min_side_px, spec.max_side_px, spec.default_height_px, spec.multiple_px),
+        "inference_steps": Limits(1, config.max_steps, min(spec.default_steps, config.max_steps)),
+        "guidance_scale": Limits(0.0, _MAX_GUIDANCE, spec.default_guidance),
+        "deadline_ms": Limits(1, int(config.request_timeout_s * 1000), None),
+        "partial_images": Limits(0, _MAX_PREVIEWS, 0),
+    }
+
+
+def validate(
+    body: ImageRequestBody, spec: ModelSpec, config: FrontendConfig, request_id: str, draw_seed: Callable[[], int]
+) -> ImageRequest:
+    """Return `body` as a complete, valid request for an engine.
+
+    Raises:
+        InvalidField: names the first field whose value is not allowed.
+
+    """
+    allowed = limits(spec, config)
+
+    def checked(field: str, got: float | None) -> float:
+        return _check_range(field, got, allowed[field])
+
+    return ImageRequest(
+        request_id=request_id,
+        prompt=_check_length("prompt", body.prompt, config),
+        negative_prompt=_check_length("negative_prompt", body.negative_prompt, config),
+        num_images=int(checked("n", body.n)),
+        seed=draw_seed() if body.seed is None else int(checked("seed", body.seed)),
+        width_px=int(checked("width", body.width)),
+        height_px=int(checked("height", body.height)),
+        num_steps=int(checked("inference_steps", body.inference_steps)),
+        guidance_scale=float(checked("guidance_scale", body.guidance_scale)),
+        scheduler=_resolve_scheduler(body.scheduler, spec),
+        timeout_s=config.request_timeout_s,
+        model=spec.name,
+        priority=body.priority or "normal",
+        deadline_s=None if body.deadline_ms is None else checked("deadline_ms", body.deadline_ms) / 1000,
+        num_previews=_check_previews(body, checked),
+        stream_progress=body.stream,
+    )
+
+
+def apply_headers(body: ImageRequestBody, headers: Mapping[str, str]) -> ImageRequestBody:
+    """Return `body`, with the headers X-Noria-Priority and X-Noria-Deadline-Ms where it has no value of its own.
+
+    The headers are for gateways and for clients of other APIs, which cannot change the body.
+
+    Raises:
+        InvalidField: names the header.
+
+    """
+    priority, deadline_ms = headers.get("x-noria-priority"), headers.get("x-noria-deadline-ms")
+    if body.priority is None and priority is not None:
+        if priority not in get_args(Priority):
+            raise InvalidField(
+                f"header X-Noria-Priority is {short_repr(priority)}; allowed are {', '.join(get_args(Priority))}.",
+                field="X-Noria-Priority",
+            )
+        body = msgspec.structs.replace(body, priority=priority)
+    if body.deadline_ms is None and deadline_ms is not None:
+        if not re.fullmatch(r"\d{1,9}", deadline_ms, re.ASCII):
+            raise InvalidField(
+                f"header X-Noria-Deadline-Ms is {short_repr(deadline_ms)}; allowed is a whole number of milliseconds.",
+                field="X-Noria-Deadline-Ms",
+            )
+        body = msgspec.structs.replace(body, deadline_ms=int(deadline_ms))
+    return body
+
+
+def _check_previews(body: ImageRequestBody, checked: Callable[[str, float | None], float]) -> int:
+    if body.partial_images and not body.stream:
+        raise InvalidField(
+            f"partial_images is {body.partial_images}, but stream is not true; only a stream carries them.",
+            field="partial_images",
+        )
+    return int(checked("partial_images", body.partial_images))
+
+
+def _check_range(field: str, got: float | None, limits: Limits) -> float:
+    if got is None:
+        assert limits.default is not None, f"{field} has no default"
+        return limits.default
+    if not limits.min <= got <= limits.max:  # also true for NaN
+        raise InvalidField(
+            f"{field} is {short_repr(got)}; allowed are {limits.min} to {limits.max}"
+            + (f" in multiples of {limits.multiple}." if limits.multiple > 1 else "."),
+            field=field,
+        )
+    if limits.multiple > 1 and got % limits.multiple:
+        below = int(got // limits.multiple * limits.multiple)
+        nearest = " or ".join(
+            str(value) for value in (below, below + limits.multiple) if limits.min <= value <= limits.max
+        )
+        raise InvalidField(
+            f"{field} is {got}; it must be a multiple of {limits.multiple}, such as {nearest}.", field=field
+        )
+    return got
+
+
+def _check_length(field: str, got: str, config: FrontendConfig) -> str:
+    if len(got) > config.max_prompt_chars:
+        raise InvalidField(
+            f"{field} has {len(got)} characters; at most {config.max_prompt_chars} are allowed.", field=field
+        )
+    return got
+
+
+def _resolve_scheduler(got: str | None, spec: ModelSpec) -> str:
+    if got is None:
+        return spec.default_scheduler
+    name = scheduler_names.find(got).name
+    if name not in spec.schedulers:
+        raise InvalidField(
+            f"scheduler is {short_repr(got)}, which {spec.name} cannot be sampled with.{did_you_mean(name, spec.schedulers)} "
+            f"Allowed are: {', '.join(spec.schedulers)}.",
+            field="scheduler",
+        )
+    return name

@@ -1,0 +1,220 @@
+"""Predicts the order of images, the start and finish of each request, and the duration of the accepted work.
+
+Reads the request table and the cost model, and changes neither, except that `decay` decays the cost model's slowdown.
+Learns two values of its own: the *expected batch size*, the average rows of an iteration, and the *correction*, the
+ratio of actual to predicted durations of finished requests.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from noria.scheduling.costs import CostModel
+from noria.scheduling.policies import Candidate, Policy, uses_deadlines
+from noria.scheduling.step.forecast import Forecast, SimulatedImage, forecast
+from noria.scheduling.step.request_table import ActiveRequest, RequestTable
+from noria.scheduling.types import BatchKey, ImageId, SchedulableRequest
+
+_BATCH_SIZE_ITERATIONS = 30.0  # over which the expected batch size is averaged
+_CORRECTION_WEIGHT = 0.05  # of one finished request
+
+
+class _ImageCosts(NamedTuple):
+    """Costs of one image, in seconds."""
+
+    expected_call_s: float  # of a call, at the expected batch size
+    min_call_s: float  # of a call, alone
+    decode_s: float
+
+
+CostsCache = dict[tuple[BatchKey, int], _ImageCosts]
+"""Costs by batch key and rows of an image, valid while one list of images is sorted."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Prediction:
+    """Forecasts for one version of the request table."""
+
+    version: int
+    images: Mapping[ImageId, Forecast]
+    requests: Mapping[str, Forecast]
+    queue_positions: Mapping[ImageId, int]
+
+
+@dataclass(slots=True)
+class CompletionPredictor:
+    """Predictions for the requests in `table`. The scheduler lowers `max_running` after joins ran out of memory."""
+
+    table: RequestTable
+    costs: CostModel
+    policy: Policy
+    max_running: int
+    decode_batch: int
+    _expected_batch_size: dict[BatchKey, float] = field(init=False, default_factory=dict)
+    _last_iteration: tuple[float, float] = field(init=False, default=(0.0, 0.0))  # its end and its duration
+    _correction: float = field(init=False, default=1.0)
+    _cached: _Prediction = field(init=False, default=_Prediction(-1, {}, {}, {}))
+
+    # Order.
+
+    def sort_by_policy(self, images: Iterable[ImageId], now: float) -> list[ImageId]:
+        """Sort `images` by the policy; images with equal keys, such as those of one request, keep their order."""
+        keys: dict[tuple[str, int], float] = {}
+        costs_cache: CostsCache = {}
+        next_call = self.table.next_call
+
+        def key(image: ImageId) -> float:
+            cursor = image.request_id, next_call(image)
+            if cursor not in keys:
+                keys[cursor] = self.policy_key(*cursor, costs_cache, now)
+            return keys[cursor]
+
+        return sorted(images, key=key)
+
+    def policy_key(self, request_id: str, call: int, costs_cache: CostsCache, now: float) -> float:
+        """Sort key of the images of a request whose next call is `call`; fills `costs_cache`."""
+        active = self.table.requests[request_id]
+        request = active.request
+        cost_key = request.batch_key, request.rows
+        if cost_key not in costs_cache:
+            costs_cache[cost_key] = self._image_costs(*cost_key)
+        expected_call_s, min_call_s, decode_s = costs_cache[cost_key]
+        calls = request.num_calls - call
+        candidate = Candidate(
+            active.arrived_at,
+            request.deadline,
+            request.priority,
+            calls * expected_call_s + decode_s,
+            calls * min_call_s + decode_s,
+        )
+        return self.policy(candidate, now) + active.priority_penalty
+
+    def _image_costs(self, batch_key: BatchKey, rows: int) -> _ImageCosts:
+        expected_rows = min(round(self._expected_batch_size.get(batch_key, 0.0)), self.costs.rows_limit(batch_key))
+        expected_call_s = self.costs.step_s(batch_key, max(expected_rows, rows))
+        return _ImageCosts(
+            expected_call_s, min(self.costs.step_s(batch_key, rows), expected_call_s), self.costs.decode_s(batch_key)
+        )
+
+    # Forecasts.
+
+    def predict_requests(self, now: float) -> dict[str, Forecast]:
+        """First start and last finish of each request, in seconds from now, with the learned correction."""
+        return {request_id: self._corrected(each) for request_id, each in self.predict_uncorrected(now).items()}
+
+    def predict_images(self, now: float) -> dict[ImageId, Forecast]:
+        """Start and finish of each image, in seconds from now, with the learned correction."""
+        return {image: self._corrected(each) for image, each in self._predict(now).images.items()}
+
+    def _corrected(self, each: Forecast) -> Forecast:
+        return Forecast(self._correction * each.start_in_s, self._correction * each.finish_in_s)
+
+    def predict_uncorrected(self, now: float) -> Mapping[str, Forecast]:
+        """First start and last finish of each request by the cost model alone, without the learned correction."""
+        return self._predict(now).requests
+
+    def predict_without(self, active: ActiveRequest, now: float) -> Mapping[str, Forecast]:
+        """As `predict_uncorrected`, if `active`, the last request added to the table, were not in it."""
+        cached = self._predict(now)
+        self.table.remove(active.request.request_id)
+        forecasts = self.predict_uncorrected(now)
+        self.table.restore(active)
+        self._cached = replace(cached, version=self.table.version)
+        return forecasts
+
+    def queue_positions(self, now: float) -> Mapping[ImageId, int]:
+        """Waiting images, and the number of images that join before each."""
+        return self._predict(now).queue_positions
+
+    def to_simulated(self, image: ImageId, now: float) -> SimulatedImage:
+        """Convert `image` to the input of a forecast."""
+        request, running = self.table.request_of(image), self.table.running.get(image)
+        deadline_s = request.deadline - now if request.deadline is not None and uses_deadlines(self.policy) else None
+        calls = request.num_calls if running is None else request.num_calls - running.call
+        return SimulatedImage(
+            image, request.batch_key, request.rows, calls, running is not None, request.exclusive, deadline_s
+        )
+
+    def _predict(self, now: float) -> _Prediction:
+        """Forecast all images.
+
+        The result stays valid while only time passes: work starts only when the engine loop runs.
+        """
+        if self._cached.version == self.table.version:
+            return self._cached
+        in_order = self.sort_by_policy((*self.table.running, *self.table.waiting), now)
+        simulated = [self.to_simulated(image, now) for image in in_order]
+        waiting = [each.image for each in simulated if not each.running]
+        images = forecast(simulated, self.max_running, self.costs, self._expected_batch_size, self.decode_batch)
+        requests: dict[str, Forecast] = {}
+        for image, each in images.items():
+            other = requests.get(image.request_id)
+            if other is None:
+                requests[image.request_id] = each
+            else:
+                starts, finishes = (each.start_in_s, other.start_in_s), (each.finish_in_s, other.finish_in_s)
+                requests[image.request_id] = Forecast(min(starts), max(finishes))
+        self._cached = _Prediction(
+            self.table.version, images, requests, {image: position for position, image in enumerate(waiting)}
+        )
+        return self._cached
+
+    # Durations.
+
+    def unloaded_s(self, request: SchedulableRequest) -> float:
+        """Duration of a request on an idle server, without the learned correction."""
+        images = [
+            SimulatedImage(ImageId(request.request_id, index), request.batch_key, request.rows, request.num_calls)
+            for index in range(request.num_images)
+        ]
+        done = forecast(images, self.max_running, self.costs, {}, self.decode_batch)
+        return max(each.finish_in_s for each in done.values())
+
+    @property
+    def backlog_s(self) -> float:
+        """Duration of all accepted work if no further request arrives."""
+        return sum(
+            self.device_time_s(active.request, self.table.calls_left(request_id))
+            for request_id, active in self.table.requests.items()
+        )
+
+    def device_time_s(self, request: SchedulableRequest, calls: int) -> float:
+        """Device time that `calls` calls of a request take in full batches."""
+        batch_size = max(min(self.costs.rows_limit(request.batch_key) // request.rows, self.max_running), 1)
+        decodes = (
+            calls / request.num_calls * self.costs.decode_s(request.batch_key, self.decode_batch) / self.decode_batch
+        )
+        return self._correction * (
+            calls * self.costs.step_s(request.batch_key, batch_size * request.rows) / batch_size + decodes
+        )
+
+    # Learning.
+
+    def record_iteration(self, batch_key: BatchKey, rows: int, seconds: float, now: float) -> None:
+        """Record an iteration that ended `now`. The expected batch size of keys without running images decays."""
+        self._last_iteration = now, seconds
+        active_keys = {running.request.batch_key for running in self.table.running.values()} - {batch_key}
+        for other, expected_rows in self._expected_batch_size.items():
+            self._expected_batch_size[other] = (
+                expected_rows if other in active_keys else (1 - 1 / _BATCH_SIZE_ITERATIONS) * expected_rows
+            )
+        self._expected_batch_size[batch_key] = (
+            self._expected_batch_size.get(batch_key, 0.0) + rows / _BATCH_SIZE_ITERATIONS
+        )
+
+    def decay(self, now: float) -> None:
+        """Decay the slowdown and the expected batch sizes for the idle time since the last iteration or `decay`."""
+        ended, seconds = self._last_iteration
+        self.costs.decay_slowdown(now - ended if seconds > 0.0 else 0.0)
+        decay_factor = math.exp(-max(now - ended, 0.0) / (_BATCH_SIZE_ITERATIONS * seconds)) if seconds > 0.0 else 1.0
+        self._expected_batch_size = {
+            batch_key: rows * decay_factor for batch_key, rows in self._expected_batch_size.items()
+        }
+        self._last_iteration = now, seconds
+
+    def record_finished(self, active: ActiveRequest, now: float) -> None:
+        """Learn the correction from a finished request; one without a forecast is ignored."""
+        if active.promised_forecast.finish_in_s > 0.0:
+            ratio = (now - active.arrived_at) / active.promised_forecast.finish_in_s
+            self._correction += _CORRECTION_WEIGHT * (min(max(ratio, 0.5), 2.0) - self._correction)

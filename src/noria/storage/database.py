@@ -1,0 +1,191 @@
+"""Opens SQL databases: SQLite or PostgreSQL, by the same statements. Knows no table but the one of schema versions.
+
+**Durability.** A commit must survive a killed process (WAL alone gives that) and also a power failure: SQLite runs in
+WAL mode with `synchronous=FULL`, one fsync a commit. `NORMAL` would sync at checkpoints only and could lose the last
+commits at a power failure. PostgreSQL's default, `synchronous_commit=on`, promises the same.
+
+**Concurrency.** Several processes may open a database at once, even an empty one: each creates or migrates the tables
+under a lock, or finds them done.
+"""
+
+import pathlib
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Column, Connection, Engine, MetaData, Table, Text
+from sqlalchemy.engine.url import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+
+from noria.errors import ConfigError, short_repr
+
+_BUSY_TIMEOUT_S = 20.0  # how long a writer of SQLite waits for the others; each holds the lock for milliseconds
+_LOCK_KEY = 0x6E6F726961  # "noria": PostgreSQL's advisory lock around creating and migrating tables
+_WRITES_OPTION = "noria_writes"  # the execution option of a connection that will write
+
+_about_metadata = MetaData()
+
+# The version of each schema in this database: `value` by `Schema.version_key`.
+about = Table(
+    "noria_about", _about_metadata, Column("key", Text, primary_key=True), Column("value", Text, nullable=False)
+)
+
+Migration = Callable[[Connection], None]
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The tables of one part of Noria. Several schemas may share a database; each has a version of its own.
+
+    `migrations[n]` turns version n + 1 into version n + 2, within the transaction that also records the new version.
+    """
+
+    title: str  # in messages: "jobs"
+    setting: str  # names the database in the configuration: "jobs.database"
+    version_key: str  # its row of `noria_about`
+    metadata: MetaData
+    migrations: tuple[Migration, ...] = ()
+
+    @property
+    def version(self) -> int:
+        """The version that this Noria reads and writes."""
+        return 1 + len(self.migrations)
+
+
+def database_url(schema: Schema, value: str, auto_file: pathlib.Path) -> URL:
+    """The URL that `value`, of the setting `schema.setting`, means; `auto` is the SQLite file `auto_file`.
+
+    Raises:
+        ConfigError: not a URL, an unsupported kind of database, an in-memory database, or a password in the URL.
+
+    """
+    if value == "auto":
+        return URL.create("sqlite", database=str(auto_file))
+    allowed = "Allowed: auto, sqlite:///FILE, postgresql://USER@HOST/NAME."
+    try:
+        url = make_url(value)
+    except (ArgumentError, ValueError) as error:  # the value is not quoted: it may hold a password
+        raise ConfigError(f"setting {schema.setting} is not a database URL. {allowed}") from error
+    if url.password is not None or "password" in url.query:
+        raise ConfigError(
+            f"setting {schema.setting} holds a password, and process listings would show it. Remove it from the URL "
+            "and set the "
+            "environment variable PGPASSWORD or PGPASSFILE."
+        )
+    if url.drivername == "sqlite":
+        if url.database in (None, "", ":memory:"):
+            raise ConfigError(
+                f"setting {schema.setting} is {short_repr(value)}, an in-memory database, which is lost at exit. "
+                "Name a file: sqlite:////var/lib/noria/jobs.sqlite."
+            )
+        return url
+    if url.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
+        return url.set(drivername="postgresql+psycopg")
+    raise ConfigError(f"setting {schema.setting} is of the kind {short_repr(url.drivername)}. {allowed}")
+
+
+def open_database(schema: Schema, url: URL, num_connections: int) -> Engine:
+    """A pool of up to `num_connections` connections to a database whose tables are those of `schema`.
+
+    Creates the tables in an empty database and migrates those of an older version.
+
+    Raises:
+        ConfigError: the database cannot be reached or written, its driver is missing, or its tables are of a newer
+            version.
+
+    """
+    try:
+        engine = _create_engine(url, num_connections)
+        try:
+            with write_transaction(engine) as connection:
+                _prepare_tables(connection, schema, url)
+        except BaseException:
+            engine.dispose()
+            raise
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"setting {schema.setting} names PostgreSQL, which needs the package {error.name}: pip install "
+            "'noria-serve[postgresql]'."
+        ) from error
+    except (DBAPIError, OSError) as error:
+        reason = str(error.orig if isinstance(error, DBAPIError) else error).strip().partition("\n")[0]
+        raise ConfigError(
+            f"the {schema.title} database {url.render_as_string()} cannot be used: {reason}. Set {schema.setting}, or "
+            "set data_dir "
+            "to a writable folder."
+        ) from error
+    return engine
+
+
+def write_transaction(engine: Engine) -> AbstractContextManager[Connection]:
+    """A context with a connection whose transaction will write.
+
+    In SQLite it takes the write lock at its start, not half-way.
+    """
+    return engine.execution_options(**{_WRITES_OPTION: True}).begin()
+
+
+def _prepare_tables(connection: Connection, schema: Schema, url: URL) -> None:
+    """Create or migrate the tables. Raises ConfigError if they are of a newer version."""
+    if connection.dialect.name == "postgresql":  # IF NOT EXISTS alone fails when two create the same table at once
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK_KEY)))
+    _about_metadata.create_all(connection)
+    is_schema = about.c.key == schema.version_key
+    stored = connection.scalar(sa.select(about.c.value).where(is_schema))
+    if stored is None:
+        schema.metadata.create_all(connection)
+        connection.execute(about.insert().values(key=schema.version_key, value=str(schema.version)))
+        return
+    version = int(stored)
+    if version > schema.version:
+        raise ConfigError(
+            f"the {schema.title} database {url.render_as_string()} has tables of version {version}; this Noria knows "
+            "version "
+            f"{schema.version}. Use a newer Noria, or another database."
+        )
+    if version < schema.version:
+        for migrate in schema.migrations[version - 1 :]:
+            migrate(connection)
+        connection.execute(about.update().where(is_schema).values(value=str(schema.version)))
+
+
+def _create_engine(url: URL, num_connections: int) -> Engine:
+    if url.get_backend_name() != "sqlite":
+        return sa.create_engine(
+            url, pool_pre_ping=True, pool_size=num_connections, connect_args={"connect_timeout": 10}
+        )
+    assert url.database is not None
+    pathlib.Path(url.database).absolute().parent.mkdir(parents=True, exist_ok=True)
+    engine = sa.create_engine(url, connect_args={"timeout": _BUSY_TIMEOUT_S}, pool_size=num_connections)
+
+    @sa.event.listens_for(engine, "connect")
+    def set_up(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # sqlite3 begins no transaction by itself; `begin` below does
+        _enable_wal(connection)
+        connection.execute("PRAGMA synchronous=FULL")
+
+    @sa.event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        writes = connection.get_execution_options().get(_WRITES_OPTION, False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine
+
+
+def _enable_wal(connection: Any) -> None:
+    """Put the file into WAL mode, where it stays. SQLite ignores its busy timeout for this statement, so retry here."""
+    import sqlite3
+
+    deadline = time.monotonic() + _BUSY_TIMEOUT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+        else:
+            return

@@ -1,0 +1,246 @@
+"""An engine without a model, for tests of front ends and of clients: real messages over a real channel, flat colours for images.
+
+    with FakeEngine("ipc:///tmp/engine") as engine:
+        app = noria.frontend.app.build_app(Config(), EnginePool([engine.address]))
+
+It runs in a thread of this process. By default it accepts each request and answers at once; its attributes make it withhold
+replies, fail, or crash. They may be changed while it runs, and take effect with the next message.
+"""
+
+import contextlib
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Literal, Self
+
+from noria.protocol.messages import (
+    Cancel,
+    EngineLoad,
+    EngineState,
+    EngineView,
+    ExitCause,
+    Failed,
+    Finished,
+    FromEngine,
+    Hello,
+    ImageDone,
+    LoadAck,
+    Preview,
+    Progress,
+    ShapeCosts,
+    Submit,
+    Timings,
+    ViewRequest,
+)
+from noria.protocol.model_spec import ModelSpec
+from noria.protocol.request import ImageRequest
+from noria.protocol.transport import EngineChannel
+
+FakeEngineState = Literal["ready", "loading", "dead"]
+
+FAKE_MODEL = ModelSpec(
+    name="tiny",
+    folder="/nowhere",
+    fingerprint="0123456789ab",
+    pipeline="StableDiffusionPipeline",
+    prediction_type="epsilon",
+    default_width_px=64,
+    default_height_px=48,
+    min_side_px=16,
+    max_side_px=128,
+    multiple_px=8,
+    default_scheduler="ddim",
+    schedulers=("ddim", "euler", "pndm"),
+    default_steps=12,
+    default_guidance=6.5,
+    num_parameters=1000,
+)
+"""The model that a fake engine serves."""
+
+FAKE_LOAD = EngineLoad(
+    backlog_s=1.5,
+    num_running=2,
+    num_waiting=3,
+    num_slots=4,
+    costs=(ShapeCosts("tiny", 64, 48, {1: 0.01, 2: 0.015}, {1: 0.002}, 0.001, 8),),
+)
+"""The load that a fake engine reports to each front end, once."""
+
+_POLL_INTERVAL_S = 0.01
+_CRASH_DELAY_S = 0.1  # so that requests submitted at the same time are in flight when it crashes
+_PREVIEW_WIDTH_PX, _PREVIEW_HEIGHT_PX = 4, 3
+
+
+class FakeEngine:
+    """Answers each request at once with images in one colour, which depends on the seed. A context manager, which stops it."""
+
+    def __init__(self, address: str, state: FakeEngineState = "ready") -> None:
+        """Listen at `address`, such as "ipc:///tmp/engine". `state` is its first; `set_state` changes it a moment later."""
+        self.address = address
+        self._first_state = state
+        self._state_commands: queue.SimpleQueue[FakeEngineState] = queue.SimpleQueue()
+        self._stopped = threading.Event()
+        self.reset()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def reset(self) -> None:
+        """Forget all messages and behave by default again. The state stays."""
+        # What it has received.
+        self.submitted: list[ImageRequest] = []  # the id of each is that of the attempt
+        self.cancelled: list[str] = []
+        self.view_requests: list[ViewRequest] = []
+        self.hello_names: list[str] = []  # the names of the front ends that connected
+        self.num_load_acks = 0
+        self.in_flight: list[str] = []  # withheld requests; reported as in flight after a crash
+        # How it answers.
+        self.never_answers = False  # accepts requests and sends nothing more
+        self.sends_no_images = False  # sends progress and previews, and nothing more
+        self.sends_invalid_replies = False  # finishes without having sent an image
+        self.failure: Mapping[str, Any] | None = None  # fails every request; the fields of `Failed`
+        self.answers_cancel = True
+        self.cancel_progress: Mapping[str, Any] = MappingProxyType(
+            {}
+        )  # more fields of the `Failed` that answers a `Cancel`
+        # Returns its answer to a `ViewRequest` and the bytes of the thumbnails, given its incarnation; None: no answer.
+        self.make_view: Callable[[ViewRequest, str], tuple[EngineView, bytes | None] | None] = _no_view
+        # When it crashes.
+        self.num_crashes_left = 0  # at each submit, until this is 0
+        self.crash_seed: int | None = None  # at each submit of this seed
+        self.restarts = True  # at once after such a crash
+        self.exit_cause: ExitCause = "crashed"  # of every end, as reported after the restart
+
+    def colour(self, seed: int) -> tuple[int, int, int]:
+        """Return the RGB colour of the image of `seed`."""
+        return seed % 251, seed % 13, 200
+
+    def set_state(self, state: FakeEngineState) -> None:
+        """Change the state. "dead" closes the channel; any other state after it is a restart, with a new incarnation."""
+        self._state_commands.put(state)
+
+    def stop(self) -> None:
+        """Close the channel and end the thread."""
+        self._stopped.set()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        state, channel = self._first_state, EngineChannel(self.address)
+        clients: set[bytes] = set()
+        run = _Run()
+        while not self._stopped.is_set():
+            with contextlib.suppress(queue.Empty):
+                state = self._state_commands.get_nowait()
+                if state == "dead":
+                    channel.close()
+                    state = self._wait_for_restart()
+                    channel, clients = EngineChannel(self.address), set()
+                    run, self.in_flight = _Run(self.exit_cause, tuple(self.in_flight)), []
+                for client in clients:
+                    channel.send(client, run.state_message(state))
+            with contextlib.suppress(queue.Empty):
+                client, message = channel.inbox.get(timeout=_POLL_INTERVAL_S)
+                if isinstance(message, Hello):
+                    self.hello_names.append(message.name)
+                    clients.add(client)
+                    channel.send(client, run.state_message(state))
+                    channel.send(client, FAKE_LOAD)
+                self._handle(channel, client, message, run.incarnation)
+        channel.close()
+
+    def _wait_for_restart(self) -> FakeEngineState:
+        state: FakeEngineState = "dead"
+        while state == "dead" and not self._stopped.is_set():
+            with contextlib.suppress(queue.Empty):
+                state = self._state_commands.get(timeout=_POLL_INTERVAL_S)
+        return state
+
+    def _handle(self, channel: EngineChannel, client: bytes, message: object, incarnation: str) -> None:
+        match message:
+            case LoadAck():
+                self.num_load_acks += 1
+            case ViewRequest():
+                self.view_requests.append(message)
+                if (answer := self.make_view(message, incarnation)) is not None:
+                    channel.send(client, *answer)
+            case Cancel(request_id=request_id):
+                self.cancelled.append(request_id)
+                if self.answers_cancel:
+                    channel.send(client, Failed(request_id, "cancelled", "cancelled", **self.cancel_progress))
+            case Submit(request=request):
+                self._submit(channel, client, request)
+
+    def _submit(self, channel: EngineChannel, client: bytes, request: ImageRequest) -> None:
+        # Decided before the request is in `submitted`: a test that sees it there may change the behaviour for the next one.
+        crashes = self._crashes_on(request)
+        withholds = crashes or self.never_answers
+        replies = list(self._replies(request, withholds))
+        if withholds:
+            self.in_flight.append(request.request_id)
+        if crashes:
+            self.set_state("dead")
+            if self.restarts:
+                self.set_state("ready")
+        self.submitted.append(request)
+        for message, payload in replies:
+            channel.send(client, message, payload)
+
+    def _crashes_on(self, request: ImageRequest) -> bool:
+        if request.seed == self.crash_seed:
+            time.sleep(_CRASH_DELAY_S)
+            return True
+        if self.num_crashes_left == 0:
+            return False
+        self.num_crashes_left -= 1
+        return True
+
+    def _replies(self, request: ImageRequest, withholds: bool) -> Iterator[tuple[FromEngine, bytes | None]]:
+        """Yield each reply with its payload; only the acceptance if it withholds the rest."""
+        if not self.failure:
+            yield Progress(request.request_id, 0, 0, request.num_steps, 0.0, 0.5), None
+        if withholds:
+            return
+        if self.failure:
+            yield Failed(request.request_id, **self.failure), None
+            return
+        num_images = 0 if self.sends_invalid_replies else request.num_images
+        if request.stream_progress:
+            for call in range(1, request.num_steps + 1):
+                yield Progress(request.request_id, None, call, request.num_steps, 0.0, 0.1), None
+        for number in range(num_images * request.num_previews):
+            preview = Preview(request.request_id, number % num_images, number, _PREVIEW_WIDTH_PX, _PREVIEW_HEIGHT_PX)
+            yield preview, bytes(self.colour(request.seed)) * (_PREVIEW_WIDTH_PX * _PREVIEW_HEIGHT_PX)
+        if self.sends_no_images:
+            return
+        for index in reversed(range(num_images)):  # images may come in any order
+            seed = request.seed + index
+            done = ImageDone(request.request_id, index, seed, request.width_px, request.height_px)
+            yield done, bytes(self.colour(seed)) * (request.width_px * request.height_px)
+        timings = Timings(queue_s=0.001, text_encode_s=0.002, denoise_s=0.003, decode_s=0.004)
+        yield Finished(request.request_id, timings, request.num_steps, mean_batch=2.5), None
+
+
+class _Run:
+    """One run of the engine's process, from a start to an end."""
+
+    def __init__(self, previous_exit: ExitCause = "none", in_flight: tuple[str, ...] = ()) -> None:
+        """`in_flight` are the attempts that the previous run lost."""
+        self.incarnation = uuid.uuid4().hex
+        self._previous_exit, self._in_flight = previous_exit, in_flight
+
+    def state_message(self, state: FakeEngineState) -> EngineState:
+        if state == "ready":
+            return EngineState(self.incarnation, "ready", (FAKE_MODEL,), "cpu", self._previous_exit, self._in_flight)
+        return EngineState(self.incarnation, "loading", (), "cpu", self._previous_exit, self._in_flight)
+
+
+def _no_view(_request: ViewRequest, _incarnation: str) -> None:
+    return None

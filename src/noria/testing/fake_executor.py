@@ -1,0 +1,136 @@
+"""An `Executor` without a device or a model: it advances a virtual clock and returns flat images.
+
+It implements the whole protocol of `noria.engine.runtime`, so that the engine loop and the scheduler can be tested and
+simulated in milliseconds. It also checks the plans: a step out of order, or in another image's slot, raises
+AssertionError.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from noria.engine.runtime import PreviewPixels, preview_calls
+from noria.protocol.request import ImageRequest
+from noria.scheduling.types import ImageId, IterationPlan, IterationResult, Phase, Step
+from noria.testing.virtual_clock import VirtualClock
+
+
+@dataclass(frozen=True)
+class FakeCompiledRequest:
+    """A request of the fake device, which makes one model call for each step."""
+
+    request: ImageRequest
+
+    @property
+    def num_calls(self) -> int:
+        """The request's number of steps."""
+        return self.request.num_steps
+
+
+@dataclass(frozen=True)
+class FakePixels:
+    """`num_bytes` bytes of one value, which the image's seed determines."""
+
+    seed: int
+    num_bytes: int
+
+    def rgb(self) -> bytes:
+        """The lowest byte of the seed, repeated."""
+        return bytes([self.seed % 256]) * self.num_bytes
+
+
+class FakeExecutor:
+    """A device on virtual time, with one image of one flat colour for each seed."""
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        iteration_s: Callable[[IterationPlan], float] = lambda plan: 1.0,  # noqa: ARG005
+        memory: Mapping[Phase, int] | None = None,
+    ) -> None:
+        """Each iteration advances `clock` by `iteration_s(plan)`.
+
+        `memory` limits the images of a phase (default: no limit). Images named in `failing`, with an error message
+        each, fail in their next iteration.
+        """
+        self.clock = clock
+        self.iteration_s = iteration_s
+        self.memory = memory or {}
+        self.failing: dict[ImageId, str] = {}
+        self._previews: list[PreviewPixels] = []
+        self._thumbnails: list[PreviewPixels] = []
+        self._accepted: dict[str, FakeCompiledRequest] = {}
+        self._slots: dict[int, tuple[ImageId, int]] = {}  # by slot: its image, and that image's next call
+
+    def prepare(self, request: ImageRequest) -> FakeCompiledRequest:
+        """Wrap the request; there is nothing to compile."""
+        return FakeCompiledRequest(request)
+
+    def is_compiled(self, request: ImageRequest) -> bool:  # noqa: ARG002
+        """True."""
+        return True
+
+    def accept(self, prepared: FakeCompiledRequest) -> None:
+        """Keep the request until `forget`."""
+        self._accepted[prepared.request.request_id] = prepared
+
+    def forget(self, request_id: str) -> None:
+        """Drop an accepted request."""
+        del self._accepted[request_id]
+
+    def execute(self, plan: IterationPlan, *, with_thumbnails: bool = False) -> IterationResult:
+        """Advance the clock and the images; fail those named in `failing`, and stop at a phase that exceeds `memory`.
+
+        Raises:
+            AssertionError: a step out of order or in another image's slot, or a decode before the last step.
+
+        """
+        self.clock.now += self.iteration_s(plan)
+        if len(plan.joins) > self.memory.get("joins", len(plan.joins)):
+            return IterationResult(oom_phase="joins")
+        for assignment in plan.joins:
+            self._slots[assignment.slot] = (assignment.image, 0)
+        if len(plan.steps) > self.memory.get("steps", len(plan.steps)):
+            return IterationResult(oom_phase="steps")
+        for step in plan.steps:
+            assert self._slots[step.slot] == (step.image, step.call), (
+                f"{step} but the slot holds {self._slots[step.slot]}"
+            )
+            self._slots[step.slot] = (step.image, step.call + 1)
+            self._make_previews(step, with_thumbnails=with_thumbnails)
+        if len(plan.decodes) > self.memory.get("decodes", len(plan.decodes)):
+            return IterationResult(oom_phase="decodes")
+        for assignment in plan.decodes:
+            held = self._slots[assignment.slot]
+            assert held == (assignment.image, self._accepted[assignment.image.request_id].num_calls), (
+                f"{assignment} but the slot holds {held}"
+            )
+        planned = {item.image for items in (plan.joins, plan.steps, plan.decodes) for item in items}
+        return IterationResult({image: self.failing.pop(image) for image in planned & self.failing.keys()})
+
+    def _make_previews(self, step: Step, *, with_thumbnails: bool) -> None:
+        prepared = self._accepted[step.image.request_id]
+        pixels = FakePixels(prepared.request.seed + step.image.index, 3)
+        preview = PreviewPixels(step.image, step.call, 1, 1, pixels)
+        if step.call in preview_calls(prepared.num_calls, prepared.request.num_previews):
+            self._previews.append(preview)
+        if with_thumbnails:
+            self._thumbnails.append(preview)
+
+    def previews(self) -> list[PreviewPixels]:
+        """The previews made since the last call, of one pixel each."""
+        previews, self._previews = self._previews, []
+        return previews
+
+    def thumbnails(self) -> list[PreviewPixels]:
+        """The thumbnails made since the last call, of one pixel each."""
+        thumbnails, self._thumbnails = self._thumbnails, []
+        return thumbnails
+
+    def memory_bytes(self) -> int:
+        """0."""
+        return 0
+
+    def take_pixels(self, image: ImageId) -> FakePixels:
+        """A flat image of the request's size."""
+        request = self._accepted[image.request_id].request
+        return FakePixels(request.seed + image.index, request.width_px * request.height_px * 3)

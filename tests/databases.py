@@ -1,0 +1,68 @@
+"""Fixtures: empty SQLite files, and databases of a real PostgreSQL server that is started once for all tests."""
+
+import os
+import shutil
+import tempfile
+import uuid
+import warnings
+
+import pytest
+import sqlalchemy as sa
+
+
+@pytest.fixture(scope="session")
+def postgresql():
+    """The URL of a PostgreSQL server started for these tests, with its first database."""
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        warnings.simplefilter("ignore")  # about XDG_RUNTIME_DIR, which is unset in containers
+        pgserver = pytest.importorskip("pgserver", reason="pgserver has no wheel for this Python")
+        create_postgresql_user()
+        patch.setattr("pgserver.postgres_server.pg_ctl", without_timeout(pgserver.pg_ctl))
+        folder = tempfile.mkdtemp(prefix="noria-pg")  # a short path: the server's socket is in it
+        server = pgserver.get_server(folder)
+    yield server.get_uri()
+    server.cleanup()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def without_timeout(pg_ctl):
+    """Drop the timeout of ten seconds that pgserver passes: a busy machine needs more.
+
+    `pg_ctl --wait` itself has one of a minute.
+    """
+
+    def call(*args, timeout=None, **kwargs):
+        return pg_ctl(*args, **kwargs)
+
+    return call
+
+
+def create_postgresql_user():
+    """Create the user that PostgreSQL runs as where the tests run as root, holding pgserver's lock.
+
+    pgserver itself does not: several workers on a new machine would each create the user, with different ids, and lose
+    their folders.
+    """
+    if os.geteuid() == 0:
+        from pgserver.postgres_server import PostgresServer
+        from pgserver.utils import ensure_user_exists
+
+        with PostgresServer._lock:
+            ensure_user_exists("pgserver")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request, tmp_path):
+    """The URL of an empty database; each test with this fixture runs on SQLite and on PostgreSQL."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/jobs.sqlite"
+        return
+    url = request.getfixturevalue("postgresql")
+    name = f"noria_{uuid.uuid4().hex}"
+    admin = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"), isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        connection.execute(sa.text(f"CREATE DATABASE {name}"))
+    yield url.replace("postgres:@", "postgres@").replace("/postgres?", f"/{name}?")
+    with admin.connect() as connection:
+        connection.execute(sa.text(f"DROP DATABASE {name} WITH (FORCE)"))
+    admin.dispose()

@@ -1,0 +1,249 @@
+"""Authentication over HTTP: which requests are accepted, the response to the others, and which jobs a client sees."""
+
+import base64
+import contextlib
+import re
+import threading
+
+import httpx
+import openai
+import pytest
+
+from noria.config import Config, FrontendConfig
+from noria.errors import ConfigError
+from noria.frontend.app import build_app
+from noria.frontend.engines.pool import EnginePool
+from noria.frontend.http.auth import presented_key
+from noria.frontend.http.paths import ASSETS_PATH, OPEN_PATHS
+from waiting import wait_until
+
+
+def basic(password, user="user"):
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+def is_open(path):
+    return path in OPEN_PATHS or path.startswith(f"{ASSETS_PATH}/")
+
+
+def test_every_route_but_the_open_ones_needs_a_key(client_of):
+    anonymous = client_of()
+    for route in build_app(Config(), EnginePool([])).routes:
+        path = re.sub(r"{.*?}", "x", route.path)
+        for method in route.methods - {"HEAD"}:
+            answer = anonymous.request(method, path)
+            assert (answer.status_code == 401) is (not is_open(route.path)), (method, path, answer.status_code)
+    assert {"/healthz", "/readyz", "/metrics", "/openapi.json", "/docs", "/live", "/"} == OPEN_PATHS
+
+
+def test_a_key_opens_every_route(client_of):
+    alice = client_of("alice")
+    assert alice.post("/t2i", json={"prompt": "p"}).status_code == 200
+    assert alice.get("/v1/models").status_code == 200
+    assert alice.get("/v1/jobs").status_code == 200
+    assert alice.post("/sdapi/v1/txt2img", json={"prompt": "p"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "way", ["bearer", "Bearer with spaces", "x-api-key", "basic", "x-api-key before authorization"]
+)
+def test_a_key_is_accepted_in_each_header(client_of, way):
+    key = client_of.keys["bob"]
+    headers = {
+        "bearer": {"Authorization": f"bearer {key}"},
+        "Bearer with spaces": {"Authorization": f"Bearer   {key}"},
+        "x-api-key": {"X-Api-Key": key},
+        "basic": {"Authorization": basic(key)},
+        "x-api-key before authorization": {"X-Api-Key": key, "Authorization": "Bearer of-a-proxy"},
+    }[way]
+    assert client_of().get("/v1/models", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": "Bearer"},
+        {"Authorization": "Digest x"},
+        {"Authorization": "Basic !!!"},
+        {"Authorization": "Basic \u00e9".encode()},
+        {"Authorization": basic("wrong")},
+        {"X-Api-Key": ""},
+        {"X-Api-Key": "\u00e9".encode()},
+    ],
+)
+def test_an_unknown_key_is_answered_with_401(client_of, headers):
+    answer = client_of().post("/t2i", json={"prompt": "p"}, headers=headers)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["type"]) == (401, "unauthorized", "authentication_error")
+    assert answer.headers.get_list("www-authenticate") == [
+        'Bearer realm="noria"',
+        'Basic realm="noria", charset="UTF-8"',
+    ]
+    assert client_of.engine.submitted == []
+
+
+def test_a_request_of_a_pages_script_gets_no_basic_challenge(client_of):
+    answer = client_of().get("/v1/models", headers={"X-Requested-With": "fetch"})
+    assert (answer.status_code, answer.headers.get_list("www-authenticate")) == (401, ['Bearer realm="noria"'])
+
+
+def test_a_digest_is_not_a_key(client_of, tmp_path):
+    digest = re.search(r"[0-9a-f]{64}", (tmp_path / "keys.toml").read_text())[0]
+    assert client_of().get("/v1/models", headers={"X-Api-Key": digest}).status_code == 401
+
+
+def test_a_password_may_contain_colons():
+    assert presented_key({"authorization": basic("a:b", user="")}) == b"a:b"
+    assert presented_key({"authorization": basic("\u00e9")}) == "\u00e9".encode()
+    assert presented_key({}) is None
+
+
+def test_openais_client_raises_its_authentication_error(client_of):
+    with httpx.Client(verify=False) as web:
+        settings = {"base_url": f"{client_of.address}/v1", "http_client": web, "max_retries": 0}
+        stranger = openai.OpenAI(api_key="wrong", **settings)
+        with pytest.raises(openai.AuthenticationError) as caught:
+            stranger.images.generate(prompt="p")
+        assert caught.value.code == "unauthorized"
+        alice = openai.OpenAI(api_key=client_of.keys["alice"], **settings)
+        assert alice.images.generate(prompt="p").data[0].b64_json
+
+
+def test_a1111s_clients_get_the_reason_as_detail(client_of):
+    answer = client_of().get("/sdapi/v1/progress")
+    assert answer.status_code == 401
+    assert "password of Basic" in answer.json()["detail"]
+
+
+def test_the_log_has_the_name_of_the_key_and_not_the_key(client_of, captured_log_fields, caplog):
+    with captured_log_fields("noria.access") as lines, captured_log_fields("noria.requests") as requests:
+        client_of("alice").get("/v1/models", headers={"x-request-id": "abc"})
+        client_of().get("/v1/models", headers={"x-request-id": "def"})
+        client_of("alice").post("/t2i", json={"prompt": "p"}, headers={"x-request-id": "ghi"})
+        # A line is written after its answer is: the client may be quicker.
+        wait_until(
+            lambda: [x for x in lines() if (x["request_id"], x["status"], x.get("key")) == ("abc", 200, "alice")]
+        )
+        wait_until(lambda: [x for x in lines() if (x["request_id"], x["status"], x.get("key")) == ("def", 401, None)])
+        wait_until(lambda: [x for x in requests() if (x["request_id"], x.get("key")) == ("ghi", "alice")])
+    assert client_of.keys["alice"] not in caplog.text
+
+
+def test_openapi_has_security_schemes_if_there_are_keys(client_of, client):
+    locked, open_to_all = client_of().get("/openapi.json").json(), client.get("/openapi.json").json()
+    schemes = locked["components"]["securitySchemes"]
+    assert {scheme["type"] for scheme in schemes.values()} == {"http", "apiKey"}
+    for path, item in locked["paths"].items():
+        for operation in item.values():
+            assert ("security" in operation) is (path not in OPEN_PATHS)
+            assert "security" not in operation or "401" in operation["responses"]
+    assert "securitySchemes" not in open_to_all["components"]
+    assert "security" not in open_to_all["paths"]["/t2i"]["post"]
+
+
+def test_no_front_end_starts_without_the_configured_file_of_keys(tmp_path):
+    config = Config(frontend=FrontendConfig(api_keys_file=str(tmp_path / "none.toml")))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        build_app(config, EnginePool([]))
+
+
+@pytest.fixture
+def ended():
+    def wait(client, job_id):
+        wait_until(lambda: client.get(f"/v1/jobs/{job_id}").json()["completed_at"])
+        return client.get(f"/v1/jobs/{job_id}").json()
+
+    return wait
+
+
+def test_a_job_is_visible_to_its_own_key_only(client_of, ended):
+    alice, bob = client_of("alice"), client_of("bob")
+    job_id = alice.post("/v1/jobs", json={"input": {"prompt": "p"}}).json()["id"]
+    assert ended(alice, job_id)["status"] == "succeeded"
+    never_was = bob.get("/v1/jobs/job_00000000000000000000000000").json()["error"]["message"]
+    for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/events"), ("GET", "/images/0")):
+        answer = bob.request(method, f"/v1/jobs/{job_id}{path}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "job_not_found"), path
+        assert answer.json()["error"]["message"] == never_was.replace("job_00000000000000000000000000", job_id)
+    assert alice.get(f"/v1/jobs/{job_id}/images/0").headers["content-type"] == "image/png"
+    assert "succeeded" in alice.get(f"/v1/jobs/{job_id}/events").text
+
+
+def test_every_page_of_the_job_list_has_only_the_clients_own_jobs(client_of):
+    names = {"alice": [], "bob": []}
+    for number in range(10):
+        name = ("alice", "bob")[number % 2]
+        names[name].append(client_of(name).post("/v1/jobs", json={"input": {"prompt": "p"}}).json()["id"])
+    for name, own in names.items():
+        url, found = "/v1/jobs?limit=2", []
+        while url:
+            page = client_of(name).get(url).json()
+            found += [job["id"] for job in page["results"]]
+            url = page["next"]
+        assert found == own[::-1]
+
+
+def test_a_client_cannot_cancel_another_clients_job(client_of):
+    client_of.engine.never_answers = True
+    alice, bob = client_of("alice"), client_of("bob")
+    job_id = alice.post("/v1/jobs", json={"input": {"prompt": "p"}}).json()["id"]
+    assert bob.delete(f"/v1/jobs/{job_id}").status_code == 404
+    assert alice.get(f"/v1/jobs/{job_id}").json()["status"] in ("starting", "processing")
+    assert alice.delete(f"/v1/jobs/{job_id}").json()["status"] == "canceled"
+
+
+def test_two_api_keys_may_use_the_same_idempotency_key(client_of):
+    def post(name, prompt):
+        body = {"input": {"prompt": prompt}}
+        return client_of(name).post("/v1/jobs", json=body, headers={"Idempotency-Key": "order-1"})
+
+    first, other, again = post("alice", "p"), post("bob", "q"), post("alice", "p")
+    assert [answer.status_code for answer in (first, other, again)] == [202, 202, 200]
+    assert first.json()["id"] == again.json()["id"] != other.json()["id"]
+
+
+def test_jobs_submitted_without_keys_are_visible_without_keys_only(
+    serve_keys, serve, new_engine, tmp_path, client_with_key
+):
+    def post(client):
+        return client.post("/v1/jobs", json={"input": {"prompt": "p"}}).json()["id"]
+
+    @contextlib.contextmanager
+    def open_to_all():
+        with (
+            serve(Config(data_dir=str(tmp_path)), new_engine()) as (address, _),
+            httpx.Client(base_url=address, verify=False, timeout=60) as client,
+        ):
+            wait_until(lambda: client.get("/readyz").status_code == 200)
+            yield client
+
+    with open_to_all() as client:
+        before = post(client)
+    with serve_keys(alice="") as (address, _, keys), client_with_key(address, keys, "alice") as alice:
+        assert alice.get(f"/v1/jobs/{before}").status_code == 404
+        own = post(alice)
+        assert [job["id"] for job in alice.get("/v1/jobs").json()["results"]] == [own]
+    with open_to_all() as client:
+        assert [job["id"] for job in client.get("/v1/jobs").json()["results"]] == [own, before]
+        assert client.get(f"/v1/jobs/{own}").status_code == 200
+
+
+def test_a1111s_progress_and_interrupt_cover_only_the_clients_own_requests(client_of):
+    client_of.engine.never_answers = True
+    alice, bob, answers = client_of("alice"), client_of("bob"), []
+    thread = threading.Thread(
+        target=lambda: answers.append(alice.post("/sdapi/v1/txt2img", json={"prompt": "p"}).status_code)
+    )
+    thread.start()
+    try:
+        wait_until(lambda: alice.get("/sdapi/v1/progress").json()["state"]["job_count"] == 1)
+        assert bob.get("/sdapi/v1/progress").json()["state"]["job_count"] == 0
+        for path in ("interrupt", "skip"):
+            assert bob.post(f"/sdapi/v1/{path}").json() == {}
+        state = alice.get("/sdapi/v1/progress").json()["state"]
+        assert (state["job_count"], state["interrupted"]) == (1, False)
+    finally:
+        alice.post("/sdapi/v1/interrupt")
+        thread.join()
+    assert answers == [499]

@@ -1,0 +1,115 @@
+"""Admission: a body becomes a valid request, or a refusal that names the field."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from noria.config import FrontendConfig
+from noria.errors import InvalidField
+from noria.frontend.services import request_validation
+from noria.frontend.services.request_validation import limits, validate
+from noria.protocol.request import ImageRequestBody
+from noria.sampling import noise
+
+
+def test_front_end_and_engine_agree_on_the_largest_seed():
+    assert request_validation._MAX_SEED == noise.MAX_SEED
+
+
+def unused_seed() -> int:
+    raise AssertionError("no seed is drawn if one is given")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -0.001, 50.001])
+def test_invalid_guidance_scales_are_refused(spec, value):
+    with pytest.raises(InvalidField, match=r"guidance_scale is .*; allowed are 0\.0 to 50\.0") as caught:
+        validate(ImageRequestBody("p", guidance_scale=value), spec, FrontendConfig(), "id", lambda: 0)
+    assert caught.value.field == "guidance_scale"
+
+
+def test_guidance_scale_may_be_a_fraction(spec):
+    assert (
+        validate(ImageRequestBody("p", guidance_scale=1.25), spec, FrontendConfig(), "id", lambda: 0).guidance_scale
+        == 1.25
+    )
+
+
+def test_default_steps_are_limited_by_the_operator(spec):
+    assert validate(ImageRequestBody("p"), spec, FrontendConfig(max_steps=5), "id", lambda: 0).num_steps == 5
+
+
+def test_a_seed_is_drawn_only_if_none_is_given(spec):
+    assert validate(ImageRequestBody("p"), spec, FrontendConfig(), "id", lambda: 42).seed == 42
+    assert validate(ImageRequestBody("p", seed=0), spec, FrontendConfig(), "id", unused_seed).seed == 0
+
+
+_numbers = st.none() | st.integers(-(2**70), 2**70) | st.integers(0, 300)
+
+
+@given(
+    body=st.builds(
+        ImageRequestBody,
+        prompt=st.text(max_size=30),
+        seed=_numbers,
+        width=_numbers,
+        height=_numbers,
+        inference_steps=_numbers,
+        guidance_scale=st.none() | st.floats(),
+        n=st.integers(-3, 30),
+        scheduler=st.none() | st.text(max_size=8) | st.sampled_from(["euler", "ddim", "DDIMScheduler"]),
+    )
+)
+def test_an_admitted_request_is_within_every_limit(spec, body):
+    config = FrontendConfig(max_prompt_chars=20)
+    try:
+        request = validate(body, spec, config, "id", lambda: 1)
+    except InvalidField as error:
+        refused = error.field
+    else:
+        refused = None
+    if refused is not None:
+        assert refused in ImageRequestBody.__struct_fields__
+        return
+    allowed = limits(spec, config)
+    got = {
+        "n": request.num_images,
+        "seed": request.seed,
+        "width": request.width_px,
+        "height": request.height_px,
+        "inference_steps": request.num_steps,
+        "guidance_scale": request.guidance_scale,
+    }
+    for name, value in got.items():
+        assert allowed[name].min <= value <= allowed[name].max
+        assert value % allowed[name].multiple == 0 or allowed[name].multiple == 1
+    assert request.seed + request.num_images < 2**63
+    assert request.scheduler in spec.schedulers
+    assert len(request.prompt) <= 20
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({"X-Noria-Priority": "urgent"}, "allowed are low, normal, high"),
+        ({"X-Noria-Deadline-Ms": "1e3"}, "whole number of milliseconds"),
+        ({"X-Noria-Deadline-Ms": "0"}, "allowed are 1 to"),
+    ],
+)
+def test_invalid_headers_are_refused(client, headers, expected):
+    response = client.post("/t2i", json={"prompt": "p"}, headers=headers)
+    assert response.status_code == 400
+    assert expected in response.json()["error"]["message"]
+
+
+def test_priority_and_deadline_come_from_the_body_or_else_the_headers(client, engine):
+    headers = {"X-Noria-Priority": "low", "X-Noria-Deadline-Ms": "1500"}
+    client.post("/t2i", json={"prompt": "p"}, headers=headers)
+    client.post("/t2i", json={"prompt": "p", "priority": "high", "deadline_ms": 2000}, headers=headers)
+    client.post("/t2i", json={"prompt": "p"})
+    assert [request.priority for request in engine.submitted] == ["low", "high", "normal"]
+    by_header, by_body, none = (request.deadline_s for request in engine.submitted)
+    # A little less than requested: the front end reserves time to write the file.
+    assert 0.5 < by_header <= 1.5 < by_body <= 2.0
+    assert none is None

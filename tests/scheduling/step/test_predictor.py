@@ -1,0 +1,107 @@
+"""Predictions of order, starts, finishes and work, and what is learned for them."""
+
+import pytest
+
+from noria.scheduling.costs import CostCurve, CostModel
+from noria.scheduling.policies import least_slack
+from noria.scheduling.step.predictor import CompletionPredictor
+from noria.scheduling.step.request_table import RequestTable
+from noria.scheduling.types import BatchKey, ImageId, SchedulableRequest
+
+SMALL, LARGE = BatchKey(64, 64, "m"), BatchKey(128, 64, "m")
+
+
+def make_request(name, calls=5, images=1, batch_key=SMALL, **more):
+    return SchedulableRequest(name, batch_key, images, calls, None, **more)
+
+
+def make_predictor(num_slots=2, max_rows=8, policy=least_slack):
+    """A call takes a second for each row."""
+    costs = CostModel(max_rows, {batch_key: CostCurve({1: 1.0, 8: 8.0}) for batch_key in (SMALL, LARGE)})
+    return CompletionPredictor(RequestTable(num_slots), costs, policy, num_slots, 4)
+
+
+def test_a_request_starts_with_its_first_image_and_finishes_with_its_last():
+    predictor = make_predictor()
+    predictor.table.add(make_request("a", images=3), 0.0)
+    at = predictor.predict_requests(0.0)["a"]
+    assert (at.start_in_s, at.finish_in_s) == (0.0, 15.0)
+
+
+def test_predictions_are_cached_until_the_table_changes():
+    predictor = make_predictor()
+    predictor.table.add(make_request("a"), 0.0)
+    assert predictor.predict_uncorrected(0.0) is predictor.predict_uncorrected(1.0)
+    predictor.table.assign(ImageId("a", 0), 1.0)
+    predictor.table.record_step(ImageId("a", 0), 1, 1)
+    assert predictor.predict_requests(1.0)["a"].finish_in_s == 4.0
+
+
+def test_queue_positions_count_the_images_that_join_before():
+    predictor = make_predictor()
+    predictor.table.add(make_request("a", images=2), 0.0)
+    predictor.table.add(make_request("urgent", deadline=20.0), 0.0)
+    assert predictor.queue_positions(0.0) == {ImageId("urgent", 0): 0, ImageId("a", 0): 1, ImageId("a", 1): 2}
+
+
+def test_predict_without_changes_neither_the_table_nor_later_predictions():
+    predictor = make_predictor(num_slots=4)
+    predictor.table.add(make_request("before"), 0.0)
+    alone = predictor.predict_uncorrected(0.0)["before"]
+    active = predictor.table.add(make_request("last"), 0.0)
+    before = predictor.predict_requests(0.0), list(predictor.table.waiting), list(predictor.table.requests)
+    assert predictor.predict_without(active, 0.0) == {"before": alone}
+    assert before == (predictor.predict_requests(0.0), list(predictor.table.waiting), list(predictor.table.requests))
+
+
+def test_the_expected_batch_size_is_averaged_over_iterations_and_decays_when_idle():
+    predictor = make_predictor()
+    for iteration in range(300):
+        predictor.record_iteration(SMALL, 6, 0.1, now=0.1 * iteration)
+    predictor.table.add(make_request("a", calls=2), 0.0)
+    assert predictor.predict_requests(30.0)["a"].finish_in_s == 12.0
+    predictor.table.remove("a")
+    predictor.decay(29.9 + 3.0)  # thirty iterations later
+    predictor.table.add(make_request("a", calls=2), 0.0)
+    assert predictor.predict_requests(33.0)["a"].finish_in_s == 4.0  # 6 / e rows
+
+
+def test_decay_does_not_depend_on_how_often_it_is_called():
+    one, other = make_predictor(), make_predictor()
+    for predictor in (one, other):
+        predictor.record_iteration(SMALL, 300, 0.1, now=0.0)
+    one.decay(3.0)
+    for now in (1.0, 2.0, 3.0):
+        other.decay(now)
+    for predictor in (one, other):
+        predictor.table.add(make_request("a"), 3.0)
+    assert one.predict_requests(3.0) == other.predict_requests(3.0)
+
+
+def test_decay_before_the_first_iteration_does_nothing():
+    predictor = make_predictor()
+    predictor.decay(5.0)
+    predictor.table.add(make_request("a"), 5.0)
+    assert predictor.predict_requests(5.0)["a"].finish_in_s == 5.0
+
+
+def test_the_expected_batch_size_of_a_key_without_running_images_decays_while_others_run():
+    predictor = make_predictor()
+    predictor.record_iteration(LARGE, 240, 0.1, now=0.0)
+    predictor.table.add(make_request("runs", batch_key=SMALL), 0.0)
+    predictor.table.assign(ImageId("runs", 0), 0.0)
+    for iteration in range(300):
+        predictor.record_iteration(SMALL, 1, 0.1, now=0.1 * iteration)
+    predictor.table.remove("runs")
+    predictor.table.add(make_request("later", batch_key=LARGE, calls=2), 30.0)
+    assert predictor.predict_requests(30.0)["later"].finish_in_s == 2.0
+
+
+def test_finishes_later_than_predicted_lengthen_predictions():
+    predictor = make_predictor()
+    active = predictor.table.add(make_request("a"), 0.0)
+    predictor.record_finished(active, 7.5)  # it has no forecast
+    active.promised_forecast = predictor.predict_uncorrected(0.0)["a"]
+    for _ in range(200):
+        predictor.record_finished(active, 7.5)
+    assert predictor.predict_requests(0.0)["a"].finish_in_s == pytest.approx(7.5, rel=0.01)

@@ -1,0 +1,106 @@
+"""Opening databases: URLs, durability, versions and migrations, and databases that cannot be used."""
+
+import dataclasses
+
+import pytest
+import sqlalchemy as sa
+
+from noria.errors import ConfigError
+from noria.storage.database import Schema, about, database_url, open_database, write_transaction
+
+metadata = sa.MetaData()
+notes = sa.Table("test_notes", metadata, sa.Column("text", sa.Text, primary_key=True))
+SCHEMA = Schema("notes", setting="notes.database", version_key="notes", metadata=metadata)
+
+
+def open_at(value, tmp_path, schema=SCHEMA):
+    return open_database(schema, database_url(schema, value, tmp_path / "notes.sqlite"), num_connections=2)
+
+
+@pytest.fixture
+def engine(database, tmp_path):
+    opened = open_at(database, tmp_path)
+    yield opened
+    opened.dispose()
+
+
+def add_column(name):
+    return lambda connection: connection.execute(sa.text(f"ALTER TABLE test_notes ADD COLUMN {name} TEXT"))
+
+
+def test_a_database_of_a_newer_version_is_refused(engine, database, tmp_path):
+    with write_transaction(engine) as connection:
+        connection.execute(about.update().values(value="99"))
+    with pytest.raises(ConfigError, match="tables of version 99; this Noria knows version 1"):
+        open_at(database, tmp_path)
+
+
+def test_an_older_version_is_migrated_step_by_step_and_keeps_its_rows(engine, database, tmp_path):
+    with write_transaction(engine) as connection:
+        connection.execute(notes.insert().values(text="kept"))
+    newer = dataclasses.replace(SCHEMA, migrations=(add_column("first"),))
+    newest = dataclasses.replace(SCHEMA, migrations=(add_column("first"), add_column("second")))
+    for schema in (newer, newest, newest):
+        opened = open_at(database, tmp_path, schema)
+        with opened.connect() as connection:
+            assert connection.scalar(sa.select(about.c.value)) == str(schema.version)
+        opened.dispose()
+    with engine.connect() as connection:
+        assert connection.execute(sa.text("SELECT text, first, second FROM test_notes")).all() == [("kept", None, None)]
+
+
+def test_a_failed_migration_changes_nothing(engine, database, tmp_path):
+    broken = dataclasses.replace(SCHEMA, migrations=(add_column("first"), add_column("first")))
+    with pytest.raises(ConfigError, match="cannot be used"):
+        open_at(database, tmp_path, broken)
+    with engine.connect() as connection:
+        assert connection.scalar(sa.select(about.c.value)) == "1"
+        assert [column["name"] for column in sa.inspect(connection).get_columns("test_notes")] == ["text"]
+
+
+def test_schemas_that_share_a_database_have_versions_of_their_own(engine, database, tmp_path):
+    other = sa.MetaData()
+    sa.Table("test_words", other, sa.Column("text", sa.Text, primary_key=True))
+    schema = Schema("words", "words.database", "words", other, migrations=(lambda _: None,))
+    open_at(database, tmp_path, schema).dispose()
+    with engine.connect() as connection:
+        assert set(connection.execute(sa.select(about)).all()) == {("notes", "1"), ("words", "2")}
+
+
+def test_sqlite_uses_wal_and_syncs_at_each_commit(tmp_path):
+    engine = open_at("auto", tmp_path / "new" / "folder")
+    with engine.connect() as connection:
+        assert connection.execute(sa.text("PRAGMA journal_mode")).scalar() == "wal"
+        assert connection.execute(sa.text("PRAGMA synchronous")).scalar() == 2  # FULL
+    engine.dispose()
+    assert (tmp_path / "new" / "folder" / "notes.sqlite").exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("nonsense", "setting notes.database is not a database URL"),
+        ("mysql://host/name", "of the kind 'mysql'.*Allowed"),
+        ("sqlite://", "in-memory"),
+        ("sqlite:///:memory:", "in-memory"),
+        ("postgresql://user:hunter2@host/name", "PGPASSFILE"),
+        ("postgresql://host/name?password=hunter2", "PGPASSFILE"),
+    ],
+)
+def test_an_invalid_url_is_refused_without_showing_a_password(value, words, tmp_path):
+    with pytest.raises(ConfigError, match=words) as caught:
+        database_url(SCHEMA, value, tmp_path)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_database_that_cannot_be_reached_is_refused_with_what_to_do(tmp_path):
+    (tmp_path / "file").touch()
+    for value in ("postgresql://nobody@127.0.0.1:1/none", f"sqlite:///{tmp_path}/file/notes.sqlite"):
+        with pytest.raises(ConfigError, match=r"cannot be used: .*Set notes\.database"):
+            open_at(value, tmp_path)
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path):
+    (tmp_path / "notes.sqlite").write_text("this is plain text and no database, long enough to be read as one" * 99)
+    with pytest.raises(ConfigError, match="not a database"):
+        open_at("auto", tmp_path)
