@@ -9,13 +9,17 @@ TORCH ?=
 ARGS ?=
 # Of `make test`: as many as there are cores, at most 4, since each may have servers of its own. 0 is one process, as plain pytest is.
 WORKERS ?= logical
+SPREAD = -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 VENV := .venv
 RUN := $(VENV)/.noria-installed
 DEV := $(VENV)/.noria-dev-installed
 BROWSER := $(VENV)/.noria-browser-installed
+DOCS := $(VENV)/.noria-docs-installed
+OUT ?= out/train
+MINUTES ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-slow test-browser test-prometheus chaos lint bench dashboards docs clean
+.PHONY: help setup run test test-bench test-slow test-browser test-prometheus chaos lint bench gpu train dashboards docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,11 +34,11 @@ $(RUN): pyproject.toml constraints.txt
 	$(VENV)/bin/python -m pip install --quiet --no-compile -c constraints.txt -e .
 	touch $@
 
-$(DEV): $(RUN)
+$(DEV): $(RUN) benchmarks/pyproject.toml
 	@# --group needs pip 25.1
 	$(VENV)/bin/python -c 'import pip; exit(tuple(map(int, pip.__version__.split(".")[:2])) < (25, 1))' || \
 	  $(VENV)/bin/python -m pip install --quiet --upgrade pip
-	$(VENV)/bin/python -m pip install --quiet --no-compile -c constraints.txt --group dev
+	$(VENV)/bin/python -m pip install --quiet --no-compile -c constraints.txt -e benchmarks --group dev
 	touch $@
 
 run: $(RUN)  ## set-up, then serve the bundled model; PORT=8000, ARGS="any flags of noria serve"
@@ -47,14 +51,19 @@ lint: setup  ## ruff, mypy, import-linter
 	$(VENV)/bin/lint-imports
 
 test: lint  ## lint, then the fast tests, spread over the cores file by file; WORKERS=0: in one process
-	$(VENV)/bin/pytest -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(VENV)/bin/pytest $(SPREAD) $(ARGS)
+
+test-bench: setup  ## the fast tests of the benches, spread likewise
+	cd benchmarks && ../$(VENV)/bin/pytest $(SPREAD) $(ARGS)
 
 test-slow: setup  ## the minutes-long tests; properties with examples that are drawn anew
 	$(VENV)/bin/pytest -m slow $(ARGS)
+	cd benchmarks && ../$(VENV)/bin/pytest -m slow $(ARGS)
 	$(VENV)/bin/pytest --hypothesis-profile=searching tests/scheduling tests/sampling tests/jobs/test_store.py tests/frontend
 
 test-browser: $(BROWSER)  ## the pages and the bench's reports in the system's Chromium
 	$(VENV)/bin/pytest -m browser $(ARGS)
+	cd benchmarks && ../$(VENV)/bin/pytest -m browser $(ARGS)
 
 $(BROWSER): $(DEV)
 	$(VENV)/bin/python -m pip install --quiet --no-compile -c constraints.txt --group browser
@@ -69,13 +78,25 @@ dashboards: $(RUN)  ## write Grafana's dashboards from the code
 chaos: setup  ## ten minutes of kill -9 under load; CHAOS_REPORT=file.json for a report
 	$(VENV)/bin/pytest -m chaos $(ARGS)
 
-bench: $(RUN)  ## measure this machine for two minutes; ARGS="…"
+bench: setup  ## measure this machine for two minutes; ARGS="…"
 	$(VENV)/bin/noria bench quick $(ARGS)
 
-docs: $(RUN)  ## write the pages that come from the code
-	$(VENV)/bin/python -c 'from noria.settings import settings_page; print(settings_page(), end="")' > docs/settings.md
+docs: $(DOCS)  ## write the pages that come from the code, then the site into build/docs; broken links fail
+	$(VENV)/bin/python -c 'from noria.settings import settings_docs; print(settings_docs(), end="")' > docs/settings.md
 	$(VENV)/bin/python -c 'from noria.observe.metrics.docs_page import metrics_page; print(metrics_page(), end="")' > docs/metrics.md
+	$(VENV)/bin/python -m sphinx -W --keep-going -q -b html docs build/docs
+
+$(DOCS): $(DEV)
+	$(VENV)/bin/python -m pip install --quiet --no-compile -c constraints.txt --group docs
+	touch $@
+
+gpu: setup  ## on a machine with a GPU: its tests, the device bench, a served mix, in nine minutes; without one, a small run
+	$(VENV)/bin/python benchmarks/gpu_session.py $(ARGS)
+
+train: setup  ## train the bundled model on, resumable: MINUTES=60 OUT=out/train
+	$(VENV)/bin/python examples/demo_model/train.py $(OUT) --minutes $(MINUTES) --start-from src/noria/models/bundled $(ARGS)
+	$(VENV)/bin/python examples/demo_model/evaluate.py $(OUT)/pipeline --captions 300 --guidance 3 --out $(OUT)/evaluation.json
 
 clean:  ## remove .venv and every cache
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache dist build
-	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
