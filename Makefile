@@ -56,7 +56,7 @@ test: lint  ## lint, then the fast tests, spread over the cores file by file; WO
 test-bench: setup  ## the fast tests of the benches, spread likewise
 	cd benchmarks && ../$(VENV)/bin/pytest $(SPREAD) $(ARGS)
 
-test-slow: setup  ## the minutes-long tests; properties with examples that are drawn anew
+test-slow: setup  ## the minutes-long tests; properties with new random examples
 	$(VENV)/bin/pytest -m slow $(ARGS)
 	cd benchmarks && ../$(VENV)/bin/pytest -m slow $(ARGS)
 	$(VENV)/bin/pytest --hypothesis-profile=searching tests/scheduling tests/sampling tests/jobs/test_store.py tests/frontend
@@ -69,7 +69,7 @@ $(BROWSER): $(DEV)
 	$(VENV)/bin/python -m pip install --quiet --no-compile -c constraints.txt --group browser
 	touch $@
 
-test-prometheus: setup  ## every panel and rule, asked of a real Prometheus (Debian: prometheus)
+test-prometheus: setup  ## every panel and rule, evaluated by a real Prometheus (Debian: prometheus)
 	$(VENV)/bin/pytest -m prometheus $(ARGS)
 
 dashboards: $(RUN)  ## write Grafana's dashboards from the code
@@ -93,7 +93,7 @@ $(DOCS): $(DEV)
 gpu: setup  ## on a machine with a GPU: its tests, the device bench, a served mix, in nine minutes; without one, a small run
 	$(VENV)/bin/python benchmarks/gpu_session.py $(ARGS)
 
-train: setup  ## train the bundled model on, resumable: MINUTES=60 OUT=out/train
+train: setup  ## continue the training of the bundled model, resumable: MINUTES=60 OUT=out/train
 	$(VENV)/bin/python examples/demo_model/train.py $(OUT) --minutes $(MINUTES) --start-from src/noria/models/bundled $(ARGS)
 	$(VENV)/bin/python examples/demo_model/evaluate.py $(OUT)/pipeline --captions 300 --guidance 3 --out $(OUT)/evaluation.json
 

@@ -84,7 +84,7 @@ def _add_others(benches: Any) -> list[Parser]:
     """Add the commands that take no settings."""
     report = add_plain_command(benches, "report", _report, "tables, plots and an HTML page of a folder of runs")
     report.add_argument("folder", metavar="FOLDER", type=pathlib.Path, help="the `--out` of a bench")
-    install = add_plain_command(benches, "install", _install, "create the virtual environment of a peer")
+    install = add_plain_command(benches, "install", _install, "create the virtual environment of a framework")
     install.add_argument("peer", metavar="PEER", choices=PEERS, help=", ".join(PEERS))
     streaming = add_plain_command(benches, "streaming", _streaming, "the cost of a StreamingResponse, without a model")
     _add_output(streaming)
@@ -336,7 +336,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _install(arguments: argparse.Namespace) -> int:
-    """Create the virtual environment in which a peer's server runs."""
+    """Create the virtual environment in which a framework's server runs."""
     from noria_bench.targets import environments
 
     environments.install(arguments.peer, functools.partial(print, flush=True))

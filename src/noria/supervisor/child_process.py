@@ -1,7 +1,7 @@
 """A child of the supervisor over all its restarts: its process and its state.
 
-The decisions are made by `restart_policy.py`, `hang_detector.py` and `exit_cause.py`, which are told here what
-happened. `supervisor.py` starts the processes.
+This module reports events to `restart_policy.py`, `hang_detector.py` and `exit_cause.py`, which decide.
+`supervisor.py` starts the processes.
 """
 
 import asyncio

@@ -115,7 +115,7 @@ def running_process(
 
 @contextlib.contextmanager
 def reserve_port() -> Iterator[int]:
-    """A free loopback port, which the kernel assigns to nobody else until the end.
+    """A free loopback port, which the kernel assigns to no other socket until the context ends.
 
     A socket that is bound and never listens holds it. A server can still bind it with SO_REUSEADDR or SO_REUSEPORT,
     which the frameworks set. Without the reservation, a port that was free may be taken before a slow server binds it.

@@ -1,6 +1,6 @@
 // Limits how many requests the pages send at once. A browser has six connections to a server for all of its tabs together, and queues
 // what exceeds them without telling the page: so only some are used for generations, and the others are left for files, for the live
-// stream of another tab and for everything else. `release = await limit.acquire(signal)` waits; `release()` lets the next one in.
+// stream of another tab and for everything else. `release = await limit.acquire(signal)` waits; `release()` admits the next request.
 
 /** A limit that all tabs of this browser share, where it has the Web Locks API (with TLS, or on localhost); else this tab's own. */
 export const concurrencyLimit = (max) => (navigator.locks ? new SharedLimit(max) : new TabLimit(max));

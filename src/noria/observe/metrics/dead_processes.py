@@ -2,7 +2,7 @@
 
 The supervisor merges when a child has ended. It alone starts processes, so no new process can reuse a process id
 meanwhile. The merged file has the usual format and a name such as `counter_ended-7.db`; it replaces the files of which
-it is the sum, and its new number tells readers that files are gone. Replacing takes several changes to the folder, so
+it is the sum, and its new number shows readers that files are gone. Replacing takes several changes to the folder, so
 the supervisor and readers hold a file lock, which the kernel releases when a process ends. A supervisor that is killed
 while replacing leaves both; the server and the folder end with it.
 
