@@ -6,8 +6,8 @@ Stages: the tests marked `gpu`, the device bench at the size of Stable Diffusion
 requests. Each has a time limit and a log; a stage that fails does not stop the next. FOLDER gets the stages' results and
 `session.json`, which is written anew after each stage, so that an interrupted session keeps what it has measured.
 
-Without a CUDA device, or with --small, the same stages run at a small size on the CPU. Needs only the standard library itself, and
-starts its stages with this interpreter and this checkout on PYTHONPATH, so no installation of Noria is needed.
+Without a CUDA device, or with --small, the same stages run at a small size on the CPU. The stages run with this interpreter and
+this checkout on PYTHONPATH: Noria's dependencies and pytest have to be there, an installation of Noria need not be.
 """
 
 import argparse
@@ -53,7 +53,7 @@ class StageResult:
 def plan_stages(out: pathlib.Path, *, small: bool) -> list[Stage]:
     """The stages in order of their worth, so that a short budget drops the least important ones."""
     python = sys.executable
-    noria = [python, "-m", "noria", "bench"]
+    noria = [python, "-m", "noria_bench"]
     pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "120"]
     executor_tests = ["tests/engine/diffusion/test_executor.py", "tests/engine/diffusion/test_timing.py"]
     bench_tests = ["benchmarks/tests/device/test_step_timing.py"]

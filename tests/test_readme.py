@@ -5,22 +5,18 @@ import re
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
 
 
 def test_every_link_leads_to_a_file():
-    for document in [
-        ROOT / "README.md",
-        ROOT / "CHANGELOG.md",
-        *(ROOT / "docs").rglob("*.md"),
-        *(ROOT / "examples").rglob("*.md"),
-    ]:
+    for document in DOCUMENTS:
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text(encoding="utf-8")):
             if "://" not in target:
                 assert (document.parent / target).exists(), f"{document.name} links to {target}"
 
 
 def test_every_link_to_a_heading_resolves():
-    for document in [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]:
+    for document in DOCUMENTS:
         for target, anchor in re.findall(r"\]\(([^)#]*)#([^)]+)\)", document.read_text(encoding="utf-8")):
             if "://" not in target:
                 target_file = document.parent / target if target else document
@@ -41,11 +37,6 @@ def test_every_make_command_of_the_readme_exists():
 
 
 def test_no_document_has_a_placeholder():
-    for document in [
-        ROOT / "README.md",
-        ROOT / "CHANGELOG.md",
-        *(ROOT / "docs").rglob("*.md"),
-        *(ROOT / "examples").rglob("*.md"),
-    ]:
+    for document in DOCUMENTS:
         text = document.read_text(encoding="utf-8")
         assert not re.search(r"TO FILL|TODO|QUICK-TABLE|RUN4|ACCURACY\b", text), document

@@ -16,7 +16,11 @@ from noria.errors import NoriaError, RequestError, SetupError, did_you_mean, sho
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit status: 0, 1 failed, 2 settings or arguments, 3 model, 130 interrupted."""
-    arguments = _parse(sys.argv[1:] if argv is None else list(argv))
+    return run(_parse(sys.argv[1:] if argv is None else list(argv)))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command that was parsed; prints its error, if any, and returns the exit status."""
     try:
         status: int = arguments.run(arguments)
     except NoriaError as error:
@@ -42,9 +46,8 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser, _ = build_parser()
     for text in argv:
-        if any(
-            "\ud800" <= letter <= "\udfff" for letter in text
-        ):  # Python's surrogates for bytes that it cannot decode
+        # Python's surrogates for bytes that it cannot decode
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
             parser.error(f"the argument {short_repr(text)} is not UTF-8")
     arguments, unknown = parser.parse_known_args(argv)
     if unknown and not getattr(arguments, "ignores_unknown_arguments", False):

@@ -22,7 +22,9 @@ def add_to(commands: Any) -> list[Parser]:
     """
     entry_points = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
     if "bench" not in entry_points.names:
-        _add_unavailable(commands, "bench", "it is not installed: pip install 'noria-serve[bench]'")
+        _add_unavailable(
+            commands, "bench", "it is not installed: pip install 'noria-serve[bench]' (in a checkout: make setup)"
+        )
     parsers: list[Parser] = []
     for entry_point in entry_points:
         try:

@@ -32,7 +32,7 @@ class StoredRequest(Struct, frozen=True):
 
 def serialize_request(admitted: AdmittedRequest) -> bytes:
     """Return `admitted` as the database stores it. The model is stored in a column of its own."""
-    request = msgspec.structs.replace(with_trace_context(admitted.request), stream_progress=True)
+    request = with_trace_context(admitted.request)
     return msgspec.json.encode(StoredRequest(request, admitted.file_format, admitted.quality, admitted.metadata))
 
 
@@ -71,7 +71,7 @@ class GenerationJobExecutor:
         if spec is None or spec.fingerprint != record.version:  # it changed after the claim
             raise EngineUnavailable(f"model {record.model!r} of version {record.version} is no longer served.")
         add_request_attributes(CURRENT_SPAN.get(), stored.request)
-        request = self._with_remaining_time(record, stored.request)
+        request = self._with_remaining_time(record, msgspec.structs.replace(stored.request, stream_progress=True))
 
         def on_update(update: Update) -> None:
             if isinstance(update, ProgressUpdate):
