@@ -60,7 +60,7 @@ def plan_stages(out: pathlib.Path, *, small: bool) -> list[Stage]:
     served = ["--targets", "noria,reference-batched", "--out", str(out / "mixed")]
     if small:
         return [
-            Stage("tests", [*pytest, "-k", "cpu", *executor_tests], 90),
+            Stage("tests", [*pytest, "-k", "cpu", *executor_tests], 150),
             Stage(
                 "device",
                 [*noria, "device", "--device", "cpu", "--quick", "--budget", "60", "-o", str(out / "device.json")],
@@ -70,9 +70,9 @@ def plan_stages(out: pathlib.Path, *, small: bool) -> list[Stage]:
             Stage("mixed", [*noria, "mixed", "bundled", "--duration", "10", *served], 200),
         ]
     return [
-        Stage("tests", [*pytest, "-m", "gpu", *executor_tests, *bench_tests], 90),
-        Stage("device", [*noria, "device", "--budget", "210", "-o", str(out / "device.json")], 225),
-        Stage("mixed", [*noria, "mixed", "bundled", "--duration", "30", *served], 150),
+        Stage("tests", [*pytest, "-m", "gpu", *executor_tests, *bench_tests], 110),
+        Stage("device", [*noria, "device", "--budget", "200", "-o", str(out / "device.json")], 215),
+        Stage("mixed", [*noria, "mixed", "bundled", "--duration", "30", *served], 140),
         Stage("quick", [*noria, "quick", "-o", str(out / "quick.json")], 75),
     ]
 
