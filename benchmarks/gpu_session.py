@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_session.py [--out FOLDER] [--budget SECONDS] [--small]
 
-Stages: the tests marked `gpu`, the device bench at the size of Stable Diffusion 1.5, the server against a bare loop, a served mix of
+Stages: the tests marked `gpu`, the device bench at the size of Stable Diffusion 1.5, a served mix of
 requests. Each has a time limit and a log; a stage that fails does not stop the next. FOLDER gets the stages' results and
 `session.json`, which is written anew after each stage, so that an interrupted session keeps what it has measured.
 
@@ -66,14 +66,12 @@ def plan_stages(out: pathlib.Path, *, small: bool) -> list[Stage]:
                 [*noria, "device", "--device", "cpu", "--quick", "--budget", "60", "-o", str(out / "device.json")],
                 90,
             ),
-            Stage("quick", [*noria, "quick", "-o", str(out / "quick.json")], 150),
             Stage("mixed", [*noria, "mixed", "bundled", "--duration", "10", *served], 200),
         ]
     return [
         Stage("tests", [*pytest, "-m", "gpu", *executor_tests, *bench_tests], 110),
         Stage("device", [*noria, "device", "--budget", "200", "-o", str(out / "device.json")], 215),
-        Stage("mixed", [*noria, "mixed", "bundled", "--duration", "30", *served], 140),
-        Stage("quick", [*noria, "quick", "-o", str(out / "quick.json")], 75),
+        Stage("mixed", [*noria, "mixed", "bundled", "--duration", "30", *served], 200),
     ]
 
 
