@@ -1,6 +1,6 @@
 """An engine without a model, for tests of front ends and of clients: real messages over a real channel, flat colours for images.
 
-    with FakeEngine("ipc:///tmp/engine") as engine:
+    with FakeEngine("ipc://engine.sock") as engine:
         app = noria.frontend.app.build_app(Config(), EnginePool([engine.address]))
 
 It runs in a thread of this process. By default it accepts each request and answers at once; its attributes make it withhold
@@ -78,7 +78,7 @@ class FakeEngine:
     """Answers each request at once with images in one colour, which depends on the seed. A context manager, which stops it."""
 
     def __init__(self, address: str, state: FakeEngineState = "ready") -> None:
-        """Listen at `address`, such as "ipc:///tmp/engine". `state` is its first; `set_state` changes it a moment later."""
+        """Listen at `address`, such as "ipc://engine.sock". `state` is its first; `set_state` changes it a moment later."""
         self.address = address
         self._first_state = state
         self._state_commands: queue.SimpleQueue[FakeEngineState] = queue.SimpleQueue()
