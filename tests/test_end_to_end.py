@@ -256,7 +256,10 @@ def test_the_live_view_shows_requests_of_several_shapes_and_the_restart_of_an_en
         assert (name, data["engines"][0]["state"]) == ("engines", "ready")
         while not (name == "engine_view" and len(data["thumbnails"]) == 2):
             name, data = next(events)
-        slots = {(slot["width_px"], slot["height_px"], slot["scheduler"], slot["num_calls"]) for slot in data["slots"]}
+        slots = {
+            (slot["settings"]["width"], slot["settings"]["height"], slot["settings"]["scheduler"], slot["num_calls"])
+            for slot in data["slots"]
+        }
         assert slots == {(128, 128, "euler", 60), (192, 64, "ddim", 45)}
         sprite_sheet = Image.open(io.BytesIO(base64.b64decode(data["sprite_sheet"]["b64"])))
         assert sprite_sheet.size == (data["sprite_sheet"]["width"], data["sprite_sheet"]["height"])
@@ -273,7 +276,7 @@ def test_the_live_view_shows_requests_of_several_shapes_and_the_restart_of_an_en
                 states.append(data["engines"][0]["state"])
         assert states[0] == "unknown"
         assert states[-1] == "ready"
-        while not (name == "engine_view" and any(slot["height_px"] == 64 for slot in data["slots"])):
+        while not (name == "engine_view" and any(slot["settings"]["height"] == 64 for slot in data["slots"])):
             name, data = next(events)
     assert client.post("/t2i", json=requests[1]).status_code == 200
 
@@ -315,7 +318,12 @@ def test_logs_of_all_processes_have_the_request_id_and_no_secret(capfd):
         (request_line,) = [
             line for line in lines if (line.get("request_id"), line.get("event")) == (request_id, "request")
         ]
-        assert (request_line["outcome"], request_line["prompt"], request_line["steps"], request_line["mean_batch"]) == (
+        assert (
+            request_line["outcome"],
+            request_line["prompt"],
+            request_line["inference_steps"],
+            request_line["mean_batch"],
+        ) == (
             "ok",
             prompt,
             2,

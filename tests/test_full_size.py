@@ -4,7 +4,6 @@ Takes minutes and 8 GB of memory, so it runs in `make test-slow`. Prints measure
 """
 
 import json
-import math
 import resource
 import shutil
 import time
@@ -15,10 +14,10 @@ import torch
 
 from noria.config import EngineConfig
 from noria.engine.diffusion.loading import load_executor
-from noria.engine.loop import EngineLoop, ImageReady
+from noria.engine.loop import EngineLoop, ResultReady
 from noria.models.catalog import open_model
-from noria.protocol.request import ImageRequest
 from noria.scheduling.step.scheduler import StepScheduler
+from noria.testing.requests import make_image_request
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -82,20 +81,22 @@ def test_stable_diffusion_1_5_generates_two_images_of_512_px_in_one_batch(stable
     engine_loop = EngineLoop(
         StepScheduler(settings.slots),
         executor,
-        lambda e: images.append(e) if isinstance(e, ImageReady) else None,
+        lambda e: images.append(e) if isinstance(e, ResultReady) else None,
         time.monotonic,
     )
     for k, (name, steps) in enumerate([("dpm++2m", 2), ("euler-a", 3)]):
         engine_loop.submit(
             executor.prepare(
-                ImageRequest(f"r{k}", "a red circle", "", k, 512, 512, steps, 7.5, 1, name, math.inf),
+                make_image_request(
+                    f"r{k}", seed=k, width=512, height=512, inference_steps=steps, guidance_scale=7.5, scheduler=name
+                ),
             )
         )
     while (iteration := engine_loop.run_iteration()) is not None:
         iterations.append((len(iteration.plan.steps), iteration.duration_s))
     assert [image.prepared.request.request_id for image in images] == ["r0", "r1"]
     for image in images:
-        assert np.frombuffer(image.pixels.rgb(), np.uint8).size == 512 * 512 * 3
+        assert np.frombuffer(image.result.pixels.rgb(), np.uint8).size == 512 * 512 * 3
     peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     with capsys.disabled():
         print(f"\nSD1.5 on {executor.model.device}, {settings.dtype}, {settings.slots} slots, {settings.threads} threads: "

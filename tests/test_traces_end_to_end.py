@@ -111,7 +111,7 @@ def test_a_request_is_one_tree_from_its_caller_through_both_processes(client, co
             "gen_ai.output.type": "image",
             "gen_ai.request.model": "noria-shapes",
             "gen_ai.request.seed": 3,
-            "noria.steps": 6,
+            "noria.inference_steps": 6,
             "noria.images": 1,
             "noria.outcome": "ok",
             "noria.mean_batch": 1.0,

@@ -26,6 +26,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from noria.frontend.routes.static_pages import page_routes
+from noria.protocol.diffusion import ImageSettingsView
 from noria.protocol.live_views import DepartureView, IterationView, RatesView, SlotView, ThumbnailView, WaitingView
 from noria.protocol.messages import EngineView
 
@@ -159,11 +160,9 @@ class Script:
             request_id=f"r{number:04d}",
             num_images=1 + (number % 3 == 0),
             model="scripted",
-            width_px=side,
-            height_px=128,
-            scheduler=SCHEDULERS[number % len(SCHEDULERS)],
-            guidance_scale=self._random.choice((1.0, 3.0, 7.5)),
-            num_steps=steps,
+            settings=ImageSettingsView(
+                side, 128, SCHEDULERS[number % len(SCHEDULERS)], self._random.choice((1.0, 3.0, 7.5)), steps
+            ),
             priority="high" if number % 11 == 0 else "normal",
             arrived_at=at,
             start_at=at + 0.8,
@@ -176,17 +175,14 @@ class Script:
             self._waiting[0] = msgspec.structs.replace(waiting, num_images=waiting.num_images - 1)
         else:
             del self._waiting[0]
-        num_calls = waiting.num_steps * 2 - 1 if waiting.scheduler == "heun" else waiting.num_steps
+        steps = waiting.settings.inference_steps
+        num_calls = steps * 2 - 1 if waiting.settings.scheduler == "heun" else steps
         return SlotView(
             slot=slot,
             request_id=waiting.request_id,
             index=waiting.num_images - 1,
             model=waiting.model,
-            width_px=waiting.width_px,
-            height_px=waiting.height_px,
-            scheduler=waiting.scheduler,
-            guidance_scale=waiting.guidance_scale,
-            num_steps=waiting.num_steps,
+            settings=waiting.settings,
             call=0,
             num_calls=num_calls,
             priority=waiting.priority,

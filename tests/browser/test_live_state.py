@@ -5,9 +5,10 @@ import pytest
 
 pytestmark = pytest.mark.browser
 
+SETTINGS = {"width": 64, "height": 64, "scheduler": "ddim", "guidance_scale": 3, "inference_steps": 4}
 IMAGE = {
-    "slot": 0, "request_id": "a", "index": 0, "model": "m", "width_px": 64, "height_px": 64, "scheduler": "ddim", "guidance_scale": 3,
-    "num_steps": 4, "call": 1, "num_calls": 4, "priority": "normal", "joined_at": 100.0, "deadline_at": None, "finish_at": None,
+    "slot": 0, "request_id": "a", "index": 0, "model": "m", "settings": SETTINGS,
+    "call": 1, "num_calls": 4, "priority": "normal", "joined_at": 100.0, "deadline_at": None, "finish_at": None,
 }  # fmt: skip
 RATES = {"window_s": 10, "requests_per_s": 0, "images_per_s": 0, "steps_per_s": 0, "p50_s": None, "p95_s": None, "p99_s": None,
          "mean_batch": 0, "occupancy": 0, "busy": 0}  # fmt: skip
@@ -61,7 +62,7 @@ def test_bar_begins_when_its_image_joins_and_ends_with_its_last_iteration(view_a
     result = view_after(view(100.2, [IMAGE]), view(100.6, departures=[departure(7)], iterations=[iteration(7, 100.4)]))
     (bar,) = result["bars"]
     assert (bar["from"], bar["to"], bar["outcome"]) == (100.0, pytest.approx(100.5), "ok")
-    assert [image["scheduler"] for image in result["departures"]] == ["ddim"]
+    assert [image["settings"]["scheduler"] for image in result["departures"]] == ["ddim"]
 
 
 def test_bar_of_a_running_image_is_open(view_after):
@@ -74,7 +75,7 @@ def test_image_that_joins_and_leaves_between_two_views_has_a_bar_without_details
         view(100.2), view(100.6, departures=[departure(7, "quick", slot=2)], iterations=[iteration(7, 100.4)])
     )
     (bar,) = result["bars"]
-    assert (bar["slot"], bar["scheduler"], bar["from"], bar["to"]) == (2, None, 100.2, pytest.approx(100.5))
+    assert (bar["slot"], bar["settings"], bar["from"], bar["to"]) == (2, None, 100.2, pytest.approx(100.5))
 
 
 def test_image_missing_without_a_departure_has_left_at_that_view(view_after):
@@ -117,8 +118,8 @@ def test_schedulers_keep_their_hues(run):
             return [first, second].reduce((state, data) => reduce(state, { name: "engine_view", data, at: 0 }), initialState).hues;
         }""",
         [
-            view(1, [IMAGE | {"scheduler": "heun"}]),
-            view(2, [IMAGE | {"scheduler": "ddim"}, IMAGE | {"scheduler": "heun"}]),
+            view(1, [IMAGE | {"settings": SETTINGS | {"scheduler": "heun"}}]),
+            view(2, [IMAGE, IMAGE | {"settings": SETTINGS | {"scheduler": "heun"}}]),
         ],
     )
     assert hues == {"heun": 1, "ddim": 2}

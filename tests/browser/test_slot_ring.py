@@ -5,9 +5,10 @@ import pytest
 
 pytestmark = pytest.mark.browser
 
+SETTINGS = {"width": 64, "height": 64, "scheduler": "ddim", "guidance_scale": 3, "inference_steps": 20}
 IMAGE = {
-    "slot": 0, "request_id": "a", "index": 0, "model": "m", "width_px": 64, "height_px": 64, "scheduler": "ddim", "guidance_scale": 3,
-    "num_steps": 20, "call": 0, "num_calls": 20, "priority": "normal", "joined_at": 100.0, "deadline_at": None, "finish_at": None,
+    "slot": 0, "request_id": "a", "index": 0, "model": "m", "settings": SETTINGS,
+    "call": 0, "num_calls": 20, "priority": "normal", "joined_at": 100.0, "deadline_at": None, "finish_at": None,
 }  # fmt: skip
 
 

@@ -14,19 +14,19 @@ from noria.images.metadata import GenerationMetadata
 from noria.images.metadata_io import read_metadata, save_options
 from noria.models.catalog import open_model
 from noria.protocol.model_spec import ModelSpec
-from noria.protocol.request import ImageRequest
+from noria.protocol.request import EngineRequest
 
 
 @pytest.fixture
-def generated(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> list[ImageRequest]:
+def generated(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> list[EngineRequest]:
     """The requests that the engine would have run; the test runs in a folder of its own."""
-    requests: list[ImageRequest] = []
+    requests: list[EngineRequest] = []
 
-    def run_engine(config: Config, spec: ModelSpec, request: ImageRequest) -> list[RawImage]:
+    def run_engine(config: Config, spec: ModelSpec, request: EngineRequest) -> list[RawImage]:
         requests.append(request)
-        size = request.width_px, request.height_px
+        size = request.payload.width, request.payload.height
         black = memoryview(bytes(3 * size[0] * size[1]))
-        return [RawImage(request.seed + index, *size, black) for index in range(request.num_images)]
+        return [RawImage(request.payload.seed + index, *size, black) for index in range(request.payload.n)]
 
     monkeypatch.setattr(noria.cli.local_generation, "_run_engine", run_engine)
     monkeypatch.chdir(tmp_path)
@@ -71,8 +71,13 @@ def test_flags_override_the_file(generated, noria_metadata):
     flags = ["--seed", "5", "--steps", "6", "--negative-prompt=", "-n", "2"]
     assert main(["generate", "a circle", "--like", save("a.png", noria_metadata), *flags]) == 0
     (request,) = generated
-    assert (request.prompt, request.negative_prompt, request.seed, request.num_steps) == ("a circle", "", 5, 6)
-    assert (request.num_images, request.scheduler, request.guidance_scale) == (2, "euler-a", 2.5)
+    assert (
+        request.payload.prompt,
+        request.payload.negative_prompt,
+        request.payload.seed,
+        request.payload.inference_steps,
+    ) == ("a circle", "", 5, 6)
+    assert (request.payload.n, request.payload.scheduler, request.payload.guidance_scale) == (2, "euler-a", 2.5)
 
 
 def test_a_model_other_than_the_files_is_refused(generated, capsys):
@@ -98,7 +103,7 @@ def test_a_file_of_another_program_is_repeated_as_far_as_possible(generated, cap
     Image.new("RGB", (8, 8)).save("a.png", pnginfo=chunk)
     assert main(["generate", "--like", "a.png", "--steps", "3"]) == 0
     assert "v1-5 (6ce0161689); this is noria-shapes" in capsys.readouterr().err
-    assert (generated[0].seed, generated[0].width_px, generated[0].num_steps) == (11, 64, 3)
+    assert (generated[0].payload.seed, generated[0].payload.width, generated[0].payload.inference_steps) == (11, 64, 3)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from noria.errors import GenerationFailed, InvalidField, ModelError
 from noria.frontend.engines.client import RawImage
 from noria.frontend.http.api_keys import key_digest, read_keys
 from noria.protocol.model_spec import ModelSpec
-from noria.protocol.request import ImageRequest, ImageRequestBody
+from noria.protocol.request import EngineRequest, ImageRequestBody
 from noria.settings import list_settings
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
@@ -87,7 +87,7 @@ def test_generate_builds_a_body_from_its_options(monkeypatch: pytest.MonkeyPatch
     options = "-o out.JPG --negative-prompt dark --seed 7 --width 64 --height 96 --steps 5 --guidance 2.5 --scheduler ddim -n 2"
     assert main(["generate", "a red circle", *options.split(), "--model", "m", "--threads", "1"]) == 0
     body = ImageRequestBody(
-        "a red circle", "dark", None, 7, 64, 96, inference_steps=5, guidance_scale=2.5, n=2, scheduler="ddim", format="jpeg"
+        "a red circle", "dark", 7, 64, 96, inference_steps=5, guidance_scale=2.5, n=2, scheduler="ddim", format="jpeg"
     )  # fmt: skip
     assert calls[0]["body"] == body
     assert calls[0]["output"] == pathlib.Path("out.JPG")
@@ -154,11 +154,13 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_model_is_read(
 
 
 def test_generate_has_no_timeout_and_numbers_the_files(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    requests: list[ImageRequest] = []
+    requests: list[EngineRequest] = []
 
-    def run_engine(config: Config, spec: ModelSpec, request: ImageRequest) -> list[RawImage]:
+    def run_engine(config: Config, spec: ModelSpec, request: EngineRequest) -> list[RawImage]:
         requests.append(request)
-        return [RawImage(request.seed + index, 8, 8, memoryview(bytes(192))) for index in range(request.num_images)]
+        return [
+            RawImage(request.payload.seed + index, 8, 8, memoryview(bytes(192))) for index in range(request.payload.n)
+        ]
 
     monkeypatch.setattr(noria.cli.local_generation, "_run_engine", run_engine)
     assert main(["generate", "x", "-n", "2", "-o", str(tmp_path / "image.webp")]) == 0

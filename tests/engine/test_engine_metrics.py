@@ -6,10 +6,10 @@ from noria.engine.engine_metrics import EngineMetrics
 from noria.engine.loop import EngineLoop, Iteration
 from noria.observe.metrics import declarations
 from noria.observe.metrics.declarations import REGISTRY
-from noria.protocol.request import ImageRequest
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import BatchKey, ImageId, IterationPlan, IterationResult, Step
 from noria.testing.fake_executor import FakeExecutor
+from noria.testing.requests import make_image_request
 from noria.testing.virtual_clock import VirtualClock
 
 
@@ -77,8 +77,7 @@ def test_every_join_has_a_departure_and_a_step_that_did_not_fit_is_not_counted(m
     engine_metrics = EngineMetrics("engine-0", MemoryOnlyExecutor(), 4)
     loop = EngineLoop(StepScheduler(4), executor, engine_metrics.on_event, clock)
     for name in "abc":
-        image_request = ImageRequest(name, "a circle", "", 7, 8, 8, 3, 2.0, 2, "ddim", 1e6)
-        loop.submit(executor.prepare(image_request))
+        loop.submit(executor.prepare(make_image_request(name, n=2)))
     while (iteration := loop.run_iteration()) is not None:
         engine_metrics.on_iteration(iteration)
     joins, departures, steps, sizes = (total(name) - was for name, was in zip(names, before, strict=True))

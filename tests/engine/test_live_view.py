@@ -1,29 +1,28 @@
 """Live views of an engine loop with a fake device, on virtual time."""
 
 import itertools
-import math
 
 import pytest
 
 from noria.engine.live_view import MAX_KEPT, MAX_VIEW_INTERVAL_S, MAX_WAITING, VIEW_INTERVAL_S, LiveViewPublisher
 from noria.engine.loop import EngineLoop
 from noria.engine.pending_view import resolve_view
+from noria.protocol.diffusion import ImageSettingsView
 from noria.protocol.messages import ViewRequest
-from noria.protocol.request import ImageRequest, attempt_id, request_id_of
 from noria.scheduling.costs import CostModel
 from noria.scheduling.policies import fcfs
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import BatchKey
 from noria.testing.fake_executor import FakeExecutor
+from noria.testing.requests import make_image_request
 from noria.testing.virtual_clock import VirtualClock
 
 UNIX = 1_700_000_000.0  # when the virtual clock started
 
 
 def make_request(name="a", steps=3, images=1, side_px=8, **options):
-    return ImageRequest(
-        attempt_id(name, "f00d"), "p", "", 7, side_px, side_px, steps, 2.0, images, "ddim", math.inf, **options
-    )
+    settings = {"width": side_px, "height": side_px, "inference_steps": steps, "n": images}
+    return make_image_request(name, attempt_id=f"{name}.f00d", **settings, **options)
 
 
 class Harness:
@@ -43,7 +42,7 @@ class Harness:
     def on_plan(self, plan):
         with_thumbnails = self.publisher.on_plan(plan, self.clock())
         self.num_with_thumbnails += with_thumbnails
-        self.joined += [request_id_of(assignment.image.request_id) for assignment in plan.joins]
+        self.joined += [assignment.image.request_id.removesuffix(".f00d") for assignment in plan.joins]
         return with_thumbnails
 
     def submit(self, *requests):
@@ -123,8 +122,8 @@ def test_a_slot_shows_its_image_its_progress_and_its_predicted_end():
     first, second = view.slots
     assert (first.slot, first.request_id, first.index, first.model) == (0, "a", 0, "m")
     assert (second.slot, second.index) == (1, 1)
-    assert (first.width_px, first.scheduler, first.guidance_scale, first.priority) == (8, "ddim", 2.0, "high")
-    assert (first.num_steps, first.call, first.num_calls) == (10, 2, 10)
+    assert (first.settings, first.priority) == (ImageSettingsView(8, 8, "ddim", 2.0, 10), "high")
+    assert (first.call, first.num_calls) == (2, 10)
     assert (first.joined_at, first.deadline_at) == (UNIX, UNIX + 60)
     assert UNIX + harness.clock() + 8 * 0.04 < first.finish_at < UNIX + harness.clock() + 8 * 0.2
 
@@ -158,7 +157,7 @@ def test_every_iteration_join_and_departure_is_shown_exactly_once():
             if iteration in requests:
                 harness.submit(requests[iteration])
             if iteration == 31:
-                harness.loop.cancel(attempt_id("r30", "f00d"))
+                harness.loop.cancel("r30.f00d")
 
         return action
 
@@ -166,7 +165,7 @@ def test_every_iteration_join_and_departure_is_shown_exactly_once():
     iterations = [iteration for view in views for iteration in view.iterations]
     assert [iteration.number for iteration in iterations] == list(range(1, views[-1].last_iteration + 1))
     departures = [each for view in views for each in view.departures]
-    images = {(f"r{n}", index) for n, each in requests.items() for index in range(each.num_images)}
+    images = {(f"r{n}", index) for n, each in requests.items() for index in range(each.payload.n)}
     assert {(each.request_id, each.index) for each in departures} <= images
     assert len(departures) == len({(each.request_id, each.index) for each in departures})
     assert sum(iteration.num_joined for iteration in iterations) == len(departures)
@@ -189,7 +188,7 @@ def test_a_departure_without_an_iteration_is_shown():
     views = []
     for view, _ in harness.collect_views([lambda: None] * 5):
         views.append(view)
-    harness.loop.cancel(attempt_id("gone", "f00d"))
+    harness.loop.cancel("gone.f00d")
     harness.clock.now += 1
     assert harness.publisher.wait_s(harness.clock()) == 0.0
     ((_, view, _),) = harness.views()

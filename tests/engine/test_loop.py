@@ -5,16 +5,17 @@ import math
 import msgspec
 import pytest
 
-from noria.engine.loop import EngineLoop, ImageReady, PreviewReady, ProgressChanged, RequestEnded
-from noria.protocol.request import ImageRequest
+from noria.engine.loop import EngineLoop, PreviewReady, ProgressChanged, RequestEnded, ResultReady
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import FinishReason, ImageId
 from noria.testing.fake_executor import FakeExecutor
+from noria.testing.requests import make_image_request
 from noria.testing.virtual_clock import VirtualClock
 
 
-def request(request_id="a", steps=3, images=1, side_px=8, timeout_s=math.inf, seed=7):
-    return ImageRequest(request_id, "a circle", "", seed, side_px, side_px, steps, 2.0, images, "ddim", timeout_s)
+def request(request_id="a", steps=3, images=1, side_px=8, timeout_s=math.inf, seed=7, **changes):
+    settings = {"width": side_px, "height": side_px, "inference_steps": steps, "n": images, "seed": seed}
+    return make_image_request(request_id, timeout_s=timeout_s, **settings, **changes)
 
 
 class Harness:
@@ -43,10 +44,10 @@ def test_an_image_is_ready_before_its_request_ends():
     harness = Harness()
     harness.submit(request(images=2))
     harness.run()
-    assert [type(event) for event in harness.events] == [ProgressChanged, ImageReady, ImageReady, RequestEnded]
+    assert [type(event) for event in harness.events] == [ProgressChanged, ResultReady, ResultReady, RequestEnded]
     _, first, second, _ = harness.events
-    assert (first.index, first.pixels.rgb()) == (0, bytes([7]) * 192)
-    assert second.pixels.rgb() == bytes([8]) * 192
+    assert (first.index, first.result.pixels.rgb()) == (0, bytes([7]) * 192)
+    assert second.result.pixels.rgb() == bytes([8]) * 192
 
 
 def test_a_request_joins_a_running_batch_at_once():
@@ -147,7 +148,7 @@ def test_a_streaming_request_reports_progress_from_the_queue_to_its_end():
 
 def test_previews_come_during_generation_and_never_after_the_end():
     harness = Harness()
-    harness.submit(msgspec.structs.replace(request(images=2, steps=9), num_previews=2))
+    harness.submit(request(images=2, steps=9, partial_images=2))
     harness.run()
     previews = [(e.preview.image.index, e.preview.call) for e in harness.events if isinstance(e, PreviewReady)]
     assert previews == [(0, 3), (1, 3), (0, 6), (1, 6)]

@@ -1,17 +1,14 @@
 """Two real models on one device, in one engine loop."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
 
 from noria.config import EngineConfig
-from noria.engine.diffusion.loading import load_multi_model_executor, load_or_measure_costs
-from noria.engine.loop import EngineLoop, ImageReady, PreviewReady, RequestEnded
+from noria.engine.diffusion.loading import load_executors, load_or_measure_costs
+from noria.engine.loop import EngineLoop, PreviewReady, RequestEnded, ResultReady
 from noria.engine.multi_model import MultiModelExecutor
 from noria.models.catalog import open_model
-from noria.protocol.request import ImageRequest
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import (
     FinishReason,
@@ -22,19 +19,20 @@ from noria.scheduling.types import (
     SlotAssignment,
     Step,
 )
+from noria.testing.requests import make_image_request
 
 
 @pytest.fixture(scope="module")
 def two_models(tiny_folder, bundled_folder):
     models = [open_model(str(bundled_folder)), open_model(str(tiny_folder))]
-    executor, config = load_multi_model_executor(models, EngineConfig(slots=6, threads=1, decode_batch=2), "cpu")
-    return models, executor, config
+    executors, config = load_executors(models, EngineConfig(slots=6, threads=1, decode_batch=2), "cpu")
+    return models, executors, config
 
 
 def make_request(spec, number, steps=6, previews=0):
-    return ImageRequest(
-        f"r{number}", "a red circle", "", number, spec.default_width_px, spec.default_height_px, steps, 3.0, 1, "ddim",
-        math.inf, model=spec.name, num_previews=previews,
+    return make_image_request(
+        f"r{number}", spec.name, seed=number, width=spec.default_width_px, height=spec.default_height_px,
+        inference_steps=steps, partial_images=previews,
     )  # fmt: skip
 
 
@@ -43,8 +41,8 @@ def generate(executor, requests):
 
     def on_event(event):
         match event:
-            case ImageReady(prepared=prepared, pixels=pixels):
-                images[prepared.request.request_id] = np.frombuffer(pixels.rgb(), np.uint8).astype(int)
+            case ResultReady(prepared=prepared, result=result):
+                images[prepared.request.request_id] = np.frombuffer(result.pixels.rgb(), np.uint8).astype(int)
             case PreviewReady(prepared=prepared, preview=preview):
                 previews.append((prepared.request.request_id, preview.width_px))
             case RequestEnded(event=event):
@@ -60,21 +58,23 @@ def generate(executor, requests):
 
 
 def test_images_of_two_models_are_the_same_together_and_alone(two_models):
-    models, executor, _ = two_models
+    models, executors, _ = two_models
+    executor = MultiModelExecutor(executors)
     requests = [make_request(models[number % 2], number, steps=4 + number, previews=1) for number in range(8)]
     together, previews = generate(executor, requests)
     for request in requests:
         (single,) = generate(executor, [request])[0].values()
         assert np.abs(together[request.request_id] - single).max() <= 1
     assert dict(previews) == {f"r{k}": (16, 8)[k % 2] for k in range(8)}
-    assert not executor._executor_by_request
+    assert not executor._executor_by_attempt
 
 
 def test_one_models_full_memory_fails_no_request_of_either(two_models, monkeypatch):
-    models, executor, _ = two_models
+    models, executors, _ = two_models
+    executor = MultiModelExecutor(executors)
     requests = [make_request(models[number % 2], number) for number in range(6)]
     undisturbed, _ = generate(executor, requests)
-    model = executor.executors[models[1].name].model
+    model = executors[models[1].name].model
     real, refused = model.predict, []
 
     def predict(latents, *rest):
@@ -91,24 +91,25 @@ def test_one_models_full_memory_fails_no_request_of_either(two_models, monkeypat
 
 
 def test_each_models_costs_are_measured_and_cached_separately(two_models, tmp_path):
-    models, executor, config = two_models
+    models, executors, config = two_models
     config = EngineConfig(
         **{name: getattr(config, name) for name in config.__struct_fields__} | {"cache_dir": str(tmp_path)}
     )
-    costs, files = load_or_measure_costs(executor, models, config)
+    costs, files = load_or_measure_costs(executors, models, config)
     assert {shape.model for shape in costs.steps} == {spec.name for spec in models}
     assert len({file.path for file in files}) == 2
     assert all(file.path.exists() for file in files)
-    again, _ = load_or_measure_costs(executor, models, config)
+    again, _ = load_or_measure_costs(executors, models, config)
     assert {s: c.points for s, c in again.steps.items()} == {s: c.points for s, c in costs.steps.items()}
 
 
 def test_one_models_decode_that_does_not_fit_skips_no_step_of_the_other(two_models, monkeypatch):
-    models, executor, _ = two_models
+    models, executors, _ = two_models
+    executor = MultiModelExecutor(executors)
     requests = [make_request(models[number % 2], number, steps=2 + number // 2) for number in range(8)]
     undisturbed, _ = generate(executor, requests)
     for spec in models:
-        model = executor.executors[spec.name].model
+        model = executors[spec.name].model
         real = model.decode
 
         def decode(latents, real=real):
@@ -123,7 +124,8 @@ def test_one_models_decode_that_does_not_fit_skips_no_step_of_the_other(two_mode
 
 
 def test_an_iteration_of_two_models_joins_all_then_steps_then_decodes(two_models):
-    models, executor, _ = two_models
+    models, executors, _ = two_models
+    executor = MultiModelExecutor(executors)
     order = []
 
     class Spy:

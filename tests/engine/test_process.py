@@ -1,9 +1,9 @@
 """The engine's threads around the loop, with a real channel, a real client socket and a fake device."""
 
-import math
 import threading
 import time
 import uuid
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -13,6 +13,7 @@ from noria.engine import live_view, process
 from noria.engine.crash_journal import CrashJournal
 from noria.engine.process import Engine
 from noria.engine.receiver import RequestReceiver
+from noria.engine.runtime import Runtime
 from noria.engine.watchdog import HangWatchdog
 from noria.errors import GenerationFailed
 from noria.models.catalog import open_model
@@ -38,10 +39,10 @@ from noria.protocol.messages import (
     deserialize_from_engine,
     serialize,
 )
-from noria.protocol.request import ImageRequest
 from noria.protocol.transport import EngineChannel
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.testing.fake_executor import FakeExecutor
+from noria.testing.requests import make_image_request
 from noria.testing.virtual_clock import VirtualClock
 from waiting import TIMEOUT_S, wait_until
 
@@ -50,7 +51,9 @@ ENDLESS = 100_000
 
 
 def request(request_id="a", steps=3, images=1, seed=7, scheduler="ddim"):
-    return ImageRequest(request_id, "a circle", "", seed, 8, 8, steps, 2.0, images, scheduler, math.inf)
+    return make_image_request(
+        request_id, "noria-shapes", inference_steps=steps, n=images, seed=seed, scheduler=scheduler
+    )
 
 
 def short_iteration_s(_plan):
@@ -69,20 +72,21 @@ class SlowCompileExecutor(FakeExecutor):
         super().__init__(VirtualClock())
 
     def is_compiled(self, request):
-        return request.scheduler != "lms"
+        return request.payload.scheduler != "lms"
 
-    def prepare(self, request):
-        if request.scheduler == "lms":
+    def prepare(self, request, data=None):
+        self.data = data
+        if request.payload.scheduler == "lms":
             assert self.compiled.wait(TIMEOUT_S)
-        return super().prepare(request)
+        return super().prepare(request, data)
 
-    def take_pixels(self, image):
-        pixels = super().take_pixels(image)
-        if pixels.seed == 13:
-            return NonFinitePixels()
-        if pixels.seed == 14:
-            return SlowPixels(pixels)
-        return pixels
+    def take_result(self, image):
+        result = super().take_result(image)
+        if result.pixels.seed == 13:
+            return replace(result, pixels=NonFinitePixels())
+        if result.pixels.seed == 14:
+            return replace(result, pixels=SlowPixels(result.pixels))
+        return result
 
 
 class SlowPixels:
@@ -159,11 +163,12 @@ def harness(tmp_path, bundled_folder, tracer):
     )
     harness.receiver.start()
     harness.executor = SlowCompileExecutor()
-    engine = Engine("engine-0", channel, harness.receiver, harness.executor, StepScheduler(4, queue_limit=4), tracer)
+    runtime = Runtime(harness.executor, StepScheduler(4, queue_limit=4))
+    engine = Engine("engine-0", channel, harness.receiver, runtime, tracer)
     loop_thread = threading.Thread(target=engine.run)
 
     def start():
-        harness.receiver.set_ready(harness.executor, "cpu", 8)
+        harness.receiver.set_ready(runtime)
         loop_thread.start()
 
     harness.start, harness.client, harness.other = start, Client(address), Client(address)
@@ -235,19 +240,19 @@ def test_images_are_sent_before_the_end(harness):
 def test_a_request_with_a_known_sampler_does_not_wait_for_a_compilation(harness):
     harness.start()
     harness.client.send(Submit(request("slow", scheduler="lms")), Submit(request("quick")))
-    assert [message.request_id for message in harness.client.receive(2)] == ["quick", "quick"]
+    assert [message.attempt_id for message in harness.client.receive(2)] == ["quick", "quick"]
     harness.executor.compiled.set()
-    assert [message.request_id for message in harness.client.receive(2)] == ["slow", "slow"]
+    assert [message.attempt_id for message in harness.client.receive(2)] == ["slow", "slow"]
 
 
 def test_a_request_cancelled_during_compilation_is_never_generated(harness):
     harness.start()
     harness.client.send(Submit(request("slow", scheduler="lms")), Cancel("slow"))
     (cancelled,) = harness.client.receive()
-    assert (cancelled.request_id, cancelled.code) == ("slow", "cancelled")
+    assert (cancelled.attempt_id, cancelled.code) == ("slow", "cancelled")
     harness.executor.compiled.set()
     harness.client.send(Submit(request("next", scheduler="lms")))
-    assert [message.request_id for message in harness.client.receive(2)] == ["next", "next"]
+    assert [message.attempt_id for message in harness.client.receive(2)] == ["next", "next"]
 
 
 def test_a_second_request_with_an_id_in_use_is_rejected(harness):
@@ -260,28 +265,36 @@ def test_a_second_request_with_an_id_in_use_is_rejected(harness):
     assert kinds(harness.other.receive()) == [Pong]  # the receiver has passed the request on
     go_on.set()
     (refused,) = harness.other.receive()
-    assert (refused.code, refused.field) == ("invalid_field", "request_id")
+    assert (refused.code, refused.field) == ("invalid_field", "attempt_id")
     image, end = harness.client.receive(2)
-    assert (image.request_id, image.seed, type(end)) == ("same", 7, Finished)
+    assert (image.attempt_id, image.seed, type(end)) == ("same", 7, Finished)
 
 
-def test_more_images_than_slots_and_queue_hold_are_an_invalid_field(harness):
+@pytest.mark.parametrize("other", [{"model": "another"}, {"model_version": "another"}])
+def test_a_request_for_a_model_that_the_engine_does_not_hold_is_rejected(harness, other):
     harness.start()
-    harness.client.send(Submit(request(images=9)))
+    harness.client.send(Submit(msgspec.structs.replace(request(), **other)))
     (refused,) = harness.client.receive()
-    assert (refused.code, refused.field) == ("invalid_field", "n")
+    assert (refused.code, refused.attempt_id) == ("engine_unavailable", "a")
+
+
+def test_the_frame_beside_a_request_reaches_the_executor(harness):
+    harness.start()
+    harness.client.socket.send_multipart([serialize(Submit(request())), b"pixels"])
+    harness.client.receive(2)
+    assert harness.executor.data == b"pixels"
 
 
 def test_an_image_that_is_not_finite_fails_its_own_request_once(harness):
     harness.start()
     harness.client.send(Submit(request("bad", images=3, seed=12)), Submit(request("good", steps=9)))
     received = harness.client.receive(4)
-    bad = [message for message in received if message.request_id == "bad"]
+    bad = [message for message in received if message.attempt_id == "bad"]
     assert kinds(bad) == [ImageDone, Failed]
     assert (bad[-1].code, bad[-1].message) == ("generation_failed", "not finite")
     assert bad[-1].num_steps_run == 3
     assert bad[-1].timings is not None
-    assert kinds(message for message in received if message.request_id == "good") == [ImageDone, Finished]
+    assert kinds(message for message in received if message.attempt_id == "good") == [ImageDone, Finished]
 
 
 def test_a_cancelled_request_is_answered(harness):
@@ -291,7 +304,7 @@ def test_a_cancelled_request_is_answered(harness):
     harness.other.send(Cancel("long"))  # of another client
     harness.client.send(Cancel("long"))
     (cancelled,) = harness.client.receive()
-    assert (cancelled.request_id, cancelled.code) == ("long", "cancelled")
+    assert (cancelled.attempt_id, cancelled.code) == ("long", "cancelled")
 
 
 def test_a_failed_request_has_its_timings_and_its_steps(harness):
@@ -306,7 +319,7 @@ def test_a_failed_request_has_its_timings_and_its_steps(harness):
         harness.client.receive(2)
         harness.client.send(Cancel(name))
         (cancelled,) = harness.client.receive()
-        assert (cancelled.request_id, cancelled.code) == (name, "cancelled")
+        assert (cancelled.attempt_id, cancelled.code) == (name, "cancelled")
         assert cancelled.timings.denoise_s > 5 * 0.009 and cancelled.timings.queue_s >= 0
         assert cancelled.timings.queue_s + cancelled.timings.denoise_s < time.monotonic() - sent
         assert cancelled.num_steps_run >= 5
@@ -343,12 +356,12 @@ def test_a_reconnecting_front_end_cancels_the_requests_of_its_previous_process(h
     new.send(Hello("front"))
     assert kinds(new.receive()) == [EngineState]
     cancelled = old.receive(5)
-    assert {(message.request_id, message.code) for message in cancelled} == {
+    assert {(message.attempt_id, message.code) for message in cancelled} == {
         (name, "cancelled") for name in ("long-0", "long-1", "long-2", "long-3", "waits")
     }
     harness.executor.compiled.set()
     new.send(Submit(request("next", scheduler="lms")))
-    assert [message.request_id for message in new.receive(2)] == ["next", "next"]
+    assert [message.attempt_id for message in new.receive(2)] == ["next", "next"]
     old.socket.setsockopt(zmq.RCVTIMEO, 100)
     with pytest.raises(zmq.Again):
         old.receive()  # "compiled" was not generated
@@ -362,7 +375,7 @@ def test_a_client_of_another_name_cancels_nothing(harness):
     harness.other.send(Hello("two"))
     harness.other.receive()
     harness.executor.compiled.set()
-    assert {message.request_id for message in harness.client.receive(4)} == {"slow", "quick"}
+    assert {message.attempt_id for message in harness.client.receive(4)} == {"slow", "quick"}
 
 
 def test_a_client_that_does_not_acknowledge_gets_one_load_and_all_its_answers(harness, monkeypatch):
@@ -399,7 +412,7 @@ def test_the_first_view_of_an_idle_engine_comes_at_once_and_the_next_with_a_requ
     harness.client.send(ViewRequest(0, with_thumbnails=True), Ping())
     assert kinds(harness.client.receive()) == [Pong]  # nothing has changed
     harness.executor.iteration_s = short_iteration_s
-    harness.other.send(Submit(request("one.f00d", steps=ENDLESS, images=2)))
+    harness.other.send(Submit(request("one", steps=ENDLESS, images=2)))
     slots, calls, num_thumbnails = set(), [], 0
     while len(calls) < 4 or num_thumbnails < 2:
         (view,) = harness.client.receive()
@@ -486,7 +499,7 @@ def stages(collector, tracer, caller):
 @traced
 def test_a_generated_request_has_spans_of_all_stages(harness, collector, tracer):
     harness.start()
-    submitted, caller = traced_request(request("an-id.0a1b"))
+    submitted, caller = traced_request(msgspec.structs.replace(request("an-id"), attempt_id="an-id.0a1b"))
     harness.client.send(Submit(submitted))
     harness.client.receive(2)
     found = stages(collector, tracer, caller)
@@ -494,8 +507,8 @@ def test_a_generated_request_has_spans_of_all_stages(harness, collector, tracer)
     (denoise,) = [span for span in collector.of_trace(caller.trace_id) if span.name == "denoise"]
     assert denoise.attributes == {
         "noria.request_id": "an-id",
-        "gen_ai.request.model": "",
-        "noria.steps": 3,
+        "gen_ai.request.model": "noria-shapes",
+        "noria.inference_steps": 3,
         "noria.scheduler": "ddim",
         "noria.mean_batch": 1.0,
         "noria.slots": 4,
@@ -517,12 +530,11 @@ def test_a_request_rejected_by_the_receiver_has_a_failed_queue_span(harness, col
     harness.client.send(Hello("test"), Submit(early))
     harness.client.receive(2)
     harness.start()
-    large, another = traced_request(request("large", images=9))
-    harness.client.send(Submit(large), Submit(request("after")))
+    unknown, another = traced_request(msgspec.structs.replace(request("unknown"), model="another"))
+    harness.client.send(Submit(unknown), Submit(request("after")))
     ready, refused, *_ = harness.client.receive(4)
-    assert (ready.state, refused.code) == ("ready", "invalid_field")
-    assert stages(collector, tracer, caller) == [("queue", "engine_unavailable")]
-    assert stages(collector, tracer, another) == [("queue", "invalid_field")]
+    assert (ready.state, refused.code) == ("ready", "engine_unavailable")
+    assert stages(collector, tracer, caller) == stages(collector, tracer, another) == [("queue", "engine_unavailable")]
 
 
 @traced
@@ -540,10 +552,10 @@ def test_a_request_refused_by_the_scheduler_or_cancelled_in_preparation_has_only
     assert began.wait(TIMEOUT_S)
     harness.client.send(Submit(full), Ping())
     cancelled, pong = harness.client.receive(2)
-    assert (cancelled.request_id, type(pong)) == ("slow", Pong)  # the receiver has passed the request on
+    assert (cancelled.attempt_id, type(pong)) == ("slow", Pong)  # the receiver has passed the request on
     go_on.set()
     harness.executor.compiled.set()
-    codes = {message.request_id: getattr(message, "code", None) for message in harness.client.receive(3)}
+    codes = {message.attempt_id: getattr(message, "code", None) for message in harness.client.receive(3)}
     assert codes == {"first": None, "full": "queue_full"}
     harness.client.send(Submit(request("last", scheduler="lms")))  # so that the compiler has finished the one before
     harness.client.receive(2)

@@ -150,7 +150,7 @@ def post_and_disconnect(url: str, engine: FakeEngine) -> Callable[..., None]:
             wait_until(lambda: engine.submitted)
             assert engine.cancelled == []
         wait_until(lambda: engine.cancelled)
-        assert engine.cancelled == [request.request_id for request in engine.submitted]
+        assert engine.cancelled == [request.attempt_id for request in engine.submitted]
 
     return post
 

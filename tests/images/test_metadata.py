@@ -9,7 +9,8 @@ from noria import __version__
 from noria.errors import ImageFileError, InvalidField
 from noria.images.metadata import GenerationMetadata, from_json, metadata_for, to_json
 from noria.models.catalog import open_model
-from noria.protocol.request import ImageRequest, ImageRequestBody
+from noria.protocol.request import ImageRequestBody
+from noria.testing.requests import make_image_request
 
 
 @given(
@@ -35,7 +36,7 @@ def test_settings_have_the_field_names_of_t2i():
 
 def test_metadata_are_of_one_image_and_complete(bundled_folder):
     spec = open_model(str(bundled_folder))
-    request = ImageRequest("id", "p", "q", 7, 64, 96, 20, 7.5, 3, "ddim", 60.0)
+    request = make_image_request("id", spec.name, negative_prompt="q", width=64, height=96, n=3)
     metadata = metadata_for(request, spec, seed=9)
     assert metadata.seed == 9
     assert (metadata.width, metadata.height) == (64, 96)

@@ -27,22 +27,18 @@ from noria.observe.logs.setup import LineHandler, logging_to
 from noria.observe.metrics import declarations
 from noria.observe.traces.trace_context import TraceContext
 from noria.observe.traces.tracer import NO_TRACER, Tracer
-from noria.protocol.request import ImageRequest
+from noria.testing.requests import make_image_request
 
 SHAPES = {("shapes", "v1")}
-REQUEST = ImageRequest(
-    request_id="job_1",
+REQUEST = make_image_request(
+    "job_1",
+    "shapes",
     prompt="a secret prompt",
-    negative_prompt="",
-    seed=7,
-    width_px=64,
-    height_px=48,
-    num_steps=3,
-    guidance_scale=2.0,
-    num_images=2,
+    width=64,
+    height=48,
+    n=2,
     scheduler="euler",
     timeout_s=9.0,
-    model="shapes",
     deadline_s=60.0,
 )
 
@@ -241,7 +237,7 @@ def test_the_end_of_a_job_is_reported_once(
     assert line["message"].startswith(f"request {outcome} after ")
     expected = {"request_id": job_id, "job_id": job_id, "key": "alice", "model": "shapes", "model_version": "v1"}
     expected |= {"event": "request", "outcome": outcome, "job_status": status, "attempt": attempt}
-    expected |= {"n": 2, "size": "64x48", "steps": 3, "seed": 7, "deadline_s": 60.0}
+    expected |= {"n": 2, "width": 64, "height": 48, "inference_steps": 3, "seed": 7, "deadline_s": 60.0}
     assert line.items() >= expected.items()
     assert line.keys() <= {*RESERVED, "trace_id", "span_id", *REQUEST_FIELDS}
     assert line.get("error") == record.error
@@ -343,7 +339,7 @@ def test_a_job_stored_in_an_unreadable_form_fails_with_a_log_line_and_blocks_no_
     reported = {line["job_id"]: line for line in lines()}
     assert (reported[strange]["outcome"], reported[other]["outcome"]) == ("internal", "ok")
     assert (reported[strange]["model"], reported[strange]["model_version"]) == ("shapes", "v1")
-    assert "steps" not in reported[strange]
+    assert "inference_steps" not in reported[strange]
 
 
 def test_a_job_without_a_trace_has_a_log_line_and_no_span(engine, job, tracer, collector, lines):

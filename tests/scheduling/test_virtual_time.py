@@ -4,7 +4,6 @@ Each test derives its bound. Times are seconds; `ITERATION_S` and `DECODE_S` are
 decode can take.
 """
 
-import math
 from dataclasses import dataclass, field
 
 import pytest
@@ -12,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from noria.engine.loop import EngineLoop, ProgressChanged, RequestEnded
-from noria.protocol.request import ImageRequest
 from noria.scheduling.costs import CostCurve, CostModel
 from noria.scheduling.policies import IMPLICIT_DEADLINE_S, POLICIES
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import BatchKey, FinishReason
 from noria.testing.fake_executor import FakeExecutor
+from noria.testing.requests import make_image_request
 from noria.testing.virtual_clock import VirtualClock
 
 SIDES = (8, 16, 24)
@@ -57,20 +56,14 @@ class TrafficRequest:
     exclusive: bool = False
 
     def image_request(self, name):
-        guidance = 2.0 if self.rows == 2 else 1.0
-        return ImageRequest(
+        return make_image_request(
             name,
-            "a circle",
-            "",
-            7,
-            self.side_px,
-            self.side_px,
-            self.steps,
-            guidance,
-            self.images,
-            "ddim",
-            math.inf,
-            model="m",
+            "m",
+            width=self.side_px,
+            height=self.side_px,
+            inference_steps=self.steps,
+            guidance_scale=float(self.rows),
+            n=self.images,
             priority=self.priority,
             deadline_s=self.deadline_s,
             exclusive=self.exclusive,

@@ -129,7 +129,7 @@ class DeviceBench:
         import msgspec
 
         from noria.config import EngineConfig
-        from noria.engine.auto_settings import resolve_auto
+        from noria.engine.diffusion.auto_settings import resolve_auto
         from noria.engine.diffusion.executor import DiffusionExecutor
         from noria.engine.diffusion.loading import detect_machine, load_executor
         from noria.models.catalog import open_model

@@ -22,10 +22,11 @@ from noria.config import EngineConfig
 from noria.engine.diffusion.calibration import measure_costs
 from noria.engine.diffusion.executor import CompiledImageRequest, DiffusionExecutor
 from noria.engine.diffusion.loading import max_rows
-from noria.engine.loop import EngineEvent, EngineLoop, ImageReady, RequestEnded
+from noria.engine.loop import EngineEvent, EngineLoop, RequestEnded, ResultReady
 from noria.images import scheduler_names
+from noria.protocol.diffusion import DiffusionPayload
 from noria.protocol.model_spec import ModelSpec
-from noria.protocol.request import ImageRequest
+from noria.protocol.request import EngineRequest
 from noria.scheduling.costs import CostModel
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import FinishReason
@@ -232,8 +233,9 @@ class _ClosedLoopUsers:
     def on_event(self, engine_event: EngineEvent[CompiledImageRequest]) -> None:
         """Handle an event of the engine loop."""
         match engine_event:
-            case ImageReady(prepared, _, pixels):
-                self._pending_copies.append((prepared.request.request_id, pixels.copied))  # type: ignore[attr-defined]
+            case ResultReady(prepared, _, result):
+                copied = result.pixels.copied  # type: ignore[attr-defined]
+                self._pending_copies.append((prepared.request.request_id, copied))
             case RequestEnded(prepared, event) if event.finish_reason not in (
                 FinishReason.FINISHED,
                 FinishReason.CANCELLED,
@@ -285,18 +287,20 @@ def run_engine_loop(setup: ServingSetup, templates: Iterator[RequestTemplate], e
     return users.log
 
 
-def _request(template: RequestTemplate, number: int, spec: ModelSpec) -> ImageRequest:
-    return ImageRequest(
+def _request(template: RequestTemplate, number: int, spec: ModelSpec) -> EngineRequest:
+    return EngineRequest(
         request_id=f"request-{number}",
-        prompt=template.prompt,
-        negative_prompt="",
-        seed=template.seed,
-        width_px=template.width,
-        height_px=template.height,
-        num_steps=template.inference_steps,
-        guidance_scale=template.guidance_scale,
-        num_images=template.n,
-        scheduler=template.scheduler,
-        timeout_s=math.inf,
         model=spec.name,
+        payload=DiffusionPayload(
+            prompt=template.prompt,
+            negative_prompt="",
+            seed=template.seed,
+            width=template.width,
+            height=template.height,
+            inference_steps=template.inference_steps,
+            guidance_scale=template.guidance_scale,
+            scheduler=template.scheduler,
+            n=template.n,
+        ),
+        timeout_s=math.inf,
     )

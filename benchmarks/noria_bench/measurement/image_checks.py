@@ -127,7 +127,7 @@ class SoloGenerator:
 def _load_pipeline(spec: ModelSpec, config: EngineConfig) -> Any:
     import torch
 
-    from noria.engine.auto_settings import resolve_auto, resolve_device
+    from noria.engine.diffusion.auto_settings import resolve_auto, resolve_device
     from noria.engine.diffusion.loading import detect_machine
     from noria_bench.targets.pipeline import Pipeline
 

@@ -5,7 +5,6 @@ python -m noria_bench.micro.previews [-o FILE]
 
 import argparse
 import json
-import math
 import os
 import pathlib
 import statistics
@@ -20,8 +19,8 @@ from noria.engine.loop import EngineLoop
 from noria.frontend.live.sprite_sheet import make_sprite_sheet
 from noria.models.catalog import open_model
 from noria.protocol.live_views import ThumbnailView
-from noria.protocol.request import ImageRequest
 from noria.scheduling.step.scheduler import StepScheduler
+from noria.testing.requests import make_image_request
 from noria_bench.measurement.provenance import collect_provenance
 
 NUM_IMAGES, NUM_STEPS, NUM_ROUNDS = 4, 20, 8
@@ -42,9 +41,9 @@ def main() -> None:
         """Seconds of each iteration except the first and the last, which also encode and decode."""
         engine_loop = EngineLoop(StepScheduler(config.slots), executor, lambda _: None, time.monotonic)
         for number in range(NUM_IMAGES):
-            engine_loop.submit(executor.prepare(ImageRequest(
-                f"r{number}", "a red circle", "", number, spec.default_width_px, spec.default_height_px, NUM_STEPS, 3.0, 1,
-                "ddim", math.inf, model=spec.name,
+            engine_loop.submit(executor.prepare(make_image_request(
+                f"r{number}", spec.name, seed=number, width=spec.default_width_px, height=spec.default_height_px,
+                inference_steps=NUM_STEPS, guidance_scale=3.0,
             )))  # fmt: skip
         seconds = []
         while (iteration := engine_loop.run_iteration()) is not None:

@@ -19,7 +19,7 @@ from unittest import mock
 import msgspec
 
 from noria.engine.loop import EngineLoop, ProgressChanged, RequestEnded
-from noria.protocol.request import ImageRequest
+from noria.protocol.request import EngineRequest
 from noria.scheduling.costs import CostCurve, CostModel
 from noria.scheduling.policies import POLICIES
 from noria.scheduling.step import forecast, scheduler
@@ -27,6 +27,7 @@ from noria.scheduling.step.batch_selection import select_batch
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import BatchKey, FinishReason, IterationPlan, IterationResult, MeasuredTimings
 from noria.testing.fake_executor import FakeExecutor
+from noria.testing.requests import make_image_request
 from noria.testing.virtual_clock import VirtualClock
 
 STEP_S = {1: 0.012, 2: 0.019, 4: 0.0256, 8: 0.037, 16: 0.0635, 32: 0.107}
@@ -43,7 +44,7 @@ class SimulatedDevice(FakeExecutor):
         self._rng, self._iteration_s = random.Random(2), 0.0
 
     def execute(self, plan: IterationPlan, *, with_thumbnails: bool = False) -> IterationResult:
-        rows = sum(2 if self._accepted[step.image.request_id].request.guided else 1 for step in plan.steps)
+        rows = sum(2 if self._accepted[step.image.request_id].request.payload.guided else 1 for step in plan.steps)
         exact_s = (
             TEXT_ENCODE_S * len(plan.joins),
             CostCurve(dict(STEP_S)).at(rows) if rows else 0.0,
@@ -66,10 +67,19 @@ def make_simulation(
     return device, step_scheduler, EngineLoop(step_scheduler, device, on_event, device.clock)
 
 
-def make_request(number: int, rng: random.Random, num_images: int) -> ImageRequest:
+def make_request(number: int, rng: random.Random, num_images: int) -> EngineRequest:
     guidance = 3.0 if rng.random() < 0.8 else 1.0
     name, num_steps = f"r{number}", rng.choice(STEPS)
-    return ImageRequest(name, "p", "", number, 64, 64, num_steps, guidance, num_images, "ddim", 600.0, model="m")
+    return make_image_request(
+        name,
+        "m",
+        width=64,
+        height=64,
+        inference_steps=num_steps,
+        guidance_scale=guidance,
+        n=num_images,
+        timeout_s=600.0,
+    )
 
 
 def open_loop(load: float, policy: str, num_requests: int = 1000) -> float:
@@ -85,8 +95,10 @@ def open_loop(load: float, policy: str, num_requests: int = 1000) -> float:
     arrivals, now = [], 0.0
     for number in range(num_requests):
         request = make_request(number, rng, rng.choice(IMAGES))
-        rows = (2 if request.guided else 1) * request.num_images
-        deadline_s = rng.choice(DEADLINE_FACTORS) * request.num_steps * CostCurve(dict(STEP_S)).at(rows) + 0.1
+        rows = (2 if request.payload.guided else 1) * request.payload.n
+        deadline_s = (
+            rng.choice(DEADLINE_FACTORS) * request.payload.inference_steps * CostCurve(dict(STEP_S)).at(rows) + 0.1
+        )
         arrivals.append((now, msgspec.structs.replace(request, deadline_s=deadline_s)))
         now += rng.expovariate(load * ROWS_PER_S / mean_rows)
     arrivals.reverse()

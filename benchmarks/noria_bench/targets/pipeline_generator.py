@@ -89,7 +89,7 @@ class PipelineGenerator:
     def _load(job: TargetJob) -> Any:
         import torch
 
-        from noria.engine.auto_settings import resolve_auto, resolve_device
+        from noria.engine.diffusion.auto_settings import resolve_auto, resolve_device
         from noria.engine.diffusion.loading import detect_machine
         from noria_bench.targets.pipeline import Pipeline
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from noria.config import EngineConfig
-from noria.engine.auto_settings import Machine, resolve_auto
+from noria.engine.diffusion.auto_settings import Machine, resolve_auto
 from noria.engine.diffusion.executor import DiffusionExecutor
-from noria.engine.loop import EngineLoop, ImageReady
-from noria.protocol.request import ImageRequest
+from noria.engine.loop import EngineLoop, ResultReady
 from noria.scheduling.step.scheduler import StepScheduler
+from noria.testing.requests import make_image_request
 from noria_bench.device.architectures import build_unet
 from noria_bench.device.random_model import RANDOM_SPEC, RandomModel
 from noria_bench.device.serving import (
@@ -124,12 +124,15 @@ def test_both_give_the_same_images(serving_setup, scheduler):
     images = {}
 
     def on_event(event):
-        if isinstance(event, ImageReady):
-            images[event.prepared.request.request_id, event.index] = event.pixels.pixels_HWC.int()
+        if isinstance(event, ResultReady):
+            images[event.prepared.request.request_id, event.index] = event.result.pixels.pixels_HWC.int()
 
     engine_loop = EngineLoop(StepScheduler(config.slots), executor, on_event, time.monotonic)
     for k, template in enumerate(templates):
-        request = ImageRequest(str(k), template.prompt, "", k, 64, 64, 3, 5.0, 2, scheduler, 600.0, SPEC.name)
+        request = make_image_request(
+            str(k), SPEC.name, prompt=template.prompt, seed=k, width=64, height=64, guidance_scale=5.0, n=2,
+            scheduler=scheduler,
+        )  # fmt: skip
         engine_loop.submit(executor.prepare(request))
     while engine_loop.run_iteration() is not None:
         pass

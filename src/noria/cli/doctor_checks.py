@@ -11,7 +11,13 @@ from typing import Literal
 from noria import __version__
 from noria.cli.machine_facts import Facts, Listen, gather
 from noria.config import Config, EngineConfig
-from noria.engine.auto_settings import FULL_SIZE_PARAMETERS, Machine, resolve_auto, resolve_device, usable_cores
+from noria.engine.diffusion.auto_settings import (
+    FULL_SIZE_PARAMETERS,
+    Machine,
+    resolve_auto,
+    resolve_device,
+    usable_cores,
+)
 from noria.engine.diffusion.calibration import BUDGET_S
 from noria.protocol.model_spec import ModelSpec
 from noria.scheduling.costs import CostModel

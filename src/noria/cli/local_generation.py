@@ -20,8 +20,9 @@ from noria.frontend.services.request_validation import validate
 from noria.images.metadata import GenerationMetadata, metadata_for
 from noria.images.metadata_io import read_metadata
 from noria.models.catalog import open_model
+from noria.protocol.messages import ImageDone
 from noria.protocol.model_spec import ModelSpec
-from noria.protocol.request import ImageRequest, ImageRequestBody
+from noria.protocol.request import EngineRequest, ImageRequestBody
 
 if TYPE_CHECKING:
     from noria.engine.diffusion.executor import CompiledImageRequest
@@ -73,11 +74,12 @@ def generate_files(
         print(f"noria: warning: {warning}", file=sys.stderr)
     request = validate(body, spec, config.frontend, request_id="generate", draw_seed=lambda: secrets.randbelow(2**32))
     request = msgspec.structs.replace(request, timeout_s=math.inf)
-    print(f"{spec.name}: {request.width_px}×{request.height_px}, {request.num_steps} steps of {request.scheduler}, "
-          f"guidance {request.guidance_scale:g}, seed {request.seed}", file=sys.stderr)  # fmt: skip
+    settings = request.payload
+    print(f"{spec.name}: {settings.width}×{settings.height}, {settings.inference_steps} steps of {settings.scheduler}, "
+          f"guidance {settings.guidance_scale:g}, seed {settings.seed}", file=sys.stderr)  # fmt: skip
     for image in _run_engine(config, spec, request):
-        index = image.seed - request.seed
-        file = output if request.num_images == 1 else output.with_stem(f"{output.stem}-{index}")
+        index = image.seed - settings.seed
+        file = output if settings.n == 1 else output.with_stem(f"{output.stem}-{index}")
         try:
             file.write_bytes(_file_bytes(image, body, request, spec))
         except OSError as error:
@@ -106,7 +108,7 @@ def _differences(source: SourceImage, spec: ModelSpec) -> list[str]:
     return differences
 
 
-def _file_bytes(image: RawImage, body: ImageRequestBody, request: ImageRequest, spec: ModelSpec) -> bytes:
+def _file_bytes(image: RawImage, body: ImageRequestBody, request: EngineRequest, spec: ModelSpec) -> bytes:
     metadata = [metadata_for(request, spec, image.seed)] if body.metadata else None
     return write_images([image], body.format, metadata=metadata)[0]
 
@@ -121,30 +123,31 @@ def _check_writable(output: pathlib.Path) -> None:
         raise ConfigError(f"output {str(output)!r} cannot be written by this user. Choose another folder.")
 
 
-def _run_engine(config: Config, spec: ModelSpec, request: ImageRequest) -> list[RawImage]:
+def _run_engine(config: Config, spec: ModelSpec, request: EngineRequest) -> list[RawImage]:
     """Generate the images of the request, with a progress bar on a terminal."""
     from tqdm import tqdm
 
     from noria.engine.diffusion.loading import load_executor
-    from noria.engine.loop import EngineEvent, EngineLoop, ImageReady, RequestEnded
+    from noria.engine.loop import EngineEvent, EngineLoop, RequestEnded, ResultReady
     from noria.scheduling.step.scheduler import StepScheduler
     from noria.scheduling.types import FinishReason
 
     executor, settings = load_executor(spec, config.engine, config.engine.devices[0])
     assert isinstance(settings.slots, int)
     events: list[EngineEvent[CompiledImageRequest]] = []
-    scheduler = StepScheduler(settings.slots, settings.decode_batch, queue_limit=request.num_images)
+    scheduler = StepScheduler(settings.slots, settings.decode_batch, queue_limit=request.payload.n)
     engine_loop = EngineLoop(scheduler, executor, events.append, time.monotonic)
     compiled = executor.prepare(request)
     engine_loop.submit(compiled)
-    with tqdm(total=request.num_images * compiled.num_calls, unit=" steps", desc="generating") as progress_bar:
+    with tqdm(total=request.payload.n * compiled.num_calls, unit=" steps", desc="generating") as progress_bar:
         while (iteration := engine_loop.run_iteration()) is not None:
             progress_bar.update(len(iteration.plan.steps))
     images = []
     for event in events:
-        if isinstance(event, ImageReady):
-            rgb = memoryview(event.pixels.rgb())
-            images.append(RawImage(request.seed + event.index, request.width_px, request.height_px, rgb))
+        if isinstance(event, ResultReady):
+            done, rgb = event.result.message()
+            assert isinstance(done, ImageDone)
+            images.append(RawImage(done.seed, done.width_px, done.height_px, memoryview(rgb)))
         elif isinstance(event, RequestEnded) and event.event.finish_reason is not FinishReason.FINISHED:
             raise GenerationFailed(event.event.message)
     return images

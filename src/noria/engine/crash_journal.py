@@ -21,7 +21,7 @@ _RUN_AHEAD = 3
 
 
 class CrashJournal:
-    """One engine's journal. `previous_in_flight` holds the request ids that the previous process left in the file."""
+    """One engine's journal. `previous_in_flight` holds the attempts that the previous process left in the file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Open the file at `path`, or create it. Its content stays until the first request arrives."""
@@ -32,39 +32,39 @@ class CrashJournal:
         self._written: frozenset[str] | None = None
         self._lock = threading.Lock()  # used by the loop, the receiver and the compiler
 
-    def record_iteration(self, request_ids: Iterable[str]) -> None:
-        """Record that an iteration with these requests is about to begin."""
+    def record_iteration(self, attempt_ids: Iterable[str]) -> None:
+        """Record that an iteration with these attempts is about to begin."""
         with self._lock:
-            self._iterations.append(frozenset(request_ids))
+            self._iterations.append(frozenset(attempt_ids))
             self._write()
 
     @contextlib.contextmanager
-    def preparing(self, request_id: str) -> Iterator[None]:
+    def preparing(self, attempt_id: str) -> Iterator[None]:
         """A context during which the request is in flight because it is being prepared: a compiler can crash too."""
         with self._lock:
-            self._preparing.add(request_id)
+            self._preparing.add(attempt_id)
             self._write()
         try:
             yield
         finally:
             with self._lock:
                 # Written with the next change: an extra id does no harm.
-                self._preparing.discard(request_id)
+                self._preparing.discard(attempt_id)
 
     def close(self) -> None:
         """Close the file."""
         os.close(self._file)
 
     def _write(self) -> None:
-        request_ids = frozenset(self._preparing.union(*self._iterations))
-        if request_ids != self._written:
-            self._written = request_ids
-            text = msgspec.json.encode(sorted(request_ids))
+        attempt_ids = frozenset(self._preparing.union(*self._iterations))
+        if attempt_ids != self._written:
+            self._written = attempt_ids
+            text = msgspec.json.encode(sorted(attempt_ids))
             os.pwrite(self._file, len(text).to_bytes(_LENGTH_BYTES, "little") + text, 0)
 
 
 def read_in_flight(path: str | os.PathLike[str]) -> tuple[str, ...]:
-    """The ids of the requests in flight when the file at `path` was last written; empty if it is missing or unreadable.
+    """The attempts in flight when the file at `path` was last written; empty if it is missing or unreadable.
 
     SIGKILL can interrupt a write longer than a page, which leaves a new head with an old tail.
     """

@@ -1,17 +1,14 @@
 """Records an engine's metrics: iterations, joins and departures, occupancy. Called by the loop's thread only."""
 
 import time
-from typing import TYPE_CHECKING
+from typing import Any
 
-from noria.engine.loop import EngineEvent, ImageReady, Iteration, RequestEnded
+from noria.engine.loop import EngineEvent, Iteration, RequestEnded, ResultReady
 from noria.engine.runtime import Executor
 from noria.engine.sender import ERROR_CODE_BY_REASON
 from noria.observe.metrics import declarations
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import BatchKey
-
-if TYPE_CHECKING:
-    from noria.engine.diffusion.executor import CompiledImageRequest
 
 _SAMPLE_INTERVAL_S = 0.5  # of the gauges whose values take longer to compute than a counter
 
@@ -19,7 +16,7 @@ _SAMPLE_INTERVAL_S = 0.5  # of the gauges whose values take longer to compute th
 class EngineMetrics:
     """The metrics of one engine; `name` stays the same when its process restarts."""
 
-    def __init__(self, name: str, executor: "Executor[CompiledImageRequest]", num_slots: int) -> None:
+    def __init__(self, name: str, executor: Executor[Any], num_slots: int) -> None:
         self._name, self._executor = name, executor
         self._shapes: set[str] = set()
         self._sampled_s = 0.0
@@ -49,9 +46,9 @@ class EngineMetrics:
             declarations.QUEUE_OLDEST_AGE_SECONDS.labels(self._name).set(scheduler.oldest_age_s(now))
             declarations.DEVICE_MEMORY_BYTES.labels(self._name).set(self._executor.memory_bytes())
 
-    def on_event(self, event: "EngineEvent[CompiledImageRequest]") -> None:
+    def on_event(self, event: EngineEvent[Any]) -> None:
         """Count the images that leave the batch."""
-        if isinstance(event, ImageReady):
+        if isinstance(event, ResultReady):
             declarations.DEPARTURES.labels(self._name, "ok").inc()
         if isinstance(event, RequestEnded) and event.event.num_departures:
             declarations.DEPARTURES.labels(self._name, ERROR_CODE_BY_REASON[event.event.finish_reason]).inc(

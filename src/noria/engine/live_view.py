@@ -13,14 +13,13 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from noria.engine.loop import EngineEvent, ImageReady, Iteration, RequestEnded
+from noria.engine.loop import EngineEvent, Iteration, RequestEnded, ResultReady
 from noria.engine.pending_view import PendingView, TimedIteration
-from noria.engine.runtime import P, PreviewPixels
+from noria.engine.runtime import CompiledRequest, P, Thumbnail
 from noria.engine.sender import ERROR_CODE_BY_REASON
 from noria.engine.sliding_stats import SlidingStats
 from noria.protocol.live_views import DepartureView, IterationView, RatesView, SlotView, WaitingView
 from noria.protocol.messages import EngineView, ViewRequest
-from noria.protocol.request import ImageRequest, request_id_of
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import FinishReason, ImageId, IterationPlan, RunningImageSnapshot, WaitingRequestSnapshot
 
@@ -46,7 +45,7 @@ class _ImageState:
     last_view: int  # the number of the view that had its newest thumbnail; at first of the view before it joined
     last_step: int  # the number of iterations with steps when it last stepped, or joined
     last_step_s: float  # the time of that, in monotonic seconds
-    thumbnail: PreviewPixels | None = None
+    thumbnail: Thumbnail | None = None
 
 
 @dataclass(slots=True)
@@ -62,7 +61,7 @@ class LiveViewPublisher(Generic[SubscriberT]):
     """Publishes the views of one engine to its subscribers."""
 
     def __init__(
-        self, incarnation: str, scheduler: StepScheduler, find_request: Callable[[str], ImageRequest], now: float
+        self, incarnation: str, scheduler: StepScheduler, find_request: Callable[[str], CompiledRequest], now: float
     ) -> None:
         """`find_request` returns a request that has not ended, by its id in the scheduler."""
         self._incarnation, self._scheduler, self._find_request = incarnation, scheduler, find_request
@@ -124,16 +123,16 @@ class LiveViewPublisher(Generic[SubscriberT]):
     def on_event(self, event: EngineEvent[P], now: float) -> None:
         """Record an event of a request."""
         self._version += 1
-        if isinstance(event, ImageReady):
+        if isinstance(event, ResultReady):
             self._stats.add_image(now)
-            self._record_departure(ImageId(event.prepared.request.request_id, event.index), "ok")
+            self._record_departure(event.prepared, event.index, "ok")
         elif isinstance(event, RequestEnded):
             ended, timings = event.event, event.event.timings
             if ended.finish_reason is FinishReason.FINISHED:
                 self._stats.add_request(timings.queue_s + timings.slot_s, now)
                 return
-            for index in range(event.prepared.request.num_images):
-                self._record_departure(ImageId(ended.request_id, index), ERROR_CODE_BY_REASON[ended.finish_reason])
+            for index in range(event.prepared.num_images):
+                self._record_departure(event.prepared, index, ERROR_CODE_BY_REASON[ended.finish_reason])
 
     def on_iteration(self, iteration: Iteration, now: float, at: float) -> None:
         """Record an executed iteration, after its events."""
@@ -167,13 +166,12 @@ class LiveViewPublisher(Generic[SubscriberT]):
             if (state := self._image_states.get(thumbnail.image)) is not None:
                 state.last_view, state.thumbnail = self._num_views + 1, thumbnail
 
-    def _record_departure(self, image: ImageId, outcome: str) -> None:
-        state = self._image_states.pop(image, None)
+    def _record_departure(self, prepared: CompiledRequest, index: int, outcome: str) -> None:
+        request = prepared.request
+        state = self._image_states.pop(ImageId(request.attempt_id, index), None)
         if state is not None:
             iteration = self._last_iteration + self._in_iteration
-            self._departures.append(
-                DepartureView(iteration, state.slot, request_id_of(image.request_id), image.index, outcome)
-            )
+            self._departures.append(DepartureView(iteration, state.slot, request.request_id, index, outcome))
             self._num_departures += 1
 
     # Views.
@@ -210,7 +208,11 @@ class LiveViewPublisher(Generic[SubscriberT]):
         self._num_views, self._next_view_s = self._num_views + 1, now + VIEW_INTERVAL_S
         full_view = self._build_view(now, at)
         states = sorted(self._image_states.values(), key=lambda state: state.slot)
-        thumbnails = tuple((state.slot, state.thumbnail) for state in states if state.thumbnail is not None)
+        thumbnails = tuple(
+            (state.slot, self._find_request(state.thumbnail.image.request_id).request.request_id, state.thumbnail)
+            for state in states
+            if state.thumbnail is not None
+        )
         answers = []
         for subscriber_id, subscriber, pending in ready:
             last_iteration = pending.last_iteration or 0
@@ -250,17 +252,14 @@ class LiveViewPublisher(Generic[SubscriberT]):
         )
 
     def _slot_view(self, each: RunningImageSnapshot, now: float, at: float) -> SlotView:
-        request, schedulable = self._find_request(each.image.request_id), each.request
+        prepared, schedulable = self._find_request(each.image.request_id), each.request
+        request = prepared.request
         return SlotView(
             slot=each.slot,
-            request_id=request_id_of(request.request_id),
+            request_id=request.request_id,
             index=each.image.index,
             model=request.model,
-            width_px=request.width_px,
-            height_px=request.height_px,
-            scheduler=request.scheduler,
-            guidance_scale=request.guidance_scale,
-            num_steps=request.num_steps,
+            settings=prepared.settings,
             call=each.call,
             num_calls=schedulable.num_calls,
             priority=request.priority,
@@ -279,16 +278,13 @@ class LiveViewPublisher(Generic[SubscriberT]):
         )
 
     def _waiting_view(self, each: WaitingRequestSnapshot, now: float, at: float) -> WaitingView:
-        request, schedulable = self._find_request(each.request.request_id), each.request
+        prepared, schedulable = self._find_request(each.request.request_id), each.request
+        request = prepared.request
         return WaitingView(
-            request_id=request_id_of(request.request_id),
+            request_id=request.request_id,
             num_images=each.num_images,
             model=request.model,
-            width_px=request.width_px,
-            height_px=request.height_px,
-            scheduler=request.scheduler,
-            guidance_scale=request.guidance_scale,
-            num_steps=request.num_steps,
+            settings=prepared.settings,
             priority=request.priority,
             arrived_at=at + each.arrived_at - now,
             start_at=at + each.start_in_s,

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from noria.engine.runtime import CompiledRequest, Executor, P, Pixels, PreviewPixels, batch_key_of
-from noria.protocol.request import ImageRequest
+from noria.engine.runtime import CompiledRequest, Executor, P, Preview, Result, Thumbnail
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import (
     BatchKey,
@@ -40,16 +39,16 @@ class PreviewReady(Generic[P]):
     """A preview of an image that is being generated."""
 
     prepared: P
-    preview: PreviewPixels
+    preview: Preview
 
 
 @dataclass(frozen=True)
-class ImageReady(Generic[P]):
+class ResultReady(Generic[P]):
     """Image `index` of a request is decoded."""
 
     prepared: P
     index: int
-    pixels: Pixels
+    result: Result
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class RequestEnded(Generic[P]):
     event: RequestFinished
 
 
-EngineEvent = ProgressChanged[P] | PreviewReady[P] | ImageReady[P] | RequestEnded[P]
+EngineEvent = ProgressChanged[P] | PreviewReady[P] | ResultReady[P] | RequestEnded[P]
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class Iteration:
     duration_s: float
     batch_key: BatchKey | None = None  # of the images that stepped; None if none did
     num_joined: int = 0  # images that got a slot and kept it, or failed in this iteration
-    thumbnails: Sequence[PreviewPixels] = ()  # of all images that stepped, if requested
+    thumbnails: Sequence[Thumbnail] = ()  # of all images that stepped, if requested
 
 
 class EngineLoop(Generic[P]):
@@ -104,18 +103,18 @@ class EngineLoop(Generic[P]):
         request = prepared.request
         now = self._clock()
         arrived = now if arrived is None else arrived
-        assert request.request_id not in self._requests, request.request_id
-        self._requests[request.request_id] = prepared
+        assert request.attempt_id not in self._requests, request.attempt_id
+        self._requests[request.attempt_id] = prepared
         self._executor.accept(prepared)
         self._handle_events(self.scheduler.submit(_schedulable(prepared, arrived), now, arrived))
-        if request.request_id in self._requests:  # it was not refused
-            self._report_progress([request.request_id], now)
+        if request.attempt_id in self._requests:  # it was not refused
+            self._report_progress([request.attempt_id], now)
             if request.stream_progress:
-                self._streaming.add(request.request_id)
+                self._streaming.add(request.attempt_id)
 
-    def cancel(self, request_id: str) -> None:
+    def cancel(self, attempt_id: str) -> None:
         """End a request; the next iteration is without it. An unknown id is ignored."""
-        self._handle_events(self.scheduler.cancel(request_id, self._clock()))
+        self._handle_events(self.scheduler.cancel(attempt_id, self._clock()))
 
     def run_iteration(self) -> Iteration | None:
         """Execute one iteration; None if there is nothing to do."""
@@ -125,7 +124,7 @@ class EngineLoop(Generic[P]):
         if plan is None:
             return None
         with_thumbnails = self._on_plan(plan)
-        batch_key = batch_key_of(self._requests[plan.steps[0].image.request_id].request) if plan.steps else None
+        batch_key = self._requests[plan.steps[0].image.request_id].batch_key if plan.steps else None
         outcome = self._executor.execute(plan, with_thumbnails=with_thumbnails)
         now = self._clock()
         for preview in self._executor.previews():
@@ -145,20 +144,20 @@ class EngineLoop(Generic[P]):
         thumbnails = self._executor.thumbnails() if with_thumbnails else []
         return Iteration(plan, outcome, now - started, stepped_key, len(joined), thumbnails)
 
-    def find_request(self, request_id: str) -> ImageRequest:
+    def find_request(self, attempt_id: str) -> P:
         """A request that has not ended; raises KeyError for any other id."""
-        return self._requests[request_id].request
+        return self._requests[attempt_id]
 
-    def _report_progress(self, request_ids: Iterable[str], now: float) -> None:
-        for request_id, progress in self.scheduler.progress(request_ids, now).items():
-            self._on_event(ProgressChanged(self._requests[request_id], progress))
+    def _report_progress(self, attempt_ids: Iterable[str], now: float) -> None:
+        for attempt_id, progress in self.scheduler.progress(attempt_ids, now).items():
+            self._on_event(ProgressChanged(self._requests[attempt_id], progress))
 
     def _handle_events(self, events: list[SchedulerEvent]) -> None:
         for event in events:
             match event:
                 case ImageDecoded(image):
                     self._on_event(
-                        ImageReady(self._requests[image.request_id], image.index, self._executor.take_pixels(image))
+                        ResultReady(self._requests[image.request_id], image.index, self._executor.take_result(image))
                     )
                 case RequestFinished():
                     prepared = self._requests.pop(event.request_id)
@@ -173,13 +172,13 @@ def _schedulable(prepared: CompiledRequest, arrived: float) -> SchedulableReques
     deadline = arrived + request.deadline_s if request.deadline_s is not None else None
     expiries = [arrived + request.timeout_s, *([deadline] if deadline is not None else [])]
     return SchedulableRequest(
-        request_id=request.request_id,
-        batch_key=batch_key_of(request),
-        num_images=request.num_images,
+        request_id=request.attempt_id,
+        batch_key=prepared.batch_key,
+        num_images=prepared.num_images,
         num_calls=prepared.num_calls,
         expires_at=min(expiries) if math.isfinite(min(expiries)) else None,
         deadline=deadline,
-        rows=2 if request.guided else 1,
+        rows=prepared.num_rows,
         priority=request.priority,
         exclusive=request.exclusive,
     )

@@ -5,50 +5,67 @@ executors. The scheduler does not know this; to it the model is a part of the ba
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
-from noria.engine.diffusion.timing import CombinedTimings
-from noria.engine.runtime import PreviewPixels
-from noria.protocol.request import ImageRequest
+from noria.engine.runtime import Executor, P, Preview, Result, Thumbnail
+from noria.protocol.request import EngineRequest
 from noria.scheduling.types import ImageId, IterationPlan, IterationResult, PhaseTimings, SlotAssignment, Step
-
-if TYPE_CHECKING:
-    from noria.engine.diffusion.device_transfer import HostPixels
-    from noria.engine.diffusion.executor import CompiledImageRequest, DiffusionExecutor
 
 PlanItemT = TypeVar("PlanItemT", SlotAssignment, Step)
 
 
-class MultiModelExecutor:
-    """An executor that passes each request to the executor of the model that it names."""
+@dataclass(frozen=True)
+class CombinedTimings:
+    """The summed phase times of several executors that ran one after the other in one iteration."""
 
-    def __init__(self, executors: "Mapping[str, DiffusionExecutor]") -> None:
-        """`executors` by model name, all on one device and with the same number of slots."""
-        self.executors = executors
-        self._executor_by_request: dict[str, DiffusionExecutor] = {}
+    parts: tuple[PhaseTimings, ...]
 
     @property
-    def device(self) -> str:
-        """The device as torch names it."""
-        return str(next(iter(self.executors.values())).model.device)
+    def is_known(self) -> bool:
+        """Whether all parts can be read without waiting for a device."""
+        return all(part.is_known for part in self.parts)
 
-    def prepare(self, request: ImageRequest) -> "CompiledImageRequest":
-        """Compile what the request needs; raises `errors.RequestError` if it cannot be generated."""
-        return self.executors[request.model].prepare(request)
+    @property
+    def text_encode_s(self) -> float:
+        """Seconds of the joins."""
+        return sum(part.text_encode_s for part in self.parts)
 
-    def is_compiled(self, request: ImageRequest) -> bool:
+    @property
+    def step_s(self) -> float:
+        """Seconds of the steps."""
+        return sum(part.step_s for part in self.parts)
+
+    @property
+    def decode_s(self) -> float:
+        """Seconds of the decodes."""
+        return sum(part.decode_s for part in self.parts)
+
+
+class MultiModelExecutor(Generic[P]):
+    """An executor that passes each request to the executor of the model that it names."""
+
+    def __init__(self, executors: Mapping[str, Executor[P]]) -> None:
+        """`executors` by model name, all on one device and with the same number of slots."""
+        self._executors = executors
+        self._executor_by_attempt: dict[str, Executor[P]] = {}
+
+    def prepare(self, request: EngineRequest, data: memoryview | None = None) -> P:
+        """Compile what the request needs; raises `errors.RequestError` if it cannot be served."""
+        return self._executors[request.model].prepare(request, data)
+
+    def is_compiled(self, request: EngineRequest) -> bool:
         """Whether `prepare` would return at once."""
-        return self.executors[request.model].is_compiled(request)
+        return self._executors[request.model].is_compiled(request)
 
-    def accept(self, prepared: "CompiledImageRequest") -> None:
+    def accept(self, prepared: P) -> None:
         """Keep a request until `forget`."""
-        executor = self._executor_by_request[prepared.request.request_id] = self.executors[prepared.request.model]
+        executor = self._executor_by_attempt[prepared.request.attempt_id] = self._executors[prepared.request.model]
         executor.accept(prepared)
 
-    def forget(self, request_id: str) -> None:
+    def forget(self, attempt_id: str) -> None:
         """Release a request that has ended."""
-        self._executor_by_request.pop(request_id).forget(request_id)
+        self._executor_by_attempt.pop(attempt_id).forget(attempt_id)
 
     def execute(self, plan: IterationPlan, *, with_thumbnails: bool = False) -> IterationResult:
         """Execute one iteration, phase by phase for all models.
@@ -69,46 +86,46 @@ class MultiModelExecutor:
                 break
         return replace(total, phase_timings=timings[0] if len(timings) == 1 else CombinedTimings(tuple(timings)))
 
-    def take_pixels(self, image: ImageId) -> "HostPixels":
-        """The pixels of an image that the last iteration decoded."""
-        return self._executor_by_request[image.request_id].take_pixels(image)
+    def take_result(self, image: ImageId) -> Result:
+        """The result of an image that the last iteration decoded."""
+        return self._executor_by_attempt[image.request_id].take_result(image)
 
-    def previews(self) -> list[PreviewPixels]:
+    def previews(self) -> list[Preview]:
         """The previews of the last iteration, of all models."""
-        return [preview for executor in self.executors.values() for preview in executor.previews()]
+        return [preview for executor in self._executors.values() for preview in executor.previews()]
 
-    def thumbnails(self) -> list[PreviewPixels]:
+    def thumbnails(self) -> list[Thumbnail]:
         """The thumbnails of the last iteration, of all models."""
-        return [thumbnail for executor in self.executors.values() for thumbnail in executor.thumbnails()]
+        return [thumbnail for executor in self._executors.values() for thumbnail in executor.thumbnails()]
 
     def memory_bytes(self) -> int:
         """Device memory of all models together."""
-        return next(iter(self.executors.values())).memory_bytes()  # each executor reports the process's
+        return next(iter(self._executors.values())).memory_bytes()  # each executor reports the process's
 
-    def _split(self, plan: IterationPlan) -> "list[tuple[DiffusionExecutor, IterationPlan]]":
+    def _split(self, plan: IterationPlan) -> list[tuple[Executor[P], IterationPlan]]:
         """The plan unchanged if one model has all of it, else its phases in order, each split by executor.
 
         So every model's joins come before any step: a phase that does not fit the memory leaves no later phase partly
         done.
         """
         images = [assignment.image for assignment in (*plan.joins, *plan.decodes)] + [step.image for step in plan.steps]
-        executor_ids = {id(self._executor_by_request[image.request_id]) for image in images}
+        executor_ids = {id(self._executor_by_attempt[image.request_id]) for image in images}
         if len(executor_ids) == 1:
-            return [(executor, plan) for executor in self.executors.values() if id(executor) in executor_ids]
-        sub_plans: list[tuple[DiffusionExecutor, IterationPlan]] = []
+            return [(executor, plan) for executor in self._executors.values() if id(executor) in executor_ids]
+        sub_plans: list[tuple[Executor[P], IterationPlan]] = []
         for phase in (
             IterationPlan(plan.joins, (), ()),
             IterationPlan((), plan.steps, ()),
             IterationPlan((), (), plan.decodes),
         ):
-            for executor in self.executors.values():
+            for executor in self._executors.values():
                 sub_plan = self._only_of(executor, phase)
                 if sub_plan.joins or sub_plan.steps or sub_plan.decodes:
                     sub_plans.append((executor, sub_plan))
         return sub_plans
 
-    def _only_of(self, executor: "DiffusionExecutor", phase: IterationPlan) -> IterationPlan:
+    def _only_of(self, executor: Executor[P], phase: IterationPlan) -> IterationPlan:
         def keep_own(items: tuple[PlanItemT, ...]) -> tuple[PlanItemT, ...]:
-            return tuple(item for item in items if self._executor_by_request[item.image.request_id] is executor)
+            return tuple(item for item in items if self._executor_by_attempt[item.image.request_id] is executor)
 
         return IterationPlan(keep_own(phase.joins), keep_own(phase.steps), keep_own(phase.decodes))

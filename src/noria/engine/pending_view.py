@@ -4,10 +4,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from noria.engine.runtime import PreviewPixels
+from noria.engine.runtime import Thumbnail
 from noria.protocol.live_views import IterationView, ThumbnailView
 from noria.protocol.messages import EngineView
-from noria.protocol.request import request_id_of
 from noria.scheduling.types import PhaseTimings
 
 
@@ -32,24 +31,21 @@ class TimedIteration:
 
 @dataclass(frozen=True)
 class PendingView:
-    """A view without iterations and thumbnails, and these beside it; thumbnails by slot."""
+    """A view without iterations and thumbnails, and these beside it; thumbnails with slot and request id."""
 
     view: EngineView
     iterations: tuple[TimedIteration, ...] = ()
-    thumbnails: tuple[tuple[int, PreviewPixels], ...] = ()
+    thumbnails: tuple[tuple[int, str, Thumbnail], ...] = ()
 
 
 def resolve_view(pending: PendingView) -> tuple[EngineView, bytes | None]:
     """The complete view, and the frame with the pixels of its thumbnails (None without any); waits for the device."""
     thumbnails, frames, offset = [], [], 0
-    for slot, thumbnail in pending.thumbnails:
-        image = thumbnail.image
+    for slot, request_id, thumbnail in pending.thumbnails:
         thumbnails.append(
-            ThumbnailView(
-                slot, request_id_of(image.request_id), image.index, thumbnail.width_px, thumbnail.height_px, offset
-            )
+            ThumbnailView(slot, request_id, thumbnail.image.index, thumbnail.width_px, thumbnail.height_px, offset)
         )
-        frames.append(thumbnail.pixels.rgb())
+        frames.append(thumbnail.rgb())
         offset += 3 * thumbnail.width_px * thumbnail.height_px
     iterations = tuple(iteration.with_timings() for iteration in pending.iterations)
     view = msgspec.structs.replace(pending.view, iterations=iterations, thumbnails=tuple(thumbnails))

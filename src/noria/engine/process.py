@@ -14,20 +14,19 @@ import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import Any
 
 import msgspec
 import setproctitle
 
 from noria.config import EngineConfig
 from noria.engine.crash_journal import CrashJournal
-from noria.engine.diffusion.loading import load_multi_model_executor, load_or_measure_costs
 from noria.engine.engine_metrics import EngineMetrics
 from noria.engine.live_view import LiveViewPublisher
 from noria.engine.loop import EngineEvent, EngineLoop, RequestEnded
 from noria.engine.receiver import CancelCommand, RequestReceiver, SubmitCommand, SubscribeCommand
 from noria.engine.request_spans import StageSpans
-from noria.engine.runtime import Executor
+from noria.engine.runtime import Runtime, load_runtime
 from noria.engine.sender import ResponseSender
 from noria.engine.watchdog import HangWatchdog
 from noria.errors import InvalidField, SetupError
@@ -35,18 +34,11 @@ from noria.observe.logs.setup import fields, logging_here
 from noria.observe.metrics import declarations
 from noria.observe.traces.setup import open_tracer
 from noria.observe.traces.tracer import NO_TRACER, Tracer
-from noria.protocol.messages import EngineLoad, ExitCause, Failed, ShapeCosts
+from noria.protocol.messages import EngineLoad, ExitCause, Failed
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.process_signals import die_with_parent
-from noria.protocol.request import request_id_of
 from noria.protocol.transport import ClientId, EngineChannel
-from noria.scheduling.costs import CostModel
-from noria.scheduling.policies import POLICIES
-from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import IterationPlan
-
-if TYPE_CHECKING:
-    from noria.engine.diffusion.executor import CompiledImageRequest
 
 _log = logging.getLogger("noria.engine")
 _LOAD_INTERVAL_S = 0.5
@@ -67,24 +59,6 @@ class EngineTask(msgspec.Struct, frozen=True):
     previous_exit: ExitCause = "none"  # how the previous process of this engine ended
 
 
-def shape_costs(costs: CostModel) -> tuple[ShapeCosts, ...]:
-    """The measured costs, in the form that clients receive."""
-    return tuple(
-        ShapeCosts(
-            model=batch_key.model,
-            width_px=batch_key.width_px,
-            height_px=batch_key.height_px,
-            step_s={rows: round(costs.step_s(batch_key, rows), 6) for rows in sorted(curve.points)},
-            decode_s={n: round(costs.decode_s(batch_key, n), 6) for n in sorted(costs.decodes[batch_key].points)}
-            if batch_key in costs.decodes
-            else {},
-            text_encode_s=round(costs.text_encode_s(batch_key.model), 6),
-            max_rows=costs.rows_limit(batch_key),
-        )
-        for batch_key, curve in costs.steps.items()
-    )
-
-
 class Engine:
     """Runs the loop on the calling thread: takes commands from the receiver, passes results to the sender."""
 
@@ -93,18 +67,18 @@ class Engine:
         name: str,
         channel: EngineChannel,
         receiver: RequestReceiver,
-        executor: "Executor[CompiledImageRequest]",
-        scheduler: StepScheduler,
+        runtime: Runtime[Any],
         tracer: Tracer = NO_TRACER,
     ) -> None:
+        self._runtime, scheduler = runtime, runtime.scheduler
         spans = StageSpans(tracer, scheduler.num_slots)
         self._channel, self._receiver, self._sender = channel, receiver, ResponseSender(channel, receiver, spans)
-        self._client_by_request: dict[str, ClientId] = {}
-        self._loop: EngineLoop[CompiledImageRequest] = EngineLoop(
-            scheduler, executor, self._on_event, time.monotonic, self._on_plan
+        self._client_by_attempt: dict[str, ClientId] = {}
+        self._loop: EngineLoop[Any] = EngineLoop(
+            scheduler, runtime.executor, self._on_event, time.monotonic, self._on_plan
         )
         self._last_load: tuple[float, EngineLoad | None] = (-math.inf, None)
-        self._metrics = EngineMetrics(name, executor, scheduler.num_slots)
+        self._metrics = EngineMetrics(name, runtime.executor, scheduler.num_slots)
         self._live_view: LiveViewPublisher[ClientId] = LiveViewPublisher(
             receiver.incarnation, scheduler, self._loop.find_request, time.monotonic()
         )
@@ -150,7 +124,7 @@ class Engine:
             scheduler.num_running,
             scheduler.num_waiting,
             scheduler.num_slots,
-            shape_costs(scheduler.costs),
+            self._runtime.shape_costs(),
         )
         if load != last_load:
             self._last_load = now, load
@@ -174,28 +148,28 @@ class Engine:
                     return False
                 case SubmitCommand():
                     self._submit(command)
-                case CancelCommand(client, request_id):
-                    self._cancel(client, request_id)
+                case CancelCommand(client, attempt_id):
+                    self._cancel(client, attempt_id)
                 case SubscribeCommand(client, view_request):
                     self._live_view.subscribe(client, view_request)
 
     def _submit(self, command: SubmitCommand) -> None:
-        request_id = command.prepared.request.request_id
-        if request_id in self._client_by_request:
-            text = f"request_id is {request_id!r}, which is in use by another request; use another id"
-            self._channel.send(command.client, Failed(request_id, InvalidField.code, text, "request_id"))
+        attempt_id = command.prepared.request.attempt_id
+        if attempt_id in self._client_by_attempt:
+            text = f"attempt_id is {attempt_id!r}, which is in use by another request; use another id"
+            self._channel.send(command.client, Failed(attempt_id, InvalidField.code, text, "attempt_id"))
             return
-        self._client_by_request[request_id] = command.client
+        self._client_by_attempt[attempt_id] = command.client
         self._loop.submit(command.prepared, command.arrived)
 
-    def _cancel(self, client: ClientId, request_id: str | None) -> None:
+    def _cancel(self, client: ClientId, attempt_id: str | None) -> None:
         """Cancel a request of `client`, or (None) all of them and its subscription to views."""
-        if request_id is None:
+        if attempt_id is None:
             self._live_view.unsubscribe(client)
         for cancelled_id in [
             held_id
-            for held_id, owner in self._client_by_request.items()
-            if owner == client and request_id in (None, held_id)
+            for held_id, owner in self._client_by_attempt.items()
+            if owner == client and attempt_id in (None, held_id)
         ]:
             self._loop.cancel(cancelled_id)
 
@@ -204,23 +178,23 @@ class Engine:
         self._receiver.crash_journal.record_iteration({image.request_id for image in images})
         return self._live_view.on_plan(plan, time.monotonic())
 
-    def _on_event(self, event: "EngineEvent[CompiledImageRequest]") -> None:
-        request_id = event.prepared.request.request_id
-        self._sender.outbox.put((self._client_by_request[request_id], event))
+    def _on_event(self, event: EngineEvent[Any]) -> None:
+        attempt_id = event.prepared.request.attempt_id
+        self._sender.outbox.put((self._client_by_attempt[attempt_id], event))
         self._metrics.on_event(event)
         self._live_view.on_event(event, time.monotonic())
         if isinstance(event, RequestEnded):
-            del self._client_by_request[request_id]
-            _log.debug("%s has ended", request_id, extra=_end_log_fields(event))
+            del self._client_by_attempt[attempt_id]
+            _log.debug("%s has ended", attempt_id, extra=_end_log_fields(event))
 
 
-def _end_log_fields(ended: "RequestEnded[CompiledImageRequest]") -> dict[str, dict[str, object]]:
-    attempt, event = ended.prepared.request.request_id, ended.event
+def _end_log_fields(ended: RequestEnded[Any]) -> dict[str, dict[str, object]]:
+    request = ended.prepared.request
     return fields(
         event="request_ended",
-        request_id=request_id_of(attempt),
-        attempt_id=attempt,
-        finish_reason=event.finish_reason.value,
+        request_id=request.request_id,
+        attempt_id=request.attempt_id,
+        finish_reason=ended.event.finish_reason.value,
     )
 
 
@@ -245,46 +219,31 @@ def main(task: EngineTask) -> int:
     )
     receiver.start()
     try:
-        executor, config = load_multi_model_executor(task.models, task.config, task.device)
-        costs, cost_caches = load_or_measure_costs(executor, task.models, config)
-        watchdog.expect_iteration(costs.longest_s)
+        runtime = load_runtime(task.models, task.config, task.device)
     except SetupError as error:
         _log.error("%s", error.message)
         return error.exit_status
-    assert isinstance(config.slots, int)
-    scheduler = StepScheduler(
-        config.slots,
-        config.decode_batch,
-        config.queue_limit,
-        config.queue_limit_s,
-        POLICIES[config.policy],
-        costs,
-    )
-    engine = Engine(task.name, channel, receiver, executor, scheduler, tracer)
+    watchdog.expect_iteration(runtime.scheduler.costs.longest_s)
+    engine = Engine(task.name, channel, receiver, runtime, tracer)
     signal.signal(signal.SIGTERM, lambda *_: engine.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when an engine stops
-    receiver.set_ready(executor, executor.device, config.slots + config.queue_limit)
+    receiver.set_ready(runtime)
     _log.info(
-        "%s ready: %s on %s, %s, %s slots, %s threads",
+        "%s ready: %s on %s, %s",
         task.name,
         ", ".join(spec.name for spec in task.models),
-        executor.device,
-        config.dtype,
-        config.slots,
-        config.threads,
+        runtime.device,
+        ", ".join(f"{name} {value}" for name, value in runtime.settings.items()),
         extra=fields(
             event="models_ready",
             models=[spec.name for spec in task.models],
-            device=str(executor.device),
-            dtype=config.dtype,
-            slots=config.slots,
-            threads=config.threads,
+            device=runtime.device,
+            **runtime.settings,
             previous_exit=task.previous_exit,
         ),
     )
     engine.run()
-    for cost_cache in cost_caches:
-        cost_cache.save(costs)
+    runtime.save_costs()
     channel.close()
     tracer.close()
     return 0

@@ -8,15 +8,15 @@ import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import msgspec
 
 from noria.engine.crash_journal import CrashJournal
 from noria.engine.request_spans import StageSpans
-from noria.engine.runtime import Executor
+from noria.engine.runtime import CompiledRequest, Executor, Runtime
 from noria.engine.watchdog import HangWatchdog
-from noria.errors import EngineUnavailable, InvalidField, RequestCancelled, RequestError
+from noria.errors import EngineUnavailable, RequestCancelled, RequestError
 from noria.observe.logs.log_record import fields
 from noria.observe.traces.tracer import NO_TRACER, Tracer
 from noria.protocol.messages import (
@@ -34,12 +34,9 @@ from noria.protocol.messages import (
     ViewRequest,
 )
 from noria.protocol.model_spec import ModelSpec
-from noria.protocol.request import ImageRequest, request_id_of
+from noria.protocol.request import EngineRequest
 from noria.protocol.transport import ClientId, EngineChannel
 from noria.scheduling.types import RequestTimings
-
-if TYPE_CHECKING:
-    from noria.engine.diffusion.executor import CompiledImageRequest
 
 _log = logging.getLogger("noria.engine")
 
@@ -49,7 +46,7 @@ class SubmitCommand:
     """Accept a prepared request from a client."""
 
     client: ClientId
-    prepared: "CompiledImageRequest"
+    prepared: CompiledRequest
     arrived: float  # monotonic seconds, when its frame was read
 
 
@@ -58,7 +55,7 @@ class CancelCommand:
     """Cancel a client's request, or all of its requests (None), for instance when it has reconnected."""
 
     client: ClientId
-    request_id: str | None
+    attempt_id: str | None
 
 
 @dataclass(frozen=True)
@@ -94,8 +91,7 @@ class RequestReceiver(threading.Thread):
         self._channel, self._models, self._device = channel, tuple(models), device
         self._previous_exit: ExitCause = previous_exit
         self.incarnation = uuid.uuid4().hex
-        self._executor: Executor[CompiledImageRequest] | None = None
-        self._max_images = 0
+        self._executor: Executor[Any] | None = None
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="compiler")
         self._clients: dict[str, ClientId] = {}  # by name
         self._load: EngineLoad | None = None
@@ -105,13 +101,10 @@ class RequestReceiver(threading.Thread):
         self._preparing: dict[tuple[ClientId, str], float] = {}  # their arrival, in monotonic seconds
         self._lock = threading.Lock()  # protects _executor, _clients, _load, _unacked_loads and _preparing
 
-    def set_ready(self, executor: "Executor[CompiledImageRequest]", device: str, max_images: int) -> None:
-        """Announce to every client that the models are loaded.
-
-        Requests for more than `max_images` images are rejected.
-        """
+    def set_ready(self, runtime: Runtime[Any]) -> None:
+        """Announce to every client that the models are loaded."""
         with self._lock:
-            self._executor, self._device, self._max_images = executor, device, max_images
+            self._executor, self._device = runtime.executor, runtime.device
             for client in self._clients.values():
                 self._channel.send(client, self._state())
 
@@ -128,16 +121,16 @@ class RequestReceiver(threading.Thread):
     def run(self) -> None:
         """Process the channel's inbox until the process ends."""
         while True:
-            client, message = self._channel.inbox.get()
+            client, message, data = self._channel.inbox.get()
             match message:
                 case Hello(name):
                     self._register_client(client, name)
                 case LoadAck():
                     self._ack_load(client)
                 case Submit(request):
-                    self._submit(client, request)
-                case Cancel(request_id):
-                    self._cancel(client, request_id)
+                    self._submit(client, request, data)
+                case Cancel(attempt_id):
+                    self._cancel(client, attempt_id)
                 case ViewRequest():
                     self.commands.put(SubscribeCommand(client, message))
                 case Ping():
@@ -178,63 +171,73 @@ class RequestReceiver(threading.Thread):
             self.crash_journal.previous_in_flight,
         )
 
-    def _submit(self, client: ClientId, request: ImageRequest) -> None:
+    def _submit(self, client: ClientId, request: EngineRequest, data: memoryview | None) -> None:
         executor, arrived = self._executor, time.monotonic()
-        if executor is None:
-            text = "the model is still loading"
-            self._reject(
-                client, request, arrived, Failed(request.request_id, EngineUnavailable.code, text, retry_after_s=2.0)
+        if executor is None or not self._holds(request):
+            missing = (
+                "the model is still loading" if executor is None else f"this engine does not hold {request.model!r}"
             )
-            return
-        if request.num_images > self._max_images:
-            text = f"n is {request.num_images}; this server's slots and queue hold at most {self._max_images} images"
-            self._reject(client, request, arrived, Failed(request.request_id, InvalidField.code, text, "n"))
+            failed = Failed(request.attempt_id, EngineUnavailable.code, missing, retry_after_s=2.0)
+            self._reject(client, request, arrived, failed)
             return
         with self._lock:
-            self._preparing[client, request.request_id] = arrived
+            self._preparing[client, request.attempt_id] = arrived
         if executor.is_compiled(request):
-            self._prepare(executor, client, request, arrived)
+            self._prepare(executor, client, request, data, arrived)
         else:
-            self._compiler.submit(self._prepare, executor, client, request, arrived)
+            self._compiler.submit(self._prepare, executor, client, request, data, arrived)
+
+    def _holds(self, request: EngineRequest) -> bool:
+        """Whether the request's model is loaded, in its version."""
+        return any(
+            spec.name == request.model and request.model_version in ("", spec.fingerprint) for spec in self._models
+        )
 
     def _prepare(
-        self, executor: "Executor[CompiledImageRequest]", client: ClientId, request: ImageRequest, arrived: float
+        self,
+        executor: Executor[Any],
+        client: ClientId,
+        request: EngineRequest,
+        data: memoryview | None,
+        arrived: float,
     ) -> None:
-        failed = prepared = None
+        attempt_id, failed, prepared = request.attempt_id, None, None
         try:
-            with self.crash_journal.preparing(request.request_id):
-                prepared = executor.prepare(request)
+            with self.crash_journal.preparing(attempt_id):
+                prepared = executor.prepare(request, data)
         except RequestError as error:
-            failed = Failed(request.request_id, error.code, error.message, error.field)
+            failed = Failed(attempt_id, error.code, error.message, error.field)
         except Exception:
-            log_fields = fields(event="request_preparation_failed", request_id=request_id_of(request.request_id))
+            log_fields = fields(
+                event="request_preparation_failed", request_id=request.request_id, attempt_id=attempt_id
+            )
             _log.exception("request %s cannot be prepared", request.request_id, extra=log_fields)
-            failed = Failed(request.request_id, "generation_failed", "the request could not be prepared")
+            failed = Failed(attempt_id, "generation_failed", "the request could not be prepared")
         with self._lock:
-            if (client, request.request_id) not in self._preparing:  # cancelled meanwhile, and answered
+            if (client, attempt_id) not in self._preparing:  # cancelled meanwhile, and answered
                 self._record_span(request, arrived, RequestCancelled.code)
                 return
-            del self._preparing[client, request.request_id]
+            del self._preparing[client, attempt_id]
             if prepared is not None:
                 self.commands.put(SubmitCommand(client, prepared, arrived))
         if failed is not None:
             self._reject(client, request, arrived, failed)
 
-    def _reject(self, client: ClientId, request: ImageRequest, arrived: float, failed: Failed) -> None:
+    def _reject(self, client: ClientId, request: EngineRequest, arrived: float, failed: Failed) -> None:
         self._send_failed(client, failed, arrived)
         self._record_span(request, arrived, failed.code)
 
-    def _record_span(self, request: ImageRequest, arrived: float, code: str) -> None:
+    def _record_span(self, request: EngineRequest, arrived: float, code: str) -> None:
         now = time.monotonic()
         self._spans.record(request, RequestTimings(queue_s=now - arrived), now, code)
 
-    def _cancel(self, client: ClientId, request_id: str) -> None:
+    def _cancel(self, client: ClientId, attempt_id: str) -> None:
         with self._lock:
-            if (client, request_id) not in self._preparing:
-                self.commands.put(CancelCommand(client, request_id))
+            if (client, attempt_id) not in self._preparing:
+                self.commands.put(CancelCommand(client, attempt_id))
                 return
-            arrived = self._preparing.pop((client, request_id))
-        self._send_failed(client, Failed(request_id, "cancelled", "cancelled by the caller"), arrived)
+            arrived = self._preparing.pop((client, attempt_id))
+        self._send_failed(client, Failed(attempt_id, "cancelled", "cancelled by the caller"), arrived)
 
     def _send_failed(self, client: ClientId, failed: Failed, arrived: float) -> None:
         """Answer a request that did not reach the loop; its time since `arrived` counts as queue time."""

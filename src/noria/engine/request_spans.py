@@ -5,10 +5,12 @@ the loop's. A request in no trace, or in one that is not sampled, costs only the
 """
 
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from noria.observe.traces.trace_context import parse
 from noria.observe.traces.tracer import Attributes, AttributeValue, Tracer
-from noria.protocol.request import ImageRequest, request_id_of
+from noria.protocol.request import EngineRequest
 from noria.scheduling.types import RequestTimings
 
 
@@ -21,16 +23,17 @@ class StageSpans:
 
     def record(
         self,
-        request: ImageRequest,
+        request: EngineRequest,
         timings: RequestTimings,
         at: float,
         code: str | None = None,
         *,
         is_generated: bool = False,
+        settings: Mapping[str, AttributeValue] = MappingProxyType({}),
     ) -> None:
         """Record the stages of a request that ended `at` (monotonic seconds).
 
-        With `code`, its last stage is marked as failed.
+        With `code`, its last stage is marked as failed. `settings` are attributes of the denoise span.
         """
         if not request.traceparent:
             return
@@ -41,24 +44,23 @@ class StageSpans:
         ended = time.time() - (time.monotonic() - at)
         began = ended - sum(seconds for _, seconds in stages)
         for number, (name, seconds) in enumerate(stages, 1):
-            span = self._tracer.span(name, "internal", parent, self._attributes(name, request, timings), began)
+            span = self._tracer.span(
+                name, "internal", parent, self._attributes(name, request, timings, settings), began
+            )
             if code is not None and number == len(stages):
                 span.fail(code)
             began += seconds
             span.end(began)
 
-    def _attributes(self, stage: str, request: ImageRequest, timings: RequestTimings) -> Attributes:
+    def _attributes(
+        self, stage: str, request: EngineRequest, timings: RequestTimings, settings: Mapping[str, AttributeValue]
+    ) -> Attributes:
         attributes: dict[str, AttributeValue] = {
-            "noria.request_id": request_id_of(request.request_id),
+            "noria.request_id": request.request_id,
             "gen_ai.request.model": request.model,
         }
         if stage == "denoise":
-            attributes |= {
-                "noria.steps": request.num_steps,
-                "noria.scheduler": request.scheduler,
-                "noria.mean_batch": timings.mean_batch,
-                "noria.slots": self._num_slots,
-            }
+            attributes |= {**settings, "noria.mean_batch": timings.mean_batch, "noria.slots": self._num_slots}
         return attributes
 
 

@@ -1,53 +1,101 @@
-"""The interface between the engine loop and a model runtime.
+"""The interface between an engine and the kind of model that it runs.
 
-A *runtime* carries out the scheduler's plans for one kind of model on one device. It consists of an `Executor`, which
-compiles requests and executes iterations, and of the data that it returns. `engine/diffusion` is the runtime for
-diffusion models, `engine/multi_model` combines several of them on one device, and `testing/fake_executor` is one
-without a device.
+A *runtime* is one kind of model, loaded on one device: an `Executor`, which compiles requests and executes the
+scheduler's plans, and its scheduler. `engine/diffusion` is the runtime of diffusion models, `engine/multi_model`
+combines several executors on one device, and `testing/fake_executor` is one without a device.
 
-The loop decides nothing and computes nothing; a runtime does not know which requests wait, or why a plan is what it is.
+The engine's threads know payloads, results and conditioning only through these protocols. The loop decides nothing and
+computes nothing; an executor does not know which requests wait, or why a plan is what it is.
 """
 
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
 
-from noria.protocol.request import ImageRequest
+from noria.config import EngineConfig
+from noria.protocol.live_views import SettingsView
+from noria.protocol.messages import FromEngine, ShapeCosts
+from noria.protocol.model_spec import ModelSpec
+from noria.protocol.request import EngineRequest
+from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import BatchKey, ImageId, IterationPlan, IterationResult
 
 
-class Pixels(Protocol):
-    """A decoded image that may still be in transfer from the device."""
+class Result(Protocol):
+    """A result of a request, which may still be in transfer from the device."""
 
-    def rgb(self) -> bytes | memoryview:
-        """Height × width × 3 bytes; blocks until the transfer is complete.
+    def message(self) -> tuple[FromEngine, bytes | memoryview]:
+        """The message to its client and the raw bytes beside it; blocks until the transfer is complete.
 
-        May be called from any thread, and repeatedly: a thumbnail is sent with every view while its image is in a slot.
+        May be called from any thread. Raises `errors.NoriaError` if the result is not valid.
         """
         ...
 
 
-@dataclass(frozen=True)
-class PreviewPixels:
-    """A preview of an image, computed from its model output at `call`."""
+class Preview(Result, Protocol):
+    """An early view of a result."""
 
-    image: ImageId
-    call: int
-    width_px: int
-    height_px: int
-    pixels: Pixels
+    @property
+    def image(self) -> ImageId:
+        """The image that it shows."""
+        ...
+
+
+class Thumbnail(Preview, Protocol):
+    """A small preview, for live views."""
+
+    @property
+    def width_px(self) -> int:
+        """At most `THUMBNAIL_MAX_PX`."""
+        ...
+
+    @property
+    def height_px(self) -> int:
+        """At most `THUMBNAIL_MAX_PX`."""
+        ...
+
+    def rgb(self) -> bytes | memoryview:
+        """Height × width × 3 bytes; blocks until the transfer is complete. May be called from any thread, repeatedly."""
+        ...
 
 
 class CompiledRequest(Protocol):
     """A request after the preparation that needs no device."""
 
     @property
-    def request(self) -> ImageRequest:
+    def request(self) -> EngineRequest:
         """The request as submitted."""
+        ...
+
+    @property
+    def batch_key(self) -> BatchKey:
+        """The batch key of all its images."""
+        ...
+
+    @property
+    def num_images(self) -> int:
+        """Its images, each of which takes a slot."""
         ...
 
     @property
     def num_calls(self) -> int:
         """Model calls for each of its images."""
+        ...
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of each of its images in a model call."""
+        ...
+
+    @property
+    def settings(self) -> SettingsView:
+        """The settings that live views show."""
+        ...
+
+    @property
+    def span_attributes(self) -> Mapping[str, str | int | float]:
+        """The settings that the trace span of its model calls has."""
         ...
 
 
@@ -60,11 +108,14 @@ class Executor(Protocol[P]):
     `prepare` may be called from another thread, everything else from the loop's only.
     """
 
-    def prepare(self, request: ImageRequest) -> P:
-        """Compile what the request needs; raises `errors.RequestError` if it cannot be generated."""
+    def prepare(self, request: EngineRequest, data: memoryview | None = None) -> P:
+        """Compile what the request needs. `data` is the frame beside its message.
+
+        Raises `errors.RequestError` if it cannot be served.
+        """
         ...
 
-    def is_compiled(self, request: ImageRequest) -> bool:
+    def is_compiled(self, request: EngineRequest) -> bool:
         """Whether `prepare` would return at once because nothing new must be compiled."""
         ...
 
@@ -72,7 +123,7 @@ class Executor(Protocol[P]):
         """Keep a request that the scheduler has accepted, until `forget`."""
         ...
 
-    def forget(self, request_id: str) -> None:
+    def forget(self, attempt_id: str) -> None:
         """Release a request that has ended; no later plan names it."""
         ...
 
@@ -83,16 +134,16 @@ class Executor(Protocol[P]):
         """
         ...
 
-    def take_pixels(self, image: ImageId) -> Pixels:
-        """The pixels of an image that the last iteration decoded. Each image can be taken once."""
+    def take_result(self, image: ImageId) -> Result:
+        """The result of an image that the last iteration decoded. Each can be taken once."""
         ...
 
-    def previews(self) -> list[PreviewPixels]:
+    def previews(self) -> Sequence[Preview]:
         """The previews of the last iteration. They are returned once."""
         ...
 
-    def thumbnails(self) -> list[PreviewPixels]:
-        """The thumbnails of the last iteration, with sides of at most `THUMBNAIL_MAX_PX`. They are returned once."""
+    def thumbnails(self) -> Sequence[Thumbnail]:
+        """The thumbnails of the last iteration. They are returned once."""
         ...
 
     def memory_bytes(self) -> int:
@@ -104,12 +155,28 @@ THUMBNAIL_MAX_PX = 64
 """The longest side of a thumbnail: 64 of them are less than a megabyte, sent five times a second."""
 
 
-def preview_calls(num_calls: int, num_previews: int) -> frozenset[int]:
-    """The calls after which an image gets a preview: evenly spread, without the last one, which the image follows."""
-    calls = ((number * num_calls) // (num_previews + 1) for number in range(1, num_previews + 1))
-    return frozenset(call for call in calls if call < num_calls - 1)
+@dataclass(frozen=True)
+class Runtime(Generic[P]):
+    """Models of one kind, loaded on one device and ready to serve."""
+
+    executor: Executor[P]
+    scheduler: StepScheduler
+    device: str = "cpu"  # as torch names it
+    shape_costs: Callable[[], tuple[ShapeCosts, ...]] = tuple  # the measured costs, as clients get them
+    save_costs: Callable[[], None] = lambda: None
+    settings: Mapping[str, Any] = field(default_factory=dict)  # what "auto" was resolved to, for the log
 
 
-def batch_key_of(request: ImageRequest) -> BatchKey:
-    """The batch key of all images of `request`."""
-    return BatchKey(request.width_px, request.height_px, request.model)
+_LOADERS = {"diffusion": "noria.engine.diffusion.loading"}
+
+
+def load_runtime(models: Sequence[ModelSpec], config: EngineConfig, device: str) -> Runtime[Any]:
+    """Load `models`, all of one kind, on `device`, warm them up and measure their costs.
+
+    Raises:
+        SetupError: a model or the device cannot be used.
+
+    """
+    loader = importlib.import_module(_LOADERS[models[0].kind])
+    runtime: Runtime[Any] = loader.load_runtime(models, config, device)
+    return runtime

@@ -6,34 +6,28 @@ Noria sets all of them, other programs some. This module knows neither files (`m
 """
 
 import msgspec
-from msgspec import Struct
 
 from noria import __version__
 from noria.errors import ImageFileError, InvalidField, short_repr
+from noria.protocol.diffusion import ImageSettings
 from noria.protocol.model_spec import ModelSpec
-from noria.protocol.request import ImageRequest
+from noria.protocol.request import EngineRequest
 
 
-class GenerationMetadata(Struct, frozen=True, omit_defaults=True):
-    """The settings that generated one image.
+class GenerationMetadata(ImageSettings, frozen=True, omit_defaults=True):
+    """The settings that generated one image. The seed is this image's: the request's plus the image's index.
+
+    The scheduler may be another program's own name for one that Noria does not have.
 
     Raises:
         InvalidField: a prompt cannot be encoded as UTF-8.
 
     """
 
-    prompt: str
-    negative_prompt: str = ""
-    seed: int | None = None  # of this image alone: the request's seed plus the image's index
-    width: int | None = None  # px
-    height: int | None = None  # px
-    inference_steps: int | None = None
-    guidance_scale: float | None = None
-    scheduler: str | None = None  # a name of scheduler_names.py; another program's own name if Noria has none for it
     model: str | None = None
     model_version: str | None = None  # ModelSpec.fingerprint; in other programs' files, their hash of the model
     noria: str | None = None  # the version that generated it; None: another program
-    other: dict[str, str] = {}  # other programs' settings that Noria does not have
+    other: dict[str, str] = msgspec.field(default_factory=dict)  # other programs' settings that Noria does not have
 
     def __post_init__(self) -> None:
         for field in ("prompt", "negative_prompt"):
@@ -46,17 +40,11 @@ class GenerationMetadata(Struct, frozen=True, omit_defaults=True):
                 ) from error
 
 
-def metadata_for(request: ImageRequest, spec: ModelSpec, seed: int) -> GenerationMetadata:
+def metadata_for(request: EngineRequest, spec: ModelSpec, seed: int) -> GenerationMetadata:
     """Return the metadata of the image of `request` whose own seed is `seed`."""
+    settings = {name: getattr(request.payload, name) for name in ImageSettings.__struct_fields__}
     return GenerationMetadata(
-        prompt=request.prompt,
-        negative_prompt=request.negative_prompt,
-        seed=seed,
-        width=request.width_px,
-        height=request.height_px,
-        inference_steps=request.num_steps,
-        guidance_scale=request.guidance_scale,
-        scheduler=request.scheduler,
+        **(settings | {"seed": seed}),
         model=spec.name,
         model_version=spec.fingerprint,
         noria=__version__,

@@ -6,21 +6,14 @@ or too many losses.
 """
 
 import msgspec
-from msgspec import Struct
 
 from noria.errors import InternalError, RequestCancelled
 from noria.jobs.records import JobRecord
+from noria.jobs.stored_request import deserialize
 from noria.jobs.tracing import job_span
 from noria.observe.logs.request_log import LogPrompts, RequestLogRecord, request_fields
 from noria.observe.metrics import declarations, outcomes
 from noria.observe.traces.tracer import NO_TRACER, Tracer, request_scope
-from noria.protocol.request import ImageRequest
-
-
-class _StoredRequest(Struct, frozen=True):
-    """The part of a stored request that the log needs."""
-
-    request: ImageRequest
 
 
 def job_outcome(record: JobRecord) -> str:
@@ -36,8 +29,8 @@ def job_outcome(record: JobRecord) -> str:
 def stored_request_fields(record: JobRecord, log_prompts: LogPrompts) -> dict[str, object]:
     """The log fields that describe the request; only the model if the stored request cannot be decoded."""
     try:
-        stored = msgspec.json.decode(record.request, type=_StoredRequest)
-    except msgspec.DecodeError:
+        stored = deserialize(record.request)
+    except msgspec.MsgspecError:
         return {"model": record.model, "model_version": record.version}
     return request_fields(stored.request, record.version, log_prompts)
 

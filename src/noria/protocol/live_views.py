@@ -6,7 +6,11 @@ names). They contain no prompts. Times are in seconds; `…_at` is Unix time.
 
 from msgspec import Struct
 
+from noria.protocol.diffusion import ImageSettingsView
 from noria.protocol.request import Priority
+
+SettingsView = ImageSettingsView
+"""What a view shows of a request's payload: one struct for each kind."""
 
 
 class SlotView(Struct, frozen=True):
@@ -16,11 +20,7 @@ class SlotView(Struct, frozen=True):
     request_id: str  # the client's
     index: int  # of the image within its request
     model: str
-    width_px: int
-    height_px: int
-    scheduler: str
-    guidance_scale: float
-    num_steps: int  # as requested
+    settings: SettingsView
     call: int  # model calls done
     num_calls: int  # in total; the progress is call / num_calls
     priority: Priority
@@ -36,11 +36,7 @@ class WaitingView(Struct, frozen=True):
     request_id: str
     num_images: int  # that are waiting
     model: str
-    width_px: int
-    height_px: int
-    scheduler: str
-    guidance_scale: float
-    num_steps: int
+    settings: SettingsView
     priority: Priority
     arrived_at: float
     start_at: float | None  # predicted

@@ -1,7 +1,7 @@
 """The messages between an engine and its clients, which are front ends and the supervisor.
 
-Each is a tagged msgspec struct in one MessagePack frame. Pixels are a second, raw frame beside their message
-(`ImageDone`), so that they are never copied into MessagePack.
+Each is a tagged msgspec struct in one MessagePack frame. What is large, such as pixels, is a second, raw frame beside
+its message, so that it is never copied into MessagePack. Engines know a request by its `attempt_id`.
 
     to an engine     Hello, Submit, Cancel, Ping, LoadAck (for every EngineLoad), ViewRequest
     from an engine   EngineState (after Hello, and at every change), EngineLoad (when it changes), Pong,
@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from noria.protocol.live_views import DepartureView, IterationView, RatesView, SlotView, ThumbnailView, WaitingView
 from noria.protocol.model_spec import ModelSpec
-from noria.protocol.request import ImageRequest
+from noria.protocol.request import EngineRequest
 
 
 def engine_name(number: int) -> str:
@@ -35,15 +35,18 @@ class Hello(Struct, frozen=True, tag=True):
 
 
 class Submit(Struct, frozen=True, tag=True):
-    """Generate images. Answered by one `ImageDone` for each and `Finished`, or by `Failed`."""
+    """Serve a request. Answered by one `ImageDone` for each image and `Finished`, or by `Failed`.
 
-    request: ImageRequest
+    A frame beside it belongs to the request's payload.
+    """
+
+    request: EngineRequest
 
 
 class Cancel(Struct, frozen=True, tag=True):
     """Cancel a request. A request that has not ended is answered by `Failed` with code "cancelled"."""
 
-    request_id: str
+    attempt_id: str
 
 
 class Ping(Struct, frozen=True, tag=True):
@@ -148,7 +151,7 @@ class Progress(Struct, frozen=True, tag=True):
     Sent when it is accepted; then only with `stream_progress`.
     """
 
-    request_id: str
+    attempt_id: str
     queue_position: int | None  # images that will join before its last one; None: all its images have joined
     call: int
     num_calls: int
@@ -159,7 +162,7 @@ class Progress(Struct, frozen=True, tag=True):
 class Preview(Struct, frozen=True, tag=True):
     """A preview of image `index` after `call`; the frame beside it is height × width × 3 bytes of RGB."""
 
-    request_id: str
+    attempt_id: str
     index: int
     call: int
     width_px: int
@@ -169,7 +172,7 @@ class Preview(Struct, frozen=True, tag=True):
 class ImageDone(Struct, frozen=True, tag=True):
     """The completed image `index` of a request; the frame beside it is height × width × 3 bytes of RGB."""
 
-    request_id: str
+    attempt_id: str
     index: int
     seed: int
     width_px: int
@@ -192,7 +195,7 @@ class Timings(Struct, frozen=True):
 class Finished(Struct, frozen=True, tag=True):
     """All images of the request were sent."""
 
-    request_id: str
+    attempt_id: str
     timings: Timings
     num_steps_run: (
         int  # model calls of that image: PNDM makes one more than the requested steps, Heun almost twice as many
@@ -203,7 +206,7 @@ class Finished(Struct, frozen=True, tag=True):
 class Failed(Struct, frozen=True, tag=True):
     """The request ended before all its images were sent; `code` is an error code of `noria.errors`."""
 
-    request_id: str
+    attempt_id: str
     code: str
     message: str
     field: str | None = None

@@ -4,6 +4,7 @@
 """
 
 import pathlib
+from typing import Literal
 
 from msgspec import Struct
 
@@ -27,6 +28,7 @@ class ModelSpec(Struct, frozen=True):
     default_steps: int
     default_guidance: float
     num_parameters: int  # of the UNet
+    kind: Literal["diffusion"] = "diffusion"  # which runtime loads it, and which payload its requests have
 
     @property
     def path(self) -> pathlib.Path:

@@ -1,6 +1,6 @@
 """The message transport between processes: a ZeroMQ ROUTER socket at the engine, a DEALER socket at each client.
 
-A message is a MessagePack frame (`messages.py`) and an optional second frame of raw bytes. The engine's end is a thread
+In both directions a message is a MessagePack frame (`messages.py`) and an optional second frame of raw bytes. The engine's end is a thread
 that owns its socket, so that a long iteration never delays a reply; a client's end runs in an asyncio loop. A lost
 engine is detected by its closed connection, not by a timeout. This module does not depend on what the messages mean.
 """
@@ -28,11 +28,11 @@ ClientId = bytes
 
 
 class EngineChannel:
-    """The engine's end. `inbox` holds (client, message) in order of arrival; `send` may be called from any thread."""
+    """The engine's end. `inbox` holds (client, message, data) in order of arrival; `send` may be called from any thread."""
 
     def __init__(self, address: str) -> None:
         """Bind `address` ("ipc:///path" or "tcp://host:port"); raises zmq.ZMQError if that fails."""
-        self.inbox: queue.SimpleQueue[tuple[ClientId, ToEngine]] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[tuple[ClientId, ToEngine, memoryview | None]] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[list[bytes | memoryview]] = queue.SimpleQueue()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -46,9 +46,9 @@ class EngineChannel:
         self._thread = threading.Thread(target=self._run, name="transport", daemon=True)
         self._thread.start()
 
-    def send(self, client: ClientId, message: FromEngine, payload: bytes | memoryview | None = None) -> None:
+    def send(self, client: ClientId, message: FromEngine, data: bytes | memoryview | None = None) -> None:
         """Queue `message` (and raw bytes beside it) for `client`; dropped without an error if it has disconnected."""
-        self._outbox.put([client, serialize(message)] if payload is None else [client, serialize(message), payload])
+        self._outbox.put([client, serialize(message)] if data is None else [client, serialize(message), data])
         os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
@@ -84,7 +84,8 @@ class EngineChannel:
         client, *frames = self._socket.recv_multipart()
         # A message of another version cannot be answered, so it is dropped.
         with contextlib.suppress(msgspec.DecodeError, IndexError):
-            self.inbox.put((client, deserialize_to_engine(frames[0])))
+            message = deserialize_to_engine(frames[0])
+            self.inbox.put((client, message, memoryview(frames[1]) if len(frames) > 1 else None))
 
 
 class Connected(msgspec.Struct, frozen=True):
@@ -111,9 +112,10 @@ class EngineConnection:
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self._socket.connect(address)
 
-    async def send(self, message: ToEngine) -> None:
-        """Send `message`; raises zmq.Again at once if no engine is connected."""
-        await self._socket.send(serialize(message), flags=zmq.DONTWAIT)
+    async def send(self, message: ToEngine, data: bytes | memoryview | None = None) -> None:
+        """Send `message` (and raw bytes beside it); raises zmq.Again at once if no engine is connected."""
+        frames = [serialize(message)] if data is None else [serialize(message), data]
+        await self._socket.send_multipart(frames, flags=zmq.DONTWAIT)
 
     async def events(self) -> AsyncGenerator[Connected | Disconnected | tuple[FromEngine, memoryview | None], None]:
         """Connection changes and messages, in order, until `close`; a message comes with its second frame or None."""

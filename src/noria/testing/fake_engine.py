@@ -36,7 +36,7 @@ from noria.protocol.messages import (
     ViewRequest,
 )
 from noria.protocol.model_spec import ModelSpec
-from noria.protocol.request import ImageRequest
+from noria.protocol.request import EngineRequest
 from noria.protocol.transport import EngineChannel
 
 FakeEngineState = Literal["ready", "loading", "dead"]
@@ -77,9 +77,11 @@ _PREVIEW_WIDTH_PX, _PREVIEW_HEIGHT_PX = 4, 3
 class FakeEngine:
     """Answers each request at once with images in one colour, which depends on the seed. A context manager, which stops it."""
 
-    def __init__(self, address: str, state: FakeEngineState = "ready") -> None:
+    def __init__(
+        self, address: str, state: FakeEngineState = "ready", models: tuple[ModelSpec, ...] = (FAKE_MODEL,)
+    ) -> None:
         """Listen at `address`, such as "ipc://engine.sock". `state` is its first; `set_state` changes it a moment later."""
-        self.address = address
+        self.address, self.models = address, models
         self._first_state = state
         self._state_commands: queue.SimpleQueue[FakeEngineState] = queue.SimpleQueue()
         self._stopped = threading.Event()
@@ -90,7 +92,7 @@ class FakeEngine:
     def reset(self) -> None:
         """Forget all messages and behave by default again. The state stays."""
         # What it has received.
-        self.submitted: list[ImageRequest] = []  # the id of each is that of the attempt
+        self.submitted: list[EngineRequest] = []  # one for each attempt
         self.cancelled: list[str] = []
         self.view_requests: list[ViewRequest] = []
         self.hello_names: list[str] = []  # the names of the front ends that connected
@@ -135,7 +137,7 @@ class FakeEngine:
     def _run(self) -> None:
         state, channel = self._first_state, EngineChannel(self.address)
         clients: set[bytes] = set()
-        run = _Run()
+        run = _Run(self.models)
         while not self._stopped.is_set():
             with contextlib.suppress(queue.Empty):
                 state = self._state_commands.get_nowait()
@@ -143,11 +145,11 @@ class FakeEngine:
                     channel.close()
                     state = self._wait_for_restart()
                     channel, clients = EngineChannel(self.address), set()
-                    run, self.in_flight = _Run(self.exit_cause, tuple(self.in_flight)), []
+                    run, self.in_flight = _Run(self.models, self.exit_cause, tuple(self.in_flight)), []
                 for client in clients:
                     channel.send(client, run.state_message(state))
             with contextlib.suppress(queue.Empty):
-                client, message = channel.inbox.get(timeout=_POLL_INTERVAL_S)
+                client, message, _data = channel.inbox.get(timeout=_POLL_INTERVAL_S)
                 if isinstance(message, Hello):
                     self.hello_names.append(message.name)
                     clients.add(client)
@@ -171,30 +173,30 @@ class FakeEngine:
                 self.view_requests.append(message)
                 if (answer := self.make_view(message, incarnation)) is not None:
                     channel.send(client, *answer)
-            case Cancel(request_id=request_id):
-                self.cancelled.append(request_id)
+            case Cancel(attempt_id=attempt_id):
+                self.cancelled.append(attempt_id)
                 if self.answers_cancel:
-                    channel.send(client, Failed(request_id, "cancelled", "cancelled", **self.cancel_progress))
+                    channel.send(client, Failed(attempt_id, "cancelled", "cancelled", **self.cancel_progress))
             case Submit(request=request):
                 self._submit(channel, client, request)
 
-    def _submit(self, channel: EngineChannel, client: bytes, request: ImageRequest) -> None:
+    def _submit(self, channel: EngineChannel, client: bytes, request: EngineRequest) -> None:
         # Decided before the request is in `submitted`: a test that sees it there may change the behaviour for the next one.
         crashes = self._crashes_on(request)
         withholds = crashes or self.never_answers
         replies = list(self._replies(request, withholds))
         if withholds:
-            self.in_flight.append(request.request_id)
+            self.in_flight.append(request.attempt_id)
         if crashes:
             self.set_state("dead")
             if self.restarts:
                 self.set_state("ready")
         self.submitted.append(request)
-        for message, payload in replies:
-            channel.send(client, message, payload)
+        for message, data in replies:
+            channel.send(client, message, data)
 
-    def _crashes_on(self, request: ImageRequest) -> bool:
-        if request.seed == self.crash_seed:
+    def _crashes_on(self, request: EngineRequest) -> bool:
+        if request.payload.seed == self.crash_seed:
             time.sleep(_CRASH_DELAY_S)
             return True
         if self.num_crashes_left == 0:
@@ -202,43 +204,46 @@ class FakeEngine:
         self.num_crashes_left -= 1
         return True
 
-    def _replies(self, request: ImageRequest, withholds: bool) -> Iterator[tuple[FromEngine, bytes | None]]:
-        """Yield each reply with its payload; only the acceptance if it withholds the rest."""
+    def _replies(self, request: EngineRequest, withholds: bool) -> Iterator[tuple[FromEngine, bytes | None]]:
+        """Yield each reply with the bytes beside it; only the acceptance if it withholds the rest."""
+        attempt_id, payload = request.attempt_id, request.payload
         if not self.failure:
-            yield Progress(request.request_id, 0, 0, request.num_steps, 0.0, 0.5), None
+            yield Progress(attempt_id, 0, 0, payload.inference_steps, 0.0, 0.5), None
         if withholds:
             return
         if self.failure:
-            yield Failed(request.request_id, **self.failure), None
+            yield Failed(attempt_id, **self.failure), None
             return
-        num_images = 0 if self.sends_invalid_replies else request.num_images
+        num_images = 0 if self.sends_invalid_replies else payload.n
         if request.stream_progress:
-            for call in range(1, request.num_steps + 1):
-                yield Progress(request.request_id, None, call, request.num_steps, 0.0, 0.1), None
-        for number in range(num_images * request.num_previews):
-            preview = Preview(request.request_id, number % num_images, number, _PREVIEW_WIDTH_PX, _PREVIEW_HEIGHT_PX)
-            yield preview, bytes(self.colour(request.seed)) * (_PREVIEW_WIDTH_PX * _PREVIEW_HEIGHT_PX)
+            for call in range(1, payload.inference_steps + 1):
+                yield Progress(attempt_id, None, call, payload.inference_steps, 0.0, 0.1), None
+        for number in range(num_images * payload.partial_images):
+            preview = Preview(attempt_id, number % num_images, number, _PREVIEW_WIDTH_PX, _PREVIEW_HEIGHT_PX)
+            yield preview, bytes(self.colour(payload.seed)) * (_PREVIEW_WIDTH_PX * _PREVIEW_HEIGHT_PX)
         if self.sends_no_images:
             return
         for index in reversed(range(num_images)):  # images may come in any order
-            seed = request.seed + index
-            done = ImageDone(request.request_id, index, seed, request.width_px, request.height_px)
-            yield done, bytes(self.colour(seed)) * (request.width_px * request.height_px)
+            seed = payload.seed + index
+            done = ImageDone(attempt_id, index, seed, payload.width, payload.height)
+            yield done, bytes(self.colour(seed)) * (payload.width * payload.height)
         timings = Timings(queue_s=0.001, text_encode_s=0.002, denoise_s=0.003, decode_s=0.004)
-        yield Finished(request.request_id, timings, request.num_steps, mean_batch=2.5), None
+        yield Finished(attempt_id, timings, payload.inference_steps, mean_batch=2.5), None
 
 
 class _Run:
     """One run of the engine's process, from a start to an end."""
 
-    def __init__(self, previous_exit: ExitCause = "none", in_flight: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, models: tuple[ModelSpec, ...], previous_exit: ExitCause = "none", in_flight: tuple[str, ...] = ()
+    ) -> None:
         """`in_flight` are the attempts that the previous run lost."""
-        self.incarnation = uuid.uuid4().hex
+        self.incarnation, self._models = uuid.uuid4().hex, models
         self._previous_exit, self._in_flight = previous_exit, in_flight
 
     def state_message(self, state: FakeEngineState) -> EngineState:
         if state == "ready":
-            return EngineState(self.incarnation, "ready", (FAKE_MODEL,), "cpu", self._previous_exit, self._in_flight)
+            return EngineState(self.incarnation, "ready", self._models, "cpu", self._previous_exit, self._in_flight)
         return EngineState(self.incarnation, "loading", (), "cpu", self._previous_exit, self._in_flight)
 
 

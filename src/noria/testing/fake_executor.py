@@ -8,22 +8,21 @@ AssertionError.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from noria.engine.runtime import PreviewPixels, preview_calls
-from noria.protocol.request import ImageRequest
+from noria.engine.diffusion.request import BaseImageRequest, preview_calls
+from noria.engine.diffusion.results import DecodedImage, PreviewPixels
+from noria.protocol.request import EngineRequest
 from noria.scheduling.types import ImageId, IterationPlan, IterationResult, Phase, Step
 from noria.testing.virtual_clock import VirtualClock
 
 
 @dataclass(frozen=True)
-class FakeCompiledRequest:
+class FakeCompiledRequest(BaseImageRequest):
     """A request of the fake device, which makes one model call for each step."""
-
-    request: ImageRequest
 
     @property
     def num_calls(self) -> int:
         """The request's number of steps."""
-        return self.request.num_steps
+        return self.request.payload.inference_steps
 
 
 @dataclass(frozen=True)
@@ -61,21 +60,21 @@ class FakeExecutor:
         self._accepted: dict[str, FakeCompiledRequest] = {}
         self._slots: dict[int, tuple[ImageId, int]] = {}  # by slot: its image, and that image's next call
 
-    def prepare(self, request: ImageRequest) -> FakeCompiledRequest:
+    def prepare(self, request: EngineRequest, data: memoryview | None = None) -> FakeCompiledRequest:  # noqa: ARG002
         """Wrap the request; there is nothing to compile."""
         return FakeCompiledRequest(request)
 
-    def is_compiled(self, request: ImageRequest) -> bool:  # noqa: ARG002
+    def is_compiled(self, request: EngineRequest) -> bool:  # noqa: ARG002
         """True."""
         return True
 
     def accept(self, prepared: FakeCompiledRequest) -> None:
         """Keep the request until `forget`."""
-        self._accepted[prepared.request.request_id] = prepared
+        self._accepted[prepared.request.attempt_id] = prepared
 
-    def forget(self, request_id: str) -> None:
+    def forget(self, attempt_id: str) -> None:
         """Drop an accepted request."""
-        del self._accepted[request_id]
+        del self._accepted[attempt_id]
 
     def execute(self, plan: IterationPlan, *, with_thumbnails: bool = False) -> IterationResult:
         """Advance the clock and the images; fail those named in `failing`, and stop at a phase that exceeds `memory`.
@@ -109,9 +108,9 @@ class FakeExecutor:
 
     def _make_previews(self, step: Step, *, with_thumbnails: bool) -> None:
         prepared = self._accepted[step.image.request_id]
-        pixels = FakePixels(prepared.request.seed + step.image.index, 3)
+        pixels = FakePixels(prepared.request.payload.seed + step.image.index, 3)
         preview = PreviewPixels(step.image, step.call, 1, 1, pixels)
-        if step.call in preview_calls(prepared.num_calls, prepared.request.num_previews):
+        if step.call in preview_calls(prepared.num_calls, prepared.request.payload.partial_images):
             self._previews.append(preview)
         if with_thumbnails:
             self._thumbnails.append(preview)
@@ -130,7 +129,9 @@ class FakeExecutor:
         """0."""
         return 0
 
-    def take_pixels(self, image: ImageId) -> FakePixels:
+    def take_result(self, image: ImageId) -> DecodedImage:
         """A flat image of the request's size."""
         request = self._accepted[image.request_id].request
-        return FakePixels(request.seed + image.index, request.width_px * request.height_px * 3)
+        payload = request.payload
+        pixels = FakePixels(payload.seed + image.index, payload.width * payload.height * 3)
+        return DecodedImage(request, image.index, pixels)

@@ -8,6 +8,7 @@ import threading
 
 import msgspec
 
+from noria.protocol.diffusion import ImageSettingsView
 from noria.protocol.live_views import DepartureView, IterationView, RatesView, SlotView, WaitingView
 from noria.protocol.messages import EngineView
 
@@ -20,11 +21,7 @@ def slot_view(slot, **changes):
         f"req-{slot}",
         0,
         "noria-shapes",
-        64,
-        48,
-        "dpm++2m-karras",
-        7.5,
-        20,
+        ImageSettingsView(64, 48, "dpm++2m-karras", 7.5, 20),
         5,
         20,
         "normal",
@@ -39,7 +36,14 @@ def engine_view(num_slots=8, slots=(), num_waiting=0, number=100, **changes):
     """A view whose iterations are the last 100 up to `number`."""
     waiting = tuple(
         WaitingView(
-            f"wait-{k}", 1, "noria-shapes", 64, 64, "euler", 3.0, 25, "normal", SERVER_TIME, SERVER_TIME + k, None
+            f"wait-{k}",
+            1,
+            "noria-shapes",
+            ImageSettingsView(64, 64, "euler", 3.0, 25),
+            "normal",
+            SERVER_TIME,
+            SERVER_TIME + k,
+            None,
         )
         for k in range(num_waiting)
     )

@@ -9,6 +9,7 @@ from rich.console import Console
 from noria.cli.top.events import EngineInfo, EnginesEvent, EngineViewEvent, ServerInfo
 from noria.cli.top.frame import render_frame
 from noria.cli.top.server_state import ServerState
+from noria.protocol.diffusion import ImageSettingsView
 
 FOOTER = ("q quits", "dim")
 URL = "http://127.0.0.1:8000"
@@ -193,7 +194,7 @@ def test_engines_without_room_are_counted():
 
 def test_server_text_never_reaches_the_terminal_as_control_codes():
     evil = "\x1b]0;owned\x07\x9b2J\r\n\u202e"
-    slot = slot_view(0, request_id=evil, scheduler=evil)
+    slot = slot_view(0, request_id=evil, settings=ImageSettingsView(8, 8, evil, 1.0, 1))
     state = ServerState()
     state.apply(EnginesEvent((EngineInfo(evil, "ready", evil, "incarnation-1"),), ServerInfo(evil, (evil,))), 0.0)
     state.apply(EngineViewEvent(evil, engine_view(slots=[slot], incarnation="incarnation-1")), 0.0)

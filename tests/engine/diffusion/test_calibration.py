@@ -17,7 +17,7 @@ from noria.engine.diffusion.calibration import (
     measure_costs,
     run_warmup_request,
 )
-from noria.engine.diffusion.loading import load_multi_model_executor, load_or_measure_costs
+from noria.engine.diffusion.loading import load_executors, load_or_measure_costs
 from noria.errors import ModelError
 from noria.models.catalog import open_model
 from noria.scheduling.costs import CostCurve, CostModel
@@ -202,13 +202,13 @@ def test_costs_are_cached_in_the_folder_of_the_setting_or_in_the_users_cache(mon
 def test_a_real_model_is_measured_at_its_first_start_and_not_at_its_second(spec, tmp_path, monkeypatch):
     monkeypatch.setattr(calibration, "BUDGET_S", 120.0)  # a busy machine would leave the larger sizes out
     settings = msgspec.structs.replace(CONFIG, slots=2, cache_dir=str(tmp_path))
-    executor, config = load_multi_model_executor([spec], settings, "cpu")
-    costs, (cache,) = load_or_measure_costs(executor, [spec], config)
+    executors, config = load_executors([spec], settings, "cpu")
+    costs, (cache,) = load_or_measure_costs(executors, [spec], config)
     batch_key = default_batch_key(spec)
     assert sorted(costs.steps[batch_key].points) == [1, 2, 4]
     assert costs.decode_s(batch_key) > 0.0
     assert costs.text_encode_s(spec.name) > 0.0
     assert cache.path.exists()
     monkeypatch.setattr("noria.engine.diffusion.loading.measure_costs", lambda *_: pytest.fail("measured again"))
-    again, _ = load_or_measure_costs(executor, [spec], config)
+    again, _ = load_or_measure_costs(executors, [spec], config)
     assert again.steps[batch_key].points == costs.steps[batch_key].points

@@ -13,15 +13,16 @@ from noria.engine.diffusion import executor as diffusion
 from noria.engine.diffusion.executor import DiffusionExecutor, PipelineFillDetector
 from noria.engine.diffusion.loading import warm_up
 from noria.engine.diffusion.prompt_embeddings import PromptEmbeddingCache
-from noria.engine.loop import EngineLoop, ImageReady, PreviewReady, RequestEnded
-from noria.errors import ModelError
+from noria.engine.diffusion.results import DecodedImage
+from noria.engine.loop import EngineLoop, PreviewReady, RequestEnded, ResultReady
+from noria.errors import InvalidField, ModelError
 from noria.images import scheduler_names
 from noria.models.catalog import open_model
 from noria.models.diffusion.stable_diffusion import StableDiffusion
-from noria.protocol.request import ImageRequest
 from noria.sampling.previews import downscale
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import FinishReason
+from noria.testing.requests import make_image_request
 
 # One uint8 step: kernels round differently at other batch sizes, so a value near a half may be rounded either way.
 NATURAL_TOLERANCE = 1
@@ -55,15 +56,12 @@ def make_request(spec, number, **fields):
         prompt=["a red circle", "a blue square above a green star", "", "a large ring at the top left"][number % 4],
         negative_prompt=["", "a black cross"][number % 2],
         seed=1000 + number,
-        width_px=spec.default_width_px,
-        height_px=spec.default_height_px,
-        num_steps=8,
+        width=spec.default_width_px,
+        height=spec.default_height_px,
+        inference_steps=8,
         guidance_scale=4.0,
-        num_images=1,
-        scheduler="ddim",
-        timeout_s=math.inf,
     )
-    return ImageRequest(**(defaults | fields))
+    return make_image_request(**(defaults | fields))
 
 
 def generate(executor, requests, arrivals=None):
@@ -73,9 +71,9 @@ def generate(executor, requests, arrivals=None):
 
     def on_event(event):
         request = event.prepared.request
-        if isinstance(event, ImageReady):
-            pixels = np.frombuffer(event.pixels.rgb(), np.uint8)
-            images[request.request_id, event.index] = pixels.reshape(request.height_px, request.width_px, 3)
+        if isinstance(event, ResultReady):
+            pixels = np.frombuffer(event.result.pixels.rgb(), np.uint8)
+            images[request.request_id, event.index] = pixels.reshape(request.payload.height, request.payload.width, 3)
         elif isinstance(event, RequestEnded):
             ends[request.request_id] = event.event
 
@@ -107,20 +105,20 @@ def pipeline(tiny_folder):
 def generate_with_pipeline(pipe, request):
     import diffusers
 
-    choice = scheduler_names.find(request.scheduler)
+    choice = scheduler_names.find(request.payload.scheduler)
     own_config = diffusers.DDIMScheduler.load_config(pipe.config._name_or_path, subfolder="scheduler")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # diffusers' deprecations of its own configuration keys
         overrides = {"clip_sample": False, "steps_offset": 1, **choice.overrides}
         pipe.scheduler = getattr(diffusers, choice.diffusers_class).from_config(own_config, **overrides)
         (image,) = pipe(
-            request.prompt,
-            negative_prompt=request.negative_prompt,
-            width=request.width_px,
-            height=request.height_px,
-            num_inference_steps=request.num_steps,
-            guidance_scale=request.guidance_scale,
-            generator=torch.Generator("cpu").manual_seed(request.seed),
+            request.payload.prompt,
+            negative_prompt=request.payload.negative_prompt,
+            width=request.payload.width,
+            height=request.payload.height,
+            num_inference_steps=request.payload.inference_steps,
+            guidance_scale=request.payload.guidance_scale,
+            generator=torch.Generator("cpu").manual_seed(request.payload.seed),
             output_type="np",
         ).images
     return (image * 255).round().astype(np.uint8)
@@ -133,7 +131,7 @@ DIFFUSION_SCHEDULERS = [choice.name for choice in scheduler_names.SCHEDULERS if 
 def test_each_scheduler_gives_the_image_of_the_pipeline(tiny, pipeline, name):
     spec, executor = tiny
     for number, (steps, guidance) in enumerate([(4, 1.0), (20, 5.0)]):
-        request = make_request(spec, number + 1, scheduler=name, num_steps=steps, guidance_scale=guidance)
+        request = make_request(spec, number + 1, scheduler=name, inference_steps=steps, guidance_scale=guidance)
         ours = generate(executor, [request])[request.request_id, 0]
         theirs = generate_with_pipeline(pipeline.to(executor.model.device), request)
         assert difference(ours, theirs) <= PARITY_TOLERANCE, f"{name}, {steps} steps"
@@ -142,7 +140,7 @@ def test_each_scheduler_gives_the_image_of_the_pipeline(tiny, pipeline, name):
 def mixed_requests(spec):
     names = ["ddim", "euler", "euler-a", "dpm++2m-karras", "pndm", "heun", "unipc", "lms"]
     return [
-        make_request(spec, k, scheduler=names[k % 8], num_steps=5 + 3 * k, guidance_scale=1.0 + 11 * (k % 5) / 4)
+        make_request(spec, k, scheduler=names[k % 8], inference_steps=5 + 3 * k, guidance_scale=1.0 + 11 * (k % 5) / 4)
         for k in range(16)
     ]
 
@@ -168,7 +166,7 @@ def test_with_one_padded_bucket_an_image_alone_equals_the_image_in_a_mixed_batch
 
 def test_image_k_of_a_request_is_the_image_of_seed_plus_k(tiny):
     spec, executor = tiny
-    many = generate(executor, [make_request(spec, 1, num_images=3, scheduler="euler-a")])
+    many = generate(executor, [make_request(spec, 1, n=3, scheduler="euler-a")])
     for k in range(3):
         one = generate(executor, [make_request(spec, 1, seed=1001 + k, scheduler="euler-a")])["r1", 0]
         assert difference(many["r1", k], one) <= NATURAL_TOLERANCE
@@ -176,11 +174,11 @@ def test_image_k_of_a_request_is_the_image_of_seed_plus_k(tiny):
 
 def test_images_of_several_sizes_run_together(tiny):
     spec, executor = tiny
-    requests = [make_request(spec, 1), make_request(spec, 2, width_px=48), make_request(spec, 3, height_px=64)]
+    requests = [make_request(spec, 1), make_request(spec, 2, width=48), make_request(spec, 3, height=64)]
     together = generate(executor, requests)
     for request in requests:
         image = together[request.request_id, 0]
-        assert image.shape == (request.height_px, request.width_px, 3)
+        assert image.shape == (request.payload.height, request.payload.width, 3)
         assert difference(generate(executor, [request])[request.request_id, 0], image) <= NATURAL_TOLERANCE
 
 
@@ -196,7 +194,7 @@ def bundled(bundled_folder):
 @pytest.mark.parametrize("name", DIFFUSION_SCHEDULERS)
 def test_the_bundled_model_gives_the_image_of_its_pipeline(bundled, name):
     spec, executor, pipe = bundled
-    request = make_request(spec, 1, prompt="a red circle above a blue square", scheduler=name, num_steps=6)
+    request = make_request(spec, 1, prompt="a red circle above a blue square", scheduler=name, inference_steps=6)
     ours = generate(executor, [request])[request.request_id, 0]
     assert difference(ours, generate_with_pipeline(pipe, request)) <= PARITY_TOLERANCE
     assert ours.std() > 10, "the image is flat"
@@ -209,15 +207,15 @@ def test_latents_that_overflow_fail_their_request_alone(tiny):
     failures = []
 
     def on_event(event):
-        if isinstance(event, ImageReady):
+        if isinstance(event, ResultReady):
             try:
-                event.pixels.rgb()
+                event.result.pixels.rgb()
             except GenerationFailed as error:
                 failures.append((event.prepared.request.request_id, str(error)))
 
     loop = EngineLoop(StepScheduler(8), executor, on_event, lambda: 0.0)
     for number in (1, 2):
-        loop.submit(executor.prepare(make_request(spec, number, num_steps=3)))
+        loop.submit(executor.prepare(make_request(spec, number, inference_steps=3)))
     loop.run_iteration()
     with torch.inference_mode():
         executor._history(executor._requests["r1"].batch_key)[0] = math.nan
@@ -304,6 +302,17 @@ def test_weights_without_all_parameters_are_rejected(tiny_folder, tmp_path):
         load(folder)
 
 
+@pytest.mark.parametrize(
+    ("fields", "field"), [({"n": 16 + 256 + 1}, "n"), ({"scheduler": "ddim", "data": b""}, "data")]
+)
+def test_a_request_that_can_never_be_served_is_refused(bundled, fields, field):
+    spec, executor, _ = bundled
+    data = fields.pop("data", None)
+    with pytest.raises(InvalidField) as refused:
+        executor.prepare(make_request(spec, 0, **fields), data)
+    assert refused.value.field == field
+
+
 def previews_and_image(spec, executor, **fields):
     """The previews [(call, [h, w, 3])] of one image, and its pixels [H, W, 3]."""
     previews, images = [], []
@@ -313,7 +322,7 @@ def previews_and_image(spec, executor, **fields):
             case PreviewReady(preview=preview):
                 rgb = np.frombuffer(preview.pixels.rgb(), np.uint8).reshape(preview.height_px, preview.width_px, 3)
                 previews.append((preview.call, rgb))
-            case ImageReady(pixels=pixels):
+            case ResultReady(result=DecodedImage(pixels=pixels)):
                 images.append(np.frombuffer(pixels.rgb(), np.uint8).reshape(spec.default_height_px, -1, 3))
 
     request = make_request(spec, 1, **fields)
@@ -328,9 +337,15 @@ def previews_and_image(spec, executor, **fields):
 def test_a_late_preview_resembles_the_image_with_every_kind_of_sampler(bundled, scheduler):
     spec, executor, _ = bundled
     previews, image = previews_and_image(
-        spec, executor, num_previews=3, num_steps=16, scheduler=scheduler, guidance_scale=3.0, prompt="a red circle"
+        spec,
+        executor,
+        partial_images=3,
+        inference_steps=16,
+        scheduler=scheduler,
+        guidance_scale=3.0,
+        prompt="a red circle",
     )
-    calls = executor.prepare(make_request(spec, 1, num_steps=16, scheduler=scheduler)).num_calls
+    calls = executor.prepare(make_request(spec, 1, inference_steps=16, scheduler=scheduler)).num_calls
     assert [call for call, _ in previews] == [calls * k // 4 for k in (1, 2, 3)]
     scale = executor.model.latent_scale
     blocks = image.reshape(image.shape[0] // scale, scale, -1, scale, 3).mean(axis=(1, 3))
@@ -343,7 +358,7 @@ def test_a_late_preview_resembles_the_image_with_every_kind_of_sampler(bundled, 
 
 def test_a_thumbnail_is_the_preview_of_the_same_call_and_changes_no_image(bundled):
     spec, executor, _ = bundled
-    requests = [make_request(spec, number, num_previews=2, num_steps=6) for number in range(2)]
+    requests = [make_request(spec, number, partial_images=2, inference_steps=6) for number in range(2)]
     undisturbed = generate(executor, requests)
     previews, thumbnails, images = {}, {}, {}
 
@@ -352,7 +367,7 @@ def test_a_thumbnail_is_the_preview_of_the_same_call_and_changes_no_image(bundle
         match event:
             case PreviewReady(preview=preview):
                 previews[request_id, preview.call] = (preview.width_px, preview.height_px, bytes(preview.pixels.rgb()))
-            case ImageReady(pixels=pixels):
+            case ResultReady(result=DecodedImage(pixels=pixels)):
                 images[request_id] = np.frombuffer(pixels.rgb(), np.uint8)
 
     loop = EngineLoop(StepScheduler(8), executor, on_event, lambda: 0.0, lambda _plan: True)
@@ -373,7 +388,7 @@ def test_a_thumbnail_of_a_large_image_is_small(bundled):
     spec, executor, _ = bundled
     side_px = 72 * executor.model.latent_scale
     loop = EngineLoop(StepScheduler(8), executor, lambda _: None, lambda: 0.0, lambda _plan: True)
-    loop.submit(executor.prepare(make_request(spec, 0, num_steps=1, width_px=side_px, height_px=side_px // 9)))
+    loop.submit(executor.prepare(make_request(spec, 0, inference_steps=1, width=side_px, height=side_px // 9)))
     (thumbnail,) = loop.run_iteration().thumbnails
     assert (thumbnail.width_px, thumbnail.height_px) == (36, 4)
     assert len(thumbnail.pixels.rgb()) == 36 * 4 * 3
@@ -435,7 +450,7 @@ def test_out_of_memory_is_recognized_by_the_message_of_a_plain_error(tiny, monke
     ends = []
     loop = EngineLoop(StepScheduler(8), executor, ends.append, lambda: 0.0)
     for number in range(2):
-        loop.submit(executor.prepare(make_request(spec, number, num_steps=1)))
+        loop.submit(executor.prepare(make_request(spec, number, inference_steps=1)))
     monkeypatch.setattr(executor.model, "predict", LimitedMemory(executor.model.predict, 2, RuntimeError(text)))
     while loop.run_iteration() is not None:
         pass
@@ -458,7 +473,7 @@ def test_a_preview_is_sent_once_although_its_step_was_repeated(bundled, monkeypa
     events = []
     loop = EngineLoop(StepScheduler(8), executor, events.append, lambda: 0.0)
     for number in range(2):
-        loop.submit(executor.prepare(make_request(spec, number, num_previews=3)))
+        loop.submit(executor.prepare(make_request(spec, number, partial_images=3)))
     while loop.run_iteration() is not None:
         pass
     previews = [
@@ -517,7 +532,7 @@ def test_work_that_the_loop_does_not_wait_for_is_timed_by_the_device(tiny, monke
         monkeypatch.setattr(torch.cuda, "Event", HostEvent)
     events = []
     loop = EngineLoop(StepScheduler(8), executor, events.append, time.monotonic)
-    loop.submit(executor.prepare(make_request(spec, 1, num_steps=3)))
+    loop.submit(executor.prepare(make_request(spec, 1, inference_steps=3)))
     device_timings = []
     while (iteration := loop.run_iteration()) is not None:
         device_timings.append(iteration.outcome.phase_timings)

@@ -4,7 +4,7 @@ import functools
 import os
 
 from noria.config import EngineConfig
-from noria.engine.auto_settings import resolve_auto
+from noria.engine.diffusion.auto_settings import resolve_auto
 from noria.engine.diffusion.loading import detect_machine
 from noria.models.catalog import open_model
 from noria.observe import cgroup

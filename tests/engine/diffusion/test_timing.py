@@ -6,7 +6,8 @@ import time
 import pytest
 import torch
 
-from noria.engine.diffusion.timing import CombinedTimings, DeviceStopwatch, HostStopwatch
+from noria.engine.diffusion.timing import DeviceStopwatch, HostStopwatch
+from noria.engine.multi_model import CombinedTimings
 from noria.engine.pending_view import TimedIteration
 from noria.protocol.live_views import IterationView
 from noria.scheduling.types import MeasuredTimings, RequestTimings

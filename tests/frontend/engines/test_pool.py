@@ -69,7 +69,7 @@ def test_requests_of_a_lost_engine_are_retried_on_another(request_of, new_engine
             await wait_until_async(lambda: all(status.state == "ready" for status in engine_pool.engines))
             task = asyncio.create_task(engine_pool.submit(request_of(seed=77)))
             await wait_until_async(lambda: second.submitted)
-            assert second.submitted[0].seed == 77
+            assert second.submitted[0].payload.seed == 77
             assert second.submitted[0].timeout_s < first.submitted[0].timeout_s
             assert second.submitted[0].exclusive  # there is no report of how the first engine ended
             second.never_answers = False
@@ -123,7 +123,7 @@ def test_a_request_that_crashes_engines_fails_no_other(request_of, new_engine):
             )
             assert isinstance(crashing, EngineCrashed)
             assert [result.images[0].seed for result in others] == [1, 2, 3]
-            assert [request.exclusive for request in engine.submitted if request.seed == 13] == [False, True]
+            assert [request.exclusive for request in engine.submitted if request.payload.seed == 13] == [False, True]
 
     asyncio.run(scenario())
 
@@ -138,13 +138,15 @@ def test_a_request_that_was_not_in_flight_at_a_crash_is_not_suspected(request_of
             calls = [asyncio.create_task(engine_pool.submit(request_of(seed=seed))) for seed in (1, 2)]
             await wait_until_async(lambda: len(engine.submitted) == 2)
             engine.in_flight = [
-                name for name, request in zip(engine.in_flight, engine.submitted, strict=True) if request.seed == 1
+                name
+                for name, request in zip(engine.in_flight, engine.submitted, strict=True)
+                if request.payload.seed == 1
             ]
             engine.never_answers = False
             engine.set_state("dead")
             engine.set_state("ready")
             assert [(await call).images[0].seed for call in calls] == [1, 2]
-            assert {request.seed: request.exclusive for request in engine.submitted[2:]} == {1: True, 2: False}
+            assert {request.payload.seed: request.exclusive for request in engine.submitted[2:]} == {1: True, 2: False}
 
     asyncio.run(scenario())
 
@@ -251,7 +253,7 @@ def test_an_exclusive_retry_that_waits_keeps_its_timeout(request_of, new_engine,
             monkeypatch.setattr(loop, "time", lambda: time.monotonic() + 1500.0)
             with pytest.raises(DeadlineExceeded):
                 await second
-            assert [request.seed for request in engine.submitted] == [1, 2, 1]
+            assert [request.payload.seed for request in engine.submitted] == [1, 2, 1]
             first.cancel()
 
     asyncio.run(scenario())
@@ -340,7 +342,7 @@ def test_cancelled_calls_leave_no_task_and_no_attempt(request_of, new_engine):
             assert not engine_pool._engines[0]._attempts
             assert not engine_pool._timers
             # The last messages may still be on their way to the engine.
-            await wait_until_async(lambda: {r.request_id for r in engine.submitted} == set(engine.cancelled))
+            await wait_until_async(lambda: {r.attempt_id for r in engine.submitted} == set(engine.cancelled))
 
     asyncio.run(scenario())
 

@@ -144,7 +144,7 @@ def test_the_rate_counts_images_and_is_per_key(serve_keys, client_with_key):
         )
         too_many = alice.post("/t2i", json={"prompt": "p", "n": 5})
         assert (too_many.status_code, too_many.json()["error"]["param"]) == (400, "n")
-        assert sum(request.num_images for request in engine.submitted) == 4
+        assert sum(request.payload.n for request in engine.submitted) == 4
         with client_with_key(address, keys, "bob") as bob:
             assert bob.post("/t2i", json={"prompt": "p", "n": 5}).status_code == 200
 

@@ -66,10 +66,11 @@ def test_the_line_of_a_successful_request_has_all_fields(stream, client, line_of
             "model": "tiny",
             "model_version": "0123456789ab",
             "n": 2,
-            "size": "64x48",
+            "width": 64,
+            "height": 48,
             "scheduler": "euler",
-            "steps": 3,
-            "guidance": 2.0,
+            "inference_steps": 3,
+            "guidance_scale": 2.0,
             "seed": 7,
             "queue_s": 0.001,
             "text_encode_s": 0.002,
@@ -207,7 +208,14 @@ def test_a_job_cancelled_before_it_starts_has_one_line_besides_those_of_its_http
             client.delete(f"/v1/jobs/{job_id}", headers={"x-request-id": "unmade"})
         wait_until(lambda: [line["request_id"] for line in accesses()].count("unmade") == 2)
     (line,) = [line for line in lines() if line["request_id"] in {job_id, "made", "unmade"}]
-    expected = {"job_id": job_id, "outcome": "cancelled", "job_status": "canceled", "attempt": 0, "n": 2, "steps": 3}
+    expected = {
+        "job_id": job_id,
+        "outcome": "cancelled",
+        "job_status": "canceled",
+        "attempt": 0,
+        "n": 2,
+        "inference_steps": 3,
+    }
     assert line.items() >= (expected | {"model": "tiny", "model_version": "0123456789ab"}).items()
     assert 0 <= line["waited_s"] == line["seconds"]
     assert "secret" not in str(line)

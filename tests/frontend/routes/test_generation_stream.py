@@ -66,7 +66,7 @@ def test_a_disconnect_cancels_the_request_in_the_engine(client, engine):
     engine.never_answers = True
     with client.stream("POST", "/t2i", json={"prompt": "p", "stream": True}) as response:
         assert next(response.iter_lines()) == "event: progress"
-    wait_until(lambda: [request.request_id for request in engine.submitted] == engine.cancelled)
+    wait_until(lambda: [request.attempt_id for request in engine.submitted] == engine.cancelled)
 
 
 def test_the_end_of_the_engine_is_reported_before_its_cause_is_known(new_engine, serve):

@@ -51,10 +51,14 @@ def test_one_image_is_the_file_itself(client, engine, spec):
 def test_defaults_are_those_of_the_model(client, engine, spec):
     client.post("/t2i", json={"prompt": "p", "width": 32})
     (request,) = engine.submitted
-    assert (request.width_px, request.height_px) == (32, spec.default_height_px)
-    assert (request.num_steps, request.guidance_scale, request.scheduler) == (12, 6.5, "ddim")
-    assert (request.num_images, request.negative_prompt) == (1, "")
-    assert 0 <= request.seed < 2**32
+    assert (request.payload.width, request.payload.height) == (32, spec.default_height_px)
+    assert (request.payload.inference_steps, request.payload.guidance_scale, request.payload.scheduler) == (
+        12,
+        6.5,
+        "ddim",
+    )
+    assert (request.payload.n, request.payload.negative_prompt) == (1, "")
+    assert 0 <= request.payload.seed < 2**32
 
 
 @pytest.mark.parametrize("file_format", ["png", "webp", "jpeg"])
@@ -103,7 +107,7 @@ def test_invalid_request_id_is_replaced(client, bad):
 @pytest.mark.parametrize("accepted", ["Euler", "EulerDiscreteScheduler", "euler"])
 def test_scheduler_by_any_of_its_names(client, engine, accepted):
     assert client.post("/t2i", json={"prompt": "p", "scheduler": accepted}).status_code == 200
-    assert engine.submitted[0].scheduler == "euler"
+    assert engine.submitted[0].payload.scheduler == "euler"
 
 
 @pytest.mark.parametrize(
@@ -335,8 +339,8 @@ def test_same_request_id_at_the_same_time_is_two_requests(client, engine, url):
     for thread in threads:
         thread.start()
     wait_until(lambda: len(engine.submitted) == 2)
-    assert len({request.request_id for request in engine.submitted}) == 2
-    assert all(request.request_id.startswith("twin.") for request in engine.submitted)
+    assert len({request.attempt_id for request in engine.submitted}) == 2
+    assert all(request.request_id == "twin" for request in engine.submitted)
     engine.failure = {"code": "generation_failed", "message": "enough"}
     engine.never_answers = False
     engine.set_state("dead")
@@ -351,7 +355,8 @@ def test_request_is_retried_when_the_engine_restarts(client, engine):
     response = client.post("/t2i", json={"prompt": "p", "seed": 9})
     assert response.status_code == 200
     first, second = engine.submitted
-    assert (first.seed, first.prompt) == (second.seed, second.prompt) == (9, "p")
+    assert first.payload == second.payload
+    assert (first.payload.seed, first.payload.prompt) == (9, "p")
     assert Image.open(io.BytesIO(response.content)).getpixel((0, 0)) == engine.colour(9)
 
 

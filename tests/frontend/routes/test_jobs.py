@@ -97,7 +97,7 @@ def test_job_gets_its_random_seed_when_it_is_accepted(served):
     client, engine = served
     job = client.post("/v1/jobs", json={"input": {"prompt": "p"}}).json()
     ended(client, job["id"])
-    assert job["input"]["seed"] == engine.submitted[-1].seed
+    assert job["input"]["seed"] == engine.submitted[-1].payload.seed
 
 
 def test_input_can_be_a_body_of_the_openai_route(client):
@@ -191,7 +191,7 @@ def test_job_survives_its_front_end(serve_jobs):
     with serve_jobs() as (client, engine, _):
         job = ended(client, job_id)
         assert job["status"] == "succeeded"
-        assert engine.submitted[-1].seed == 7
+        assert engine.submitted[-1].payload.seed == 7
 
 
 def test_stopping_front_end_ends_its_streams(serve_jobs):

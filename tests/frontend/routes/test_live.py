@@ -21,6 +21,7 @@ from noria.frontend.live.subscribers import MAX_SUBSCRIBERS, MAX_SUBSCRIBERS_PER
 from noria.frontend.routes import live
 from noria.frontend.routes.live import resolve_live_setting
 from noria.observe.logs.setup import LineHandler, logging_to
+from noria.protocol.diffusion import ImageSettingsView
 from noria.protocol.live_views import DepartureView, IterationView, RatesView, SlotView, ThumbnailView, WaitingView
 from noria.protocol.messages import EngineView
 from waiting import wait_until, wait_until_ready
@@ -31,7 +32,19 @@ RATES = RatesView(60.0, 1.0, 2.0, 3.0, 0.5, 0.9, 0.99, 4.0, 0.5, 0.75)
 
 
 def slot_view(number):
-    return SlotView(number, f"r{number}", 0, "tiny", 64, 48, "ddim", 6.5, 12, 3, 12, "normal", 1000.0, None, 1002.0)
+    return SlotView(
+        number,
+        f"r{number}",
+        0,
+        "tiny",
+        ImageSettingsView(64, 48, "ddim", 6.5, 12),
+        3,
+        12,
+        "normal",
+        1000.0,
+        None,
+        1002.0,
+    )
 
 
 class ViewMaker:
@@ -186,7 +199,10 @@ def test_recorded_stream_has_the_declared_fields():
         ):
             msgspec.convert(view[name], list[kind])
         msgspec.convert(view["rates"], RatesView)
-    assert any(len({(image["width_px"], image["height_px"]) for image in view["slots"]}) > 1 for view in views)
+    assert any(
+        len({(image["settings"]["width"], image["settings"]["height"]) for image in view["slots"]}) > 1
+        for view in views
+    )
     assert any(view["waiting"] for view in views)
     assert any(view["departures"] for view in views)
 

@@ -37,8 +37,8 @@ def test_all_fields_of_openai_and_of_noria(client, engine):
     )  # fmt: skip
     assert [image.seed for image in answer.data] == [7, 8]
     (request,) = engine.submitted
-    assert (request.num_images, request.negative_prompt, request.num_steps) == (2, "q", 3)
-    assert (request.guidance_scale, request.scheduler, request.width_px) == (1.5, "euler", 64)
+    assert (request.payload.n, request.payload.negative_prompt, request.payload.inference_steps) == (2, "q", 3)
+    assert (request.payload.guidance_scale, request.payload.scheduler, request.payload.width) == (1.5, "euler", 64)
 
 
 def test_compression_is_the_file_quality(client):

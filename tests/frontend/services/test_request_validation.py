@@ -31,18 +31,22 @@ def test_invalid_guidance_scales_are_refused(spec, value):
 
 def test_guidance_scale_may_be_a_fraction(spec):
     assert (
-        validate(ImageRequestBody("p", guidance_scale=1.25), spec, FrontendConfig(), "id", lambda: 0).guidance_scale
+        validate(
+            ImageRequestBody("p", guidance_scale=1.25), spec, FrontendConfig(), "id", lambda: 0
+        ).payload.guidance_scale
         == 1.25
     )
 
 
 def test_default_steps_are_limited_by_the_operator(spec):
-    assert validate(ImageRequestBody("p"), spec, FrontendConfig(max_steps=5), "id", lambda: 0).num_steps == 5
+    assert (
+        validate(ImageRequestBody("p"), spec, FrontendConfig(max_steps=5), "id", lambda: 0).payload.inference_steps == 5
+    )
 
 
 def test_a_seed_is_drawn_only_if_none_is_given(spec):
-    assert validate(ImageRequestBody("p"), spec, FrontendConfig(), "id", lambda: 42).seed == 42
-    assert validate(ImageRequestBody("p", seed=0), spec, FrontendConfig(), "id", unused_seed).seed == 0
+    assert validate(ImageRequestBody("p"), spec, FrontendConfig(), "id", lambda: 42).payload.seed == 42
+    assert validate(ImageRequestBody("p", seed=0), spec, FrontendConfig(), "id", unused_seed).payload.seed == 0
 
 
 _numbers = st.none() | st.integers(-(2**70), 2**70) | st.integers(0, 300)
@@ -74,19 +78,19 @@ def test_an_admitted_request_is_within_every_limit(spec, body):
         return
     allowed = limits(spec, config)
     got = {
-        "n": request.num_images,
-        "seed": request.seed,
-        "width": request.width_px,
-        "height": request.height_px,
-        "inference_steps": request.num_steps,
-        "guidance_scale": request.guidance_scale,
+        "n": request.payload.n,
+        "seed": request.payload.seed,
+        "width": request.payload.width,
+        "height": request.payload.height,
+        "inference_steps": request.payload.inference_steps,
+        "guidance_scale": request.payload.guidance_scale,
     }
     for name, value in got.items():
         assert allowed[name].min <= value <= allowed[name].max
         assert value % allowed[name].multiple == 0 or allowed[name].multiple == 1
-    assert request.seed + request.num_images < 2**63
-    assert request.scheduler in spec.schedulers
-    assert len(request.prompt) <= 20
+    assert request.payload.seed + request.payload.n < 2**63
+    assert request.payload.scheduler in spec.schedulers
+    assert len(request.payload.prompt) <= 20
 
 
 @pytest.mark.parametrize(

@@ -188,14 +188,14 @@ def _waiting_request(request: WaitingView, server_time_s: float, *, with_model: 
     start_in_s = None if request.start_at is None else max(0.0, request.start_at - server_time_s)
     pieces: list[StyledText] = [
         ("waits ", "yellow"),
-        (f"{count}{request.width_px}×{request.height_px}", ""),
+        (f"{count}{request.settings.width}×{request.settings.height}", ""),
         (f" starts {_relative_time(start_in_s)}", ""),
     ]
     if request.deadline_at is not None:
         remaining_s = request.deadline_at - server_time_s
         is_late = remaining_s < 0
         pieces.append((" late" if is_late else f" due {_relative_time(remaining_s)}", "red" if is_late else ""))
-    pieces.append((f" {request.num_steps} steps {request.scheduler}", "green"))
+    pieces.append((f" {request.settings.inference_steps} steps {request.settings.scheduler}", "green"))
     if with_model:
         pieces.append((f" {request.model}", ""))
     if request.priority != "normal":

@@ -167,13 +167,13 @@ def _field_text(name: str, image: SlotView, server_time_s: float) -> StyledText:
         case "model":
             return image.model, ""
         case "size":
-            return f"{image.width_px}×{image.height_px}", ""
+            return f"{image.settings.width}×{image.settings.height}", ""
         case "scheduler":
-            return image.scheduler, "green"
+            return image.settings.scheduler, "green"
         case "steps":
-            return str(image.num_steps), ""
+            return str(image.settings.inference_steps), ""
         case "guidance":
-            return format_number(image.guidance_scale), ""
+            return format_number(image.settings.guidance_scale), ""
         case "priority":
             return image.priority, "dim" if image.priority == "normal" else "bold"
         case _:

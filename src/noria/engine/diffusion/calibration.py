@@ -18,10 +18,12 @@ import msgspec
 
 from noria import __version__
 from noria.config import EngineConfig
-from noria.engine.loop import EngineEvent, EngineLoop, ImageReady, RequestEnded
+from noria.engine.loop import EngineEvent, EngineLoop, RequestEnded, ResultReady
 from noria.errors import GenerationFailed, ModelError, NoriaError
+from noria.protocol.diffusion import DiffusionPayload
+from noria.protocol.messages import ShapeCosts
 from noria.protocol.model_spec import ModelSpec
-from noria.protocol.request import ImageRequest
+from noria.protocol.request import EngineRequest
 from noria.scheduling.costs import CostCurve, CostModel
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import BatchKey, FinishReason
@@ -35,6 +37,24 @@ BUDGET_S = 3.0
 """Seconds that measuring may add to a start. The costs of what does not fit into it are learned in service."""
 
 _STEPS = 3  # of a measured request; a single one would time the first access to its memory
+
+
+def shape_costs(costs: CostModel) -> tuple[ShapeCosts, ...]:
+    """The measured costs, in the form that clients receive."""
+    return tuple(
+        ShapeCosts(
+            model=batch_key.model,
+            width_px=batch_key.width_px,
+            height_px=batch_key.height_px,
+            step_s={rows: round(costs.step_s(batch_key, rows), 6) for rows in sorted(curve.points)},
+            decode_s={n: round(costs.decode_s(batch_key, n), 6) for n in sorted(costs.decodes[batch_key].points)}
+            if batch_key in costs.decodes
+            else {},
+            text_encode_s=round(costs.text_encode_s(batch_key.model), 6),
+            max_rows=costs.rows_limit(batch_key),
+        )
+        for batch_key, curve in costs.steps.items()
+    )
 
 
 class CachedCurve(msgspec.Struct, frozen=True):
@@ -105,19 +125,21 @@ def run_warmup_request(
     events: list[EngineEvent[CompiledImageRequest]] = []
     scheduler = StepScheduler(config.slots, config.decode_batch, costs=costs)
     loop: EngineLoop[CompiledImageRequest] = EngineLoop(scheduler, executor, events.append, time.monotonic)
-    request = ImageRequest(
+    request = EngineRequest(
         request_id=f"warmup-{num_images}",
-        prompt=f"{num_images} warm-up images, {steps} steps",  # differs each time, so that no embedding is cached
-        negative_prompt="",
-        seed=0,
-        width_px=spec.default_width_px,
-        height_px=spec.default_height_px,
-        num_steps=steps,
-        guidance_scale=guidance,
-        num_images=num_images,
-        scheduler=spec.default_scheduler,
-        timeout_s=math.inf,
         model=spec.name,
+        payload=DiffusionPayload(
+            prompt=f"{num_images} warm-up images, {steps} steps",  # differs each time, so that no embedding is cached
+            negative_prompt="",
+            seed=0,
+            width=spec.default_width_px,
+            height=spec.default_height_px,
+            inference_steps=steps,
+            guidance_scale=guidance,
+            scheduler=spec.default_scheduler,
+            n=num_images,
+        ),
+        timeout_s=math.inf,
     )
     try:
         loop.submit(executor.prepare(request))
@@ -132,8 +154,8 @@ def run_warmup_request(
 
 
 def _expect_success(event: "EngineEvent[CompiledImageRequest]") -> None:
-    if isinstance(event, ImageReady):
-        event.pixels.rgb()
+    if isinstance(event, ResultReady):
+        event.result.message()
     elif isinstance(event, RequestEnded) and event.event.finish_reason is not FinishReason.FINISHED:
         raise GenerationFailed(event.event.message)
 

@@ -22,11 +22,14 @@ from noria.engine.diffusion.device_transfer import HostPixels, to_host
 from noria.engine.diffusion.latents import LatentSlots
 from noria.engine.diffusion.out_of_memory import is_out_of_memory
 from noria.engine.diffusion.prompt_embeddings import PromptEmbeddingCache
+from noria.engine.diffusion.request import BaseImageRequest, preview_calls
+from noria.engine.diffusion.results import DecodedImage, PreviewPixels
 from noria.engine.diffusion.timing import DeviceStopwatch, HostStopwatch
-from noria.engine.runtime import THUMBNAIL_MAX_PX, PreviewPixels, batch_key_of, preview_calls
+from noria.engine.runtime import THUMBNAIL_MAX_PX
+from noria.errors import InvalidField
 from noria.models.diffusion.stable_diffusion import DiffusionModel
 from noria.observe.logs.log_record import fields
-from noria.protocol.request import ImageRequest, request_id_of
+from noria.protocol.request import EngineRequest
 from noria.sampling.compile import compile_sampler
 from noria.sampling.noise import NoiseStream
 from noria.sampling.previews import clean_latents, clean_weights, downscale, preview_pixels
@@ -40,10 +43,9 @@ _MAX_ITERATIONS_AHEAD = 2
 
 
 @dataclass(frozen=True)
-class CompiledImageRequest:
+class CompiledImageRequest(BaseImageRequest):
     """A request with its compiled sampler."""
 
-    request: ImageRequest
     table: SamplerTable
     preview_calls: frozenset[int]  # calls after which its images get a preview
 
@@ -51,16 +53,6 @@ class CompiledImageRequest:
     def num_calls(self) -> int:
         """Model calls for each image."""
         return self.table.num_calls
-
-    @property
-    def batch_key(self) -> BatchKey:
-        """The key of the history that holds its images."""
-        return batch_key_of(self.request)
-
-
-def _log_fields(event: str, images: list[ImageId]) -> dict[str, dict[str, object]]:
-    ids = sorted({request_id_of(image.request_id) for image in images})
-    return fields(event=event, num_images=len(images), request_ids=ids)
 
 
 def _first_line(error: Exception) -> str:
@@ -96,6 +88,7 @@ class DiffusionExecutor:
         assert isinstance(config.slots, int)
         self.model = model
         self._config = config
+        self._max_images = config.slots + config.queue_limit  # of a request
         self._buckets = sorted(config.buckets)
         self._requests: dict[str, CompiledImageRequest] = {}
         self._compiled: set[tuple[str, int]] = set()
@@ -115,35 +108,42 @@ class DiffusionExecutor:
         # Whether to wait for the device after each phase, which can then be timed by the host's clock.
         self.is_synchronous = model.device.type == "cpu"
 
-    def prepare(self, request: ImageRequest) -> CompiledImageRequest:
-        """Compile the request's sampler (8–30 ms the first time).
+    def prepare(self, request: EngineRequest, data: memoryview | None = None) -> CompiledImageRequest:
+        """Compile the request's sampler (8–30 ms the first time); no request has a frame of `data` yet.
 
-        Raises `errors.InvalidField` if diffusers rejects it.
+        Raises `errors.InvalidField` if diffusers rejects it, or if it has more images than slots and queue hold.
         """
+        if data is not None:
+            raise InvalidField("an image request has no data beside its settings", field="data")
+        payload = request.payload
+        if payload.n > self._max_images:
+            raise InvalidField(
+                f"n is {payload.n}; this server's slots and queue hold at most {self._max_images} images", field="n"
+            )
         try:
-            table = compile_sampler(request.scheduler, self.model.scheduler_config, request.num_steps)
+            table = compile_sampler(payload.scheduler, self.model.scheduler_config, payload.inference_steps)
         finally:
-            self._compiled.add((request.scheduler, request.num_steps))
-        return CompiledImageRequest(request, table, preview_calls(table.num_calls, request.num_previews))
+            self._compiled.add((payload.scheduler, payload.inference_steps))
+        return CompiledImageRequest(request, table, preview_calls(table.num_calls, payload.partial_images))
 
-    def is_compiled(self, request: ImageRequest) -> bool:
+    def is_compiled(self, request: EngineRequest) -> bool:
         """Whether this scheduler was compiled, or rejected, with this number of steps before."""
-        return (request.scheduler, request.num_steps) in self._compiled
+        return (request.payload.scheduler, request.payload.inference_steps) in self._compiled
 
     def accept(self, prepared: CompiledImageRequest) -> None:
         """Keep a request until `forget`."""
-        self._requests[prepared.request.request_id] = prepared
+        self._requests[prepared.request.attempt_id] = prepared
 
-    def forget(self, request_id: str) -> None:
+    def forget(self, attempt_id: str) -> None:
         """Release what is held for a request; its slots are overwritten by the next images in them."""
-        request = self._requests.pop(request_id).request
-        for index in range(request.num_images):
-            self._noise.pop(ImageId(request_id, index), None)
-            self._decoded.pop(ImageId(request_id, index), None)
+        request = self._requests.pop(attempt_id).request
+        for index in range(request.payload.n):
+            self._noise.pop(ImageId(attempt_id, index), None)
+            self._decoded.pop(ImageId(attempt_id, index), None)
 
-    def take_pixels(self, image: ImageId) -> HostPixels:
-        """The pixels of an image that the last iteration decoded; each can be taken once."""
-        return self._decoded.pop(image)
+    def take_result(self, image: ImageId) -> DecodedImage:
+        """An image that the last iteration decoded; each can be taken once."""
+        return DecodedImage(self._requests[image.request_id].request, image.index, self._decoded.pop(image))
 
     def previews(self) -> list[PreviewPixels]:
         """The previews of the last iteration; they are returned once."""
@@ -205,11 +205,11 @@ class DiffusionExecutor:
             fits = not is_out_of_memory(error)
             if fits:
                 _log.exception(
-                    "an iteration failed for %d images", len(images), extra=_log_fields("iteration_failed", images)
+                    "an iteration failed for %d images", len(images), extra=self._log_fields("iteration_failed", images)
                 )
                 failed |= dict.fromkeys(images, f"the model failed: {_first_line(error)}")
             else:
-                log_fields = _log_fields("out_of_memory", images)
+                log_fields = self._log_fields("out_of_memory", images)
                 _log.warning("%d images do not fit the memory: %s", len(images), _first_line(error), extra=log_fields)
             if self.model.device.type == "cuda":
                 torch.cuda.synchronize()  # raises if this process has lost the device: then it exits and is restarted
@@ -221,15 +221,22 @@ class DiffusionExecutor:
         assignments = list(assignments)
         requests = [self._requests[assignment.image.request_id].request for assignment in assignments]
         embeddings = self._embeddings.get(
-            [text for r in requests for text in ([r.negative_prompt] if r.guided else []) + [r.prompt]]
+            [
+                text
+                for r in requests
+                for text in ([r.payload.negative_prompt] if r.payload.guided else []) + [r.payload.prompt]
+            ]
         )
         for assignment, request in zip(assignments, requests, strict=True):
-            if request.guided:
-                self._text[2 * assignment.slot] = embeddings[request.negative_prompt]
-            self._text[2 * assignment.slot + 1] = embeddings[request.prompt]
-            prepared = self._requests[request.request_id]
+            if request.payload.guided:
+                self._text[2 * assignment.slot] = embeddings[request.payload.negative_prompt]
+            self._text[2 * assignment.slot + 1] = embeddings[request.payload.prompt]
+            prepared = self._requests[request.attempt_id]
             noise = NoiseStream(
-                request.seed, self._latents.size(prepared.batch_key), self.model.dtype, image=assignment.image.index
+                request.payload.seed,
+                self._latents.size(prepared.batch_key),
+                self.model.dtype,
+                image=assignment.image.index,
             )
             self._noise[assignment.image] = noise
             start = noise.initial().to(self.model.device, torch.float32) * prepared.table.init_noise_sigma
@@ -269,7 +276,7 @@ class DiffusionExecutor:
 
         Rows: negative prompts of guided images, then all prompts.
         """
-        guided = [b for b, p in enumerate(prepared) if p.request.guided]
+        guided = [b for b, p in enumerate(prepared) if p.request.payload.guided]
         images = guided + list(range(len(prepared)))
         text = [2 * slots[b] for b in guided] + [2 * slot + 1 for slot in slots]
         padding = self._bucket(len(images)) - len(images)
@@ -282,7 +289,9 @@ class DiffusionExecutor:
             return prompted
         negative = {b: row for row, b in enumerate(guided)}
         negative_B = self._to_device([negative.get(b, len(guided) + b) for b in range(len(prepared))])
-        scales = np.array([p.request.guidance_scale if p.request.guided else 1.0 for p in prepared], np.float32)
+        scales = np.array(
+            [p.request.payload.guidance_scale if b in negative else 1.0 for b, p in enumerate(prepared)], np.float32
+        )
         return guide(prompted, outputs_RCHW[negative_B], self._to_device(scales))
 
     def _make_previews(
@@ -338,6 +347,10 @@ class DiffusionExecutor:
         pixels_BHWC, copied = to_host(pixels_BHWC)
         for b, assignment in enumerate(assignments):
             self._decoded[assignment.image] = HostPixels(pixels_BHWC[b], finite_B[b], copied)
+
+    def _log_fields(self, event: str, images: list[ImageId]) -> dict[str, dict[str, object]]:
+        ids = sorted({self._requests[image.request_id].request.request_id for image in images})
+        return fields(event=event, num_images=len(images), request_ids=ids)
 
     def _history(self, batch_key: BatchKey) -> torch.Tensor:
         in_use = {self._requests[image.request_id].batch_key for image in self._noise}

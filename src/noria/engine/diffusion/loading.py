@@ -6,24 +6,27 @@ Importing this module is cheap: torch and diffusers are imported by its function
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from noria.config import EngineConfig
-from noria.engine.auto_settings import Machine, resolve_auto, resolve_device, usable_cores
-from noria.engine.diffusion.calibration import CostCache, cost_folder, measure_costs, run_warmup_request
+from noria.engine.diffusion.auto_settings import Machine, resolve_auto, resolve_device, usable_cores
+from noria.engine.diffusion.calibration import CostCache, cost_folder, measure_costs, run_warmup_request, shape_costs
 from noria.engine.multi_model import MultiModelExecutor
+from noria.engine.runtime import Runtime
 from noria.errors import ConfigError
 from noria.models.families import load_model
 from noria.observe import cgroup
 from noria.observe.cpuinfo import cpu_model
 from noria.protocol.model_spec import ModelSpec
 from noria.scheduling.costs import CostModel
+from noria.scheduling.policies import POLICIES
+from noria.scheduling.step.scheduler import StepScheduler
 
 if TYPE_CHECKING:
     import torch
 
-    from noria.engine.diffusion.executor import DiffusionExecutor
+    from noria.engine.diffusion.executor import CompiledImageRequest, DiffusionExecutor
 
 
 def warm_up(executor: "DiffusionExecutor", spec: ModelSpec, config: EngineConfig) -> None:
@@ -38,8 +41,42 @@ def warm_up(executor: "DiffusionExecutor", spec: ModelSpec, config: EngineConfig
         run_warmup_request(executor, spec, config, CostModel(), max(1, bucket // 2), steps=2, guidance=guidance)
 
 
+def load_runtime(models: Sequence[ModelSpec], config: EngineConfig, device: str) -> "Runtime[CompiledImageRequest]":
+    """Load the models, warm them up and get their costs.
+
+    Raises:
+        ConfigError: the device does not exist.
+        ModelError: a model cannot be loaded, or cannot generate images on this device with these settings.
+
+    """
+    executors, config = load_executors(models, config, device)
+    costs, cost_caches = load_or_measure_costs(executors, models, config)
+    assert isinstance(config.slots, int)
+    scheduler = StepScheduler(
+        config.slots,
+        config.decode_batch,
+        config.queue_limit,
+        config.queue_limit_s,
+        POLICIES[config.policy],
+        costs,
+    )
+
+    def save_costs() -> None:
+        for cost_cache in cost_caches:
+            cost_cache.save(costs)
+
+    return Runtime(
+        MultiModelExecutor(executors),
+        scheduler,
+        str(executors[models[0].name].model.device),
+        lambda: shape_costs(costs),
+        save_costs,
+        {"dtype": config.dtype, "slots": config.slots, "threads": config.threads},
+    )
+
+
 def load_or_measure_costs(
-    multi_executor: MultiModelExecutor, models: Sequence[ModelSpec], config: EngineConfig
+    executors: "Mapping[str, DiffusionExecutor]", models: Sequence[ModelSpec], config: EngineConfig
 ) -> tuple[CostModel, list[CostCache]]:
     """Warm up each model; return the costs of all, cached or measured now, and the cache of each.
 
@@ -49,7 +86,7 @@ def load_or_measure_costs(
     """
     costs, caches = CostModel(max_rows(config)), []
     for spec in models:
-        executor = multi_executor.executors[spec.name]
+        executor = executors[spec.name]
         cache = cost_cache(spec, config, executor.model.device)
         warm_up(executor, spec, config)
         if not cache.load(costs):
@@ -118,10 +155,10 @@ def load_executor(spec: ModelSpec, config: EngineConfig, device: str) -> tuple["
     return DiffusionExecutor(load_model(spec, config, device), config), config
 
 
-def load_multi_model_executor(
+def load_executors(
     models: Sequence[ModelSpec], config: EngineConfig, device: str
-) -> tuple[MultiModelExecutor, EngineConfig]:
-    """Load every model; also return `config` resolved for all: with the fewest slots that any of them gets.
+) -> "tuple[dict[str, DiffusionExecutor], EngineConfig]":
+    """Load every model, by name; also return `config` resolved for all: with the fewest slots that any of them gets.
 
     Raises:
         ConfigError: the device does not exist.
@@ -131,4 +168,4 @@ def load_multi_model_executor(
     machine = detect_machine()
     resolved = [resolve_auto(config, spec, resolve_device(device, machine), machine) for spec in models]
     config = min(resolved, key=lambda each: each.slots)
-    return MultiModelExecutor({spec.name: load_executor(spec, config, device)[0] for spec in models}), config
+    return {spec.name: load_executor(spec, config, device)[0] for spec in models}, config

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from noria.scheduling.types import MeasuredTimings, Phase, PhaseTimings
+from noria.scheduling.types import MeasuredTimings, Phase
 
 
 class HostStopwatch:
@@ -85,33 +85,6 @@ class DeviceTimings:
         end.synchronize()
         elapsed_ms: float = start.elapsed_time(end)
         return elapsed_ms / 1000
-
-
-@dataclass(frozen=True)
-class CombinedTimings:
-    """The summed phase times of several executors that ran one after the other in one iteration."""
-
-    parts: tuple[PhaseTimings, ...]
-
-    @property
-    def is_known(self) -> bool:
-        """Whether all parts can be read without waiting for a device."""
-        return all(part.is_known for part in self.parts)
-
-    @property
-    def text_encode_s(self) -> float:
-        """Seconds of the joins."""
-        return sum(part.text_encode_s for part in self.parts)
-
-    @property
-    def step_s(self) -> float:
-        """Seconds of the steps."""
-        return sum(part.step_s for part in self.parts)
-
-    @property
-    def decode_s(self) -> float:
-        """Seconds of the decodes."""
-        return sum(part.decode_s for part in self.parts)
 
 
 def _event() -> torch.cuda.Event:

@@ -37,7 +37,8 @@ from noria.protocol.messages import (
     Timings,
     ViewRequest,
 )
-from noria.protocol.request import ImageRequest, attempt_id, request_id_of
+from noria.protocol.model_spec import ModelSpec
+from noria.protocol.request import EngineRequest
 from noria.protocol.transport import EngineConnection
 
 log = logging.getLogger("noria.frontend")
@@ -118,7 +119,7 @@ class AttemptLostError(Exception):
 class _Attempt:
     """One request at one engine, until its `outcome` is done."""
 
-    num_images: int
+    request: EngineRequest
     outcome: asyncio.Future[EngineResult]
     on_update: OnUpdate | None
     images: dict[int, RawImage] = field(default_factory=dict)
@@ -145,6 +146,7 @@ class EngineClient:
         self._name = name
         self.connection = connection
         self.load: EngineLoad | None = None
+        self.known_models: tuple[ModelSpec, ...] = ()  # as it last reported them, also while it restarts
         self._connected = False
         self._last_state: EngineState | None = None  # None: no state since the connection was made
         self._lost_incarnation: str | None = None
@@ -160,7 +162,12 @@ class EngineClient:
     @property
     def num_images_in_flight(self) -> int:
         """The number of images requested from it and not finished."""
-        return sum(attempt.num_images for attempt in self._attempts.values())
+        return sum(attempt.request.payload.n for attempt in self._attempts.values())
+
+    @property
+    def models(self) -> tuple[ModelSpec, ...]:
+        """The models that it holds; none unless it is ready."""
+        return () if self._last_state is None else self._last_state.models
 
     def status(self) -> EngineStatus:
         """Return its state for /readyz."""
@@ -170,7 +177,7 @@ class EngineClient:
         device = None if state.device == "auto" else state.device  # an engine resolves "auto" when it loads its model
         return EngineStatus(state.state, device, state.incarnation)
 
-    async def submit(self, request: ImageRequest, on_update: OnUpdate | None) -> EngineResult:
+    async def submit(self, request: EngineRequest, on_update: OnUpdate | None) -> EngineResult:
         """Generate the images of `request` at this engine. Cancelling this call cancels the request there.
 
         Raises:
@@ -178,30 +185,30 @@ class EngineClient:
             NoriaError: the engine's refusal or failure.
 
         """
-        # Two clients may send the same X-Request-Id, and a retry may meet its first attempt: each attempt has an id of its own.
-        name = attempt_id(request.request_id, secrets.token_hex(4))
-        attempt = _Attempt(request.num_images, asyncio.get_running_loop().create_future(), on_update)
-        self._attempts[name] = attempt
+        attempt_id = f"{request.request_id}.{secrets.token_hex(4)}"
+        request = msgspec.structs.replace(request, attempt_id=attempt_id)
+        attempt = _Attempt(request, asyncio.get_running_loop().create_future(), on_update)
+        self._attempts[attempt_id] = attempt
         try:
-            await self.connection.send(Submit(msgspec.structs.replace(request, request_id=name)))
+            await self.connection.send(Submit(request))
             await asyncio.wait([attempt.outcome])  # unlike awaiting it, does not cancel it when this call is cancelled
             return attempt.outcome.result()
         except zmq.Again as error:  # the engine ended, and `Disconnected` has not arrived yet
             attempt.outcome.cancel()
             self.handle_disconnect()
-            raise AttemptLostError(name, None) from error
+            raise AttemptLostError(attempt_id, None) from error
         except asyncio.CancelledError:
-            await self._cancel(name, attempt)
+            await self._cancel(attempt)
             raise
         finally:
-            self._attempts.pop(name, None)
+            self._attempts.pop(attempt_id, None)
             attempt.add_to_request_log()
 
-    async def _cancel(self, name: str, attempt: _Attempt) -> None:
+    async def _cancel(self, attempt: _Attempt) -> None:
         """Cancel the request at the engine and wait a moment for the reply, which has its timings."""
         attempt.on_update = None
         with contextlib.suppress(zmq.ZMQError):
-            await self.connection.send(Cancel(name))
+            await self.connection.send(Cancel(attempt.request.attempt_id))
             await asyncio.wait([attempt.outcome], timeout=_CANCEL_REPLY_TIMEOUT_S)
         if not attempt.outcome.cancel():
             attempt.outcome.exception()  # retrieved here, or asyncio warns that it never was
@@ -230,9 +237,9 @@ class EngineClient:
             self._lost_incarnation = self._last_state.incarnation
         self._connected = False
         self._last_state = self.load = None
-        for name, attempt in self._attempts.items():
+        for attempt_id, attempt in self._attempts.items():
             if not attempt.outcome.done():
-                attempt.outcome.set_exception(AttemptLostError(name, self._exit_report))
+                attempt.outcome.set_exception(AttemptLostError(attempt_id, self._exit_report))
 
     def receive(self, message: FromEngine, payload: memoryview | None) -> bool:
         """Process a message. Returns False, and ignores the message, if it arrives after the engine's disconnect."""
@@ -254,18 +261,21 @@ class EngineClient:
         message: messages.Progress | Preview | ImageDone | Finished | Failed,
         payload: memoryview | None,
     ) -> None:
-        attempt = self._attempts.get(message.request_id)
+        attempt = self._attempts.get(message.attempt_id)
         if attempt is None or attempt.outcome.done():  # cancelled
             return
         try:
             _apply_message(attempt, message, payload)
         except Exception:  # an invalid reply fails this request, not the connection
-            extra = fields(event="invalid_engine_reply", request_id=request_id_of(message.request_id))
-            log.exception("%s: invalid reply from its engine", message.request_id, extra=extra)
+            request_id = attempt.request.request_id
+            extra = fields(event="invalid_engine_reply", request_id=request_id, attempt_id=message.attempt_id)
+            log.exception("%s: invalid reply from its engine", request_id, extra=extra)
             attempt.outcome.set_exception(GenerationFailed("the engine's reply is invalid; the log has the details."))
 
     def _update_state(self, state: EngineState) -> None:
         self._last_state = state
+        if self.ready:
+            self.known_models = state.models
         if self._exit_report is not None:
             if state.incarnation == self._lost_incarnation:  # only the connection was lost: no request caused it
                 report = ExitReport("killed", frozenset())
@@ -294,7 +304,7 @@ def _apply_message(
             assert payload is not None, "an image comes with its pixels"
             attempt.images[index] = RawImage(seed, width_px, height_px, payload)
         case Finished(timings=timings, num_steps_run=num_steps_run, mean_batch=mean_batch):
-            images = tuple(attempt.images[index] for index in range(attempt.num_images))
+            images = tuple(attempt.images[index] for index in range(attempt.request.payload.n))
             assert attempt.predicted_s is not None, "a request is accepted before it is finished"
             attempt.outcome.set_result(EngineResult(images, timings, num_steps_run, mean_batch, attempt.predicted_s))
         case Failed(code=code, message=text, field=field_name, retry_after_s=retry_after_s):

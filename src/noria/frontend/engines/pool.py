@@ -1,6 +1,6 @@
-"""The front end's connections to the engines: chooses the engine of each request and retries requests that an engine loses.
+"""The front end's connections to the engines: routes each request to one and retries requests that an engine loses.
 
-A request goes to the ready engine with the fewest images in flight. If that engine's process ends, the request is sent again, with
+`router.py` chooses among the ready engines that hold the request's model. If that engine's process ends, the request is sent again, with
 the same seed and so for the same images, to another engine or to the same one after its restart. `crash_attribution.py` decides,
 from how the engine ended, whether the retry shares the engine with other requests, is exclusive, or does not happen. Exclusive
 retries run one at a time; new requests are served meanwhile. A cancelled call cancels its request at the engine, and an invalid
@@ -26,12 +26,13 @@ from noria.frontend.engines.client import (
     ProgressUpdate,
 )
 from noria.frontend.engines.crash_attribution import MAX_NOT_AT_FAULT_SHARED, AttemptHistory, LossCause
+from noria.frontend.engines.router import holds, route
 from noria.observe.logs.log_record import fields
 from noria.observe.metrics import outcomes
 from noria.protocol import messages
 from noria.protocol.messages import EngineLoad, EngineState, EngineView, FromEngine, ViewRequest
 from noria.protocol.model_spec import ModelSpec
-from noria.protocol.request import ImageRequest
+from noria.protocol.request import EngineRequest
 from noria.protocol.transport import Connected, Disconnected, EngineConnection
 
 _RETRY_AFTER_S = 5.0  # an engine restarts within seconds with a small model, within a minute with a large one
@@ -91,8 +92,20 @@ class EnginePool:
 
     @property
     def models(self) -> Mapping[str, ModelSpec]:
-        """The models served, by name, the default one first, as last reported by a ready engine; empty until then."""
+        """The models served, by name, the default one first, as the engines last reported them; empty until then.
+
+        If engines hold different versions of a model, requests go to that of the first engine.
+        """
         return self._models
+
+    def ready_versions(self) -> set[tuple[str, str]]:
+        """Name and fingerprint of each model that a ready engine holds."""
+        return {(spec.name, spec.fingerprint) for engine in self._engines for spec in engine.models}
+
+    def backlog_s(self, spec: ModelSpec) -> float:
+        """The backlog of the least busy engine that holds this version of the model; 0 if none has reported one."""
+        engines = [engine for engine in self._engines if holds(engine, spec.name, spec.fingerprint)]
+        return min((engine.load.backlog_s for engine in engines if engine.load is not None), default=0.0)
 
     @property
     def load(self) -> PoolLoad:
@@ -124,18 +137,19 @@ class EnginePool:
         """Ask engine `number` for a view of its running batch, if it is ready. The answer goes to `on_view`."""
         await self._engines[number].request_view(message)
 
-    def unavailable_error(self) -> EngineUnavailable:
-        """Return the error for a request while no engine is ready."""
+    def unavailable_error(self, model: str | None = None) -> EngineUnavailable:
+        """Return the error for a request while no engine, or none that holds `model`, is ready."""
         states = ", ".join(f"engine {number} is {status.state}" for number, status in enumerate(self.engines))
+        needed = f"no engine that holds {model!r}" if model is not None and self.ready else "no engine"
         return EngineUnavailable(
-            f"no engine is ready ({states}); try again in a few seconds.", retry_after_s=_RETRY_AFTER_S
+            f"{needed} is ready ({states}); try again in a few seconds.", retry_after_s=_RETRY_AFTER_S
         )
 
-    async def submit(self, request: ImageRequest, on_update: OnUpdate | None = None) -> EngineResult:
+    async def submit(self, request: EngineRequest, on_update: OnUpdate | None = None) -> EngineResult:
         """Generate the images of `request`. Cancelling this call removes the request from its engine at the next step.
 
         Raises:
-            EngineUnavailable: no engine is ready, or `stop` was called.
+            EngineUnavailable: no engine that holds the model is ready, or `stop` was called.
             EngineLost: the engine ended with the request in flight, and no engine came back in time, or this happened too often.
             EngineCrashed: the request crashes engines.
             DeadlineExceeded: `timeout_s` or `deadline_s` has passed.
@@ -144,8 +158,8 @@ class EnginePool:
         """
         if self._stopping:
             raise _stopped_error()
-        if not self.ready:
-            raise self.unavailable_error()
+        if self._route(request) is None:
+            raise self.unavailable_error(request.model)
         started, limit_s = asyncio.get_running_loop().time(), _limit_s(request)
         timer = asyncio.timeout_at(started + limit_s + (_GRACE_S if request.deadline_s is None else _DEADLINE_GRACE_S))
         self._timers.add(timer)
@@ -167,11 +181,11 @@ class EnginePool:
                 timer.reschedule(0.0)
 
     async def _submit_with_retries(
-        self, request: ImageRequest, started: float, on_update: OnUpdate | None
+        self, request: EngineRequest, started: float, on_update: OnUpdate | None
     ) -> EngineResult:
         """Attempt until a reply arrives or `crash_attribution.py` allows no further attempt."""
         history = AttemptHistory(num_not_at_fault=MAX_NOT_AT_FAULT_SHARED) if request.exclusive else AttemptHistory()
-        engine = await self._wait_for_engine()
+        engine = await self._wait_for_engine(request)
         attempt = (
             self._submit_exclusive(request, started, on_update)
             if request.exclusive
@@ -182,8 +196,8 @@ class EnginePool:
                 return await attempt
             except AttemptLostError as lost:
                 if on_update is not None:  # at once: the report of how the engine ended may take seconds
-                    on_update(ProgressUpdate(0, 0, request.num_steps, None))
-                cause = await self._classify_loss(lost, history.needs_exclusive)
+                    on_update(ProgressUpdate(0, 0, request.payload.inference_steps, None))
+                cause = await self._classify_loss(lost, request, history.needs_exclusive)
             history = history.with_loss(cause)
             extra = fields(
                 event="engine_lost", request_id=request.request_id, loss_cause=cause, exclusive=history.needs_exclusive
@@ -194,28 +208,28 @@ class EnginePool:
                 request, started, on_update
             )
 
-    async def _resubmit(self, request: ImageRequest, started: float, on_update: OnUpdate | None) -> EngineResult:
-        engine = await self._wait_for_engine()
+    async def _resubmit(self, request: EngineRequest, started: float, on_update: OnUpdate | None) -> EngineResult:
+        engine = await self._wait_for_engine(request)
         return await engine.submit(_remaining(request, started), on_update)
 
     async def _submit_exclusive(
-        self, request: ImageRequest, started: float, on_update: OnUpdate | None
+        self, request: EngineRequest, started: float, on_update: OnUpdate | None
     ) -> EngineResult:
         while True:
-            await self._wait_for_engine()
+            await self._wait_for_engine(request)
             async with self._exclusive_lock:  # the request's timeout also bounds the wait for the lock
-                engine = self._least_loaded()
+                engine = self._route(request)
                 if engine is not None:  # None: the previous exclusive attempt has crashed it
                     return await engine.submit(
                         _remaining(msgspec.structs.replace(request, exclusive=True), started), on_update
                     )
 
-    async def _wait_for_engine(self) -> EngineClient:
-        """Wait for a ready engine and return the least loaded one. Raises EngineLost if none is ready in time."""
-        while (engine := self._least_loaded()) is None:
+    async def _wait_for_engine(self, request: EngineRequest) -> EngineClient:
+        """Wait until an engine can serve the request and return it. Raises EngineLost if none is ready in time."""
+        while (engine := self._route(request)) is None:
             try:
                 async with asyncio.timeout(self._restart_wait_s), self._changed:
-                    await self._changed.wait_for(lambda: self.ready)
+                    await self._changed.wait_for(lambda: self._route(request) is not None)
             except TimeoutError as error:
                 raise EngineLost(
                     f"the engine ended while it generated this request, and no engine was ready after "
@@ -224,7 +238,7 @@ class EnginePool:
                 ) from error
         return engine
 
-    async def _classify_loss(self, lost: AttemptLostError, was_exclusive: bool) -> LossCause:
+    async def _classify_loss(self, lost: AttemptLostError, request: EngineRequest, was_exclusive: bool) -> LossCause:
         """Wait for the report of how the engine ended, and return how the loss counts: "suspected" if no report comes in time.
 
         If another engine is ready, the wait ends after a few seconds; but a request whose attempt was exclusive waits as long
@@ -238,14 +252,13 @@ class EnginePool:
         if not exit_report.done() and not was_exclusive:
             try:
                 async with asyncio.timeout(self._restart_wait_s - timeout_s), self._changed:
-                    await self._changed.wait_for(lambda: exit_report.done() or self.ready)
+                    await self._changed.wait_for(lambda: exit_report.done() or self._route(request) is not None)
             except TimeoutError:
                 log.debug("%s: no report of how its engine ended", lost.attempt_id)
         return exit_report.result().loss_cause(lost.attempt_id) if exit_report.done() else "suspected"
 
-    def _least_loaded(self) -> EngineClient | None:
-        ready = [engine for engine in self._engines if engine.ready]
-        return min(ready, key=lambda engine: engine.num_images_in_flight, default=None)
+    def _route(self, request: EngineRequest) -> EngineClient | None:
+        return route(self._engines, request.model, request.model_version)
 
     async def _read_events(self, engine: EngineClient) -> None:
         try:
@@ -274,19 +287,21 @@ class EnginePool:
                     await engine.ack_load()
                 if isinstance(message, EngineState):
                     if engine.ready:
-                        self._models = {spec.name: spec for spec in message.models}
+                        self._models = {}
+                        for spec in (spec for each in self._engines for spec in each.known_models):
+                            self._models.setdefault(spec.name, spec)
                         outcomes.init_model_series(self._models)
                     self.on_change()
                     async with self._changed:
                         self._changed.notify_all()
 
 
-def _limit_s(request: ImageRequest) -> float:
+def _limit_s(request: EngineRequest) -> float:
     """Return after how many seconds the result is of no use to the client."""
     return request.timeout_s if request.deadline_s is None else min(request.timeout_s, request.deadline_s)
 
 
-def _remaining(request: ImageRequest, started: float) -> ImageRequest:
+def _remaining(request: EngineRequest, started: float) -> EngineRequest:
     """Return the request for its next attempt, with the time that is left: engines count from the arrival.
 
     It was accepted once, so it is not checked against its deadline again: the deadline becomes a timeout and high priority.

@@ -141,16 +141,16 @@ export class EnginePanel {
     list.parentElement.classList.toggle("empty", values.length === 0);
   }
 
-  #writeWaiting(item, { scheduler, num_steps, num_images, start_at, priority }, now) {
+  #writeWaiting(item, { settings, num_images, start_at, priority }, now) {
     if (!item.firstChild) item.append(make("i"), make("span"));
     item.className = "chip";
-    item.firstChild.className = `swatch hue-${this.#hues[scheduler] ?? 0}`;
+    item.firstChild.className = `swatch hue-${this.#hues[settings.scheduler] ?? 0}`;
     const times = num_images > 1 ? ` × ${num_images}` : "";
     const start = start_at === null ? "" : ` · ${formatStart(start_at - now)}`;
-    setText(item.lastChild, `${scheduler}, ${pluralize(num_steps, "step")}${times}${priority === "normal" ? "" : ` · ${priority}`}${start}`);
+    setText(item.lastChild, `${settings.scheduler}, ${pluralize(settings.inference_steps, "step")}${times}${priority === "normal" ? "" : ` · ${priority}`}${start}`);
   }
 
-  #writeDeparture(item, { key, outcome, scheduler, num_steps, slot }) {
+  #writeDeparture(item, { key, outcome, settings, slot }) {
     if (item.dataset.key === key) return;
     item.dataset.key = key;
     const canvas = make("canvas", { ariaHidden: "true" });
@@ -160,9 +160,9 @@ export class EnginePanel {
       canvas.height = thumbnail.height;
       canvas.getContext("2d").drawImage(thumbnail, 0, 0);
     } else {
-      canvas.className = `swatch hue-${this.#hues[scheduler] ?? 0}`;
+      canvas.className = `swatch hue-${this.#hues[settings?.scheduler] ?? 0}`;
     }
-    const text = `${scheduler ?? "an image"}${num_steps ? `, ${num_steps} steps` : ""}, from slot ${slot}: ${outcome}`;
+    const text = `${settings ? `${settings.scheduler}, ${settings.inference_steps} steps` : "an image"}, from slot ${slot}: ${outcome}`;
     item.className = outcome === "ok" ? "ok" : "failed";
     item.title = text;
     item.replaceChildren(canvas, make("span", { class: "visually-hidden", text }));
@@ -180,7 +180,7 @@ export class EnginePanel {
   }
 
   #writeLegend(view) {
-    const names = [...new Set(view.bars.map(({ scheduler }) => scheduler))].filter((name) => name !== null);
+    const names = [...new Set(view.bars.map(({ settings }) => settings?.scheduler))].filter((name) => name !== undefined);
     this.#fillList(".schedulers", names, (item, name) => {
       if (item.dataset.name === name) return;
       item.dataset.name = name;
@@ -199,11 +199,11 @@ export class EnginePanel {
       const { deadline_at } = image;
       const texts = [
         `${image.request_id.slice(0, 12)} image ${image.index}`,
-        image.scheduler,
+        image.settings.scheduler,
         formatProgress(image),
         image.model,
-        `${image.width_px} × ${image.height_px}`,
-        String(image.guidance_scale),
+        `${image.settings.width} × ${image.settings.height}`,
+        String(image.settings.guidance_scale),
         image.priority,
         image.finish_at === null ? "–" : formatSeconds(Math.max(0, image.finish_at - now)),
         deadline_at === null ? "–" : deadline_at < now ? "late" : formatSeconds(deadline_at - now),

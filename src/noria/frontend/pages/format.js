@@ -33,8 +33,9 @@ export function deadlineState({ deadline_at, joined_at, finish_at }, now) {
 
 /** The settings of an image in a slot, which do not change while it is there. */
 export function describeImage(image) {
-  const size = `${image.width_px} × ${image.height_px} px`;
-  const parts = [image.scheduler, pluralize(image.num_calls, "call"), size, `guidance ${image.guidance_scale}`];
+  const { settings } = image;
+  const size = `${settings.width} × ${settings.height} px`;
+  const parts = [settings.scheduler, pluralize(image.num_calls, "call"), size, `guidance ${settings.guidance_scale}`];
   if (image.priority !== "normal") parts.push(`${image.priority} priority`);
   return parts.join(", ");
 }
@@ -64,9 +65,9 @@ export function describeBatch(slots) {
   };
   const parts = [
     pluralize(distinct(({ request_id }) => request_id), "request"),
-    pluralize(distinct(({ scheduler }) => scheduler), "scheduler"),
-    range(({ num_steps }) => num_steps, "steps"),
-    pluralize(distinct(({ width_px, height_px }) => `${width_px} ${height_px}`), "size"),
+    pluralize(distinct(({ settings }) => settings.scheduler), "scheduler"),
+    range(({ settings }) => settings.inference_steps, "steps"),
+    pluralize(distinct(({ settings }) => `${settings.width} ${settings.height}`), "size"),
   ];
   if (distinct(({ model }) => model) > 1) parts.push(`${distinct(({ model }) => model)} models`);
   const paused = slots.filter((image) => image.paused).length;

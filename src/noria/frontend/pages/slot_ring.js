@@ -54,7 +54,7 @@ export class SlotRing {
         this.#departing.push({ ...before, label: ok ? "✓" : "×", slot, at: now, ok });
       }
       const at = before && !reducedMotion ? now : -Infinity; // images that were there when the page opened are not animated
-      this.#slots[slot] = { key, at, progress: 0, hue: hues[image?.scheduler] ?? 0 };
+      this.#slots[slot] = { key, at, progress: 0, hue: hues[image?.settings.scheduler] ?? 0 };
     }
     const slotState = this.#slots[slot];
     if (image) {

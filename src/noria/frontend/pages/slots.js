@@ -90,7 +90,7 @@ export class Slots {
     this.#slots.forEach((element, slot) => {
       const image = imageBySlot.get(slot);
       const key = image ? imageKey(image) : "";
-      setText(element.label, image ? (image.paused ? "paused" : image.scheduler) : "");
+      setText(element.label, image ? (image.paused ? "paused" : image.settings.scheduler) : "");
       setText(element.step, image ? `${image.call}/${image.num_calls}` : "");
       const state = image ? deadlineState(image, now) : null;
       setText(element.deadline, state ? (image.deadline_at < now ? "late" : formatSeconds(image.deadline_at - now)) : "");

@@ -41,7 +41,7 @@ function withView(state, received, at) {
 
 function assignHues(hues, images) {
   const more = { ...hues };
-  for (const { scheduler } of images) more[scheduler] ??= (Object.keys(more).length % NUM_HUES) + 1;
+  for (const { settings } of images) more[settings.scheduler] ??= (Object.keys(more).length % NUM_HUES) + 1;
   return Object.keys(more).length === Object.keys(hues).length ? hues : more;
 }
 
@@ -108,18 +108,18 @@ function updateBars(bars, received, departed, since) {
 }
 
 function barOf(image) {
-  const { slot, request_id, index, scheduler, num_steps } = image;
-  return { key: imageKey(image), slot, request_id, index, scheduler, num_steps, from: image.joined_at, to: null, outcome: null };
+  const { slot, request_id, index, settings } = image;
+  return { key: imageKey(image), slot, request_id, index, settings, from: image.joined_at, to: null, outcome: null };
 }
 
 /** The bar of an image that joined and left between two views; only its end is known. */
 function barOfUnseen({ key, slot, request_id, index, at, outcome }, bars, since) {
   const earlier = bars.filter((bar) => bar.slot === slot && bar.to !== null).map(({ to }) => to);
   const from = Math.min(at, Math.max(since, ...earlier));
-  return { key, slot, request_id, index, scheduler: null, num_steps: null, from, to: at, outcome };
+  return { key, slot, request_id, index, settings: null, from, to: at, outcome };
 }
 
 function departureOf({ key, slot, request_id, index, outcome, at }, bars) {
   const bar = bars.findLast((each) => each.key === key);
-  return { key, slot, request_id, index, outcome, at, scheduler: bar?.scheduler ?? null, num_steps: bar?.num_steps ?? null };
+  return { key, slot, request_id, index, outcome, at, settings: bar?.settings ?? null };
 }

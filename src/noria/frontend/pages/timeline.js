@@ -65,7 +65,7 @@ function drawBar(context, bar, row, toX, now, hues, width) {
   const inset = row >= 9 ? 2 : 0.5;
   const [top, barHeight] = [row * bar.slot + inset, row - 2 * inset];
   const barWidth = Math.max(1.5, to - from - 1.5);
-  context.fillStyle = theme.hues[hues[bar.scheduler] ?? 0];
+  context.fillStyle = theme.hues[hues[bar.settings?.scheduler] ?? 0];
   context.beginPath();
   context.roundRect(from, top, barWidth, barHeight, bar.to === null ? [4, 0, 0, 4] : Math.min(4, barHeight / 2));
   context.fill();
@@ -74,8 +74,8 @@ function drawBar(context, bar, row, toX, now, hues, width) {
     context.fillRect(from + barWidth - 4, top, 4, barHeight);
   }
   const visible = Math.max(from, GUTTER_PX);
-  if (row < 15 || bar.num_steps === null || to - visible < 28) return;
-  const text = to - visible > 66 ? `${bar.num_steps} steps` : String(bar.num_steps);
+  if (row < 15 || bar.settings === null || to - visible < 28) return;
+  const text = to - visible > 66 ? `${bar.settings.inference_steps} steps` : String(bar.settings.inference_steps);
   context.fillStyle = theme["on-hue"];
   context.textAlign = "left";
   context.fillText(text, visible + 6, row * bar.slot + row / 2 + 0.5);

@@ -113,7 +113,12 @@ def images_response(result: GenerationResult, request_id: str, b64_files: list[s
     request = result.request
     images = [
         ResponseImage(
-            index, request.seed + index, result.admitted.file_format, request.width_px, request.height_px, b64_file
+            index,
+            request.payload.seed + index,
+            result.admitted.file_format,
+            request.payload.width,
+            request.payload.height,
+            b64_file,
         )
         for index, b64_file in enumerate(b64_files)
     ]
@@ -121,9 +126,9 @@ def images_response(result: GenerationResult, request_id: str, b64_files: list[s
         request_id=request_id,
         model=result.admitted.spec.name,
         created=int(time.time()),
-        inference_steps=request.num_steps,
-        guidance_scale=request.guidance_scale,
-        scheduler=request.scheduler,
+        inference_steps=request.payload.inference_steps,
+        guidance_scale=request.payload.guidance_scale,
+        scheduler=request.payload.scheduler,
         num_steps_run=result.num_steps_run,
         mean_batch=round(result.mean_batch, 2),
         timings=result.timings,

@@ -127,7 +127,7 @@ class JobRoutes:
             id=job_id,
             model=admitted.spec.name,
             version=admitted.spec.fingerprint,
-            input=msgspec.json.encode(body.input | {"seed": admitted.request.seed}),
+            input=msgspec.json.encode(body.input | {"seed": admitted.request.payload.seed}),
             request=serialize_request(admitted),
             base_url=str(http.base_url),
             priority=admitted.request.priority,
@@ -146,7 +146,7 @@ class JobRoutes:
 
         A rejected request is counted here, a job when it has ended.
         """
-        num_images, is_new = admitted.request.num_images, False
+        num_images, is_new = admitted.request.payload.n, False
         try:
             api_client.charge(num_images, time.monotonic())
             try:

@@ -28,7 +28,7 @@ from noria.frontend.services.model_capabilities import ModelCapabilities, capabi
 from noria.frontend.services.request_validation import apply_headers
 from noria.protocol.messages import ShapeCosts
 from noria.protocol.model_spec import ModelSpec
-from noria.protocol.request import ImageFormat, ImageRequest, ImageRequestBody, Priority
+from noria.protocol.request import EngineRequest, ImageFormat, ImageRequestBody, Priority
 
 
 class GenerationsRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
@@ -248,7 +248,7 @@ class _EventFrames:
 
     def _partial(self, preview: PreviewImage) -> bytes:
         request = self._admitted.request
-        file = write_preview(preview, self._admitted.file_format, (request.width_px, request.height_px))
+        file = write_preview(preview, self._admitted.file_format, (request.payload.width, request.payload.height))
         number = self._num_sent.get(preview.index, 0)
         self._num_sent[preview.index] = number + 1
         partial = PartialImage(
@@ -265,7 +265,7 @@ class _EventFrames:
         completed = CompletedImage(
             b64_json=b64_file,
             index=index,
-            seed=result.request.seed + index,
+            seed=result.request.payload.seed + index,
             created_at=int(time.time()),
             size=_size(result.request),
             output_format=self._admitted.file_format,
@@ -277,8 +277,8 @@ class _EventFrames:
         return sse.serialize_event(completed.type, completed)
 
 
-def _size(request: ImageRequest) -> str:
-    return f"{request.width_px}x{request.height_px}"
+def _size(request: EngineRequest) -> str:
+    return f"{request.payload.width}x{request.payload.height}"
 
 
 def _as_image_body(body: GenerationsRequestBody) -> ImageRequestBody:
@@ -323,7 +323,7 @@ def _generations_response(result: GenerationResult, request_id: str, b64_files: 
     request = result.request
     return GenerationsResponse(
         created=int(time.time()),
-        data=[GeneratedImage(b64_file, request.seed + index) for index, b64_file in enumerate(b64_files)],
+        data=[GeneratedImage(b64_file, request.payload.seed + index) for index, b64_file in enumerate(b64_files)],
         output_format=result.admitted.file_format,
         size=_size(request),
         model=result.admitted.spec.name,

@@ -38,7 +38,7 @@ from noria.observe.metrics import declarations, outcomes
 from noria.observe.metrics.exposition import observe
 from noria.observe.traces.tracer import CURRENT_SPAN, NO_TRACER, Tracer, record_span
 from noria.protocol.model_spec import ModelSpec
-from noria.protocol.request import ImageFormat, ImageRequest, ImageRequestBody
+from noria.protocol.request import EngineRequest, ImageFormat, ImageRequestBody
 
 _POSTPROCESS_WEIGHT = 0.1  # of the newest request in the smoothed time
 DEFAULT_MODEL_ALIAS = "noria"  # names the default model, for clients that cannot leave `model` out
@@ -63,7 +63,7 @@ class ResponseTimings(Struct, frozen=True):
 class AdmittedRequest:
     """A validated request, its model, and the requested form of its images."""
 
-    request: ImageRequest
+    request: EngineRequest
     spec: ModelSpec
     file_format: ImageFormat
     quality: int | None  # of WebP and JPEG, 0 to 100; None: the default of `image_writer.py`
@@ -83,7 +83,7 @@ class GenerationResult:
     mean_batch: float  # mean number of images in its steps' batches, its own included
 
     @property
-    def request(self) -> ImageRequest:
+    def request(self) -> EngineRequest:
         """The validated request."""
         return self.admitted.request
 
@@ -93,7 +93,7 @@ class GenerationResult:
         stages = ("queue", "text_encode", "denoise", "decode", "postprocess", "predicted")
         server_timing = ", ".join(f"{stage};dur={getattr(self.timings, stage + '_s') * 1000:.1f}" for stage in stages)
         return {
-            "X-Noria-Seed": str(self.request.seed),
+            "X-Noria-Seed": str(self.request.payload.seed),
             "X-Noria-Model": quote(self.admitted.spec.name, safe="/:@+ "),  # headers allow neither é nor line ends
             "X-Noria-Mean-Batch": f"{self.mean_batch:.2f}",
             "Server-Timing": server_timing,
@@ -156,7 +156,8 @@ class GenerationService:
             self._log_refusal(body, None, error)
             raise
         try:
-            request = validate(api_client.apply_priority(body), spec, self.config, request_id, self._draw_seed)
+            prioritised = api_client.apply_priority(body)
+            request = validate(prioritised, spec, self.config, request_id, self._draw_seed, api_client.name or "")
         except NoriaError as error:
             outcomes.count_request(spec.name, error.code)
             self._log_refusal(body, spec, error)
@@ -171,8 +172,8 @@ class GenerationService:
             model_version=None if spec is None else spec.fingerprint,
             n=body.n,
             scheduler=body.scheduler,
-            steps=body.inference_steps,
-            guidance=body.guidance_scale,
+            inference_steps=body.inference_steps,
+            guidance_scale=body.guidance_scale,
             seed=body.seed,
             outcome=error.code,
             error=error.message,
@@ -216,13 +217,15 @@ class GenerationService:
         if admitted.api_client is None:
             yield
             return
-        admitted.api_client.acquire(admitted.request.num_images, time.monotonic(), self.engine_pool.load.backlog_s)
+        admitted.api_client.acquire(
+            admitted.request.payload.n, time.monotonic(), self.engine_pool.backlog_s(admitted.spec)
+        )
         try:
             yield
         finally:
-            admitted.api_client.release(admitted.request.num_images)
+            admitted.api_client.release(admitted.request.payload.n)
 
-    def _prepare_for_engine(self, request: ImageRequest) -> ImageRequest:
+    def _prepare_for_engine(self, request: EngineRequest) -> EngineRequest:
         """Return `request` with the current trace context, and with its deadline reduced by the time to write the files."""
         request = with_trace_context(request)
         if request.deadline_s is None:
@@ -236,7 +239,7 @@ class GenerationService:
         return await asyncio.get_running_loop().run_in_executor(self._thread_pool, to_base64, result.files)
 
 
-def with_trace_context(request: ImageRequest) -> ImageRequest:
+def with_trace_context(request: EngineRequest) -> EngineRequest:
     """Return `request` with the context of the current span, if there is one."""
     context = CURRENT_SPAN.get().context
     if context is None:

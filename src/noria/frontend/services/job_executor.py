@@ -6,34 +6,25 @@ from collections.abc import Callable
 from typing import Literal
 
 import msgspec
-from msgspec import Struct
 
 from noria.errors import DeadlineExceeded, EngineUnavailable
 from noria.frontend.engines.client import ProgressUpdate, Update
 from noria.frontend.services.generation import AdmittedRequest, GenerationService, with_trace_context
 from noria.frontend.services.span_attributes import add_request_attributes
 from noria.jobs.records import JobRecord
+from noria.jobs.stored_request import StoredRequest, deserialize, serialize
 from noria.jobs.worker import JobOutput
 from noria.observe.metrics import declarations
 from noria.observe.traces.tracer import CURRENT_SPAN
-from noria.protocol.request import ImageFormat, ImageRequest
+from noria.protocol.request import EngineRequest
 
 _DEFAULT_NUM_SLOTS = 16  # until the engines have reported theirs
-
-
-class StoredRequest(Struct, frozen=True):
-    """All that determines a job's images: the request with its defaults and its seed, and the form of the files."""
-
-    request: ImageRequest
-    file_format: ImageFormat
-    quality: int | None
-    metadata: bool
 
 
 def serialize_request(admitted: AdmittedRequest) -> bytes:
     """Return `admitted` as the database stores it. The model is stored in a column of its own."""
     request = with_trace_context(admitted.request)
-    return msgspec.json.encode(StoredRequest(request, admitted.file_format, admitted.quality, admitted.metadata))
+    return serialize(StoredRequest(request, admitted.file_format, admitted.quality, admitted.metadata))
 
 
 class GenerationJobExecutor:
@@ -51,8 +42,7 @@ class GenerationJobExecutor:
 
     def available_models(self) -> set[tuple[str, str]]:
         """Return name and fingerprint of each model that can be used now."""
-        engine_pool = self._generation_service.engine_pool
-        return {(spec.name, spec.fingerprint) for spec in engine_pool.models.values()} if engine_pool.ready else set()
+        return self._generation_service.engine_pool.ready_versions()
 
     def capacity(self) -> int:
         """Return how many jobs to run at once: as configured, else this front end's share of twice the engines' slots.
@@ -66,7 +56,7 @@ class GenerationJobExecutor:
 
     async def execute(self, record: JobRecord, on_progress: Callable[[bytes], None]) -> JobOutput:
         """Generate the images of one job. Calls `on_progress` with progress as JSON. Raises NoriaError."""
-        stored = msgspec.json.decode(record.request, type=StoredRequest)
+        stored = deserialize(record.request)
         spec = self._generation_service.engine_pool.models.get(record.model)
         if spec is None or spec.fingerprint != record.version:  # it changed after the claim
             raise EngineUnavailable(f"model {record.model!r} of version {record.version} is no longer served.")
@@ -83,7 +73,7 @@ class GenerationJobExecutor:
         timings = {**msgspec.structs.asdict(result.timings), "num_steps_run": result.num_steps_run}
         return JobOutput(result.files, stored.file_format, timings)
 
-    def _with_remaining_time(self, record: JobRecord, request: ImageRequest) -> ImageRequest:
+    def _with_remaining_time(self, record: JobRecord, request: EngineRequest) -> EngineRequest:
         """Return `request` with what is left of its deadline, which counts from the job's acceptance; else without a timeout."""
         if request.deadline_s is None:  # `request_timeout_s` is for requests with a waiting client
             return msgspec.structs.replace(request, timeout_s=math.inf)

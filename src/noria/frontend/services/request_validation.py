@@ -1,4 +1,4 @@
-"""Admission: turns the body of a request into an `ImageRequest`, with defaults filled in and all limits checked.
+"""Admission: turns the body of a request into an `EngineRequest`, with defaults filled in and all limits checked.
 
 Pure: the model's limits, the operator's limits and the source of seeds are arguments. A request that is refused here reaches
 no engine. /openapi.json publishes the same `limits`.
@@ -13,8 +13,9 @@ import msgspec
 from noria.config import FrontendConfig
 from noria.errors import InvalidField, did_you_mean, short_repr
 from noria.images import scheduler_names
+from noria.protocol.diffusion import DiffusionPayload
 from noria.protocol.model_spec import ModelSpec
-from noria.protocol.request import ImageRequest, ImageRequestBody, Priority
+from noria.protocol.request import EngineRequest, ImageRequestBody, Priority
 
 # torch's generators take a signed 64-bit seed; image k takes seed + k. Equal to MAX_SEED of sampling/noise.py, which a front end
 # cannot import because it imports torch; a test compares them.
@@ -51,9 +52,14 @@ def limits(spec: ModelSpec, config: FrontendConfig) -> dict[str, Limits]:
 
 
 def validate(
-    body: ImageRequestBody, spec: ModelSpec, config: FrontendConfig, request_id: str, draw_seed: Callable[[], int]
-) -> ImageRequest:
-    """Return `body` as a complete, valid request for an engine.
+    body: ImageRequestBody,
+    spec: ModelSpec,
+    config: FrontendConfig,
+    request_id: str,
+    draw_seed: Callable[[], int],
+    client: str = "",
+) -> EngineRequest:
+    """Return `body` as a complete, valid request of `client` (the name of an API key, or "") for an engine.
 
     Raises:
         InvalidField: names the first field whose value is not allowed.
@@ -64,22 +70,26 @@ def validate(
     def checked(field: str, got: float | None) -> float:
         return _check_range(field, got, allowed[field])
 
-    return ImageRequest(
+    return EngineRequest(
         request_id=request_id,
-        prompt=_check_length("prompt", body.prompt, config),
-        negative_prompt=_check_length("negative_prompt", body.negative_prompt, config),
-        num_images=int(checked("n", body.n)),
-        seed=draw_seed() if body.seed is None else int(checked("seed", body.seed)),
-        width_px=int(checked("width", body.width)),
-        height_px=int(checked("height", body.height)),
-        num_steps=int(checked("inference_steps", body.inference_steps)),
-        guidance_scale=float(checked("guidance_scale", body.guidance_scale)),
-        scheduler=_resolve_scheduler(body.scheduler, spec),
-        timeout_s=config.request_timeout_s,
         model=spec.name,
+        payload=DiffusionPayload(
+            prompt=_check_length("prompt", body.prompt, config),
+            negative_prompt=_check_length("negative_prompt", body.negative_prompt, config),
+            n=int(checked("n", body.n)),
+            seed=draw_seed() if body.seed is None else int(checked("seed", body.seed)),
+            width=int(checked("width", body.width)),
+            height=int(checked("height", body.height)),
+            inference_steps=int(checked("inference_steps", body.inference_steps)),
+            guidance_scale=float(checked("guidance_scale", body.guidance_scale)),
+            scheduler=_resolve_scheduler(body.scheduler, spec),
+            partial_images=_check_previews(body, checked),
+        ),
+        timeout_s=config.request_timeout_s,
+        model_version=spec.fingerprint,
+        client=client,
         priority=body.priority or "normal",
         deadline_s=None if body.deadline_ms is None else checked("deadline_ms", body.deadline_ms) / 1000,
-        num_previews=_check_previews(body, checked),
         stream_progress=body.stream,
     )
 

@@ -5,29 +5,30 @@ negative prompts, which may be secrets, are not among them.
 """
 
 from noria.observe.traces.tracer import AttributeValue, Span
-from noria.protocol.request import ImageRequest
+from noria.protocol.request import EngineRequest
 
 
-def add_request_attributes(span: Span, request: ImageRequest) -> None:
+def add_request_attributes(span: Span, request: EngineRequest) -> None:
     """Set what the request asks for. Does nothing if the span is not recorded."""
     if not span.is_recording:
         return
+    payload = request.payload
     attributes: dict[str, AttributeValue] = {
         "gen_ai.operation.name": "generate_content",
         "gen_ai.output.type": "image",
         "gen_ai.provider.name": "noria",
         "gen_ai.request.model": request.model,
-        "gen_ai.request.seed": request.seed,
-        "noria.scheduler": request.scheduler,
-        "noria.steps": request.num_steps,
-        "noria.guidance_scale": request.guidance_scale,
-        "noria.width_px": request.width_px,
-        "noria.height_px": request.height_px,
-        "noria.images": request.num_images,
+        "gen_ai.request.seed": payload.seed,
+        "noria.scheduler": payload.scheduler,
+        "noria.inference_steps": payload.inference_steps,
+        "noria.guidance_scale": payload.guidance_scale,
+        "noria.width": payload.width,
+        "noria.height": payload.height,
+        "noria.images": payload.n,
         "noria.priority": request.priority,
     }
-    if request.num_images > 1:
-        attributes["gen_ai.request.choice.count"] = request.num_images
+    if payload.n > 1:
+        attributes["gen_ai.request.choice.count"] = payload.n
     if request.deadline_s is not None:
         attributes["noria.deadline_s"] = request.deadline_s
     span.set_attributes(attributes)

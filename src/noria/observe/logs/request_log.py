@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from noria.observe.logs.log_record import fields
-from noria.protocol.request import ImageRequest
+from noria.protocol.request import EngineRequest
 
 log = logging.getLogger("noria.requests")
 
@@ -37,10 +37,11 @@ REQUEST_FIELDS: Mapping[str, str] = {
     "model": "name of the model",
     "model_version": "fingerprint of the model",
     "n": "number of images requested",
-    "size": "`WIDTHxHEIGHT` of each image, in pixels",
+    "width": "of each image, in pixels",
+    "height": "of each image, in pixels",
     "scheduler": "short name of the scheduler",
-    "steps": "steps requested",
-    "guidance": "guidance scale",
+    "inference_steps": "steps requested",
+    "guidance_scale": "guidance scale",
     "seed": "seed of the first image",
     "priority": "priority, if it is not normal",
     "deadline_s": "the client's deadline, from the arrival",
@@ -106,21 +107,23 @@ def request_log_scope() -> Iterator[RequestLogRecord]:
         _CURRENT_RECORD.reset(token)
 
 
-def request_fields(request: ImageRequest, model_version: str, prompts: LogPrompts) -> dict[str, object]:
+def request_fields(request: EngineRequest, model_version: str, prompts: LogPrompts) -> dict[str, object]:
     """Return the fields that describe the request; `model_version` is the fingerprint of its model."""
+    payload = request.payload
     return {
         "model": request.model,
         "model_version": model_version,
-        "n": request.num_images,
-        "size": f"{request.width_px}x{request.height_px}",
-        "scheduler": request.scheduler,
-        "steps": request.num_steps,
-        "guidance": request.guidance_scale,
-        "seed": request.seed,
+        "n": payload.n,
+        "width": payload.width,
+        "height": payload.height,
+        "scheduler": payload.scheduler,
+        "inference_steps": payload.inference_steps,
+        "guidance_scale": payload.guidance_scale,
+        "seed": payload.seed,
         "priority": request.priority if request.priority != "normal" else None,
         "deadline_s": request.deadline_s,
-        **prompt_fields("prompt", request.prompt, prompts),
-        **prompt_fields("negative_prompt", request.negative_prompt, prompts),
+        **prompt_fields("prompt", payload.prompt, prompts),
+        **prompt_fields("negative_prompt", payload.negative_prompt, prompts),
     }
 
 

@@ -48,15 +48,19 @@ def test_batch_size_times_n_iter_images_are_one_request(client, engine):
 def test_missing_fields_are_the_models_defaults(client, engine, spec):
     answer = client.post("/sdapi/v1/txt2img", json={}).json()
     (request,) = engine.submitted
-    assert (request.num_steps, request.scheduler, request.width_px) == (spec.default_steps, spec.default_scheduler, 64)
-    assert json.loads(answer["info"])["seed"] == request.seed
+    assert (request.payload.inference_steps, request.payload.scheduler, request.payload.width) == (
+        spec.default_steps,
+        spec.default_scheduler,
+        64,
+    )
+    assert json.loads(answer["info"])["seed"] == request.payload.seed
 
 
 def test_seed_of_minus_1_is_random(client, engine):
     for _ in range(2):
         txt2img(client, seed=-1)
     first, second = engine.submitted
-    assert first.seed != second.seed
+    assert first.payload.seed != second.payload.seed
 
 
 @pytest.mark.parametrize(
@@ -72,7 +76,7 @@ def test_seed_of_minus_1_is_random(client, engine):
 )
 def test_samplers_are_accepted_by_a1111s_names(client, engine, fields, scheduler):
     assert txt2img(client, **fields).status_code == 200
-    assert engine.submitted[0].scheduler == scheduler
+    assert engine.submitted[0].payload.scheduler == scheduler
 
 
 # What SillyTavern, Open WebUI and webuiapi send, with nothing switched on.
@@ -98,7 +102,7 @@ WEBUIAPI = {
 def test_bodies_of_real_clients_work(client, engine, body):
     answer = client.post("/sdapi/v1/txt2img", json=body)
     assert answer.status_code == 200, answer.text
-    assert engine.submitted[0].num_steps == 20
+    assert engine.submitted[0].payload.inference_steps == 20
     assert len(answer.json()["images"]) == 1
 
 
@@ -241,7 +245,7 @@ def test_progress_is_that_of_the_oldest_request(client, engine, running):
     wait_until(lambda: client.get("/sdapi/v1/progress").json()["eta_relative"] == 0.5)  # as the fake engine predicts
     state = client.get("/sdapi/v1/progress").json()["state"]
     assert (state["job_count"], state["sampling_step"], state["sampling_steps"]) == (2, 0, 12)
-    assert all(request.stream_progress and request.num_previews for request in engine.submitted)
+    assert all(request.stream_progress and request.payload.partial_images for request in engine.submitted)
 
 
 def test_progress_has_the_last_preview_unless_skipped(client, engine, running):
@@ -280,7 +284,7 @@ def test_interrupt_cancels_all_requests_of_this_api_only(client, engine, running
     assert [answer.status_code for answer in answers] == [499, 499]
     assert "interrupted" in answers[0].json()["detail"]
     wait_until(lambda: len(engine.cancelled) == 2)
-    ours = {request.request_id for request in engine.submitted if request.seed != 3}
+    ours = {request.attempt_id for request in engine.submitted if request.payload.seed != 3}
     assert set(engine.cancelled) == ours
     engine.set_state("dead")
     engine.set_state("ready")  # the other request is retried

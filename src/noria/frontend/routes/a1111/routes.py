@@ -197,12 +197,12 @@ class A1111Routes:
         if not tasks:
             return json_response(ProgressResponse(0.0, 0.0, TaskState()))
         task = tasks[0]
-        step, num_steps, finish_in_s = 0, task.admitted.request.num_steps, None
+        step, num_steps, finish_in_s = 0, task.admitted.request.payload.inference_steps, None
         if task.progress is not None:
             step, num_steps, finish_in_s = task.progress.step, task.progress.num_steps, task.progress.finish_in_s
         image = None
         if task.preview is not None and http.query_params.get("skip_current_image", "false").lower() != "true":
-            size = task.admitted.request.width_px, task.admitted.request.height_px
+            size = task.admitted.request.payload.width, task.admitted.request.payload.height
             (image,) = to_base64([await asyncio.to_thread(write_preview, task.preview, "png", size)])
         state = TaskState(
             len(tasks), sampling_step=step, sampling_steps=num_steps, interrupted=task.interrupted, job="txt2img"
@@ -229,22 +229,22 @@ class A1111Routes:
 def _generation_info(result: GenerationResult, body: Txt2Img) -> str:
     """Return A1111's JSON of the settings used; `infotexts` are the texts in the files."""
     request, spec, num_images = result.request, result.admitted.spec, len(result.files)
-    seeds = [request.seed + index for index in range(num_images)]
+    seeds = [request.payload.seed + index for index in range(num_images)]
     info = {
-        "prompt": request.prompt,
-        "all_prompts": [request.prompt] * num_images,
-        "negative_prompt": request.negative_prompt,
-        "all_negative_prompts": [request.negative_prompt] * num_images,
-        "seed": request.seed,
+        "prompt": request.payload.prompt,
+        "all_prompts": [request.payload.prompt] * num_images,
+        "negative_prompt": request.payload.negative_prompt,
+        "all_negative_prompts": [request.payload.negative_prompt] * num_images,
+        "seed": request.payload.seed,
         "all_seeds": seeds,
-        "subseed": request.seed,
+        "subseed": request.payload.seed,
         "all_subseeds": seeds,
         "subseed_strength": 0,
-        "width": request.width_px,
-        "height": request.height_px,
-        "sampler_name": a1111_name(request.scheduler)[0],
-        "cfg_scale": request.guidance_scale,
-        "steps": request.num_steps,
+        "width": request.payload.width,
+        "height": request.payload.height,
+        "sampler_name": a1111_name(request.payload.scheduler)[0],
+        "cfg_scale": request.payload.guidance_scale,
+        "steps": request.payload.inference_steps,
         "batch_size": body.batch_size or 1,
         "restore_faces": False,
         "sd_model_name": spec.name,

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from noria.config import EngineConfig
-from noria.engine.auto_settings import Machine, resolve_auto, resolve_device, usable_cores
+from noria.engine.diffusion.auto_settings import Machine, resolve_auto, resolve_device, usable_cores
 from noria.errors import ConfigError
 from noria.models.catalog import open_model
 

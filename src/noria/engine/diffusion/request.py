@@ -1,0 +1,47 @@
+"""What follows from the settings of an image request alone, without a model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from noria.protocol.diffusion import ImageSettingsView
+from noria.protocol.request import EngineRequest
+from noria.scheduling.types import BatchKey
+
+
+@dataclass(frozen=True)
+class BaseImageRequest:
+    """What the engine's threads ask of every prepared image request."""
+
+    request: EngineRequest
+
+    @property
+    def batch_key(self) -> BatchKey:
+        """The batch key of all its images."""
+        return BatchKey(self.request.payload.width, self.request.payload.height, self.request.model)
+
+    @property
+    def num_images(self) -> int:
+        """Its images."""
+        return self.request.payload.n
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of each image in a model call: two with guidance."""
+        return 2 if self.request.payload.guided else 1
+
+    @property
+    def settings(self) -> ImageSettingsView:
+        """The settings that live views show."""
+        return self.request.payload.view
+
+    @property
+    def span_attributes(self) -> Mapping[str, str | int | float]:
+        """The settings that the trace span of its model calls has."""
+        payload = self.request.payload
+        return {"noria.inference_steps": payload.inference_steps, "noria.scheduler": payload.scheduler}
+
+
+def preview_calls(num_calls: int, num_previews: int) -> frozenset[int]:
+    """The calls after which an image gets a preview: evenly spread, without the last one, which the image follows."""
+    calls = ((number * num_calls) // (num_previews + 1) for number in range(1, num_previews + 1))
+    return frozenset(call for call in calls if call < num_calls - 1)

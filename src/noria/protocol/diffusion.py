@@ -1,0 +1,57 @@
+"""The settings of images: as callers give them, and complete, as the payload of a request to an engine.
+
+Every name is the one of `POST /t2i`; the API, image files, logs, spans and views use no other.
+"""
+
+from msgspec import Struct
+
+
+class ImageSettings(Struct, frozen=True):
+    """The settings of one image as far as they are given; `None` means not given."""
+
+    prompt: str
+    negative_prompt: str = ""
+    seed: int | None = None
+    width: int | None = None  # px
+    height: int | None = None  # px
+    inference_steps: int | None = None
+    guidance_scale: float | None = None
+    scheduler: str | None = None  # a name of images/scheduler_names.py
+
+
+class DiffusionPayload(Struct, frozen=True, tag="diffusion"):
+    """The complete settings of `n` images of one prompt; image k has the seed `seed` + k."""
+
+    prompt: str
+    negative_prompt: str
+    seed: int
+    width: int  # px
+    height: int  # px
+    inference_steps: int
+    guidance_scale: float
+    scheduler: str  # a short name of images/scheduler_names.py
+    n: int = 1
+    partial_images: int = 0  # previews of each image
+
+    @property
+    def guided(self) -> bool:
+        """Whether each step needs a second, unconditional row (Ho and Salimans, 2022).
+
+        As in diffusers, not for a scale ≤ 1.
+        """
+        return self.guidance_scale > 1.0
+
+    @property
+    def view(self) -> "ImageSettingsView":
+        """What live views show of it."""
+        return ImageSettingsView(self.width, self.height, self.scheduler, self.guidance_scale, self.inference_steps)
+
+
+class ImageSettingsView(Struct, frozen=True):
+    """The settings that live views show; no prompts."""
+
+    width: int  # px
+    height: int  # px
+    scheduler: str
+    guidance_scale: float
+    inference_steps: int

@@ -1,0 +1,59 @@
+"""Requests go to the engines that hold their model, in their version."""
+
+import asyncio
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+
+from noria.errors import EngineUnavailable
+from noria.frontend.engines.pool import EnginePool
+from noria.frontend.engines.router import route
+from noria.protocol.model_spec import ModelSpec
+from noria.testing.fake_engine import FAKE_MODEL, FakeEngine
+from noria.testing.requests import make_image_request
+from waiting import wait_until_async
+
+OTHER_MODEL = msgspec.structs.replace(FAKE_MODEL, name="other")
+NEWER = msgspec.structs.replace(FAKE_MODEL, fingerprint="ffffffffffff")
+
+
+@dataclass
+class Engine:
+    models: tuple[ModelSpec, ...]
+    num_images_in_flight: int = 0
+
+
+def test_the_least_loaded_of_the_engines_that_hold_the_model_gets_the_request():
+    busy, idle = Engine((FAKE_MODEL, OTHER_MODEL), 5), Engine((FAKE_MODEL,), 2)
+    newer, loading = Engine((NEWER,), 0), Engine((), 0)
+    engines = [loading, busy, idle, newer]
+    assert route(engines, "tiny", FAKE_MODEL.fingerprint) is idle
+    assert route(engines, "tiny", NEWER.fingerprint) is newer
+    assert route(engines, "tiny") is newer  # of any version
+    assert route(engines, "other", OTHER_MODEL.fingerprint) is busy
+    assert route(engines, "other", NEWER.fingerprint) is None
+    assert route(engines, "missing") is None
+
+
+def test_engines_with_different_models_serve_their_own(tmp_path):
+    async def scenario(first, second):
+        async with EnginePool([first.address, second.address], restart_wait_s=0.1) as pool:
+            await wait_until_async(lambda: all(status.state == "ready" for status in pool.engines))
+            assert list(pool.models) == ["tiny", "other"]
+            assert pool.ready_versions() == {(spec.name, spec.fingerprint) for spec in (FAKE_MODEL, OTHER_MODEL)}
+            for number in range(4):  # in alternation, whatever the load of the other engine
+                await pool.submit(make_image_request(str(number), ("tiny", "other")[number % 2]))
+            assert [request.model for request in first.submitted] == ["tiny"] * 2
+            assert [request.model for request in second.submitted] == ["other"] * 2
+            second.set_state("loading")
+            await wait_until_async(lambda: pool.engines[1].state == "loading")
+            with pytest.raises(EngineUnavailable, match="no engine that holds 'other' is ready"):
+                await pool.submit(make_image_request("late", "other"))
+            assert list(pool.models) == ["tiny", "other"]  # still served, by an engine that restarts
+
+    with (
+        FakeEngine(f"ipc://{tmp_path}/first") as first,
+        FakeEngine(f"ipc://{tmp_path}/second", models=(OTHER_MODEL,)) as second,
+    ):
+        asyncio.run(scenario(first, second))
