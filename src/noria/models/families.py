@@ -18,7 +18,7 @@ from noria.models.weights import read_object
 from noria.protocol.model_spec import ModelSpec
 
 if TYPE_CHECKING:
-    from noria.models.diffusion.stable_diffusion import DiffusionModel
+    from noria.models.diffusion.diffusion_model import DiffusionModel
 
 
 @dataclass(frozen=True, slots=True)
