@@ -168,9 +168,8 @@ def test_a_disconnecting_client_frees_its_slots(client, server):
 
 def test_clients_that_do_not_read_occupy_no_slot_and_little_memory(client, server):
     (frontend,) = server.children("frontend")
-    assert (
-        client.post("/t2i", json={"prompt": PROMPT, "n": 16, "inference_steps": 1}).status_code == 200
-    )  # fills memory pools
+    # fills memory pools
+    assert client.post("/t2i", json={"prompt": PROMPT, "n": 16, "inference_steps": 1}).status_code == 200
     before, images_before = frontend.memory_info().rss, metric(client, "noria_images_total")
     request = {"prompt": PROMPT, "n": 16, "inference_steps": 1, "format": "png"}
     with contextlib.ExitStack() as stalled:
@@ -472,7 +471,6 @@ def test_a_thousand_disconnecting_clients_leak_nothing(client, server):
     wait_until(
         lambda: is_idle() and num_in_flight(client) == in_flight_before and frontend.num_fds() <= files_before + 2
     )
-    assert (
-        cancelled() - cancelled_before > 100
-    )  # the others were refused, finished, or disconnected before their request was read
+    # the others were refused, finished, or disconnected before their request was read
+    assert cancelled() - cancelled_before > 100
     assert client.post("/t2i", json={"prompt": PROMPT, "inference_steps": 1}).status_code == 200

@@ -133,9 +133,8 @@ def test_a_request_without_a_trace_starts_one_and_the_response_names_it(client, 
     trace_id, span_id = timing.removeprefix('traceparent;desc="00-').removesuffix('-01"').split("-")
     spans = spans_by_name(collector, trace_id, "POST /t2i", *STAGES, "postprocess")
     assert (spans["POST /t2i"].span_id, spans["POST /t2i"].parent_id) == (span_id, "")
-    assert (
-        spans["decode"].ended <= spans["POST /t2i"].ended + CLOCK_TOLERANCE_S
-    )  # the request span lasts as long as the stream
+    # the request span lasts as long as the stream
+    assert spans["decode"].ended <= spans["POST /t2i"].ended + CLOCK_TOLERANCE_S
 
 
 def test_an_unsampled_caller_is_not_traced(client, collector, caller):
@@ -288,9 +287,8 @@ def test_an_unreachable_collector_costs_one_log_line(tmp_path):
     timeouts = {"OTEL_EXPORTER_OTLP_TIMEOUT": "280", "OTEL_BSP_EXPORT_TIMEOUT": "280000"}
     with serve(*arguments, OTEL_BSP_SCHEDULE_DELAY="50", **timeouts) as process:
         url = next(line for line in process.stdout if "ready" in line).partition(" on ")[2].strip()
-        wait_until(
-            lambda: httpx.get(f"{url}/readyz", timeout=280).is_success
-        )  # the front end may learn of it a moment later
+        # the front end may learn of it a moment later
+        wait_until(lambda: httpx.get(f"{url}/readyz", timeout=280).is_success)
         for _ in range(3):
             assert httpx.post(f"{url}/t2i", json=BODY, timeout=280).status_code == 200
         stderr, line = "", "\n"

@@ -85,7 +85,7 @@ def kinds_of(scene: Scene) -> list[str]:
 
 
 def words_of(said: Object) -> list[str]:
-    """The words, said or left out, that an object's looks come from."""
+    """The object's colour, shape and size, as labels of a table; a size that the caption leaves out is medium."""
     return [f"colour: {said.colour}", f"shape: {said.shape}", f"size: {said.size or '(medium)'}"]
 
 

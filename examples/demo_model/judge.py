@@ -1,7 +1,7 @@
 """Say which facts of a caption an image shows.
 
 `sight.look` reads the image without knowing its caption; `compare` sets what was seen against what the caption says. Only
-names are compared: never the exact centre and radius a scene was drawn with, which a caption does not tell. What has no
+names are compared: never the exact centre and radius a scene was drawn with, which a caption does not contain. What has no
 name is wrong.
 """
 
@@ -62,7 +62,7 @@ def judge(image: np.ndarray, scene: Scene) -> Verdict:
 
 
 def compare(sight: Sight, scene: Scene) -> Verdict:
-    """Judge what was seen, taking each of the caption's objects for the one seen that is most like it."""
+    """Judge the objects found, after matching each of the caption's objects to the most similar one."""
     missing = len(scene.objects) - len(sight.objects)
     candidates = [*sight.objects, *[None] * missing]
     verdicts = [compare_as(chosen, sight, scene) for chosen in itertools.permutations(candidates, len(scene.objects))]
@@ -70,7 +70,7 @@ def compare(sight: Sight, scene: Scene) -> Verdict:
 
 
 def likeness(verdict: Verdict) -> tuple[int, bool]:
-    """What objects look like tells which is which; where they are decides only between objects that look the same."""
+    """A sort key for matches: colours, shapes and sizes first; the layout decides only between equal objects."""
     return sum(object_.colour + object_.shape + object_.size for object_ in verdict.objects), verdict.layout
 
 

@@ -19,7 +19,7 @@ UNKNOWN = "?"
 COLOUR_NAMES = tuple(COLOURS)
 PALETTE = np.array(list(COLOURS.values()), dtype=np.float32)
 FURTHEST_COLOUR = 60.0  # RGB distance; the two nearest colours, orange and yellow, are 84 apart
-FRAME_PX = 4  # width of the frame that tells the background's colour
+FRAME_PX = 4  # width of the frame from which the background's colour is read
 CORE_PX = 2  # what a patch loses on every side to leave its core: no blurred edge is so wide as to have one
 SMALLEST_PX = 80  # area of the smallest patch that counts as an object: a quarter of the smallest object drawn
 REACH_PX = 10  # how far an object may go beyond its core: a large star's tips are too thin to have one for 7 px

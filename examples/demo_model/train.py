@@ -179,12 +179,12 @@ def cosine(share: float, hold: float = 0.0) -> float:
     return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, fall)))
 
 
-# What a scene's caption says of its first place (upper, left, or the only one) and its second: colour, shape, size of each; then
-# how they lie (beside, above one another, alone), and the background. The relations heads of a `--relations` run predict them.
+# The facts of a caption: colour, shape and size of its first object (the upper, left or only one) and of its second; then how
+# they are arranged (beside, above one another, alone), and the background. The heads of a `--relations` run predict them.
 _OBJECT_SIZES = (len(COLOURS), len(SHAPES), len(SIZES))
 _SCENE_SIZES = (3, len(COLOURS))
 FACT_SIZES = (*_OBJECT_SIZES, *_OBJECT_SIZES, *_SCENE_SIZES)
-_UNSAID = -100  # what cross_entropy passes over
+_NOT_STATED = -100  # ignored by cross_entropy
 
 
 def facts_of(scene: Scene) -> list[int]:
@@ -349,7 +349,7 @@ class Trainer:
         size = self.options.batch
         x0, ids, facts = self.scenes.batch(size)
         dropped = torch.rand(size, device=self.device) < EMPTY_CAPTIONS
-        ids[dropped], facts = self.empty, facts.masked_fill(dropped[:, None], _UNSAID)
+        ids[dropped], facts = self.empty, facts.masked_fill(dropped[:, None], _NOT_STATED)
         strata = (torch.arange(size, device=self.device) + torch.rand(1, device=self.device)) / size
         strata = torch.where(torch.rand(size, device=self.device) < self.options.high_noise, 0.6 + 0.4 * strata, strata)
         t = (strata[torch.randperm(size, device=self.device)] * 1000).long().clamp(0, 999)
@@ -363,21 +363,21 @@ class Trainer:
         return (v.float() - target).square().mean(), self.facts_loss(text, facts)
 
     def facts_loss(self, text: torch.Tensor, facts: torch.Tensor) -> torch.Tensor:
-        """How badly the last tokens, which alone have read the whole caption, tell what lies where.
+        """The loss of predicting the facts from the last tokens, which alone attend to the whole caption.
 
-        Half of them tell of the first place, half of the second, so that a place in the image need only attend to its own half.
+        Half of them predict the first place, half the second, so that a place in the image need only attend to its own half.
         """
         halves = text[:, -ALWAYS_PADDING:].float().chunk(2, dim=1)
         loss = torch.zeros((), device=self.device)
         for place, (half, head) in enumerate(zip(halves, self.head, strict=True)):
-            told = [3 * place, 3 * place + 1, 3 * place + 2, 6, 7]
+            predicted = [3 * place, 3 * place + 1, 3 * place + 2, 6, 7]
             for fact, logits in zip(
-                told, torch.split(head(half.mean(1)), _OBJECT_SIZES + _SCENE_SIZES, dim=1), strict=True
+                predicted, torch.split(head(half.mean(1)), _OBJECT_SIZES + _SCENE_SIZES, dim=1), strict=True
             ):
-                loss = loss + cross_entropy(logits, facts[:, fact], ignore_index=_UNSAID, reduction="sum")
+                loss = loss + cross_entropy(logits, facts[:, fact], ignore_index=_NOT_STATED, reduction="sum")
         return loss / (2 * 5 * len(facts))
 
-    def turn(self, share: float) -> None:
+    def train_step(self, share: float) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = self.options.rate * min(1, (self.step + 1) / 200) * cosine(share, self.options.hold)
         loss, facts_loss = self.loss()
@@ -405,7 +405,7 @@ class Trainer:
                 dist.broadcast(share, 0)  # every process must agree on the last step
             if share >= 1:
                 break
-            self.turn(float(share))
+            self.train_step(float(share))
             if self.rank == 0 and self.step % 100 == 0:
                 images = self.step * self.options.batch * self.world
                 print(

@@ -115,9 +115,8 @@ def weather_chaos(folder, num_kills, seconds, seed=1):
     assert "Traceback" not in log, log[log.index("Traceback") - 500 :][:3000]
     assert [pid for pid in killer.pids | lived if psutil.pid_exists(pid)] == []
     left = [path.name for path in (folder / "tmp").iterdir()]
-    assert [
-        name for name in left if not name.startswith("torchinductor_")
-    ] == []  # torch's cache, one for all processes
+    # torch's cache, one for all processes
+    assert [name for name in left if not name.startswith("torchinductor_")] == []
     return report
 
 

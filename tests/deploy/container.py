@@ -17,9 +17,8 @@ from noria.supervisor.supervisor import ENGINE_STOP_TIMEOUT_S, FRONTEND_STOP_TIM
 ROOT = pathlib.Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 DOCKERFILE = DEPLOY / "Dockerfile"
-STOP_S = (
-    FRONTEND_STOP_TIMEOUT_S + ENGINE_STOP_TIMEOUT_S
-)  # the time that the supervisor gives its children after `drain_s`
+# the time that the supervisor gives its children after `drain_s`
+STOP_S = FRONTEND_STOP_TIMEOUT_S + ENGINE_STOP_TIMEOUT_S
 
 
 @dataclasses.dataclass(frozen=True)

@@ -336,9 +336,8 @@ def test_one_long_iteration_of_another_size_pauses_no_image():
     harness = Harness(slots=4, iteration_s=3.0)
     harness.submit(make_request("a", steps=20), make_request("b", steps=20, side_px=16))
     views = [view for view, _ in harness.collect_views([lambda: None] * 30)]
-    assert not any(
-        slot.paused for view in views[10:] for slot in view.slots
-    )  # before that, the costs are being learned
+    # before that, the costs are being learned
+    assert not any(slot.paused for view in views[10:] for slot in view.slots)
 
 
 def test_images_that_did_not_fit_the_memory_have_not_joined():

@@ -120,9 +120,8 @@ def url(shared_engine: FakeEngine) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def web(url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(
-        base_url=url, timeout=60, verify=False
-    ) as client:  # loading certificates takes longer than a test
+    # loading certificates takes longer than a test
+    with httpx.Client(base_url=url, timeout=60, verify=False) as client:
         yield client
 
 

@@ -119,9 +119,8 @@ def test_requests_in_flight_at_the_end_of_a_drain_get_503(serve, new_engine, mon
 def test_a_client_that_does_not_read_is_disconnected_at_the_end_of_a_drain_without_warnings(
     pieces, caplog, monkeypatch
 ):
-    monkeypatch.setattr(
-        "noria.frontend.process._CLOSE_GRACE_S", 60.0
-    )  # else uvicorn may cancel the work, with a warning
+    # after a shorter time uvicorn may cancel the work, with a warning
+    monkeypatch.setattr("noria.frontend.process._CLOSE_GRACE_S", 60.0)
 
     async def answer(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -200,9 +199,8 @@ def test_metrics_of_all_processes_are_summed(start):
             text = client.get("/metrics").text
             assert 'noria_requests_total{model="tiny",outcome="ok"} 2.0' in text
             assert "noria_engines_configured 1.0" in text  # both have the same engines
-            assert (
-                'noria_engine_up{engine="engine-0"} 0.0' in text
-            )  # the fake engine has no metrics; the front ends declare its series
+            # the fake engine has no metrics; the front ends declare its series
+            assert 'noria_engine_up{engine="engine-0"} 0.0' in text
 
 
 def test_front_end_never_imports_torch():

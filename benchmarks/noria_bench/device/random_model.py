@@ -2,10 +2,11 @@
 diffusers only.
 
 A prompt's embedding is noise whose seed is a hash of the prompt. It takes no time; the UNet and the VAE do all the
-work. Shapes: B images, R UNet rows, T tokens, D text width, C × H × W latents.
+work. Shapes: B images, R UNet rows, C × H × W latents.
 """
 
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 
 from noria.config import EngineConfig
 from noria.images import scheduler_names
+from noria.models.diffusion.diffusion_model import Conditioning, TensorSpec
 from noria.protocol.model_spec import ModelSpec
 from noria_bench.device.architectures import SD15, build_unet
 
@@ -26,13 +28,14 @@ _VAE: dict[str, Any] = {
 
 
 class RandomModel:
-    """A `noria.models.diffusion.stable_diffusion.DiffusionModel`."""
+    """A `noria.models.diffusion.diffusion_model.DiffusionModel`."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, config: EngineConfig, unet: Any, vae: Any) -> None:
         self.device, self.dtype = device, dtype
         self.latent_channels, self.latent_scale = 4, 8
-        self.num_tokens: int = SD15.num_tokens
-        self.text_width: int = unet.config.cross_attention_dim
+        self.conditioning_specs: Mapping[str, TensorSpec] = {
+            "encoder_hidden_states": TensorSpec((SD15.num_tokens, unet.config.cross_attention_dim), dtype)
+        }
         self.scheduler_config: dict[str, Any] = {
             "beta_start": 0.00085,
             "beta_end": 0.012,
@@ -49,21 +52,21 @@ class RandomModel:
         self._unet = unet.to(memory_format=self._memory_format)
         self._vae = vae.to(memory_format=self._memory_format)
 
-    def text_encode(self, prompts: list[str]) -> torch.Tensor:
-        """Embeddings [B, T, D]."""
-        shape = self.num_tokens, self.text_width
+    def text_encode(self, prompts: list[str]) -> Conditioning:
+        """The conditioning of prompts."""
+        shape = self.conditioning_specs["encoder_hidden_states"].shape
         embeddings = {}
         for prompt in dict.fromkeys(prompts):
             generator = torch.Generator(self.device).manual_seed(zlib.crc32(prompt.encode()))
             embeddings[prompt] = torch.randn(shape, generator=generator, device=self.device, dtype=self.dtype)
-        return torch.stack([embeddings[prompt] for prompt in prompts])
+        return {"encoder_hidden_states": torch.stack([embeddings[prompt] for prompt in prompts])}
 
-    def predict(self, latents_RCHW: torch.Tensor, timesteps_R: torch.Tensor, text_RTD: torch.Tensor) -> torch.Tensor:
+    def predict(
+        self, latents_RCHW: torch.Tensor, timesteps_R: torch.Tensor, conditioning: Conditioning
+    ) -> torch.Tensor:
         """The UNet's output [R, C, H, W]."""
         latents_RCHW = latents_RCHW.to(self.dtype).contiguous(memory_format=self._memory_format)
-        output: torch.Tensor = self._unet(latents_RCHW, timesteps_R, encoder_hidden_states=text_RTD, return_dict=False)[
-            0
-        ]
+        output: torch.Tensor = self._unet(latents_RCHW, timesteps_R, **conditioning, return_dict=False)[0]
         return output
 
     def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:

@@ -35,7 +35,7 @@ from noria_bench.measurement.run_metrics import percentile
 from noria_bench.targets.reference.microbatcher import Microbatcher
 
 if TYPE_CHECKING:
-    from noria.models.diffusion.stable_diffusion import DiffusionModel
+    from noria.models.diffusion.diffusion_model import DiffusionModel
 
 NUM_USERS = 8
 # The reference article's defaults.
@@ -191,7 +191,7 @@ def generate(model: "DiffusionModel", templates: list[RequestTemplate]) -> torch
     scheduler: Any = getattr(diffusers, choice.diffusers_class).from_config(model.scheduler_config, **choice.overrides)
     scheduler.set_timesteps(template.inference_steps, device=device)
     prompts = [each.prompt for each in templates for _ in range(each.n)]
-    text = model.text_encode([""] * len(prompts) + prompts if template.guided else prompts)
+    conditioning = model.text_encode([""] * len(prompts) + prompts if template.guided else prompts)
     generators = [torch.Generator().manual_seed(each.seed + k) for each in templates for k in range(each.n)]
     shape = model.latent_channels, template.height // model.latent_scale, template.width // model.latent_scale
     noise = [torch.randn(shape, generator=generator, dtype=model.dtype) for generator in generators]
@@ -199,7 +199,7 @@ def generate(model: "DiffusionModel", templates: list[RequestTemplate]) -> torch
     random = {"generator": generators} if "generator" in inspect.signature(scheduler.step).parameters else {}
     for t in scheduler.timesteps:
         rows_RCHW = scheduler.scale_model_input(torch.cat([latents_BCHW] * (2 if template.guided else 1)), t)
-        output = model.predict(rows_RCHW, t, text)
+        output = model.predict(rows_RCHW, t, conditioning)
         if template.guided:
             negative, prompted = output.chunk(2)
             output = negative + template.guidance_scale * (prompted - negative)

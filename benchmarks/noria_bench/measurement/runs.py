@@ -67,9 +67,8 @@ class BenchRun(Struct, frozen=True, forbid_unknown_fields=True):
     records: tuple[RequestRecord, ...] = ()
     usage: ResourceUsage = ResourceUsage()
     image_checks: tuple[ImageCheck, ...] = ()
-    variant: str = (
-        ""  # of a sweep, such as "250 ms, 8"; in `mixed` the arrivals, in `deadlines` the load and the policy
-    )
+    # of a sweep, such as "250 ms, 8"; in `mixed` the arrivals, in `deadlines` the load and the policy
+    variant: str = ""
     complete: bool = True  # False: it was interrupted
     seconds_to_ready: float | None = None  # from the start of the server's process
     calibration: dict[str, Any] = {}

@@ -31,9 +31,8 @@ class Target:
     module: str | None = None  # run as `python -m MODULE JOB`; None: `noria serve`
     peer: str | None = None  # whose virtual environment it runs in; None: Noria's own
     reports_queue_time: bool = True  # False: the reported time is incomplete, so it is not used
-    settings: TargetSettings = (
-        TargetSettings()
-    )  # unless a bench varies them: the article's, or the best that were found
+    # unless a bench varies them: the article's, or the best that were found
+    settings: TargetSettings = TargetSettings()
 
 
 TARGETS = {

@@ -16,9 +16,8 @@ ROWS = [
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row.num_requests))
 def test_rates_are_requests_over_the_time_as_printed(row):
-    assert row.requests_per_s == pytest.approx(
-        row.num_requests / reference_results.SECONDS, abs=0.05
-    )  # one digit after the point
+    # one digit after the point
+    assert row.requests_per_s == pytest.approx(row.num_requests / reference_results.SECONDS, abs=0.05)
     assert row.p50_ms <= row.p90_ms <= row.p95_ms <= row.p99_ms
 
 

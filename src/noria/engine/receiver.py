@@ -95,9 +95,8 @@ class RequestReceiver(threading.Thread):
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="compiler")
         self._clients: dict[str, ClientId] = {}  # by name
         self._load: EngineLoad | None = None
-        self._unacked_loads: dict[
-            ClientId, EngineLoad
-        ] = {}  # the last load sent to each client, until it is acknowledged
+        # the last load sent to each client, until it is acknowledged
+        self._unacked_loads: dict[ClientId, EngineLoad] = {}
         self._preparing: dict[tuple[ClientId, str], float] = {}  # their arrival, in monotonic seconds
         self._lock = threading.Lock()  # protects _executor, _clients, _load, _unacked_loads and _preparing
 

@@ -18,7 +18,7 @@ from noria.models.weights import read_object
 from noria.protocol.model_spec import ModelSpec
 
 if TYPE_CHECKING:
-    from noria.models.diffusion.stable_diffusion import DiffusionModel
+    from noria.models.diffusion.diffusion_model import DiffusionModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,8 @@ class Family:
 
     class_name: str  # `_class_name` in model_index.json
     description: str  # for messages
-    part_classes: Mapping[
-        str, tuple[str, ...]
-    ]  # by part: the classes of diffusers and transformers that a folder can name
+    # by part: the classes of diffusers and transformers that a folder can name
+    part_classes: Mapping[str, tuple[str, ...]]
     module: str  # has the class below
     model_class: str  # its `load(spec, config, device)` returns the model
 

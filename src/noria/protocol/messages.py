@@ -88,9 +88,8 @@ class EngineView(Struct, frozen=True, tag=True):
     waiting: tuple[WaitingView, ...]  # the first requests of the queue
     num_waiting: int  # images in the whole queue
     backlog_s: float  # predicted time until all accepted requests are done
-    iterations: tuple[
-        IterationView, ...
-    ]  # after the subscriber's `last_iteration`, as far as they are kept, oldest first
+    # after the subscriber's `last_iteration`, as far as they are kept, oldest first
+    iterations: tuple[IterationView, ...]
     departures: tuple[DepartureView, ...]  # since the subscriber's last view; empty in its first
     rates: RatesView
     thumbnails: tuple[ThumbnailView, ...] = ()
@@ -197,9 +196,8 @@ class Finished(Struct, frozen=True, tag=True):
 
     attempt_id: str
     timings: Timings
-    num_steps_run: (
-        int  # model calls of that image: PNDM makes one more than the requested steps, Heun almost twice as many
-    )
+    # model calls of that image: PNDM makes one more than the requested steps, Heun almost twice as many
+    num_steps_run: int
     mean_batch: float = 0.0  # mean number of images in these calls, including this one
 
 

@@ -16,9 +16,8 @@ from torch.nn import functional
 
 _NUM_EXAMPLES = 24
 _EXAMPLE_LATENTS = 12  # along a side
-_MIN_ALPHA_BAR = (
-    1e-4  # at zero terminal SNR, √ᾱ = 0 would be a divisor; a noise prediction contains nothing of the image there
-)
+# at zero terminal SNR, √ᾱ = 0 would be a divisor; a noise prediction contains nothing of the image there
+_MIN_ALPHA_BAR = 1e-4
 
 
 def clean_weights(timesteps_B: np.ndarray, alpha_bars_T: np.ndarray, prediction_type: str) -> np.ndarray:

@@ -22,11 +22,12 @@ class ImageId:
 
 
 class BatchKey(NamedTuple):
-    """Images with equal keys, that is of one model and one size, can share a model call."""
+    """Images with equal keys, that is of one model, one size and the same adapters, can share a model call."""
 
     width_px: int
     height_px: int
     model: str = ""
+    adapters: tuple[str, ...] = ()  # names of the LoRAs in use; always empty, since none are served yet
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,9 +104,8 @@ class FakeEngine:
         self.sends_invalid_replies = False  # finishes without having sent an image
         self.failure: Mapping[str, Any] | None = None  # fails every request; the fields of `Failed`
         self.answers_cancel = True
-        self.cancel_progress: Mapping[str, Any] = MappingProxyType(
-            {}
-        )  # more fields of the `Failed` that answers a `Cancel`
+        # more fields of the `Failed` that answers a `Cancel`
+        self.cancel_progress: Mapping[str, Any] = MappingProxyType({})
         # Returns its answer to a `ViewRequest` and the bytes of the thumbnails, given its incarnation; None: no answer.
         self.make_view: Callable[[ViewRequest, str], tuple[EngineView, bytes | None] | None] = _no_view
         # When it crashes.

@@ -89,9 +89,8 @@ def test_the_budget_limits_the_batch_sizes(spec, device):
     measure_costs(device, spec, CONFIG, costs)
     # A pass of 5 steps of 2 rows takes 1.0 s and the next would take twice that, which exceeds 3 s.
     assert sorted(costs.steps[default_batch_key(spec)].points) == [1, 2]
-    assert (
-        costs.rows_limit(default_batch_key(spec)) == 16
-    )  # larger batches were not tried, so nothing says that they do not pay
+    # larger batches were not tried, so nothing says that they do not pay
+    assert costs.rows_limit(default_batch_key(spec)) == 16
 
 
 def test_a_model_that_cannot_generate_raises_at_the_start_and_leaves_the_executor_as_it_was(spec, device):

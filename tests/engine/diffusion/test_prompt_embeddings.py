@@ -10,10 +10,11 @@ def test_prompts_are_encoded_together_once_and_the_oldest_is_evicted():
 
     def encode(prompts):
         batches.append(prompts)
-        return torch.tensor([[len(prompt)] for prompt in prompts])
+        lengths = torch.tensor([len(prompt) for prompt in prompts])
+        return {"lengths": lengths, "squares": lengths**2}
 
     cache = PromptEmbeddingCache(encode, capacity=2, padded_batch=None)
-    assert {p: int(e) for p, e in cache.get(["a", "bb", "a"]).items()} == {"a": 1, "bb": 2}
+    assert cache.get(["a", "bb", "a"]) == {"a": {"lengths": 1, "squares": 1}, "bb": {"lengths": 2, "squares": 4}}
     cache.get(["bb", "ccc"])
     cache.get(["a"])
     assert batches == [["a", "bb"], ["ccc"], ["a"]]
@@ -24,13 +25,12 @@ def test_at_a_padded_bucket_prompts_are_encoded_in_batches_of_one_size():
 
     def encode(prompts):
         sizes.append(len(prompts))
-        return torch.zeros(len(prompts), 1)
+        return {"text": torch.zeros(len(prompts), 1)}
 
     PromptEmbeddingCache(encode, capacity=99, padded_batch=4).get([str(k) for k in range(6)])
     assert sizes == [4, 4]
 
 
 def test_an_embedding_does_not_keep_its_batch_in_memory():
-    cache = PromptEmbeddingCache(lambda prompts: torch.zeros(len(prompts), 7, 5), capacity=9, padded_batch=8)
-    (held,) = cache.get(["a"]).values()
-    assert held.untyped_storage().nbytes() == 7 * 5 * 4
+    cache = PromptEmbeddingCache(lambda prompts: {"text": torch.zeros(len(prompts), 7, 5)}, capacity=9, padded_batch=8)
+    assert cache.get(["a"])["a"]["text"].untyped_storage().nbytes() == 7 * 5 * 4

@@ -77,9 +77,8 @@ def test_a_large_body_counts_until_it_is_received_or_times_out(announce, served,
     with monkeypatch.context() as patch:
         patch.setattr(body_module, "_TIMEOUT_S", 0.3)
         for connection, response in [announce("127.0.0.2") for _ in range(MAX_LARGE_BODIES_PER_CLIENT)]:
-            refused = response.removeprefix(CONTINUE) or connection.recv(
-                4096
-            )  # it may have come with the first response
+            # it may have come with the first response
+            refused = response.removeprefix(CONTINUE) or connection.recv(4096)
             assert refused.startswith(b"HTTP/1.1 400 ")
     for _ in range(MAX_LARGE_BODIES_PER_CLIENT):
         assert post(served, LARGE).status_code == 200

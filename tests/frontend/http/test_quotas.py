@@ -224,9 +224,8 @@ def test_jobs_are_charged_when_accepted_and_never_in_flight(serve_keys, client_w
     with serve_keys(alice=limits) as (address, engine, keys), client_with_key(address, keys, "alice") as alice:
         engine.never_answers = True
         job = {"input": {"prompt": "p", "n": 2}}
-        assert (
-            alice.post("/v1/jobs", json=job | {"webhook": "ftp://x"}).status_code == 400
-        )  # a refused job is not charged
+        # a refused job is not charged
+        assert alice.post("/v1/jobs", json=job | {"webhook": "ftp://x"}).status_code == 400
         assert alice.post("/v1/jobs", json=job, headers={"Idempotency-Key": "k"}).status_code == 202
         refused = alice.post("/v1/jobs", json=job)
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limited")

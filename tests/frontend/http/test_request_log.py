@@ -159,9 +159,8 @@ def test_the_access_line_of_an_accepted_job_has_the_jobs_id(client, line_of):
     job_id = answers[0].json()["id"]
     assert (name, line["status"], line["job_id"]) == ("noria.access", 202, job_id)
     assert "outcome" not in line
-    wait_until(
-        lambda: client.get(f"/v1/jobs/{job_id}").json()["completed_at"]
-    )  # so that it does not run during the next test
+    # so that it does not run during the next test
+    wait_until(lambda: client.get(f"/v1/jobs/{job_id}").json()["completed_at"])
 
 
 def test_a_job_has_a_line_when_it_ends(client, captured_log_fields):

@@ -257,9 +257,8 @@ def test_a_failing_receiver_gets_the_same_message_until_it_accepts_it(store: Job
             running = asyncio.create_task(dispatcher.run())
             async with asyncio.timeout(TIMEOUT_S):
                 while (due := await offload(due_at, engine)) is not None:
-                    if (
-                        due < now + CLAIM_S
-                    ):  # rescheduled; while a try runs, the clock stands still, however long it takes
+                    # rescheduled; while a try runs, the clock stands still, however long it takes
+                    if due < now + CLAIM_S:
                         now = due
                     await asyncio.sleep(POLL_INTERVAL_S)
             running.cancel()

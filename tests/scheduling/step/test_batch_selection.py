@@ -91,9 +91,8 @@ def test_a_batch_fits_the_row_limit_and_the_deadlines(images, now, limit):
     limits = dataclasses.replace(LIMITS, rows_limit=limit)
     chosen, _ = select_batch(images, limits, now)
     assert bool(chosen) == bool(images)
-    assert [
-        image for image in images if any(image is each for each in chosen)
-    ] == chosen  # in order, without duplicates
+    # in order, without duplicates
+    assert [image for image in images if any(image is each for each in chosen)] == chosen
     rows = sum(image.rows for image in chosen)
     assert len(chosen) <= 1 or rows <= limit
     for image in chosen[:-1]:  # those selected before the last one can afford the whole batch

@@ -120,9 +120,8 @@ def test_synchronous_endpoints_give_the_same_images_concurrently_as_alone(path):
 @pytest.mark.parametrize("path", PATHS)
 def test_a_failed_call_is_a_500_and_the_next_succeeds(path):
     with serving(NoiseGenerator()) as client:
-        poison = client.post(
-            path, json={"prompt": "poison"}, headers={"connection": "close"}
-        )  # uvicorn closes it anyhow
+        # uvicorn closes it anyhow
+        poison = client.post(path, json={"prompt": "poison"}, headers={"connection": "close"})
         assert poison.status_code == 500
         assert client.post(path, json={"prompt": "p"}).status_code == 200
 

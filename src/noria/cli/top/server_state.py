@@ -50,9 +50,8 @@ class ServerState:
                 }
             case EngineViewEvent(name, view):
                 incarnations = {engine.name: engine.incarnation for engine in self.engines}
-                if (
-                    incarnations.get(name, view.incarnation) == view.incarnation
-                ):  # else it is of an engine that has exited
+                # a view of an earlier incarnation is of an engine that has exited
+                if incarnations.get(name, view.incarnation) == view.incarnation:
                     self._apply_view(name, view, now)
 
     @property

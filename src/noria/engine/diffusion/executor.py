@@ -4,7 +4,7 @@ A step gathers the current samples of its images, makes one UNet call (two rows 
 and applies to each image the current row of its sampler's table, all in one weighted sum. There is no loop over
 requests on the device.
 
-Shapes: S slots, B images of a step, R UNet rows, K history entries, C × H × W latents, T tokens, D text width.
+Shapes: S slots, B images of a step, R UNet rows, K history entries, C × H × W latents.
 """
 
 import logging
@@ -27,7 +27,7 @@ from noria.engine.diffusion.results import DecodedImage, PreviewPixels
 from noria.engine.diffusion.timing import DeviceStopwatch, HostStopwatch
 from noria.engine.runtime import THUMBNAIL_MAX_PX
 from noria.errors import InvalidField
-from noria.models.diffusion.stable_diffusion import DiffusionModel
+from noria.models.diffusion.diffusion_model import DiffusionModel
 from noria.observe.logs.log_record import fields
 from noria.protocol.request import EngineRequest
 from noria.sampling.compile import compile_sampler
@@ -95,9 +95,10 @@ class DiffusionExecutor:
         self._noise: dict[ImageId, NoiseStream] = {}
         self._latents = LatentSlots(config.slots, model.latent_channels, model.latent_scale, model.device)
         # Row 2·slot is a slot's negative prompt, row 2·slot + 1 its prompt.
-        self._text = torch.zeros(
-            2 * config.slots, model.num_tokens, model.text_width, dtype=model.dtype, device=model.device
-        )
+        self._conditioning = {
+            name: torch.zeros(2 * config.slots, *spec.shape, dtype=spec.dtype, device=model.device)
+            for name, spec in model.conditioning_specs.items()
+        }
         self._embeddings = PromptEmbeddingCache(model.text_encode, config.embedding_cache, 8 if self._buckets else None)
         self._decoded: dict[ImageId, HostPixels] = {}
         self._pending_events: deque[torch.cuda.Event] = deque()
@@ -219,21 +220,18 @@ class DiffusionExecutor:
 
     def _join(self, assignments: Iterable[SlotAssignment]) -> None:
         assignments = list(assignments)
-        requests = [self._requests[assignment.image.request_id].request for assignment in assignments]
+        requests = [self._requests[assignment.image.request_id] for assignment in assignments]
+        payloads = [prepared.request.payload for prepared in requests]
         embeddings = self._embeddings.get(
-            [
-                text
-                for r in requests
-                for text in ([r.payload.negative_prompt] if r.payload.guided else []) + [r.payload.prompt]
-            ]
+            [text for p in payloads for text in ([p.negative_prompt] if p.guided else []) + [p.prompt]]
         )
-        for assignment, request in zip(assignments, requests, strict=True):
-            if request.payload.guided:
-                self._text[2 * assignment.slot] = embeddings[request.payload.negative_prompt]
-            self._text[2 * assignment.slot + 1] = embeddings[request.payload.prompt]
-            prepared = self._requests[request.attempt_id]
+        for assignment, prepared, payload in zip(assignments, requests, payloads, strict=True):
+            for name, rows in self._conditioning.items():
+                if payload.guided:
+                    rows[2 * assignment.slot] = embeddings[payload.negative_prompt][name]
+                rows[2 * assignment.slot + 1] = embeddings[payload.prompt][name]
             noise = NoiseStream(
-                request.payload.seed,
+                payload.seed,
                 self._latents.size(prepared.batch_key),
                 self.model.dtype,
                 image=assignment.image.index,
@@ -281,8 +279,9 @@ class DiffusionExecutor:
         text = [2 * slots[b] for b in guided] + [2 * slot + 1 for slot in slots]
         padding = self._bucket(len(images)) - len(images)
         images_R, text_R = self._to_device(images + images[:1] * padding), self._to_device(text + text[:1] * padding)
+        conditioning = {name: rows[text_R] for name, rows in self._conditioning.items()}
         outputs_RCHW = self.model.predict(
-            inputs_BCHW[images_R], self._to_device(timesteps)[images_R], self._text[text_R]
+            inputs_BCHW[images_R], self._to_device(timesteps)[images_R], conditioning
         ).float()
         prompted = outputs_RCHW[len(guided) : len(images)]
         if not guided:

@@ -61,17 +61,15 @@ def docs_page(document: dict[str, Any]) -> DocsPage:
     """Render the OpenAPI document as one page."""
     schemas = document["components"]["schemas"]
     operations = [_Operation(*each) for each in _operations(document["paths"])]
-    operations.sort(
-        key=lambda operation: list(_GROUPS).index(operation.group)
-    )  # stable: keeps the order within a group
+    # stable: keeps the order within a group
+    operations.sort(key=lambda operation: list(_GROUPS).index(operation.group))
     contents, sections = [], []
     for title, members in itertools.groupby(operations, key=lambda operation: operation.group):
         group = list(members)
         contents.append(_contents(title, group))
         sections.append(f"<h2>{escape(title)}</h2>" + "".join(_section(each, schemas) for each in group))
-    served = schemas["ImageRequestBody"]["properties"]["scheduler"].get(
-        "examples", []
-    )  # none while the model is loading
+    # none while the model is loading
+    served = schemas["ImageRequestBody"]["properties"]["scheduler"].get("examples", [])
     page = _page(
         document["info"]["version"],
         f'<nav class="contents" aria-label="On this page">{"".join(contents)}{_REFERENCE_LINKS}</nav>'

@@ -188,9 +188,8 @@ class WebhookClient:
             if self._client is None:
                 # httpx logs the URL with its query, which may hold a secret; `dispatcher.py` logs it without.
                 logging.getLogger(httpx2.__name__).setLevel(logging.WARNING)
-                ssl_context = await asyncio.to_thread(
-                    ssl.create_default_context
-                )  # reads the system's certificates: 0.1 s
+                # reads the system's certificates: 0.1 s
+                ssl_context = await asyncio.to_thread(ssl.create_default_context)
                 self._client = httpx2.AsyncClient(
                     verify=ssl_context,
                     follow_redirects=False,  # the target of a redirect is not checked

@@ -58,9 +58,8 @@ class WebhookDispatcher:
     async def _dispatch_due(self) -> None:
         num_free = _MAX_IN_FLIGHT - len(self._in_flight)
         for delivery in await self._offload(self._outbox.claim_due, num_free, self._clock()):
-            with request_scope(
-                delivery.job_id, NoSpan(delivery.trace)
-            ):  # tasks keep the scope in which they were created
+            # tasks keep the scope in which they were created
+            with request_scope(delivery.job_id, NoSpan(delivery.trace)):
                 task = asyncio.create_task(self._deliver(delivery))
             self._in_flight.add(task)
             task.add_done_callback(self._in_flight.discard)

@@ -4,19 +4,23 @@ Loads the parts of a folder in diffusers format (safetensors only, checked befor
 diffusers' pipeline: `engine/diffusion/executor.py` replaces the pipeline's loop, for many requests at once. Knows
 nothing of requests or slots.
 
+Conditioned on one tensor, by the name of the UNet's argument: `encoder_hidden_states` [rows, T, D].
+
 Shapes: B images, R UNet rows (two for a guided image), T tokens, D text width, C latent channels, H × W latent size.
 """
 
 import contextlib
 import logging
 import pathlib
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 
 from noria.config import EngineConfig
 from noria.errors import ConfigError, ModelError
+from noria.models.diffusion.diffusion_model import Conditioning, TensorSpec
 from noria.models.families import FAMILIES
 from noria.models.weights import variant
 from noria.protocol.model_spec import ModelSpec
@@ -24,33 +28,6 @@ from noria.sampling.previews import fit_colours
 
 _log = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-class DiffusionModel(Protocol):
-    """The interface of a loaded diffusion model, as the executor uses it."""
-
-    device: torch.device
-    dtype: torch.dtype
-    latent_channels: int
-    latent_scale: int  # pixels of a side per latent
-    num_tokens: int
-    text_width: int
-    scheduler_config: dict[str, Any]
-    alpha_bars: np.ndarray  # ᾱ of each training timestep
-    prediction_type: str  # diffusers' name for what the UNet predicts
-    preview_colours: torch.Tensor  # see `fit_colours` in `sampling/previews.py`; on the device
-
-    def text_encode(self, prompts: list[str]) -> torch.Tensor:
-        """Return embeddings [B, T, D] of prompts, each truncated to T tokens."""
-        ...
-
-    def predict(self, latents_RCHW: torch.Tensor, timesteps_R: torch.Tensor, text_RTD: torch.Tensor) -> torch.Tensor:
-        """Return the UNet's raw output [R, C, H, W]."""
-        ...
-
-    def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor:
-        """Return pixels [B, height, width, 3], uint8."""
-        ...
 
 
 class StableDiffusion:
@@ -71,8 +48,10 @@ class StableDiffusion:
         self.device, self.dtype = unet.device, unet.dtype
         self.latent_channels: int = unet.config.in_channels
         self.latent_scale: int = 2 ** (len(vae.config.block_out_channels) - 1)
-        self.num_tokens: int = tokenizer.model_max_length
-        self.text_width: int = text_encoder.config.hidden_size
+        self._num_tokens: int = tokenizer.model_max_length
+        self.conditioning_specs: Mapping[str, TensorSpec] = {
+            "encoder_hidden_states": TensorSpec((self._num_tokens, text_encoder.config.hidden_size), self.dtype)
+        }
         self._memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
         for part in (text_encoder, unet, vae):
             part.eval().requires_grad_(requires_grad=False)
@@ -110,18 +89,18 @@ class StableDiffusion:
                 tokenizer, text_encoder.to(device), unet.to(device), vae.to(device), dict(scheduler_config), config
             )
 
-    def text_encode(self, prompts: list[str]) -> torch.Tensor:
-        """Return embeddings [B, T, D] of prompts padded or truncated to T tokens, as by diffusers' `encode_prompt`."""
+    def text_encode(self, prompts: list[str]) -> Conditioning:
+        """Return the conditioning of prompts padded or truncated to T tokens, as by diffusers' `encode_prompt`."""
         tokens = self.tokenizer(
-            prompts, padding="max_length", max_length=self.num_tokens, truncation=True, return_tensors="pt"
+            prompts, padding="max_length", max_length=self._num_tokens, truncation=True, return_tensors="pt"
         )
         mask = (
             tokens.attention_mask.to(self.device)
             if getattr(self.text_encoder.config, "use_attention_mask", False)
             else None
         )
-        embeddings: torch.Tensor = self.text_encoder(tokens.input_ids.to(self.device), attention_mask=mask)[0]
-        return embeddings.to(self.dtype)
+        embeddings_BTD = self.text_encoder(tokens.input_ids.to(self.device), attention_mask=mask)[0]
+        return {"encoder_hidden_states": embeddings_BTD.to(self.dtype)}
 
     def _encode_pixels(self, pixels_N3HW: torch.Tensor) -> torch.Tensor:
         """Return latents [N, C, H, W], in the UNet's scale, of pixels in -1 to 1."""
@@ -131,10 +110,12 @@ class StableDiffusion:
         scaled: torch.Tensor = latents * self.vae.config.scaling_factor
         return scaled
 
-    def predict(self, latents_RCHW: torch.Tensor, timesteps_R: torch.Tensor, text_RTD: torch.Tensor) -> torch.Tensor:
+    def predict(
+        self, latents_RCHW: torch.Tensor, timesteps_R: torch.Tensor, conditioning: Conditioning
+    ) -> torch.Tensor:
         """Return the UNet's raw output [R, C, H, W], of the kind `prediction_type`."""
         latents_RCHW = latents_RCHW.to(self.dtype).contiguous(memory_format=self._memory_format)
-        outputs = self._unet(latents_RCHW, timesteps_R, encoder_hidden_states=text_RTD, return_dict=False)
+        outputs = self._unet(latents_RCHW, timesteps_R, **conditioning, return_dict=False)
         output_RCHW: torch.Tensor = outputs[0]
         return output_RCHW
 
