@@ -62,8 +62,8 @@ test-slow: setup  ## the minutes-long tests; properties with new random examples
 	$(VENV)/bin/pytest --hypothesis-profile=searching tests/scheduling tests/sampling tests/jobs/test_store.py tests/frontend
 
 test-browser: $(BROWSER)  ## the pages and the bench's reports in the system's Chromium
-	$(VENV)/bin/pytest -m browser $(ARGS)
-	cd benchmarks && ../$(VENV)/bin/pytest -m browser $(ARGS)
+	$(VENV)/bin/pytest -m "browser and not slow" $(ARGS)
+	cd benchmarks && ../$(VENV)/bin/pytest -m "browser and not slow" $(ARGS)
 
 $(BROWSER): $(DEV)
 	$(VENV)/bin/python -m pip install --quiet --no-compile -c constraints.txt --group browser

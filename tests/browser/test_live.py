@@ -264,6 +264,7 @@ def test_page_fits_a_width_of_320_px(serve, open_page):
     assert page.evaluate("document.documentElement.scrollWidth") == 320
 
 
+@pytest.mark.slow  # a limit on CPU time, which holds on a quiet machine only
 def test_64_slots_are_drawn_fast_enough(serve, open_page):
     page = open_page(serve(num_slots=64).url, reduced_motion="no-preference")
     expect(slots(page)).to_have_count(64)
