@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import setproctitle
+from opentelemetry.trace import Tracer
 
 from noria.config import EngineConfig
 from noria.engine.crash_journal import CrashJournal
@@ -34,7 +35,7 @@ from noria.errors import InvalidField, SetupError
 from noria.observe.logs.setup import fields, logging_here
 from noria.observe.metrics import declarations
 from noria.observe.traces.setup import open_tracer
-from noria.observe.traces.tracer import NO_TRACER, Tracer
+from noria.observe.traces.tracer import GLOBAL_TRACER
 from noria.protocol.messages import EngineLoad, ExitCause, Failed, ShapeCosts
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.process_signals import die_with_parent
@@ -95,7 +96,7 @@ class Engine:
         receiver: RequestReceiver,
         executor: "Executor[CompiledImageRequest]",
         scheduler: StepScheduler,
-        tracer: Tracer = NO_TRACER,
+        tracer: Tracer = GLOBAL_TRACER,
     ) -> None:
         spans = StageSpans(tracer, scheduler.num_slots)
         self._channel, self._receiver, self._sender = channel, receiver, ResponseSender(channel, receiver, spans)
@@ -233,7 +234,9 @@ def main(task: EngineTask) -> int:
     channel = EngineChannel(task.address)
     watchdog = HangWatchdog(task.config.hang_timeout_s, time.monotonic)
     crash_journal = CrashJournal(task.crash_journal)
-    tracer = open_tracer(task.traces_endpoint, 1.0, task.name)  # front ends decide which requests are sampled
+    tracer, close_tracer = open_tracer(
+        task.traces_endpoint, 1.0, task.name
+    )  # front ends decide which requests are sampled
     receiver = RequestReceiver(
         channel,
         task.models,
@@ -286,7 +289,7 @@ def main(task: EngineTask) -> int:
     for cost_cache in cost_caches:
         cost_cache.save(costs)
     channel.close()
-    tracer.close()
+    close_tracer()
     return 0
 
 
