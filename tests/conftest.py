@@ -5,6 +5,8 @@ import pathlib
 import shutil
 import signal
 import threading
+import uuid
+from typing import NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -211,6 +213,20 @@ class CollectedSpan:
 
 def plain(attributes):
     return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in attributes}
+
+
+class Caller(NamedTuple):
+    """A client's sampled trace context."""
+
+    trace_id: str
+    span_id: str
+    traceparent: str
+
+
+@pytest.fixture
+def caller():
+    trace_id, span_id = uuid.uuid4().hex, uuid.uuid4().hex[:16]
+    return Caller(trace_id, span_id, f"00-{trace_id}-{span_id}-01")
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ import threading
 import time
 import uuid
 from dataclasses import replace
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -17,10 +18,8 @@ from noria.engine.runtime import Runtime
 from noria.engine.watchdog import HangWatchdog
 from noria.errors import GenerationFailed
 from noria.models.catalog import open_model
-from noria.observe.traces import otlp
-from noria.observe.traces.otlp import OtlpTracer
-from noria.observe.traces.trace_context import TraceContext
-from noria.observe.traces.tracer import NO_TRACER
+from noria.observe.traces.otlp import open_otlp_provider
+from noria.observe.traces.tracer import GLOBAL_TRACER
 from noria.protocol.messages import (
     Cancel,
     EngineLoad,
@@ -133,12 +132,14 @@ class Client:
 
 
 @pytest.fixture
-def tracer(request, collector, monkeypatch):
-    """No tracer, unless a test asks for one; that one delivers all its spans to the collector."""
-    monkeypatch.setattr(otlp, "_CLOSE_TIMEOUT_S", TIMEOUT_S)
-    opened = OtlpTracer(collector.endpoint, 1.0, "engine-0") if getattr(request, "param", None) else NO_TRACER
-    yield opened
-    opened.close()
+def tracer(request, collector):
+    """A tracer that records nothing, unless a test asks for one that exports to the collector."""
+    if not hasattr(request, "param"):
+        yield GLOBAL_TRACER
+        return
+    provider = open_otlp_provider(collector.endpoint, 1.0, "engine-0")
+    yield provider.get_tracer("noria")
+    provider.shutdown()
 
 
 traced = pytest.mark.parametrize("tracer", [True], indirect=True)
@@ -483,13 +484,14 @@ def test_a_reconnecting_front_end_gets_no_view_that_its_previous_process_asked_f
 
 def traced_request(submitted, *, is_sampled=True):
     """The request as part of a trace, and its trace context."""
-    caller = TraceContext(uuid.uuid4().hex, uuid.uuid4().hex[:16], is_sampled, "vendor=x")
-    return msgspec.structs.replace(submitted, traceparent=caller.traceparent, tracestate="vendor=x"), caller
+    caller = SimpleNamespace(trace_id=uuid.uuid4().hex, span_id=uuid.uuid4().hex[:16])
+    traceparent = f"00-{caller.trace_id}-{caller.span_id}-0{int(is_sampled)}"
+    return msgspec.structs.replace(submitted, traceparent=traceparent, tracestate="vendor=x"), caller
 
 
 def stages(collector, tracer, caller):
     """The stages in the trace, in order: name and error type."""
-    tracer.close()
+    tracer.span_processor.force_flush()
     spans = sorted(collector.of_trace(caller.trace_id), key=lambda span: (span.began, span.ended))
     assert {(span.parent_id, span.tracestate) for span in spans} <= {(caller.span_id, "vendor=x")}
     assert all(span.failed == ("error.type" in span.attributes) for span in spans)

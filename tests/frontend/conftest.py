@@ -16,12 +16,13 @@ import httpx
 import msgspec
 import pytest
 import uvicorn
+from opentelemetry.trace import Tracer
 
 from noria.config import Config, FrontendConfig
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.process import http_server
-from noria.observe.traces.tracer import NO_TRACER, Tracer
+from noria.observe.traces.tracer import GLOBAL_TRACER
 from noria.protocol.model_spec import ModelSpec
 from noria.testing.fake_engine import FAKE_MODEL, FakeEngine, FakeEngineState
 from waiting import wait_until
@@ -29,7 +30,7 @@ from waiting import wait_until
 
 @contextlib.contextmanager
 def serving(
-    config: Config, engine: FakeEngine, tracer: Tracer = NO_TRACER, restart_wait_s: float = 60.0
+    config: Config, engine: FakeEngine, tracer: Tracer = GLOBAL_TRACER, restart_wait_s: float = 60.0
 ) -> Iterator[tuple[str, uvicorn.Server]]:
     """A front end's address and its server, which stops at the end of the context or when `should_exit` is set.
 

@@ -5,20 +5,16 @@ import pytest
 from noria.jobs.records import NewJob, new_job_id
 from noria.jobs.schema import open_jobs_database
 from noria.jobs.store import JobStore
-from waiting import TIMEOUT_S
 
 
 @pytest.fixture
-def tracer(collector, monkeypatch):
-    """A tracer that delivers all its spans to the collector when it is closed; a server drops them after a second and a
-    half.
-    """
-    from noria.observe.traces.otlp import OtlpTracer
+def tracer(collector):
+    """A tracer whose spans are in the collector after `tracer.span_processor.force_flush()`."""
+    from noria.observe.traces.otlp import open_otlp_provider
 
-    monkeypatch.setattr("noria.observe.traces.otlp._CLOSE_TIMEOUT_S", TIMEOUT_S)
-    opened = OtlpTracer(collector.endpoint, 1.0, "frontend-0")
-    yield opened
-    opened.close()
+    provider = open_otlp_provider(collector.endpoint, 1.0, "frontend-0")
+    yield provider.get_tracer("noria")
+    provider.shutdown()
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import contextlib
 import dataclasses
 import json
 import time
-import uuid
 
 import msgspec
 import pytest
+from opentelemetry.trace import Tracer
 
 from noria.errors import DeadlineExceeded, EngineLost, EngineUnavailable, GenerationFailed
 from noria.jobs.completion import JobCompletionReporter, job_outcome, stored_request_fields
@@ -25,8 +25,7 @@ from noria.observe.logs.log_record import RESERVED
 from noria.observe.logs.request_log import REQUEST_FIELDS, current_log_record
 from noria.observe.logs.setup import LineHandler, logging_to
 from noria.observe.metrics import declarations
-from noria.observe.traces.trace_context import TraceContext
-from noria.observe.traces.tracer import NO_TRACER, Tracer
+from noria.observe.traces.tracer import GLOBAL_TRACER
 from noria.testing.requests import make_image_request
 
 SHAPES = {("shapes", "v1")}
@@ -201,11 +200,6 @@ ENDINGS = [
 
 
 @pytest.fixture
-def caller():
-    return TraceContext(uuid.uuid4().hex, uuid.uuid4().hex[:16], True)
-
-
-@pytest.fixture
 def lines():
     """Returns the lines that a logger has written so far in the front end's format; request lines by default."""
     written = []
@@ -250,7 +244,7 @@ def test_the_end_of_a_job_is_reported_once(
     bodies = [json.loads(each.body)["status"] for each in Outbox(engine).claim_due(9, time.time() + 1e4)]
     assert [each for each in bodies if each in TERMINAL_STATUSES] == [status]
 
-    tracer.close()
+    tracer.span_processor.force_flush()
     (span,) = [span for span in collector.of_trace(caller.trace_id) if span.name == "job"]
     assert (line["trace_id"], line["span_id"]) == (caller.trace_id, span.span_id)
     assert (span.parent_id, span.failed) == (caller.span_id, outcome != "ok")
@@ -280,7 +274,7 @@ REPORTED_BY_THE_WORKER = {
 )
 def test_a_requeued_job_is_logged_with_the_reason(store, tmp_path, job, caller, lines, ending, reason):
     job_id = store.accept(job(request=stored_request(traceparent=caller.traceparent)), 9, time.time())[0].id
-    asyncio.run(ending(JobHarness(store, ResultStore("auto", tmp_path), NO_TRACER, job_id)))
+    asyncio.run(ending(JobHarness(store, ResultStore("auto", tmp_path), GLOBAL_TRACER, job_id)))
     (line,) = lines("noria.jobs")
     expected = {"event": "job_requeued", "request_id": job_id, "trace_id": caller.trace_id, "attempt": 1}
     assert line.items() >= expected.items()
@@ -290,13 +284,13 @@ def test_a_requeued_job_is_logged_with_the_reason(store, tmp_path, job, caller, 
 def test_a_job_that_another_process_ended_is_not_logged_by_the_worker(store, tmp_path, job, lines):
     for ending in (succeeded_elsewhere_after_lease_expiry, cancelled_while_running):
         job_id = store.accept(job(request=stored_request()), 9, time.time())[0].id
-        asyncio.run(ending(JobHarness(store, ResultStore("auto", tmp_path), NO_TRACER, job_id)))
+        asyncio.run(ending(JobHarness(store, ResultStore("auto", tmp_path), GLOBAL_TRACER, job_id)))
     assert not lines("noria.jobs")
 
 
 def test_an_expired_lease_is_logged(store, tmp_path, job, lines):
     job_id = store.accept(job(request=stored_request()), 9, time.time())[0].id
-    scene = JobHarness(store, ResultStore("auto", tmp_path), NO_TRACER, job_id)
+    scene = JobHarness(store, ResultStore("auto", tmp_path), GLOBAL_TRACER, job_id)
 
     async def expire_lease():
         async with scene.running(FakeExecutor(hangs=True)) as worker:
@@ -346,7 +340,7 @@ def test_a_job_without_a_trace_has_a_log_line_and_no_span(engine, job, tracer, c
     store = JobStore(engine, JobCompletionReporter(tracer))
     record = store.accept(job(request=stored_request()), 9, 0.0)[0]
     store.cancel(record.id, 5.0)
-    tracer.close()
+    tracer.span_processor.force_flush()
     assert [(line["outcome"], line["waited_s"], line["seconds"]) for line in lines()] == [("cancelled", 5.0, 5.0)]
     assert not [span for span in collector.spans if span.attributes.get("noria.request_id") == record.id]
 

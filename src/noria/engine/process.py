@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 import setproctitle
+from opentelemetry.trace import Tracer
 
 from noria.config import EngineConfig
 from noria.engine.crash_journal import CrashJournal
@@ -33,7 +34,7 @@ from noria.errors import InvalidField, SetupError
 from noria.observe.logs.setup import fields, logging_here
 from noria.observe.metrics import declarations
 from noria.observe.traces.setup import open_tracer
-from noria.observe.traces.tracer import NO_TRACER, Tracer
+from noria.observe.traces.tracer import GLOBAL_TRACER
 from noria.protocol.messages import EngineLoad, ExitCause, Failed
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.process_signals import die_with_parent
@@ -68,7 +69,7 @@ class Engine:
         channel: EngineChannel,
         receiver: RequestReceiver,
         runtime: Runtime[Any],
-        tracer: Tracer = NO_TRACER,
+        tracer: Tracer = GLOBAL_TRACER,
     ) -> None:
         self._runtime, scheduler = runtime, runtime.scheduler
         spans = StageSpans(tracer, scheduler.num_slots)
@@ -207,7 +208,9 @@ def main(task: EngineTask) -> int:
     channel = EngineChannel(task.address)
     watchdog = HangWatchdog(task.config.hang_timeout_s, time.monotonic)
     crash_journal = CrashJournal(task.crash_journal)
-    tracer = open_tracer(task.traces_endpoint, 1.0, task.name)  # front ends decide which requests are sampled
+    tracer, close_tracer = open_tracer(
+        task.traces_endpoint, 1.0, task.name
+    )  # front ends decide which requests are sampled
     receiver = RequestReceiver(
         channel,
         task.models,
@@ -245,7 +248,7 @@ def main(task: EngineTask) -> int:
     engine.run()
     runtime.save_costs()
     channel.close()
-    tracer.close()
+    close_tracer()
     return 0
 
 

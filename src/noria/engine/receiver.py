@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from opentelemetry.trace import Tracer
 
 from noria.engine.crash_journal import CrashJournal
 from noria.engine.request_spans import StageSpans
@@ -18,7 +19,7 @@ from noria.engine.runtime import CompiledRequest, Executor, Runtime
 from noria.engine.watchdog import HangWatchdog
 from noria.errors import EngineUnavailable, RequestCancelled, RequestError
 from noria.observe.logs.log_record import fields
-from noria.observe.traces.tracer import NO_TRACER, Tracer
+from noria.observe.traces.tracer import GLOBAL_TRACER
 from noria.protocol.messages import (
     Cancel,
     EngineLoad,
@@ -82,7 +83,7 @@ class RequestReceiver(threading.Thread):
         watchdog: HangWatchdog,
         crash_journal: CrashJournal,
         previous_exit: ExitCause = "none",
-        tracer: Tracer = NO_TRACER,
+        tracer: Tracer = GLOBAL_TRACER,
     ) -> None:
         super().__init__(name="receiver", daemon=True)
         self._spans = StageSpans(tracer)

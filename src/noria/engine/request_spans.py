@@ -8,8 +8,10 @@ import time
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from noria.observe.traces.trace_context import parse
-from noria.observe.traces.tracer import Attributes, AttributeValue, Tracer
+from opentelemetry.trace import Tracer, get_current_span
+from opentelemetry.util.types import AttributeValue
+
+from noria.observe.traces.tracer import fail, nanoseconds, parse
 from noria.protocol.request import EngineRequest
 from noria.scheduling.types import RequestTimings
 
@@ -38,23 +40,22 @@ class StageSpans:
         if not request.traceparent:
             return
         parent = parse([request.traceparent], [request.tracestate])
-        if parent is None or not parent.is_sampled:
+        if not get_current_span(parent).get_span_context().trace_flags.sampled:
             return
         stages = _stages(timings, is_generated=is_generated)
         ended = time.time() - (time.monotonic() - at)
         began = ended - sum(seconds for _, seconds in stages)
         for number, (name, seconds) in enumerate(stages, 1):
-            span = self._tracer.span(
-                name, "internal", parent, self._attributes(name, request, timings, settings), began
-            )
+            attributes = self._attributes(name, request, timings, settings)
+            span = self._tracer.start_span(name, parent, attributes=attributes, start_time=nanoseconds(began))
             if code is not None and number == len(stages):
-                span.fail(code)
+                fail(span, code)
             began += seconds
-            span.end(began)
+            span.end(nanoseconds(began))
 
     def _attributes(
         self, stage: str, request: EngineRequest, timings: RequestTimings, settings: Mapping[str, AttributeValue]
-    ) -> Attributes:
+    ) -> dict[str, AttributeValue]:
         attributes: dict[str, AttributeValue] = {
             "noria.request_id": request.request_id,
             "gen_ai.request.model": request.model,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Self
 
 import msgspec
+from opentelemetry.trace import Tracer
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -40,7 +41,7 @@ from noria.frontend.routes.static_pages import PAGE_HEADERS, page_routes
 from noria.frontend.services.generation import GenerationService
 from noria.jobs.service import JobService, open_job_service, random_worker_id
 from noria.observe.metrics.exposition import exposition
-from noria.observe.traces.tracer import NO_TRACER, Tracer
+from noria.observe.traces.tracer import GLOBAL_TRACER
 from noria.protocol.model_spec import ModelSpec
 
 PAGES = {
@@ -53,7 +54,7 @@ def build_app(
     config: Config,
     engine_pool: EnginePool,
     open_jobs: Callable[[], JobService] | None = None,
-    tracer: Tracer = NO_TRACER,
+    tracer: Tracer = GLOBAL_TRACER,
 ) -> Starlette:
     """Return the application in front of `engine_pool`. Its lifespan connects the pool and runs the jobs.
 

@@ -60,11 +60,11 @@ def run(config: Config, listen_fd: int, engine_addresses: list[str], worker_id: 
     outcomes.init_unknown_model_series()
     declarations.FRONTEND_STARTS.labels(worker_id.rpartition("/")[2]).inc()
     engine_pool = EnginePool(engine_addresses, config.frontend.restart_wait_s, worker_id)
-    tracer = open_tracer(config.traces_endpoint, config.traces_ratio, worker_id.rpartition("/")[2])
+    tracer, close_tracer = open_tracer(config.traces_endpoint, config.traces_ratio, worker_id.rpartition("/")[2])
     jobs = open_job_service(config, worker_id, tracer)
     server = http_server(build_app(config, engine_pool, lambda: jobs, tracer), engine_pool, config.frontend)
     server.run(sockets=[socket.socket(fileno=listen_fd)])
-    tracer.close()
+    close_tracer()
 
 
 def http_server(app: Starlette, engine_pool: EnginePool, config: FrontendConfig) -> uvicorn.Server:

@@ -6,6 +6,7 @@ or too many losses.
 """
 
 import msgspec
+from opentelemetry.trace import Tracer
 
 from noria.errors import InternalError, RequestCancelled
 from noria.jobs.records import JobRecord
@@ -13,7 +14,7 @@ from noria.jobs.stored_request import deserialize
 from noria.jobs.tracing import job_span
 from noria.observe.logs.request_log import LogPrompts, RequestLogRecord, request_fields
 from noria.observe.metrics import declarations, outcomes
-from noria.observe.traces.tracer import NO_TRACER, Tracer, request_scope
+from noria.observe.traces.tracer import GLOBAL_TRACER, RequestScope, nanoseconds
 
 
 def job_outcome(record: JobRecord) -> str:
@@ -38,7 +39,7 @@ def stored_request_fields(record: JobRecord, log_prompts: LogPrompts) -> dict[st
 class JobCompletionReporter:
     """Reports ended jobs; may be called from any thread."""
 
-    def __init__(self, tracer: Tracer = NO_TRACER, log_prompts: LogPrompts = "off") -> None:
+    def __init__(self, tracer: Tracer = GLOBAL_TRACER, log_prompts: LogPrompts = "off") -> None:
         self._tracer, self._log_prompts = tracer, log_prompts
 
     def report(self, record: JobRecord, log_record: RequestLogRecord | None = None) -> None:
@@ -49,7 +50,7 @@ class JobCompletionReporter:
         outcomes.count_request(record.model, outcome)
         span = job_span(self._tracer, record, outcome)
         wait_ended_at = record.completed_at if record.started_at is None else record.started_at
-        with request_scope(record.id, span):
+        with RequestScope(record.id, span):
             (log_record or RequestLogRecord()).write(
                 **stored_request_fields(record, self._log_prompts),
                 request_id=record.id,
@@ -63,4 +64,4 @@ class JobCompletionReporter:
                 outcome=outcome,
                 error=record.error,
             )
-        span.end(max(record.completed_at, record.created_at))
+        span.end(nanoseconds(max(record.completed_at, record.created_at)))

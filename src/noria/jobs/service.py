@@ -8,6 +8,8 @@ import time
 import uuid
 from collections.abc import Callable
 
+from opentelemetry.trace import Tracer
+
 from noria.config import Config, JobsConfig, data_folder
 from noria.errors import JobNotFound
 from noria.jobs.completion import JobCompletionReporter
@@ -24,7 +26,7 @@ from noria.jobs.webhooks.resolver import Resolver
 from noria.jobs.worker import JobExecutor, JobWorker
 from noria.observe.logs.request_log import LogPrompts
 from noria.observe.metrics import declarations
-from noria.observe.traces.tracer import NO_TRACER, Tracer
+from noria.observe.traces.tracer import GLOBAL_TRACER
 
 _CLEAN_EVERY_S = 30.0
 _CLEAN_BATCH_SIZE = 100  # jobs of one query
@@ -49,7 +51,7 @@ class JobService:
         data_folder: pathlib.Path,
         worker_id: str,
         clock: Callable[[], float] = time.time,
-        tracer: Tracer = NO_TRACER,
+        tracer: Tracer = GLOBAL_TRACER,
         log_prompts: LogPrompts = "off",
     ) -> None:
         self._config, self._clock, self._tracer = config, clock, tracer
@@ -145,7 +147,7 @@ class JobService:
         await self._offload(clean_up, self._store, self._results, self._config.ttl_s, self._clock())
 
 
-def open_job_service(config: Config, worker_id: str, tracer: Tracer = NO_TRACER) -> JobService:
+def open_job_service(config: Config, worker_id: str, tracer: Tracer = GLOBAL_TRACER) -> JobService:
     """A JobService with the settings of `config`. Raises ConfigError."""
     return JobService(
         config.jobs, data_folder(config, os.environ), worker_id, tracer=tracer, log_prompts=config.log_prompts

@@ -7,10 +7,11 @@ trace context is stored with the job's request.
 
 import msgspec
 from msgspec import Struct
+from opentelemetry.context import Context
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Tracer, get_current_span
 
 from noria.jobs.records import JobRecord
-from noria.observe.traces.trace_context import TraceContext, parse
-from noria.observe.traces.tracer import NO_SPAN, Span, Tracer
+from noria.observe.traces.tracer import fail, nanoseconds, parse
 
 
 class _StoredTraceHeaders(Struct, frozen=True):
@@ -24,15 +25,15 @@ class _StoredRequest(Struct, frozen=True):
     request: _StoredTraceHeaders = _StoredTraceHeaders()
 
 
-def stored_trace_context(request: str | bytes) -> TraceContext | None:
-    """The trace context in the stored JSON of a job's request; None if there is none, or if the JSON cannot be read.
+def stored_trace_context(request: str | bytes) -> Context:
+    """The trace context in the stored JSON of a job's request; empty if there is none, or if the JSON cannot be read.
 
     An unreadable request, stored by another version of Noria, must not fail the jobs that are claimed together with it.
     """
     try:
         stored = msgspec.json.decode(request, type=_StoredRequest).request
     except msgspec.DecodeError:
-        return None
+        return Context()
     return parse([stored.traceparent], [stored.tracestate])
 
 
@@ -41,7 +42,8 @@ def execution_span(tracer: Tracer, record: JobRecord) -> Span:
 
     OpenTelemetry's messaging conventions call this operation `process`.
     """
-    return tracer.span("process job", "consumer", stored_trace_context(record.request), _attributes(record))
+    parent = stored_trace_context(record.request)
+    return tracer.start_span("process job", parent, SpanKind.CONSUMER, _attributes(record))
 
 
 def job_span(tracer: Tracer, record: JobRecord, outcome: str) -> Span:
@@ -49,12 +51,13 @@ def job_span(tracer: Tracer, record: JobRecord, outcome: str) -> Span:
 
     A job without a stored trace context has none: it would be a trace of its own, beside that of each attempt.
     """
-    trace = stored_trace_context(record.request)
-    if trace is None:
-        return NO_SPAN
-    span = tracer.span("job", "internal", trace, _attributes(record) | {"noria.outcome": outcome}, record.created_at)
+    parent = stored_trace_context(record.request)
+    if not get_current_span(parent).get_span_context().is_valid:
+        return INVALID_SPAN
+    attributes = _attributes(record) | {"noria.outcome": outcome}
+    span = tracer.start_span("job", parent, attributes=attributes, start_time=nanoseconds(record.created_at))
     if outcome != "ok":
-        span.fail(outcome)
+        fail(span, outcome)
     return span
 
 

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from opentelemetry.trace import Span, Tracer, get_current_span
+
 from noria.errors import (
     EngineLost,
     EngineUnavailable,
@@ -30,7 +32,7 @@ from noria.jobs.thread_offloader import NUM_WORKER_THREADS, ThreadOffloader
 from noria.jobs.tracing import execution_span, stored_trace_context
 from noria.observe.logs.log_record import fields
 from noria.observe.logs.request_log import RequestLogRecord, request_log_scope
-from noria.observe.traces.tracer import NO_TRACER, NoSpan, Span, Tracer, request_scope
+from noria.observe.traces.tracer import GLOBAL_TRACER, RequestScope, fail
 
 TICK_S = 0.5  # the delay until a cancellation is noticed, and the minimum interval between two stored progress events
 RENEW_EVERY_S = 5.0  # a third of a lease
@@ -119,7 +121,7 @@ class JobWorker:
         offload: ThreadOffloader,
         owner: str,
         clock: Callable[[], float] = time.time,
-        tracer: Tracer = NO_TRACER,
+        tracer: Tracer = GLOBAL_TRACER,
     ) -> None:
         self._store, self._results, self._executor, self._tracer = store, results, executor, tracer
         self._offload_files, self._offload_database = offload, ThreadOffloader(NUM_WORKER_THREADS)
@@ -162,7 +164,7 @@ class JobWorker:
             reclaimed = await self._offload_database(self._store.reclaim, self._owner, self._clock())
             self._has_reclaimed = True
             for record in reclaimed:
-                with request_scope(record.id, NoSpan(stored_trace_context(record.request))):
+                with RequestScope(record.id, get_current_span(stored_trace_context(record.request))):
                     _log_requeued(record, "the process that ran it died", 0.0)
         await self._heartbeat()
         num_free = self._executor.capacity() - len(self._running_jobs)
@@ -191,7 +193,7 @@ class JobWorker:
     def _start(self, running_job: _RunningJob) -> None:
         record = running_job.record
         # Tasks keep the scope in which they were created.
-        with request_scope(record.id, running_job.span), request_log_scope() as running_job.log_record:
+        with RequestScope(record.id, running_job.span), request_log_scope() as running_job.log_record:
             log.debug("%s is claimed", record.id, extra=fields(event="job_claimed", attempt=record.attempt))
             running_job.execution = asyncio.create_task(
                 self._executor.execute(record, running_job.report_progress), name=f"execute {record.id}"
@@ -227,7 +229,7 @@ class JobWorker:
         await asyncio.wait([running_job.execution])
         try:
             if running_job.execution.cancelled():
-                running_job.span.fail(RequestCancelled.code)
+                fail(running_job.span, RequestCancelled.code)
                 if running_job.holds_claim:
                     await self._requeue(running_job, "the front end is stopping", 0.0)
                 else:
@@ -238,7 +240,7 @@ class JobWorker:
                 await self._fail(running_job, error)
         except Exception:  # the lease expires, and another attempt follows
             log.exception("the outcome of %s could not be stored", running_job.claim.job_id)
-            running_job.span.fail(InternalError.code)
+            fail(running_job.span, InternalError.code)
         finally:
             running_job.span.end()
             self._running_jobs.discard(running_job)
@@ -258,13 +260,13 @@ class JobWorker:
             self._store.finish, claim, names, output.metrics, self._clock(), running_job.log_record
         ):
             await self._offload_files(self._results.discard, claim.job_id, claim.attempt)
-            running_job.span.fail(RequestCancelled.code)
+            fail(running_job.span, RequestCancelled.code)
             await self._abandon(running_job)
 
     async def _requeue_unsaved(self, running_job: _RunningJob, error: Exception) -> None:
         """Requeue a job whose files could not be written. This is not the job's fault: it counts as no loss."""
         claim = running_job.claim
-        running_job.span.fail(JobsUnavailable.code)
+        fail(running_job.span, JobsUnavailable.code)
         log.warning(
             "the images of %s could not be written; no job is claimed for %g s (%s)",
             claim.job_id,
@@ -292,7 +294,7 @@ class JobWorker:
             error = InternalError(
                 f"the server failed on this job; the server's log has the details under {claim.job_id}."
             )
-        running_job.span.fail(error.code)
+        fail(running_job.span, error.code)
         decision = retry_decision(error, running_job.record.num_engine_losses)
         if decision is None:
             if not await self._offload_database(self._store.fail, claim, error, self._clock(), running_job.log_record):

@@ -1,43 +1,37 @@
 """The spans of a front end: their parents, their attributes, and what counts as an error."""
 
-import uuid
-
 import httpx
 import pytest
 
 from noria.config import Config, FrontendConfig
-from noria.observe.traces.otlp import OtlpTracer
+from noria.observe.traces.otlp import open_otlp_provider
 from waiting import wait_until
 
 BODY = {"prompt": "p"}
 
 
 @pytest.fixture
-def parent():
-    """A trace id, a span id, and the traceparent header with both."""
-    trace_id, span_id = uuid.uuid4().hex, uuid.uuid4().hex[:16]
-    return trace_id, span_id, f"00-{trace_id}-{span_id}-01"
-
-
-@pytest.fixture
 def traced(serve, new_engine, collector, monkeypatch):
     """A traced front end's client, its engine, and a function that returns a trace's spans by name, once the server span has ended."""
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
-    tracer, engine = OtlpTracer(collector.endpoint, 1.0, "frontend-0"), new_engine()
+    provider, engine = open_otlp_provider(collector.endpoint, 1.0, "frontend-0"), new_engine()
 
     def spans(trace_id):
         collector.wait(lambda _: any(span.kind == "server" for span in collector.of_trace(trace_id)))
         return {span.name: span for span in collector.of_trace(trace_id)}
 
     config = Config(frontend=FrontendConfig(max_images=4, max_steps=100))
-    with serve(config, engine, tracer) as (url, _), httpx.Client(base_url=url, timeout=60, verify=False) as client:
+    with (
+        serve(config, engine, provider.get_tracer("noria")) as (url, _),
+        httpx.Client(base_url=url, timeout=60, verify=False) as client,
+    ):
         wait_until(lambda: client.get("/readyz").status_code == 200)
         yield client, engine, spans
-    tracer.close()
+    provider.shutdown()
 
 
-def test_without_tracing_the_clients_context_is_passed_to_the_engine(client, engine, parent):
-    _, _, header = parent
+def test_without_tracing_the_clients_context_is_passed_to_the_engine(client, engine, caller):
+    _, _, header = caller
     answer = client.post(
         "/t2i", json=BODY, headers=[("traceparent", header), ("tracestate", "a=1"), ("tracestate", "b=2")]
     )
@@ -56,9 +50,9 @@ def test_an_invalid_context_is_not_passed_to_the_engine(client, engine, headers)
 @pytest.mark.parametrize(
     ("path", "body"), [("/v1/images/generations", BODY), ("/sdapi/v1/txt2img", BODY), ("/t2i", BODY | {"n": 2})]
 )
-def test_every_route_that_generates_has_the_same_spans(traced, parent, path, body):
+def test_every_route_that_generates_has_the_same_spans(traced, caller, path, body):
     client, engine, spans = traced
-    trace_id, span_id, header = parent
+    trace_id, span_id, header = caller
     answer = client.post(path, json=body, headers={"traceparent": header})
     assert answer.status_code == 200
     found = spans(trace_id)
@@ -74,9 +68,9 @@ def test_every_route_that_generates_has_the_same_spans(traced, parent, path, bod
 @pytest.mark.parametrize(
     ("code", "status"), [("queue_full", 429), ("generation_failed", 500), ("deadline_exceeded", 504)]
 )
-def test_a_refusal_or_failure_of_the_engine_fails_the_span_with_its_code(traced, parent, code, status):
+def test_a_refusal_or_failure_of_the_engine_fails_the_span_with_its_code(traced, caller, code, status):
     client, engine, spans = traced
-    trace_id, _, header = parent
+    trace_id, _, header = caller
     engine.failure = {"code": code, "message": "no"}
     assert client.post("/t2i", json=BODY, headers={"traceparent": header}).status_code == status
     span = spans(trace_id)["POST /t2i"]
@@ -84,18 +78,18 @@ def test_a_refusal_or_failure_of_the_engine_fails_the_span_with_its_code(traced,
     assert span.attributes["http.response.status_code"] == status
 
 
-def test_a_client_error_found_by_the_engine_does_not_fail_the_span(traced, parent):
+def test_a_client_error_found_by_the_engine_does_not_fail_the_span(traced, caller):
     client, engine, spans = traced
-    trace_id, _, header = parent
+    trace_id, _, header = caller
     engine.failure = {"code": "invalid_field", "message": "no", "field": "scheduler"}
     assert client.post("/t2i", json=BODY, headers={"traceparent": header}).status_code == 400
     span = spans(trace_id)["POST /t2i"]
     assert (span.failed, span.attributes["noria.outcome"]) == (False, "invalid_field")
 
 
-def test_an_unexpected_exception_fails_the_span_as_internal(traced, parent, monkeypatch):
+def test_an_unexpected_exception_fails_the_span_as_internal(traced, caller, monkeypatch):
     client, _, spans = traced
-    trace_id, _, header = parent
+    trace_id, _, header = caller
 
     async def breaks(*_):
         raise LookupError
@@ -112,9 +106,9 @@ def test_an_unexpected_exception_fails_the_span_as_internal(traced, parent, monk
     assert span.span_id in answer.headers["server-timing"]
 
 
-def test_an_error_event_fails_the_span_of_a_stream_with_status_200(traced, parent):
+def test_an_error_event_fails_the_span_of_a_stream_with_status_200(traced, caller):
     client, engine, spans = traced
-    trace_id, _, header = parent
+    trace_id, _, header = caller
     engine.sends_invalid_replies = True
     answer = client.post("/t2i", json=BODY | {"stream": True}, headers={"traceparent": header})
     assert answer.status_code == 200
@@ -132,9 +126,9 @@ def test_an_error_event_fails_the_span_of_a_stream_with_status_200(traced, paren
         ("PROPFIND", "/t2i", "HTTP /t2i", "method_not_allowed"),
     ],
 )
-def test_a_client_error_does_not_fail_the_span_and_adds_no_span_name(traced, parent, method, path, name, code):
+def test_a_client_error_does_not_fail_the_span_and_adds_no_span_name(traced, caller, method, path, name, code):
     client, _, spans = traced
-    trace_id, _, header = parent
+    trace_id, _, header = caller
     client.request(method, path, headers={"traceparent": header})
     (span,) = spans(trace_id).values()
     assert (span.name, span.failed, span.attributes["noria.outcome"]) == (name, False, code)

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opentelemetry.trace import INVALID_SPAN, get_current_span
 
 from noria.frontend.http.api_keys import generate_key
 from noria.observe.logs import log_record
@@ -30,7 +31,7 @@ from noria.observe.logs.log_record import (
     unstructured_line,
 )
 from noria.observe.logs.setup import LineHandler, logging_to, render_for
-from noria.observe.request_scope import CURRENT_REQUEST, RequestContext
+from noria.observe.traces.tracer import RequestScope, parse
 
 KEY, _ = generate_key("alice")
 
@@ -209,36 +210,27 @@ def logged_lines(do: Callable[[logging.Logger], object]) -> list[Line]:
 
 
 def test_every_line_of_a_request_has_its_ids() -> None:
-    token = CURRENT_REQUEST.set(RequestContext("abc", "1" * 32, "2" * 16))
-    try:
+    span = get_current_span(parse([f"00-{'1' * 32}-{'2' * 16}-01"]))
+    with RequestScope("abc", span):
         (line,) = logged_lines(lambda log: log.info("x", extra=fields(n=1)))
-    finally:
-        CURRENT_REQUEST.reset(token)
     assert (line["request_id"], line["trace_id"], line["span_id"], line["n"]) == ("abc", "1" * 32, "2" * 16, 1)
 
 
 def test_a_lines_own_ids_take_precedence_and_an_untraced_request_has_no_trace_id() -> None:
-    token = CURRENT_REQUEST.set(RequestContext("abc"))
-    try:
+    with RequestScope("abc", INVALID_SPAN):
         (line,) = logged_lines(lambda log: log.info("x", extra=fields(request_id="def")))
-    finally:
-        CURRENT_REQUEST.reset(token)
     assert line["request_id"] == "def"
     assert "trace_id" not in line
 
 
 def test_a_thread_inherits_no_request_context() -> None:
-    token = CURRENT_REQUEST.set(RequestContext("abc"))
-
     def log_in_thread(log: logging.Logger) -> None:
         thread = threading.Thread(target=log.info, args=("x",))
         thread.start()
         thread.join()
 
-    try:
+    with RequestScope("abc", INVALID_SPAN):
         (line,) = logged_lines(log_in_thread)
-    finally:
-        CURRENT_REQUEST.reset(token)
     assert "request_id" not in line
 
 

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable
 
+from opentelemetry.trace import Tracer
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,7 +23,7 @@ from noria.frontend.http.paths import ASSETS_PATH
 from noria.observe.logs.log_record import fields
 from noria.observe.logs.request_log import RequestLogRecord, request_log_scope
 from noria.observe.metrics import declarations
-from noria.observe.traces.tracer import NO_TRACER, Tracer, request_scope
+from noria.observe.traces.tracer import GLOBAL_TRACER, RequestScope, fail
 
 log = logging.getLogger("noria.access")
 
@@ -44,7 +45,7 @@ class ObservabilityMiddleware:
     """
 
     def __init__(
-        self, app: ASGIApp, internal_error_response: Callable[[str], Response], tracer: Tracer = NO_TRACER
+        self, app: ASGIApp, internal_error_response: Callable[[str], Response], tracer: Tracer = GLOBAL_TRACER
     ) -> None:
         self._app = app
         self._internal_error_response = internal_error_response
@@ -69,13 +70,13 @@ class ObservabilityMiddleware:
                 request_spans.add_server_timing(span, message)
             await send(message)
 
-        with request_scope(request_id, span), request_log_scope() as log_record:
+        with RequestScope(request_id, span), request_log_scope() as log_record:
             try:
                 await self._app(scope, receive, send_with_request_id)
             except Exception:
                 log.exception("%s failed with an unexpected exception", request_id)
                 scope["state"]["error_code"] = InternalError.code
-                span.fail(InternalError.code)  # even if a successful status was already sent
+                fail(span, InternalError.code)  # even if a successful status was already sent
                 if status is None:
                     await self._internal_error_response(request_id)(scope, receive, send_with_request_id)
             finally:

@@ -4,12 +4,14 @@ https://opentelemetry.io/docs/specs/semconv/http/http-spans/. Attributes that th
 No span contains the query of a URL, which may be a secret.
 """
 
+from opentelemetry.context import Context
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Tracer
+from opentelemetry.util.types import AttributeValue
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import Message, Scope
 
 from noria.frontend.http.paths import ASSETS_PATH, OPEN_PATHS
-from noria.observe.traces.trace_context import parse
-from noria.observe.traces.tracer import NO_SPAN, NO_TRACER, AttributeValue, NoSpan, Span, Tracer
+from noria.observe.traces.tracer import fail, parse, trace_headers
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 """The methods named in metrics and spans. Clients may invent others, without end."""
@@ -24,11 +26,9 @@ def begin(tracer: Tracer, scope: Scope, headers: Headers, request_id: str) -> Sp
     """Start the span of a request, as a child of the client's span if its headers name one."""
     path: str = scope["path"]
     if path in _UNTRACED_PATHS or path.startswith(_UNTRACED_PREFIX):
-        return NO_SPAN
+        return INVALID_SPAN
     traceparents = headers.getlist("traceparent")
-    parent = parse(traceparents, headers.getlist("tracestate")) if traceparents else None
-    if tracer is NO_TRACER:  # the usual case: skip building the attributes
-        return NoSpan(parent) if parent is not None else NO_SPAN
+    parent = parse(traceparents, headers.getlist("tracestate")) if traceparents else Context()
     method: str = scope["method"]
     attributes: dict[str, AttributeValue] = {
         "url.path": path,
@@ -39,26 +39,26 @@ def begin(tracer: Tracer, scope: Scope, headers: Headers, request_id: str) -> Sp
         attributes["http.request.method"] = method
     else:
         attributes |= {"http.request.method": "_OTHER", "http.request.method_original": method}
-    return tracer.span(_name(scope), "server", parent, attributes)
+    return tracer.start_span(_name(scope), parent, SpanKind.SERVER, attributes)
 
 
 def add_server_timing(span: Span, response: Message) -> None:
     """Add the span's context to the response's Server-Timing header, which browsers' tools show. Only for a recorded, sampled span."""
-    if span.is_recording and span.context is not None and span.context.is_sampled:
+    if span.is_recording() and span.get_span_context().trace_flags.sampled:
         headers = MutableHeaders(scope=response)
         existing = headers.get("server-timing")
-        entry = f'traceparent;desc="{span.context.traceparent}"'
+        entry = 'traceparent;desc="{traceparent}"'.format(**trace_headers(span))
         headers["Server-Timing"] = entry if existing is None else f"{existing}, {entry}"
 
 
 def finish(span: Span, scope: Scope, status: int) -> None:
     """End the span with the response's status; 499 if no response was sent because of a disconnect or the end of the server."""
-    if not span.is_recording:
+    if not span.is_recording():
         return
     attributes: dict[str, AttributeValue] = {"http.response.status_code": status}
     if (route := scope.get("route")) is not None:
         attributes["http.route"] = route.path
-        span.rename(f"{_name(scope)} {route.path}")
+        span.update_name(f"{_name(scope)} {route.path}")
     state = scope["state"]
     if "api_client" in state and state["api_client"].name is not None:
         attributes["noria.api_key.name"] = state["api_client"].name
@@ -67,7 +67,7 @@ def finish(span: Span, scope: Scope, status: int) -> None:
         attributes["noria.outcome"] = code
     span.set_attributes(attributes)
     if status in _FAILURE_STATUSES or status >= 500:
-        span.fail(code or str(status))
+        fail(span, code or str(status))
     span.end()
 
 

@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
+from opentelemetry.trace import Tracer, format_trace_id, get_current_span
 
 from noria.config import FrontendConfig
 from noria.errors import (
@@ -36,7 +37,7 @@ from noria.images.metadata import metadata_for
 from noria.observe.logs.request_log import LogPrompts, current_log_record, prompt_fields, request_fields
 from noria.observe.metrics import declarations, outcomes
 from noria.observe.metrics.exposition import observe
-from noria.observe.traces.tracer import CURRENT_SPAN, NO_TRACER, Tracer, record_span
+from noria.observe.traces.tracer import GLOBAL_TRACER, fail, nanoseconds, trace_headers
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import EngineRequest, ImageFormat, ImageRequestBody
 
@@ -112,7 +113,7 @@ class GenerationService:
         engine_pool: EnginePool,
         config: FrontendConfig,
         draw_seed: Callable[[], int] = _random_seed,
-        tracer: Tracer = NO_TRACER,
+        tracer: Tracer = GLOBAL_TRACER,
         log_prompts: LogPrompts = "off",
     ) -> None:
         self.engine_pool = engine_pool
@@ -162,7 +163,7 @@ class GenerationService:
             outcomes.count_request(spec.name, error.code)
             self._log_refusal(body, spec, error)
             raise
-        add_request_attributes(CURRENT_SPAN.get(), request)
+        add_request_attributes(get_current_span(), request)
         return AdmittedRequest(request, spec, body.format, quality, body.metadata, api_client)
 
     def _log_refusal(self, body: ImageRequestBody, spec: ModelSpec | None, error: NoriaError) -> None:
@@ -197,9 +198,11 @@ class GenerationService:
             in_context = contextvars.copy_context().run  # the executor does not pass the context on
             files = await loop.run_in_executor(self._thread_pool, in_context, _write_files, admitted, result.images)
             done = time.perf_counter()
-            span, now = CURRENT_SPAN.get(), time.time()
-            record_span(self.tracer, "postprocess", span, now - (done - generated), now)
-            span.set_attributes({"noria.mean_batch": result.mean_batch})
+            now = time.time()
+            self.tracer.start_span("postprocess", start_time=nanoseconds(now - (done - generated))).end(
+                nanoseconds(now)
+            )
+            get_current_span().set_attribute("noria.mean_batch", result.mean_batch)
             engine_timings = msgspec.structs.asdict(result.timings)
             timings = ResponseTimings(
                 **engine_timings, postprocess_s=done - generated, total_s=done - started, predicted_s=result.predicted_s
@@ -241,10 +244,7 @@ class GenerationService:
 
 def with_trace_context(request: EngineRequest) -> EngineRequest:
     """Return `request` with the context of the current span, if there is one."""
-    context = CURRENT_SPAN.get().context
-    if context is None:
-        return request
-    return msgspec.structs.replace(request, traceparent=context.traceparent, tracestate=context.tracestate)
+    return msgspec.structs.replace(request, **trace_headers(get_current_span()))
 
 
 def _write_files(admitted: AdmittedRequest, images: Sequence[RawImage]) -> list[bytes]:
@@ -276,10 +276,10 @@ def _record_outcome(admitted: AdmittedRequest) -> Iterator[None]:
         outcome = RequestCancelled.code
         raise
     finally:
-        span = CURRENT_SPAN.get()
-        span.set_attributes({"noria.outcome": outcome})
+        span = get_current_span()
+        span.set_attribute("noria.outcome", outcome)
         if outcome != outcomes.OK and not is_client_error:  # needed for streams, whose status is 200
-            span.fail(outcome)
+            fail(span, outcome)
         if admitted.api_client is not None:
             outcomes.count_request(admitted.spec.name, outcome)
         log_record.add(outcome=outcome)
@@ -288,9 +288,9 @@ def _record_outcome(admitted: AdmittedRequest) -> Iterator[None]:
 
 
 def _record_metrics(admitted: AdmittedRequest, timings: ResponseTimings, num_images: int) -> None:
-    trace = CURRENT_SPAN.get().context
+    span = get_current_span().get_span_context()
     # The id of an unsampled trace would lead nowhere.
-    exemplar = {"trace_id": trace.trace_id} if trace is not None and trace.is_sampled else {}
+    exemplar = {"trace_id": format_trace_id(span.trace_id)} if span.trace_flags.sampled else {}
     exemplar["request_id"] = admitted.request.request_id
     model = {"model": admitted.spec.name}
     declarations.IMAGES.labels(admitted.spec.name).inc(num_images)

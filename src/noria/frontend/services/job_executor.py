@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Literal
 
 import msgspec
+from opentelemetry.trace import get_current_span
 
 from noria.errors import DeadlineExceeded, EngineUnavailable
 from noria.frontend.engines.client import ProgressUpdate, Update
@@ -15,7 +16,6 @@ from noria.jobs.records import JobRecord
 from noria.jobs.stored_request import StoredRequest, deserialize, serialize
 from noria.jobs.worker import JobOutput
 from noria.observe.metrics import declarations
-from noria.observe.traces.tracer import CURRENT_SPAN
 from noria.protocol.request import EngineRequest
 
 _DEFAULT_NUM_SLOTS = 16  # until the engines have reported theirs
@@ -60,7 +60,7 @@ class GenerationJobExecutor:
         spec = self._generation_service.engine_pool.models.get(record.model)
         if spec is None or spec.fingerprint != record.version:  # it changed after the claim
             raise EngineUnavailable(f"model {record.model!r} of version {record.version} is no longer served.")
-        add_request_attributes(CURRENT_SPAN.get(), stored.request)
+        add_request_attributes(get_current_span(), stored.request)
         request = self._with_remaining_time(record, msgspec.structs.replace(stored.request, stream_progress=True))
 
         def on_update(update: Update) -> None:

@@ -4,13 +4,15 @@ https://opentelemetry.io/docs/specs/semconv/gen-ai/. Attributes that the convent
 negative prompts, which may be secrets, are not among them.
 """
 
-from noria.observe.traces.tracer import AttributeValue, Span
+from opentelemetry.trace import Span
+from opentelemetry.util.types import AttributeValue
+
 from noria.protocol.request import EngineRequest
 
 
 def add_request_attributes(span: Span, request: EngineRequest) -> None:
     """Set what the request asks for. Does nothing if the span is not recorded."""
-    if not span.is_recording:
+    if not span.is_recording():
         return
     payload = request.payload
     attributes: dict[str, AttributeValue] = {

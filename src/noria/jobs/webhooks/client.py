@@ -23,13 +23,13 @@ from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
 import httpx2
+from opentelemetry.trace import Span, SpanKind, Tracer
 from standardwebhooks import Webhook
 
 from noria.errors import ConfigError, InvalidField, short_repr
 from noria.jobs.webhooks.outbox import WebhookDelivery
 from noria.jobs.webhooks.url_check import ResolveHost, WebhookTarget, check_webhook_url
-from noria.observe.traces.trace_context import TraceContext
-from noria.observe.traces.tracer import NO_TRACER, Attributes, Tracer
+from noria.observe.traces.tracer import GLOBAL_TRACER, fail, trace_headers
 
 MAX_TRIES = 12  # the last about 4 hours after the first
 
@@ -101,7 +101,7 @@ def _create_secret(file: pathlib.Path) -> None:
     temporary.unlink()
 
 
-def _attributes(delivery: WebhookDelivery) -> Attributes:
+def _attributes(delivery: WebhookDelivery) -> dict[str, str | int]:
     """The span attributes of a try."""
     url = urlsplit(delivery.url)
     attributes: dict[str, str | int] = {
@@ -119,7 +119,9 @@ def _attributes(delivery: WebhookDelivery) -> Attributes:
 class WebhookClient:
     """Posts deliveries. Call `close` at the end."""
 
-    def __init__(self, secret: bytes, *, allow_private: bool, resolve: ResolveHost, tracer: Tracer = NO_TRACER) -> None:
+    def __init__(
+        self, secret: bytes, *, allow_private: bool, resolve: ResolveHost, tracer: Tracer = GLOBAL_TRACER
+    ) -> None:
         self._secret, self._allow_private, self._resolve, self._tracer = secret, allow_private, resolve, tracer
         self._client: httpx2.AsyncClient | None = None
         self._client_lock = asyncio.Lock()
@@ -130,25 +132,25 @@ class WebhookClient:
 
     async def send(self, delivery: WebhookDelivery, now: float) -> str | None:
         """Try once. Returns None if the receiver accepted it, else the reason in words."""
-        span = self._tracer.span("POST", "client", delivery.trace, _attributes(delivery))
+        span = self._tracer.start_span("POST", delivery.trace, SpanKind.CLIENT, _attributes(delivery))
         try:
             async with asyncio.timeout(_TOTAL_TIMEOUT_S):
                 target = await self.check_url(delivery.url)
-                status = await self._post(delivery, target, int(now), span.context)
+                status = await self._post(delivery, target, int(now), span)
         except InvalidField as error:
-            span.fail(error.code)
+            fail(span, error.code)
             return error.message.replace(short_repr(delivery.url), short_repr(delivery.safe_url))
         except TimeoutError:
-            span.fail("timeout")
+            fail(span, "timeout")
             return f"no answer within {_TOTAL_TIMEOUT_S:g} s"
         except httpx2.HTTPError as error:
-            span.fail(type(error).__name__)
+            fail(span, type(error).__name__)
             return f"{type(error).__name__}: {error}"
         else:
-            span.set_attributes({"http.response.status_code": status})
+            span.set_attribute("http.response.status_code", status)
             if 200 <= status < 300:
                 return None
-            span.fail(str(status))
+            fail(span, str(status))
             return f"it answered {status}"
         finally:
             span.end()
@@ -158,9 +160,7 @@ class WebhookClient:
         if self._client is not None:
             await self._client.aclose()
 
-    async def _post(
-        self, delivery: WebhookDelivery, target: WebhookTarget, timestamp_s: int, trace: TraceContext | None
-    ) -> int:
+    async def _post(self, delivery: WebhookDelivery, target: WebhookTarget, timestamp_s: int, span: Span) -> int:
         """Post once. Returns the status code of the response."""
         client = await self._get_client()
         body = delivery.body.encode()
@@ -171,7 +171,7 @@ class WebhookClient:
             "webhook-id": delivery.id,
             "webhook-timestamp": str(timestamp_s),
             "webhook-signature": sign(self._secret, delivery.id, timestamp_s, body),
-        } | (trace.headers if trace is not None else {})
+        } | trace_headers(span)
         tls_extensions = {"sni_hostname": target.host} if target.scheme == "https" else {}
         async with client.stream(
             "POST", target.url, content=body, headers=headers, extensions=tls_extensions

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from opentelemetry.trace import get_current_span
+
 from noria.errors import JobsUnavailable
 from noria.jobs.periodic import run_periodically
 from noria.jobs.thread_offloader import ThreadOffloader
@@ -14,7 +16,7 @@ from noria.jobs.webhooks.client import WebhookClient, retry_delay_s
 from noria.jobs.webhooks.outbox import Outbox, WebhookDelivery
 from noria.observe.logs.log_record import fields
 from noria.observe.metrics import declarations
-from noria.observe.traces.tracer import NoSpan, request_scope
+from noria.observe.traces.tracer import RequestScope
 
 _POLL_EVERY_S = 1.0
 _MAX_IN_FLIGHT = 8  # a receiver that does not answer occupies one of them for 20 s
@@ -58,8 +60,8 @@ class WebhookDispatcher:
     async def _dispatch_due(self) -> None:
         num_free = _MAX_IN_FLIGHT - len(self._in_flight)
         for delivery in await self._offload(self._outbox.claim_due, num_free, self._clock()):
-            # tasks keep the scope in which they were created
-            with request_scope(delivery.job_id, NoSpan(delivery.trace)):
+            # Tasks keep the scope in which they were created.
+            with RequestScope(delivery.job_id, get_current_span(delivery.trace)):
                 task = asyncio.create_task(self._deliver(delivery))
             self._in_flight.add(task)
             task.add_done_callback(self._in_flight.discard)

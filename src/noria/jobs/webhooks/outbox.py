@@ -3,17 +3,17 @@
 A claimed delivery becomes due again a minute later, even if the process that claimed it dies.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 import sqlalchemy as sa
 from msgspec import Struct
+from opentelemetry.context import Context
 from sqlalchemy import Engine
 
 from noria.jobs.schema import deliveries, jobs
 from noria.jobs.tracing import stored_trace_context
-from noria.observe.traces.trace_context import TraceContext
 from noria.storage.database import write_transaction
 
 CLAIM_S = 60.0  # three times the maximum duration of a try
@@ -28,7 +28,7 @@ class WebhookDelivery:
     body: str  # JSON
     num_tries: int  # including the one for which it is claimed
     job_id: str
-    trace: TraceContext | None = None  # of the request that created the job
+    trace: Context = field(default_factory=Context)  # of the request that created the job
 
     @property
     def safe_url(self) -> str:
@@ -69,11 +69,11 @@ class Outbox:
                 )
         return claimed
 
-    def _trace_of_job(self, job_id: str) -> TraceContext | None:
-        """The trace context stored with the job; None also if the job was deleted meanwhile."""
+    def _trace_of_job(self, job_id: str) -> Context:
+        """The trace context stored with the job; empty also if the job was deleted meanwhile."""
         with self._engine.connect() as connection:
             request = connection.scalar(sa.select(jobs.c.request).where(jobs.c.id == job_id))
-        return None if request is None else stored_trace_context(request)
+        return Context() if request is None else stored_trace_context(request)
 
     def reschedule(self, delivery: WebhookDelivery, due_at: float) -> None:
         """Make the delivery due again at `due_at`, unless it was claimed again meanwhile."""

@@ -6,7 +6,7 @@ A child of the supervisor writes marked JSON lines into its pipe, which the supe
     log.info("tiny is ready", extra=fields(event="models_ready", device="cuda:0"))
 
 Every line of a request has its `request_id`, and `trace_id` and `span_id` if it is traced: from the line's own fields,
-else from `request_scope.CURRENT_REQUEST`, which follows tasks, not threads.
+else from `request_scope.CURRENT_REQUEST` and OpenTelemetry's current span, which follow tasks, not threads.
 """
 
 import contextlib
@@ -17,6 +17,8 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, TextIO
+
+from opentelemetry.trace import format_span_id, format_trace_id, get_current_span
 
 from noria.observe.logs.log_record import Line, Render, as_json, as_text, fields, line_from_record
 from noria.observe.logs.writer import NonBlockingWriter, SharedPipe
@@ -64,10 +66,11 @@ class LineHandler(logging.Handler):
 
 def _add_context(record: logging.LogRecord) -> bool:
     """A filter that passes every record and adds the ids of the current request to its fields."""
-    if (current := CURRENT_REQUEST.get()) is not None:
-        ids = {"request_id": current.request_id, "trace_id": current.trace_id, "span_id": current.span_id}
-        own_fields: dict[str, object] = getattr(record, "noria_fields", {})
-        record.noria_fields = {name: text for name, text in ids.items() if text} | own_fields
+    if (request_id := CURRENT_REQUEST.get()) is not None:
+        ids, span = {"request_id": request_id}, get_current_span().get_span_context()
+        if span.is_valid:
+            ids |= {"trace_id": format_trace_id(span.trace_id), "span_id": format_span_id(span.span_id)}
+        record.noria_fields = ids | getattr(record, "noria_fields", {})
     return True
 
 

@@ -1,15 +1,24 @@
 """Sets up tracing: `traces_endpoint` is checked before any process starts, and each process opens a tracer.
 
-`otlp.py`, the only module that imports OpenTelemetry, is imported here, and only if an endpoint is set.
+`otlp.py`, the only module that imports OpenTelemetry's SDK, is imported here, and only if an endpoint is set.
 """
 
+import functools
 import importlib
+import logging
+import threading
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
+from opentelemetry.trace import Tracer, TracerProvider, get_tracer_provider
+
+from noria import __version__
 from noria.errors import ConfigError, short_repr
-from noria.observe.traces.tracer import NO_TRACER, Tracer
 
 EXTRA = "noria-serve[traces]"
+_CLOSE_TIMEOUT_S = 1.5  # the supervisor waits at most 5 s for a child to end
+# They warn of each invalid header of a client, which is ignored.
+_PARSING_LOGGERS = ("opentelemetry.trace.span", "opentelemetry.trace.propagation.tracecontext")
 
 
 def check_traces(endpoint: str) -> None:
@@ -45,14 +54,26 @@ def check_traces(endpoint: str) -> None:
         ) from error
 
 
-def open_tracer(endpoint: str, ratio: float, instance: str) -> Tracer:
-    """Return the tracer of the process `instance`; it samples `ratio` of the traces that begin here.
+def open_tracer(endpoint: str, ratio: float, instance: str) -> tuple[Tracer, Callable[[], None]]:
+    """Return the tracer of the process `instance`, which samples `ratio` of the traces that begin here, and its `close`.
 
-    Without an endpoint it is `NO_TRACER`. Raises ConfigError as `check_traces`.
+    Without an endpoint it is that of the global TracerProvider, which records nothing unless the operator has set one
+    up. `close` exports the queued spans, for at most two seconds. Raises ConfigError as `check_traces`.
     """
     check_traces(endpoint)
-    if not endpoint:
-        return NO_TRACER
-    from noria.observe.traces.otlp import OtlpTracer
+    for name in _PARSING_LOGGERS:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    provider = get_tracer_provider()
+    if endpoint:
+        from noria.observe.traces.otlp import open_otlp_provider
 
-    return OtlpTracer(endpoint, ratio, instance)
+        provider = open_otlp_provider(endpoint, ratio, instance)
+    return provider.get_tracer("noria", __version__), functools.partial(_close, provider)
+
+
+def _close(provider: TracerProvider) -> None:
+    """Shut `provider` down in bounded time: the SDK's own timeout does not hold if a collector does not respond."""
+    if (shutdown := getattr(provider, "shutdown", None)) is not None:
+        closing = threading.Thread(target=shutdown, name="trace exporter shutdown", daemon=True)
+        closing.start()
+        closing.join(_CLOSE_TIMEOUT_S)
