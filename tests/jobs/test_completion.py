@@ -18,6 +18,7 @@ from noria.jobs.results import ResultStore
 from noria.jobs.schema import open_jobs_database
 from noria.jobs.service import clean_up
 from noria.jobs.store import LEASE_S, MAX_LOSSES, JobStore
+from noria.jobs.stored_request import StoredRequest, serialize
 from noria.jobs.thread_offloader import ThreadOffloader
 from noria.jobs.webhooks.outbox import Outbox
 from noria.jobs.worker import MAX_ENGINE_LOSSES, JobOutput, JobWorker
@@ -209,7 +210,7 @@ def lines():
 
 def stored_request(**fields):
     request = msgspec.structs.replace(REQUEST, **fields)
-    return msgspec.json.encode({"request": request, "file_format": "png"})
+    return serialize(StoredRequest(request, "png", None, metadata=True))
 
 
 def num_ended():
