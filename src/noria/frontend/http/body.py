@@ -44,6 +44,14 @@ _JSON_TYPE_NAMES = {
 }
 
 
+def _integer_if_integral(text: str) -> int | float:
+    number = float(text)
+    return int(number) if number.is_integer() else number
+
+
+_INTEGRAL_DECODER = msgspec.json.Decoder(float_hook=_integer_if_integral)
+
+
 class JsonBodyReader:
     """Reads the JSON bodies of all routes of a front end.
 
@@ -122,6 +130,8 @@ async def read_bytes(http: Request, max_bytes: int, on_size: Callable[[int], Non
 def decode(raw: bytes, struct_type: type[T], *, strict: bool = True) -> T:
     """Decode `raw` as a `struct_type`. Unless `strict`, strings are converted to numbers and booleans.
 
+    20.0 is an integer, as in JSON Schema.
+
     Raises:
         InvalidBody: not JSON, or not an object.
         InvalidField: a field is unknown, missing, or of the wrong type.
@@ -130,6 +140,9 @@ def decode(raw: bytes, struct_type: type[T], *, strict: bool = True) -> T:
     try:
         return msgspec.json.decode(raw, type=struct_type, strict=strict)
     except msgspec.ValidationError as error:
+        if "got `float`" in str(error):
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                return msgspec.convert(_INTEGRAL_DECODER.decode(raw), struct_type)
         raise _translate_validation_error(str(error), raw, struct_type) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidBody(_invalid_json_message(raw, error)) from error
