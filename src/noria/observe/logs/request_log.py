@@ -13,7 +13,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Literal
 
-from noria.observe.logs.log_record import fields
 from noria.protocol.request import ImageRequest
 
 log = logging.getLogger("noria.requests")
@@ -83,7 +82,11 @@ class RequestLogRecord:
             "request %s%s",
             recorded.get("outcome"),
             took,
-            extra=fields(**{name: recorded[name] for name in REQUEST_FIELDS if name in recorded}),
+            extra={
+                "noria_fields": {
+                    name: recorded[name] for name in REQUEST_FIELDS if name in recorded and recorded[name] is not None
+                }
+            },
         )
 
 
