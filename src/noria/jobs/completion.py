@@ -13,7 +13,7 @@ from noria.jobs.records import JobRecord
 from noria.jobs.tracing import job_span
 from noria.observe.logs.request_log import LogPrompts, RequestLogRecord, request_fields
 from noria.observe.metrics import declarations, outcomes
-from noria.observe.traces.tracer import NO_TRACER, Tracer, request_scope
+from noria.observe.traces.tracer import NO_TRACER, RequestScope, Tracer
 from noria.protocol.request import ImageRequest
 
 
@@ -56,7 +56,7 @@ class JobCompletionReporter:
         outcomes.count_request(record.model, outcome)
         span = job_span(self._tracer, record, outcome)
         wait_ended_at = record.completed_at if record.started_at is None else record.started_at
-        with request_scope(record.id, span):
+        with RequestScope(record.id, span):
             (log_record or RequestLogRecord()).write(
                 **stored_request_fields(record, self._log_prompts),
                 request_id=record.id,

@@ -29,8 +29,8 @@ from noria.jobs.store import LEASE_S, JobStore
 from noria.jobs.thread_offloader import NUM_WORKER_THREADS, ThreadOffloader
 from noria.jobs.tracing import execution_span, stored_trace_context
 from noria.observe.logs.log_record import fields
-from noria.observe.logs.request_log import RequestLogRecord, request_log_scope
-from noria.observe.traces.tracer import NO_TRACER, NoSpan, Span, Tracer, request_scope
+from noria.observe.logs.request_log import RequestLogRecord
+from noria.observe.traces.tracer import NO_TRACER, NoSpan, RequestScope, Span, Tracer
 
 TICK_S = 0.5  # the delay until a cancellation is noticed, and the minimum interval between two stored progress events
 RENEW_EVERY_S = 5.0  # a third of a lease
@@ -162,7 +162,7 @@ class JobWorker:
             reclaimed = await self._offload_database(self._store.reclaim, self._owner, self._clock())
             self._has_reclaimed = True
             for record in reclaimed:
-                with request_scope(record.id, NoSpan(stored_trace_context(record.request))):
+                with RequestScope(record.id, NoSpan(stored_trace_context(record.request))):
                     _log_requeued(record, "the process that ran it died", 0.0)
         await self._heartbeat()
         num_free = self._executor.capacity() - len(self._running_jobs)
@@ -191,7 +191,7 @@ class JobWorker:
     def _start(self, running_job: _RunningJob) -> None:
         record = running_job.record
         # Tasks keep the scope in which they were created.
-        with request_scope(record.id, running_job.span), request_log_scope() as running_job.log_record:
+        with RequestScope(record.id, running_job.span), RequestLogRecord() as running_job.log_record:
             log.debug("%s is claimed", record.id, extra=fields(event="job_claimed", attempt=record.attempt))
             running_job.execution = asyncio.create_task(
                 self._executor.execute(record, running_job.report_progress), name=f"execute {record.id}"

@@ -6,11 +6,11 @@ passes it on.
 """
 
 from contextvars import ContextVar
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class RequestContext:
+class RequestContext(Struct, frozen=True):
     """The ids of one request."""
 
     request_id: str

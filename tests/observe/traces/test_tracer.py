@@ -16,7 +16,7 @@ from noria.observe.traces import otlp
 from noria.observe.traces.otlp import OtlpTracer, RateLimitFilter
 from noria.observe.traces.setup import check_traces, open_tracer
 from noria.observe.traces.trace_context import TraceContext
-from noria.observe.traces.tracer import CURRENT_SPAN, NO_SPAN, NO_TRACER, NoSpan, record_span, request_scope
+from noria.observe.traces.tracer import CURRENT_SPAN, NO_SPAN, NO_TRACER, NoSpan, RequestScope, record_span
 from waiting import TIMEOUT_S
 
 
@@ -48,10 +48,10 @@ def test_without_an_endpoint_only_the_clients_context_is_propagated():
 def test_request_scope_sets_the_current_request_and_span_and_restores_them():
     client = context()
     span = NoSpan(client)
-    with request_scope("an-id", span):
+    with RequestScope("an-id", span):
         assert RequestContext("an-id", client.trace_id, client.span_id) == CURRENT_REQUEST.get()
         assert CURRENT_SPAN.get() is span
-        with pytest.raises(LookupError), request_scope("another", NO_SPAN):
+        with pytest.raises(LookupError), RequestScope("another", NO_SPAN):
             raise LookupError
         assert CURRENT_SPAN.get() is span
     assert (CURRENT_REQUEST.get(), CURRENT_SPAN.get()) == (None, NO_SPAN)
@@ -141,7 +141,7 @@ def test_without_tracing_a_request_costs_microseconds():
 
     def hooks():
         span = request_spans.begin(NO_TRACER, scope, headers, "an-id")
-        with request_scope("an-id", span):
+        with RequestScope("an-id", span):
             request_spans.add_server_timing(span, {})
             request_spans.finish(span, scope, 200)
 

@@ -24,9 +24,9 @@ from noria.errors import InternalError, NoriaError
 from noria.frontend.http import request_spans
 from noria.frontend.http.paths import ASSETS_PATH
 from noria.observe.logs.log_record import fields
-from noria.observe.logs.request_log import RequestLogRecord, request_log_scope
+from noria.observe.logs.request_log import RequestLogRecord
 from noria.observe.metrics import declarations
-from noria.observe.traces.tracer import NO_TRACER, Tracer, request_scope
+from noria.observe.traces.tracer import NO_TRACER, RequestScope, Tracer
 
 log = logging.getLogger("noria.access")
 
@@ -79,7 +79,7 @@ class ObservabilityMiddleware:
                 request_spans.add_server_timing(span, message)
             await send(message)
 
-        with request_scope(request_id, span), request_log_scope() as log_record:
+        with RequestScope(request_id, span), RequestLogRecord() as log_record:
             try:
                 try:
                     await self._app(scope, receive, send_with_request_id)

@@ -14,7 +14,7 @@ from noria.jobs.webhooks.client import WebhookClient, retry_delay_s
 from noria.jobs.webhooks.outbox import Outbox, WebhookDelivery
 from noria.observe.logs.log_record import fields
 from noria.observe.metrics import declarations
-from noria.observe.traces.tracer import NoSpan, request_scope
+from noria.observe.traces.tracer import NoSpan, RequestScope
 
 _POLL_EVERY_S = 1.0
 _MAX_IN_FLIGHT = 8  # a receiver that does not answer occupies one of them for 20 s
@@ -58,7 +58,7 @@ class WebhookDispatcher:
     async def _dispatch_due(self) -> None:
         num_free = _MAX_IN_FLIGHT - len(self._in_flight)
         for delivery in await self._offload(self._outbox.claim_due, num_free, self._clock()):
-            with request_scope(
+            with RequestScope(
                 delivery.job_id, NoSpan(delivery.trace)
             ):  # tasks keep the scope in which they were created
                 task = asyncio.create_task(self._deliver(delivery))

@@ -5,8 +5,7 @@ trace context; else that of `otlp.py`. `CURRENT_SPAN` is the span of the current
 follows `await` and `asyncio.create_task`, not threads.
 """
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Literal, Protocol
 
@@ -103,17 +102,21 @@ NO_SPAN, NO_TRACER = NoSpan(), NoTracer()
 CURRENT_SPAN: ContextVar[Span] = ContextVar("noria_span", default=NO_SPAN)
 
 
-@contextlib.contextmanager
-def request_scope(request_id: str, span: Span) -> Iterator[None]:
-    """Make this request and `span` the current ones for logging and tracing in this context."""
-    context = span.context
-    request_context = (
-        RequestContext(request_id, context.trace_id, context.span_id) if context else RequestContext(request_id)
-    )
-    request_token, span_token = CURRENT_REQUEST.set(request_context), CURRENT_SPAN.set(span)
-    try:
-        yield
-    finally:
+class RequestScope:
+    """A context in which this request and `span` are the current ones for logging and tracing."""
+
+    def __init__(self, request_id: str, span: Span) -> None:
+        context = span.context
+        self._request = (
+            RequestContext(request_id, context.trace_id, context.span_id) if context else RequestContext(request_id)
+        )
+        self._span = span
+
+    def __enter__(self) -> None:
+        self._tokens = CURRENT_REQUEST.set(self._request), CURRENT_SPAN.set(self._span)
+
+    def __exit__(self, *_: object) -> None:
+        request_token, span_token = self._tokens
         CURRENT_SPAN.reset(span_token)
         CURRENT_REQUEST.reset(request_token)
 
