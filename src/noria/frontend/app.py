@@ -11,7 +11,6 @@ import msgspec
 from opentelemetry.trace import Tracer
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
@@ -22,7 +21,7 @@ from noria.errors import (
 )
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.http.api_keys import read_keys
-from noria.frontend.http.auth import AuthMiddleware, ClientDirectory
+from noria.frontend.http.auth import AuthenticatedEndpoint, ClientDirectory
 from noria.frontend.http.body import JsonBodyReader
 from noria.frontend.http.errors import error_response, internal_error_response, routing_error_response
 from noria.frontend.http.event_loop_lag import monitor_event_loop_lag
@@ -97,15 +96,11 @@ def build_app(
     routes += page_routes(PAGES)  # need no key: a page requests all that it shows with its reader's key
     known_paths = [route.path for route in routes]
 
-    # Handlers are async because Starlette runs others in a thread pool, which takes longer than the handler itself.
-    async def handle_noria_error(http: Request, error: Exception) -> Response:
-        assert isinstance(error, NoriaError), "registered for nothing else"
-        headers = {"Connection": "close"} if getattr(http.state, "must_close", False) else None
+    def respond_to_error(http: Request, error: NoriaError | HTTPException) -> Response:
+        if isinstance(error, HTTPException):
+            return routing_error_response(http, error, known_paths)
+        headers = {"Connection": "close"} if http.scope["state"].get("must_close") else None
         return error_response(error, http, headers)
-
-    async def handle_routing_error(http: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException), "registered for nothing else"
-        return routing_error_response(http, error, known_paths)
 
     def drain() -> None:
         jobs.drain()
@@ -122,23 +117,16 @@ def build_app(
                 lag_task.cancel()
                 await jobs.stop()
 
-    app = Starlette(
-        routes=routes,
-        middleware=[
-            Middleware(ObservabilityMiddleware, internal_error_response=internal_error_response, tracer=tracer)
-        ],
-        exception_handlers={NoriaError: handle_noria_error, HTTPException: handle_routing_error},
-        lifespan=lifespan,
-    )
+    app = Starlette(routes=routes, lifespan=lifespan)
+    # Starlette's own stack has two layers more, for errors; ours responds to all errors.
+    app.middleware_stack = ObservabilityMiddleware(app.router, respond_to_error, internal_error_response, tracer)
     app.state.drain = drain
     app.router.redirect_slashes = False  # "/t2i/" is a 404: clients handle a redirected POST differently
     return app
 
 
 def _authenticated(route: Route, clients: ClientDirectory) -> Route:
-    return Route(
-        route.path, route.endpoint, methods=route.methods, middleware=[Middleware(AuthMiddleware, clients=clients)]
-    )
+    return Route(route.path, AuthenticatedEndpoint(route.endpoint, clients), methods=route.methods)
 
 
 class ServerRoutes:

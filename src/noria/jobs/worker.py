@@ -31,7 +31,7 @@ from noria.jobs.store import LEASE_S, JobStore
 from noria.jobs.thread_offloader import NUM_WORKER_THREADS, ThreadOffloader
 from noria.jobs.tracing import execution_span, stored_trace_context
 from noria.observe.logs.log_record import fields
-from noria.observe.logs.request_log import RequestLogRecord, request_log_scope
+from noria.observe.logs.request_log import RequestLogRecord
 from noria.observe.traces.tracer import GLOBAL_TRACER, RequestScope, fail
 
 TICK_S = 0.5  # the delay until a cancellation is noticed, and the minimum interval between two stored progress events
@@ -193,7 +193,7 @@ class JobWorker:
     def _start(self, running_job: _RunningJob) -> None:
         record = running_job.record
         # Tasks keep the scope in which they were created.
-        with RequestScope(record.id, running_job.span), request_log_scope() as running_job.log_record:
+        with RequestScope(record.id, running_job.span), RequestLogRecord() as running_job.log_record:
             log.debug("%s is claimed", record.id, extra=fields(event="job_claimed", attempt=record.attempt))
             running_job.execution = asyncio.create_task(
                 self._executor.execute(record, running_job.report_progress), name=f"execute {record.id}"

@@ -71,27 +71,8 @@ def test_defaults_and_bounds_are_those_of_the_model(document, spec):
     assert document["components"]["schemas"]["ImageRequestBody"]["required"] == ["prompt"]
 
 
-def test_documented_bounds_are_enforced(client, document):
-    fields = document["components"]["schemas"]["ImageRequestBody"]["properties"]
-    for name in ("n", "seed", "width", "height", "inference_steps", "guidance_scale"):
-        low, high, step = fields[name]["minimum"], fields[name]["maximum"], fields[name].get("multipleOf", 1)
-        for value, status in ((low, 200), (high, 200), (low - step, 400), (high + step, 400)):
-            small = {"prompt": "p", "width": 16, "height": 16}
-            assert client.post("/t2i", json=small | {name: value}).status_code == status, (name, value)
-
-
 def test_every_field_is_described_once():
     assert set(DESCRIPTIONS) == set(ImageRequestBody.__struct_fields__) | set(GenerationsRequestBody.__struct_fields__)
-
-
-def test_its_examples_work(client, document):
-    for path in ("/t2i", "/v1/images/generations", "/v1/jobs"):
-        reference = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
-        example = document["components"]["schemas"][reference.rpartition("/")[2]]["example"]
-        answer = client.post(path, json=example)
-        assert answer.status_code == (202 if path == "/v1/jobs" else 200)
-    job = answer.json()["urls"]["get"]
-    wait_until(lambda: client.get(job).json()["completed_at"])  # else it would run during the next test
 
 
 class _Page(HTMLParser):
@@ -139,7 +120,7 @@ def test_docs_page_has_every_route_field_and_error(client, document):
     for name in DECLARATIONS:
         assert name in text
     assert "16 to 128, multiple of 8" in text
-    assert "ddim, euler, pndm" in text
+    assert "ddim or euler or pndm" in text
     assert "PNDM order 4, no Runge-Kutta warm-up" in text
 
 

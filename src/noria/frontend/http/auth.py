@@ -6,10 +6,11 @@ Without a file of keys every request is accepted, and all of them share one clie
 import base64
 import binascii
 import hmac
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from noria.errors import Unauthorized
 from noria.frontend.http.api_keys import ApiKey, key_digest
@@ -48,16 +49,33 @@ class ClientDirectory:
         return matches[0]
 
 
-class AuthMiddleware:
-    """Puts `api_client` on the request's state. Wraps single routes, inside the exception handlers. Raises Unauthorized."""
+class _Request(Request):
+    """A request whose headers are a plain dictionary with lower-case names; each look-up in Starlette's decodes all names."""
 
-    def __init__(self, app: ASGIApp, clients: ClientDirectory) -> None:
-        self._app, self._clients = app, clients
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        super().__init__(scope, receive)
+        # Of several headers with one name the first counts, as in Starlette's.
+        self._plain_headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])
+        }
+
+    @property
+    def headers(self) -> Mapping[str, str]:  # type: ignore[override]
+        return self._plain_headers
+
+
+class AuthenticatedEndpoint:
+    """The endpoint of a route, behind authentication; puts `api_client` on the request's state."""
+
+    def __init__(self, endpoint: Callable[[Request], Awaitable[Response]], clients: ClientDirectory) -> None:
+        self._endpoint, self._clients = endpoint, clients
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request if its key is known."""
-        scope["state"]["api_client"] = self._clients.find(Headers(scope=scope))
-        await self._app(scope, receive, send)
+        """Serve one request if its key is known. Raises Unauthorized."""
+        http = _Request(scope, receive)
+        scope["state"]["api_client"] = self._clients.find(http.headers)
+        response = await self._endpoint(http)
+        await response(scope, receive, send)
 
 
 def presented_key(headers: Mapping[str, str]) -> bytes | None:

@@ -12,7 +12,7 @@ from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from noria.errors import (
     BodyTooLarge,
@@ -42,6 +42,14 @@ _JSON_TYPE_NAMES = {
     "bool": "true or false",
     "array": "a list",
 }
+
+
+def _integer_if_integral(text: str) -> int | float:
+    number = float(text)
+    return int(number) if number.is_integer() else number
+
+
+_INTEGRAL_DECODER = msgspec.json.Decoder(float_hook=_integer_if_integral)
 
 
 class JsonBodyReader:
@@ -75,6 +83,8 @@ class JsonBodyReader:
         media_type = http.headers.get("content-type", "")
         if media_type.partition(";")[0].strip().lower() != "application/json":
             raise UnsupportedMediaType(f"Content-Type is {short_repr(media_type)}; send application/json.")
+        if int(http.headers.get("content-length", _MAX_SMALL_BODY_BYTES + 1)) <= _MAX_SMALL_BODY_BYTES:
+            return await read_bytes(http, self._max_bytes)
         is_large = False
         with contextlib.ExitStack() as large_body_slot:
 
@@ -107,20 +117,27 @@ async def read_bytes(http: Request, max_bytes: int, on_size: Callable[[int], Non
     check_size(int(http.headers.get("content-length", 0)))
     body = bytearray()
     try:
-        async with asyncio.timeout(_TIMEOUT_S):
-            async for chunk in http.stream():
-                body += chunk
+        # A timer would take longer than the reading of a body that has arrived with its head.
+        has_arrived = http.scope["state"].get("body_has_arrived", False)
+        async with contextlib.nullcontext() if has_arrived else asyncio.timeout(_TIMEOUT_S):
+            more = True
+            while more:
+                message = await http.receive()
+                if message["type"] == "http.disconnect":
+                    raise RequestCancelled("the client closed the connection before the end of its request.")
+                body += message.get("body", b"")
+                more = message.get("more_body", False)
                 check_size(len(body))
     except TimeoutError as error:
         http.state.must_close = True
         raise InvalidBody(f"the body did not arrive within {_TIMEOUT_S:g} s; {len(body)} bytes of it did.") from error
-    except ClientDisconnect as error:
-        raise RequestCancelled("the client closed the connection before the end of its request.") from error
     return bytes(body)
 
 
 def decode(raw: bytes, struct_type: type[T], *, strict: bool = True) -> T:
     """Decode `raw` as a `struct_type`. Unless `strict`, strings are converted to numbers and booleans.
+
+    20.0 is an integer, as in JSON Schema.
 
     Raises:
         InvalidBody: not JSON, or not an object.
@@ -130,6 +147,9 @@ def decode(raw: bytes, struct_type: type[T], *, strict: bool = True) -> T:
     try:
         return msgspec.json.decode(raw, type=struct_type, strict=strict)
     except msgspec.ValidationError as error:
+        if "got `float`" in str(error):
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                return msgspec.convert(_INTEGRAL_DECODER.decode(raw), struct_type)
         raise _translate_validation_error(str(error), raw, struct_type) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidBody(_invalid_json_message(raw, error)) from error

@@ -59,7 +59,7 @@ class ConcurrencyLimiter:
 
 
 def client_id_of(http: Request) -> str:
-    """Return the client of a request, as `client_id` does. The route must be behind `AuthMiddleware`."""
+    """Return the client of a request, as `client_id` does. The route must be behind `AuthenticatedEndpoint`."""
     return client_id(http.state.api_client.name, None if http.client is None else http.client.host)
 
 

@@ -57,6 +57,11 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
             self._stop_stall_timer()
         super().on_headers_complete()
 
+    def on_message_complete(self) -> None:
+        """End a request's body. Puts `body_has_arrived` on its state."""
+        self.scope["state"]["body_has_arrived"] = True
+        super().on_message_complete()
+
     def pause_writing(self) -> None:
         """Start the stall timer: the client reads more slowly than the application writes."""
         super().pause_writing()

@@ -65,12 +65,12 @@ def error_body(error: NoriaError, request_id: str, *, for_a1111: bool = False) -
 
 def error_response(error: NoriaError, http: Request, headers: dict[str, str] | None = None) -> Response:
     """Return the HTTP response to `error`, with Retry-After in whole seconds if the error has a time."""
-    http.state.error_code = error.code
+    http.scope["state"]["error_code"] = error.code
     headers = dict(headers or {})
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     for_a1111 = http.scope["path"].startswith(f"{A1111_ROOT}/")
-    body = error_body(error, http.state.request_id, for_a1111=for_a1111)
+    body = error_body(error, http.scope["state"]["request_id"], for_a1111=for_a1111)
     response = json_response(body, error.http_status, headers)
     if isinstance(error, Unauthorized):
         response.headers.append("WWW-Authenticate", 'Bearer realm="noria"')

@@ -6,22 +6,26 @@ in the access log.
 This is plain ASGI. Starlette's `@app.middleware` runs the application in a task of its own, whose streams hide a disconnect.
 """
 
+import functools
 import logging
 import re
+import secrets
 import time
-import uuid
 from collections.abc import Callable
 
 from opentelemetry.trace import Tracer
-from starlette.datastructures import Headers, MutableHeaders
+from prometheus_client import Counter, Histogram
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from noria.errors import InternalError
+from noria.errors import InternalError, NoriaError
 from noria.frontend.http import request_spans
 from noria.frontend.http.paths import ASSETS_PATH
 from noria.observe.logs.log_record import fields
-from noria.observe.logs.request_log import RequestLogRecord, request_log_scope
+from noria.observe.logs.request_log import RequestLogRecord
 from noria.observe.metrics import declarations
 from noria.observe.traces.tracer import GLOBAL_TRACER, RequestScope, fail
 
@@ -35,19 +39,25 @@ _DEBUG_LEVEL_PATHS = frozenset({"/healthz", "/readyz", "/metrics", f"{ASSETS_PAT
 def request_id_of(headers: Headers) -> str:
     """Return the client's X-Request-Id if it is short and plain enough for logs and headers, else a new id."""
     client_id = headers.get("x-request-id", "")
-    return client_id if _VALID_REQUEST_ID.fullmatch(client_id) else uuid.uuid4().hex
+    return client_id if _VALID_REQUEST_ID.fullmatch(client_id) else secrets.token_hex(16)
 
 
 class ObservabilityMiddleware:
     """Puts `request_id` on the request's state and X-Request-Id on its response; counts, times, traces and logs the request.
 
-    `internal_error_response` makes the response to an unexpected exception from the request id. The traceback goes to the log.
+    `error_response` makes the response to an error of ours or of the routing; `internal_error_response` that to an unexpected
+    exception, from the request id. The traceback goes to the log.
     """
 
     def __init__(
-        self, app: ASGIApp, internal_error_response: Callable[[str], Response], tracer: Tracer = GLOBAL_TRACER
+        self,
+        app: ASGIApp,
+        error_response: Callable[[Request, NoriaError | HTTPException], Response],
+        internal_error_response: Callable[[str], Response],
+        tracer: Tracer = GLOBAL_TRACER,
     ) -> None:
         self._app = app
+        self._error_response = error_response
         self._internal_error_response = internal_error_response
         self._tracer = tracer
 
@@ -66,13 +76,19 @@ class ObservabilityMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+                message["headers"].append((b"x-request-id", request_id.encode("ascii")))
                 request_spans.add_server_timing(span, message)
             await send(message)
 
-        with RequestScope(request_id, span), request_log_scope() as log_record:
+        with RequestScope(request_id, span), RequestLogRecord() as log_record:
             try:
-                await self._app(scope, receive, send_with_request_id)
+                try:
+                    await self._app(scope, receive, send_with_request_id)
+                except (NoriaError, HTTPException) as error:
+                    if status is not None:  # the response has begun
+                        raise
+                    response = self._error_response(Request(scope, receive), error)
+                    await response(scope, receive, send_with_request_id)
             except Exception:
                 log.exception("%s failed with an unexpected exception", request_id)
                 scope["state"]["error_code"] = InternalError.code
@@ -85,12 +101,19 @@ class ObservabilityMiddleware:
                 request_spans.finish(span, scope, status)
 
 
+@functools.cache
+def _series(method: str, path: str, status: int) -> tuple[Counter, Histogram]:
+    labels = method, path
+    return declarations.HTTP_REQUESTS.labels(*labels, str(status)), declarations.HTTP_REQUEST_SECONDS.labels(*labels)
+
+
 def _record_http_request(scope: Scope, status: int, duration_s: float, log_record: RequestLogRecord) -> None:
     route = scope.get("route")
     path = "other" if route is None else route.path
     method = scope["method"] if scope["method"] in request_spans.METHODS else "other"
-    declarations.HTTP_REQUESTS.labels(method, path, str(status)).inc()
-    declarations.HTTP_REQUEST_SECONDS.labels(method, path).observe(duration_s)
+    requests, seconds = _series(method, path, status)
+    requests.inc()
+    seconds.observe(duration_s)
     target = scope["raw_path"].decode("latin-1")  # percent-encoded, without the query
     state = scope["state"]
     key = state["api_client"].name if "api_client" in state else None

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from noria.errors import EngineUnavailable
 from noria.frontend.http.paths import A1111_ROOT
 from noria.frontend.openapi.operations import get_only, json_content, operation
 from noria.frontend.routes.a1111.bodies import Txt2Img
@@ -23,14 +24,18 @@ def a1111_paths() -> dict[str, Any]:
         f"{A1111_ROOT}/txt2img": {
             "post": operation(
                 "Generate images with A1111's API",
-                "Bounds are those of `/t2i`. Features that Noria does not have are rejected unless they are off.",
+                "Bounds are those of `/t2i`. Features that Noria does not have are rejected unless they are off. As in "
+                "A1111, numbers may be strings, and unknown fields are ignored.",
                 body=Txt2Img,
                 content=json_content(Txt2ImgResponse),
             )
         },
         f"{A1111_ROOT}/options": {
             "get": operation(
-                "Get the settings of A1111's API", "Those that have an effect here.", content=json_content(Options)
+                "Get the settings of A1111's API",
+                "Those that have an effect here.",
+                content=json_content(Options),
+                errors=[EngineUnavailable],
             ),
             "post": operation(
                 "Change the settings of A1111's API",

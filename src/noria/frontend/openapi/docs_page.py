@@ -145,21 +145,19 @@ def _allowed_values(field: dict[str, Any]) -> str:
     """Describe a field's values: "integer, 64 to 512, multiple of 8". Null is left out."""
     variant = next(variant for variant in field.get("anyOf", [field]) if variant.get("type") != "null")
     facts = variant | field
-    parts = [_type_name(variant)]
+    parts = [_type_name(facts)]
     if "minimum" in facts:
         parts.append(f"{facts['minimum']} to {facts['maximum']}")
     if "multipleOf" in facts:
         parts.append(f"multiple of {facts['multipleOf']}")
     if "maxLength" in facts:
         parts.append(f"at most {facts['maxLength']} characters")
-    if "examples" in facts:
-        parts.append("one of " + ", ".join(facts["examples"]))
     return ", ".join(parts)
 
 
 def _type_name(schema: dict[str, Any]) -> str:
     if "enum" in schema:
-        return " or ".join(value for value in schema["enum"] if value is not None)
+        return " or ".join(value for value in schema["enum"] if value)
     type_name = schema["type"]
     return type_name if isinstance(type_name, str) else str(type_name[0])
 
@@ -244,7 +242,7 @@ def _curl(operation: _Operation, schemas: dict[str, Any]) -> str:
     bodies = spec.get("requestBody", {}).get("content", {})
     content = spec["responses"]["200"]["content"]
     parts = ["curl -s"]
-    if "text/event-stream" in content:
+    if list(content) == ["text/event-stream"]:
         parts.append("-N")
     if operation.method != "get" and not bodies:
         parts.append(f"-X {operation.method.upper()}")

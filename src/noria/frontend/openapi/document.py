@@ -1,7 +1,8 @@
 """The HTTP API as an OpenAPI 3.1 document: schemas from the msgspec structs, bounds and defaults from the model served.
 
 Schemas come from the structs, bounds from `request_validation.limits`, which enforces them, error codes from `noria.errors`.
-Only the descriptions are written here; a test requires one for every field.
+Only the descriptions are written here, and what the structs' types do not say. tests/frontend/openapi/test_schemathesis.py
+sends what the document allows and what it forbids.
 """
 
 from typing import Any
@@ -26,6 +27,7 @@ from noria.frontend.http.paths import OPEN_PATHS
 from noria.frontend.openapi.a1111 import a1111_paths
 from noria.frontend.openapi.jobs import job_paths
 from noria.frontend.openapi.operations import (
+    EVENT_STREAM_CONTENT,
     IMAGE_CONTENT,
     error_responses,
     get_only,
@@ -34,12 +36,12 @@ from noria.frontend.openapi.operations import (
     parameter,
 )
 from noria.frontend.routes.a1111.bodies import DESCRIPTIONS as A1111_DESCRIPTIONS
-from noria.frontend.routes.a1111.bodies import Txt2Img
+from noria.frontend.routes.a1111.bodies import FILE_FORMATS, Txt2Img
 from noria.frontend.routes.a1111.routes import Options, ProgressResponse, Txt2ImgResponse
 from noria.frontend.routes.image_metadata import MAX_BYTES, RecoveredSettings
 from noria.frontend.routes.image_metadata import PATH as IMAGE_METADATA_PATH
 from noria.frontend.routes.images import ImagesResponse
-from noria.frontend.routes.jobs import JobList, JobRequestBody
+from noria.frontend.routes.jobs import ENDPOINTS, JobList, JobRequestBody
 from noria.frontend.routes.openai_images import (
     IGNORED_FIELDS,
     GenerationsRequestBody,
@@ -48,8 +50,11 @@ from noria.frontend.routes.openai_images import (
     ModelDetail,
     ModelList,
 )
-from noria.frontend.services.request_validation import limits
+from noria.frontend.services.request_validation import Limits, limits
+from noria.images import scheduler_names
+from noria.images.a1111_names import samplers_and_types
 from noria.jobs.records import Job
+from noria.jobs.webhooks.url_check import MAX_URL_CHARS
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import ImageRequestBody
 
@@ -70,7 +75,7 @@ DESCRIPTIONS = {
     "output_compression": "quality of webp and jpeg, 0 to 100; no effect on png",
     "response_format": "`b64_json`; `url` is rejected, because only images of jobs are stored",
     "stream": "return server-sent events: progress, previews, the finished images",
-    "partial_images": "number of previews of each image in a stream",
+    "partial_images": "number of previews of each image in a stream; needs `stream`",
     "priority": "`low`, `normal` or `high`: the order in which queued images join the running batch",
     "deadline_ms": "milliseconds from now in which the images are needed; rejected at once if that is not possible",
     "metadata": "whether the files contain their settings",
@@ -163,44 +168,116 @@ def _require_keys(paths: dict[str, Any]) -> None:
 
 def _schemas(spec: ModelSpec | None, config: FrontendConfig) -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(_STRUCTS, ref_template="#/components/schemas/{name}")
-    for body in (ImageRequestBody, GenerationsRequestBody):
-        schema = schemas[body.__name__]
-        schema["example"] = _EXAMPLES[body.__name__]
-        for name, field in schema["properties"].items():
-            field["description"] = DESCRIPTIONS[name]
-        for name in ("prompt", "negative_prompt"):
-            schema["properties"][name]["maxLength"] = config.max_prompt_chars
-        if spec is not None:
-            _add_model_bounds(schema["properties"], spec, config)
-    for other, descriptions in (
+    for body, descriptions in (
+        (ImageRequestBody, DESCRIPTIONS),
+        (GenerationsRequestBody, DESCRIPTIONS),
         (Txt2Img, _DESCRIPTIONS_A1111),
         (Options, _DESCRIPTIONS_A1111),
         (JobRequestBody, _DESCRIPTIONS_JOBS),
     ):
-        schema = schemas[other.__name__]
-        schema["example"] = _EXAMPLES[other.__name__]
-        for name, field in schema["properties"].items():
+        schema = schemas[body.__name__]
+        schema["example"] = _EXAMPLES[body.__name__]
+        properties: dict[str, Any] = schema["properties"]
+        for name in {"prompt", "negative_prompt"} & properties.keys():
+            properties[name]["maxLength"] = config.max_prompt_chars
+        if spec is not None:
+            for name, allowed in limits(spec, config).items():
+                if name in properties:
+                    _add_bounds(properties[name], allowed)
+        for name, field in properties.items():
             field["description"] = descriptions[name]
+    for body in (ImageRequestBody, GenerationsRequestBody):
+        if spec is not None:
+            schemas[body.__name__]["properties"]["scheduler"] |= {
+                "anyOf": [{"enum": list(spec.schedulers)}, {"enum": _other_spellings(spec)}, {"type": "null"}],
+                "default": spec.default_scheduler,
+                "examples": list(spec.schedulers),
+            }
+        schemas[body.__name__]["anyOf"] = [  # `partial_images` needs `stream`
+            {"properties": {"partial_images": {"enum": [0, None]}}},
+            {"properties": {"stream": {"const": True}}, "required": ["stream"]},
+        ]
+    _describe_size(schemas["GenerationsRequestBody"]["properties"], spec)
+    schemas["Options"]["properties"]["samples_format"] = {"enum": [*FILE_FORMATS, "", None]} | {
+        "description": _DESCRIPTIONS_A1111["samples_format"]
+    }
+    schemas["Txt2Img"] |= _a1111_bounds(schemas["Txt2Img"]["properties"], spec, config)
+    schemas["JobRequestBody"]["properties"]["webhook"] |= {"format": "uri", "maxLength": MAX_URL_CHARS}
+    schemas["JobRequestBody"]["properties"]["input"]["anyOf"] = [
+        _job_input(schemas["ImageRequestBody"], ENDPOINTS[0], required=[]),
+        _job_input(schemas["GenerationsRequestBody"], ENDPOINTS[1], required=["endpoint"]),
+    ]
     return schemas
 
 
-def _add_model_bounds(properties: dict[str, Any], spec: ModelSpec, config: FrontendConfig) -> None:
-    """Add the model's bounds, defaults and schedulers to the fields of one body."""
-    for name, allowed in limits(spec, config).items():
-        if name not in properties:
-            continue
-        json_type = "number" if name == "guidance_scale" else "integer"
-        nullable = "anyOf" in properties[name]
-        properties[name] = {
-            "type": [json_type, "null"] if nullable else json_type,
-            "description": properties[name]["description"],
-        }
-        properties[name] |= {"minimum": allowed.min, "maximum": allowed.max}
-        if allowed.multiple > 1:
-            properties[name]["multipleOf"] = allowed.multiple
-        if allowed.default is not None:
-            properties[name]["default"] = allowed.default
-    properties["scheduler"] |= {"default": spec.default_scheduler, "examples": list(spec.schedulers)}
+def _add_bounds(field: dict[str, Any], allowed: Limits) -> None:
+    """Add the model's bounds and default to a number."""
+    types = [each["type"] for each in field.pop("anyOf", [field])]
+    field |= {"type": types if len(types) > 1 else types[0], "minimum": allowed.min, "maximum": allowed.max}
+    if allowed.multiple > 1:
+        field["multipleOf"] = allowed.multiple
+    if allowed.default is not None:
+        field["default"] = allowed.default
+
+
+def _other_spellings(spec: ModelSpec) -> list[str]:
+    """Return what else than the short names names one of the model's schedulers."""
+    return [
+        spelling
+        for choice in map(scheduler_names.find, spec.schedulers)
+        for spelling in (*choice.aliases, choice.diffusers_class)
+        if scheduler_names.find(spelling) is choice
+    ]
+
+
+def _describe_size(properties: dict[str, Any], spec: ModelSpec | None) -> None:
+    """Describe the sizes of OpenAI's body, which are a text, and its `response_format`."""
+    sides = "[0-9]{1,6}"
+    if spec is not None:
+        sides = f"({'|'.join(map(str, range(spec.min_side_px, spec.max_side_px + 1, spec.multiple_px)))})"
+    properties["size"] |= {"anyOf": [{"type": "string", "pattern": f"^(auto|{sides}x{sides})$"}, {"type": "null"}]}
+    properties["response_format"]["anyOf"] = [{"enum": ["b64_json"]}, {"type": "null"}]
+
+
+def _a1111_bounds(properties: dict[str, Any], spec: ModelSpec | None, config: FrontendConfig) -> dict[str, Any]:
+    """Add bounds and names to the fields of A1111's body; returns its condition for the number of images."""
+    for name in ("send_images", "metadata"):
+        properties[name]["anyOf"].insert(1, {"enum": [0, 1, "0", "1", "true", "false"]})
+    if spec is None:
+        return {}
+    allowed = limits(spec, config)
+    for name, noria_name in (("steps", "inference_steps"), ("cfg_scale", "guidance_scale"), ("seed", "seed")):
+        _add_bounds(properties[name], allowed[noria_name])
+    properties["seed"]["minimum"] = -1
+    samplers, types = samplers_and_types(spec.schedulers)
+    for name, values in (("sampler_name", samplers), ("sampler_index", samplers), ("scheduler", types)):
+        properties[name]["anyOf"] = [{"enum": [*values, ""]}, {"type": "null"}]
+    max_images = config.max_images
+    for name in ("batch_size", "n_iter"):
+        _add_bounds(properties[name], Limits(1, max_images, None))
+    # The product is bounded: the largest n_iter for each batch_size.
+    pairs = {
+        max_images // num_batches: max_images // (max_images // num_batches) for num_batches in range(1, max_images + 1)
+    }
+    return {
+        "anyOf": [
+            {"properties": {"batch_size": {"maximum": batch_size}, "n_iter": {"maximum": num_batches}}}
+            for batch_size, num_batches in pairs.items()
+        ]
+    }
+
+
+def _job_input(schema: dict[str, Any], endpoint: str, required: list[str]) -> dict[str, Any]:
+    """Return the schema of a job's input, which is the body of `endpoint` without streaming."""
+    properties = {
+        name: field for name, field in schema["properties"].items() if name not in ("stream", "partial_images")
+    }
+    return {
+        "type": "object",
+        "properties": properties | {"endpoint": {"const": endpoint}},
+        "required": [*schema["required"], *required],
+        "additionalProperties": False,
+    }
 
 
 def _paths() -> dict[str, Any]:
@@ -211,7 +288,7 @@ def _paths() -> dict[str, Any]:
                 "One image is returned as a file, with its seed in X-Noria-Seed and its timings in Server-Timing; "
                 "several, or one for a client that accepts JSON but no image, as JSON.",
                 body=ImageRequestBody,
-                content=IMAGE_CONTENT | json_content(ImagesResponse),
+                content=IMAGE_CONTENT | json_content(ImagesResponse) | EVENT_STREAM_CONTENT,
             )
         },
         "/v1/images/generations": {
@@ -219,7 +296,7 @@ def _paths() -> dict[str, Any]:
                 "Generate images with OpenAI's API",
                 "The unmodified OpenAI clients work; send Noria's own fields in `extra_body`.",
                 body=GenerationsRequestBody,
-                content=json_content(GenerationsResponse),
+                content=json_content(GenerationsResponse) | EVENT_STREAM_CONTENT,
             )
         },
         IMAGE_METADATA_PATH: {"post": _image_metadata_operation()},
@@ -247,18 +324,14 @@ def _paths() -> dict[str, Any]:
                 "Server-sent events without an end: `engines`, the state of each engine, at every change; `engine_view`, "
                 "up to five times a second for each engine: its slots, queue, last iterations and, unless `thumbnails` is "
                 "false, thumbnails of its images.",
-                content={"text/event-stream": {}},
+                content=EVENT_STREAM_CONTENT,
                 errors=[InvalidField, RouteNotFound, RateLimited],
             )
-            | {"parameters": [parameter("thumbnails", "query")]}
+            | {"parameters": [parameter("thumbnails", "query", type="boolean", default=True)]}
         },
         **a1111_paths(),
         "/healthz": get_only("Check liveness", "200 as long as the process responds.", "application/json"),
-        "/readyz": get_only(
-            "Check readiness",
-            "200 if an engine is ready, else 503; the body has the state of each engine.",
-            "application/json",
-        ),
+        "/readyz": {"get": _readiness_operation()},
         "/metrics": get_only("Get the metrics", "Prometheus' text format, summed over all processes.", "text/plain"),
         "/openapi.json": get_only("Get this document", "OpenAPI 3.1.", "application/json"),
         "/docs": get_only(
@@ -271,12 +344,23 @@ def _paths() -> dict[str, Any]:
     }
 
 
+def _readiness_operation() -> dict[str, Any]:
+    content: dict[str, Any] = {"application/json": {}}
+    described = operation(
+        "Check readiness",
+        "200 if an engine is ready, else 503; the body has the state of each engine.",
+        content=content,
+    )
+    described["responses"]["503"] = {"description": "no engine is ready", "content": content}
+    return described
+
+
 def _image_metadata_operation() -> dict[str, Any]:
     described = operation(
         "Read an image file's settings",
         f"The body is the file, at most {MAX_BYTES // 2**20} MiB of PNG, WebP or JPEG with the metadata of Noria or "
         "A1111. `settings` is a body of `POST /t2i`; `rejected` has the settings that this server does not support, "
-        "with reasons.",
+        "with reasons. Other bytes are rejected.",
         content=json_content(RecoveredSettings),
         errors=[InvalidBody, BodyTooLarge, UnreadableImage, RateLimited, EngineUnavailable],
     )

@@ -3,8 +3,15 @@
 from typing import Any
 
 from noria.errors import InvalidField, JobNotFound, JobsUnavailable
-from noria.frontend.openapi.operations import IMAGE_CONTENT, json_content, operation, parameter
-from noria.frontend.routes.jobs import JobList, JobRequestBody
+from noria.frontend.openapi.operations import EVENT_STREAM_CONTENT, IMAGE_CONTENT, json_content, operation, parameter
+from noria.frontend.routes.jobs import (
+    CURSOR_PATTERN,
+    DEFAULT_LIMIT,
+    IDEMPOTENCY_KEY_PATTERN,
+    MAX_LIMIT,
+    JobList,
+    JobRequestBody,
+)
 from noria.jobs.records import Job
 
 
@@ -20,16 +27,28 @@ def job_paths() -> dict[str, Any]:
         content=json_content(Job),
     )
     submit_operation["responses"]["202"] = {"description": "accepted", "content": json_content(Job)}
+    list_parameters = [
+        parameter("limit", "query", type="integer", minimum=1, maximum=MAX_LIMIT, default=DEFAULT_LIMIT),
+        parameter("cursor", "query", pattern=f"^{CURSOR_PATTERN}$"),
+    ]
+    events_operation = operation(
+        "Stream the events of a job",
+        "Events `status` and `progress`, from the one after Last-Event-ID on, until the job has ended.",
+        content=EVENT_STREAM_CONTENT,
+        errors=[InvalidField, *job_errors],
+    )
+    events_operation["responses"]["204"] = {"description": "the job has ended, and has no later events"}
     return {
         "/v1/jobs": {
-            "post": submit_operation | {"parameters": [parameter("Idempotency-Key", "header")]},
+            "post": submit_operation
+            | {"parameters": [parameter("Idempotency-Key", "header", pattern=f"^{IDEMPOTENCY_KEY_PATTERN}$")]},
             "get": operation(
                 "List jobs",
                 "Newest first; `next` is the URL of the next page.",
                 content=json_content(JobList),
                 errors=[InvalidField, JobsUnavailable],
             )
-            | {"parameters": [parameter("limit", "query"), parameter("cursor", "query")]},
+            | {"parameters": list_parameters},
         },
         "/v1/jobs/{id}": {
             "get": operation(
@@ -45,13 +64,13 @@ def job_paths() -> dict[str, Any]:
             | {"parameters": id_parameters},
         },
         "/v1/jobs/{id}/events": {
-            "get": operation(
-                "Stream the events of a job",
-                "Events `status` and `progress`, from the one after Last-Event-ID on, until the job has ended.",
-                content={"text/event-stream": {}},
-                errors=[InvalidField, *job_errors],
-            )
-            | {"parameters": [*id_parameters, parameter("Last-Event-ID", "header")]}
+            "get": events_operation
+            | {
+                "parameters": [
+                    *id_parameters,
+                    parameter("Last-Event-ID", "header", type="integer", minimum=0, maximum=10**9 - 1),
+                ]
+            }
         },
         "/v1/jobs/{id}/images/{index}": {
             "get": operation(
@@ -60,6 +79,6 @@ def job_paths() -> dict[str, Any]:
                 content=IMAGE_CONTENT,
                 errors=job_errors,
             )
-            | {"parameters": [*id_parameters, parameter("index", "path")]}
+            | {"parameters": [*id_parameters, parameter("index", "path", type="integer", minimum=0)]}
         },
     }

@@ -71,6 +71,10 @@ IMAGE_CONTENT: dict[str, Any] = {f"image/{name}": {} for name in ("png", "webp",
 """A content object: an image file."""
 
 
-def parameter(name: str, location: str) -> dict[str, Any]:
-    """Return a string parameter; `location` is "path", "query" or "header"."""
-    return {"name": name, "in": location, "required": location == "path", "schema": {"type": "string"}}
+EVENT_STREAM_CONTENT: dict[str, Any] = {"text/event-stream": {}}
+"""A content object: server-sent events."""
+
+
+def parameter(name: str, location: str, **schema: Any) -> dict[str, Any]:
+    """Return a parameter, by default a string; `location` is "path", "query" or "header"."""
+    return {"name": name, "in": location, "required": location == "path", "schema": {"type": "string"} | schema}

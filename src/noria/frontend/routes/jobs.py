@@ -1,8 +1,6 @@
 """`/v1/jobs`: asynchronous image requests over HTTP. `noria.jobs` stores and runs them."""
 
 import asyncio
-import base64
-import binascii
 import hashlib
 import re
 import time
@@ -47,7 +45,8 @@ DEFAULT_LIMIT, MAX_LIMIT = 20, 100
 
 # Progress is stored at most this often.
 _POLL_INTERVAL_S = 0.5
-_IDEMPOTENCY_KEY_PATTERN = re.compile(r"[!-~]{1,255}")
+IDEMPOTENCY_KEY_PATTERN = "[!-~]{1,255}"
+CURSOR_PATTERN = "[0-9a-f]{1,15}"  # fits into a signed 64-bit integer
 
 
 class JobRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
@@ -164,7 +163,7 @@ class JobRoutes:
         records = await self._service.page(limit + 1, _parse_cursor(http.query_params.get("cursor")), _owner(http))
         next_url = None
         if len(records) > limit:
-            next_url = f"{http.base_url}v1/jobs?limit={limit}&cursor={_format_cursor(records[limit - 1].seq)}"
+            next_url = f"{http.base_url}v1/jobs?limit={limit}&cursor={records[limit - 1].seq:x}"
         return json_response(JobList([as_job(record) for record in records[:limit]], next_url))
 
     async def job(self, http: Request) -> Response:
@@ -262,7 +261,7 @@ def _in_order(events: list[Literal["start", "completed"]]) -> tuple[WebhookEvent
 
 def _idempotency_key(headers: Mapping[str, str]) -> str | None:
     key = headers.get("idempotency-key")
-    if key is not None and not _IDEMPOTENCY_KEY_PATTERN.fullmatch(key):
+    if key is not None and not re.fullmatch(IDEMPOTENCY_KEY_PATTERN, key):
         raise InvalidField(
             f"header Idempotency-Key is {short_repr(key)}; allowed are 1 to 255 characters of ASCII, without spaces.",
             field="Idempotency-Key",
@@ -295,20 +294,12 @@ def _parse_limit(text: str | None) -> int:
     return int(text)
 
 
-def _format_cursor(seq: int) -> str:
-    return base64.urlsafe_b64encode(str(seq).encode()).decode().rstrip("=")
-
-
 def _parse_cursor(text: str | None) -> int | None:
     if text is None:
         return None
-    try:
-        number = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True).decode("ascii")
-    except (binascii.Error, ValueError):
-        number = ""
-    if not re.fullmatch(r"\d{1,18}", number, re.ASCII):
+    if not re.fullmatch(CURSOR_PATTERN, text):
         raise InvalidField(f"cursor is {short_repr(text)}; take it from `next` of the previous page.", field="cursor")
-    return int(number)
+    return int(text, 16)
 
 
 def _parse_last_event_id(headers: Mapping[str, str]) -> int:

@@ -102,7 +102,7 @@ class GenerationResult:
 
 
 def _random_seed() -> int:
-    return secrets.randbelow(2**32)  # exact in JavaScript's numbers, and short enough to copy by hand
+    return secrets.randbits(32)  # exact in JavaScript's numbers, and short enough to copy by hand
 
 
 class GenerationService:

@@ -4,6 +4,7 @@ Pure: the model's limits, the operator's limits and the source of seeds are argu
 no engine. /openapi.json publishes the same `limits`.
 """
 
+import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, get_args
@@ -37,7 +38,8 @@ class Limits(NamedTuple):
     multiple: int = 1
 
 
-def limits(spec: ModelSpec, config: FrontendConfig) -> dict[str, Limits]:
+@functools.lru_cache
+def limits(spec: ModelSpec, config: FrontendConfig) -> Mapping[str, Limits]:
     """Return the limits of each numeric field of `ImageRequestBody`, by its name."""
     return {
         "n": Limits(1, config.max_images, 1),

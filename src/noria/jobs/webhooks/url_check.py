@@ -16,7 +16,7 @@ from noria.errors import InvalidField, short_repr
 ResolveHost = Callable[[str, int], Awaitable[list[str]]]
 """Returns the addresses of a host for a port, in order of preference; raises OSError if there is none."""
 
-_MAX_URL_CHARS = 2048
+MAX_URL_CHARS = 2048
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 # IANA's registries of special-purpose addresses, and multicast; `ipaddress.is_global` differs between Python versions.
@@ -128,8 +128,8 @@ def is_public(text: str) -> bool:
 
 def _split_url(url: str) -> tuple[str, str, int, str]:
     """The scheme, host, port, and path with query."""
-    if len(url) > _MAX_URL_CHARS:
-        raise _invalid_webhook(url, f"it has {len(url)} characters; at most {_MAX_URL_CHARS} are allowed")
+    if len(url) > MAX_URL_CHARS:
+        raise _invalid_webhook(url, f"it has {len(url)} characters; at most {MAX_URL_CHARS} are allowed")
     if not re.fullmatch(r"[!-~]+", url) or "\\" in url:  # URL parsers disagree about these
         raise _invalid_webhook(
             url, "it has characters that a URL cannot have (spaces, backslashes, non-ASCII): percent-encode them"

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from noria.observe.logs.redaction import redact, redact_fields
+from noria.observe.logs.redaction import is_suspicious, redact, redact_fields
 from noria.observe.terminal_text import UNPRINTABLE, escape_unprintable
 
 Line = dict[str, object]
@@ -51,9 +51,19 @@ def fields(**named: object) -> dict[str, dict[str, object]]:
 
 def line_from_record(record: logging.LogRecord, process: str) -> Line:
     """Return the line of `record`."""
-    line = make_line(record.created, record.levelname.lower(), record.name, process, record.getMessage())
-    extra_fields: dict[str, object] = getattr(record, "noria_fields", {})
-    line |= {name: _to_json_value(value) for name, value in redact_fields(extra_fields).items()}
+    message = record.getMessage()
+    extra_fields = redact_fields(getattr(record, "noria_fields", {}))
+    # One search of all texts instead of one for each; a pattern matches no line end.
+    is_plain = _is_plain("\n".join([message, *[value for value in extra_fields.values() if type(value) is str]]))
+    line: Line = {
+        "time": _utc(record.created),
+        "level": record.levelname.lower(),
+        "logger": record.name,
+        "process": process,
+        "message": message if is_plain else _sanitize(message),
+    }
+    for name, value in extra_fields.items():
+        line[name] = value if is_plain and type(value) is str else _to_json_value(value)
     if record.exc_info is not None and record.exc_info[1] is not None:
         traceback_text = "".join(traceback.format_exception(record.exc_info[1])).rstrip("\n")
         line["exception"] = _sanitize(traceback_text, _MAX_EXCEPTION_CHARS)
@@ -63,12 +73,23 @@ def line_from_record(record: logging.LogRecord, process: str) -> Line:
 def make_line(time_s: float, level: str, logger: str, process: str, message: str) -> Line:
     """Return a line without fields; `time_s` is Unix time."""
     return {
-        "time": datetime.fromtimestamp(time_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "time": _utc(time_s),
         "level": level,
         "logger": logger,
         "process": process,
         "message": _sanitize(message),
     }
+
+
+def _utc(time_s: float) -> str:
+    """Format Unix time to the millisecond, rounded down, in UTC."""
+    second, microseconds = divmod(round(time_s * 1e6), 1_000_000)
+    return f"{_utc_second(second)}.{microseconds // 1000:03d}Z"
+
+
+@functools.lru_cache(maxsize=2)
+def _utc_second(second: int) -> str:
+    return datetime.fromtimestamp(second, UTC).isoformat().removesuffix("+00:00")
 
 
 def unstructured_line(time_s: float, process: str, text: str, *, is_traceback: bool) -> Line:
@@ -170,6 +191,11 @@ def _to_json_scalar(value: object) -> object:
             return round(value, 6) if math.isfinite(value) else str(value)
         case _:
             return _sanitize(str(value))
+
+
+def _is_plain(text: str) -> bool:
+    """Whether `_sanitize` would change neither `text` nor a line of it."""
+    return len(text) <= _MAX_TEXT_CHARS and text.isascii() and not is_suspicious(text)
 
 
 def _sanitize(text: str, max_chars: int = _MAX_TEXT_CHARS) -> str:

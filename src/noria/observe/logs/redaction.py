@@ -52,9 +52,14 @@ _SECRETS = (
 _SECRET_NAME = re.compile(r"authorization|api.?key|cookie|secret|token|passw", re.IGNORECASE)
 
 
+def is_suspicious(text: str) -> bool:
+    """Whether `text` may contain a secret."""
+    return _SUSPICIOUS.search(text.casefold()) is not None
+
+
 def redact(text: str) -> str:
     """Return `text` with everything that looks like a secret replaced by `REDACTED`."""
-    if _SUSPICIOUS.search(text.casefold()):
+    if is_suspicious(text):
         for pattern, replacement in _SECRETS:
             text = pattern.sub(replacement, text)
     return text
@@ -62,9 +67,9 @@ def redact(text: str) -> str:
 
 def redact_fields(fields: Mapping[str, object]) -> dict[str, object]:
     """Return `fields` with the values of those replaced whose names say that they are secret."""
-    return {name: REDACTED if _is_secret_name(name) else value for name, value in fields.items()}
+    return {**fields, **_redacted(tuple(fields))}
 
 
-@functools.lru_cache  # most fields are named by code, so there are few names
-def _is_secret_name(name: str) -> bool:
-    return _SECRET_NAME.search(name) is not None
+@functools.lru_cache  # most fields are named by code, so there are few combinations of names
+def _redacted(names: tuple[str, ...]) -> dict[str, str]:
+    return {name: REDACTED for name in names if _SECRET_NAME.search(name)}

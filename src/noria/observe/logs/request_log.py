@@ -5,15 +5,12 @@ variable carries the record to the service through all tasks in between. The mid
 is written by the process that ends the job (`jobs/completion.py`).
 """
 
-import contextlib
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Self
 
-from noria.observe.logs.log_record import fields
 from noria.protocol.request import EngineRequest
 
 log = logging.getLogger("noria.requests")
@@ -62,12 +59,22 @@ REQUEST_FIELDS: Mapping[str, str] = {
 """Every field of the line and its meaning; `docs/logs.md` lists them."""
 
 
-@dataclass
 class RequestLogRecord:
-    """The fields of a request's log line, as far as they are known."""
+    """The fields of a request's log line, as far as they are known.
 
-    # Empty if it is no image request, or never reached the generation service.
-    fields: dict[str, object] = field(default_factory=dict)
+    As a context manager, it is the current record for the code and the tasks started in the context.
+    """
+
+    def __init__(self) -> None:
+        # Empty if it is no image request, or never reached the generation service.
+        self.fields: dict[str, object] = {}
+
+    def __enter__(self) -> Self:
+        self._token = _CURRENT_RECORD.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _CURRENT_RECORD.reset(self._token)
 
     def add(self, **values: object) -> None:
         """Set fields, replacing earlier values."""
@@ -84,7 +91,11 @@ class RequestLogRecord:
             "request %s%s",
             recorded.get("outcome"),
             took,
-            extra=fields(**{name: recorded[name] for name in REQUEST_FIELDS if name in recorded}),
+            extra={
+                "noria_fields": {
+                    name: recorded[name] for name in REQUEST_FIELDS if name in recorded and recorded[name] is not None
+                }
+            },
         )
 
 
@@ -94,17 +105,6 @@ _CURRENT_RECORD: ContextVar[RequestLogRecord | None] = ContextVar("noria_request
 def current_log_record() -> RequestLogRecord:
     """Return the record of the current request; without one, a new record that is never written."""
     return _CURRENT_RECORD.get() or RequestLogRecord()
-
-
-@contextlib.contextmanager
-def request_log_scope() -> Iterator[RequestLogRecord]:
-    """Make a new record the current one for the code and the tasks started in this context."""
-    record = RequestLogRecord()
-    token = _CURRENT_RECORD.set(record)
-    try:
-        yield record
-    finally:
-        _CURRENT_RECORD.reset(token)
 
 
 def request_fields(request: EngineRequest, model_version: str, prompts: LogPrompts) -> dict[str, object]:

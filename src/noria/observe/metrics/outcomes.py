@@ -5,7 +5,10 @@ All series of a model start at 0 when the model becomes known: Prometheus sees n
 300, so no alert would notice a first burst of failures.
 """
 
+import functools
 from collections.abc import Iterable
+
+from prometheus_client import Counter
 
 from noria.errors import (
     DeadlineExceeded,
@@ -83,13 +86,14 @@ def init_unknown_model_series() -> None:
 
 def count_request(model: str | None, outcome: str) -> None:
     """Count a request for `model` that was answered with `outcome`: `ok` or a code of `noria.errors`."""
-    label = model if model in _known_models else OTHER
-    declarations.REQUESTS.labels(label, outcome).inc()
-    if outcome in REJECTION_REASONS:
-        declarations.REJECTED.labels(label, outcome).inc()
+    for counter in _init_series(model if model in _known_models else OTHER, outcome):
+        counter.inc()
 
 
-def _init_series(model: str, outcome: str) -> None:
-    declarations.REQUESTS.labels(model, outcome)
+@functools.cache
+def _init_series(model: str, outcome: str) -> list[Counter]:
+    """Return the counters of an outcome, at 0 at first."""
+    counters = [declarations.REQUESTS.labels(model, outcome)]
     if outcome in REJECTION_REASONS:
-        declarations.REJECTED.labels(model, outcome)
+        counters.append(declarations.REJECTED.labels(model, outcome))
+    return counters

@@ -89,7 +89,7 @@ _UNSUPPORTED_SETTINGS: Mapping[str, tuple[str, tuple[object, ...]]] = {
     "eta_noise_seed_delta": ("an offset of the noise's seed", ()),
     "token_merging_ratio": ("token merging", ()),
 }
-_FILE_FORMATS = {"png": "png", "webp": "webp", "jpg": "jpeg", "jpeg": "jpeg"}
+FILE_FORMATS = {"png": "png", "webp": "webp", "jpg": "jpeg", "jpeg": "jpeg"}
 _A1111_FIELD_NAMES = {
     "inference_steps": "steps",
     "guidance_scale": "cfg_scale",
@@ -111,9 +111,9 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     """Raise InvalidField if `settings`, the server's or a request's, use an unsupported feature."""
     _reject_unsupported(settings, _UNSUPPORTED_SETTINGS)
     file_format = settings.get("samples_format")
-    if file_format and not (isinstance(file_format, str) and file_format in _FILE_FORMATS):
+    if file_format and not (isinstance(file_format, str) and file_format in FILE_FORMATS):
         raise InvalidField(
-            f"samples_format is {short_repr(file_format)}; allowed are {', '.join(_FILE_FORMATS)}.",
+            f"samples_format is {short_repr(file_format)}; allowed are {', '.join(FILE_FORMATS)}.",
             field="samples_format",
         )
 
@@ -145,7 +145,7 @@ def as_image_body(body: Txt2Img, settings: Mapping[str, Any], model: str | None)
         guidance_scale=body.cfg_scale,
         n=(body.batch_size or 1) * (body.n_iter or 1),
         scheduler=_scheduler(body),
-        format=_FILE_FORMATS[settings.get("samples_format") or "png"],  # type: ignore[arg-type]
+        format=FILE_FORMATS[settings.get("samples_format") or "png"],  # type: ignore[arg-type]
         stream=True,  # for GET /progress
         partial_images=_NUM_PREVIEWS,
         priority=body.priority,

@@ -1,0 +1,129 @@
+"""Measures the CPU time that a front end spends on one HTTP request, in milliseconds. Needs no device.
+
+    python -m noria_bench.micro.http_requests [SECONDS]
+
+A real front-end process with its log and metrics files, in front of a fake engine that answers at once; 16 connections of one
+client, each with one request at a time. `served` has no image file: writing it is replaced by an empty one. Each number is that of
+the quietest of many batches, since other load on the machine slows down the caches.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+from noria.config import Config
+from noria.frontend.process import FrontendTask
+from noria.observe.logs.setup import child_log_environment, new_mark
+from noria.testing.fake_engine import FakeEngine
+
+NUM_CONNECTIONS, NUM_ROUNDS = 16, 20  # of a batch
+# Writes no image file.
+FRONTEND = """
+from noria.frontend import process
+from noria.frontend.services import generation
+generation.write_images = lambda images, *_: [b""] * len(images)
+process.main()
+"""
+
+
+def request(method: str, path: str, body: object = None) -> bytes:
+    """Return a request as curl sends it."""
+    content = b"" if body is None else json.dumps(body).encode()
+    head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:8000\r\nUser-Agent: curl/8.14.1\r\nAccept: */*\r\n"
+    if body is not None:
+        head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n"
+    return head.encode() + b"\r\n" + content
+
+
+REQUESTS = {
+    "GET /healthz": (b"200", request("GET", "/healthz")),
+    "refused POST /t2i": (b"400", request("POST", "/t2i", {"prompt": "a red circle", "inference_steps": 5000})),
+    "served POST /t2i": (b"200", request("POST", "/t2i", {"prompt": "a red circle", "inference_steps": 5})),
+}
+
+READY = request("GET", "/readyz")
+
+
+@contextlib.contextmanager
+def running_frontend(folder: pathlib.Path, engine_address: str) -> Iterator[tuple[int, int]]:
+    """Start a front end as the supervisor does; yields its process id and its port."""
+    (folder / "metrics").mkdir()
+    listener = socket.create_server(("127.0.0.1", 0))
+    task = FrontendTask(Config(data_dir=str(folder)), listener.fileno(), [engine_address])
+    environment = os.environ | child_log_environment(new_mark()) | {"PROMETHEUS_MULTIPROC_DIR": str(folder / "metrics")}
+    command = [sys.executable, "-c", FRONTEND, msgspec.json.encode(task).decode()]
+    with subprocess.Popen(command, pass_fds=[listener.fileno()], stderr=subprocess.PIPE, env=environment) as child:
+        threading.Thread(target=child.stderr.read, daemon=True).start()  # the supervisor reads it, too
+        try:
+            yield child.pid, listener.getsockname()[1]
+        finally:
+            child.terminate()
+
+
+def cpu_s(pid: int) -> float:
+    """The CPU time of a process and its threads, in seconds, as clock_getcpuclockid(3) has it."""
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def receive(connection: socket.socket) -> bytes:
+    """Receive one response with a Content-Length; returns its status."""
+    response = connection.recv(65_536)
+    head, _, body = response.partition(b"\r\n\r\n")
+    missing = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]) - len(body)
+    while missing:
+        missing -= len(connection.recv(missing))
+    return response[9:12]
+
+
+def send_batch(connections: list[socket.socket], content: bytes, status: bytes) -> None:
+    """Send `NUM_ROUNDS` requests on each connection, one at a time; all must be answered with `status`."""
+    for _ in range(NUM_ROUNDS):
+        for connection in connections:
+            connection.sendall(content)
+        # The last one first: the client is woken once, and each wake-up of a client costs the front end time.
+        for connection in reversed(connections):
+            assert (got := receive(connection)) == status, got
+
+
+def measure(seconds: float) -> dict[str, float]:
+    """Milliseconds of CPU time of each kind of request, in the quietest batch."""
+    least = dict.fromkeys(REQUESTS, float("inf"))
+    with tempfile.TemporaryDirectory(prefix="noria") as name, contextlib.ExitStack() as stack:
+        engine = stack.enter_context(FakeEngine(f"ipc://{name}/engine"))
+        pid, port = stack.enter_context(running_frontend(pathlib.Path(name), engine.address))
+        connections = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(NUM_CONNECTIONS)
+        ]
+        connections[0].sendall(READY)
+        while receive(connections[0]) != b"200":
+            time.sleep(0.1)
+            connections[0].sendall(READY)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for kind, (status, content) in REQUESTS.items():
+                before = cpu_s(pid)
+                send_batch(connections, content, status)
+                used_ms = 1e3 * (cpu_s(pid) - before) / (NUM_CONNECTIONS * NUM_ROUNDS)
+                least[kind] = min(least[kind], used_ms)
+            engine.reset()  # it keeps its messages
+    return least
+
+
+def main() -> None:
+    """Print the cost of each kind of request."""
+    for kind, used_ms in measure(float(sys.argv[1]) if len(sys.argv) > 1 else 20.0).items():
+        print(f"{kind:20} {used_ms:.3f} ms")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""schemathesis sends what /openapi.json allows and what it forbids, and finds nothing.
+
+It runs as its own program with its default checks: no 5xx; statuses, media types and bodies are declared; what the document allows
+is accepted, what it forbids is rejected.
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from noria.config import Config, FrontendConfig
+from waiting import wait_until
+
+SETTINGS = pathlib.Path(__file__).with_name("schemathesis.toml")
+
+
+def run_schemathesis(url: str, document: pathlib.Path, *arguments: str) -> None:
+    """Run schemathesis; fail with its report if it finds something."""
+    command = [
+        sys.executable,
+        "-m",
+        "schemathesis.cli",
+        "--config-file",
+        str(SETTINGS),
+        "run",
+        str(document),
+        "--url",
+        url,
+    ]
+    # The stream of /v1/live has no end; tests/frontend/routes/test_live.py has its parameter.
+    command += ["--exclude-path", "/v1/live", "--no-color", *arguments]
+    finished = subprocess.run(command, check=False, capture_output=True, text=True, cwd=document.parent)
+    if finished.returncode:
+        pytest.fail(finished.stdout + finished.stderr, pytrace=False)
+
+
+@pytest.fixture
+def server(serve, new_engine, tmp_path):
+    """The address of a server, and its document as a file."""
+    frontend = FrontendConfig(max_body_bytes=4096, max_images=4, max_steps=100, max_prompt_chars=200)
+    with serve(Config(frontend=frontend), new_engine()) as (url, _):
+        with httpx.Client(base_url=url, verify=False) as client:
+            wait_until(lambda: client.get("/readyz").status_code == 200)
+            document = client.get("/openapi.json").json()
+        # A webhook's host is looked up, and no test may ask a name server.
+        document["components"]["schemas"]["JobRequestBody"]["properties"]["webhook"] = {"type": "null"}
+        (tmp_path / "openapi.json").write_text(json.dumps(document))
+        yield url, tmp_path / "openapi.json"
+
+
+def test_server_does_what_its_document_says(server):
+    run_schemathesis(*server, "--phases", "examples,coverage,fuzzing", "--max-examples", "5")
+
+
+@pytest.mark.slow
+def test_server_does_what_its_document_says_with_random_requests(server):
+    run_schemathesis(
+        *server, "--phases", "fuzzing,stateful", "--max-examples", "200", "--exclude-checks", "use_after_free"
+    )
