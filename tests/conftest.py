@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from databases import database, postgresql  # noqa: F401 - fixtures
+from leaks import no_leaks  # noqa: F401 - a fixture of every test
 from waiting import wait_until
 
 # The same examples at every run, so that a failure comes from the change; `make test-slow` searches for others. No deadline per
