@@ -8,6 +8,7 @@ import threading
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from databases import database, postgresql  # noqa: F401 - fixtures
 from leaks import no_leaks  # noqa: F401 - a fixture of every test
@@ -40,6 +41,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 BUNDLED = pathlib.Path(__file__).parent.parent / "src" / "noria" / "models" / "bundled"
+
+
+def pytest_configure(config):
+    """Without a profile, draw no constants from the loaded modules: examples would depend on the tests run before."""
+    if not config.getoption("hypothesis_profile", None):
+        providers.is_local_module_file = lambda path: False
 
 
 def pytest_collection_modifyitems(config, items):
