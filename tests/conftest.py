@@ -10,8 +10,10 @@ from typing import NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from databases import database, postgresql  # noqa: F401 - fixtures
+from leaks import no_leaks  # noqa: F401 - a fixture of every test
 from waiting import wait_until
 
 # The same examples at every run, so that a failure comes from the change; `make test-slow` searches for others. No deadline per
@@ -25,12 +27,14 @@ CHROMIUM = ("chromium", "chromium-headless-shell", "chromium-browser", "google-c
 # A shell's background jobs ignore SIGINT, and so would their child processes: tests that send it would wait forever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# These start whole servers, for a minute or more. With several workers they run first, so that no worker ends with one of them.
+# These start whole servers or generate hundreds of images, for a minute or more. With several workers they run first, so that
+# no worker ends with one of them.
 LONGEST = (
     "test_end_to_end.py",
     "test_traces_end_to_end.py",
     "observe/metrics/test_process_restarts.py",
     "test_jobs_end_to_end.py",
+    "engine/diffusion/test_executor.py",
 )
 TESTS = pathlib.Path(__file__).parent
 
@@ -39,6 +43,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 BUNDLED = pathlib.Path(__file__).parent.parent / "src" / "noria" / "models" / "bundled"
+
+
+def pytest_configure(config):
+    """Without a profile, draw no constants from the loaded modules: examples would depend on the tests run before."""
+    if not config.getoption("hypothesis_profile", None):
+        providers.is_local_module_file = lambda path: False
 
 
 def pytest_collection_modifyitems(config, items):

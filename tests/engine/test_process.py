@@ -1,5 +1,6 @@
 """The engine's threads around the loop, with a real channel, a real client socket and a fake device."""
 
+import contextlib
 import threading
 import time
 import uuid
@@ -104,6 +105,26 @@ class NonFinitePixels:
         raise GenerationFailed("not finite")
 
 
+class EndOfThread(Exception):
+    """Raised where it is unpacked."""
+
+    def __iter__(self):
+        raise self
+
+
+class EndingReceiver(RequestReceiver):
+    """Ends with its test; an engine's receiver lasts as long as its process."""
+
+    def run(self):
+        with contextlib.suppress(EndOfThread):
+            super().run()
+
+    def stop(self):
+        self._compiler.shutdown()
+        self._channel.inbox.put(EndOfThread())
+        self.join()
+
+
 class Client:
     """A client with one blocking socket."""
 
@@ -153,7 +174,7 @@ def harness(tmp_path, bundled_folder, tracer):
     harness = Harness()
     address = f"ipc://{tmp_path}/e"
     channel = EngineChannel(address)
-    harness.receiver = RequestReceiver(
+    harness.receiver = EndingReceiver(
         channel,
         [open_model(str(bundled_folder))],
         "auto",
@@ -178,6 +199,7 @@ def harness(tmp_path, bundled_folder, tracer):
     engine.stop()
     if loop_thread.ident:
         loop_thread.join(TIMEOUT_S)
+    harness.receiver.stop()
     harness.client.close()
     harness.other.close()
     channel.close()

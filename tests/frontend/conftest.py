@@ -107,6 +107,7 @@ def new_engine(folder: pathlib.Path) -> Iterator[Callable[..., FakeEngine]]:
 @pytest.fixture(scope="session")
 def shared_engine(folder: pathlib.Path) -> Iterator[FakeEngine]:
     engine = FakeEngine(f"ipc://{folder}/engine")
+    wait_until((folder / "engine").exists)  # its thread binds it
     yield engine
     engine.stop()
 
@@ -129,11 +130,12 @@ def web(url: str) -> Iterator[httpx.Client]:
 @pytest.fixture
 def engine(shared_engine: FakeEngine, web: httpx.Client) -> Iterator[FakeEngine]:
     """The session's engine, ready and reset."""
+    wait_until(lambda: web.get("/readyz").status_code == 200)
+    shared_engine.reset()
+    yield shared_engine
     shared_engine.reset()
     shared_engine.set_state("ready")
     wait_until(lambda: web.get("/readyz").status_code == 200)
-    yield shared_engine
-    shared_engine.reset()
 
 
 @pytest.fixture

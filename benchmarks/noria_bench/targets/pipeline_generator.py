@@ -85,6 +85,10 @@ class PipelineGenerator:
         """One call of the pipeline; image k of a request has its seed + k."""
         return self._thread.submit(self._generate, batch_key, bodies).result()
 
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown()
+
     @staticmethod
     def _load(job: TargetJob) -> Any:
         import torch

@@ -140,6 +140,9 @@ def test_a_collector_that_never_responds_delays_close_by_two_seconds_at_most(mon
         began = time.monotonic()
         close()
         assert time.monotonic() - began < 60  # 1.5 on a machine with nothing else to do
+        connection, _ = unresponsive.accept()  # now it answers, so that the exporter's thread ends
+        with connection:
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
 
 
 def test_warnings_are_rate_limited():

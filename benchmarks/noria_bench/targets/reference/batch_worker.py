@@ -42,13 +42,16 @@ class BatchWorker:
         return await pending.future
 
     async def run(self) -> None:
-        """Run batches until cancelled."""
-        while True:
-            self._arrived.clear()
-            if batch := self._batcher.fetch(time.monotonic()):
-                await self._run_batch(batch)
-            else:
-                await self._wait_for_work()
+        """Run batches until cancelled; then the device thread ends too."""
+        try:
+            while True:
+                self._arrived.clear()
+                if batch := self._batcher.fetch(time.monotonic()):
+                    await self._run_batch(batch)
+                else:
+                    await self._wait_for_work()
+        finally:
+            self._device.shutdown(wait=False)
 
     async def _wait_for_work(self) -> None:
         tick_s = self._batcher.next_tick()

@@ -204,7 +204,7 @@ def test_the_pipeline_gives_the_same_images_to_several_threads_as_to_one(tiny_fo
         {"prompt": "a red circle", "seed": k, "inference_steps": 3 + k % 3, "scheduler": ("ddim", "pndm")[k % 2]}
         for k in range(6)
     ]
-    with serving(generator, spec) as client, ThreadPoolExecutor(len(bodies)) as users:
+    with contextlib.closing(generator), serving(generator, spec) as client, ThreadPoolExecutor(len(bodies)) as users:
         solo = [client.post(path, json=each) for each in bodies]
         concurrent = list(users.map(lambda each: client.post(path, json=each), bodies))
     assert {answer.status_code for answer in solo} == {200}
