@@ -81,6 +81,7 @@ def statuses(client, job_id):
     return [line.partition('"status":"')[2].partition('"')[0] for line in lines]
 
 
+@pytest.mark.slow  # kills both kinds of process of a server: 40 s; tests/jobs has every such loss without processes
 def test_a_job_whose_front_end_and_engine_are_killed_succeeds_once_with_the_same_image(tmp_path):
     with running(tmp_path) as (server, client):
         job_id, body = kill_while_processing(server, client, tmp_path)

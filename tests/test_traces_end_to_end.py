@@ -276,6 +276,7 @@ def serve(*arguments, **environment):
             process.terminate()
 
 
+@pytest.mark.slow  # a server of its own: 15 s; tests/observe/traces holds the exporter
 def test_an_unreachable_collector_costs_one_log_line(tmp_path):
     arguments = ["--data-dir", str(tmp_path), "--traces-endpoint", "http://127.0.0.1:9/v1/traces"]
     timeouts = {"OTEL_EXPORTER_OTLP_TIMEOUT": "280", "OTEL_BSP_EXPORT_TIMEOUT": "280000"}

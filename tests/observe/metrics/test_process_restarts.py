@@ -99,6 +99,7 @@ def test_a_series_that_decreases_or_vanishes_is_found(kind):
     )
 
 
+@pytest.mark.slow  # starts an engine twice: 35 s; test_dead_processes.py merges the files of dead processes
 def test_no_counter_decreases_when_a_front_end_and_an_engine_are_killed(server):
     url = f"http://127.0.0.1:{server.port}"
     done = threading.Event()
