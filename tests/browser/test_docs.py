@@ -3,7 +3,7 @@
 import pytest
 from expect_on_page import expect
 
-from noria.frontend.http.api_keys import generate_key
+from noria.frontend.access.api_keys import generate_key
 from noria.testing.server import running_server
 
 pytestmark = pytest.mark.browser

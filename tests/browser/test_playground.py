@@ -13,7 +13,7 @@ import pytest
 from expect_on_page import engine_of, expect, suspended
 from PIL import Image
 
-from noria.frontend.http.api_keys import generate_key
+from noria.frontend.access.api_keys import generate_key
 from noria.testing.server import running_server
 from waiting import wait_until
 

@@ -16,8 +16,8 @@ from noria import __version__
 from noria.cli.main import build_parser, main
 from noria.config import Config
 from noria.errors import GenerationFailed, InvalidField, ModelError
+from noria.frontend.access.api_keys import key_digest, read_keys
 from noria.frontend.engines.client import RawImage
-from noria.frontend.http.api_keys import key_digest, read_keys
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import EngineRequest, ImageRequestBody
 from noria.settings import list_settings

@@ -19,7 +19,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     The key is printed to stderr, only this once; its table for the API keys file, with a hash, to stdout.
     """
-    from noria.frontend.http.api_keys import generate_key
+    from noria.frontend.access.api_keys import generate_key
 
     key, table = generate_key(arguments.name)
     print(f"{key}\n", file=sys.stderr)

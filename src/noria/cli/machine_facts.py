@@ -13,7 +13,7 @@ from noria.config import Config
 from noria.engine.diffusion.auto_settings import resolve_auto, resolve_device
 from noria.engine.diffusion.loading import cost_cache, detect_machine, max_rows
 from noria.errors import NoriaError
-from noria.frontend.http.api_keys import read_keys
+from noria.frontend.access.api_keys import read_keys
 from noria.models.catalog import open_model
 from noria.models.weights import count_parameters
 from noria.observe.cgroup import cpu_limit

@@ -19,9 +19,9 @@ from noria.config import Config, FrontendConfig
 from noria.errors import (
     NoriaError,
 )
+from noria.frontend.access.api_keys import read_keys
+from noria.frontend.access.auth import AuthenticatedEndpoint, ClientDirectory
 from noria.frontend.engines.pool import EnginePool
-from noria.frontend.http.api_keys import read_keys
-from noria.frontend.http.auth import AuthenticatedEndpoint, ClientDirectory
 from noria.frontend.http.body import JsonBodyReader
 from noria.frontend.http.errors import error_response, internal_error_response, routing_error_response
 from noria.frontend.http.event_loop_lag import monitor_event_loop_lag

@@ -27,8 +27,8 @@ from prometheus_client import multiprocess
 
 from noria.config import Config
 from noria.errors import ConfigError
-from noria.frontend.http.api_keys import read_keys
-from noria.frontend.http.trusted_proxies import check_proxies
+from noria.frontend.access.api_keys import read_keys
+from noria.frontend.access.trusted_proxies import check_proxies
 from noria.jobs.results import refuse_password
 from noria.models.catalog import open_model
 from noria.observe.cgroup import memory_events, num_oom_kills

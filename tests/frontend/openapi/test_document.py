@@ -9,9 +9,9 @@ from starlette.testclient import TestClient
 
 from noria.config import Config, FrontendConfig
 from noria.frontend import app
+from noria.frontend.access.api_keys import generate_key
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
-from noria.frontend.http.api_keys import generate_key
 from noria.frontend.http.paths import ASSETS_PATH
 from noria.frontend.openapi.docs_page import docs_page
 from noria.frontend.openapi.document import DESCRIPTIONS, openapi

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from noria.config import Config, FrontendConfig
+from noria.frontend.access.api_keys import key_digest
 from noria.frontend.http import connection
-from noria.frontend.http.api_keys import key_digest
 from noria.frontend.live import feed
 from noria.frontend.live.sprite_sheet import make_sprite_sheet
 from noria.frontend.live.subscribers import MAX_SUBSCRIBERS, MAX_SUBSCRIBERS_PER_CLIENT, LiveSubscribers

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from noria.frontend.http.api_keys import generate_key
+from noria.frontend.access.api_keys import generate_key
 from noria.observe.logs.redaction import redact, redact_fields
 
 # Like a generated key, but constant: all test workers must collect the same parameters.

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.trace import INVALID_SPAN, get_current_span
 
-from noria.frontend.http.api_keys import generate_key
+from noria.frontend.access.api_keys import generate_key
 from noria.observe.logs import log_record
 from noria.observe.logs.log_record import (
     EXCEPTION_INDENT,

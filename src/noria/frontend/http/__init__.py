@@ -1,1 +1,1 @@
-"""What every route needs: bodies, authentication, quotas, errors, server-sent events. Knows neither routes nor services."""
+"""What every route needs: bodies, responses, errors, server-sent events, middleware. Knows neither routes nor services."""

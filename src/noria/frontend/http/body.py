@@ -23,7 +23,7 @@ from noria.errors import (
     did_you_mean,
     short_repr,
 )
-from noria.frontend.http.concurrency_limits import ConcurrencyLimiter, client_id_of
+from noria.frontend.access.concurrency_limits import ConcurrencyLimiter, client_id_of
 
 T = TypeVar("T", bound=msgspec.Struct)
 

@@ -7,7 +7,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator
 
-from noria.frontend.http.concurrency_limits import ConcurrencyLimiter
+from noria.frontend.access.concurrency_limits import ConcurrencyLimiter
 from noria.observe.metrics import declarations
 
 MAX_SUBSCRIBERS = 64

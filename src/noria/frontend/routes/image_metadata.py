@@ -15,8 +15,8 @@ from starlette.responses import Response
 
 from noria.config import FrontendConfig
 from noria.errors import ImageFileError, InvalidField, ModelNotFound, UnreadableImage, short_repr
+from noria.frontend.access.concurrency_limits import ConcurrencyLimiter, client_id_of
 from noria.frontend.http.body import read_bytes
-from noria.frontend.http.concurrency_limits import ConcurrencyLimiter, client_id_of
 from noria.frontend.services.generation import GenerationService
 from noria.frontend.services.request_validation import validate
 from noria.images.metadata import GenerationMetadata

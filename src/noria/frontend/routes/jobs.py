@@ -15,11 +15,11 @@ from starlette.routing import Route
 
 from noria.config import Config
 from noria.errors import InvalidField, JobNotFound, NoriaError, short_repr
+from noria.frontend.access.quotas import ApiClient
 from noria.frontend.http import sse
 from noria.frontend.http.body import JsonBodyReader, decode
 from noria.frontend.http.errors import error_body
 from noria.frontend.http.json_response import json_response
-from noria.frontend.http.quotas import ApiClient
 from noria.frontend.routes.openai_images import GenerationsRequestBody, admit_generation
 from noria.frontend.services.generation import AdmittedRequest, GenerationService
 from noria.frontend.services.job_executor import GenerationJobExecutor, serialize_request

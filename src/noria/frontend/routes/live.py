@@ -9,8 +9,8 @@ from starlette.routing import Route
 
 from noria.config import FrontendConfig
 from noria.errors import InvalidField, RouteNotFound, did_you_mean, short_repr
+from noria.frontend.access.concurrency_limits import client_id_of
 from noria.frontend.engines.pool import EnginePool
-from noria.frontend.http.concurrency_limits import client_id_of
 from noria.frontend.http.sse import KEEP_ALIVE_COMMENT, KEEP_ALIVE_INTERVAL_S, EventStream
 from noria.frontend.live.feed import LiveFeed
 from noria.frontend.live.subscribers import Subscriber

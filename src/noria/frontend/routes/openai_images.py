@@ -14,13 +14,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from noria.errors import InvalidField, short_repr
+from noria.frontend.access.quotas import ApiClient
 from noria.frontend.engines.client import PreviewImage, Update
 from noria.frontend.engines.pool import PoolLoad
 from noria.frontend.http import sse
 from noria.frontend.http.body import JsonBodyReader
 from noria.frontend.http.disconnects import cancel_on_disconnect
 from noria.frontend.http.json_response import json_response
-from noria.frontend.http.quotas import ApiClient
 from noria.frontend.routes.generation_stream import stream_generation
 from noria.frontend.services.generation import AdmittedRequest, GenerationResult, GenerationService, ResponseTimings
 from noria.frontend.services.image_writer import to_base64, write_preview

@@ -27,9 +27,9 @@ from noria.errors import (
     RequestError,
     short_repr,
 )
+from noria.frontend.access.quotas import ApiClient
 from noria.frontend.engines.client import OnUpdate, RawImage
 from noria.frontend.engines.pool import EnginePool
-from noria.frontend.http.quotas import ApiClient
 from noria.frontend.services.image_writer import to_base64, write_images
 from noria.frontend.services.request_validation import validate
 from noria.frontend.services.span_attributes import add_request_attributes

@@ -9,8 +9,8 @@ import asyncio
 from dataclasses import dataclass
 
 from noria.errors import RequestCancelled
+from noria.frontend.access.quotas import ApiClient
 from noria.frontend.engines.client import PreviewImage, ProgressUpdate, Update
-from noria.frontend.http.quotas import ApiClient
 from noria.frontend.services.generation import AdmittedRequest, GenerationResult, GenerationService
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from noria.config import Config, FrontendConfig
 from noria.errors import ConfigError
+from noria.frontend.access.auth import presented_key
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
-from noria.frontend.http.auth import presented_key
 from noria.frontend.http.paths import ASSETS_PATH, OPEN_PATHS
 from waiting import wait_until
 

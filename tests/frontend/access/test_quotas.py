@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noria.errors import InvalidField, RateLimited
-from noria.frontend.http.api_keys import ApiKey
-from noria.frontend.http.quotas import ApiClient, TokenBucket
+from noria.frontend.access.api_keys import ApiKey
+from noria.frontend.access.quotas import ApiClient, TokenBucket
 from noria.protocol.request import ImageRequestBody
 from waiting import wait_until
 

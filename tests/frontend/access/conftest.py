@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from noria.config import Config, FrontendConfig
-from noria.frontend.http.api_keys import generate_key
+from noria.frontend.access.api_keys import generate_key
 from waiting import wait_until_ready
 
 

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from noria.errors import ConfigError
-from noria.frontend.http.api_keys import ApiKey, generate_key, read_keys
+from noria.frontend.access.api_keys import ApiKey, generate_key, read_keys
 
 DIGEST = "0" * 64
 

@@ -13,8 +13,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from noria.errors import Unauthorized
-from noria.frontend.http.api_keys import ApiKey, key_digest
-from noria.frontend.http.quotas import ApiClient
+from noria.frontend.access.api_keys import ApiKey, key_digest
+from noria.frontend.access.quotas import ApiClient
 
 
 class ClientDirectory:

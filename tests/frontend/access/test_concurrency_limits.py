@@ -3,7 +3,7 @@
 import pytest
 
 from noria.errors import RateLimited
-from noria.frontend.http.concurrency_limits import ConcurrencyLimiter, client_id
+from noria.frontend.access.concurrency_limits import ConcurrencyLimiter, client_id
 
 
 def test_a_client_is_refused_at_its_limit_and_everyone_at_the_total():

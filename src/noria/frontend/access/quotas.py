@@ -8,7 +8,7 @@ from typing import get_args
 import msgspec
 
 from noria.errors import InvalidField, RateLimited, short_repr
-from noria.frontend.http.api_keys import ApiKey
+from noria.frontend.access.api_keys import ApiKey
 from noria.protocol.request import ImageRequestBody, Priority
 
 # Sums of floats are inexact: a client that waits exactly as long as Retry-After says must pass.
