@@ -19,7 +19,7 @@ OUT ?= out/train
 MINUTES ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-bench test-slow test-browser test-prometheus chaos lint bench gpu train dashboards docs clean
+.PHONY: help setup run test test-bench test-slow test-random test-browser test-prometheus chaos lint bench gpu train dashboards docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,10 +56,12 @@ test: lint  ## lint, then the fast tests, spread over the cores file by file; WO
 test-bench: setup  ## the fast tests of the benches, spread likewise
 	cd benchmarks && ../$(VENV)/bin/pytest $(SPREAD) $(ARGS)
 
-test-slow: setup  ## the minutes-long tests; properties with new random examples
+test-slow: setup  ## the slow tests; each says beside its mark why it is one
 	$(VENV)/bin/pytest -m slow $(ARGS)
 	cd benchmarks && ../$(VENV)/bin/pytest -m slow $(ARGS)
-	$(VENV)/bin/pytest --hypothesis-profile=searching tests/scheduling tests/sampling tests/jobs/test_store.py tests/frontend
+
+test-random: setup  ## the properties, with new random examples
+	$(VENV)/bin/pytest --hypothesis-profile=searching tests/scheduling tests/sampling tests/jobs/test_store.py tests/frontend $(ARGS)
 
 test-browser: $(BROWSER)  ## the pages and the bench's reports in the system's Chromium
 	$(VENV)/bin/pytest -m "browser and not slow" $(ARGS)

@@ -16,7 +16,7 @@ from databases import database, postgresql  # noqa: F401 - fixtures
 from leaks import no_leaks  # noqa: F401 - a fixture of every test
 from waiting import wait_until
 
-# The same examples at every run, so that a failure comes from the change; `make test-slow` searches for others. No deadline per
+# The same examples at every run, so that a failure comes from the change; `make test-random` searches for others. No deadline per
 # example (Hypothesis's default is 200 ms), because a busy machine would miss it.
 _NO_DEADLINE = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("repeatable", derandomize=True, **_NO_DEADLINE)

@@ -96,7 +96,7 @@ def test_a_job_whose_front_end_and_engine_are_killed_succeeds_once_with_the_same
         assert len(files) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # starts a server twice
 def test_a_job_survives_the_server_that_accepted_it(tmp_path):
     with running(tmp_path) as (server, client):
         job_id = client.post("/v1/jobs", json={"input": BODY}).json()["id"]
@@ -112,7 +112,7 @@ def test_a_job_survives_the_server_that_accepted_it(tmp_path):
         assert image == client.post("/t2i", json=BODY).content
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # starts a server twice
 def test_a_stopped_server_requeues_its_jobs_at_once(tmp_path):
     with running(tmp_path) as (_, client):
         job_id = client.post("/v1/jobs", json={"input": BODY}).json()["id"]

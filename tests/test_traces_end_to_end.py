@@ -240,7 +240,7 @@ def test_a_job_and_its_webhook_are_in_the_trace_of_its_creator(client, collector
     assert headers["traceparent"] == f"00-{trace_id}-{webhook.span_id}-01"
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # restarts an engine
 def test_after_an_engine_was_killed_the_trace_has_the_attempt_that_succeeded(client, server, collector, caller):
     trace_id, _, header = caller
     with httpx.stream(
