@@ -19,8 +19,9 @@ import torch
 from noria.images import scheduler_names
 from noria.images.scheduler_names import SchedulerChoice
 from noria.sampling import step
-from noria.sampling.compile import compile_sampler, pipeline_options
+from noria.sampling.compile import compile_sampler
 from noria.sampling.noise import NoiseStream
+from noria.sampling.probe import pipeline_options
 from noria.sampling.tables import SamplerTable
 
 SHAPE_CHW = (4, 8, 8)

@@ -1,0 +1,123 @@
+import numpy as np
+import pytest
+
+from noria.errors import InvalidField
+from noria.images.scheduler_names import SchedulerChoice, find
+from noria.sampling.probe import MAX_STEPS, SchedulerSetup, Trace, probe
+
+MODEL = {"_class_name": "PNDMScheduler"}
+FLOW = {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0}
+
+
+def trace(choice: SchedulerChoice | str, config=MODEL, num_steps=10, mu=None) -> Trace:
+    choice = find(choice) if isinstance(choice, str) else choice
+    return probe(SchedulerSetup.of(choice, config), num_steps, mu)
+
+
+def made_up(diffusers_class: str, **overrides) -> SchedulerChoice:
+    return SchedulerChoice("made-up", diffusers_class, overrides, (), "for a test", "diffusion")
+
+
+def test_parallel_classes_sample_as_their_aliases():
+    for name, other in (("ddim", "DDIMParallelScheduler"), ("ddpm", "DDPMParallelScheduler")):
+        assert np.array_equal(trace(name).samples_PK, trace(made_up(other)).samples_PK)
+
+
+def test_settings_forced_by_the_pipeline_are_forced():
+    outdated, expected = (
+        trace("ddim", MODEL | {"clip_sample": is_outdated, "steps_offset": int(not is_outdated)})
+        for is_outdated in (True, False)
+    )
+    assert np.array_equal(outdated.timesteps_N, expected.timesteps_N)
+    assert np.array_equal(outdated.samples_PK, expected.samples_PK)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("dpm++2m-sde", "float32"), ("dpm++2m", "model"), ("euler-a", "model"), ("ddpm", "model"), ("tcd", "model")],
+)
+def test_the_dtype_of_the_noise_is_recorded(name, dtype):
+    assert trace(name).noise_dtype == dtype
+
+
+def refusal(choice, config=MODEL, **options) -> InvalidField:
+    with pytest.raises(InvalidField) as caught:
+        trace(choice, config, **options)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason"),
+    [
+        (made_up("DDIMScheduler", clip_sample=True), "not linear"),
+        (made_up("DDIMScheduler", thresholding=True), "not linear"),
+        (made_up("CMStochasticIterativeScheduler"), "not linear"),
+        (made_up("EntropyBoundScheduler"), "without diffusers' randn_tensor"),
+        (made_up("VQDiffusionScheduler"), "num_vec_classes"),
+        (made_up("DPMSolverMultistepScheduler", algorithm_type="no-such"), "no-such"),
+    ],
+)
+def test_a_scheduler_that_cannot_be_probed_is_refused_by_name(choice, reason):
+    error = refusal(choice)
+    assert error.field == "scheduler"
+    assert "'made-up'" in error.message
+    assert reason in error.message
+
+
+def test_a_model_with_thresholding_is_refused():
+    error = refusal("ddim", MODEL | {"thresholding": True})
+    assert error.field == "scheduler"
+    assert "thresholding" in error.message
+    trace("euler", MODEL | {"thresholding": True})  # it has no such setting
+
+
+def test_a_scheduler_of_another_family_is_refused():
+    error = refusal("flow-euler")
+    assert error.field == "scheduler"
+    assert "samples flow models" in error.message
+    assert "ddim" in error.message
+    assert "flow-heun" in refusal("ddim", FLOW).message
+
+
+def test_a_scheduler_that_cannot_shift_its_schedule_is_refused():
+    assert refusal("flow-heun", FLOW, mu=0.8).field == "scheduler"
+    assert "mu" in refusal("flow-euler", FLOW | {"use_dynamic_shifting": True}).message
+
+
+@pytest.mark.parametrize(
+    ("name", "num_steps", "words"),
+    [
+        ("lcm", 60, "60"),
+        ("tcd", 60, "60"),
+        ("ddim", 0, "from 1 to"),
+        ("ddim", -3, "got -3"),
+        ("euler", MAX_STEPS + 1, "1001"),
+    ],
+)
+def test_too_many_or_too_few_steps_are_refused(name, num_steps, words):
+    error = refusal(name, num_steps=num_steps)
+    assert error.field == "inference_steps"
+    assert words in error.message
+
+
+def test_the_reason_of_diffusers_is_in_the_message():
+    error = refusal("ddim", MODEL | {"num_train_timesteps": 8}, num_steps=10)
+    assert "diffusers says ValueError: `num_inference_steps`: 10 cannot be larger" in error.message
+
+
+def test_values_that_are_not_finite_are_refused():
+    error = refusal("ddim", MODEL | {"beta_end": float("nan")})
+    assert error.field == "inference_steps"
+    assert "not a number" in error.message
+
+
+def test_a_probe_leaves_diffusers_unchanged():
+    import diffusers.schedulers.scheduling_ddpm as module
+    from diffusers.utils import logging
+    from diffusers.utils.torch_utils import randn_tensor
+
+    verbosity = logging.get_verbosity()
+    trace("ddpm")
+    refusal("flow-euler")
+    assert module.randn_tensor is randn_tensor
+    assert logging.get_verbosity() == verbosity
