@@ -1,4 +1,4 @@
-"""The database of jobs. Every status change is one conditional UPDATE, so each job ends exactly once, whatever races.
+"""The database of jobs: accepts, claims, renews, ends and deletes them.
 
 **Leases and fencing.** A worker holds a lease of `LEASE_S` on each job that it executes, and extends it with `renew`.
 After the lease expires, any worker may claim the job; this increments `attempt`. The former holder may still be
@@ -8,13 +8,12 @@ cost at worst a second execution, never a second end.
 Calls block: run them in threads. Any number of processes may call at once. `now` is Unix time in seconds.
 """
 
-import uuid
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy import ColumnElement, Connection, Engine
+from sqlalchemy import ColumnElement, Engine
 from sqlalchemy.exc import IntegrityError
 
 from noria.errors import EngineLost, IdempotencyConflict, JobExpired, JobNotFound, NoriaError, QueueFull, short_repr
@@ -23,18 +22,13 @@ from noria.jobs.records import (
     TERMINAL_STATUSES,
     Claim,
     JobEvent,
-    JobEventType,
     JobRecord,
     JobStatus,
     NewJob,
-    StatusEventData,
-    allowed_previous,
-    as_job,
-    output_urls,
     queue_order,
-    webhook_event_for,
 )
-from noria.jobs.schema import deliveries, events, jobs
+from noria.jobs.schema import events, jobs
+from noria.jobs.transitions import publish_status, transition, write_event
 from noria.observe.logs.request_log import RequestLogRecord
 from noria.storage.database import write_transaction
 
@@ -82,7 +76,7 @@ class JobStore:
                     )
                 row = connection.execute(jobs.insert().values(**_new_row(new_job, now)).returning(jobs)).one()
                 record = JobRecord(**row._mapping)
-                _publish_status(connection, record, now)
+                publish_status(connection, record, now)
                 return record, True
         except IntegrityError:  # another request with the same key was accepted at the same moment
             existing = self._find_by_idempotency_key(new_job)
@@ -174,7 +168,7 @@ class JobStore:
                 self._commit_transition(is_unchanged, "failed", now, **_error_columns(_too_many_losses(num_losses)))
                 continue
             with write_transaction(self._engine) as connection:
-                record = _transition(
+                record = transition(
                     connection,
                     is_unchanged,
                     "processing",
@@ -210,7 +204,7 @@ class JobStore:
                 if row is None:
                     lost.add(claim)
                 elif progress is not None:
-                    _write_event(connection, claim.job_id, row.last_event, now, "progress", progress)
+                    write_event(connection, claim.job_id, row.last_event, now, "progress", progress)
         return lost
 
     def still_held(self, claims: Collection[Claim]) -> set[Claim]:
@@ -284,9 +278,9 @@ class JobStore:
         log_record: RequestLogRecord | None = None,
         **values: Any,
     ) -> JobRecord | None:
-        """Run `_transition` in a transaction of its own, and report the job after the commit if it has ended."""
+        """Run `transition` in a transaction of its own, and report the job after the commit if it has ended."""
         with write_transaction(self._engine) as connection:
-            record = _transition(connection, condition, status, now, **values)
+            record = transition(connection, condition, status, now, **values)
         if record is not None and record.status in TERMINAL_STATUSES:
             self._reporter.report(record, log_record)
         return record
@@ -367,60 +361,6 @@ def _is_held(claim: Claim) -> ColumnElement[bool]:
         jobs.c.attempt == claim.attempt,
         jobs.c.status == "processing",
     )
-
-
-def _transition(
-    connection: Connection,
-    condition: ColumnElement[bool],
-    status: JobStatus,
-    now: float,
-    *,
-    releases_lease: bool = True,
-    **values: Any,
-) -> JobRecord | None:
-    """Set the status of one job, if `condition` holds and the life cycle allows it. Returns its new record, or None.
-
-    `processing` may follow itself: a claim after an expired lease.
-    """
-    previous = allowed_previous(status) | ({"processing"} if status == "processing" else set())
-    if releases_lease:
-        values |= {"owner": None, "lease_until": None}
-    if status in TERMINAL_STATUSES:
-        values["completed_at"] = now
-    row = connection.execute(
-        jobs.update()
-        .where(condition, jobs.c.status.in_(previous))
-        .values(status=status, last_event=jobs.c.last_event + 1, **values)
-        .returning(jobs)
-    ).first()
-    if row is None:
-        return None
-    record = JobRecord(**row._mapping)
-    _publish_status(connection, record, now)
-    return record
-
-
-def _publish_status(connection: Connection, record: JobRecord, now: float) -> None:
-    """Add the event of the new status, and a webhook delivery if one is due, in the transaction of the status."""
-    event_data = StatusEventData(record.status, output_urls(record), record.error, record.error_code)
-    _write_event(connection, record.id, record.last_event, now, "status", msgspec.json.encode(event_data))
-    event_name = webhook_event_for(record)
-    if record.webhook is not None and event_name in record.webhook_events.split(","):
-        connection.execute(
-            deliveries.insert().values(
-                id=f"msg_{uuid.uuid4().hex}",
-                url=record.webhook,
-                body=msgspec.json.encode(as_job(record)).decode(),
-                num_tries=0,
-                due_at=now,
-            )
-        )
-
-
-def _write_event(
-    connection: Connection, job_id: str, seq: int, now: float, event_type: JobEventType, data: bytes
-) -> None:
-    connection.execute(events.insert().values(job_id=job_id, seq=seq, at=now, type=event_type, data=data.decode()))
 
 
 def _error_columns(error: NoriaError) -> dict[str, Any]:
