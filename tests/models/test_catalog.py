@@ -7,11 +7,11 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
-import huggingface_hub
 import pytest
 
 from noria.errors import ModelError
-from noria.models.catalog import BUNDLED, open_model
+from noria.models.catalog import open_model
+from noria.models.location import BUNDLED
 from noria.models.weights import count_parameters, read_header, variant, weight_files
 
 UNET, VAE, TEXT = (
@@ -330,71 +330,3 @@ def test_pickles_are_refused_with_the_command_that_converts_them(folder: pathlib
     file.rename(file.with_suffix(".bin"))
     with pytest.raises(ModelError, match=rf"{part}/.*\.bin: .*only safetensors.*save_pretrained\('.*-safetensors'\)"):
         open_model(str(folder))
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("bundeld", "no such folder.*'bundled'"),
-        ("./missing", "no such folder: missing"),
-        ("/no/where", "no such folder: /no/where"),
-        ("~/no-such-model", "no such folder: /"),
-        ("a/b/c", "no such folder"),
-        ("existing/missing", "no such folder: existing/missing"),
-        ("checkpoint.safetensors", "is a file.*from_single_file"),
-    ],
-)
-def test_a_missing_folder_is_not_looked_up_on_the_hub(
-    name: str, words: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", None)
-    (tmp_path / "existing").mkdir()
-    (tmp_path / "checkpoint.safetensors").touch()
-    with pytest.raises(ModelError, match=words):
-        open_model(name)
-
-
-def test_a_hub_model_is_downloaded_without_pickles_and_named_by_its_id(
-    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    patterns: list[list[str]] = []
-
-    def download(hub_id: str, allow_patterns: list[str]) -> str:
-        patterns.append(allow_patterns)
-        assert hub_id == "org/tiny"
-        return str(folder)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    spec = open_model("org/tiny")
-    assert spec.name == "org/tiny"
-    assert len(patterns) == 1
-    assert all(pattern.endswith((".json", ".txt", ".safetensors")) and "fp16" not in pattern for pattern in patterns[0])
-
-
-def test_a_hub_models_fp16_variant_is_downloaded_only_if_there_is_no_other(
-    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    half, hidden = folder / "unet/diffusion_pytorch_model.fp16.safetensors", folder / "hidden"
-    (folder / UNET).rename(hidden)
-    patterns: list[list[str]] = []
-
-    def download(hub_id: str, allow_patterns: list[str]) -> str:
-        patterns.append([pattern for pattern in allow_patterns if "fp16" in pattern])
-        if patterns[-1]:
-            hidden.rename(half)
-        return str(folder)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert open_model("org/tiny").name == "org/tiny"
-    assert patterns[0] == []
-    assert {pattern.partition("/")[0] for pattern in patterns[1]} == {"unet"}
-
-
-def test_a_failed_download_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def download(hub_id: str, allow_patterns: list[str]) -> str:
-        raise huggingface_hub.errors.LocalEntryNotFoundError("no route\nto the hub")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    with pytest.raises(ModelError, match=r"'org/tiny' could not be downloaded from the hub: no route.*HF_TOKEN"):
-        open_model("org/tiny")

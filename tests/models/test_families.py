@@ -10,8 +10,8 @@ import pytest
 import transformers
 
 from noria.errors import ModelError
-from noria.models.catalog import BUNDLED
 from noria.models.families import FAMILIES, Family, identify_family
+from noria.models.location import BUNDLED
 
 every_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
 

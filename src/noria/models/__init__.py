@@ -1,1 +1,1 @@
-"""Models: their families (`families.py`), checks of model folders (`catalog.py`, no torch), and the models."""
+"""Models: where their folders are, the checks of what is in them (no torch), their families, and the models themselves."""

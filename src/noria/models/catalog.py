@@ -1,22 +1,22 @@
-"""Finds a model folder and checks all of it before any process starts, so that a bad one is refused early and clearly.
+"""Checks all of a model folder before any process starts, so that a bad one is refused early and clearly.
 
 The format is diffusers' StableDiffusionPipeline: tokenizer, text_encoder, unet, vae, scheduler. A folder's
-safety_checker, feature_extractor and image_encoder are ignored: neither read nor checked. `weights.py` reads the files.
+safety_checker, feature_extractor and image_encoder are ignored: neither read nor checked. `location.py` finds the folder, `weights.py` reads its weights.
 This module knows neither torch nor what the parts compute.
 """
 
 import hashlib
 import pathlib
-import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
-from noria.errors import InvalidField, ModelError, did_you_mean, short_repr
+from noria.errors import InvalidField, ModelError, short_repr
 from noria.images import scheduler_names
 from noria.models.families import FAMILIES, Family, identify_family
+from noria.models.location import locate
 from noria.models.weights import (
     REDOWNLOAD_HINT,
     WEIGHT_STEMS,
@@ -28,8 +28,6 @@ from noria.models.weights import (
     weight_files,
 )
 from noria.protocol.model_spec import ModelSpec
-
-BUNDLED = pathlib.Path(__file__).parent / "bundled"
 
 _FAMILY = FAMILIES["StableDiffusionPipeline"]  # the only one so far: a second brings its own checks
 _PARTS = (*_FAMILY.part_classes, "scheduler")
@@ -123,7 +121,7 @@ def open_model(name: str) -> ModelSpec:
         ModelError: the model does not exist, a file is damaged, or its family or a part is not supported.
 
     """
-    folder, default_name = _locate(name)
+    folder, default_name = locate(name)
     family = identify_family(folder)
     index = _read(folder / "model_index.json", _Index)
     for part in family.part_classes:
@@ -153,55 +151,6 @@ def open_model(name: str) -> ModelSpec:
         default_guidance=overrides.default_guidance,
         num_parameters=num_tensor_parameters(shapes["unet"]),
     )
-
-
-# ── Location ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _locate(name: str) -> tuple[pathlib.Path, str]:
-    """Return the folder of a model, and the model's name unless noria.json gives one."""
-    if name == "bundled":
-        return BUNDLED, "bundled"
-    path = pathlib.Path(name).expanduser()
-    if path.is_dir():
-        name = re.sub(r"[^A-Za-z0-9_.+-]", "-", path.resolve().name)[:128]
-        return path.resolve(), name if name.strip("-") else "model"
-    if path.exists():
-        raise ModelError(
-            f"{path} is a file; a model is a folder in diffusers format. Convert a single-file checkpoint with "
-            "diffusers: StableDiffusionPipeline.from_single_file(FILE).save_pretrained(FOLDER)."
-        )
-    looks_local = name.startswith(("/", ".", "~")) or path.parent.is_dir()
-    if looks_local or not re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII):
-        hint = (
-            did_you_mean(name, ["bundled"])
-            or " Give a folder in diffusers format, a hub id such as org/name, or bundled."
-        )
-        raise ModelError(f"no such folder: {path}.{hint}")
-    return _download(name), name
-
-
-def _download(hub_id: str) -> pathlib.Path:
-    """Download configurations and weights, or find them in the hub's cache; fp16 ones only if there are no others."""
-    import huggingface_hub  # takes half a second, which other models need not spend
-
-    texts = ["model_index.json", "noria.json"] + [f"{part}/*.{kind}" for part in _PARTS for kind in ("json", "txt")]
-    weights = [f"{part}/{stem}{{}}safetensors" for part, stem in WEIGHT_STEMS.items()]
-    plain = [pattern.format(infix) for pattern in weights for infix in (".", "-?????-of-?????.")]
-    half = [pattern.format(infix) for pattern in weights for infix in (".fp16.", ".fp16-?????-of-?????.")]
-    try:
-        folder = pathlib.Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=texts + plain))
-        missing = [part for part in WEIGHT_STEMS if not any((folder / part).glob("*.safetensors"))]
-        wanted = [pattern for pattern in half if pattern.partition("/")[0] in missing]
-        if wanted:
-            huggingface_hub.snapshot_download(hub_id, allow_patterns=texts + plain + wanted)
-    except Exception as error:  # hub, network and cache raise many kinds; the operator reads one sentence
-        error_line = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise ModelError(
-            f"the model {hub_id!r} could not be downloaded from the hub: {error_line} "
-            "Check the id, the network and HF_TOKEN, or give a folder."
-        ) from error
-    return folder
 
 
 # ── Configurations ──────────────────────────────────────────────────────────────────────────────────────────────────

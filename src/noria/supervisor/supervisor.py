@@ -360,7 +360,7 @@ def _check_address_lengths(addresses: list[str]) -> None:
 def _child_environment(directory: str) -> dict[str, str]:
     """Return the children's environment; variables that the operator has set are kept."""
     defaults = {
-        "HF_HUB_OFFLINE": "1",  # the catalog has downloaded everything already
+        "HF_HUB_OFFLINE": "1",  # everything has been downloaded already
         "TRANSFORMERS_VERBOSITY": "error",
     }
     if "OMP_WAIT_POLICY" not in os.environ:

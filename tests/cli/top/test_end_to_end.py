@@ -23,7 +23,7 @@ from noria import __version__
 from noria.cli.top.events import LiveEventParser
 from noria.cli.top.frame import render_frame
 from noria.cli.top.server_state import ServerState
-from noria.models.catalog import BUNDLED
+from noria.models.location import BUNDLED
 from noria.testing.server import NO_PROXY_OPENER, running_server
 from waiting import wait_until
 

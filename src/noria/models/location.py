@@ -1,0 +1,64 @@
+"""Finds the folder of a model: bundled, given as a path, or downloaded from the hub. Does not check what is in it."""
+
+import pathlib
+import re
+
+from noria.errors import ModelError, did_you_mean
+from noria.models.families import FAMILIES
+from noria.models.weights import WEIGHT_STEMS
+
+BUNDLED = pathlib.Path(__file__).parent / "bundled"
+_PARTS = (*dict.fromkeys(part for family in FAMILIES.values() for part in family.part_classes), "scheduler")
+
+
+def locate(name: str) -> tuple[pathlib.Path, str]:
+    """Return the folder of a model, and the model's name unless noria.json gives one.
+
+    `name` is `bundled`, a folder in diffusers format, or a hub id, which is downloaded once.
+
+    Raises:
+        ModelError: there is no such folder, or the download failed.
+
+    """
+    if name == "bundled":
+        return BUNDLED, "bundled"
+    path = pathlib.Path(name).expanduser()
+    if path.is_dir():
+        name = re.sub(r"[^A-Za-z0-9_.+-]", "-", path.resolve().name)[:128]
+        return path.resolve(), name if name.strip("-") else "model"
+    if path.exists():
+        raise ModelError(
+            f"{path} is a file; a model is a folder in diffusers format. Convert a single-file checkpoint with "
+            "diffusers: StableDiffusionPipeline.from_single_file(FILE).save_pretrained(FOLDER)."
+        )
+    looks_local = name.startswith(("/", ".", "~")) or path.parent.is_dir()
+    if looks_local or not re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII):
+        hint = (
+            did_you_mean(name, ["bundled"])
+            or " Give a folder in diffusers format, a hub id such as org/name, or bundled."
+        )
+        raise ModelError(f"no such folder: {path}.{hint}")
+    return _download(name), name
+
+
+def _download(hub_id: str) -> pathlib.Path:
+    """Download configurations and weights, or find them in the hub's cache; fp16 ones only if there are no others."""
+    import huggingface_hub  # takes half a second, which other models need not spend
+
+    texts = ["model_index.json", "noria.json"] + [f"{part}/*.{kind}" for part in _PARTS for kind in ("json", "txt")]
+    weights = [f"{part}/{stem}{{}}safetensors" for part, stem in WEIGHT_STEMS.items()]
+    plain = [pattern.format(infix) for pattern in weights for infix in (".", "-?????-of-?????.")]
+    half = [pattern.format(infix) for pattern in weights for infix in (".fp16.", ".fp16-?????-of-?????.")]
+    try:
+        folder = pathlib.Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=texts + plain))
+        missing = [part for part in WEIGHT_STEMS if not any((folder / part).glob("*.safetensors"))]
+        wanted = [pattern for pattern in half if pattern.partition("/")[0] in missing]
+        if wanted:
+            huggingface_hub.snapshot_download(hub_id, allow_patterns=texts + plain + wanted)
+    except Exception as error:  # hub, network and cache raise many kinds; the operator reads one sentence
+        error_line = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ModelError(
+            f"the model {hub_id!r} could not be downloaded from the hub: {error_line} "
+            "Check the id, the network and HF_TOKEN, or give a folder."
+        ) from error
+    return folder
