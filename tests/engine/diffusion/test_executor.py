@@ -10,7 +10,7 @@ import torch
 
 from noria.config import EngineConfig
 from noria.engine.diffusion import executor as diffusion
-from noria.engine.diffusion.executor import DiffusionExecutor, PipelineFillDetector
+from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.loading import warm_up
 from noria.engine.diffusion.prompt_embeddings import PromptEmbeddingCache
 from noria.engine.diffusion.results import DecodedImage
@@ -523,14 +523,6 @@ def test_a_repeated_step_uses_the_same_noise(tiny, monkeypatch):
     assert calls[:6] == [4, 2, 2, 2, 2, 1]
     for image, pixels in undisturbed.items():
         assert np.abs(constrained[image].astype(int) - pixels.astype(int)).max() <= NATURAL_TOLERANCE
-
-
-def test_the_first_iterations_of_a_sequence_are_not_timed():
-    detector, timed = PipelineFillDetector(), []
-    for now in (0.0, 0.1, 0.2, 0.3, 0.4, 5.0, 5.1, 5.2):
-        detector.begin_iteration(now)
-        timed.append(detector.end_iteration(now + 0.099))
-    assert timed == [False, False, True, True, True, False, False, True]
 
 
 class HostEvent:

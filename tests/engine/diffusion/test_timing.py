@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from noria.engine.diffusion.timing import DeviceStopwatch, HostStopwatch
+from noria.engine.diffusion.timing import DeviceStopwatch, HostStopwatch, PipelineFillDetector
 from noria.engine.multi_model import CombinedTimings
 from noria.engine.pending_view import TimedIteration
 from noria.protocol.live_views import IterationView
@@ -145,3 +145,11 @@ def test_a_gpu_is_timed_by_its_work_and_not_by_its_launches():
     launched_s = time.perf_counter() - began
     measured_s = stopwatch.timings().decode_s
     assert launched_s < measured_s <= time.perf_counter() - began
+
+
+def test_the_first_iterations_of_a_sequence_are_not_timed():
+    detector, timed = PipelineFillDetector(2), []
+    for now in (0.0, 0.1, 0.2, 0.3, 0.4, 5.0, 5.1, 5.2):
+        detector.begin_iteration(now)
+        timed.append(detector.end_iteration(now + 0.099))
+    assert timed == [False, False, True, True, True, False, False, True]

@@ -24,7 +24,7 @@ from noria.engine.diffusion.out_of_memory import is_out_of_memory
 from noria.engine.diffusion.prompt_embeddings import PromptEmbeddingCache
 from noria.engine.diffusion.request import BaseImageRequest, preview_calls
 from noria.engine.diffusion.results import DecodedImage, PreviewPixels
-from noria.engine.diffusion.timing import DeviceStopwatch, HostStopwatch
+from noria.engine.diffusion.timing import DeviceStopwatch, HostStopwatch, PipelineFillDetector
 from noria.engine.runtime import THUMBNAIL_MAX_PX
 from noria.errors import InvalidField
 from noria.models.diffusion.diffusion_model import DiffusionModel
@@ -59,28 +59,6 @@ def _first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-class PipelineFillDetector:
-    """Detects iterations that only fill the queue of a GPU, whose duration on the host says nothing about their cost.
-
-    They are the first ones of an uninterrupted sequence.
-    """
-
-    _PAUSE_S = 0.01  # ends a sequence; between consecutive iterations the loop needs far less
-
-    def __init__(self) -> None:
-        self._num_iterations, self._last_end_s = 0, 0.0
-
-    def begin_iteration(self, now: float) -> None:
-        """An iteration begins at `now`, in seconds of any clock."""
-        if now - self._last_end_s > self._PAUSE_S:
-            self._num_iterations = 0
-
-    def end_iteration(self, now: float) -> bool:
-        """It has ended; returns whether its duration is that of its work."""
-        self._last_end_s, self._num_iterations = now, self._num_iterations + 1
-        return self._num_iterations > _MAX_ITERATIONS_AHEAD
-
-
 class DiffusionExecutor:
     """The `Executor` of one model on one device; `config` has no "auto" left."""
 
@@ -102,7 +80,7 @@ class DiffusionExecutor:
         self._embeddings = PromptEmbeddingCache(model.text_encode, config.embedding_cache, 8 if self._buckets else None)
         self._decoded: dict[ImageId, HostPixels] = {}
         self._pending_events: deque[torch.cuda.Event] = deque()
-        self._fill_detector = PipelineFillDetector()
+        self._fill_detector = PipelineFillDetector(_MAX_ITERATIONS_AHEAD)
         self._previews: list[PreviewPixels] = []
         self._thumbnails: list[PreviewPixels] = []
         self._grad_mode = torch.inference_mode if config.inference_mode else torch.no_grad

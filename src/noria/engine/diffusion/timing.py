@@ -87,6 +87,29 @@ class DeviceTimings:
         return elapsed_ms / 1000
 
 
+class PipelineFillDetector:
+    """Detects iterations that only fill the queue of a GPU, whose duration on the host says nothing about their cost.
+
+    They are the first ones of an uninterrupted sequence.
+    """
+
+    _PAUSE_S = 0.01  # ends a sequence; between consecutive iterations the loop needs far less
+
+    def __init__(self, max_iterations_ahead: int) -> None:
+        self._max_iterations_ahead = max_iterations_ahead
+        self._num_iterations, self._last_end_s = 0, 0.0
+
+    def begin_iteration(self, now: float) -> None:
+        """An iteration begins at `now`, in seconds of any clock."""
+        if now - self._last_end_s > self._PAUSE_S:
+            self._num_iterations = 0
+
+    def end_iteration(self, now: float) -> bool:
+        """It has ended; returns whether its duration is that of its work."""
+        self._last_end_s, self._num_iterations = now, self._num_iterations + 1
+        return self._num_iterations > self._max_iterations_ahead
+
+
 def _event() -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
