@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from opentelemetry.trace import Tracer
 
+from jobs.fake_executor import FakeExecutor
 from noria.errors import DeadlineExceeded, EngineLost, EngineUnavailable, GenerationFailed
 from noria.jobs.completion import JobCompletionReporter, job_outcome, stored_request_fields
 from noria.jobs.records import TERMINAL_STATUSES, Claim
@@ -21,7 +22,7 @@ from noria.jobs.store import LEASE_S, MAX_LOSSES, JobStore
 from noria.jobs.stored_request import StoredRequest, serialize
 from noria.jobs.thread_offloader import ThreadOffloader
 from noria.jobs.webhooks.outbox import Outbox
-from noria.jobs.worker import MAX_ENGINE_LOSSES, JobOutput, JobWorker
+from noria.jobs.worker import MAX_ENGINE_LOSSES, JobWorker
 from noria.observe.logs.log_record import RESERVED
 from noria.observe.logs.request_log import REQUEST_FIELDS, current_log_record
 from noria.observe.logs.setup import LineHandler, logging_to
@@ -43,26 +44,18 @@ REQUEST = make_image_request(
 )
 
 
-class FakeExecutor:
-    """Raises its errors one after the other, then succeeds; with `hangs`, it never returns."""
-
-    def __init__(self, *errors, hangs=False):
-        self.errors, self.hangs = list(errors), hangs
-
-    def available_models(self):
-        return SHAPES
-
-    def capacity(self):
-        return 4
+class MeasuringExecutor(FakeExecutor):
+    """Reads the request and records what it measured, as a front end's executor does."""
 
     async def execute(self, record, report_progress):
         msgspec.json.decode(record.request, type=dict)
-        if self.errors:
-            raise self.errors.pop(0)
-        if self.hangs:
-            await asyncio.Event().wait()
+        output = await super().execute(record, report_progress)
         current_log_record().add(denoise_s=0.25, deadline_s=1.0)
-        return JobOutput([b"an image"], "png", {})
+        return output
+
+
+async def hang(record, report_progress):
+    await asyncio.Event().wait()
 
 
 @dataclasses.dataclass
@@ -110,11 +103,11 @@ class JobHarness:
 
 
 async def succeeded(scene):
-    await scene.execute_with(FakeExecutor())
+    await scene.execute_with(MeasuringExecutor())
 
 
 async def succeeded_on_second_attempt(scene):
-    await scene.execute_with(FakeExecutor(EngineUnavailable("loading", retry_after_s=0.1)))
+    await scene.execute_with(MeasuringExecutor(EngineUnavailable("loading", retry_after_s=0.1)))
 
 
 async def cancelled_while_queued(scene):
@@ -123,14 +116,14 @@ async def cancelled_while_queued(scene):
 
 
 async def cancelled_while_running(scene):
-    async with scene.running(FakeExecutor(hangs=True)) as worker:
+    async with scene.running(FakeExecutor(behaviour=hang)) as worker:
         await scene.wait_until(lambda record: record.status == "processing")
         scene.store.cancel(scene.job_id, time.time())
         worker.wake()
 
 
 async def cancelled_after_requeue(scene):
-    async with scene.running(FakeExecutor(EngineUnavailable("loading", retry_after_s=30.0))):
+    async with scene.running(MeasuringExecutor(EngineUnavailable("loading", retry_after_s=30.0))):
         await scene.wait_until(lambda record: record.status == "starting" and record.attempt == 1)
     scene.store.cancel(scene.job_id, time.time())
 
@@ -141,19 +134,19 @@ async def expired(scene):
 
 
 async def deadline_missed(scene):
-    await scene.execute_with(FakeExecutor(DeadlineExceeded("not done 60 s after it was accepted.")))
+    await scene.execute_with(MeasuringExecutor(DeadlineExceeded("not done 60 s after it was accepted.")))
 
 
 async def model_failed(scene):
-    await scene.execute_with(FakeExecutor(GenerationFailed("the model failed")))
+    await scene.execute_with(MeasuringExecutor(GenerationFailed("the model failed")))
 
 
 async def failed_by_bug(scene):
-    await scene.execute_with(FakeExecutor(RuntimeError("a bug")))
+    await scene.execute_with(MeasuringExecutor(RuntimeError("a bug")))
 
 
 async def engines_lost_too_often(scene):
-    await scene.execute_with(FakeExecutor(*[EngineLost("gone")] * MAX_ENGINE_LOSSES))
+    await scene.execute_with(MeasuringExecutor(*[EngineLost("gone")] * MAX_ENGINE_LOSSES))
 
 
 async def processes_lost_too_often(scene):
@@ -163,7 +156,7 @@ async def processes_lost_too_often(scene):
 
 
 async def succeeded_elsewhere_after_lease_expiry(scene):
-    async with scene.running(FakeExecutor(hangs=True)) as worker:
+    async with scene.running(FakeExecutor(behaviour=hang)) as worker:
         await scene.wait_until(lambda record: record.status == "processing")
         (claimed,) = scene.store.claim("t/f/1", SHAPES, 9, time.time() + LEASE_S + 60)
         assert scene.store.finish(Claim(claimed.id, "t/f/1", claimed.attempt), ["2-0.png"], {}, time.time() + 90)
@@ -171,15 +164,15 @@ async def succeeded_elsewhere_after_lease_expiry(scene):
 
 
 async def succeeded_after_server_stop(scene):
-    async with scene.running(FakeExecutor(hangs=True)):
+    async with scene.running(FakeExecutor(behaviour=hang)):
         await scene.wait_until(lambda record: record.status == "processing")
     assert scene.record.status == "starting"
-    await scene.execute_with(FakeExecutor())
+    await scene.execute_with(MeasuringExecutor())
 
 
 async def succeeded_after_server_kill(scene):
     scene.store.claim("s/frontend-0/0", SHAPES, 9, time.time())
-    await scene.execute_with(FakeExecutor())
+    await scene.execute_with(MeasuringExecutor())
 
 
 ENDINGS = [
@@ -294,7 +287,7 @@ def test_an_expired_lease_is_logged(store, tmp_path, job, lines):
     scene = JobHarness(store, ResultStore("auto", tmp_path), GLOBAL_TRACER, job_id)
 
     async def expire_lease():
-        async with scene.running(FakeExecutor(hangs=True)) as worker:
+        async with scene.running(FakeExecutor(behaviour=hang)) as worker:
             await scene.wait_until(lambda record: record.status == "processing")
             assert store.claim("t/f/1", SHAPES, 9, time.time() + LEASE_S + 60)
             worker.wake()
@@ -329,8 +322,8 @@ def test_a_job_stored_in_an_unreadable_form_fails_with_a_log_line_and_blocks_no_
 ):
     strange = store.accept(job(request=b"[no JSON", webhook="https://example.com/"), 9, time.time())[0].id
     other = store.accept(job(request=stored_request()), 9, time.time())[0].id
-    asyncio.run(JobHarness(store, ResultStore("auto", tmp_path), tracer, other).execute_with(FakeExecutor()))
-    asyncio.run(JobHarness(store, ResultStore("auto", tmp_path), tracer, strange).execute_with(FakeExecutor()))
+    asyncio.run(JobHarness(store, ResultStore("auto", tmp_path), tracer, other).execute_with(MeasuringExecutor()))
+    asyncio.run(JobHarness(store, ResultStore("auto", tmp_path), tracer, strange).execute_with(MeasuringExecutor()))
     reported = {line["job_id"]: line for line in lines()}
     assert (reported[strange]["outcome"], reported[other]["outcome"]) == ("internal", "ok")
     assert (reported[strange]["model"], reported[strange]["model_version"]) == ("shapes", "v1")

@@ -8,6 +8,7 @@ import pytest
 
 import noria.jobs.results
 import noria.jobs.service
+from jobs.fake_executor import FakeExecutor
 from noria.config import JobsConfig
 from noria.errors import InvalidField, JobNotFound, JobsUnavailable
 from noria.jobs.service import JobService, clean_up
@@ -15,13 +16,7 @@ from noria.jobs.worker import JobOutput
 from noria.observe.metrics.declarations import REGISTRY
 
 
-class FakeExecutor:
-    def available_models(self):
-        return {("shapes", "v1")}
-
-    def capacity(self):
-        return 2
-
+class TwoImagesExecutor(FakeExecutor):
     async def execute(self, record, report_progress):
         return JobOutput([b"first", b"second"], "webp", {})
 
@@ -29,7 +24,7 @@ class FakeExecutor:
 @contextlib.asynccontextmanager
 async def serving(config, folder, clock=time.time):
     service = JobService(config, folder, "server/frontend-0", clock)
-    await service.start(FakeExecutor())
+    await service.start(TwoImagesExecutor())
     try:
         yield service
     finally:

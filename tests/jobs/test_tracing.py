@@ -9,6 +9,7 @@ import time
 import pytest
 from opentelemetry.trace import get_current_span
 
+from jobs.fake_executor import FakeExecutor
 from noria.errors import EngineUnavailable, GenerationFailed
 from noria.jobs.records import TERMINAL_STATUSES
 from noria.jobs.results import ResultStore
@@ -16,7 +17,7 @@ from noria.jobs.thread_offloader import ThreadOffloader
 from noria.jobs.tracing import stored_trace_context
 from noria.jobs.webhooks.client import WebhookClient
 from noria.jobs.webhooks.outbox import Outbox, WebhookDelivery
-from noria.jobs.worker import JobOutput, JobWorker
+from noria.jobs.worker import JobWorker
 from noria.observe.request_scope import CURRENT_REQUEST
 from noria.observe.traces.tracer import GLOBAL_TRACER, parse, trace_headers
 from waiting import wait_until_async
@@ -34,23 +35,16 @@ def test_the_trace_context_is_read_from_a_stored_request_if_it_has_one(caller):
     assert stored_trace_context('{"request": {"seed": 7, "traceparent": "nonsense"}}') == {}
 
 
-class FakeExecutor:
-    """Raises its errors one after the other, then succeeds; records the request scope of each call."""
+class RecordingExecutor(FakeExecutor):
+    """Records the request scope of each call."""
 
     def __init__(self, *errors):
-        self.errors, self.contexts = list(errors), []
-
-    def available_models(self):
-        return {("shapes", "v1")}
-
-    def capacity(self):
-        return 4
+        super().__init__(*errors)
+        self.contexts = []
 
     async def execute(self, record, report_progress):
         self.contexts.append((CURRENT_REQUEST.get(), trace_headers(get_current_span())["traceparent"]))
-        if self.errors:
-            raise self.errors.pop(0)
-        return JobOutput([b"an image"], "png", {})
+        return await super().execute(record, report_progress)
 
 
 def run_job(store, results, new, executor, tracer, is_done=lambda record: record.status in TERMINAL_STATUSES):
@@ -72,13 +66,13 @@ def run_job(store, results, new, executor, tracer, is_done=lambda record: record
 
 
 def test_a_job_runs_in_the_scope_of_its_creator_even_without_a_tracer(store, tmp_path, job, caller):
-    executor = FakeExecutor()
+    executor = RecordingExecutor()
     record = run_job(store, ResultStore("auto", tmp_path), job(request=stored_request(caller)), executor, GLOBAL_TRACER)
     assert executor.contexts == [(record.id, caller.traceparent)]
 
 
 def test_each_attempt_of_a_job_is_a_span_with_its_outcome(store, tmp_path, job, caller, tracer, collector):
-    executor = FakeExecutor(EngineUnavailable("later", retry_after_s=0.1), GenerationFailed("no"))
+    executor = RecordingExecutor(EngineUnavailable("later", retry_after_s=0.1), GenerationFailed("no"))
     assert (
         run_job(store, ResultStore("auto", tmp_path), job(request=stored_request(caller)), executor, tracer).status
         == "failed"
@@ -107,7 +101,7 @@ def test_an_attempt_whose_images_could_not_be_written_is_a_failed_span(
 
     with caplog.at_level("INFO", "noria.jobs"):
         record = run_job(
-            store, results, job(request=stored_request(caller)), FakeExecutor(), tracer, is_done=is_requeued
+            store, results, job(request=stored_request(caller)), RecordingExecutor(), tracer, is_done=is_requeued
         )
     tracer.span_processor.force_flush()
     (span,) = collector.of_trace(caller.trace_id)

@@ -14,41 +14,15 @@ import time
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from jobs.fake_executor import FakeExecutor
 from noria.errors import DeadlineExceeded, EngineLost, EngineUnavailable, GenerationFailed, InternalError, QueueFull
 from noria.jobs.records import TERMINAL_STATUSES
 from noria.jobs.results import ResultStore
 from noria.jobs.schema import open_jobs_database
 from noria.jobs.store import LEASE_S, JobStore
 from noria.jobs.thread_offloader import ThreadOffloader
-from noria.jobs.worker import MAX_ENGINE_LOSSES, RESULTS_RETRY_S, TICK_S, JobOutput, JobWorker, Requeue, retry_decision
+from noria.jobs.worker import MAX_ENGINE_LOSSES, RESULTS_RETRY_S, TICK_S, JobWorker, Requeue, retry_decision
 from waiting import wait_until_async
-
-
-class FakeExecutor:
-    """Succeeds at once, unless `behaviour` does otherwise."""
-
-    def __init__(self, behaviour=None, capacity=4):
-        self.behaviour, self._capacity = behaviour, capacity
-        self.num_running, self.max_running, self.cancelled = 0, 0, []
-
-    def available_models(self):
-        return {("shapes", "v1")}
-
-    def capacity(self):
-        return self._capacity
-
-    async def execute(self, record, report_progress):
-        self.num_running += 1
-        self.max_running = max(self.max_running, self.num_running)
-        try:
-            if self.behaviour is not None:
-                await self.behaviour(record, report_progress)
-        except asyncio.CancelledError:
-            self.cancelled.append(record.id)
-            raise
-        finally:
-            self.num_running -= 1
-        return JobOutput([f"made from {record.request}".encode()], "png", {"denoise_s": 0.1})
 
 
 @contextlib.asynccontextmanager
@@ -94,7 +68,7 @@ def test_as_many_jobs_run_at_once_as_the_executor_has_capacity_for(store, result
         await asyncio.sleep(0.05)
 
     async def scenario():
-        executor = FakeExecutor(slowly, capacity=3)
+        executor = FakeExecutor(behaviour=slowly, capacity=3)
         names = [accept(store, job()) for _ in range(7)]
         async with running(store, results, executor):
             await wait_until_async(lambda: all(status_of(store, name) == "succeeded" for name in names))
@@ -125,7 +99,7 @@ def test_progress_is_stored_at_most_twice_a_second(store, results, job):
 
         began = 0.0
         name = accept(store, job())
-        async with running(store, results, FakeExecutor(chatter)) as worker:
+        async with running(store, results, FakeExecutor(behaviour=chatter)) as worker:
             await wait_until_async(lambda: status_of(store, name) == "succeeded")
         return time.monotonic() - began, written(name)
 
@@ -156,7 +130,7 @@ def test_a_job_cancelled_by_another_process_stops_within_a_second(engine, result
             tick_of_its_end = store.num_ticks
 
     async def scenario():
-        executor = FakeExecutor(hang_and_count)
+        executor = FakeExecutor(behaviour=hang_and_count)
         name = accept(store, job())
         async with running(store, results, executor):
             await wait_until_async(lambda: executor.num_running == 1)
@@ -179,7 +153,7 @@ def test_an_execution_that_ends_after_a_cancellation_leaves_no_file(store, resul
         async def cancelled_meanwhile(record, report_progress):
             store.cancel(name, time.time())
 
-        async with running(store, results, FakeExecutor(cancelled_meanwhile)) as worker:
+        async with running(store, results, FakeExecutor(behaviour=cancelled_meanwhile)) as worker:
             await wait_until_async(lambda: status_of(store, name) == "canceled")
             await wait_until_async(lambda: not worker._running_jobs)
 
@@ -189,7 +163,7 @@ def test_an_execution_that_ends_after_a_cancellation_leaves_no_file(store, resul
 
 def test_stopping_requeues_running_jobs_at_once(store, results, job):
     async def scenario():
-        executor = FakeExecutor(hang)
+        executor = FakeExecutor(behaviour=hang)
         names = [accept(store, job()) for _ in range(3)]
         async with running(store, results, executor):
             await wait_until_async(lambda: executor.num_running == 3)
@@ -279,7 +253,7 @@ def test_a_job_is_retried_until_an_engine_is_available(store, results, job):
 
     async def scenario():
         name = accept(store, job())
-        async with running(store, results, FakeExecutor(unavailable_at_first)):
+        async with running(store, results, FakeExecutor(behaviour=unavailable_at_first)):
             await wait_until_async(lambda: status_of(store, name) == "succeeded")
         assert store.get(name).num_engine_losses == 1
 
@@ -296,7 +270,7 @@ def test_a_job_that_cannot_be_executed_fails_with_the_reason(store, results, job
 
     async def scenario(behaviour):
         name = accept(store, job())
-        async with running(store, results, FakeExecutor(behaviour)):
+        async with running(store, results, FakeExecutor(behaviour=behaviour)):
             await wait_until_async(lambda: status_of(store, name) in TERMINAL_STATUSES)
         return store.get(name)
 
@@ -344,7 +318,9 @@ def test_leases_are_renewed_while_all_request_threads_are_blocked(store, results
     async def scenario():
         offload = ThreadOffloader()
         now = time.time()
-        worker = JobWorker(store, results, FakeExecutor(hang), offload, "server/frontend-0/1", clock=lambda: now)
+        worker = JobWorker(
+            store, results, FakeExecutor(behaviour=hang), offload, "server/frontend-0/1", clock=lambda: now
+        )
         slow = [asyncio.ensure_future(offload(released.wait, 120)) for _ in range(100)]  # slow readers of images
         task = asyncio.create_task(worker.run())
         name = accept(store, job())
