@@ -377,29 +377,29 @@ def test_two_models_are_served_by_one_engine(tiny_folder, server):
             body = {"prompt": PROMPT, "inference_steps": 5}
             requests = [body | {"seed": k, "model": names[k % 2]} for k in range(6)]
             answers = list(users.map(lambda request: client.post("/t2i", json=request), requests))
-            refused = client.post("/t2i", json=body | {"model": "other"})
+            rejected = client.post("/t2i", json=body | {"model": "other"})
             costs = [client.get(f"/v1/models/{name}").json()["costs"] for name in names]
     assert [answer.status_code for answer in answers] == [200] * 6
     assert [pixels(answer.content).shape for answer in answers] == [(128, 128, 3), (32, 32, 3)] * 3
     assert [answer.headers["x-noria-model"] for answer in answers] == names * 3
-    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+    assert (rejected.status_code, rejected.json()["error"]["code"]) == (404, "model_not_found")
     assert all(each[0]["step_s"] for each in costs)
     unbatched = httpx.post(f"http://127.0.0.1:{server.port}/t2i", json=body | {"seed": 0}, timeout=280)
     assert np.abs(pixels(unbatched.content) - pixels(answers[0].content)).max() <= 1
 
 
-def test_a_deadline_is_met_or_refused_at_once(client):
+def test_a_deadline_is_met_or_rejected_at_once(client):
     body = {"prompt": PROMPT, "inference_steps": 20}
     kept = client.post("/t2i", json=body | {"deadline_ms": 240_000})
     assert kept.status_code == 200
     joined_before = num_joined(client)
-    # Sixteen large images in four slots: no machine finishes them in this time, but a busy one may need it to refuse
+    # Sixteen large images in four slots: no machine finishes them in this time, but a busy one may need it to reject
     # them.
     large = {"inference_steps": 200, "n": 16, "width": 256, "height": 256, "deadline_ms": 2000}
-    refused = client.post("/t2i", json=body | large)
-    assert refused.status_code == 429
-    assert refused.json()["error"]["code"] == "deadline_unmeetable"
-    assert "even on an idle server" in refused.json()["error"]["message"]
+    rejected = client.post("/t2i", json=body | large)
+    assert rejected.status_code == 429
+    assert rejected.json()["error"]["code"] == "deadline_unmeetable"
+    assert "even on an idle server" in rejected.json()["error"]["message"]
     assert num_joined(client) == joined_before  # it never had a slot
 
 
@@ -410,11 +410,11 @@ def test_the_queue_limit_counts_seconds_of_work():
         address = f"http://127.0.0.1:{small.port}/t2i"
         with concurrent.futures.ThreadPoolExecutor(16) as users:
             replies = list(users.map(lambda k: httpx.post(address, json=body | {"seed": k}, timeout=280), range(16)))
-    refused = [reply for reply in replies if reply.status_code == 429]
-    assert refused
+    rejected = [reply for reply in replies if reply.status_code == 429]
+    assert rejected
     assert {reply.status_code for reply in replies} == {200, 429}
-    assert {reply.json()["error"]["code"] for reply in refused} == {"queue_full"}
-    assert all(1 <= int(reply.headers["retry-after"]) < 120 for reply in refused)
+    assert {reply.json()["error"]["code"] for reply in rejected} == {"queue_full"}
+    assert all(1 <= int(reply.headers["retry-after"]) < 120 for reply in rejected)
 
 
 def test_a_stream_has_progress_and_previews(client):
@@ -477,6 +477,6 @@ def test_a_thousand_disconnecting_clients_leak_nothing(client, server):
     wait_until(
         lambda: is_idle() and num_in_flight(client) == in_flight_before and frontend.num_fds() <= files_before + 2
     )
-    # the others were refused, finished, or disconnected before their request was read
+    # the others were rejected, finished, or disconnected before their request was read
     assert cancelled() - cancelled_before > 100
     assert client.post("/t2i", json={"prompt": PROMPT, "inference_steps": 1}).status_code == 200

@@ -63,7 +63,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             gt=0,
             le=86400,
-            description="maximum seconds of work queued ahead of a new image; a longer queue is refused with 429",
+            description="maximum seconds of work queued ahead of a new image; a longer queue is rejected with 429",
         ),
     ] = 120.0
     cache_dir: Annotated[
@@ -71,7 +71,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(description="folder of the cost cache; empty is `noria` in $XDG_CACHE_HOME or ~/.cache"),
     ] = ""
     queue_limit: Annotated[
-        int, Meta(ge=0, description="maximum images waiting for a slot; more are refused with 429")
+        int, Meta(ge=0, description="maximum images waiting for a slot; more are rejected with 429")
     ] = 256
     threads: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | Auto,
@@ -207,7 +207,7 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Annotated[int, Meta(ge=1, le=1024)] | Auto,
         Meta(description="maximum jobs that one front end runs at once; `auto` is enough to fill the engines twice"),
     ] = "auto"
-    max_queued: Annotated[int, Meta(ge=0, description="maximum queued jobs; more are refused with 429")] = 10_000
+    max_queued: Annotated[int, Meta(ge=0, description="maximum queued jobs; more are rejected with 429")] = 10_000
     webhook_secret_file: Annotated[
         str,
         Meta(

@@ -106,11 +106,11 @@ def _read_file(file: pathlib.Path) -> dict[str, Any]:
         raise ConfigError(f"the configuration file {file} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"the configuration file {file} is not TOML: {error}") from error
-    _refuse_unknown(tree, Config, str(file), "")
+    _reject_unknown(tree, Config, str(file), "")
     return tree
 
 
-def _refuse_unknown(tree: dict[str, Any], struct: type[Struct], where: str, prefix: str) -> None:
+def _reject_unknown(tree: dict[str, Any], struct: type[Struct], where: str, prefix: str) -> None:
     fields = {field.name: field.type for field in msgspec.structs.fields(struct)}
     for key, value in tree.items():
         if key not in fields:
@@ -124,7 +124,7 @@ def _refuse_unknown(tree: dict[str, Any], struct: type[Struct], where: str, pref
                     f"{where}: {prefix}{key} is {short_repr(value)}; it must be a table: write [{prefix}{key}] and its "
                     "keys below."
                 )
-            _refuse_unknown(value, field_type, where, f"{prefix}{key}.")
+            _reject_unknown(value, field_type, where, f"{prefix}{key}.")
 
 
 def _put(tree: dict[str, Any], setting: Setting, value: Any, source: str) -> None:

@@ -80,7 +80,7 @@ def test_flags_override_the_file(generated, noria_metadata):
     assert (request.payload.n, request.payload.scheduler, request.payload.guidance_scale) == (2, "euler-a", 2.5)
 
 
-def test_a_model_other_than_the_files_is_refused(generated, capsys):
+def test_a_model_other_than_the_files_is_rejected(generated, capsys):
     file = save("a.png", msgspec.structs.replace(NORIA_METADATA, model="mine", model_version="ffffffffffff"))
     assert main(["generate", "--like", file]) == 2
     error = capsys.readouterr().err
@@ -114,7 +114,7 @@ def test_a_file_of_another_program_is_repeated_as_far_as_possible(generated, cap
         ({"inference_steps": 5000}, "inference_steps is 5000"),
     ],
 )
-def test_settings_that_the_model_does_not_support_are_refused(generated, noria_metadata, change, says, capsys):
+def test_settings_that_the_model_does_not_support_are_rejected(generated, noria_metadata, change, says, capsys):
     assert main(["generate", "--like", save("a.png", msgspec.structs.replace(noria_metadata, **change))]) == 2
     assert says in capsys.readouterr().err
 

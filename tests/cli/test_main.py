@@ -136,7 +136,7 @@ def test_a_wrong_setting_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().err.startswith("noria: error: flag --port is 'x'")
 
 
-def test_an_unknown_image_format_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_image_format_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "x", "-o", "image.gif"]) == 2
     assert ".png" in capsys.readouterr().err
 
@@ -144,7 +144,7 @@ def test_an_unknown_image_format_is_refused(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("output", "words"), [("folder.png", "is a folder"), ("missing/image.png", "there is no folder 'missing'")]
 )
-def test_an_output_that_cannot_be_written_is_refused_before_the_model_is_read(
+def test_an_output_that_cannot_be_written_is_rejected_before_the_model_is_read(
     output: str, words: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -86,14 +86,14 @@ def test_a_failing_image_fails_no_other_request():
     assert harness.ends() == {"bad": FinishReason.FAILED, "good": FinishReason.FINISHED}
 
 
-def test_a_refused_request_gets_a_retry_time():
+def test_a_rejected_request_gets_a_retry_time():
     harness = Harness(slots=1, queue_limit=1)
     harness.submit(request("a", steps=10))
     harness.loop.run_iteration()
     harness.submit(request("b", steps=10))
     harness.submit(request("c", steps=10))
-    refused = harness.events[-1]
-    assert (refused.event.finish_reason, refused.event.retry_after_s) == (FinishReason.REFUSED, 9.5)
+    rejected = harness.events[-1]
+    assert (rejected.event.finish_reason, rejected.event.retry_after_s) == (FinishReason.REFUSED, 9.5)
 
 
 def test_queue_time_and_timeout_count_from_the_arrival():

@@ -75,17 +75,17 @@ def test_one_models_full_memory_fails_no_request_of_either(two_models, monkeypat
     requests = [make_request(models[number % 2], number) for number in range(6)]
     undisturbed, _ = generate(executor, requests)
     model = executors[models[1].name].model
-    real, refused = model.predict, []
+    real, rejected = model.predict, []
 
     def predict(latents, *rest):
         if len(latents) > 2:
-            refused.append(len(latents))
+            rejected.append(len(latents))
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return real(latents, *rest)
 
     monkeypatch.setattr(model, "predict", predict)
     constrained, _ = generate(executor, requests)
-    assert refused == [6]  # three guided images; after that only batches of one image are tried
+    assert rejected == [6]  # three guided images; after that only batches of one image are tried
     for name, pixels in undisturbed.items():
         assert np.abs(constrained[name] - pixels).max() <= 1
 

@@ -211,9 +211,9 @@ def kinds(messages):
 
 def test_a_client_gets_the_state_and_its_changes(harness):
     harness.client.send(Hello("test"), Submit(request()))
-    loading, refused = harness.client.receive(2)
+    loading, rejected = harness.client.receive(2)
     assert (loading.state, loading.models) == ("loading", ())
-    assert refused.code == "engine_unavailable"
+    assert rejected.code == "engine_unavailable"
     harness.start()
     (ready,) = harness.client.receive()
     assert isinstance(ready, EngineState)
@@ -287,8 +287,8 @@ def test_a_second_request_with_an_id_in_use_is_rejected(harness):
     harness.other.send(Submit(request("same", seed=9)), Ping())
     assert kinds(harness.other.receive()) == [Pong]  # the receiver has passed the request on
     go_on.set()
-    (refused,) = harness.other.receive()
-    assert (refused.code, refused.field) == ("invalid_field", "attempt_id")
+    (rejected,) = harness.other.receive()
+    assert (rejected.code, rejected.field) == ("invalid_field", "attempt_id")
     image, end = harness.client.receive(2)
     assert (image.attempt_id, image.seed, type(end)) == ("same", 7, Finished)
 
@@ -297,8 +297,8 @@ def test_a_second_request_with_an_id_in_use_is_rejected(harness):
 def test_a_request_for_a_model_that_the_engine_does_not_hold_is_rejected(harness, other):
     harness.start()
     harness.client.send(Submit(msgspec.structs.replace(request(), **other)))
-    (refused,) = harness.client.receive()
-    assert (refused.code, refused.attempt_id) == ("engine_unavailable", "a")
+    (rejected,) = harness.client.receive()
+    assert (rejected.code, rejected.attempt_id) == ("engine_unavailable", "a")
 
 
 def test_the_frame_beside_a_request_reaches_the_executor(harness):
@@ -556,13 +556,13 @@ def test_a_request_rejected_by_the_receiver_has_a_failed_queue_span(harness, col
     harness.start()
     unknown, another = traced_request(msgspec.structs.replace(request("unknown"), model="another"))
     harness.client.send(Submit(unknown), Submit(request("after")))
-    ready, refused, *_ = harness.client.receive(4)
-    assert (ready.state, refused.code) == ("ready", "engine_unavailable")
+    ready, rejected, *_ = harness.client.receive(4)
+    assert (ready.state, rejected.code) == ("ready", "engine_unavailable")
     assert stages(collector, tracer, caller) == stages(collector, tracer, another) == [("queue", "engine_unavailable")]
 
 
 @traced
-def test_a_request_refused_by_the_scheduler_or_cancelled_in_preparation_has_only_a_queue_span(
+def test_a_request_rejected_by_the_scheduler_or_cancelled_in_preparation_has_only_a_queue_span(
     harness, collector, tracer
 ):
     harness.start()

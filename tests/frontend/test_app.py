@@ -33,8 +33,8 @@ def test_the_server_is_not_ready_before_an_engine_is(folder):
     with TestClient(build_app(Config(), EnginePool([f"ipc://{folder}/missing"]))) as client:
         assert client.get("/readyz").status_code == 503
         assert client.get("/healthz").status_code == 200
-        refusal = client.post("/t2i", json={"prompt": "p"})
-        assert (refusal.status_code, refusal.json()["error"]["code"]) == (503, "engine_unavailable")
+        rejection = client.post("/t2i", json={"prompt": "p"})
+        assert (rejection.status_code, rejection.json()["error"]["code"]) == (503, "engine_unavailable")
         assert client.get("/v1/models").status_code == 503
         for path in ("/", "/docs", "/openapi.json", "/metrics"):
             assert client.get(path).status_code == 200
@@ -83,7 +83,7 @@ def test_a_request_is_counted_in_its_metrics(client):
 
 
 @pytest.mark.parametrize("code", ["queue_full", "deadline_unmeetable"])
-def test_a_refusal_is_counted_by_its_reason(client, engine, code):
+def test_a_rejection_is_counted_by_its_reason(client, engine, code):
     engine.failure = {"code": code, "message": "no", "retry_after_s": 1.0}
     key = ("noria_rejected_total", ("model", "tiny"), ("reason", code))
     before = values(client).get(key, 0)

@@ -53,7 +53,7 @@ def test_schedule_types_mean_the_same_as_in_a1111(sampler, schedule_type, schedu
         ("nonsense", None, "not known"),
     ],
 )
-def test_an_unsupported_sampler_is_refused_by_name(sampler, schedule_type, message):
+def test_an_unsupported_sampler_is_rejected_by_name(sampler, schedule_type, message):
     with pytest.raises(InvalidField, match=message):
         scheduler_for(sampler, schedule_type)
 

@@ -1,4 +1,4 @@
-"""Noria's JSON: lossless, and invalid text is refused."""
+"""Noria's JSON: lossless, and invalid text is rejected."""
 
 import msgspec
 import pytest
@@ -52,12 +52,12 @@ def test_unknown_keys_are_ignored():
     "text",
     ["", "nonsense", "[]", "{}", '{"prompt": 1}', '{"prompt": "p", "seed": "7"}', "[" * 100_000, b"\xff", '"\\ud800"'],
 )
-def test_invalid_json_is_refused(text):
+def test_invalid_json_is_rejected(text):
     with pytest.raises(ImageFileError, match="are not what Noria writes"):
         from_json(text)
 
 
 @pytest.mark.parametrize("field", ["prompt", "negative_prompt"])
-def test_an_unpaired_surrogate_is_refused(field):
+def test_an_unpaired_surrogate_is_rejected(field):
     with pytest.raises(InvalidField, match="at character 2"):
         GenerationMetadata(**({"prompt": "p"} | {field: "ab\ud83d"}))

@@ -1,4 +1,4 @@
-"""Image files keep metadata exactly and pixels unchanged; damaged and hostile files are refused."""
+"""Image files keep metadata exactly and pixels unchanged; damaged and hostile files are rejected."""
 
 import io
 import pathlib
@@ -163,13 +163,13 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_hostile_files_are_refused(read, case):
+def test_hostile_files_are_rejected(read, case):
     data, message = HOSTILE[case]
     with pytest.raises(ImageFileError, match=message):
         read(data)
 
 
-def read_or_refused(read, data: bytes) -> GenerationMetadata | None:
+def read_or_rejected(read, data: bytes) -> GenerationMetadata | None:
     try:
         return read(data)
     except ImageFileError:
@@ -177,9 +177,9 @@ def read_or_refused(read, data: bytes) -> GenerationMetadata | None:
 
 
 @pytest.mark.parametrize("file_format", FORMATS)
-def test_a_truncated_file_is_read_or_refused(read, file_format):
+def test_a_truncated_file_is_read_or_rejected(read, file_format):
     whole = encode_image(WHOLE, file_format)
-    outcomes = [read_or_refused(read, whole[:length]) for length in range(len(whole))]
+    outcomes = [read_or_rejected(read, whole[:length]) for length in range(len(whole))]
     assert all(outcome in (WHOLE, None) for outcome in outcomes)
     assert outcomes[0] is None
 
@@ -187,14 +187,14 @@ def test_a_truncated_file_is_read_or_refused(read, file_format):
 @pytest.mark.parametrize("file_format", FORMATS)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
 @given(changes=st.lists(st.tuples(st.integers(0, 700), st.integers(0, 255)), min_size=1, max_size=8))
-def test_a_file_with_wrong_bytes_is_read_or_refused(read, file_format, changes):
+def test_a_file_with_wrong_bytes_is_read_or_rejected(read, file_format, changes):
     damaged = bytearray(encode_image(WHOLE, file_format))
     for at, byte in changes:
         damaged[at % len(damaged)] = byte
-    read_or_refused(read, bytes(damaged))  # anything but an ImageFileError fails
+    read_or_rejected(read, bytes(damaged))  # anything but an ImageFileError fails
 
 
-def test_a_path_without_a_regular_file_is_refused(tmp_path):
+def test_a_path_without_a_regular_file_is_rejected(tmp_path):
     messages = {
         tmp_path: "is not a file",
         tmp_path / "x.png": "there is no file",

@@ -79,7 +79,7 @@ def test_the_error_for_an_unsupported_scheduler_has_the_reason(name):
 
 
 @pytest.mark.parametrize("diffusers_class", EXPORTED)
-def test_every_scheduler_of_diffusers_is_supported_or_refused_with_a_reason(diffusers_class):
+def test_every_scheduler_of_diffusers_is_supported_or_rejected_with_a_reason(diffusers_class):
     if diffusers_class in ("SchedulerMixin", "FlaxSchedulerMixin"):
         return
     if diffusers_class not in UNSUPPORTED:
@@ -113,7 +113,7 @@ def test_a_models_configuration_determines_its_family_and_its_choice(config, fam
     assert scheduler_names.choice_for_config(config).name == name
 
 
-def test_a_configuration_with_an_unsupported_class_is_refused():
+def test_a_configuration_with_an_unsupported_class_is_rejected():
     with pytest.raises(InvalidField, match="tokens"):
         scheduler_names.choice_for_config({"_class_name": "AmusedScheduler"})
 

@@ -71,7 +71,7 @@ def test_a_local_file_appears_atomically(tmp_path, monkeypatch):
         ("/proc/noria", "cannot be used"),
     ],
 )
-def test_an_unusable_folder_is_refused_with_the_reason(setting, words, tmp_path):
+def test_an_unusable_folder_is_rejected_with_the_reason(setting, words, tmp_path):
     with pytest.raises(ConfigError, match=words):
         ResultStore(setting, tmp_path)
 
@@ -90,7 +90,7 @@ def test_a_file_url_names_a_local_folder(tmp_path):
         "ftp://noria:hunter2@[files.example/results",
     ],
 )
-def test_a_password_in_the_url_is_refused_and_not_shown(tmp_path, setting):
-    with pytest.raises(ConfigError, match=r"^setting jobs\.results") as refused:
+def test_a_password_in_the_url_is_rejected_and_not_shown(tmp_path, setting):
+    with pytest.raises(ConfigError, match=r"^setting jobs\.results") as rejected:
         ResultStore(setting, tmp_path)
-    assert "hunter2" not in str(refused.value)
+    assert "hunter2" not in str(rejected.value)

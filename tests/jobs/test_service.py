@@ -57,7 +57,7 @@ def test_a_job_is_accepted_executed_and_read(database, tmp_path, job):
     asyncio.run(scenario())
 
 
-def test_a_webhook_to_a_private_address_is_refused_at_acceptance(tmp_path, job):
+def test_a_webhook_to_a_private_address_is_rejected_at_acceptance(tmp_path, job):
     async def scenario():
         async with serving(JobsConfig(), tmp_path) as service:
             with pytest.raises(InvalidField, match="not public"):

@@ -46,7 +46,7 @@ def test_the_same_key_and_body_give_the_same_job(store, job):
     assert (again, created, created_again) == (first, True, False)
 
 
-def test_the_same_key_with_another_body_is_refused(store, job):
+def test_the_same_key_with_another_body_is_rejected(store, job):
     accept(store, job(idempotency_key="k", body_digest="d"))
     with pytest.raises(IdempotencyConflict, match="'k' was used before with another body, for job job_"):
         accept(store, job(idempotency_key="k", body_digest="e"))
@@ -89,7 +89,7 @@ def test_an_api_key_sees_only_its_own_jobs_and_without_keys_all_are_visible(stor
     assert store.cancel(alices.id, 1.0, "alice").status == "canceled"
 
 
-def test_a_full_queue_is_refused_with_retry_after(store, job):
+def test_a_full_queue_is_rejected_with_retry_after(store, job):
     accept(store, job())
     with pytest.raises(QueueFull, match="1 jobs are queued; at most 1 are allowed") as caught:
         store.accept(job(), 1, 0.0)

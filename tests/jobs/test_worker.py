@@ -262,7 +262,7 @@ def test_a_job_is_retried_until_an_engine_is_available(store, results, job):
 
 
 def test_a_job_that_cannot_be_executed_fails_with_the_reason(store, results, job):
-    async def refuse(record, report_progress):
+    async def reject(record, report_progress):
         raise GenerationFailed("the model returned NaN.")
 
     async def broken(record, report_progress):
@@ -274,7 +274,7 @@ def test_a_job_that_cannot_be_executed_fails_with_the_reason(store, results, job
             await wait_until_async(lambda: status_of(store, name) in TERMINAL_STATUSES)
         return store.get(name)
 
-    failed = asyncio.run(scenario(refuse))
+    failed = asyncio.run(scenario(reject))
     assert (failed.status, failed.error, failed.error_code) == (
         "failed",
         "the model returned NaN.",

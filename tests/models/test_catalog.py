@@ -220,7 +220,7 @@ def test_shards_are_read_as_one_part(sharded: pathlib.Path) -> None:
         ),
     ],
 )
-def test_a_damaged_set_of_shards_is_refused(
+def test_a_damaged_set_of_shards_is_rejected(
     sharded: pathlib.Path, damage: Callable[[pathlib.Path], None], message: str
 ) -> None:
     damage(sharded / "unet")
@@ -305,7 +305,7 @@ DAMAGES: dict[str, tuple[str, Callable[[pathlib.Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("what", DAMAGES)
-def test_a_damaged_folder_is_refused_with_the_name_of_the_file(folder: pathlib.Path, what: str) -> None:
+def test_a_damaged_folder_is_rejected_with_the_name_of_the_file(folder: pathlib.Path, what: str) -> None:
     name, damage, words = DAMAGES[what]
     damage(folder / name)
     with pytest.raises(ModelError, match=f"(?s){name}: .*{words}") as caught:
@@ -325,7 +325,7 @@ def test_a_tokenizer_in_two_files_needs_both(folder: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["unet", "vae", "text_encoder"])
-def test_pickles_are_refused_with_the_command_that_converts_them(folder: pathlib.Path, part: str) -> None:
+def test_pickles_are_rejected_with_the_command_that_converts_them(folder: pathlib.Path, part: str) -> None:
     file = next((folder / part).glob("*.safetensors"))
     file.rename(file.with_suffix(".bin"))
     with pytest.raises(ModelError, match=rf"{part}/.*\.bin: .*only safetensors.*save_pretrained\('.*-safetensors'\)"):

@@ -28,7 +28,7 @@ def test_the_bundled_model_is_of_the_stable_diffusion_family() -> None:
 
 
 @pytest.mark.parametrize("class_name", ['"FluxPipeline"', "null", '["StableDiffusionPipeline"]', '"__class__"'])
-def test_an_unknown_class_is_refused_with_the_known_ones(tmp_path: pathlib.Path, class_name: str) -> None:
+def test_an_unknown_class_is_rejected_with_the_known_ones(tmp_path: pathlib.Path, class_name: str) -> None:
     (tmp_path / "model_index.json").write_text(f'{{"_class_name": {class_name}}}')
     with pytest.raises(ModelError, match=r"model_index\.json: _class_name is .*Known are: StableDiffusionPipeline"):
         identify_family(tmp_path)
@@ -36,7 +36,7 @@ def test_an_unknown_class_is_refused_with_the_known_ones(tmp_path: pathlib.Path,
 
 @every_family
 @pytest.mark.parametrize("name", ["loaders", "DiffusionPipeline", "__loader__", None, ["AutoencoderKL"]])
-def test_a_part_class_that_the_family_does_not_list_is_refused(family: Family, name: object) -> None:
+def test_a_part_class_that_the_family_does_not_list_is_rejected(family: Family, name: object) -> None:
     with pytest.raises(ModelError, match=r"the vae is a .*supported: AutoencoderKL, AutoencoderTiny"):
         family.check_class(pathlib.Path("model_index.json"), "vae", name)
 

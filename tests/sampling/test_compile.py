@@ -72,7 +72,7 @@ def test_noise_is_drawn_at_the_calls_where_diffusers_draws_it():
     assert ancestral.coefficients[-1, NOISE_COLUMN] == 0  # drawn and not used: it advances the generator
 
 
-def test_a_recurrence_longer_than_the_window_is_refused_each_time():
+def test_a_recurrence_longer_than_the_window_is_rejected_each_time():
     prk = SchedulerChoice("made-up", "PNDMScheduler", {"skip_prk_steps": False}, (), "for a test", "diffusion")
     for _ in range(2):
         with pytest.raises(InvalidField, match=f"'made-up'.*further than {WINDOW} model calls") as caught:

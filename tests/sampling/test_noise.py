@@ -37,7 +37,7 @@ def test_image_k_is_image_0_of_seed_plus_k():
 
 
 @pytest.mark.parametrize("seed", [-1, MAX_SEED + 1])
-def test_a_seed_out_of_range_is_refused(seed):
+def test_a_seed_out_of_range_is_rejected(seed):
     with pytest.raises(InvalidField, match=str(seed)) as caught:
         NoiseStream(seed, (4, 8, 8), torch.float32)
     assert caught.value.field == "seed"

@@ -40,7 +40,7 @@ def test_the_dtype_of_the_noise_is_recorded(name, dtype):
     assert trace(name).noise_dtype == dtype
 
 
-def refusal(choice, config=MODEL, **options) -> InvalidField:
+def rejection(choice, config=MODEL, **options) -> InvalidField:
     with pytest.raises(InvalidField) as caught:
         trace(choice, config, **options)
     return caught.value
@@ -57,31 +57,31 @@ def refusal(choice, config=MODEL, **options) -> InvalidField:
         (made_up("DPMSolverMultistepScheduler", algorithm_type="no-such"), "no-such"),
     ],
 )
-def test_a_scheduler_that_cannot_be_probed_is_refused_by_name(choice, reason):
-    error = refusal(choice)
+def test_a_scheduler_that_cannot_be_probed_is_rejected_by_name(choice, reason):
+    error = rejection(choice)
     assert error.field == "scheduler"
     assert "'made-up'" in error.message
     assert reason in error.message
 
 
-def test_a_model_with_thresholding_is_refused():
-    error = refusal("ddim", MODEL | {"thresholding": True})
+def test_a_model_with_thresholding_is_rejected():
+    error = rejection("ddim", MODEL | {"thresholding": True})
     assert error.field == "scheduler"
     assert "thresholding" in error.message
     trace("euler", MODEL | {"thresholding": True})  # it has no such setting
 
 
-def test_a_scheduler_of_another_family_is_refused():
-    error = refusal("flow-euler")
+def test_a_scheduler_of_another_family_is_rejected():
+    error = rejection("flow-euler")
     assert error.field == "scheduler"
     assert "samples flow models" in error.message
     assert "ddim" in error.message
-    assert "flow-heun" in refusal("ddim", FLOW).message
+    assert "flow-heun" in rejection("ddim", FLOW).message
 
 
-def test_a_scheduler_that_cannot_shift_its_schedule_is_refused():
-    assert refusal("flow-heun", FLOW, mu=0.8).field == "scheduler"
-    assert "mu" in refusal("flow-euler", FLOW | {"use_dynamic_shifting": True}).message
+def test_a_scheduler_that_cannot_shift_its_schedule_is_rejected():
+    assert rejection("flow-heun", FLOW, mu=0.8).field == "scheduler"
+    assert "mu" in rejection("flow-euler", FLOW | {"use_dynamic_shifting": True}).message
 
 
 @pytest.mark.parametrize(
@@ -94,19 +94,19 @@ def test_a_scheduler_that_cannot_shift_its_schedule_is_refused():
         ("euler", MAX_STEPS + 1, "1001"),
     ],
 )
-def test_too_many_or_too_few_steps_are_refused(name, num_steps, words):
-    error = refusal(name, num_steps=num_steps)
+def test_too_many_or_too_few_steps_are_rejected(name, num_steps, words):
+    error = rejection(name, num_steps=num_steps)
     assert error.field == "inference_steps"
     assert words in error.message
 
 
 def test_the_reason_of_diffusers_is_in_the_message():
-    error = refusal("ddim", MODEL | {"num_train_timesteps": 8}, num_steps=10)
+    error = rejection("ddim", MODEL | {"num_train_timesteps": 8}, num_steps=10)
     assert "diffusers says ValueError: `num_inference_steps`: 10 cannot be larger" in error.message
 
 
-def test_values_that_are_not_finite_are_refused():
-    error = refusal("ddim", MODEL | {"beta_end": float("nan")})
+def test_values_that_are_not_finite_are_rejected():
+    error = rejection("ddim", MODEL | {"beta_end": float("nan")})
     assert error.field == "inference_steps"
     assert "not a number" in error.message
 
@@ -118,6 +118,6 @@ def test_a_probe_leaves_diffusers_unchanged():
 
     verbosity = logging.get_verbosity()
     trace("ddpm")
-    refusal("flow-euler")
+    rejection("flow-euler")
     assert module.randn_tensor is randn_tensor
     assert logging.get_verbosity() == verbosity

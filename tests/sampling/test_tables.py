@@ -46,7 +46,7 @@ def coefficients_with(call: int, column: int) -> np.ndarray:
         ({"coefficients": coefficients_with(1, output_column(2))}, "before the first call"),
     ],
 )
-def test_a_table_that_violates_an_invariant_is_refused(changes, problem):
+def test_a_table_that_violates_an_invariant_is_rejected(changes, problem):
     with pytest.raises(ValueError, match=problem):
         table(**changes)
 

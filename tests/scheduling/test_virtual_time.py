@@ -229,7 +229,7 @@ def test_no_request_starves_under_an_endless_stream_of_preferred_ones(policy, pa
     while name not in simulation.finish_reasons:
         while simulation.scheduler.num_waiting < max_waiting:
             if simulation.submit(preferred) in simulation.finish_reasons:
-                break  # refused: it could not meet its deadline
+                break  # rejected: it could not meet its deadline
         simulation.loop.run_iteration()
         assert simulation.clock.now <= bound_s, "starved"
     assert simulation.finish_reasons[name] is FinishReason.FINISHED
@@ -253,7 +253,7 @@ def test_with_exact_costs_an_accepted_deadline_is_always_met(policy, traffic, nu
     """One batch key, one image per call, with and without deadlines, arriving at any time.
 
     The simulation at admission is exact, and later
-    requests are refused or deprioritized if they would break an accepted deadline; so only rounding can break one.
+    requests are rejected or deprioritized if they would break an accepted deadline; so only rounding can break one.
     """
     simulation = Simulation(policy, num_slots, max_rows=2)
     simulation.run(traffic)

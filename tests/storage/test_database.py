@@ -28,7 +28,7 @@ def add_column(name):
     return lambda connection: connection.execute(sa.text(f"ALTER TABLE test_notes ADD COLUMN {name} TEXT"))
 
 
-def test_a_database_of_a_newer_version_is_refused(engine, database, tmp_path):
+def test_a_database_of_a_newer_version_is_rejected(engine, database, tmp_path):
     with write_transaction(engine) as connection:
         connection.execute(about.update().values(value="99"))
     with pytest.raises(ConfigError, match="tables of version 99; this Noria knows version 1"):
@@ -87,20 +87,20 @@ def test_sqlite_uses_wal_and_syncs_at_each_commit(tmp_path):
         ("postgresql://host/name?password=hunter2", "PGPASSFILE"),
     ],
 )
-def test_an_invalid_url_is_refused_without_showing_a_password(value, words, tmp_path):
+def test_an_invalid_url_is_rejected_without_showing_a_password(value, words, tmp_path):
     with pytest.raises(ConfigError, match=words) as caught:
         database_url(SCHEMA, value, tmp_path)
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_database_that_cannot_be_reached_is_refused_with_what_to_do(tmp_path):
+def test_a_database_that_cannot_be_reached_is_rejected_with_what_to_do(tmp_path):
     (tmp_path / "file").touch()
     for value in ("postgresql://nobody@127.0.0.1:1/none", f"sqlite:///{tmp_path}/file/notes.sqlite"):
         with pytest.raises(ConfigError, match=r"cannot be used: .*Set notes\.database"):
             open_at(value, tmp_path)
 
 
-def test_a_file_that_is_no_database_is_refused(tmp_path):
+def test_a_file_that_is_no_database_is_rejected(tmp_path):
     (tmp_path / "notes.sqlite").write_text("this is plain text and no database, long enough to be read as one" * 99)
     with pytest.raises(ConfigError, match="not a database"):
         open_at("auto", tmp_path)

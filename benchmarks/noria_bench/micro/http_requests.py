@@ -47,7 +47,7 @@ def request(method: str, path: str, body: object = None) -> bytes:
 
 REQUESTS = {
     "GET /healthz": (b"200", request("GET", "/healthz")),
-    "refused POST /t2i": (b"400", request("POST", "/t2i", {"prompt": "a red circle", "inference_steps": 5000})),
+    "rejected POST /t2i": (b"400", request("POST", "/t2i", {"prompt": "a red circle", "inference_steps": 5000})),
     "served POST /t2i": (b"200", request("POST", "/t2i", {"prompt": "a red circle", "inference_steps": 5})),
 }
 

@@ -96,7 +96,7 @@ class EngineLoop(Generic[P]):
         self._last_progress_s = -math.inf
 
     def submit(self, prepared: P, arrived: float | None = None) -> None:
-        """Accept a request, or refuse it at once with a `RequestEnded`. Its id must not be in use.
+        """Accept a request, or reject it at once with a `RequestEnded`. Its id must not be in use.
 
         Its queue time and its deadline count from `arrived`, in seconds of the loop's clock (default: now).
         """
@@ -107,7 +107,7 @@ class EngineLoop(Generic[P]):
         self._requests[request.attempt_id] = prepared
         self._executor.accept(prepared)
         self._handle_events(self.scheduler.submit(_schedulable(prepared, arrived), now, arrived))
-        if request.attempt_id in self._requests:  # it was not refused
+        if request.attempt_id in self._requests:  # it was not rejected
             self._report_progress([request.attempt_id], now)
             if request.stream_progress:
                 self._streaming.add(request.attempt_id)

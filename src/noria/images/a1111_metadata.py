@@ -126,5 +126,5 @@ def _scheduler_name(sampler: str | None, schedule_type: str | None) -> str | Non
         return None
     try:
         return scheduler_for(sampler, schedule_type)
-    except InvalidField:  # shown as it is; a request with it is refused by name
+    except InvalidField:  # shown as it is; a request with it is rejected by name
         return sampler if schedule_type is None else f"{sampler} {schedule_type}"

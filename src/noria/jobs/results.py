@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from noria.errors import ConfigError, short_repr
 
 
-def refuse_password(setting: str) -> None:
+def reject_password(setting: str) -> None:
     """Raise ConfigError if `jobs.results` holds a password, in its URL or in one of a chain of URLs; the message does
     not quote it.
     """
@@ -48,7 +48,7 @@ class ResultStore:
         """
         from fsspec.core import url_to_fs
 
-        refuse_password(setting)
+        reject_password(setting)
         url = str(data_folder / "results") if setting == "auto" else setting
         try:
             self._filesystem, folder = url_to_fs(url)

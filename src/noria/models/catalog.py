@@ -1,4 +1,4 @@
-"""Checks all of a model folder before any process starts, so that a bad one is refused early and clearly.
+"""Checks all of a model folder before any process starts, so that a bad one is rejected early and clearly.
 
 The format is diffusers' StableDiffusionPipeline: tokenizer, text_encoder, unet, vae, scheduler. A folder's
 safety_checker, feature_extractor and image_encoder are ignored: neither read nor checked. `location.py` finds the folder, `weights.py` reads its weights.

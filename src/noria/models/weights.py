@@ -1,6 +1,6 @@
 """Reads the files of a model folder: JSON objects and the headers of safetensors files.
 
-Refuses pickles without reading them.
+Rejects pickles without reading them.
 
 Only regular files of bounded size are read, so that no read blocks for ever or exhausts memory. Which tensors and
 settings a part needs is checked in `catalog.py`; this module knows neither torch nor the parts' configurations.
@@ -141,7 +141,7 @@ def read_header(file: pathlib.Path) -> Shapes:
 
 
 def _describe_damage(file: pathlib.Path, size_bytes: int, error: SafetensorError) -> str:
-    """Say what is wrong with a file that the library refused, and by how many bytes; the library names no sizes."""
+    """Say what is wrong with a file that the library rejected, and by how many bytes; the library names no sizes."""
     with file.open("rb") as opened:
         start = opened.read(8)
         header_end = 8 + int.from_bytes(start, "little")
@@ -188,7 +188,7 @@ def read_text(file: pathlib.Path, missing: str = "") -> bytes:
 
 
 def _size_bytes(file: pathlib.Path) -> int:
-    """Return the size of a regular file, following links; refuse FIFOs and devices, which can block for ever."""
+    """Return the size of a regular file, following links; reject FIFOs and devices, which can block for ever."""
     status = file.stat()
     if not stat.S_ISREG(status.st_mode):
         raise ModelError(f"{file}: cannot be read: it is a folder, a pipe or a device, not a file.")

@@ -1,7 +1,7 @@
 """Compiles diffusers' schedulers to tables, without reimplementing any.
 
 `probe.py` runs the scheduler once and returns the coefficients of all samples; the recurrence of `tables.py` is fitted
-to them. A scheduler that a table cannot represent is refused by name, never approximated.
+to them. A scheduler that a table cannot represent is rejected by name, never approximated.
 """
 
 import functools
@@ -46,15 +46,15 @@ def compile_sampler(
 # A table of 50 steps takes 2 kB; 512 tables cover all schedulers and step counts of a day of real traffic.
 @functools.lru_cache(maxsize=512)
 def _compile_cached(setup: SchedulerSetup, num_steps: int, mu: float | None) -> SamplerTable | InvalidField:
-    """Return the table, or the refusal, which takes as long to compute and is requested as often."""
+    """Return the table, or the rejection, which takes as long to compute and is requested as often."""
     # In a thread that ends: torch's OpenMP gives every computing thread its own pool, and while two pools exist,
     # libgomp's threads sleep between operations. A long-lived compiling thread would halve the speed of the engine
     # loop's thread.
     with ThreadPoolExecutor(1) as executor:
         try:
             return executor.submit(_compile, setup, num_steps, mu).result()
-        except InvalidField as refusal:
-            return refusal
+        except InvalidField as rejection:
+            return rejection
 
 
 def _compile(setup: SchedulerSetup, num_steps: int, mu: float | None) -> SamplerTable:

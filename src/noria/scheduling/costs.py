@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from noria.scheduling.types import BatchKey
 
 _SLOWDOWN_WEIGHT = 0.08  # of one iteration
-# Without measurements the slowdown decays to 1: refused requests are not measured, so a high slowdown would never be
+# Without measurements the slowdown decays to 1: rejected requests are not measured, so a high slowdown would never be
 # corrected.
 _SLOWDOWN_DECAY_S = 3.0
 _AVERAGING_WINDOW = 50  # measurements of one count: up to this many their mean, from then on a moving average

@@ -39,7 +39,7 @@ class SchedulableRequest:
     num_images: int
     num_calls: int  # model calls per image: the rows of its sampler's table
     expires_at: float | None  # the request ends then, whatever its state; monotonic seconds, None: never
-    deadline: float | None = None  # set by the caller: met or refused; monotonic seconds, None: no deadline
+    deadline: float | None = None  # set by the caller: met or rejected; monotonic seconds, None: no deadline
     rows: int = 1  # of one image in a model call: 2 with guidance
     priority: Priority = "normal"
     exclusive: bool = False  # runs with no other request in the batch
@@ -229,7 +229,7 @@ class RequestFinished:
     message: str = ""
     timings: RequestTimings = RequestTimings()
     num_departures: int = 0  # of its images that left a slot unfinished
-    retry_after_s: float | None = None  # set on refusals: when it would be accepted if no other request arrives
+    retry_after_s: float | None = None  # set on rejections: when it would be accepted if no other request arrives
     finished_at: float = 0.0  # monotonic seconds
 
 

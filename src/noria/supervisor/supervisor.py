@@ -29,7 +29,7 @@ from noria.config import Config
 from noria.errors import ConfigError
 from noria.frontend.access.api_keys import read_keys
 from noria.frontend.access.trusted_proxies import check_proxies
-from noria.jobs.results import refuse_password
+from noria.jobs.results import reject_password
 from noria.models.catalog import open_model
 from noria.observe.cgroup import memory_events, num_oom_kills
 from noria.observe.logs.setup import child_log_environment, fields
@@ -85,7 +85,7 @@ def serve(config: Config, build_command: CommandBuilder = child_command) -> int:
 def _serve(config: Config, build_command: CommandBuilder, log_collector: LogCollector, started_s: float) -> int:
     # Front ends read the keys again; they are checked here so that errors appear before anything starts.
     read_keys(config.frontend.api_keys_file)
-    refuse_password(config.jobs.results)  # before it appears in a process's arguments
+    reject_password(config.jobs.results)  # before it appears in a process's arguments
     check_traces(config.traces_endpoint)
     check_proxies(config.frontend.trusted_proxies)
     models = open_models(config)

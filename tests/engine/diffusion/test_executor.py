@@ -329,12 +329,12 @@ def test_weights_without_all_parameters_are_rejected(tiny_folder, tmp_path):
 @pytest.mark.parametrize(
     ("fields", "field"), [({"n": 16 + 256 + 1}, "n"), ({"scheduler": "ddim", "data": b""}, "data")]
 )
-def test_a_request_that_can_never_be_served_is_refused(bundled, fields, field):
+def test_a_request_that_can_never_be_served_is_rejected(bundled, fields, field):
     spec, executor, _ = bundled
     data = fields.pop("data", None)
-    with pytest.raises(InvalidField) as refused:
+    with pytest.raises(InvalidField) as rejected:
         executor.prepare(make_request(spec, 0, **fields), data)
-    assert refused.value.field == field
+    assert rejected.value.field == field
 
 
 def previews_and_image(spec, executor, **fields):

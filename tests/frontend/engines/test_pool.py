@@ -26,7 +26,7 @@ def request_of(spec):
     return make
 
 
-def test_a_request_is_refused_at_once_if_no_engine_is_ready(request_of, folder):
+def test_a_request_is_rejected_at_once_if_no_engine_is_ready(request_of, folder):
     async def scenario():
         async with EnginePool([f"ipc://{folder}/missing-0", f"ipc://{folder}/missing-1"]) as engine_pool:
             assert not engine_pool.ready

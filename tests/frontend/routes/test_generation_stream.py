@@ -46,7 +46,7 @@ def test_a_stream_has_progress_previews_and_the_result(client, engine):
     assert image_in(finished["images"][1]).getpixel((0, 0)) == engine.colour(6)
 
 
-def test_a_refusal_of_the_engine_is_a_response_with_its_status(client, engine):
+def test_a_rejection_of_the_engine_is_a_response_with_its_status(client, engine):
     engine.failure = {"code": "queue_full", "message": "full", "retry_after_s": 7.2}
     response = client.post("/t2i", json={"prompt": "p", "stream": True})
     assert (response.status_code, response.headers["retry-after"]) == (429, "8")

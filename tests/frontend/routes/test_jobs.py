@@ -244,9 +244,9 @@ def test_full_queue_is_429_except_for_a_known_idempotency_key(serve_jobs):
         post(client)
         wait_until(lambda: engine.submitted)
         assert post(client, headers={"Idempotency-Key": "k"}).status_code == 202
-        refused = post(client)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
-        assert int(refused.headers["retry-after"]) > 0
+        rejected = post(client)
+        assert (rejected.status_code, rejected.json()["error"]["code"]) == (429, "queue_full")
+        assert int(rejected.headers["retry-after"]) > 0
         assert post(client, headers={"Idempotency-Key": "k"}).status_code == 200
 
 

@@ -1,4 +1,4 @@
-"""Admission: a body becomes a valid request, or a refusal that names the field."""
+"""Admission: a body becomes a valid request, or a rejection that names the field."""
 
 import math
 
@@ -23,7 +23,7 @@ def unused_seed() -> int:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -0.001, 50.001])
-def test_invalid_guidance_scales_are_refused(spec, value):
+def test_invalid_guidance_scales_are_rejected(spec, value):
     with pytest.raises(InvalidField, match=r"guidance_scale is .*; allowed are 0\.0 to 50\.0") as caught:
         validate(ImageRequestBody("p", guidance_scale=value), spec, FrontendConfig(), "id", lambda: 0)
     assert caught.value.field == "guidance_scale"
@@ -70,11 +70,11 @@ def test_an_admitted_request_is_within_every_limit(spec, body):
     try:
         request = validate(body, spec, config, "id", lambda: 1)
     except InvalidField as error:
-        refused = error.field
+        rejected = error.field
     else:
-        refused = None
-    if refused is not None:
-        assert refused in ImageRequestBody.__struct_fields__
+        rejected = None
+    if rejected is not None:
+        assert rejected in ImageRequestBody.__struct_fields__
         return
     allowed = limits(spec, config)
     got = {
@@ -101,7 +101,7 @@ def test_an_admitted_request_is_within_every_limit(spec, body):
         ({"X-Noria-Deadline-Ms": "0"}, "allowed are 1 to"),
     ],
 )
-def test_invalid_headers_are_refused(client, headers, expected):
+def test_invalid_headers_are_rejected(client, headers, expected):
     response = client.post("/t2i", json={"prompt": "p"}, headers=headers)
     assert response.status_code == 400
     assert expected in response.json()["error"]["message"]

@@ -132,7 +132,7 @@ def test_a_secret_is_created_once_and_readable_by_its_owner_only(tmp_path):
         (None, "cannot be read"),
     ],
 )
-def test_a_file_without_a_secret_is_refused(tmp_path, text, words):
+def test_a_file_without_a_secret_is_rejected(tmp_path, text, words):
     if text is not None:
         (tmp_path / "secret").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=words) as caught:
@@ -143,14 +143,14 @@ def test_a_file_without_a_secret_is_refused(tmp_path, text, words):
 # ── Where it goes ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_loopback_is_refused_at_delivery():
+def test_loopback_is_rejected_at_delivery():
     with Receiver() as receiver, contextlib.closing(Resolver(timeout_s=TIMEOUT_S)) as resolver:
         reason = send(f"http://127.0.0.1:{receiver.port}/", resolve=resolver, allow_private=False)
     assert "not public" in reason
     assert receiver.received == []
 
 
-def test_a_host_that_resolves_to_a_private_address_after_its_check_is_refused():
+def test_a_host_that_resolves_to_a_private_address_after_its_check_is_rejected():
     answers = [["8.8.8.8"], ["127.0.0.1"]]
 
     async def rebinding(host, port):

@@ -119,7 +119,7 @@ def resolve_target(url, *addresses, allow_private=False):
         "https://example.com/" + "a" * 2048,
     ],
 )
-def test_malformed_and_non_http_urls_are_refused_without_a_lookup(url):
+def test_malformed_and_non_http_urls_are_rejected_without_a_lookup(url):
     async def resolve(host, port):
         raise AssertionError(f"asked for {host}:{port}")
 
@@ -139,20 +139,20 @@ def test_malformed_and_non_http_urls_are_refused_without_a_lookup(url):
         "http://[::1]/",
     ],
 )
-def test_every_notation_of_loopback_is_refused(url):
+def test_every_notation_of_loopback_is_rejected(url):
     """The system's own resolver reads all of them; what it says is what counts."""
     with contextlib.closing(Resolver()) as resolver, pytest.raises(InvalidField, match=r"not public|no address"):
         asyncio.run(check_webhook_url(url, resolver))
 
 
 @pytest.mark.parametrize("answer", [["127.0.0.1"], ["8.8.8.8", "10.0.0.1"], ["2606:2800:220:1::1", "::1"], []])
-def test_one_private_address_among_several_refuses_the_host(answer):
+def test_one_private_address_among_several_rejects_the_host(answer):
     with pytest.raises(InvalidField) as caught:
         resolve_target("https://hooks.example/", *answer)
     assert not any(address in caught.value.message for address in answer)  # our network's names stay ours
 
 
-def test_a_host_without_an_address_is_refused():
+def test_a_host_without_an_address_is_rejected():
     async def resolve(host, port):
         raise OSError("Name or service not known")
 

@@ -1,4 +1,4 @@
-"""Refusals, and which accepted deadlines a new request would break."""
+"""Rejections, and which accepted deadlines a new request would break."""
 
 import pytest
 
@@ -31,24 +31,24 @@ def test_the_learned_correction_applies_to_predictions_and_not_to_admission():
     for _ in range(200):
         predictor.record_finished(active, 2.5)
     assert predictor.predict_requests(0.0)["a"].finish_in_s == pytest.approx(2.5, rel=0.01)
-    refused = admission.refuse_for_deadline(active.request, [], 0.0)
-    assert "it would finish in 5.00 s, its deadline is in 4.00 s" in refused.message
+    rejected = admission.reject_for_deadline(active.request, [], 0.0)
+    assert "it would finish in 5.00 s, its deadline is in 4.00 s" in rejected.message
 
 
-def test_a_deadline_that_can_be_met_is_not_refused():
+def test_a_deadline_that_can_be_met_is_not_rejected():
     admission = make_admission()
     newcomer = admission.table.add(make_request("a", deadline=5.0), 0.0)
     late_ids = admission.deadlines_broken_by(newcomer, 0.0)
-    assert (late_ids, admission.refuse_for_deadline(newcomer.request, late_ids, 0.0)) == ([], None)
+    assert (late_ids, admission.reject_for_deadline(newcomer.request, late_ids, 0.0)) == ([], None)
 
 
 def test_a_request_too_long_for_its_deadline_has_no_retry_after():
     """On an idle server its four images take longer than its deadline allows: a retry cannot succeed."""
     admission = make_admission()
     newcomer = admission.table.add(make_request("a", images=4, deadline=15.0), 0.0)
-    refused = admission.refuse_for_deadline(newcomer.request, [], 0.0)
-    assert (refused.finish_reason, refused.retry_after_s) == (FinishReason.UNMEETABLE, None)
-    assert "even on an idle server it takes 20.00 s" in refused.message
+    rejected = admission.reject_for_deadline(newcomer.request, [], 0.0)
+    assert (rejected.finish_reason, rejected.retry_after_s) == (FinishReason.UNMEETABLE, None)
+    assert "even on an idle server it takes 20.00 s" in rejected.message
 
 
 def test_a_deadline_missed_anyway_is_not_broken_by_a_new_request():
@@ -87,9 +87,9 @@ def test_a_deprioritized_request_goes_behind_the_deadlines_it_would_break_and_no
     assert order == ["accepted", "high", "accepted, far deadline", "low"]
 
 
-def test_a_queue_without_a_limit_in_seconds_is_never_refused_for_its_backlog():
+def test_a_queue_without_a_limit_in_seconds_is_never_rejected_for_its_backlog():
     unlimited, limited = make_admission(), make_admission(queue_limit_s=10.0)
     for admission in (unlimited, limited):
         admission.table.add(make_request("a", calls=10**6), 0.0)
-    assert unlimited.refuse_for_backlog(make_request("b")) is None
-    assert limited.refuse_for_backlog(make_request("b")).finish_reason is FinishReason.REFUSED
+    assert unlimited.reject_for_backlog(make_request("b")) is None
+    assert limited.reject_for_backlog(make_request("b")).finish_reason is FinishReason.REFUSED

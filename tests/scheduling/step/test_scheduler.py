@@ -107,7 +107,7 @@ def test_a_cancelled_request_has_timings():
     )
 
 
-def test_a_refused_request_has_its_queue_time():
+def test_a_rejected_request_has_its_queue_time():
     scheduler = StepScheduler(1, queue_limit=0)
     (ended,) = scheduler.submit(make_request("a", images=2), now=3.0, arrived_at=1.0)
     assert (ended.finish_reason, ended.finished_at, ended.timings) == (
@@ -216,12 +216,12 @@ def test_requests_expire_whether_running_or_waiting():
     assert run_iteration(scheduler)[0].joins[0].image.request_id == "patient"
 
 
-def test_a_full_queue_refuses_at_once_and_reports_its_length():
+def test_a_full_queue_rejects_at_once_and_reports_its_length():
     scheduler = StepScheduler(1, queue_limit=2)
     scheduler.submit(make_request("a", images=2), 0)
-    (refused,) = scheduler.submit(make_request("b", images=2), 0)
-    assert refused.finish_reason is FinishReason.REFUSED
-    assert "2 images are waiting, the limit is 2" in refused.message
+    (rejected,) = scheduler.submit(make_request("b", images=2), 0)
+    assert rejected.finish_reason is FinishReason.REFUSED
+    assert "2 images are waiting, the limit is 2" in rejected.message
     assert scheduler.submit(make_request("c", images=1), 0) == []
 
 
@@ -252,35 +252,35 @@ def known_costs():
     return costs
 
 
-def test_a_queue_with_too_many_seconds_of_work_refuses():
+def test_a_queue_with_too_many_seconds_of_work_rejects():
     scheduler = StepScheduler(1, queue_limit_s=10.0, costs=known_costs())
     assert scheduler.submit(make_request("long", calls=50), 0) == []  # an empty queue takes any request
     run_iteration(scheduler)
     assert scheduler.submit(make_request("next", calls=5), 0) == []  # no request waits yet
-    (refused,) = scheduler.submit(make_request("late", calls=5), 0)
-    assert (refused.finish_reason, refused.retry_after_s) == (FinishReason.REFUSED, pytest.approx(49.0))
-    assert "it holds 54.0 s of work, the limit is 10 s" in refused.message
+    (rejected,) = scheduler.submit(make_request("late", calls=5), 0)
+    assert (rejected.finish_reason, rejected.retry_after_s) == (FinishReason.REFUSED, pytest.approx(49.0))
+    assert "it holds 54.0 s of work, the limit is 10 s" in rejected.message
 
 
-def test_a_deadline_that_cannot_be_met_is_refused_with_the_predicted_finish():
+def test_a_deadline_that_cannot_be_met_is_rejected_with_the_predicted_finish():
     scheduler = StepScheduler(2, costs=known_costs())
-    (refused,) = scheduler.submit(make_request("never", calls=5, deadline=4.0), 0)
-    assert (refused.finish_reason, refused.retry_after_s) == (FinishReason.UNMEETABLE, None)
-    assert refused.message == (
+    (rejected,) = scheduler.submit(make_request("never", calls=5, deadline=4.0), 0)
+    assert (rejected.finish_reason, rejected.retry_after_s) == (FinishReason.UNMEETABLE, None)
+    assert rejected.message == (
         "it would finish in 5.00 s, its deadline is in 4.00 s; even on an idle server it takes 5.00 s"
     )
     assert scheduler.submit(make_request("mine", calls=5, deadline=7.0), 0) == []
-    (refused,) = scheduler.submit(make_request("second", calls=5, deadline=8.0), 0)
-    assert (refused.finish_reason, refused.retry_after_s) == (FinishReason.UNMEETABLE, pytest.approx(2.0))
-    assert refused.message == "it would finish in 10.00 s, its deadline is in 8.00 s"
+    (rejected,) = scheduler.submit(make_request("second", calls=5, deadline=8.0), 0)
+    assert (rejected.finish_reason, rejected.retry_after_s) == (FinishReason.UNMEETABLE, pytest.approx(2.0))
+    assert rejected.message == "it would finish in 10.00 s, its deadline is in 8.00 s"
 
 
-def test_a_request_that_would_break_an_accepted_deadline_is_refused():
+def test_a_request_that_would_break_an_accepted_deadline_is_rejected():
     scheduler = StepScheduler(2, costs=known_costs())
     assert scheduler.submit(make_request("accepted", calls=5, deadline=7.0), 0) == []
-    (refused,) = scheduler.submit(make_request("pushing", calls=3, deadline=7.0), 0)
-    assert (refused.finish_reason, refused.retry_after_s) == (FinishReason.UNMEETABLE, 7.0)
-    assert "only if a request accepted before missed its own" in refused.message
+    (rejected,) = scheduler.submit(make_request("pushing", calls=3, deadline=7.0), 0)
+    assert (rejected.finish_reason, rejected.retry_after_s) == (FinishReason.UNMEETABLE, 7.0)
+    assert "only if a request accepted before missed its own" in rejected.message
     assert scheduler.submit(make_request("patient", calls=3), 0) == []  # it has no deadline
 
 
@@ -468,8 +468,8 @@ def test_progress_leaves_out_unknown_requests():
 
 def test_queue_time_counts_from_arrival_and_predictions_from_now():
     scheduler = StepScheduler(1, costs=known_costs())
-    (refused,) = scheduler.submit(make_request("a", calls=5, deadline=8.0), 4.0, arrived_at=2.0)
-    assert "it would finish in 5.00 s, its deadline is in 4.00 s" in refused.message
+    (rejected,) = scheduler.submit(make_request("a", calls=5, deadline=8.0), 4.0, arrived_at=2.0)
+    assert "it would finish in 5.00 s, its deadline is in 4.00 s" in rejected.message
     scheduler.submit(make_request("b", calls=1), 4.0, arrived_at=2.0)
     _, (_, ended) = run_iteration(scheduler, 5.0)
     assert ended.timings.queue_s == 3.0

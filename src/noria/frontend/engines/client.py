@@ -182,7 +182,7 @@ class EngineClient:
 
         Raises:
             AttemptLostError: the engine ended.
-            NoriaError: the engine's refusal or failure.
+            NoriaError: the engine's rejection or failure.
 
         """
         attempt_id = f"{request.request_id}.{secrets.token_hex(4)}"

@@ -153,7 +153,7 @@ class EnginePool:
             EngineLost: the engine ended with the request in flight, and no engine came back in time, or this happened too often.
             EngineCrashed: the request crashes engines.
             DeadlineExceeded: `timeout_s` or `deadline_s` has passed.
-            NoriaError: the engine's refusal or failure.
+            NoriaError: the engine's rejection or failure.
 
         """
         if self._stopping:

@@ -24,7 +24,7 @@ async def stream_generation(
     A failure after that is the last event, `error`.
 
     Raises:
-        NoriaError: the request was refused; the response can still have its status.
+        NoriaError: the request was rejected; the response can still have its status.
         RequestCancelled: the client disconnected.
 
     """

@@ -149,24 +149,24 @@ class GenerationService:
     def admit(
         self, body: ImageRequestBody, api_client: ApiClient, request_id: str, quality: int | None = None
     ) -> AdmittedRequest:
-        """Validate `body` and fill in its defaults. A refusal is counted and logged. Raises RequestError or EngineUnavailable."""
+        """Validate `body` and fill in its defaults. A rejection is counted and logged. Raises RequestError or EngineUnavailable."""
         try:
             spec = self.resolve_model(body.model)
         except NoriaError as error:
             outcomes.count_request(None, error.code)
-            self._log_refusal(body, None, error)
+            self._log_rejection(body, None, error)
             raise
         try:
             prioritised = api_client.apply_priority(body)
             request = validate(prioritised, spec, self.config, request_id, self._draw_seed, api_client.name or "")
         except NoriaError as error:
             outcomes.count_request(spec.name, error.code)
-            self._log_refusal(body, spec, error)
+            self._log_rejection(body, spec, error)
             raise
         add_request_attributes(get_current_span(), request)
         return AdmittedRequest(request, spec, body.format, quality, body.metadata, api_client)
 
-    def _log_refusal(self, body: ImageRequestBody, spec: ModelSpec | None, error: NoriaError) -> None:
+    def _log_rejection(self, body: ImageRequestBody, spec: ModelSpec | None, error: NoriaError) -> None:
         current_log_record().add(
             **prompt_fields("prompt", body.prompt, self._log_prompts),
             model=body.model if spec is None else spec.name,
@@ -186,7 +186,7 @@ class GenerationService:
         Cancelling this call removes the request from the engine at its next step.
 
         Raises:
-            NoriaError: the request was refused or failed.
+            NoriaError: the request was rejected or failed.
 
         """
         current_log_record().add(**request_fields(admitted.request, admitted.spec.fingerprint, self._log_prompts))

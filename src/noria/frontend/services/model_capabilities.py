@@ -1,6 +1,6 @@
 """What a model accepts on this server: minimum, maximum and default of every setting, and its schedulers.
 
-Pure. The limits are those that `request_validation.py` enforces, so a form built from them sends nothing that is refused.
+Pure. The limits are those that `request_validation.py` enforces, so a form built from them sends nothing that is rejected.
 """
 
 from msgspec import Struct

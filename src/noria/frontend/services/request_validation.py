@@ -1,6 +1,6 @@
 """Admission: turns the body of a request into an `EngineRequest`, with defaults filled in and all limits checked.
 
-Pure: the model's limits, the operator's limits and the source of seeds are arguments. A request that is refused here reaches
+Pure: the model's limits, the operator's limits and the source of seeds are arguments. A request that is rejected here reaches
 no engine. /openapi.json publishes the same `limits`.
 """
 

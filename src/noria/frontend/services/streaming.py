@@ -58,7 +58,7 @@ class StreamedGeneration:
         """Wait until an engine has accepted the request.
 
         Raises:
-            NoriaError: the request was refused. Later failures are raised by `updates`.
+            NoriaError: the request was rejected. Later failures are raised by `updates`.
 
         """
         await self._wait_for_update(None)

@@ -26,22 +26,22 @@ class AdmissionControl:
     queue_limit_s: float  # seconds of work that may be queued ahead of a request that has to wait
 
     def admit(self, request: SchedulableRequest, arrived_at: float, now: float) -> RequestFinished | None:
-        """Add `request` to the table and return None, or return its refusal, without `finished_at` and `timings`."""
-        refusal = self.refuse_for_queue_length(request) or self.refuse_for_backlog(request)
-        if refusal is not None:
-            return refusal
+        """Add `request` to the table and return None, or return its rejection, without `finished_at` and `timings`."""
+        rejection = self.reject_for_queue_length(request) or self.reject_for_backlog(request)
+        if rejection is not None:
+            return rejection
         active = self.table.add(request, arrived_at)
         late_ids = self.deadlines_broken_by(active, now)
-        if (refusal := self.refuse_for_deadline(request, late_ids, now)) is not None:
+        if (rejection := self.reject_for_deadline(request, late_ids, now)) is not None:
             self.table.remove(request.request_id)
-            return refusal
+            return rejection
         if late_ids:
             self.deprioritize(active, late_ids, now)  # it has no deadline: it can wait for theirs
         active.promised_forecast = self.predictor.predict_uncorrected(now)[request.request_id]
         return None
 
-    def refuse_for_queue_length(self, request: SchedulableRequest) -> RequestFinished | None:
-        """Return a refusal if more than `queue_limit` images would wait beyond the free slots, else None."""
+    def reject_for_queue_length(self, request: SchedulableRequest) -> RequestFinished | None:
+        """Return a rejection if more than `queue_limit` images would wait beyond the free slots, else None."""
         num_waiting, num_running = len(self.table.waiting), len(self.table.running)
         num_free = max(self.predictor.max_running - num_running, 0)
         num_excess = request.num_images + num_waiting - self.queue_limit - num_free
@@ -55,8 +55,8 @@ class AdmissionControl:
         wait_s = self.predictor.backlog_s * min(num_excess / max(num_waiting + num_running, 1), 1.0)
         return RequestFinished(request.request_id, FinishReason.REFUSED, message, retry_after_s=wait_s)
 
-    def refuse_for_backlog(self, request: SchedulableRequest) -> RequestFinished | None:
-        """Return a refusal if more than `queue_limit_s` of work would be queued, else None.
+    def reject_for_backlog(self, request: SchedulableRequest) -> RequestFinished | None:
+        """Return a rejection if more than `queue_limit_s` of work would be queued, else None.
 
         An empty queue takes any request.
         """
@@ -74,10 +74,10 @@ class AdmissionControl:
         wait_s = min(excess_s, backlog_s)  # until it fits, or until the queue is empty
         return RequestFinished(request.request_id, FinishReason.REFUSED, message, retry_after_s=wait_s)
 
-    def refuse_for_deadline(
+    def reject_for_deadline(
         self, request: SchedulableRequest, late_ids: Collection[str], now: float
     ) -> RequestFinished | None:
-        """Return a refusal if `request` would miss its deadline, or meet it only by breaking those of `late_ids`.
+        """Return a rejection if `request` would miss its deadline, or meet it only by breaking those of `late_ids`.
 
         The request must be in the table.
         """

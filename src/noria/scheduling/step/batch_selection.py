@@ -3,7 +3,7 @@
 A larger batch generates more images per second and takes longer for each of them. While slots are free there is spare
 time, so the batch stays small enough for the most urgent image in it; the others are paused and catch up later. Once
 all slots are taken, throughput goes first, because the queue would grow without bound otherwise; requests that need
-small batches are then refused at admission.
+small batches are then rejected at admission.
 """
 
 import math

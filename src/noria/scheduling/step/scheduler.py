@@ -7,7 +7,7 @@ Rules:
     (`costs.py`); if these are not all, the policy decides. The others are paused, which costs them nothing but time.
   - An iteration decodes at most `decode_batch` images, of one batch key, longest waiting first; the others keep their
     slots, which bounds how many wait. So a running image is delayed by at most one small decode.
-  - A request that would wait too long, miss its deadline, or make another miss an accepted one, is refused at once
+  - A request that would wait too long, miss its deadline, or make another miss an accepted one, is rejected at once
     (`admission.py`).
   - A request that is cancelled, expired or failed is not in the next plan, with none of its images.
   - What runs out of memory is tried again in smaller batches; only an image that does not fit alone fails.
@@ -100,15 +100,15 @@ class StepScheduler:
         return self._predictor.backlog_s
 
     def submit(self, request: SchedulableRequest, now: float, arrived_at: float | None = None) -> list[SchedulerEvent]:
-        """Accept a request or refuse it at once. Its waiting time counts from `arrived_at`, by default from `now`."""
+        """Accept a request or reject it at once. Its waiting time counts from `arrived_at`, by default from `now`."""
         assert request.request_id not in self._table.requests, request.request_id
         if not self._table.requests:
             self._predictor.decay(now)
         arrived_at = now if arrived_at is None else arrived_at
-        refusal = self._admission.admit(request, arrived_at, now)
-        if refusal is None:
+        rejection = self._admission.admit(request, arrived_at, now)
+        if rejection is None:
             return []
-        return [replace(refusal, finished_at=now, timings=RequestTimings(queue_s=now - arrived_at))]
+        return [replace(rejection, finished_at=now, timings=RequestTimings(queue_s=now - arrived_at))]
 
     def cancel(self, request_id: str, now: float) -> list[SchedulerEvent]:
         """End a request; do nothing if it is unknown or has ended."""
