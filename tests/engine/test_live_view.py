@@ -228,20 +228,20 @@ def test_expensive_views_are_less_frequent(took_s, between_s):
 def test_new_subscribers_delay_no_other_and_take_no_more_of_the_loops_time():
     harness = Harness(iteration_s=0.01)
     harness.submit(make_request(steps=500))
-    took_s, answers, mine, last_iteration = 0.005, 0, [], None
+    took_s, num_views, mine, last_iteration = 0.005, 0, [], None
     for _ in range(400):
         harness.subscribe("me", last_iteration)
         harness.subscribe(f"new {len(mine)}")  # which leaves and returns before each iteration
         views = harness.run_iteration()
         if views:
-            answers += 1
+            num_views += 1
             harness.publisher.record_cost(took_s)
         for subscriber, view, _ in views:
             if subscriber == "me":
                 last_iteration = view.last_iteration
                 mine.append(view)
-    assert answers <= 4.0 / 0.5 + 1  # 1 % of the time
-    assert len(mine) == answers
+    assert num_views <= 4.0 / 0.5 + 1  # 1 % of the time
+    assert len(mine) == num_views
 
 
 def test_kept_iterations_and_departures_are_bounded():
@@ -285,7 +285,7 @@ def test_after_a_subscribers_last_request_at_most_one_iteration_makes_thumbnails
     harness = Harness(iteration_s=iteration_s)
     harness.submit(make_request(steps=100))
     harness.collect_views([lambda: None] * 30, with_thumbnails=True)
-    while not harness.run_iteration():  # until the last answer
+    while not harness.run_iteration():  # until the last view
         pass
     before = harness.num_with_thumbnails
     for _ in range(60):

@@ -33,7 +33,7 @@ def test_a_ready_engine_that_does_not_answer_hangs(detector):
 def test_a_supervisor_that_was_suspended_finds_no_hang(detector):
     detector.ready()
     detector.pinged(100.0)
-    assert detector.hang_reason(1000.0) is None  # one ping: its answer is still in the socket
+    assert detector.hang_reason(1000.0) is None  # one ping: its reply is still in the socket
     detector.pinged(1000.0)
     assert detector.hang_reason(1000.0) is None
 

@@ -51,10 +51,10 @@ class _ImageState:
 @dataclass(slots=True)
 class _Subscriber:
     pending: ViewRequest | None  # the unanswered request
-    with_thumbnails: bool = False  # whether the last answer included them
-    last_iteration: int = -1  # the last one at the time of that answer
-    version: int = -1  # of the state in that answer
-    num_departures: int = 0  # the total number of departures at that answer
+    with_thumbnails: bool = False  # whether the last view included them
+    last_iteration: int = -1  # the last one at the time of that view
+    version: int = -1  # of the state in that view
+    num_departures: int = 0  # the total number of departures at that view
 
 
 class LiveViewPublisher(Generic[SubscriberT]):
@@ -213,19 +213,17 @@ class LiveViewPublisher(Generic[SubscriberT]):
             for state in states
             if state.thumbnail is not None
         )
-        answers = []
+        views = []
         for subscriber_id, subscriber, pending in ready:
             last_iteration = pending.last_iteration or 0
             departures = _last(self._departures, self._num_departures - subscriber.num_departures)
             view = msgspec.structs.replace(full_view, departures=departures)
             iterations = tuple(iteration for iteration in self._iterations if iteration.view.number > last_iteration)
-            answers.append(
-                (subscriber_id, PendingView(view, iterations, thumbnails if pending.with_thumbnails else ()))
-            )
+            views.append((subscriber_id, PendingView(view, iterations, thumbnails if pending.with_thumbnails else ())))
             subscriber.pending, subscriber.with_thumbnails = None, pending.with_thumbnails
             subscriber.last_iteration = self._last_iteration
             subscriber.version, subscriber.num_departures = self._version, self._num_departures
-        return answers
+        return views
 
     def record_cost(self, seconds: float) -> None:
         """Delay the next view, as the last one took `seconds`, so that views stay a small share of the loop's time."""

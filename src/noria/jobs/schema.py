@@ -1,6 +1,6 @@
 """The tables of jobs, their events and their webhook deliveries.
 
-A 202 answer is a promise: `storage/database.py` makes each commit durable.
+A 202 response is a promise: `storage/database.py` makes each commit durable.
 """
 
 import pathlib

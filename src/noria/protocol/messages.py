@@ -66,8 +66,8 @@ class ViewRequest(Struct, frozen=True, tag=True):
 
     A new subscriber gets the next one that is due, others get one when something has changed.
 
-    A subscriber sends it after each answer, so a slow one gets fewer views and one that stops costs nothing. A request
-    that arrives before the answer to the previous one replaces it; one view answers both.
+    A subscriber sends it after each view, so a slow one gets fewer views and one that stops costs nothing. A request
+    that arrives before the reply to the previous one replaces it; one view answers both.
     """
 
     last_iteration: int | None  # the value of this field in the last view from this incarnation; None: there was none

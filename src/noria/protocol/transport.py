@@ -37,7 +37,7 @@ class EngineChannel:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 1000)  # ms; on close, queued messages are still sent
-        # no limit: accepted requests bound the answers, the receiver bounds the rest
+        # no limit: accepted requests bound the replies, the receiver bounds the rest
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.bind(address)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)

@@ -1,7 +1,7 @@
-"""Whether an engine hangs: decided from its answers to pings, and from missing answers. Pure.
+"""Whether an engine hangs: decided from its replies to pings, and from missing replies. Pure.
 
 An engine's receiver thread reports how long its other threads have been busy (`messages.Pong`), so a device call that
-never returns is found while the process still answers. Missing answers mean that no thread of the process runs. Loading
+never returns is found while the process still replies. Missing replies mean that no thread of the process runs. Loading
 and warm-up are not hangs, but have a limit of their own.
 """
 
@@ -40,7 +40,7 @@ class HangDetector:
         self._unanswered_pings_s.append(now)
 
     def answered(self, busy_s: float, limit_s: float) -> None:
-        """Record an answer: a thread has been busy with one operation for `busy_s` seconds.
+        """Record a reply: a thread has been busy with one operation for `busy_s` seconds.
 
         More than `limit_s` is a hang.
         """

@@ -106,7 +106,7 @@ class FakeEngine:
         self.answers_cancel = True
         # more fields of the `Failed` that answers a `Cancel`
         self.cancel_progress: Mapping[str, Any] = MappingProxyType({})
-        # Returns its answer to a `ViewRequest` and the bytes of the thumbnails, given its incarnation; None: no answer.
+        # Returns its reply to a `ViewRequest` and the bytes of the thumbnails, given its incarnation; None: no reply.
         self.make_view: Callable[[ViewRequest, str], tuple[EngineView, bytes | None] | None] = _no_view
         # When it crashes.
         self.num_crashes_left = 0  # at each submit, until this is 0
@@ -170,8 +170,8 @@ class FakeEngine:
                 self.num_load_acks += 1
             case ViewRequest():
                 self.view_requests.append(message)
-                if (answer := self.make_view(message, incarnation)) is not None:
-                    channel.send(client, *answer)
+                if (reply := self.make_view(message, incarnation)) is not None:
+                    channel.send(client, *reply)
             case Cancel(attempt_id=attempt_id):
                 self.cancelled.append(attempt_id)
                 if self.answers_cancel:

@@ -96,7 +96,7 @@ OnUpdate = Callable[[Update], None]
 
 @dataclass(frozen=True)
 class EngineStatus:
-    """One engine in the answer of /readyz. "unknown": not connected, or its state has not arrived yet."""
+    """One engine in the response of /readyz. "unknown": not connected, or its state has not arrived yet."""
 
     state: Literal["unknown", "loading", "ready"]
     device: str | None

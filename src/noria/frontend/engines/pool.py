@@ -134,7 +134,7 @@ class EnginePool:
         return len(self._addresses)
 
     async def request_view(self, number: int, message: ViewRequest) -> None:
-        """Ask engine `number` for a view of its running batch, if it is ready. The answer goes to `on_view`."""
+        """Ask engine `number` for a view of its running batch, if it is ready. The view goes to `on_view`."""
         await self._engines[number].request_view(message)
 
     def unavailable_error(self, model: str | None = None) -> EngineUnavailable:

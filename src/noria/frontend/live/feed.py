@@ -96,12 +96,12 @@ class LiveFeed:
             await self._engine_pool.request_view(
                 number, ViewRequest(last_iteration, with_thumbnails=self._subscribers.wants_thumbnails)
             )
-            answer = await history.inbox.get()
-            if answer is None:
+            reply = await history.inbox.get()
+            if reply is None:
                 continue
-            view, pixels = answer
+            view, pixels = reply
             if last_iteration is None and not _is_complete(view):
-                continue  # it answers a request of earlier subscribers; the answer to this one is to come
+                continue  # it answers a request of earlier subscribers; the reply to this one is to come
             try:
                 await self._publish(number, history, history.record_view(view), pixels)
             except Exception:  # an invalid view is dropped; the next one may be valid
@@ -166,7 +166,7 @@ class LiveFeed:
 
 
 def _is_complete(view: EngineView) -> bool:
-    """Whether `view` has all iterations that an engine keeps, as the answer to a first request has."""
+    """Whether `view` has all iterations that an engine keeps, as the reply to a first request has."""
     return len(view.iterations) >= min(view.last_iteration, _MAX_ITERATIONS)
 
 
