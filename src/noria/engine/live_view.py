@@ -15,7 +15,7 @@ import msgspec
 
 from noria.engine.loop import EngineEvent, Iteration, RequestEnded, ResultReady
 from noria.engine.pending_view import PendingView, TimedIteration
-from noria.engine.runtime import CompiledRequest, P, Thumbnail
+from noria.engine.runtime import CompiledRequest, RequestT, Thumbnail
 from noria.engine.sender import ERROR_CODE_BY_REASON
 from noria.engine.sliding_stats import SlidingStats
 from noria.protocol.live_views import DepartureView, IterationView, RatesView, SlotView, WaitingView
@@ -120,7 +120,7 @@ class LiveViewPublisher(Generic[SubscriberT]):
             return subscriber.with_thumbnails and subscriber.last_iteration == self._last_iteration
         return subscriber.pending.with_thumbnails
 
-    def on_event(self, event: EngineEvent[P], now: float) -> None:
+    def on_event(self, event: EngineEvent[RequestT], now: float) -> None:
         """Record an event of a request."""
         self._version += 1
         if isinstance(event, ResultReady):

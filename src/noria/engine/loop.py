@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from noria.engine.runtime import CompiledRequest, Executor, P, Preview, Result, Thumbnail
+from noria.engine.runtime import CompiledRequest, Executor, Preview, RequestT, Result, Thumbnail
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import (
     BatchKey,
@@ -27,39 +27,39 @@ _PROGRESS_INTERVAL_S = 0.1  # of streaming requests; each report costs the loop 
 
 
 @dataclass(frozen=True)
-class ProgressChanged(Generic[P]):
+class ProgressChanged(Generic[RequestT]):
     """How far a request is: once when it is accepted, then repeatedly if it streams progress."""
 
-    prepared: P
+    prepared: RequestT
     progress: RequestProgress
 
 
 @dataclass(frozen=True)
-class PreviewReady(Generic[P]):
+class PreviewReady(Generic[RequestT]):
     """A preview of an image that is being generated."""
 
-    prepared: P
+    prepared: RequestT
     preview: Preview
 
 
 @dataclass(frozen=True)
-class ResultReady(Generic[P]):
+class ResultReady(Generic[RequestT]):
     """Image `index` of a request is decoded."""
 
-    prepared: P
+    prepared: RequestT
     index: int
     result: Result
 
 
 @dataclass(frozen=True)
-class RequestEnded(Generic[P]):
+class RequestEnded(Generic[RequestT]):
     """A request has ended; no event follows."""
 
-    prepared: P
+    prepared: RequestT
     event: RequestFinished
 
 
-EngineEvent = ProgressChanged[P] | PreviewReady[P] | ResultReady[P] | RequestEnded[P]
+EngineEvent = ProgressChanged[RequestT] | PreviewReady[RequestT] | ResultReady[RequestT] | RequestEnded[RequestT]
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,14 @@ class Iteration:
     thumbnails: Sequence[Thumbnail] = ()  # of all images that stepped, if requested
 
 
-class EngineLoop(Generic[P]):
+class EngineLoop(Generic[RequestT]):
     """Runs one scheduler and one executor, and holds the requests of both."""
 
     def __init__(
         self,
         scheduler: StepScheduler,
-        executor: Executor[P],
-        on_event: Callable[[EngineEvent[P]], None],
+        executor: Executor[RequestT],
+        on_event: Callable[[EngineEvent[RequestT]], None],
         clock: Callable[[], float],
         on_plan: Callable[[IterationPlan], bool] = lambda _plan: False,
     ) -> None:
@@ -91,11 +91,11 @@ class EngineLoop(Generic[P]):
         self._on_event = on_event
         self._clock = clock
         self._on_plan = on_plan
-        self._requests: dict[str, P] = {}
+        self._requests: dict[str, RequestT] = {}
         self._streaming: set[str] = set()
         self._last_progress_s = -math.inf
 
-    def submit(self, prepared: P, arrived: float | None = None) -> None:
+    def submit(self, prepared: RequestT, arrived: float | None = None) -> None:
         """Accept a request, or reject it at once with a `RequestEnded`. Its id must not be in use.
 
         Its queue time and its deadline count from `arrived`, in seconds of the loop's clock (default: now).
@@ -144,7 +144,7 @@ class EngineLoop(Generic[P]):
         thumbnails = self._executor.thumbnails() if with_thumbnails else []
         return Iteration(plan, outcome, now - started, stepped_key, len(joined), thumbnails)
 
-    def find_request(self, attempt_id: str) -> P:
+    def find_request(self, attempt_id: str) -> RequestT:
         """A request that has not ended; raises KeyError for any other id."""
         return self._requests[attempt_id]
 

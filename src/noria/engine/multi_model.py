@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from noria.engine.runtime import Executor, P, Preview, Result, Thumbnail
+from noria.engine.runtime import Executor, Preview, RequestT, Result, Thumbnail
 from noria.protocol.request import EngineRequest
 from noria.scheduling.types import ImageId, IterationPlan, IterationResult, PhaseTimings, SlotAssignment, Step
 
@@ -42,15 +42,15 @@ class CombinedTimings:
         return sum(part.decode_s for part in self.parts)
 
 
-class MultiModelExecutor(Generic[P]):
+class MultiModelExecutor(Generic[RequestT]):
     """An executor that passes each request to the executor of the model that it names."""
 
-    def __init__(self, executors: Mapping[str, Executor[P]]) -> None:
+    def __init__(self, executors: Mapping[str, Executor[RequestT]]) -> None:
         """`executors` by model name, all on one device and with the same number of slots."""
         self._executors = executors
-        self._executor_by_attempt: dict[str, Executor[P]] = {}
+        self._executor_by_attempt: dict[str, Executor[RequestT]] = {}
 
-    def prepare(self, request: EngineRequest, data: memoryview | None = None) -> P:
+    def prepare(self, request: EngineRequest, data: memoryview | None = None) -> RequestT:
         """Compile what the request needs; raises `errors.RequestError` if it cannot be served."""
         return self._executors[request.model].prepare(request, data)
 
@@ -58,7 +58,7 @@ class MultiModelExecutor(Generic[P]):
         """Whether `prepare` would return at once."""
         return self._executors[request.model].is_compiled(request)
 
-    def accept(self, prepared: P) -> None:
+    def accept(self, prepared: RequestT) -> None:
         """Keep a request until `forget`."""
         executor = self._executor_by_attempt[prepared.request.attempt_id] = self._executors[prepared.request.model]
         executor.accept(prepared)
@@ -102,7 +102,7 @@ class MultiModelExecutor(Generic[P]):
         """Device memory of all models together."""
         return next(iter(self._executors.values())).memory_bytes()  # each executor reports the process's
 
-    def _split(self, plan: IterationPlan) -> list[tuple[Executor[P], IterationPlan]]:
+    def _split(self, plan: IterationPlan) -> list[tuple[Executor[RequestT], IterationPlan]]:
         """The plan unchanged if one model has all of it, else its phases in order, each split by executor.
 
         So every model's joins come before any step: a phase that does not fit the memory leaves no later phase partly
@@ -112,7 +112,7 @@ class MultiModelExecutor(Generic[P]):
         executor_ids = {id(self._executor_by_attempt[image.request_id]) for image in images}
         if len(executor_ids) == 1:
             return [(executor, plan) for executor in self._executors.values() if id(executor) in executor_ids]
-        sub_plans: list[tuple[Executor[P], IterationPlan]] = []
+        sub_plans: list[tuple[Executor[RequestT], IterationPlan]] = []
         for phase in (
             IterationPlan(plan.joins, (), ()),
             IterationPlan((), plan.steps, ()),
@@ -124,7 +124,7 @@ class MultiModelExecutor(Generic[P]):
                     sub_plans.append((executor, sub_plan))
         return sub_plans
 
-    def _only_of(self, executor: Executor[P], phase: IterationPlan) -> IterationPlan:
+    def _only_of(self, executor: Executor[RequestT], phase: IterationPlan) -> IterationPlan:
         def keep_own(items: tuple[PlanItemT, ...]) -> tuple[PlanItemT, ...]:
             return tuple(item for item in items if self._executor_by_attempt[item.image.request_id] is executor)
 

@@ -1,8 +1,8 @@
 """The interface between an engine and the kind of model that it runs.
 
-A *runtime* is one kind of model, loaded on one device: an `Executor`, which compiles requests and executes the
-scheduler's plans, and its scheduler. `engine/diffusion` is the runtime of diffusion models, `engine/multi_model`
-combines several executors on one device, and `testing/fake_executor` is one without a device.
+A *runtime* is models of one kind, loaded on one device: an `Executor`, which compiles requests and executes the
+scheduler's plans, and its scheduler. `engine/diffusion` loads that of diffusion models. `engine/multi_model` is an
+executor that combines several; `testing/fake_executor` is one without a device.
 
 The engine's threads know payloads, results and conditioning only through these protocols. The loop decides nothing and
 computes nothing; an executor does not know which requests wait, or why a plan is what it is.
@@ -20,6 +20,9 @@ from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import EngineRequest
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import BatchKey, ImageId, IterationPlan, IterationResult
+
+THUMBNAIL_MAX_PX = 64
+"""The longest side of a thumbnail: 64 of them are less than a megabyte, sent five times a second."""
 
 
 class Result(Protocol):
@@ -75,7 +78,7 @@ class CompiledRequest(Protocol):
 
     @property
     def num_images(self) -> int:
-        """Its images, each of which takes a slot."""
+        """The number of its images, each of which takes a slot."""
         ...
 
     @property
@@ -99,16 +102,16 @@ class CompiledRequest(Protocol):
         ...
 
 
-P = TypeVar("P", bound=CompiledRequest)
+RequestT = TypeVar("RequestT", bound=CompiledRequest)
 
 
-class Executor(Protocol[P]):
+class Executor(Protocol[RequestT]):
     """Executes iterations on one device.
 
     `prepare` may be called from another thread, everything else from the loop's only.
     """
 
-    def prepare(self, request: EngineRequest, data: memoryview | None = None) -> P:
+    def prepare(self, request: EngineRequest, data: memoryview | None = None) -> RequestT:
         """Compile what the request needs. `data` is the frame beside its message.
 
         Raises `errors.RequestError` if it cannot be served.
@@ -119,7 +122,7 @@ class Executor(Protocol[P]):
         """Whether `prepare` would return at once because nothing new must be compiled."""
         ...
 
-    def accept(self, prepared: P) -> None:
+    def accept(self, prepared: RequestT) -> None:
         """Keep a request that the scheduler has accepted, until `forget`."""
         ...
 
@@ -151,18 +154,14 @@ class Executor(Protocol[P]):
         ...
 
 
-THUMBNAIL_MAX_PX = 64
-"""The longest side of a thumbnail: 64 of them are less than a megabyte, sent five times a second."""
-
-
 @dataclass(frozen=True)
-class Runtime(Generic[P]):
+class Runtime(Generic[RequestT]):
     """Models of one kind, loaded on one device and ready to serve."""
 
-    executor: Executor[P]
+    executor: Executor[RequestT]
     scheduler: StepScheduler
     device: str = "cpu"  # as torch names it
-    shape_costs: Callable[[], tuple[ShapeCosts, ...]] = tuple  # the measured costs, as clients get them
+    shape_costs: Callable[[], tuple[ShapeCosts, ...]] = lambda: ()  # the measured costs, as clients get them
     save_costs: Callable[[], None] = lambda: None
     settings: Mapping[str, Any] = field(default_factory=dict)  # what "auto" was resolved to, for the log
 

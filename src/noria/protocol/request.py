@@ -35,8 +35,10 @@ class ImageRequestBody(ImageSettings, frozen=True, forbid_unknown_fields=True):
 
 
 class EngineRequest(Struct, frozen=True):
-    """An admitted request. Each attempt at an engine has an `attempt_id` of its own, since two clients may send the same
-    `request_id`, and a retry may meet its first attempt.
+    """An admitted request.
+
+    Each attempt at an engine has an `attempt_id` of its own, since two clients may send the same `request_id`, and a
+    retry may meet its first attempt.
     """
 
     request_id: str  # the one that clients, logs and traces use

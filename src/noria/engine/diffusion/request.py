@@ -21,7 +21,7 @@ class BaseImageRequest:
 
     @property
     def num_images(self) -> int:
-        """Its images."""
+        """The number of its images."""
         return self.request.payload.n
 
     @property
