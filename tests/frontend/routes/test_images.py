@@ -113,7 +113,8 @@ def test_scheduler_by_any_of_its_names(client, engine, accepted):
 def test_an_integer_may_have_a_zero_fraction(client, engine):
     body = b'{"prompt": "p", "width": 32.0, "inference_steps": 2e1}'
     assert client.post("/t2i", content=body, headers={"content-type": "application/json"}).status_code == 200
-    assert (engine.submitted[0].width_px, engine.submitted[0].num_steps) == (32, 20)
+    payload = engine.submitted[0].payload
+    assert (payload.width, payload.inference_steps) == (32, 20)
 
 
 @pytest.mark.parametrize(
