@@ -42,7 +42,7 @@ class Harness:
     def on_plan(self, plan):
         with_thumbnails = self.publisher.on_plan(plan, self.clock())
         self.num_with_thumbnails += with_thumbnails
-        self.joined += [assignment.image.request_id.removesuffix(".f00d") for assignment in plan.joins]
+        self.joined += [assignment.image.attempt_id.removesuffix(".f00d") for assignment in plan.joins]
         return with_thumbnails
 
     def submit(self, *requests):

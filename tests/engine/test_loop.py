@@ -37,7 +37,7 @@ class Harness:
         return iterations
 
     def ends(self):
-        return {e.event.request_id: e.event.finish_reason for e in self.events if isinstance(e, RequestEnded)}
+        return {e.event.attempt_id: e.event.finish_reason for e in self.events if isinstance(e, RequestEnded)}
 
 
 def test_an_image_is_ready_before_its_request_ends():
@@ -57,7 +57,7 @@ def test_a_request_joins_a_running_batch_at_once():
         harness.loop.run_iteration()
     harness.submit(request("late", steps=3))
     harness.run()
-    late = next(e for e in harness.events if isinstance(e, RequestEnded) and e.event.request_id == "late")
+    late = next(e for e in harness.events if isinstance(e, RequestEnded) and e.event.attempt_id == "late")
     assert late.event.timings.queue_s == 0
     assert harness.clock.now == 10  # three of the ten iterations step both
 

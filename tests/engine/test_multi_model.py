@@ -46,7 +46,7 @@ def generate(executor, requests):
             case PreviewReady(prepared=prepared, preview=preview):
                 previews.append((prepared.request.request_id, preview.width_px))
             case RequestEnded(event=event):
-                ends[event.request_id] = event.finish_reason
+                ends[event.attempt_id] = event.finish_reason
 
     loop = EngineLoop(StepScheduler(6, decode_batch=2), executor, on_event, lambda: 0.0)
     for request in requests:

@@ -99,16 +99,16 @@ class Simulation:
         self.calls_left = {image: each.request.num_calls - each.call for image, each in table.running.items()}
         steps_s = decode_s = 0.0
         if plan.steps:
-            first = self.submitted[plan.steps[0].image.request_id]
-            rows = sum(self.submitted[step.image.request_id].rows for step in plan.steps)
+            first = self.submitted[plan.steps[0].image.attempt_id]
+            rows = sum(self.submitted[step.image.attempt_id].rows for step in plan.steps)
             steps_s = self.truth.step_s(batch_key(first.side_px), rows)
         if plan.decodes:
-            first = self.submitted[plan.decodes[0].image.request_id]
+            first = self.submitted[plan.decodes[0].image.attempt_id]
             decode_s = self.truth.decode_s(batch_key(first.side_px), len(plan.decodes))
         return steps_s + decode_s
 
     def record(self, event):
-        name = event.prepared.request.request_id
+        name = event.prepared.request.attempt_id
         if isinstance(event, RequestEnded):
             assert name not in self.finish_reasons
             self.finish_reasons[name], self.ended_at[name] = event.event.finish_reason, self.clock.now
@@ -164,15 +164,15 @@ def test_no_slot_and_no_row_stays_unused_while_an_image_could_use_it(policy, tra
         assert simulation.num_running == num_slots or not simulation.num_waiting
         if not plan.steps:
             return
-        side_px = simulation.submitted[plan.steps[0].image.request_id].side_px
+        side_px = simulation.submitted[plan.steps[0].image.attempt_id].side_px
         stepped = {step.image for step in plan.steps}
         if simulation.num_running < num_slots and any(
-            simulation.submitted[image.request_id].deadline_s is not None for image in stepped
+            simulation.submitted[image.attempt_id].deadline_s is not None for image in stepped
         ):
             return
-        rows_left = max_rows - sum(simulation.submitted[image.request_id].rows for image in stepped)
+        rows_left = max_rows - sum(simulation.submitted[image.attempt_id].rows for image in stepped)
         for image, calls_left in simulation.calls_left.items():
-            request = simulation.submitted[image.request_id]
+            request = simulation.submitted[image.attempt_id]
             if image not in stepped and request.side_px == side_px and calls_left:
                 assert request.rows > rows_left, "it would have paid off"
 

@@ -34,10 +34,10 @@ def full_scheduler(keys: list[BatchKey], policy: Policy) -> tuple[StepScheduler,
     return scheduler, rng
 
 
-def make_request(request_id: str, rng: random.Random, keys: list[BatchKey]) -> SchedulableRequest:
+def make_request(attempt_id: str, rng: random.Random, keys: list[BatchKey]) -> SchedulableRequest:
     """A random request."""
     return SchedulableRequest(
-        request_id,
+        attempt_id,
         rng.choice(keys),
         num_images=1,
         num_calls=rng.randrange(20, 60),
@@ -65,9 +65,9 @@ def measure(keys: list[BatchKey], policy: Policy) -> dict[str, float]:
             cpu_milliseconds(lambda new_request=new_request: scheduler.submit(new_request, 0.0))
         )
         scheduler.cancel(name, 0.0)
-        request_ids = [f"r{10 + 2 * each}" for each in range(NUM_SUBSCRIBED)]
+        attempt_ids = [f"r{10 + 2 * each}" for each in range(NUM_SUBSCRIBED)]
         durations_ms["progress"].append(
-            cpu_milliseconds(lambda request_ids=request_ids: scheduler.progress(request_ids, 0.0))
+            cpu_milliseconds(lambda attempt_ids=attempt_ids: scheduler.progress(attempt_ids, 0.0))
         )
         plans: list[IterationPlan | None] = []
         durations_ms["plan"].append(cpu_milliseconds(lambda plans=plans: plans.append(scheduler.plan(0.0))))
@@ -77,7 +77,7 @@ def measure(keys: list[BatchKey], policy: Policy) -> dict[str, float]:
         commit_plan(scheduler, plan := scheduler.plan(0.0))
         assert plan is not None
         # Frees a slot.
-        scheduler.cancel(plan.steps[-1].image.request_id, 0.0)
+        scheduler.cancel(plan.steps[-1].image.attempt_id, 0.0)
         plans = []
         durations_ms["plan with joins"].append(cpu_milliseconds(lambda plans=plans: plans.append(scheduler.plan(0.0))))
         commit_plan(scheduler, plans[0])

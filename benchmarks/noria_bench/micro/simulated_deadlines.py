@@ -44,7 +44,7 @@ class SimulatedDevice(FakeExecutor):
         self._rng, self._iteration_s = random.Random(2), 0.0
 
     def execute(self, plan: IterationPlan, *, with_thumbnails: bool = False) -> IterationResult:
-        rows = sum(2 if self._accepted[step.image.request_id].request.payload.guided else 1 for step in plan.steps)
+        rows = sum(2 if self._accepted[step.image.attempt_id].request.payload.guided else 1 for step in plan.steps)
         exact_s = (
             TEXT_ENCODE_S * len(plan.joins),
             CostCurve(dict(STEP_S)).at(rows) if rows else 0.0,
@@ -88,7 +88,7 @@ def open_loop(load: float, policy: str, num_requests: int = 1000) -> float:
 
     def on_event(event: Any) -> None:
         if isinstance(event, RequestEnded):
-            finish_reasons[event.event.request_id] = event.event.finish_reason
+            finish_reasons[event.event.attempt_id] = event.event.finish_reason
 
     device, step_scheduler, engine_loop = make_simulation(policy, on_event)
     mean_rows = sum(STEPS) / len(STEPS) * 1.8 * sum(IMAGES) / len(IMAGES)
@@ -118,7 +118,7 @@ def closed_loop(num_users: int, images: tuple[int, ...], num_requests: int = 400
     errors, finished_ids = list[float](), list[str]()
 
     def on_event(event: Any) -> None:
-        name = event.prepared.request.request_id
+        name = event.prepared.request.attempt_id
         if isinstance(event, ProgressChanged):
             predictions.setdefault(name, (device.clock.now, event.progress.finish_in_s))
         if isinstance(event, RequestEnded):

@@ -209,7 +209,7 @@ class LiveViewPublisher(Generic[SubscriberT]):
         full_view = self._build_view(now, at)
         states = sorted(self._image_states.values(), key=lambda state: state.slot)
         thumbnails = tuple(
-            (state.slot, self._find_request(state.thumbnail.image.request_id).request.request_id, state.thumbnail)
+            (state.slot, self._find_request(state.thumbnail.image.attempt_id).request.request_id, state.thumbnail)
             for state in states
             if state.thumbnail is not None
         )
@@ -250,7 +250,7 @@ class LiveViewPublisher(Generic[SubscriberT]):
         )
 
     def _slot_view(self, each: RunningImageSnapshot, now: float, at: float) -> SlotView:
-        prepared, schedulable = self._find_request(each.image.request_id), each.request
+        prepared, schedulable = self._find_request(each.image.attempt_id), each.request
         request = prepared.request
         return SlotView(
             slot=each.slot,
@@ -276,7 +276,7 @@ class LiveViewPublisher(Generic[SubscriberT]):
         )
 
     def _waiting_view(self, each: WaitingRequestSnapshot, now: float, at: float) -> WaitingView:
-        prepared, schedulable = self._find_request(each.request.request_id), each.request
+        prepared, schedulable = self._find_request(each.request.attempt_id), each.request
         request = prepared.request
         return WaitingView(
             request_id=request.request_id,

@@ -124,12 +124,12 @@ class EngineLoop(Generic[RequestT]):
         if plan is None:
             return None
         with_thumbnails = self._on_plan(plan)
-        batch_key = self._requests[plan.steps[0].image.request_id].batch_key if plan.steps else None
+        batch_key = self._requests[plan.steps[0].image.attempt_id].batch_key if plan.steps else None
         outcome = self._executor.execute(plan, with_thumbnails=with_thumbnails)
         now = self._clock()
         for preview in self._executor.previews():
-            if preview.image.request_id in self._requests:
-                self._on_event(PreviewReady(self._requests[preview.image.request_id], preview))
+            if preview.image.attempt_id in self._requests:
+                self._on_event(PreviewReady(self._requests[preview.image.attempt_id], preview))
         self._handle_events(self.scheduler.commit(plan, outcome, now, now - started))
         if self._streaming and now - self._last_progress_s >= _PROGRESS_INTERVAL_S:
             self._last_progress_s = now
@@ -138,7 +138,7 @@ class EngineLoop(Generic[RequestT]):
             assignment
             for assignment in plan.joins
             # What did not fit joins again later, unless its request failed because it does not fit even alone.
-            if outcome.oom_phase != "joins" or assignment.image.request_id not in self._requests
+            if outcome.oom_phase != "joins" or assignment.image.attempt_id not in self._requests
         ]
         stepped_key = batch_key if outcome.oom_phase not in ("joins", "steps") else None
         thumbnails = self._executor.thumbnails() if with_thumbnails else []
@@ -157,12 +157,12 @@ class EngineLoop(Generic[RequestT]):
             match event:
                 case ImageDecoded(image):
                     self._on_event(
-                        ResultReady(self._requests[image.request_id], image.index, self._executor.take_result(image))
+                        ResultReady(self._requests[image.attempt_id], image.index, self._executor.take_result(image))
                     )
                 case RequestFinished():
-                    prepared = self._requests.pop(event.request_id)
-                    self._executor.forget(event.request_id)
-                    self._streaming.discard(event.request_id)
+                    prepared = self._requests.pop(event.attempt_id)
+                    self._executor.forget(event.attempt_id)
+                    self._streaming.discard(event.attempt_id)
                     self._on_event(RequestEnded(prepared, event))
 
 
@@ -172,7 +172,7 @@ def _schedulable(prepared: CompiledRequest, arrived: float) -> SchedulableReques
     deadline = arrived + request.deadline_s if request.deadline_s is not None else None
     expiries = [arrived + request.timeout_s, *([deadline] if deadline is not None else [])]
     return SchedulableRequest(
-        request_id=request.attempt_id,
+        attempt_id=request.attempt_id,
         batch_key=prepared.batch_key,
         num_images=prepared.num_images,
         num_calls=prepared.num_calls,

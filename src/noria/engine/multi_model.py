@@ -88,7 +88,7 @@ class MultiModelExecutor(Generic[RequestT]):
 
     def take_result(self, image: ImageId) -> Result:
         """The result of an image that the last iteration decoded."""
-        return self._executor_by_attempt[image.request_id].take_result(image)
+        return self._executor_by_attempt[image.attempt_id].take_result(image)
 
     def previews(self) -> list[Preview]:
         """The previews of the last iteration, of all models."""
@@ -109,7 +109,7 @@ class MultiModelExecutor(Generic[RequestT]):
         done.
         """
         images = [assignment.image for assignment in (*plan.joins, *plan.decodes)] + [step.image for step in plan.steps]
-        executor_ids = {id(self._executor_by_attempt[image.request_id]) for image in images}
+        executor_ids = {id(self._executor_by_attempt[image.attempt_id]) for image in images}
         if len(executor_ids) == 1:
             return [(executor, plan) for executor in self._executors.values() if id(executor) in executor_ids]
         sub_plans: list[tuple[Executor[RequestT], IterationPlan]] = []
@@ -126,6 +126,6 @@ class MultiModelExecutor(Generic[RequestT]):
 
     def _only_of(self, executor: Executor[RequestT], phase: IterationPlan) -> IterationPlan:
         def keep_own(items: tuple[PlanItemT, ...]) -> tuple[PlanItemT, ...]:
-            return tuple(item for item in items if self._executor_by_attempt[item.image.request_id] is executor)
+            return tuple(item for item in items if self._executor_by_attempt[item.image.attempt_id] is executor)
 
         return IterationPlan(keep_own(phase.joins), keep_own(phase.steps), keep_own(phase.decodes))

@@ -176,7 +176,7 @@ class Engine:
 
     def _on_plan(self, plan: IterationPlan) -> bool:
         images = [assignment.image for assignment in (*plan.joins, *plan.decodes)] + [step.image for step in plan.steps]
-        self._receiver.crash_journal.record_iteration({image.request_id for image in images})
+        self._receiver.crash_journal.record_iteration({image.attempt_id for image in images})
         return self._live_view.on_plan(plan, time.monotonic())
 
     def _on_event(self, event: EngineEvent[Any]) -> None:

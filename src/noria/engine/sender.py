@@ -71,10 +71,10 @@ class ResponseSender(threading.Thread):
 
     def _send_end(self, client: ClientId, ended: RequestEnded[Any]) -> None:
         event = ended.event
-        error = self._failed.pop(event.request_id, None)
+        error = self._failed.pop(event.attempt_id, None)
         is_generated = event.finish_reason is FinishReason.FINISHED
         # A GPU runs behind the loop: it had not completed the image when the loop saw the end.
-        result_ready_s = self._result_ready_s.pop(event.request_id, event.finished_at)
+        result_ready_s = self._result_ready_s.pop(event.attempt_id, event.finished_at)
         at = max(result_ready_s, event.finished_at) if is_generated else event.finished_at
         request_timings = replace(event.timings, slot_s=event.timings.slot_s + at - event.finished_at)
         code = error.code if error is not None else None if is_generated else ERROR_CODE_BY_REASON[event.finish_reason]
@@ -91,11 +91,11 @@ class ResponseSender(threading.Thread):
         )
         if code is None:
             self._channel.send(
-                client, Finished(event.request_id, timings, request_timings.num_calls, request_timings.mean_batch)
+                client, Finished(event.attempt_id, timings, request_timings.num_calls, request_timings.mean_batch)
             )
             return
         failed = Failed(
-            event.request_id,
+            event.attempt_id,
             code,
             event.message if error is None else error.message,
             retry_after_s=event.retry_after_s,

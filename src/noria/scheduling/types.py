@@ -17,7 +17,7 @@ from noria.protocol.request import Priority
 class ImageId:
     """Image `index` of a request."""
 
-    request_id: str
+    attempt_id: str
     index: int
 
 
@@ -34,7 +34,7 @@ class BatchKey(NamedTuple):
 class SchedulableRequest:
     """All that the scheduler knows of a request. It determines the request's work completely."""
 
-    request_id: str
+    attempt_id: str
     batch_key: BatchKey
     num_images: int
     num_calls: int  # model calls per image: the rows of its sampler's table
@@ -224,7 +224,7 @@ class ImageDecoded:
 class RequestFinished:
     """The one terminal event of a request."""
 
-    request_id: str
+    attempt_id: str
     finish_reason: FinishReason
     message: str = ""
     timings: RequestTimings = RequestTimings()

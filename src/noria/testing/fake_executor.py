@@ -100,14 +100,14 @@ class FakeExecutor:
             return IterationResult(oom_phase="decodes")
         for assignment in plan.decodes:
             held = self._slots[assignment.slot]
-            assert held == (assignment.image, self._accepted[assignment.image.request_id].num_calls), (
+            assert held == (assignment.image, self._accepted[assignment.image.attempt_id].num_calls), (
                 f"{assignment} but the slot holds {held}"
             )
         planned = {item.image for items in (plan.joins, plan.steps, plan.decodes) for item in items}
         return IterationResult({image: self.failing.pop(image) for image in planned & self.failing.keys()})
 
     def _make_previews(self, step: Step, *, with_thumbnails: bool) -> None:
-        prepared = self._accepted[step.image.request_id]
+        prepared = self._accepted[step.image.attempt_id]
         pixels = FakePixels(prepared.request.payload.seed + step.image.index, 3)
         preview = PreviewPixels(step.image, step.call, 1, 1, pixels)
         if step.call in preview_calls(prepared.num_calls, prepared.request.payload.partial_images):
@@ -131,7 +131,7 @@ class FakeExecutor:
 
     def take_result(self, image: ImageId) -> DecodedImage:
         """A flat image of the request's size."""
-        request = self._accepted[image.request_id].request
+        request = self._accepted[image.attempt_id].request
         payload = request.payload
         pixels = FakePixels(payload.seed + image.index, payload.width * payload.height * 3)
         return DecodedImage(request, image.index, pixels)

@@ -399,7 +399,7 @@ def test_a_thumbnail_is_the_preview_of_the_same_call_and_changes_no_image(bundle
         loop.submit(executor.prepare(each))
     while (iteration := loop.run_iteration()) is not None:
         for thumbnail in iteration.thumbnails:
-            key = thumbnail.image.request_id, thumbnail.call
+            key = thumbnail.image.attempt_id, thumbnail.call
             thumbnails[key] = (thumbnail.width_px, thumbnail.height_px, bytes(thumbnail.pixels.rgb()))
     assert set(thumbnails) == {(each.request_id, call) for each in requests for call in range(6)}
     assert len(previews) == 4
@@ -501,7 +501,7 @@ def test_a_preview_is_sent_once_although_its_step_was_repeated(bundled, monkeypa
     while loop.run_iteration() is not None:
         pass
     previews = [
-        (event.preview.image.request_id, event.preview.call) for event in events if isinstance(event, PreviewReady)
+        (event.preview.image.attempt_id, event.preview.call) for event in events if isinstance(event, PreviewReady)
     ]
     assert sorted(previews) == [(name, call) for name in ("r0", "r1") for call in (2, 4, 6)]
 

@@ -83,7 +83,7 @@ def test_a_deprioritized_request_goes_behind_the_deadlines_it_would_break_and_no
     newcomer = table.add(make_request("high", priority="high"), 0.0)
     table.add(make_request("low", priority="low"), 0.0)
     admission.deprioritize(newcomer, ["accepted"], 0.0)
-    order = [image.request_id for image in admission.predictor.sort_by_policy(list(table.waiting), 0.0)]
+    order = [image.attempt_id for image in admission.predictor.sort_by_policy(list(table.waiting), 0.0)]
     assert order == ["accepted", "high", "accepted, far deadline", "low"]
 
 

@@ -26,7 +26,7 @@ def image(name, calls, batch_key=SMALL, rows=1, running=False, exclusive=False, 
 
 def forecast_times(images, num_slots=4, cost_model=None, expected_batch_size=None, decode_batch=4):
     done = forecast(images, num_slots, cost_model or costs(), expected_batch_size or {}, decode_batch)
-    return {each.request_id: (pytest.approx(at.start_in_s), pytest.approx(at.finish_in_s)) for each, at in done.items()}
+    return {each.attempt_id: (pytest.approx(at.start_in_s), pytest.approx(at.finish_in_s)) for each, at in done.items()}
 
 
 def test_one_image_takes_its_text_encode_its_calls_and_its_decode():

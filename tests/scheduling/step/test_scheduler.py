@@ -25,8 +25,8 @@ from noria.scheduling.types import (
 SMALL, LARGE = BatchKey(64, 64), BatchKey(128, 96)
 
 
-def make_request(request_id="a", calls=2, images=1, batch_key=SMALL, expires_at=None, **more):
-    return SchedulableRequest(request_id, batch_key, images, calls, expires_at, **more)
+def make_request(attempt_id="a", calls=2, images=1, batch_key=SMALL, expires_at=None, **more):
+    return SchedulableRequest(attempt_id, batch_key, images, calls, expires_at, **more)
 
 
 def make_result(text_encode_s=0.0, step_s=0.0, decode_s=0.0, **result):
@@ -75,7 +75,7 @@ def test_a_new_request_joins_running_images_at_the_next_iteration():
     run_iteration(scheduler)
     scheduler.submit(make_request("b", calls=3), 0)
     plan, _ = run_iteration(scheduler)
-    assert [(step.image.request_id, step.call) for step in plan.steps] == [("a", 1), ("b", 0)]
+    assert [(step.image.attempt_id, step.call) for step in plan.steps] == [("a", 1), ("b", 0)]
 
 
 def test_timings_include_the_mean_batch_size():
@@ -132,7 +132,7 @@ def test_requests_join_in_order_of_arrival():
     scheduler = StepScheduler(1)
     for name in "abc":
         scheduler.submit(make_request(name, calls=1), 0)
-    assert [run_iteration(scheduler)[0].joins[0].image.request_id for _ in range(3)] == ["a", "b", "c"]
+    assert [run_iteration(scheduler)[0].joins[0].image.attempt_id for _ in range(3)] == ["a", "b", "c"]
 
 
 def test_batch_keys_alternate():
@@ -140,7 +140,7 @@ def test_batch_keys_alternate():
     scheduler.submit(make_request("a", calls=4, batch_key=SMALL), 0)
     scheduler.submit(make_request("b", calls=4, batch_key=LARGE), 0)
     plans = [run_iteration(scheduler)[0] for _ in range(6)]
-    assert [plan.steps[0].image.request_id for plan in plans] == ["a", "b"] * 3
+    assert [plan.steps[0].image.attempt_id for plan in plans] == ["a", "b"] * 3
     assert all(len({step.image for step in plan.steps}) == 1 for plan in plans)
 
 
@@ -170,8 +170,8 @@ def test_a_cancelled_request_is_gone_from_the_next_plan_and_its_slot_is_free():
     run_iteration(scheduler)
     assert [event.finish_reason for event in scheduler.cancel("a", 0)] == [FinishReason.CANCELLED]
     plan, _ = run_iteration(scheduler)
-    assert [assignment.image.request_id for assignment in plan.joins] == ["b"]
-    assert [step.image.request_id for step in plan.steps] == ["b"]
+    assert [assignment.image.attempt_id for assignment in plan.joins] == ["b"]
+    assert [step.image.attempt_id for step in plan.steps] == ["b"]
 
 
 def test_commit_skips_a_request_cancelled_during_its_iteration():
@@ -196,11 +196,11 @@ def test_a_failed_image_fails_its_request_and_no_other():
     scheduler.submit(make_request("a", calls=3, images=2), 0)
     scheduler.submit(make_request("b", calls=3), 0)
     _, events = run_iteration(scheduler, failed={ImageId("a", 1): "not finite"})
-    assert [(event.request_id, event.finish_reason, event.message) for event in events] == [
+    assert [(event.attempt_id, event.finish_reason, event.message) for event in events] == [
         ("a", FinishReason.FAILED, "not finite")
     ]
     plan, _ = run_iteration(scheduler)
-    assert [step.image.request_id for step in plan.steps] == ["b"]
+    assert [step.image.attempt_id for step in plan.steps] == ["b"]
 
 
 def test_requests_expire_whether_running_or_waiting():
@@ -211,9 +211,9 @@ def test_requests_expire_whether_running_or_waiting():
     run_iteration(scheduler)
     assert scheduler.next_expiry() == 5.0
     assert scheduler.expire(4.9) == []
-    assert [event.request_id for event in scheduler.expire(7.0)] == ["runs", "waits"]
+    assert [event.attempt_id for event in scheduler.expire(7.0)] == ["runs", "waits"]
     assert scheduler.next_expiry() is None
-    assert run_iteration(scheduler)[0].joins[0].image.request_id == "patient"
+    assert run_iteration(scheduler)[0].joins[0].image.attempt_id == "patient"
 
 
 def test_a_full_queue_rejects_at_once_and_reports_its_length():
@@ -289,16 +289,16 @@ def test_the_most_urgent_image_joins_and_steps_first():
     scheduler.costs.record_oom(SMALL, 2)  # one row a call
     scheduler.submit(make_request("patient", calls=3), 0)
     plan, _ = run_iteration(scheduler, 0.0)
-    assert [step.image.request_id for step in plan.steps] == ["patient"]
+    assert [step.image.attempt_id for step in plan.steps] == ["patient"]
     scheduler.submit(make_request("high", calls=2, priority="high"), 1.0)
     scheduler.submit(make_request("low", calls=2, priority="low"), 1.0)
     plan, _ = run_iteration(scheduler, 1.0)
-    assert [assignment.image.request_id for assignment in plan.joins] == ["high"]
-    assert [step.image.request_id for step in plan.steps] == ["high"]  # "patient" is paused
+    assert [assignment.image.attempt_id for assignment in plan.joins] == ["high"]
+    assert [step.image.attempt_id for step in plan.steps] == ["high"]  # "patient" is paused
     plan, _ = run_iteration(scheduler, 2.0)
-    assert [assignment.image.request_id for assignment in plan.decodes] == ["high"]
+    assert [assignment.image.attempt_id for assignment in plan.decodes] == ["high"]
     plan, _ = run_iteration(scheduler, 3.0)
-    assert [(step.image.request_id, step.call) for step in plan.steps] == [("patient", 1)]
+    assert [(step.image.attempt_id, step.call) for step in plan.steps] == [("patient", 1)]
 
 
 def test_an_exclusive_request_shares_the_batch_with_no_other():
@@ -309,8 +309,8 @@ def test_an_exclusive_request_shares_the_batch_with_no_other():
     scheduler.submit(make_request("after", calls=1), 0)
     joined = []
     while (plan := scheduler.plan(0)) is not None:
-        joined.append([assignment.image.request_id for assignment in plan.joins])
-        assert len({step.image.request_id for step in plan.steps}) == 1
+        joined.append([assignment.image.attempt_id for assignment in plan.joins])
+        assert len({step.image.attempt_id for step in plan.steps}) == 1
         scheduler.commit(plan, IterationResult(), 0)
     assert joined == [[], ["suspect", "suspect"], [], ["after"]]
 
@@ -350,7 +350,7 @@ def test_an_image_whose_batch_ran_out_of_memory_does_not_fail_when_the_others_we
         plan = scheduler.plan(0)
         scheduler.cancel("b", 0)
         assert scheduler.commit(plan, IterationResult(oom_phase=phase), 0) == []
-        assert [event.request_id for event in run_iteration(scheduler)[1][-1:]] == ["a"]
+        assert [event.attempt_id for event in run_iteration(scheduler)[1][-1:]] == ["a"]
 
 
 def test_limits_stay_when_all_images_that_ran_out_of_memory_were_cancelled():
@@ -378,9 +378,9 @@ def test_an_image_that_never_fits_does_not_shrink_the_batch_for_others():
     ends = []
     while scheduler.num_running or scheduler.num_waiting:
         plan = scheduler.plan(0)
-        huge = any(assignment.image.request_id == "huge" for assignment in plan.joins)
+        huge = any(assignment.image.attempt_id == "huge" for assignment in plan.joins)
         ends += scheduler.commit(plan, IterationResult(oom_phase="joins" if huge else None), 0)
-    assert {event.request_id: event.finish_reason for event in ends if isinstance(event, RequestFinished)} == {
+    assert {event.attempt_id: event.finish_reason for event in ends if isinstance(event, RequestFinished)} == {
         "huge": FinishReason.FAILED,
         "two": FinishReason.FINISHED,
     }
@@ -419,7 +419,7 @@ def test_known_decode_costs_are_subtracted_when_only_iterations_are_timed():
     scheduler.commit(scheduler.plan(0), IterationResult(), 0.0)
     scheduler.submit(make_request("b", calls=5), 0)
     plan = run_timed_iteration(scheduler, phase_timings=PendingTimings(), join_s=0.1)
-    assert ([each.image.request_id for each in plan.steps], len(plan.decodes)) == (["b"], 1)
+    assert ([each.image.attempt_id for each in plan.steps], len(plan.decodes)) == (["b"], 1)
     assert costs.step_s(SMALL, 1) == pytest.approx(2.0 - 1.5 - 0.1)
     assert costs.decode_s(LARGE) == 1.5
     assert costs.text_encode_s("") == 0.0
@@ -452,8 +452,8 @@ def test_a_snapshot_lists_running_images_by_slot_and_waiting_requests_in_order()
     assert (second.image, second.slot, second.call, second.joined_at) == (ImageId("b", 0), 1, 1, 5.0)
     assert (second.finish_in_s, first.finish_in_s) == (1.0, 2.0)
     b, c = snapshot.waiting
-    assert (b.request.request_id, b.num_images, b.arrived_at, b.start_in_s) == ("b", 2, 3.0, 1.0)
-    assert (c.request.request_id, c.num_images, c.arrived_at, c.start_in_s) == ("c", 1, 4.0, 3.0)
+    assert (b.request.attempt_id, b.num_images, b.arrived_at, b.start_in_s) == ("b", 2, 3.0, 1.0)
+    assert (c.request.attempt_id, c.num_images, c.arrived_at, c.start_in_s) == ("c", 1, 4.0, 3.0)
     assert scheduler.snapshot(6.0, 1).waiting == (b,)
 
 
@@ -501,7 +501,7 @@ def test_an_image_that_did_not_fit_beside_others_does_not_shrink_the_batch_for_g
         plan = scheduler.plan(0)
         if plan is None:
             break
-        beside_others = any(assignment.image.request_id == "large" for assignment in plan.joins) and len(plan.steps) > 0
+        beside_others = any(assignment.image.attempt_id == "large" for assignment in plan.joins) and len(plan.steps) > 0
         beside_others = beside_others and scheduler.num_running > 1
         scheduler.commit(plan, IterationResult(oom_phase="joins" if beside_others else None), 0)
     assert scheduler.num_running == scheduler.num_waiting == 0
@@ -534,14 +534,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     def record(self, events):
         for event in events:
             if isinstance(event, RequestFinished):
-                assert event.request_id not in self.ended, "ended twice"
-                self.ended.add(event.request_id)
-                done = self.open.pop(event.request_id)
+                assert event.attempt_id not in self.ended, "ended twice"
+                self.ended.add(event.attempt_id)
+                done = self.open.pop(event.attempt_id)
                 if event.finish_reason is FinishReason.FINISHED:
-                    images = [ImageId(done.request_id, k) for k in range(done.num_images)]
+                    images = [ImageId(done.attempt_id, k) for k in range(done.num_images)]
                     assert all(self.calls_made[image] == done.num_calls for image in images)
             else:
-                assert self.calls_made[event.image] == self.open[event.image.request_id].num_calls
+                assert self.calls_made[event.image] == self.open[event.image.attempt_id].num_calls
 
     @rule(
         target=requests,
@@ -567,14 +567,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             exclusive=exclusive,
             priority=priority,
         )
-        self.open[request.request_id] = request
+        self.open[request.attempt_id] = request
         self.record(self.scheduler.submit(request, self.now))
-        return request.request_id
+        return request.attempt_id
 
-    @rule(request_id=consumes(requests))
-    def cancel(self, request_id):
-        known = request_id in self.open
-        events = self.scheduler.cancel(request_id, self.now)
+    @rule(attempt_id=consumes(requests))
+    def cancel(self, attempt_id):
+        known = attempt_id in self.open
+        events = self.scheduler.cancel(attempt_id, self.now)
         assert len(events) == known
         self.record(events)
 
@@ -597,12 +597,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         ]
         slots = {}
         for image, slot in assignments:
-            assert image.request_id in self.open, "planned after it ended"
+            assert image.attempt_id in self.open, "planned after it ended"
             assert slots.setdefault(slot, image) == image, "one slot, two images"
-        assert len({self.open[step.image.request_id].batch_key for step in self.plan.steps}) <= 1
-        assert len({self.open[assignment.image.request_id].batch_key for assignment in self.plan.decodes}) <= 1
+        assert len({self.open[step.image.attempt_id].batch_key for step in self.plan.steps}) <= 1
+        assert len({self.open[assignment.image.attempt_id].batch_key for assignment in self.plan.decodes}) <= 1
         assert len(self.plan.decodes) <= 2
-        in_flight = {each.image.request_id for each in (*self.plan.steps, *self.plan.decodes)}
+        in_flight = {each.image.attempt_id for each in (*self.plan.steps, *self.plan.decodes)}
         assert len(in_flight) == 1 or not any(self.open[name].exclusive for name in in_flight), (
             "an exclusive request is not alone"
         )

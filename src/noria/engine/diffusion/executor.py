@@ -122,7 +122,7 @@ class DiffusionExecutor:
 
     def take_result(self, image: ImageId) -> DecodedImage:
         """An image that the last iteration decoded; each can be taken once."""
-        return DecodedImage(self._requests[image.request_id].request, image.index, self._decoded.pop(image))
+        return DecodedImage(self._requests[image.attempt_id].request, image.index, self._decoded.pop(image))
 
     def previews(self) -> list[PreviewPixels]:
         """The previews of the last iteration; they are returned once."""
@@ -198,7 +198,7 @@ class DiffusionExecutor:
 
     def _join(self, assignments: Iterable[SlotAssignment]) -> None:
         assignments = list(assignments)
-        requests = [self._requests[assignment.image.request_id] for assignment in assignments]
+        requests = [self._requests[assignment.image.attempt_id] for assignment in assignments]
         payloads = [prepared.request.payload for prepared in requests]
         embeddings = self._embeddings.get(
             [text for p in payloads for text in ([p.negative_prompt] if p.guided else []) + [p.prompt]]
@@ -219,7 +219,7 @@ class DiffusionExecutor:
             init_slot(self._history(prepared.batch_key), assignment.slot, start)
 
     def _step(self, steps: list[Step], *, with_thumbnails: bool) -> None:
-        prepared = [self._requests[step.image.request_id] for step in steps]
+        prepared = [self._requests[step.image.attempt_id] for step in steps]
         history = self._history(prepared[0].batch_key)
         slots, calls = [step.slot for step in steps], [step.call for step in steps]
         slots_B, calls_B = self._to_device(slots), self._to_device(calls)
@@ -230,7 +230,7 @@ class DiffusionExecutor:
         timesteps = np.array([p.table.timesteps[c] for p, c in zip(prepared, calls, strict=True)], np.float32)
         outputs_BCHW = self._predict(inputs_BCHW, prepared, slots, timesteps)
         preview_indices = [
-            b for b, step in enumerate(steps) if step.call in self._requests[step.image.request_id].preview_calls
+            b for b, step in enumerate(steps) if step.call in self._requests[step.image.attempt_id].preview_calls
         ]
         previews = self._make_previews(steps, preview_indices, inputs_BCHW, outputs_BCHW, timesteps)
         thumbnail_indices = range(len(steps)) if with_thumbnails else ()
@@ -313,7 +313,7 @@ class DiffusionExecutor:
         return noise_BCHW.to(self.model.device, non_blocking=True)
 
     def _decode(self, assignments: list[SlotAssignment]) -> None:
-        prepared = [self._requests[assignment.image.request_id] for assignment in assignments]
+        prepared = [self._requests[assignment.image.attempt_id] for assignment in assignments]
         history = self._history(prepared[0].batch_key)
         padding = self._config.decode_batch - len(assignments) if self._buckets else 0
         slots = [assignment.slot for assignment in assignments] + [assignments[0].slot] * padding
@@ -326,11 +326,11 @@ class DiffusionExecutor:
             self._decoded[assignment.image] = HostPixels(pixels_BHWC[b], finite_B[b], copied)
 
     def _log_fields(self, event: str, images: list[ImageId]) -> dict[str, dict[str, object]]:
-        ids = sorted({self._requests[image.request_id].request.request_id for image in images})
+        ids = sorted({self._requests[image.attempt_id].request.request_id for image in images})
         return fields(event=event, num_images=len(images), request_ids=ids)
 
     def _history(self, batch_key: BatchKey) -> torch.Tensor:
-        in_use = {self._requests[image.request_id].batch_key for image in self._noise}
+        in_use = {self._requests[image.attempt_id].batch_key for image in self._noise}
         return self._latents.history(batch_key, in_use)
 
     def _bucket(self, num_rows: int) -> int:

@@ -51,5 +51,5 @@ class PreviewPixels:
 
     def message(self) -> tuple[messages.Preview, bytes | memoryview]:
         """The message to the client, and the pixels beside it; blocks until their transfer is complete."""
-        preview = messages.Preview(self.image.request_id, self.image.index, self.call, self.width_px, self.height_px)
+        preview = messages.Preview(self.image.attempt_id, self.image.index, self.call, self.width_px, self.height_px)
         return preview, self.rgb()

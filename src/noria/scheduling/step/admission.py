@@ -33,11 +33,11 @@ class AdmissionControl:
         active = self.table.add(request, arrived_at)
         late_ids = self.deadlines_broken_by(active, now)
         if (rejection := self.reject_for_deadline(request, late_ids, now)) is not None:
-            self.table.remove(request.request_id)
+            self.table.remove(request.attempt_id)
             return rejection
         if late_ids:
             self.deprioritize(active, late_ids, now)  # it has no deadline: it can wait for theirs
-        active.promised_forecast = self.predictor.predict_uncorrected(now)[request.request_id]
+        active.promised_forecast = self.predictor.predict_uncorrected(now)[request.attempt_id]
         return None
 
     def reject_for_queue_length(self, request: SchedulableRequest) -> RequestFinished | None:
@@ -53,7 +53,7 @@ class AdmissionControl:
         )
         # Until so many images have left.
         wait_s = self.predictor.backlog_s * min(num_excess / max(num_waiting + num_running, 1), 1.0)
-        return RequestFinished(request.request_id, FinishReason.REFUSED, message, retry_after_s=wait_s)
+        return RequestFinished(request.attempt_id, FinishReason.REFUSED, message, retry_after_s=wait_s)
 
     def reject_for_backlog(self, request: SchedulableRequest) -> RequestFinished | None:
         """Return a rejection if more than `queue_limit_s` of work would be queued, else None.
@@ -72,7 +72,7 @@ class AdmissionControl:
             f"and this request takes {added_s:.1f} s"
         )
         wait_s = min(excess_s, backlog_s)  # until it fits, or until the queue is empty
-        return RequestFinished(request.request_id, FinishReason.REFUSED, message, retry_after_s=wait_s)
+        return RequestFinished(request.attempt_id, FinishReason.REFUSED, message, retry_after_s=wait_s)
 
     def reject_for_deadline(
         self, request: SchedulableRequest, late_ids: Collection[str], now: float
@@ -84,20 +84,20 @@ class AdmissionControl:
         if request.deadline is None:
             return None
         remaining_s = request.deadline - now
-        finish_s = self.predictor.predict_uncorrected(now)[request.request_id].finish_in_s
+        finish_s = self.predictor.predict_uncorrected(now)[request.attempt_id].finish_in_s
         if finish_s > remaining_s:
             unloaded_s = self.predictor.unloaded_s(request)
             message = f"it would finish in {finish_s:.2f} s, its deadline is in {max(remaining_s, 0.0):.2f} s"
             if unloaded_s > remaining_s:
                 message += f"; even on an idle server it takes {unloaded_s:.2f} s"
-                return RequestFinished(request.request_id, FinishReason.UNMEETABLE, message)
+                return RequestFinished(request.attempt_id, FinishReason.UNMEETABLE, message)
             return RequestFinished(
-                request.request_id, FinishReason.UNMEETABLE, message, retry_after_s=finish_s - remaining_s
+                request.attempt_id, FinishReason.UNMEETABLE, message, retry_after_s=finish_s - remaining_s
             )
         if late_ids:
             message = "it could finish by its deadline only if a request accepted before missed its own"
-            wait_s = max(self._time_to_deadline_s(request_id, now) for request_id in late_ids)
-            return RequestFinished(request.request_id, FinishReason.UNMEETABLE, message, retry_after_s=wait_s)
+            wait_s = max(self._time_to_deadline_s(attempt_id, now) for attempt_id in late_ids)
+            return RequestFinished(request.attempt_id, FinishReason.UNMEETABLE, message, retry_after_s=wait_s)
         return None
 
     def deadlines_broken_by(self, newcomer: ActiveRequest, now: float) -> list[str]:
@@ -106,33 +106,33 @@ class AdmissionControl:
         A deadline missed without `newcomer` by no more than the uncertainty of costs counts as met without it.
         """
         late_s = {
-            request_id: each.finish_in_s
-            for request_id, each in self.predictor.predict_uncorrected(now).items()
-            if request_id != newcomer.request.request_id
-            and each.finish_in_s > self._time_to_deadline_s(request_id, now)
+            attempt_id: each.finish_in_s
+            for attempt_id, each in self.predictor.predict_uncorrected(now).items()
+            if attempt_id != newcomer.request.attempt_id
+            and each.finish_in_s > self._time_to_deadline_s(attempt_id, now)
         }
         if not late_s:
             return []
         forecasts = self.predictor.predict_without(newcomer, now)
         return [
-            request_id
-            for request_id, with_newcomer_s in late_s.items()
-            if (without_s := forecasts[request_id].finish_in_s) + _ROUNDING_S < with_newcomer_s
-            and COST_UNCERTAINTY * without_s <= self._time_to_deadline_s(request_id, now)
+            attempt_id
+            for attempt_id, with_newcomer_s in late_s.items()
+            if (without_s := forecasts[attempt_id].finish_in_s) + _ROUNDING_S < with_newcomer_s
+            and COST_UNCERTAINTY * without_s <= self._time_to_deadline_s(attempt_id, now)
         ]
 
     def deprioritize(self, newcomer: ActiveRequest, late_ids: Collection[str], now: float) -> None:
         """Rank `newcomer` behind the requests whose deadlines it would break."""
-        images = [image for request_id in late_ids for image in self.table.requests[request_id].images]
+        images = [image for attempt_id in late_ids for image in self.table.requests[attempt_id].images]
         costs_cache: CostsCache = {}
         last = max(
-            self.predictor.policy_key(image.request_id, self.table.next_call(image), costs_cache, now)
+            self.predictor.policy_key(image.attempt_id, self.table.next_call(image), costs_cache, now)
             for image in images
         )
-        own = self.predictor.policy_key(newcomer.request.request_id, 0, costs_cache, now)
+        own = self.predictor.policy_key(newcomer.request.attempt_id, 0, costs_cache, now)
         newcomer.priority_penalty = max(last + _ROUNDING_S - own, 0.0)
         self.table.bump_version()
 
-    def _time_to_deadline_s(self, request_id: str, now: float) -> float:
-        deadline = self.table.requests[request_id].request.deadline
+    def _time_to_deadline_s(self, attempt_id: str, now: float) -> float:
+        deadline = self.table.requests[attempt_id].request.deadline
         return math.inf if deadline is None else deadline - now

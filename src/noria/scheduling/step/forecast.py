@@ -121,7 +121,7 @@ class _Simulation:
     queue: deque[SimulatedImage] = field(default_factory=deque)
     groups: dict[BatchKey, _KeyGroup] = field(default_factory=dict)
     denoised: list[SimulatedImage] = field(default_factory=list)  # not yet decoded
-    exclusive_request_id: str | None = None  # of the running exclusive request
+    exclusive_attempt_id: str | None = None  # of the running exclusive request
     done: dict[ImageId, Forecast] = field(default_factory=dict)
 
     def assign(self, each: SimulatedImage) -> None:
@@ -129,7 +129,7 @@ class _Simulation:
         each.start_s = self.now
         self.num_running += 1
         if each.exclusive:
-            self.exclusive_request_id = each.image.request_id
+            self.exclusive_attempt_id = each.image.attempt_id
         if each.calls_left <= 0:
             self.denoised.append(each)
             return
@@ -149,8 +149,8 @@ class _Simulation:
             first = self.queue[0]
             if (
                 self.num_running
-                and (self.exclusive_request_id or first.exclusive)
-                and self.exclusive_request_id != first.image.request_id
+                and (self.exclusive_attempt_id or first.exclusive)
+                and self.exclusive_attempt_id != first.image.attempt_id
             ):
                 break
             self.assign(self.queue.popleft())
@@ -195,7 +195,7 @@ class _Simulation:
             self.done[each.image] = Forecast(each.start_s, self.now)
         self.num_running -= len(departing)
         if not self.num_running:
-            self.exclusive_request_id = None
+            self.exclusive_attempt_id = None
 
 
 def _rank(each: SimulatedImage) -> int:

@@ -65,16 +65,16 @@ class CompletionPredictor:
         next_call = self.table.next_call
 
         def key(image: ImageId) -> float:
-            cursor = image.request_id, next_call(image)
+            cursor = image.attempt_id, next_call(image)
             if cursor not in keys:
                 keys[cursor] = self.policy_key(*cursor, costs_cache, now)
             return keys[cursor]
 
         return sorted(images, key=key)
 
-    def policy_key(self, request_id: str, call: int, costs_cache: CostsCache, now: float) -> float:
+    def policy_key(self, attempt_id: str, call: int, costs_cache: CostsCache, now: float) -> float:
         """Sort key of the images of a request whose next call is `call`; fills `costs_cache`."""
-        active = self.table.requests[request_id]
+        active = self.table.requests[attempt_id]
         request = active.request
         cost_key = request.batch_key, request.rows
         if cost_key not in costs_cache:
@@ -101,7 +101,7 @@ class CompletionPredictor:
 
     def predict_requests(self, now: float) -> dict[str, Forecast]:
         """First start and last finish of each request, in seconds from now, with the learned correction."""
-        return {request_id: self._corrected(each) for request_id, each in self.predict_uncorrected(now).items()}
+        return {attempt_id: self._corrected(each) for attempt_id, each in self.predict_uncorrected(now).items()}
 
     def predict_images(self, now: float) -> dict[ImageId, Forecast]:
         """Start and finish of each image, in seconds from now, with the learned correction."""
@@ -117,7 +117,7 @@ class CompletionPredictor:
     def predict_without(self, active: ActiveRequest, now: float) -> Mapping[str, Forecast]:
         """As `predict_uncorrected`, if `active`, the last request added to the table, were not in it."""
         cached = self._predict(now)
-        self.table.remove(active.request.request_id)
+        self.table.remove(active.request.attempt_id)
         forecasts = self.predict_uncorrected(now)
         self.table.restore(active)
         self._cached = replace(cached, version=self.table.version)
@@ -149,12 +149,12 @@ class CompletionPredictor:
         images = forecast(simulated, self.max_running, self.costs, self._expected_batch_size, self.decode_batch)
         requests: dict[str, Forecast] = {}
         for image, each in images.items():
-            other = requests.get(image.request_id)
+            other = requests.get(image.attempt_id)
             if other is None:
-                requests[image.request_id] = each
+                requests[image.attempt_id] = each
             else:
                 starts, finishes = (each.start_in_s, other.start_in_s), (each.finish_in_s, other.finish_in_s)
-                requests[image.request_id] = Forecast(min(starts), max(finishes))
+                requests[image.attempt_id] = Forecast(min(starts), max(finishes))
         self._cached = _Prediction(
             self.table.version, images, requests, {image: position for position, image in enumerate(waiting)}
         )
@@ -165,7 +165,7 @@ class CompletionPredictor:
     def unloaded_s(self, request: SchedulableRequest) -> float:
         """Duration of a request on an idle server, without the learned correction."""
         images = [
-            SimulatedImage(ImageId(request.request_id, index), request.batch_key, request.rows, request.num_calls)
+            SimulatedImage(ImageId(request.attempt_id, index), request.batch_key, request.rows, request.num_calls)
             for index in range(request.num_images)
         ]
         done = forecast(images, self.max_running, self.costs, {}, self.decode_batch)
@@ -175,8 +175,8 @@ class CompletionPredictor:
     def backlog_s(self) -> float:
         """Duration of all accepted work if no further request arrives."""
         return sum(
-            self.device_time_s(active.request, self.table.calls_left(request_id))
-            for request_id, active in self.table.requests.items()
+            self.device_time_s(active.request, self.table.calls_left(attempt_id))
+            for attempt_id, active in self.table.requests.items()
         )
 
     def device_time_s(self, request: SchedulableRequest, calls: int) -> float:

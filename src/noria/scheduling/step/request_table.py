@@ -22,7 +22,7 @@ class ActiveRequest:
     @property
     def images(self) -> list[ImageId]:
         """Its images that are not yet decoded, in order."""
-        return [ImageId(self.request.request_id, index) for index in sorted(self.undecoded)]
+        return [ImageId(self.request.attempt_id, index) for index in sorted(self.undecoded)]
 
 
 @dataclass(slots=True)
@@ -73,14 +73,14 @@ class RequestTable:
 
     def restore(self, active: ActiveRequest) -> None:
         """Add a request again that was removed before any of its images joined."""
-        self.requests[active.request.request_id] = active
+        self.requests[active.request.attempt_id] = active
         self.waiting |= dict.fromkeys(active.images)
         self.bump_version()
 
     def assign(self, image: ImageId, now: float) -> None:
         """Give a waiting image a slot; one must be free."""
         del self.waiting[image]
-        self.running[image] = RunningImage(self._slots.acquire(), self.requests[image.request_id].request, now)
+        self.running[image] = RunningImage(self._slots.acquire(), self.requests[image.attempt_id].request, now)
         self.bump_version()
 
     def record_step(self, image: ImageId, call: int, batch_size: int) -> None:
@@ -101,13 +101,13 @@ class RequestTable:
         """Remove a running image that was decoded, and free its slot."""
         running = self.running.pop(image)
         self._slots.release(running.slot)
-        self.requests[image.request_id].undecoded.discard(image.index)
+        self.requests[image.attempt_id].undecoded.discard(image.index)
         self.bump_version()
         return running
 
-    def remove(self, request_id: str) -> tuple[ActiveRequest, int]:
+    def remove(self, attempt_id: str) -> tuple[ActiveRequest, int]:
         """Remove a request; return it and the number of its images that left a slot unfinished."""
-        active, num_departures = self.requests.pop(request_id), 0
+        active, num_departures = self.requests.pop(attempt_id), 0
         self.bump_version()
         for image in active.images:
             self.waiting.pop(image, None)
@@ -116,9 +116,9 @@ class RequestTable:
                 num_departures += 1
         return active, num_departures
 
-    def timings_so_far(self, request_id: str, now: float) -> RequestTimings:
+    def timings_so_far(self, attempt_id: str, now: float) -> RequestTimings:
         """Timings of an unfinished request, of the image that got furthest among those not yet decoded."""
-        active = self.requests[request_id]
+        active = self.requests[attempt_id]
         running = [self.running[image] for image in active.images if image in self.running]
         if not running:
             return RequestTimings(queue_s=now - active.arrived_at)
@@ -133,14 +133,14 @@ class RequestTable:
 
     def request_of(self, image: ImageId) -> SchedulableRequest:
         """Return the request of an image."""
-        return self.requests[image.request_id].request
+        return self.requests[image.attempt_id].request
 
     def next_call(self, image: ImageId) -> int:
         """Return the next row of the image's sampler table; 0 while it waits."""
         running = self.running.get(image)
         return running.call if running is not None else 0
 
-    def calls_left(self, request_id: str) -> int:
+    def calls_left(self, attempt_id: str) -> int:
         """Return the remaining calls of all images of the request together."""
-        active = self.requests[request_id]
+        active = self.requests[attempt_id]
         return sum(active.request.num_calls - self.next_call(image) for image in active.images)

@@ -90,7 +90,7 @@ class StepScheduler:
     def oldest_age_s(self, now: float) -> float:
         """Age of the oldest request with an image that waits for a slot; 0 if there is none."""
         arrivals = {
-            image.request_id: self._table.requests[image.request_id].arrived_at for image in self._table.waiting
+            image.attempt_id: self._table.requests[image.attempt_id].arrived_at for image in self._table.waiting
         }
         return max(0.0, now - min(arrivals.values(), default=now))
 
@@ -101,7 +101,7 @@ class StepScheduler:
 
     def submit(self, request: SchedulableRequest, now: float, arrived_at: float | None = None) -> list[SchedulerEvent]:
         """Accept a request or reject it at once. Its waiting time counts from `arrived_at`, by default from `now`."""
-        assert request.request_id not in self._table.requests, request.request_id
+        assert request.attempt_id not in self._table.requests, request.attempt_id
         if not self._table.requests:
             self._predictor.decay(now)
         arrived_at = now if arrived_at is None else arrived_at
@@ -110,9 +110,9 @@ class StepScheduler:
             return []
         return [replace(rejection, finished_at=now, timings=RequestTimings(queue_s=now - arrived_at))]
 
-    def cancel(self, request_id: str, now: float) -> list[SchedulerEvent]:
+    def cancel(self, attempt_id: str, now: float) -> list[SchedulerEvent]:
         """End a request; do nothing if it is unknown or has ended."""
-        return self._finish(request_id, FinishReason.CANCELLED, "cancelled by the caller", now)
+        return self._finish(attempt_id, FinishReason.CANCELLED, "cancelled by the caller", now)
 
     def expire(self, now: float) -> list[SchedulerEvent]:
         """End every request whose `expires_at` has passed."""
@@ -133,27 +133,27 @@ class StepScheduler:
         expiries = [active.request.expires_at for active in self._table.requests.values()]
         return min((expires_at for expires_at in expiries if expires_at is not None), default=None)
 
-    def progress(self, request_ids: Iterable[str], now: float) -> dict[str, RequestProgress]:
+    def progress(self, attempt_ids: Iterable[str], now: float) -> dict[str, RequestProgress]:
         """Return the progress of requests by id, with predictions; requests that have ended are left out."""
-        known = [request_id for request_id in request_ids if request_id in self._table.requests]
+        known = [attempt_id for attempt_id in attempt_ids if attempt_id in self._table.requests]
         if not known:
             return {}
         positions, forecasts = self._predictor.queue_positions(now), self._predictor.predict_requests(now)
         found = {}
-        for request_id in known:
-            images = self._table.requests[request_id].images
+        for attempt_id in known:
+            images = self._table.requests[attempt_id].images
             position = max((positions[image] for image in images if image in positions), default=None)
             call = min(self._table.next_call(image) for image in images)
-            prediction = forecasts[request_id]
-            found[request_id] = RequestProgress(position, call, prediction.start_in_s, prediction.finish_in_s)
+            prediction = forecasts[attempt_id]
+            found[attempt_id] = RequestProgress(position, call, prediction.start_in_s, prediction.finish_in_s)
         return found
 
     def snapshot(self, now: float, max_waiting: int) -> SchedulerSnapshot:
         """Return all running images and the first `max_waiting` waiting requests, with predictions."""
         forecasts, num_images, first = self._predictor.predict_images(now), Counter[str](), dict[str, ImageId]()
         for image in self._predictor.queue_positions(now):
-            num_images[image.request_id] += 1
-            first.setdefault(image.request_id, image)
+            num_images[image.attempt_id] += 1
+            first.setdefault(image.attempt_id, image)
         running = [
             RunningImageSnapshot(
                 image, each.request, each.slot, each.call, each.joined_at, forecasts[image].finish_in_s
@@ -161,11 +161,11 @@ class StepScheduler:
             for image, each in self._table.running.items()
         ]
         waiting = []
-        for request_id, image in itertools.islice(first.items(), max_waiting):
-            active = self._table.requests[request_id]
+        for attempt_id, image in itertools.islice(first.items(), max_waiting):
+            active = self._table.requests[attempt_id]
             waiting.append(
                 WaitingRequestSnapshot(
-                    active.request, num_images[request_id], active.arrived_at, forecasts[image].start_in_s
+                    active.request, num_images[attempt_id], active.arrived_at, forecasts[image].start_in_s
                 )
             )
         return SchedulerSnapshot(tuple(sorted(running, key=lambda each: each.slot)), tuple(waiting))
@@ -187,7 +187,7 @@ class StepScheduler:
         events: list[SchedulerEvent] = []
         for image, reason in result.failed.items():
             if image in self._table.running:
-                events += self._finish(image.request_id, FinishReason.FAILED, reason, now)
+                events += self._finish(image.attempt_id, FinishReason.FAILED, reason, now)
         events += self._handle_oom(plan, result, now)
         for assignment in plan.joins:
             if assignment.image in self._table.running:
@@ -204,15 +204,15 @@ class StepScheduler:
 
     def _join(self, now: float) -> tuple[SlotAssignment, ...]:
         num_free = self._predictor.max_running - len(self._table.running)
-        in_flight = {image.request_id for image in self._table.running}
-        exclusive = any(self._table.requests[request_id].request.exclusive for request_id in in_flight)
+        in_flight = {image.attempt_id for image in self._table.running}
+        exclusive = any(self._table.requests[attempt_id].request.exclusive for attempt_id in in_flight)
         joining: list[ImageId] = []
         for image in self._predictor.sort_by_policy(self._table.waiting, now)[:num_free] if num_free > 0 else ():
             exclusive = exclusive or self._table.request_of(image).exclusive
-            if exclusive and in_flight - {image.request_id}:
+            if exclusive and in_flight - {image.attempt_id}:
                 break  # an exclusive request waits, and holds others back, until the batch is empty
             joining.append(image)
-            in_flight.add(image.request_id)
+            in_flight.add(image.attempt_id)
         for image in joining:
             self._table.assign(image, now)
         return tuple(SlotAssignment(image, self._table.running[image].slot) for image in joining)
@@ -311,7 +311,7 @@ class StepScheduler:
         if len(named) == 1 and (result.oom_phase != "joins" or num_others == 0):
             message = f"{batch_key.width_px}x{batch_key.height_px} pixels do not fit the device's memory, even alone"
             self._predictor.max_running = self.num_slots  # the image that left no memory for others is gone
-            return self._finish(images[0].request_id, FinishReason.FAILED, message, now)
+            return self._finish(images[0].attempt_id, FinishReason.FAILED, message, now)
         match result.oom_phase:
             case "joins":
                 self._predictor.max_running = max(num_others + len(named) // 2, 1)
@@ -325,7 +325,7 @@ class StepScheduler:
         return []
 
     def _complete_image(self, image: ImageId, result: IterationResult, now: float) -> list[SchedulerEvent]:
-        active, running = self._table.requests[image.request_id], self._table.complete(image)
+        active, running = self._table.requests[image.attempt_id], self._table.complete(image)
         # A departure frees memory: try one more image, or all slots once the batch is empty.
         max_running = self._predictor.max_running + 1 if self._table.running else self.num_slots
         self._predictor.max_running = min(max_running, self.num_slots)
@@ -341,12 +341,12 @@ class StepScheduler:
         if active.undecoded:
             return events
         self._predictor.record_finished(active, now)
-        return events + self._finish(image.request_id, FinishReason.FINISHED, "", now)
+        return events + self._finish(image.attempt_id, FinishReason.FINISHED, "", now)
 
-    def _finish(self, request_id: str, finish_reason: FinishReason, message: str, now: float) -> list[SchedulerEvent]:
-        if request_id not in self._table.requests:
+    def _finish(self, attempt_id: str, finish_reason: FinishReason, message: str, now: float) -> list[SchedulerEvent]:
+        if attempt_id not in self._table.requests:
             return []
-        unfinished = None if finish_reason is FinishReason.FINISHED else self._table.timings_so_far(request_id, now)
-        active, num_departures = self._table.remove(request_id)
+        unfinished = None if finish_reason is FinishReason.FINISHED else self._table.timings_so_far(attempt_id, now)
+        active, num_departures = self._table.remove(attempt_id)
         timings = active.timings if unfinished is None else unfinished
-        return [RequestFinished(request_id, finish_reason, message, timings, num_departures, finished_at=now)]
+        return [RequestFinished(attempt_id, finish_reason, message, timings, num_departures, finished_at=now)]
