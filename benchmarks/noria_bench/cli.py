@@ -41,9 +41,7 @@ def add_benches(commands: Any) -> list[Parser]:
     scenario2 = add_command(
         benches, "scenario2", _scenario2, usage, "the reference article's eight users, target by target"
     )
-    mixed = add_command(
-        benches, "mixed", _mixed, usage + " [--arrivals KIND]", "mixed requests in an open loop, target by target"
-    )
+    mixed = add_command(benches, "mixed", _mixed, usage + " [--users N]", "mixed requests, target by target")
     sweep = add_command(
         benches, "sweep", _sweep, "NAME [MODEL] [--duration S] [--out FOLDER] [--full]", "one setting after the other"
     )
@@ -137,6 +135,12 @@ def _add_mixed_options(parser: Parser) -> None:
         metavar="ROWS",
         type=argument_type(suite_options.read_rate),
         help="rows that arrive per second, instead of a load",
+    )
+    rate.add_argument(
+        "--users",
+        metavar="N",
+        type=argument_type(cost_options.read_users),
+        help="a closed loop of N users instead of arrivals: mixed settings, then uniform requests",
     )
 
 
@@ -284,7 +288,7 @@ def _scenario(name: str, arguments: argparse.Namespace) -> int:
 
 
 def _mixed(arguments: argparse.Namespace) -> int:
-    """Mixed steps, guidance, schedulers, sizes and numbers of images, in an open loop at a share of Noria's capacity."""
+    """Mixed requests in an open loop at a share of Noria's capacity, or from users who always wait for one answer each."""
     from noria_bench.benches import run_plans
 
     return _run_targets("mixed", arguments, run_plans.mixed_runs)
@@ -313,6 +317,7 @@ def _run_targets(name: str, arguments: argparse.Namespace, plans: Callable[..., 
         arrivals=getattr(arguments, "arrivals", "poisson"),
         load_percent=getattr(arguments, "load_percent", DEFAULT_LOAD_PERCENT),
         rows_per_s=getattr(arguments, "rows_per_s", None),
+        num_users=getattr(arguments, "users", None),
     )
     environments.check_installed(options.targets)
     return _run_suite(name, arguments, functools.partial(plans, options))

@@ -65,6 +65,8 @@ def test_benches_of_targets_take_targets_a_duration_a_folder_and_settings(suite_
 def test_mixed_takes_a_rate_and_a_sweep_its_name(suite_calls):
     assert main(["bench", "mixed", "--rows-per-s", "12.5", "--arrivals", "both"]) == 0
     assert main(["bench", "sweep", "batching", "--full"]) == 0
+    assert main(["bench", "mixed", "--users", "8"]) == 0
+    assert suite_calls.pop()[2].args[-1].num_users == 8
     mixed, sweep = (call[2].args[-1] for call in suite_calls)
     assert (mixed.rows_per_s, mixed.arrivals, mixed.load_percent) == (12.5, "both", 80)
     assert sweep.full

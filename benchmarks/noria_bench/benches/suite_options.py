@@ -27,6 +27,7 @@ class SuiteOptions:
     arrivals: ArrivalsOption = "poisson"
     load_percent: int = DEFAULT_LOAD_PERCENT  # of Noria's capacity, which is measured first
     rows_per_s: float | None = None  # the arriving work, instead of a load
+    num_users: int | None = None  # in a closed loop, instead of arrivals
 
     def duration_s(self, default_s: float) -> float:
         """Seconds of a run in a bench whose default is `default_s`."""

@@ -35,7 +35,7 @@ def goals_of(group: Group) -> list[Goal]:
     if group.bench not in ("scenario2", "mixed"):
         return []
     # An interrupted run lacks users that had not started yet.
-    summaries = {run.target: summarise_run(run) for run in group.runs if run.complete and run.records}
+    summaries = {run.target: summarise_run(run) for run in group.main_runs if run.complete and run.records}
     noria, reference = summaries.get("noria"), summaries.get(BASELINE)
     if noria is None:
         return [Goal("Noria was not measured completely.", None)]

@@ -192,7 +192,7 @@ def test_a_client_ends_with_a_bench_that_is_killed(kind, tmp_path):
         wait_until(lambda: load_generators.has_ended(client))
 
 
-class EndedClientLoadGenerator(load_generators.OpenLoopLoadGenerator):
+class EndedClientLoadGenerator(load_generators.TraceLoadGenerator):
     """Its client has ended before it is polled."""
 
     def start(self, url, path, folder):

@@ -42,6 +42,33 @@ def test_a_scenario_s_table_has_the_article_s_columns_and_both_ratios():
     assert cell(table, "reference-stream-sync", "Reference: RPS / reference-batched") == "0.27 ×"  # 264 of 975
 
 
+def test_a_mixed_closed_loop_is_compared_with_the_reference_and_with_uniform_requests():
+    def users(mix, variant):
+        return {"bench": "mixed", "variant": variant, "traffic": Traffic("closed", 10.0, mix, num_users=8)}
+
+    mixed, uniform = users("mixed-settings", "8 users"), users("uniform", "8 users, uniform")
+    half_done = record(30, 4.0, start_s=8.0)  # half of its rows are done within the ten seconds
+    found = group(
+        run("noria", [*steady("noria", 20).records, half_done], **mixed),
+        steady("noria", 25, **uniform),
+        steady("reference-batched", 10, **mixed),
+        steady("reference-batched", 20, **uniform),
+    )
+    table = performance_table(found)
+    assert [row[0] for row in table.rows] == [
+        "noria",
+        "noria (uniform)",
+        "reference-batched",
+        "reference-batched (uniform)",
+    ]
+    assert [cell(table, row[0], "Rows/s") for row in table.rows] == ["82.0", "100.0", "40.0", "80.0"]
+    assert [cell(table, row[0], "Rows/s / uniform") for row in table.rows] == ["0.82 ×", "–", "0.50 ×", "–"]
+    assert cell(table, "noria", "RPS / reference-batched") == "2.00 ×"
+    assert cell(table, "noria (uniform)", "RPS / reference-batched") == "1.25 ×"
+    assert [goal.met for goal in goals_of(found)] == [None, None, True, False]
+    assert overview_table(found.runs).rows[0] == ("noria", "2.00", "1000", "3400")
+
+
 def test_without_the_batched_target_there_is_no_ratio_of_ours():
     table = performance_table(group(steady("noria", 10), steady("reference-stream-sync", 5)))
     assert "RPS / reference-batched" not in table.columns

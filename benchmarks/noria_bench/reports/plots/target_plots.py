@@ -2,7 +2,7 @@
 
 import math
 import pathlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from noria_bench.reports.plots.load_curves import plot_load_curves
@@ -27,7 +27,9 @@ def plot_group(group: Group, folder: pathlib.Path) -> list[Plot]:
     with report_style():
         if group.bench == DEADLINES:
             return _plots_of_deadlines(group, folder)
-        return _plots_of_sweep(group, folder) if group.is_sweep else _plots_of_targets(group, folder)
+        if group.is_sweep:
+            return _plots_of_sweep(group, folder)
+        return _plots_of_targets(replace(group, runs=group.main_runs), folder)
 
 
 def _plots_of_targets(group: Group, folder: pathlib.Path) -> list[Plot]:
