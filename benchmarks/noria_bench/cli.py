@@ -14,12 +14,12 @@ from noria.cli.parser import Parser, add_command, add_plain_command, add_setting
 from noria.settings import list_settings
 from noria_bench.benches import deadline_options, suite_options
 from noria_bench.benches.deadline_options import DeadlineOptions
-from noria_bench.benches.suite_options import DEFAULT_LOAD_PERCENT, PEERS_SWEEP, SWEEPS, SuiteOptions
+from noria_bench.benches.suite_options import DEFAULT_LOAD_PERCENT, FRAMEWORKS_SWEEP, SWEEPS, SuiteOptions
 from noria_bench.cost import options as cost_options
 from noria_bench.cost.options import CostOptions
 from noria_bench.device.command import add_arguments
 from noria_bench.load.workload import MIXES
-from noria_bench.targets.catalog import PEERS, TARGETS, TargetSettings, read_targets
+from noria_bench.targets.catalog import FRAMEWORKS, TARGETS, TargetSettings, read_targets
 
 _STREAM_MODES = ("bytesio", "chunks")
 
@@ -48,8 +48,8 @@ def add_benches(commands: Any) -> list[Parser]:
     sweep.add_argument(
         "sweep",
         metavar="NAME",
-        choices=(*SWEEPS, PEERS_SWEEP, "all"),
-        help=f"{', '.join(SWEEPS)}, all of them, or {PEERS_SWEEP}",
+        choices=(*SWEEPS, FRAMEWORKS_SWEEP, "all"),
+        help=f"{', '.join(SWEEPS)}, all of them, or {FRAMEWORKS_SWEEP}",
     )
     serve = add_command(benches, "serve", _serve, "TARGET [MODEL] [--port N]", "run one target, to be loaded by hand")
     serve.add_argument("target", metavar="TARGET", choices=tuple(TARGETS), help=", ".join(TARGETS))
@@ -83,7 +83,7 @@ def _add_others(benches: Any) -> list[Parser]:
     report = add_plain_command(benches, "report", _report, "tables, plots and an HTML page of a folder of runs")
     report.add_argument("folder", metavar="FOLDER", type=pathlib.Path, help="the `--out` of a bench")
     install = add_plain_command(benches, "install", _install, "create the virtual environment of a framework")
-    install.add_argument("peer", metavar="PEER", choices=PEERS, help=", ".join(PEERS))
+    install.add_argument("framework", metavar="FRAMEWORK", choices=FRAMEWORKS, help=", ".join(FRAMEWORKS))
     streaming = add_plain_command(benches, "streaming", _streaming, "the cost of a StreamingResponse, without a model")
     _add_output(streaming)
     device = add_plain_command(benches, "device", _device, "the speed of this device, with UNets of published sizes")
@@ -299,8 +299,8 @@ def _sweep(arguments: argparse.Namespace) -> int:
     from noria_bench.benches import run_plans, sweeps
     from noria_bench.targets import environments
 
-    if arguments.sweep == PEERS_SWEEP:
-        variants = sweeps.variants(PEERS_SWEEP, full=arguments.full)
+    if arguments.sweep == FRAMEWORKS_SWEEP:
+        variants = sweeps.variants(FRAMEWORKS_SWEEP, full=arguments.full)
         environments.check_installed(TARGETS[variant.target] for variant in variants)
     return _run_targets(f"sweep-{arguments.sweep}", arguments, functools.partial(run_plans.sweep_runs, arguments.sweep))
 
@@ -344,7 +344,7 @@ def _install(arguments: argparse.Namespace) -> int:
     """Create the virtual environment in which a framework's server runs."""
     from noria_bench.targets import environments
 
-    environments.install(arguments.peer, functools.partial(print, flush=True))
+    environments.install(arguments.framework, functools.partial(print, flush=True))
     return 0
 
 

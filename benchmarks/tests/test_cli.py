@@ -74,7 +74,7 @@ def test_mixed_takes_a_rate_and_a_sweep_its_name(suite_calls):
     assert suite_calls[1][1].name.endswith("-sweep-batching")
 
 
-def test_a_missing_peer_is_rejected_before_any_measurement(suite_calls, monkeypatch, tmp_path, capsys):
+def test_a_missing_framework_is_rejected_before_any_measurement(suite_calls, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert main(["bench", "scenario1", "--targets", "noria,ray"]) == 2
     assert "noria bench install ray" in capsys.readouterr().err

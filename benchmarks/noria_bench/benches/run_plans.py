@@ -70,7 +70,7 @@ def _closed_runs(options: SuiteOptions, num_users: int, config: Config, spec: Mo
 
 
 def sweep_runs(name: str, options: SuiteOptions, config: Config, spec: ModelSpec) -> Iterator[RunPlan]:
-    """One sweep, or `all` but the peers': each variant under scenario 2's eight users."""
+    """One sweep, or `all` but the frameworks': each variant under scenario 2's eight users."""
     load = scenario_load_generator("scenario2", options.duration_s(sweeps.DEFAULT_SECONDS), options.seed, spec)
     for sweep in suite_options.SWEEPS if name == "all" else (name,):
         for variant in sweeps.variants(sweep, full=options.full):

@@ -8,8 +8,8 @@ from noria_bench.targets.catalog import Target, read_targets
 ArrivalsOption = Literal["poisson", "bursty", "both"]
 ARRIVALS: tuple[ArrivalsOption, ...] = get_args(ArrivalsOption)
 SWEEPS = ("attention", "channels-last", "dtype", "compile", "batching", "slots", "policy")
-# `all` leaves it out: it needs the peers installed.
-PEERS_SWEEP = "peers"
+# `all` leaves it out: it needs the frameworks installed.
+FRAMEWORKS_SWEEP = "frameworks"
 # Per cent of Noria's capacity, in `noria bench mixed`.
 DEFAULT_LOAD_PERCENT = 80
 # The reference article's 15 minutes.

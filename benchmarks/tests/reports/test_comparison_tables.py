@@ -183,8 +183,8 @@ def test_goals_that_are_met():
                                          ("bentoml", 10, 0.9)))
     ))  # fmt: skip
     assert [goal.met for goal in goals] == [True] * 4
-    assert "best peer ray 3.00" in goals[0].text
-    assert "best peer litserve 700 ms" in goals[1].text
+    assert "best framework ray 3.00" in goals[0].text
+    assert "best framework litserve 700 ms" in goals[1].text
     assert "2.00 × (4.00 to 2.00)" in goals[2].text
     assert "0.20 (400 ms to 2000 ms)" in goals[3].text
 
@@ -210,17 +210,17 @@ def test_an_infinite_p99_misses_against_a_finite_one_and_is_undecided_against_an
     assert (goals(False, True), goals(True, False), goals(False, False)) == (False, True, None)
 
 
-def test_the_goal_against_peers_is_met_only_if_all_were_measured():
+def test_the_goal_against_frameworks_is_met_only_if_all_were_measured():
     ahead, behind = (goals_of(group(steady("noria", 10), steady("ray", theirs)))[0] for theirs in (8, 12))
     assert (ahead.met, behind.met) == (None, False)
     assert "litserve, bentoml not measured" in ahead.text
 
 
 def test_an_interrupted_run_meets_and_misses_no_goal():
-    peers = [steady(name, 8) for name in ("litserve", "bentoml", "ray")]
-    assert [goal.met for goal in goals_of(group(steady("noria", 10, complete=False), *peers))] == [None]
-    peers[0] = steady("litserve", 20, complete=False)
-    assert [goal.met for goal in goals_of(group(steady("noria", 10), *peers))] == [None, None]
+    frameworks = [steady(name, 8) for name in ("litserve", "bentoml", "ray")]
+    assert [goal.met for goal in goals_of(group(steady("noria", 10, complete=False), *frameworks))] == [None]
+    frameworks[0] = steady("litserve", 20, complete=False)
+    assert [goal.met for goal in goals_of(group(steady("noria", 10), *frameworks))] == [None, None]
 
 
 def test_goals_are_undecided_without_the_targets_that_they_compare():

@@ -97,7 +97,7 @@ def test_an_invalid_port_is_rejected():
         serve.main(Config(), "noria", 70000)
 
 
-def test_a_missing_peer_is_rejected_with_the_command_that_installs_it():
+def test_a_missing_framework_is_rejected_with_the_command_that_installs_it():
     with pytest.raises(ConfigError, match="noria bench install litserve"):
         serve.main(Config(), "litserve", 0)
 
