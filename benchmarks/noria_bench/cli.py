@@ -241,7 +241,7 @@ def _quick(arguments: argparse.Namespace) -> int:
 
 
 def _deadlines(arguments: argparse.Namespace) -> int:
-    """Measure which requests meet their deadlines at 50 to 150 % of capacity, by scheduling policy, in about half an hour."""
+    """Measure which requests meet their deadlines at 50 to 150 % of capacity, by policy, in about half an hour."""
     from noria_bench.benches import deadlines
 
     options = DeadlineOptions(
@@ -256,7 +256,7 @@ def _deadlines(arguments: argparse.Namespace) -> int:
 
 
 def _cost(arguments: argparse.Namespace) -> int:
-    """Measure the cost of metrics, logs and an open page /live in throughput, and the duration of a scrape, in about half an hour."""
+    """Measure what metrics, logs and an open page /live cost in throughput, and how long a scrape takes."""
     config = config_from(arguments)
 
     from noria_bench.cost import bench
@@ -277,7 +277,7 @@ def _scenario1(arguments: argparse.Namespace) -> int:
 
 
 def _scenario2(arguments: argparse.Namespace) -> int:
-    """Eight users who arrive one by one, as in the reference article: every 50 s of 15 minutes with --full, every 5 of 90 s otherwise."""
+    """Eight users who arrive one by one, as in the reference article: every 50 s with --full, every 5 s of 90."""
     return _scenario("scenario2", arguments)
 
 
@@ -288,14 +288,14 @@ def _scenario(name: str, arguments: argparse.Namespace) -> int:
 
 
 def _mixed(arguments: argparse.Namespace) -> int:
-    """Mixed requests in an open loop at a share of Noria's capacity, or from users who always wait for one answer each."""
+    """Mixed requests: in an open loop at a share of Noria's capacity, or from users who each wait for their answer."""
     from noria_bench.benches import run_plans
 
     return _run_targets("mixed", arguments, run_plans.mixed_runs)
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
-    """One setting after the other under the reference article's eight users, 45 seconds each (docs/benchmarks/scenarios.md)."""
+    """One setting after the other under the reference article's eight users (docs/benchmarks/scenarios.md)."""
     from noria_bench.benches import run_plans, sweeps
     from noria_bench.targets import environments
 
@@ -365,7 +365,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _device(arguments: argparse.Namespace) -> int:
-    """Measure UNets of published sizes, and Noria's engine against the reference loop, on one device, within eight minutes."""
+    """Measure UNets of published sizes, and Noria's engine against the reference loop, on one device, in 8 minutes."""
     from noria_bench.device import command
 
     return command.run(arguments)

@@ -226,7 +226,8 @@ def progress_line(records: list[RequestRecord], elapsed_s: float, seconds: float
     num_failed = sum(record.status != 200 for record in records)
     remaining_s = seconds - elapsed_s
     phase = f"{remaining_s:.0f} s left" if remaining_s > 0 else "waiting for the last answers"
-    return f"{phase}: {len(records)} answers, {num_failed} failed, {(len(records) - num_failed) / min(elapsed_s, seconds):.2f} requests/s"
+    requests_per_s = (len(records) - num_failed) / min(elapsed_s, seconds)
+    return f"{phase}: {len(records)} answers, {num_failed} failed, {requests_per_s:.2f} requests/s"
 
 
 def read_records(folder: pathlib.Path) -> list[RequestRecord]:

@@ -58,8 +58,8 @@ _RATE_NOTE = (
     "Mean batch: images generated together, as the server reports it, averaged over requests."
 )
 _FAILURE_NOTE = (
-    "Percentiles are over all requests sent; – says that it falls on a request without images, whose latency is infinite. "
-    "The average is over the answered requests."
+    "Percentiles are over all requests sent; – says that it falls on a request without images, whose latency is "
+    "infinite. The average is over the answered requests."
 )
 
 
@@ -107,8 +107,9 @@ def resource_table(group: Group) -> Table:
 
 
 _RESOURCE_NOTE = (
-    "Cores and memory are of all processes of the server together. Other processes are neither the server’s nor the bench’s; "
-    "rows in which their share differs are not comparable. Incorrect images: of the replies that were compared with their solo runs."
+    "Cores and memory are of all processes of the server together. Other processes are neither the server’s nor the "
+    "bench’s; rows in which their share differs are not comparable. Incorrect images: of the replies that were "
+    "compared with their solo runs."
 )
 
 
@@ -136,14 +137,15 @@ def reference_table(group: Group) -> Table | None:
     notes = [f"{reference_results.CITATION}. The ratio is of its requests: all runs are equally long."]
     if rows is reference_results.ATTENTION:
         notes.append(
-            "Check marks, which only the article’s Spanish version has, say which row is which. With today’s diffusers, slicing "
-            "replaces the attention processor, so that its first row cannot be reproduced."
+            "Check marks, which only the article’s Spanish version has, say which row is which. "
+            "With today’s diffusers, slicing replaces the attention processor, so that its first row "
+            "cannot be reproduced."
         )
     return Table("Results of the reference article", columns, cells, tuple(notes)).without_empty_columns()
 
 
 def overview_table(runs: Sequence[BenchRun]) -> Table:
-    """A short overview: a row for each target, three columns each for scenario 2 and mixed traffic, failures in a note."""
+    """A row for each target, three columns each for scenario 2 and mixed traffic, failures in a note."""
     groups = [group for group in group_runs(runs) if group.bench in ("scenario2", "mixed")]
     named = [(group, " ".join(filter(None, (group.bench, group.variant)))) for group in groups]
     rows, failure_notes = [], []

@@ -103,8 +103,8 @@ def _p99_over_reference_goal(noria_ms: float, reference_ms: float) -> Goal:
         return Goal(f"{claim}: Noria {_format_latency(noria_ms)}, {BASELINE} left requests without images.", True)
     reached = noria_ms / reference_ms
     missed = f", {reached / _MAX_P99_RATIO:.2f} times the goal" if reached > _MAX_P99_RATIO else ""
-    claim = f"{claim}: {format_number(reached, 2)} ({_format_latency(noria_ms)} to {_format_latency(reference_ms)}){missed}."
-    return Goal(claim, reached <= _MAX_P99_RATIO)
+    latencies = f"{_format_latency(noria_ms)} to {_format_latency(reference_ms)}"
+    return Goal(f"{claim}: {format_number(reached, 2)} ({latencies}){missed}.", reached <= _MAX_P99_RATIO)
 
 
 def _format_latency(value: float) -> str:

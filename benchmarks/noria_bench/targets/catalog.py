@@ -44,8 +44,8 @@ TARGETS = {
         Target("reference-stream-sync", "/t2i/stream-sync", _REFERENCE_SERVER),
         Target("reference-response-sync", "/t2i/response-sync", _REFERENCE_SERVER),
         Target("reference-batched", "/t2i/batched", _REFERENCE_SERVER),
-        # `noria bench sweep frameworks` (results/frameworks-2026-11-21): from 5 to 200 ms the differences are within the noise of
-        # runs; 50 ms had larger batches (a mean of 6.8 instead of 5.3) and the shortest p99.
+        # `noria bench sweep frameworks` (results/frameworks-2026-11-21): from 5 to 200 ms the differences are within
+        # the noise of runs; 50 ms had larger batches (a mean of 6.8 instead of 5.3) and the shortest p99.
         Target(
             "litserve",
             "/t2i",

@@ -81,7 +81,8 @@ def install(framework: str, log_status: Callable[[str], None]) -> None:
     """Create the environment of `framework` unless it exists; `log_status` is called before each slow step.
 
     Raises:
-        ConfigError: the framework is unknown, or the environment cannot be created; the message ends with pip's last lines.
+        ConfigError: the framework is unknown, or the environment cannot be created; the message ends with pip's last
+            lines.
 
     """
     if framework not in REQUIREMENTS:

@@ -1,4 +1,4 @@
-"""Starts a benchmark target as a server process on a free loopback port: `noria serve`, the reference server or a framework's."""
+"""Starts a target as a server process on a free loopback port: `noria serve`, the reference server or a framework's."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Runs from end to end with real Locust and the real open loop, against servers that answer correctly, wrongly or not at all."""
+"""Runs from end to end with real clients, against servers that answer correctly, wrongly or not at all."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""The client of traces against servers that answer late, wrongly or not at all: each is a miss, and delays no other request."""
+"""The client of traces against servers that answer late, wrongly or not at all."""
 
 import asyncio
 import base64

@@ -179,8 +179,8 @@ def test_two_numbers_of_a_variant_are_a_point_of_a_grid(variant, numbers):
 def test_goals_that_are_met():
     goals = goals_of(group(
         *(steady(name, count, latency_s, bench="mixed", variant="poisson", traffic=OPEN)
-          for name, count, latency_s in (("noria", 40, 0.4), ("reference-batched", 20, 2.0), ("ray", 30, 1.0), ("litserve", 10, 0.7),
-                                         ("bentoml", 10, 0.9)))
+          for name, count, latency_s in (("noria", 40, 0.4), ("reference-batched", 20, 2.0), ("ray", 30, 1.0),
+                                         ("litserve", 10, 0.7), ("bentoml", 10, 0.9)))
     ))  # fmt: skip
     assert [goal.met for goal in goals] == [True] * 4
     assert "best framework ray 3.00" in goals[0].text
@@ -277,7 +277,8 @@ def test_runs_of_two_machines_have_a_warning():
 
 def test_traffic_is_described():
     assert traffic_lines([run(traffic=CLOSED), run("ray", traffic=CLOSED)]) == [
-        "Closed: 8 users, one more every 1 s; each sends the next request when answered; uniform requests, 10 s per run, seed 1."
+        "Closed: 8 users, one more every 1 s; each sends the next request when answered; "
+        "uniform requests, 10 s per run, seed 1."
     ]
     assert traffic_lines([run(traffic=Traffic("closed", 9.5, "uniform", num_users=1, spawn_interval_s=50.0))]) == [
         "Closed: 1 user; each sends the next request when answered; uniform requests, 9.5 s per run, seed 1."

@@ -19,7 +19,10 @@ from noria_bench.targets import serve
 from noria_bench.targets.catalog import TARGETS, Target
 
 TIMEOUT_S = 120
-SERVE_SCRIPT = "import sys; from noria_bench.targets import serve; from noria.config import Config; sys.exit(serve.main(Config(model=sys.argv[1]), sys.argv[2], 0))"
+SERVE_SCRIPT = (
+    "import sys; from noria_bench.targets import serve; from noria.config import Config; "
+    "sys.exit(serve.main(Config(model=sys.argv[1]), sys.argv[2], 0))"
+)
 
 
 @contextlib.contextmanager

@@ -58,7 +58,10 @@ def _plots_of_targets(group: Group, folder: pathlib.Path) -> list[Plot]:
 
 def _plots_of_deadlines(group: Group, folder: pathlib.Path) -> list[Plot]:
     file = plot_load_curves(group, folder / f"{group.slug}-load.svg")
-    alt = "For each policy, the share of requests within their deadlines, and their rate, against load; the tables have the numbers."
+    alt = (
+        "For each policy, the share of requests within their deadlines, and their rate, against load; "
+        "the tables have the numbers."
+    )
     return [Plot(file, "Attainment and goodput against load", alt)]
 
 
@@ -71,12 +74,15 @@ def _plots_of_sweep(group: Group, folder: pathlib.Path) -> list[Plot]:
     if not is_grid(group):
         return [bars]
     file = plot_heat_map(group, folder / f"{group.slug}-heat-map.svg")
-    alt = "Requests per second for each pair of settings, here and in the article; the numbers are in the tables of requests."
+    alt = (
+        "Requests per second for each pair of settings, here and in the article; "
+        "the numbers are in the tables of requests."
+    )
     return [Plot(file, "Requests per second, by both settings", alt), bars]
 
 
 def plot_throughput(group: Group, file: pathlib.Path) -> pathlib.Path:
-    """A point for each target at its requests per second and median latency, with a whisker to the p99 (an arrow if infinite)."""
+    """A point for each target at its requests per second and median latency, and its p99 (infinite: an arrow)."""
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7.6, 4.2), layout="constrained")
