@@ -1,9 +1,11 @@
 """The command line of the benches: what each command passes on, and which arguments are rejected."""
 
 import pathlib
+import tomllib
 
 import pytest
 
+import noria
 import noria_bench.benches.quick
 import noria_bench.benches.suite
 import noria_bench.cost.bench
@@ -115,3 +117,13 @@ def test_the_error_for_a_wrong_option_says_what_is_allowed(words, message, capsy
         main(["bench", *words.split()])
     assert caught.value.code == 2
     assert message.replace("'", "") in capsys.readouterr().err.replace("'", "")
+
+
+def test_the_benches_and_the_server_require_one_another_s_version():
+    bench, server = (
+        tomllib.loads((pathlib.Path(__file__).parents[up] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        for up in (1, 2)
+    )
+    assert bench["version"] == noria.__version__
+    assert f"noria-serve=={noria.__version__}" in bench["dependencies"]
+    assert server["optional-dependencies"]["bench"] == [f"noria-bench=={noria.__version__}"]
