@@ -14,12 +14,12 @@ from noria.cli.parser import Parser, add_command, add_plain_command, add_setting
 from noria.settings import list_settings
 from noria_bench.benches import deadline_options, suite_options
 from noria_bench.benches.deadline_options import DeadlineOptions
-from noria_bench.benches.suite_options import DEFAULT_LOAD_PERCENT, PEERS_SWEEP, SWEEPS, SuiteOptions
+from noria_bench.benches.suite_options import DEFAULT_LOAD_PERCENT, FRAMEWORKS_SWEEP, SWEEPS, SuiteOptions
 from noria_bench.cost import options as cost_options
 from noria_bench.cost.options import CostOptions
 from noria_bench.device.command import add_arguments
 from noria_bench.load.workload import MIXES
-from noria_bench.targets.catalog import PEERS, TARGETS, TargetSettings, read_targets
+from noria_bench.targets.catalog import FRAMEWORKS, TARGETS, TargetSettings, read_targets
 
 _STREAM_MODES = ("bytesio", "chunks")
 
@@ -41,17 +41,15 @@ def add_benches(commands: Any) -> list[Parser]:
     scenario2 = add_command(
         benches, "scenario2", _scenario2, usage, "the reference article's eight users, target by target"
     )
-    mixed = add_command(
-        benches, "mixed", _mixed, usage + " [--arrivals KIND]", "mixed requests in an open loop, target by target"
-    )
+    mixed = add_command(benches, "mixed", _mixed, usage + " [--users N]", "mixed requests, target by target")
     sweep = add_command(
         benches, "sweep", _sweep, "NAME [MODEL] [--duration S] [--out FOLDER] [--full]", "one setting after the other"
     )
     sweep.add_argument(
         "sweep",
         metavar="NAME",
-        choices=(*SWEEPS, PEERS_SWEEP, "all"),
-        help=f"{', '.join(SWEEPS)}, all of them, or {PEERS_SWEEP}",
+        choices=(*SWEEPS, FRAMEWORKS_SWEEP, "all"),
+        help=f"{', '.join(SWEEPS)}, all of them, or {FRAMEWORKS_SWEEP}",
     )
     serve = add_command(benches, "serve", _serve, "TARGET [MODEL] [--port N]", "run one target, to be loaded by hand")
     serve.add_argument("target", metavar="TARGET", choices=tuple(TARGETS), help=", ".join(TARGETS))
@@ -85,7 +83,7 @@ def _add_others(benches: Any) -> list[Parser]:
     report = add_plain_command(benches, "report", _report, "tables, plots and an HTML page of a folder of runs")
     report.add_argument("folder", metavar="FOLDER", type=pathlib.Path, help="the `--out` of a bench")
     install = add_plain_command(benches, "install", _install, "create the virtual environment of a framework")
-    install.add_argument("peer", metavar="PEER", choices=PEERS, help=", ".join(PEERS))
+    install.add_argument("framework", metavar="FRAMEWORK", choices=FRAMEWORKS, help=", ".join(FRAMEWORKS))
     streaming = add_plain_command(benches, "streaming", _streaming, "the cost of a StreamingResponse, without a model")
     _add_output(streaming)
     device = add_plain_command(benches, "device", _device, "the speed of this device, with UNets of published sizes")
@@ -137,6 +135,12 @@ def _add_mixed_options(parser: Parser) -> None:
         metavar="ROWS",
         type=argument_type(suite_options.read_rate),
         help="rows that arrive per second, instead of a load",
+    )
+    rate.add_argument(
+        "--users",
+        metavar="N",
+        type=argument_type(cost_options.read_users),
+        help="a closed loop of N users instead of arrivals: mixed settings, then uniform requests",
     )
 
 
@@ -237,7 +241,7 @@ def _quick(arguments: argparse.Namespace) -> int:
 
 
 def _deadlines(arguments: argparse.Namespace) -> int:
-    """Measure which requests meet their deadlines at 50 to 150 % of capacity, by scheduling policy, in about half an hour."""
+    """Measure which requests meet their deadlines at 50 to 150 % of capacity, by policy, in about half an hour."""
     from noria_bench.benches import deadlines
 
     options = DeadlineOptions(
@@ -252,7 +256,7 @@ def _deadlines(arguments: argparse.Namespace) -> int:
 
 
 def _cost(arguments: argparse.Namespace) -> int:
-    """Measure the cost of metrics, logs and an open page /live in throughput, and the duration of a scrape, in about half an hour."""
+    """Measure what metrics, logs and an open page /live cost in throughput, and how long a scrape takes."""
     config = config_from(arguments)
 
     from noria_bench.cost import bench
@@ -273,7 +277,7 @@ def _scenario1(arguments: argparse.Namespace) -> int:
 
 
 def _scenario2(arguments: argparse.Namespace) -> int:
-    """Eight users who arrive one by one, as in the reference article: every 50 s of 15 minutes with --full, every 5 of 90 s otherwise."""
+    """Eight users who arrive one by one, as in the reference article: every 50 s with --full, every 5 s of 90."""
     return _scenario("scenario2", arguments)
 
 
@@ -284,19 +288,19 @@ def _scenario(name: str, arguments: argparse.Namespace) -> int:
 
 
 def _mixed(arguments: argparse.Namespace) -> int:
-    """Mixed steps, guidance, schedulers, sizes and numbers of images, in an open loop at a share of Noria's capacity."""
+    """Mixed requests: in an open loop at a share of Noria's capacity, or from users who each wait for their answer."""
     from noria_bench.benches import run_plans
 
     return _run_targets("mixed", arguments, run_plans.mixed_runs)
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
-    """One setting after the other under the reference article's eight users, 45 seconds each (docs/benchmarks/scenarios.md)."""
+    """One setting after the other under the reference article's eight users (docs/benchmarks/scenarios.md)."""
     from noria_bench.benches import run_plans, sweeps
     from noria_bench.targets import environments
 
-    if arguments.sweep == PEERS_SWEEP:
-        variants = sweeps.variants(PEERS_SWEEP, full=arguments.full)
+    if arguments.sweep == FRAMEWORKS_SWEEP:
+        variants = sweeps.variants(FRAMEWORKS_SWEEP, full=arguments.full)
         environments.check_installed(TARGETS[variant.target] for variant in variants)
     return _run_targets(f"sweep-{arguments.sweep}", arguments, functools.partial(run_plans.sweep_runs, arguments.sweep))
 
@@ -313,6 +317,7 @@ def _run_targets(name: str, arguments: argparse.Namespace, plans: Callable[..., 
         arrivals=getattr(arguments, "arrivals", "poisson"),
         load_percent=getattr(arguments, "load_percent", DEFAULT_LOAD_PERCENT),
         rows_per_s=getattr(arguments, "rows_per_s", None),
+        num_users=getattr(arguments, "users", None),
     )
     environments.check_installed(options.targets)
     return _run_suite(name, arguments, functools.partial(plans, options))
@@ -339,7 +344,7 @@ def _install(arguments: argparse.Namespace) -> int:
     """Create the virtual environment in which a framework's server runs."""
     from noria_bench.targets import environments
 
-    environments.install(arguments.peer, functools.partial(print, flush=True))
+    environments.install(arguments.framework, functools.partial(print, flush=True))
     return 0
 
 
@@ -360,7 +365,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _device(arguments: argparse.Namespace) -> int:
-    """Measure UNets of published sizes, and Noria's engine against the reference loop, on one device, within eight minutes."""
+    """Measure UNets of published sizes, and Noria's engine against the reference loop, on one device, in 8 minutes."""
     from noria_bench.device import command
 
     return command.run(arguments)

@@ -1,9 +1,11 @@
 """The command line of the benches: what each command passes on, and which arguments are rejected."""
 
 import pathlib
+import tomllib
 
 import pytest
 
+import noria
 import noria_bench.benches.quick
 import noria_bench.benches.suite
 import noria_bench.cost.bench
@@ -65,6 +67,8 @@ def test_benches_of_targets_take_targets_a_duration_a_folder_and_settings(suite_
 def test_mixed_takes_a_rate_and_a_sweep_its_name(suite_calls):
     assert main(["bench", "mixed", "--rows-per-s", "12.5", "--arrivals", "both"]) == 0
     assert main(["bench", "sweep", "batching", "--full"]) == 0
+    assert main(["bench", "mixed", "--users", "8"]) == 0
+    assert suite_calls.pop()[2].args[-1].num_users == 8
     mixed, sweep = (call[2].args[-1] for call in suite_calls)
     assert (mixed.rows_per_s, mixed.arrivals, mixed.load_percent) == (12.5, "both", 80)
     assert sweep.full
@@ -72,7 +76,7 @@ def test_mixed_takes_a_rate_and_a_sweep_its_name(suite_calls):
     assert suite_calls[1][1].name.endswith("-sweep-batching")
 
 
-def test_a_missing_peer_is_rejected_before_any_measurement(suite_calls, monkeypatch, tmp_path, capsys):
+def test_a_missing_framework_is_rejected_before_any_measurement(suite_calls, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert main(["bench", "scenario1", "--targets", "noria,ray"]) == 2
     assert "noria bench install ray" in capsys.readouterr().err
@@ -113,3 +117,13 @@ def test_the_error_for_a_wrong_option_says_what_is_allowed(words, message, capsy
         main(["bench", *words.split()])
     assert caught.value.code == 2
     assert message.replace("'", "") in capsys.readouterr().err.replace("'", "")
+
+
+def test_the_benches_and_the_server_require_one_another_s_version():
+    bench, server = (
+        tomllib.loads((pathlib.Path(__file__).parents[up] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        for up in (1, 2)
+    )
+    assert bench["version"] == noria.__version__
+    assert f"noria-serve=={noria.__version__}" in bench["dependencies"]
+    assert server["optional-dependencies"]["bench"] == [f"noria-bench=={noria.__version__}"]

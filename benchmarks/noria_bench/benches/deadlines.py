@@ -21,7 +21,7 @@ from noria_bench.benches.deadline_options import DeadlineOptions, DeadlineTarget
 from noria_bench.benches.suite import RunPlan, log_status
 from noria_bench.load import capacity
 from noria_bench.load.capacity import SoloCost
-from noria_bench.load.load_generators import OpenLoopLoadGenerator, bodies_of_every_kind
+from noria_bench.load.load_generators import TraceLoadGenerator, bodies_of_every_kind
 from noria_bench.load.workload import MIXES, Mix, generate_trace
 from noria_bench.measurement import batch_invariance
 from noria_bench.measurement.run_metrics import prediction_summary
@@ -70,7 +70,7 @@ def load_generator(
     solo_costs: tuple[SoloCost, ...],
     load_percent: int,
     capacity_rows_per_s: float,
-) -> OpenLoopLoadGenerator:
+) -> TraceLoadGenerator:
     """The trace of one load, the same for every target; each request has a deadline."""
     rows_per_s = capacity_rows_per_s * load_percent / 100
     arrivals = generate_trace(
@@ -93,7 +93,7 @@ def load_generator(
     )
     warm_up = itertools.islice(mix.templates(options.seed + 1), _NUM_WARM_UP_REQUESTS)
     bodies = [*bodies_of_every_kind(mix, spec), *(msgspec.to_builtins(template) for template in warm_up)]
-    return OpenLoopLoadGenerator(traffic, arrivals, bodies, grace_s=_GRACE_S)
+    return TraceLoadGenerator(traffic, arrivals, bodies, grace_s=_GRACE_S)
 
 
 def calibrate(

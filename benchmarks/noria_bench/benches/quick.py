@@ -6,6 +6,7 @@ Two comparisons, in alternating rounds, so that a noisy machine affects both sid
 It also measures the CPU time of the front end per request, the PNG included.
 """
 
+import functools
 import json
 import os
 import pathlib
@@ -21,6 +22,8 @@ from noria.testing.server import RunningServer, config_flags, running_server
 from noria_bench.load import closed_loop
 from noria_bench.load.workload import caption
 from noria_bench.measurement.provenance import collect_provenance
+from noria_bench.reports.provenance_text import result_line
+from noria_bench.reports.table import Table, format_number
 from noria_bench.targets.server import quiet_config
 
 NUM_USERS = 8
@@ -69,7 +72,7 @@ def measure(config: Config) -> dict[str, Any]:
         for number in range(NUM_ROUNDS):
             _log_status(f"round {number + 1} of {NUM_ROUNDS}")
             captions = [caption(k) for k in range(NUM_USERS)]
-            loop_s = time_calls(3, lambda: pipeline.generate_batch(captions, steps, guidance))  # noqa: B023 - called in this iteration
+            loop_s = time_calls(3, functools.partial(pipeline.generate_batch, captions, steps, guidance))
             replies, cpu_s = _run_users(server, NUM_USERS, _LOAD_S, 1000 * number)
             single_s = time_calls(_NUM_SINGLE_IMAGES, lambda: pipeline.generate(caption(1), steps, guidance))
             single_replies, _ = _run_users(
@@ -117,32 +120,21 @@ def summarise(rounds: list[dict[str, Any]]) -> dict[str, float]:
 
 def table(result: dict[str, Any]) -> str:
     """The result as a Markdown table with a line of provenance."""
-    s, machine = result["summary"], result["machine"]
-    rows = [
-        (
-            "8 users, images/s",
-            f"{s['loop_images_per_s']:.2f}",
-            f"{s['server_images_per_s']:.2f}",
-            f"{s['throughput_ratio']:.3f}",
-        ),
-        (
-            "1 user, seconds per image",
-            f"{s['pipeline_seconds']:.3f}",
-            f"{s['server_seconds']:.3f}",
-            f"{s['latency_ratio']:.3f}",
-        ),
-    ]
-    lines = ["| | bare | Noria | ratio |", "|---|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
-    where = (
-        f"{result['model']['name']}, {result['workload']['steps']} guided steps, {machine['cores']} cores of {machine['cpu']}, "
-        f"noria {result['noria']} at {result['commit']}, {result['date'][:10]}; load before {machine['load_average_before']:.1f}."
+    summary, workload = result["summary"], result["workload"]
+    rows = tuple(
+        (label, *(format_number(summary[key], digits) for key in keys), format_number(summary[ratio], 3))
+        for label, digits, keys, ratio in (
+            ("8 users, images/s", 2, ("loop_images_per_s", "server_images_per_s"), "throughput_ratio"),
+            ("1 user, seconds per image", 3, ("pipeline_seconds", "server_seconds"), "latency_ratio"),
+        )
     )
-    details = (
-        f"Bare is, for 8 users, the shortest in-process loop at batch 8; for 1 user, diffusers' own pipeline. Front end: "
-        f"{s['frontend_cpu_ms']:.1f} ms of CPU per request, PNG included. Ready {result['seconds_to_ready']:.1f} s after the start. "
-        f"Failures: {s['failures']}."
+    notes = (
+        "Bare is, for 8 users, the shortest in-process loop at batch 8; for 1 user, diffusers' own pipeline. "
+        f"Front end: {summary['frontend_cpu_ms']:.1f} ms of CPU per request, PNG included. "
+        f"Ready {result['seconds_to_ready']:.1f} s after the start. Failures: {summary['failures']}.",
+        f"{result['model']['name']}, {workload['steps']} guided steps; {result_line(result)}",
     )
-    return "\n".join([*lines, "", details, where])
+    return Table("Overhead", ("", "bare", "Noria", "ratio"), rows, notes).markdown()
 
 
 def _run_users(

@@ -1,5 +1,6 @@
 """The runs of the benches that compare targets: the reference article's scenarios, mixed arrivals and sweeps."""
 
+import itertools
 from collections.abc import Iterator
 
 import msgspec
@@ -11,8 +12,8 @@ from noria_bench.benches.scenarios import SCENARIOS
 from noria_bench.benches.suite import RunPlan, log_status
 from noria_bench.benches.suite_options import SuiteOptions
 from noria_bench.load import capacity
-from noria_bench.load.load_generators import OpenLoopLoadGenerator, ScenarioLoadGenerator, bodies_of_every_kind
-from noria_bench.load.workload import Arrivals, generate_trace, mixed
+from noria_bench.load.load_generators import ScenarioLoadGenerator, TraceLoadGenerator, bodies_of_every_kind
+from noria_bench.load.workload import MIXES, Arrival, Arrivals, generate_trace, mixed
 from noria_bench.measurement.runs import Traffic
 from noria_bench.targets.catalog import TARGETS
 from noria_bench.targets.server import running_target
@@ -20,6 +21,8 @@ from noria_bench.targets.server import running_target
 # How long requests arrive in a run of `mixed`, unless an option says otherwise.
 MIXED_S = 60.0
 _CAPACITY_S = 24.0
+# Different requests of a closed loop; then they repeat.
+_NUM_CLOSED_REQUESTS = 4096
 
 
 def scenario_runs(name: str, options: SuiteOptions, config: Config, spec: ModelSpec) -> Iterator[RunPlan]:
@@ -38,10 +41,13 @@ def scenario_load_generator(name: str, seconds: float, seed: int, spec: ModelSpe
 
 
 def mixed_runs(options: SuiteOptions, config: Config, spec: ModelSpec) -> Iterator[RunPlan]:
-    """Mixed requests in an open loop, the same trace for every target.
+    """Mixed requests, the same for every target: in a closed loop if there are users, otherwise in an open loop.
 
-    Without a rate, Noria's capacity is measured first.
+    An open loop without a rate measures Noria's capacity first.
     """
+    if options.num_users is not None:
+        yield from _closed_runs(options, options.num_users, config, spec)
+        return
     rows_per_s = options.rows_per_s or capacity_rows_per_s(config, spec, options.seed) * options.load_percent / 100
     arrival_kinds: tuple[Arrivals, ...] = ("poisson", "bursty") if options.arrivals == "both" else (options.arrivals,)
     for kind in arrival_kinds:
@@ -51,8 +57,20 @@ def mixed_runs(options: SuiteOptions, config: Config, spec: ModelSpec) -> Iterat
             yield RunPlan("mixed", target, load, config, variant=kind)
 
 
+def _closed_runs(options: SuiteOptions, num_users: int, config: Config, spec: ModelSpec) -> Iterator[RunPlan]:
+    """Mixed settings on each target, and uniform requests right after, which show what mixing costs it."""
+    seconds = options.duration_s(MIXED_S)
+    loads = {
+        f"{num_users} users": closed_load_generator("mixed-settings", num_users, seconds, options.seed, spec),
+        f"{num_users} users, uniform": closed_load_generator("uniform", num_users, seconds, options.seed, spec),
+    }
+    for target in options.targets:
+        for variant, load in loads.items():
+            yield RunPlan("mixed", target, load, config, variant=variant)
+
+
 def sweep_runs(name: str, options: SuiteOptions, config: Config, spec: ModelSpec) -> Iterator[RunPlan]:
-    """One sweep, or `all` but the peers': each variant under scenario 2's eight users."""
+    """One sweep, or `all` but the frameworks': each variant under scenario 2's eight users."""
     load = scenario_load_generator("scenario2", options.duration_s(sweeps.DEFAULT_SECONDS), options.seed, spec)
     for sweep in suite_options.SWEEPS if name == "all" else (name,):
         for variant in sweeps.variants(sweep, full=options.full):
@@ -69,12 +87,27 @@ def sweep_runs(name: str, options: SuiteOptions, config: Config, spec: ModelSpec
 
 def open_load_generator(
     kind: Arrivals, rows_per_s: float, seconds: float, seed: int, spec: ModelSpec
-) -> OpenLoopLoadGenerator:
+) -> TraceLoadGenerator:
     """Mixed requests without deadlines; `rows_per_s` of work arrive for `seconds`."""
     mix = mixed(spec)
     arrivals = generate_trace(mix, spec, None, rows_per_s=rows_per_s, seconds=seconds, arrivals=kind, seed=seed)
     traffic = Traffic("open", seconds, "mixed", arrivals=kind, rows_per_s=rows_per_s, seed=seed)
-    return OpenLoopLoadGenerator(traffic, arrivals, bodies_of_every_kind(mix, spec), grace_s=seconds)
+    return TraceLoadGenerator(traffic, arrivals, bodies_of_every_kind(mix, spec), grace_s=seconds)
+
+
+def closed_load_generator(
+    mix_name: str, num_users: int, seconds: float, seed: int, spec: ModelSpec
+) -> TraceLoadGenerator:
+    """Users who for `seconds` each send the next request of one sequence when their previous one is answered."""
+    mix = MIXES[mix_name](spec)
+    templates = itertools.islice(mix.templates(seed), _NUM_CLOSED_REQUESTS)
+    arrivals = tuple(
+        Arrival(number, 0.0, None, "", template.rows(spec), template) for number, template in enumerate(templates)
+    )
+    # A full batch of each kind.
+    warm_up_bodies = [body for body in bodies_of_every_kind(mix, spec) for _ in range(num_users)]
+    traffic = Traffic("closed", seconds, mix_name, num_users=num_users, seed=seed)
+    return TraceLoadGenerator(traffic, arrivals, warm_up_bodies, grace_s=seconds)
 
 
 def capacity_rows_per_s(config: Config, spec: ModelSpec, seed: int) -> float:

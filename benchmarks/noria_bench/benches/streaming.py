@@ -21,6 +21,8 @@ import msgspec
 
 from noria.testing.server import running_process
 from noria_bench.measurement.provenance import collect_provenance
+from noria_bench.reports.provenance_text import result_line
+from noria_bench.reports.table import Table, format_number
 from noria_bench.targets.reference.response_modes import CHUNK_BYTES, RESPONSE_MODES
 from noria_bench.targets.reference.streaming_app import StreamingJob, random_image_bytes
 
@@ -138,14 +140,19 @@ def summarise(rounds: list[dict[str, dict[str, Any]]], content: bytes) -> dict[s
 
 def table(result: dict[str, Any]) -> str:
     """The result as a Markdown table with a line of provenance."""
-    summary, machine = result["summary"], result["machine"]
-    lines = ["| body sent by | pieces | latency, ms | server's CPU, ms per reply |", "|---|---|---|---|"]
-    for mode, row in summary.items():
-        cpu = f"{row['cpu_ms']:.2f} ({row['cpu_ms_min']:.2f}–{row['cpu_ms_max']:.2f})"
-        lines.append(f"| {MODE_LABELS[mode]} | {row['pieces']} | {row['latency_ms']:.2f} | {cpu} |")
-    where = (
-        f"{result['workload']['bytes'] / 1000:.0f} kB, one client; medians of {result['workload']['rounds']} rounds (min–max). "
-        f"{machine['cores']} cores of {machine['cpu']}, noria {result['noria']} at {result['commit']}, {result['date'][:10]}; "
-        f"load before {machine['load_average_before']:.1f}."
+    workload = result["workload"]
+    rows = tuple(
+        (
+            MODE_LABELS[mode],
+            str(row["pieces"]),
+            format_number(row["latency_ms"], 2),
+            f"{row['cpu_ms']:.2f} ({row['cpu_ms_min']:.2f}–{row['cpu_ms_max']:.2f})",
+        )
+        for mode, row in result["summary"].items()
     )
-    return "\n".join([*lines, "", where])
+    notes = (
+        f"{workload['bytes'] / 1000:.0f} kB, one client; medians of {workload['rounds']} rounds (min–max). "
+        + result_line(result),
+    )
+    columns = ("body sent by", "pieces", "latency, ms", "server's CPU, ms per reply")
+    return Table("Streaming", columns, rows, notes).markdown()

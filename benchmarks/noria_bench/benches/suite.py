@@ -66,14 +66,14 @@ class RunPlan:
 
     @property
     def reported_settings(self) -> dict[str, Any]:
-        """The engine's settings, those of a target other than Noria, and the version of a peer."""
+        """The engine's settings, those of a target other than Noria, and the version of a framework."""
         found: dict[str, Any] = msgspec.to_builtins(self.config.engine)
         # A temporary folder of the bench.
         del found["cache_dir"]
         if self.target.module is not None:
             found |= msgspec.to_builtins(self.settings or self.target.settings)
-        if self.target.peer is not None:
-            found["peer"] = environments.REQUIREMENTS[self.target.peer]
+        if self.target.framework is not None:
+            found["framework"] = environments.REQUIREMENTS[self.target.framework]
         return found
 
 
@@ -97,8 +97,8 @@ class Suite:
 
         """
         header = collect_provenance()
-        if plan.target.peer is not None:
-            header["peer_versions"] = environments.versions_of(plan.target.peer)
+        if plan.target.framework is not None:
+            header["framework_versions"] = environments.versions_of(plan.target.framework)
         with tempfile.TemporaryDirectory(prefix="noria-bench-") as name:
             folder = pathlib.Path(name)
             resources, image_checks, ready_s = ResourceTrace(), tuple[ImageCheck, ...](), None

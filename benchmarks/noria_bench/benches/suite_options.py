@@ -8,8 +8,8 @@ from noria_bench.targets.catalog import Target, read_targets
 ArrivalsOption = Literal["poisson", "bursty", "both"]
 ARRIVALS: tuple[ArrivalsOption, ...] = get_args(ArrivalsOption)
 SWEEPS = ("attention", "channels-last", "dtype", "compile", "batching", "slots", "policy")
-# `all` leaves it out: it needs the peers installed.
-PEERS_SWEEP = "peers"
+# `all` leaves it out: it needs the frameworks installed.
+FRAMEWORKS_SWEEP = "frameworks"
 # Per cent of Noria's capacity, in `noria bench mixed`.
 DEFAULT_LOAD_PERCENT = 80
 # The reference article's 15 minutes.
@@ -27,6 +27,7 @@ class SuiteOptions:
     arrivals: ArrivalsOption = "poisson"
     load_percent: int = DEFAULT_LOAD_PERCENT  # of Noria's capacity, which is measured first
     rows_per_s: float | None = None  # the arriving work, instead of a load
+    num_users: int | None = None  # in a closed loop, instead of arrivals
 
     def duration_s(self, default_s: float) -> float:
         """Seconds of a run in a bench whose default is `default_s`."""

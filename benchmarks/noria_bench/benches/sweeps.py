@@ -86,17 +86,17 @@ def _policy(full: bool) -> tuple[Variant, ...]:  # noqa: ARG001
 
 # Ray forms a batch while the previous one runs, from what has arrived until then: a wait shorter than a run does not
 # fill it.
-_PEERS_BATCHING = {
+_FRAMEWORKS_BATCHING = {
     "litserve": ((5, 8), (50, 8), (200, 8), (500, 8), (200, 16)),
     "ray": ((50, 8), (200, 8), (500, 8), (1000, 8), (2000, 8)),
 }
 
 
-def _peers(full: bool) -> tuple[Variant, ...]:  # noqa: ARG001
+def _frameworks(full: bool) -> tuple[Variant, ...]:  # noqa: ARG001
     """The basis of LitServe's and Ray Serve's settings in `catalog.TARGETS`. BentoML learns how long it waits."""
     return tuple(
-        Variant(f"{timeout_ms} ms, {size}", peer, settings=TargetSettings(timeout_ms / 1000, size))
-        for peer, cells in _PEERS_BATCHING.items()
+        Variant(f"{timeout_ms} ms, {size}", framework, settings=TargetSettings(timeout_ms / 1000, size))
+        for framework, cells in _FRAMEWORKS_BATCHING.items()
         for timeout_ms, size in cells
     )
 
@@ -109,5 +109,5 @@ _SWEEPS: dict[str, Callable[[bool], tuple[Variant, ...]]] = {
     "batching": _batching,
     "slots": _slots,
     "policy": _policy,
-    "peers": _peers,
+    "frameworks": _frameworks,
 }

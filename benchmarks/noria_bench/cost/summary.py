@@ -14,6 +14,8 @@ from typing import Any
 from msgspec import Struct
 
 from noria_bench.measurement.run_metrics import percentile
+from noria_bench.reports.provenance_text import result_line
+from noria_bench.reports.table import Table, format_number
 
 # The goals.
 MIN_THROUGHPUT_RATIO = 0.98
@@ -139,44 +141,40 @@ def pair_line(pair: Pair) -> str:
     """A pair as one line, for status messages."""
     with_s, without_s = pair.instrumented.seconds, pair.bare.seconds
     return (
-        f"{pair.instrumented.images} images in {with_s:.1f} s with, {without_s:.1f} s without; ratio of work per second "
-        f"{throughput_ratio(pair):.3f}, per CPU second {cpu_ratio(pair):.3f}; other processes used "
-        f"{max(pair.instrumented.other_cpu_share, pair.bare.other_cpu_share):.0%}"
+        f"{pair.instrumented.images} images in {with_s:.1f} s with, {without_s:.1f} s without; "
+        f"ratio of work per second {throughput_ratio(pair):.3f}, per CPU second {cpu_ratio(pair):.3f}; "
+        f"other processes used {max(pair.instrumented.other_cpu_share, pair.bare.other_cpu_share):.0%}"
     )
 
 
 def tables(document: dict[str, Any]) -> str:
     """The results as Markdown tables."""
-    summary, machine = document["summary"], document["machine"]
-    lines = []
+    summary, found = document["summary"], list[str]()
     if summary:
-        lines += [
-            f"| {' and '.join(document['options']['features']) or 'two equal servers'} | without | with | ratio (95 %) |",
-            "|---|---|---|---|",
-        ]
         images, cpu = summary["images_per_s"], summary["cpu_s_per_image"]
-        lines.append(f"| images/s | {images['without']:.2f} | {images['with']:.2f} | |")
-        lines.append(f"| CPU seconds per image | {cpu['without']:.3f} | {cpu['with']:.3f} | |")
-        for name, label in (("throughput_ratio", "work per second"), ("work_per_cpu_s_ratio", "work per CPU second")):
-            row = summary[name]
-            lines.append(f"| {label} | | | {row['mean']:.3f} ({row['low']:.3f}–{row['high']:.3f}) |")
-        lines += [
-            "",
-            f"Pairs: {summary['pairs']}; starts of both servers: {summary['incarnations']}. Goal, at least {MIN_THROUGHPUT_RATIO} of the work "
-            f"per second: {summary['verdict']}.",
-            "",
+        rows = [
+            ("images/s", format_number(images["without"], 2), format_number(images["with"], 2), ""),
+            ("CPU seconds per image", format_number(cpu["without"], 3), format_number(cpu["with"], 3), ""),
         ]
+        for name, label in (("throughput_ratio", "work per second"), ("work_per_cpu_s_ratio", "work per CPU second")):
+            ratio = summary[name]
+            rows.append((label, "", "", f"{ratio['mean']:.3f} ({ratio['low']:.3f}–{ratio['high']:.3f})"))
+        features = " and ".join(document["options"]["features"]) or "two equal servers"
+        note = (
+            f"Pairs: {summary['pairs']}; starts of both servers: {summary['incarnations']}. "
+            f"Goal, at least {MIN_THROUGHPUT_RATIO} of the work per second: {summary['verdict']}."
+        )
+        found.append(Table("Cost", (features, "without", "with", "ratio (95 %)"), tuple(rows), (note,)).markdown())
     if document["scrapes"]:
-        lines += ["| /metrics at 100 label sets | best, ms | median, ms | worst, ms | |", "|---|---|---|---|---|"]
-        for row in document["scrapes"]:
-            best, median, worst = (1000 * row[name] for name in ("best_s", "median_s", "worst_s"))
-            verdict = "met" if row["median_s"] <= MAX_SCRAPE_S else "missed"
-            lines.append(
-                f"| {row['description']}, {row['bytes'] / 1000:.0f} kB | {best:.1f} | {median:.1f} | {worst:.1f} | {verdict} |"
+        scrapes = tuple(
+            (
+                f"{row['description']}, {row['bytes'] / 1000:.0f} kB",
+                *(format_number(1000 * row[name], 1) for name in ("best_s", "median_s", "worst_s")),
+                "met" if row["median_s"] <= MAX_SCRAPE_S else "missed",
             )
-        lines.append("")
-    lines.append(
-        f"{machine['cores']} cores of {machine['cpu']}, noria {document['noria']} at {document['commit']}, {document['date'][:10]}; load before "
-        f"{machine['load_average_before']:.1f}." + ("" if document["complete"] else " Interrupted: incomplete.")
-    )
-    return "\n".join(lines)
+            for row in document["scrapes"]
+        )
+        columns = ("/metrics at 100 label sets", "best, ms", "median, ms", "worst, ms", "")
+        found.append(Table("Scrapes", columns, scrapes).markdown())
+    found.append(result_line(document) + ("" if document["complete"] else " Interrupted: incomplete."))
+    return "\n\n".join(found)

@@ -129,7 +129,8 @@ def _select_measurements(
         return gpu_measurements(quick=quick), {"sd15": SD15, "sdxl": SDXL}, GPU_ESTIMATE
     bundled_model = bundled_architecture()
     notes.append(
-        "a CPU: SD1.5's UNet at small sizes, the bundled model at its default size, no SDXL; use a GPU for 512² and 1024²"
+        "a CPU: SD1.5's UNet at small sizes, the bundled model at its default size, no SDXL; "
+        "use a GPU for 512² and 1024²"
     )
     side_px = bundled_model.config["sample_size"] * bundled_model.latent_scale
     return cpu_measurements(side_px, quick=quick), {"sd15": SD15, "bundled": bundled_model}, CPU_ESTIMATE

@@ -1,4 +1,4 @@
-"""Carries out measurements within a time budget, and saves the report after each, so that a killed bench keeps its results."""
+"""Carries out measurements within a time budget, and saves the report after each: a killed bench keeps its results."""
 
 import dataclasses
 import time
@@ -155,7 +155,7 @@ class DeviceBench:
 
 
 def _is_caused_by_out_of_memory(error: BaseException) -> bool:
-    """Whether the error, or its context, is out of memory: a capture that fails for memory raises an error of its own."""
+    """Whether the error, or its context, is out of memory: a capture that fails for it raises an error of its own."""
     return is_out_of_memory(error) or (error.__context__ is not None and _is_caused_by_out_of_memory(error.__context__))
 
 

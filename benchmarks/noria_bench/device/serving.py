@@ -183,7 +183,7 @@ def run_microbatcher(
 
 @torch.inference_mode()
 def generate(model: "DiffusionModel", templates: list[RequestTemplate]) -> torch.Tensor:
-    """Pixels [B, height, width, 3] of requests with equal settings, computed as diffusers' StableDiffusionPipeline does."""
+    """Pixels [B, height, width, 3] of requests with equal settings, as diffusers' pipeline computes them."""
     import diffusers
 
     template, device = templates[0], model.device

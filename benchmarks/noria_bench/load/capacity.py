@@ -24,7 +24,7 @@ NUM_STEADY_USERS = 8
 
 
 class SoloCost(Struct, frozen=True):
-    """How long requests of one size, guidance and number of images take alone: `fixed_s + call_s × calls`, in seconds."""
+    """Seconds that requests of one size, guidance and number of images take alone: `fixed_s + call_s × calls`."""
 
     width: int
     height: int
@@ -59,7 +59,7 @@ def solo_s(costs: Iterable[SoloCost], template: RequestTemplate) -> float:
 
 
 def measure_solo(url: str, mix: Mix, spec: ModelSpec) -> tuple[SoloCost, ...]:
-    """Send one request at a time, of every size, guidance and number of images in `mix`, with few steps and with the default."""
+    """Send one request at a time, of every size, guidance and number of images in `mix`, with few and default steps."""
     guidances = {guidance > 1.0: guidance for guidance in mix.guidance.values}.values()
     shapes = list(itertools.product(mix.sizes.values, guidances, mix.num_images.values))
     steps = (_FEW_STEPS, max(spec.default_steps, 2 * _FEW_STEPS))

@@ -1,4 +1,4 @@
-"""The clients that load a server, Locust and the open loop. Each is a process that writes a line for every request as
+"""The clients that load a server, Locust and that of traces. Each is a process that writes a line for every request as
 it ends.
 
 A client writes into its folder: `records.jsonl`, `samples/` with some of the replies, and `log`. After an interruption
@@ -20,8 +20,7 @@ import psutil
 from noria.protocol.model_spec import ModelSpec
 from noria_bench.benches import scenarios
 from noria_bench.benches.scenarios import Scenario
-from noria_bench.load import open_loop
-from noria_bench.load.open_loop import OpenLoopConfig
+from noria_bench.load.trace_client import TraceConfig
 from noria_bench.load.workload import Arrival, Mix, RequestTemplate
 from noria_bench.measurement.run_metrics import RequestRecord
 from noria_bench.measurement.runs import Traffic
@@ -110,29 +109,32 @@ class ScenarioLoadGenerator:
 
 
 @dataclass(frozen=True)
-class OpenLoopLoadGenerator:
-    """A trace of arrivals, by `open_loop`: no answer delays a request."""
+class TraceLoadGenerator:
+    """A trace of arrivals, by `trace_client`: an open loop, or a closed one if the traffic has users."""
 
     traffic: Traffic
     arrivals: tuple[Arrival, ...]
     warm_up_bodies: list[Body]
-    grace_s: float  # after the last deadline, or the last arrival without deadlines, until requests count as unanswered
+    grace_s: float  # from the end of the trace until requests count as unanswered
 
     @property
     def max_duration_s(self) -> float:
         """Until no answer counts any more."""
-        return open_loop.end_s(self.arrivals, self.grace_s)
+        return self._config("", None).end_s
 
     def body(self, number: int) -> Body:
         """As the trace has it."""
-        return self.arrivals[number].body
+        return self.arrivals[number % len(self.arrivals)].body
 
     def start(self, url: str, path: str, folder: pathlib.Path) -> "subprocess.Popen[bytes]":
-        """Start the open loop, which ends when everything is answered."""
-        config = OpenLoopConfig(
-            url + path, self.arrivals, grace_s=self.grace_s, sample_folder=str(folder / SAMPLE_FOLDER)
-        )
-        return _start_client([sys.executable, "-m", "noria_bench.load.open_loop"], folder, msgspec.json.encode(config))
+        """Start the client, which ends when everything is answered."""
+        config = msgspec.json.encode(self._config(url + path, str(folder / SAMPLE_FOLDER)))
+        return _start_client([sys.executable, "-m", "noria_bench.load.trace_client"], folder, config)
+
+    def _config(self, url: str, sample_folder: str | None) -> TraceConfig:
+        num_users = self.traffic.num_users
+        users_s = 0.0 if num_users is None else self.traffic.seconds
+        return TraceConfig(url, self.arrivals, self.grace_s, sample_folder, num_users, users_s)
 
 
 def bodies_of_every_kind(mix: Mix, spec: ModelSpec) -> list[Body]:
@@ -154,7 +156,7 @@ def bodies_of_every_kind(mix: Mix, spec: ModelSpec) -> list[Body]:
 def _start_client(command: list[str], folder: pathlib.Path, stdin_bytes: bytes | None) -> "subprocess.Popen[bytes]":
     """Start a client in a process group of its own.
 
-    The open loop reads its job from stdin and writes its records to stdout.
+    The client of traces reads its job from stdin and writes its records to stdout.
     """
     folder.mkdir(parents=True, exist_ok=True)
     # Locust reads options from variables LOCUST_*; a user's own would change the load.
@@ -224,7 +226,8 @@ def progress_line(records: list[RequestRecord], elapsed_s: float, seconds: float
     num_failed = sum(record.status != 200 for record in records)
     remaining_s = seconds - elapsed_s
     phase = f"{remaining_s:.0f} s left" if remaining_s > 0 else "waiting for the last answers"
-    return f"{phase}: {len(records)} answers, {num_failed} failed, {(len(records) - num_failed) / min(elapsed_s, seconds):.2f} requests/s"
+    requests_per_s = (len(records) - num_failed) / min(elapsed_s, seconds)
+    return f"{phase}: {len(records)} answers, {num_failed} failed, {requests_per_s:.2f} requests/s"
 
 
 def read_records(folder: pathlib.Path) -> list[RequestRecord]:

@@ -10,7 +10,7 @@ with half the pixels has half as many.
 import itertools
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
@@ -157,7 +157,16 @@ def uniform(spec: ModelSpec) -> Mix:
     )
 
 
-MIXES: dict[str, Callable[[ModelSpec], Mix]] = {"mixed": mixed, "uniform": uniform}
+def mixed_settings(spec: ModelSpec) -> Mix:
+    """One image of the default size and scheduler; 6 to 40 steps and guidance of 1 (none) to 7.5, all as frequent."""
+    return replace(
+        uniform(spec),
+        steps=Weighted((6, 12, 20, 28, 40), (1.0,) * 5),
+        guidance=Weighted((1.0, 3.0, 5.0, 7.5), (1.0,) * 4),
+    )
+
+
+MIXES: dict[str, Callable[[ModelSpec], Mix]] = {"mixed": mixed, "uniform": uniform, "mixed-settings": mixed_settings}
 
 
 def generate_trace(

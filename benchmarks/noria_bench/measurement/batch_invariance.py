@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from noria.protocol.model_spec import ModelSpec
-from noria_bench.load.open_loop import image_files
+from noria_bench.load.trace_client import image_files
 from noria_bench.load.workload import RequestTemplate, mixed
 
 IN_FLIGHT = 32

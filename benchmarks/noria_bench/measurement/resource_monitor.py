@@ -1,4 +1,4 @@
-"""Samples the resources that a server and its device use under load, and the CPU time that other processes use meanwhile."""
+"""Samples the resources of a server and its device under load, and the CPU time that other processes use meanwhile."""
 
 import contextlib
 import os

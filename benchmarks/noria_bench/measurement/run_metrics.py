@@ -88,7 +88,7 @@ def prediction_errors(records: Iterable[RequestRecord]) -> list[float]:
 
 
 def prediction_summary(errors: Sequence[float]) -> dict[str, Any]:
-    """The number of `errors`, the share within ± PREDICTION_BOUND and three quantiles (None without errors), JSON-ready."""
+    """JSON-ready: the number of `errors`, the share within ± PREDICTION_BOUND, quantiles; None without errors."""
     shares = {"p5": 0.05, "p50": 0.5, "p95": 0.95}
     return {
         "num_requests": len(errors),

@@ -52,9 +52,10 @@ class ImageCheck(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BenchRun(Struct, frozen=True, forbid_unknown_fields=True):
-    """One run. `provenance` is of `provenance.collect_provenance`, with `peer_versions` of a peer's environment.
+    """One run.
 
-    `model` has name, fingerprint and unet_parameters. `settings` are the target's. `calibration` is what `noria bench
+    `provenance` is of `provenance.collect_provenance`, with `framework_versions` of a framework's environment. `model`
+    has name, fingerprint and unet_parameters. `settings` are the target's. `calibration` is what `noria bench
     deadlines` measured before its runs.
     """
 

@@ -66,17 +66,19 @@ def main() -> None:
     if output is not None:
         output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(
-        f"{NUM_IMAGES} previews take {1e6 * previews_s:.0f} µs, {100 * previews_s / median_step_s:.2f} % of the step of {1000 * median_step_s:.1f} ms"
+        f"{NUM_IMAGES} previews take {1e6 * previews_s:.0f} µs, {100 * previews_s / median_step_s:.2f} % "
+        f"of the step of {1000 * median_step_s:.1f} ms"
     )
     for sheet_result in result["sprite_sheets"]:
         side = sheet_result["side_px"]
         print(
-            f"a sprite sheet of {sheet_result['thumbnails']} thumbnails of {side} × {side} pixels takes {1e3 * sheet_result['median_s']:.2f} ms"
+            f"a sprite sheet of {sheet_result['thumbnails']} thumbnails of {side} × {side} pixels takes "
+            f"{1e3 * sheet_result['median_s']:.2f} ms"
         )
 
 
 def _measure_previews_s(executor: object, spec: object) -> float:
-    """Median seconds of the previews of one step of all images: estimate the clean latents, map them to colours, convert."""
+    """Median seconds of the previews of one step of all images: estimate the clean latents, map to colours, convert."""
     import torch
 
     from noria.sampling.previews import clean_latents, clean_weights, preview_pixels

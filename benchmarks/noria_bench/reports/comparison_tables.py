@@ -33,6 +33,8 @@ def performance_table(group: Group) -> Table:
             *_reference_cells(summary),
             str(summary.num_failures),
             format_rate(summary.images_per_s),
+            format_number(summary.rows_per_s, 1),
+            _uniform_ratio(group, run),
         ]
         rows.append((*cells, format_number(summary.mean_batch, 1), relative, _reference_ratio(group, run)))
     columns = (
@@ -40,6 +42,8 @@ def performance_table(group: Group) -> Table:
         *_REFERENCE_COLUMNS,
         "Failures",
         "Images/s",
+        "Rows/s",
+        "Rows/s / uniform",
         "Mean batch",
     )
     ratios = (f"RPS / {relative_to}", f"Reference: RPS / {relative_to}")
@@ -49,12 +53,13 @@ def performance_table(group: Group) -> Table:
 
 
 _RATE_NOTE = (
-    "RPS and Images/s count what ended while the traffic lasted, its ramp included. Latency counts from the intended start. "
+    "RPS and Images/s count what ended while the traffic lasted, its ramp included. Rows/s is the work done meanwhile, "
+    "in inputs of the UNet: rows × steps. Latency counts from the intended start. "
     "Mean batch: images generated together, as the server reports it, averaged over requests."
 )
 _FAILURE_NOTE = (
-    "Percentiles are over all requests sent; – says that it falls on a request without images, whose latency is infinite. "
-    "The average is over the answered requests."
+    "Percentiles are over all requests sent; – says that it falls on a request without images, whose latency is "
+    "infinite. The average is over the answered requests."
 )
 
 
@@ -102,8 +107,9 @@ def resource_table(group: Group) -> Table:
 
 
 _RESOURCE_NOTE = (
-    "Cores and memory are of all processes of the server together. Other processes are neither the server’s nor the bench’s; "
-    "rows in which their share differs are not comparable. Incorrect images: of the replies that were compared with their solo runs."
+    "Cores and memory are of all processes of the server together. Other processes are neither the server’s nor the "
+    "bench’s; rows in which their share differs are not comparable. Incorrect images: of the replies that were "
+    "compared with their solo runs."
 )
 
 
@@ -131,14 +137,15 @@ def reference_table(group: Group) -> Table | None:
     notes = [f"{reference_results.CITATION}. The ratio is of its requests: all runs are equally long."]
     if rows is reference_results.ATTENTION:
         notes.append(
-            "Check marks, which only the article’s Spanish version has, say which row is which. With today’s diffusers, slicing "
-            "replaces the attention processor, so that its first row cannot be reproduced."
+            "Check marks, which only the article’s Spanish version has, say which row is which. "
+            "With today’s diffusers, slicing replaces the attention processor, so that its first row "
+            "cannot be reproduced."
         )
     return Table("Results of the reference article", columns, cells, tuple(notes)).without_empty_columns()
 
 
 def overview_table(runs: Sequence[BenchRun]) -> Table:
-    """A short overview: a row for each target, three columns each for scenario 2 and mixed traffic, failures in a note."""
+    """A row for each target, three columns each for scenario 2 and mixed traffic, failures in a note."""
     groups = [group for group in group_runs(runs) if group.bench in ("scenario2", "mixed")]
     named = [(group, " ".join(filter(None, (group.bench, group.variant)))) for group in groups]
     rows, failure_notes = [], []
@@ -160,10 +167,19 @@ def overview_table(runs: Sequence[BenchRun]) -> Table:
     return Table("Overview", ("Implementation", *headings), tuple(rows), notes)
 
 
+def _uniform_ratio(group: Group, run: BenchRun) -> str:
+    """The rows per second of a mixed closed loop over those of the same target with uniform requests."""
+    uniform = (other for other in group.runs if other.target == run.target and other.traffic.mix == "uniform")
+    if run.traffic.mix == "uniform" or (other := next(uniform, None)) is None:
+        return MISSING
+    return format_ratio(finite_ratio(summarise_run(run).rows_per_s, summarise_run(other).rows_per_s))
+
+
 def _baseline_run(group: Group, run: BenchRun) -> BenchRun | None:
     """The run that this one is compared with: in a sweep its target's first, or the one with the article's defaults."""
     if not group.is_sweep:
-        return group.last_run_of(BASELINE)
+        same_mix = (other for other in reversed(group.runs) if other.traffic.mix == run.traffic.mix)
+        return next((other for other in same_mix if other.target == BASELINE), None)
     runs_of_target = [other for other in group.runs if other.target == run.target]
     return next(
         (other for other in runs_of_target if "batch" in group.bench and other.variant == _REFERENCE_BATCHING),

@@ -29,7 +29,10 @@ DEFAULT_POLICY = "least-slack"
 STEADY_LOAD_PERCENT = 90
 # Share of a run until as much work is in flight as its load brings.
 _RAMP_SHARE = 0.2
-_LOAD_NOTE = "Loads are per cents of Noria's capacity. – says that nothing was measured, or that a quantile falls on a failed request."
+_LOAD_NOTE = (
+    "Loads are per cents of Noria's capacity. – says that nothing was measured, or that a quantile falls on a failed "
+    "request."
+)
 
 Weight = Callable[[RequestRecord], float]
 

@@ -8,7 +8,7 @@ from noria_bench.reports.comparison_tables import BASELINE
 from noria_bench.reports.run_groups import Group
 from noria_bench.reports.run_summary import RunSummary, finite_ratio, summarise_run
 from noria_bench.reports.table import format_number, format_rate
-from noria_bench.targets.catalog import PEERS
+from noria_bench.targets.catalog import FRAMEWORKS
 
 # Of Noria over the reference server on mixed traffic.
 _MIN_RPS_RATIO = 2.0
@@ -35,12 +35,12 @@ def goals_of(group: Group) -> list[Goal]:
     if group.bench not in ("scenario2", "mixed"):
         return []
     # An interrupted run lacks users that had not started yet.
-    summaries = {run.target: summarise_run(run) for run in group.runs if run.complete and run.records}
+    summaries = {run.target: summarise_run(run) for run in group.main_runs if run.complete and run.records}
     noria, reference = summaries.get("noria"), summaries.get(BASELINE)
     if noria is None:
         return [Goal("Noria was not measured completely.", None)]
-    peers = {name: summaries[name] for name in PEERS if name in summaries}
-    goals = [_rps_goal(noria, peers), _p99_goal(noria, peers)]
+    frameworks = {name: summaries[name] for name in FRAMEWORKS if name in summaries}
+    goals = [_rps_goal(noria, frameworks), _p99_goal(noria, frameworks)]
     if group.bench == "mixed":
         goals.append(
             _rps_over_reference_goal(noria.requests_per_s, reference.requests_per_s if reference else math.nan)
@@ -49,33 +49,35 @@ def goals_of(group: Group) -> list[Goal]:
     return goals
 
 
-def _rps_goal(noria: RunSummary, peers: Mapping[str, RunSummary]) -> Goal:
-    claim = f"No peer ahead on RPS: Noria {format_rate(noria.requests_per_s)}"
-    if not peers or math.isnan(noria.requests_per_s):
-        return Goal(f"{claim}; no peer was measured.", None)
-    name = max(peers, key=lambda peer: peers[peer].requests_per_s)
-    best = peers[name].requests_per_s
+def _rps_goal(noria: RunSummary, frameworks: Mapping[str, RunSummary]) -> Goal:
+    claim = f"No framework ahead on RPS: Noria {format_rate(noria.requests_per_s)}"
+    if not frameworks or math.isnan(noria.requests_per_s):
+        return Goal(f"{claim}; no framework was measured.", None)
+    name = max(frameworks, key=lambda framework: frameworks[framework].requests_per_s)
+    best = frameworks[name].requests_per_s
     shortfall = 1 - finite_ratio(noria.requests_per_s, best)
     missed = f", {100 * shortfall:.1f} % behind" if shortfall > _ROUNDING else ""
     met = noria.requests_per_s >= best * (1 - _ROUNDING)
-    return _goal_among_all_peers(f"{claim}, best peer {name} {format_rate(best)}{missed}", met, peers)
+    return _goal_among_all_frameworks(f"{claim}, best framework {name} {format_rate(best)}{missed}", met, frameworks)
 
 
-def _p99_goal(noria: RunSummary, peers: Mapping[str, RunSummary]) -> Goal:
-    claim = f"No peer ahead on p99: Noria {_format_latency(noria.p99_ms)}"
-    if not peers or math.isnan(noria.p99_ms):
-        return Goal(f"{claim}; no peer was measured.", None)
-    name = min(peers, key=lambda peer: peers[peer].p99_ms)
-    best_ms = peers[name].p99_ms
+def _p99_goal(noria: RunSummary, frameworks: Mapping[str, RunSummary]) -> Goal:
+    claim = f"No framework ahead on p99: Noria {_format_latency(noria.p99_ms)}"
+    if not frameworks or math.isnan(noria.p99_ms):
+        return Goal(f"{claim}; no framework was measured.", None)
+    name = min(frameworks, key=lambda framework: frameworks[framework].p99_ms)
+    best_ms = frameworks[name].p99_ms
     excess = finite_ratio(noria.p99_ms, best_ms) - 1
     missed = f", {100 * excess:.1f} % longer" if excess > _ROUNDING else ""
     met = None if math.isinf(noria.p99_ms) and math.isinf(best_ms) else noria.p99_ms <= best_ms * (1 + _ROUNDING)
-    return _goal_among_all_peers(f"{claim}, best peer {name} {_format_latency(best_ms)}{missed}", met, peers)
+    return _goal_among_all_frameworks(
+        f"{claim}, best framework {name} {_format_latency(best_ms)}{missed}", met, frameworks
+    )
 
 
-def _goal_among_all_peers(claim: str, met: bool | None, peers: Mapping[str, RunSummary]) -> Goal:
-    """One faster peer is enough to miss the goal; it is met only if all peers were measured."""
-    if not (unmeasured := [name for name in PEERS if name not in peers]):
+def _goal_among_all_frameworks(claim: str, met: bool | None, frameworks: Mapping[str, RunSummary]) -> Goal:
+    """One faster framework is enough to miss the goal; it is met only if all frameworks were measured."""
+    if not (unmeasured := [name for name in FRAMEWORKS if name not in frameworks]):
         return Goal(f"{claim}.", met)
     return Goal(f"{claim}; {', '.join(unmeasured)} not measured.", None if met else met)
 
@@ -101,8 +103,8 @@ def _p99_over_reference_goal(noria_ms: float, reference_ms: float) -> Goal:
         return Goal(f"{claim}: Noria {_format_latency(noria_ms)}, {BASELINE} left requests without images.", True)
     reached = noria_ms / reference_ms
     missed = f", {reached / _MAX_P99_RATIO:.2f} times the goal" if reached > _MAX_P99_RATIO else ""
-    claim = f"{claim}: {format_number(reached, 2)} ({_format_latency(noria_ms)} to {_format_latency(reference_ms)}){missed}."
-    return Goal(claim, reached <= _MAX_P99_RATIO)
+    latencies = f"{_format_latency(noria_ms)} to {_format_latency(reference_ms)}"
+    return Goal(f"{claim}: {format_number(reached, 2)} ({latencies}){missed}.", reached <= _MAX_P99_RATIO)
 
 
 def _format_latency(value: float) -> str:

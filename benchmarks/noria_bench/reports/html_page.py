@@ -85,7 +85,8 @@ def _table(table: Table, of: str, heading: str = "h3") -> str:
     notes = "".join(f'<p class="note">{_escape(note)}</p>' for note in table.notes)
     title = _escape(table.title)
     return (
-        f'<{heading}>{title}</{heading}>\n<div class="scroll" tabindex="0" role="region" aria-label="{_escape(of)}: {title}"><table>\n'
+        f"<{heading}>{title}</{heading}>\n"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{_escape(of)}: {title}"><table>\n'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>\n{notes}"
     )
 
@@ -115,8 +116,10 @@ def _download(summaries: list[dict[str, Any]]) -> str:
     encoded = base64.b64encode(text.encode()).decode()
     return (
         '<section aria-labelledby="raw"><h2 id="raw">Raw summaries</h2>\n'
-        "<p>Every summary with its run’s settings, machine, commit and versions; the requests are in the runs’ own files.</p>\n"
-        f'<p><a download="summaries.json" href="data:application/json;base64,{encoded}">Download summaries.json</a></p>\n'
+        "<p>Every summary with its run’s settings, machine, commit and versions; the requests are in the runs’ own "
+        "files.</p>\n"
+        f'<p><a download="summaries.json" href="data:application/json;base64,{encoded}">'
+        "Download summaries.json</a></p>\n"
         f'<details><summary>Show them</summary><pre tabindex="0">{_escape(text)}</pre></details></section>'
     )
 

@@ -9,7 +9,7 @@ _SPECIAL_MACHINE_FIELDS = ("cpu", "cores", "memory_bytes", "load_average_before"
 
 
 def provenance_lines(runs: Sequence[BenchRun]) -> list[str]:
-    """A line for each combination of machine, commit, command and model, and a warning if machines or commits differ."""
+    """A line for each combination of machine, commit, command and model; a warning if machines or commits differ."""
     found: dict[str, list[BenchRun]] = {}
     for run in runs:
         found.setdefault(_origin_text(run), []).append(run)
@@ -22,6 +22,15 @@ def provenance_lines(runs: Sequence[BenchRun]) -> list[str]:
 def traffic_lines(runs: Sequence[BenchRun]) -> list[str]:
     """What was sent; a line for each kind of traffic."""
     return list(dict.fromkeys(_traffic_text(run.traffic) for run in runs))
+
+
+def result_line(result: Mapping[str, Any]) -> str:
+    """Machine, commit, day and load of a bench whose result is one JSON document."""
+    machine = result["machine"]
+    return (
+        f"{machine['cores']} cores of {machine['cpu']}, noria {result['noria']} at {result['commit']}, "
+        f"{result['date'][:10]}; load before {machine['load_average_before']:.1f}."
+    )
 
 
 def _origin_text(run: BenchRun) -> str:

@@ -16,6 +16,7 @@ SCENARIOS = {
     "mixed": "Mixed traffic",
 }
 DEADLINES = "deadlines"
+_SEPARATOR = ", "
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
@@ -38,24 +39,30 @@ class Group:
         if self.bench == DEADLINES:
             return "Deadlines: policies by load"
         name = SCENARIOS.get(self.bench, f"Sweep: {self.bench.removeprefix('sweep').strip(' -_')}")
-        return f"{name}, {self.variant} arrivals" if self.variant else name
+        arrivals = " arrivals" if self.runs[0].traffic.kind == "open" else ""
+        return f"{name}, {self.variant}{arrivals}" if self.variant else name
 
     @property
     def slug(self) -> str:
         """Its name in file names and anchors."""
         return re.sub(r"[^a-z0-9]+", "-", f"{self.bench} {self.variant}".lower()).strip("-") or "runs"
 
+    @property
+    def main_runs(self) -> tuple[BenchRun, ...]:
+        """The compared runs: without the uniform requests beside a mixed closed loop, unless there is nothing else."""
+        return tuple(run for run in self.runs if run.bench != "mixed" or run.traffic.mix != "uniform") or self.runs
+
     def label(self, run: BenchRun) -> str:
         """The name of a run's row."""
-        own = "" if run.variant == self.variant else run.variant
+        own = run.variant.removeprefix(self.variant).removeprefix(_SEPARATOR)
         several = len({other.target for other in self.runs}) > 1
         if self.is_sweep:
             return f"{run.target}: {own}" if several and own else own or run.target
         return f"{run.target} ({own})" if own else run.target
 
     def last_run_of(self, target: str) -> BenchRun | None:
-        """The last run of `target`; None without one."""
-        return next((run for run in reversed(self.runs) if run.target == target), None)
+        """The last main run of `target`; None without one."""
+        return next((run for run in reversed(self.main_runs) if run.target == target), None)
 
 
 def group_runs(runs: Iterable[BenchRun]) -> list[Group]:
@@ -65,9 +72,10 @@ def group_runs(runs: Iterable[BenchRun]) -> list[Group]:
     """
     found: dict[tuple[str, str], list[BenchRun]] = {}
     for run in runs:
-        # The variant of an open scenario is its arrivals, which all runs of the group share.
-        shared = run.variant if run.bench in SCENARIOS and run.variant == (run.traffic.arrivals or "") else ""
-        found.setdefault((run.bench, shared), []).append(run)
+        # A scenario's variant begins with its arrivals or users, which all runs of the group share.
+        shared = run.traffic.arrivals or f"{run.traffic.num_users} users"
+        has_shared = run.bench in SCENARIOS and run.variant.partition(_SEPARATOR)[0] == shared
+        found.setdefault((run.bench, shared if has_shared else ""), []).append(run)
     order = list(SCENARIOS)
     keys = sorted(found, key=lambda key: (order.index(key[0]) if key[0] in order else len(order), *key))
     return [Group(bench, variant, tuple(_sorted_runs(found[bench, variant]))) for bench, variant in keys]

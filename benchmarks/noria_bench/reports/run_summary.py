@@ -31,6 +31,7 @@ class RunSummary:
     avg_ms: float
     requests_per_s: float
     images_per_s: float
+    rows_per_s: float  # work done while the traffic lasted; of a request that overlaps its end, the share before it
     p50_ms: float
     p90_ms: float
     p95_ms: float
@@ -70,6 +71,7 @@ def summarise_run(run: BenchRun) -> RunSummary:
         avg_ms=_mean([latency for latency in latencies_ms if math.isfinite(latency)]),
         requests_per_s=len(in_time) / seconds if seconds else math.nan,
         images_per_s=sum(record.num_images for record in in_time) / seconds if seconds else math.nan,
+        rows_per_s=sum(_rows_within(record, seconds) for record in records) / seconds if seconds else math.nan,
         p50_ms=p50,
         p90_ms=p90,
         p95_ms=p95,
@@ -101,6 +103,13 @@ def finite_json(value: Any) -> Any:
             return [finite_json(part) for part in value]
         case _:
             return value
+
+
+def _rows_within(record: RequestRecord, seconds: float) -> float:
+    """The work of a request in the first `seconds`, as if it were done evenly from its sending to its end."""
+    if not _has_images(record) or record.done_s is None or record.done_s <= record.sent_s:
+        return 0.0
+    return record.rows * min(1.0, max(0.0, seconds - record.sent_s) / (record.done_s - record.sent_s))
 
 
 def _has_images(record: RequestRecord) -> bool:

@@ -87,6 +87,7 @@ def _warnings(group: Group) -> list[str]:
         wrong = [check for check in run.image_checks if check.problem]
         if wrong:
             found.append(
-                f"{group.label(run)}: {len(wrong)} of {len(run.image_checks)} checked images are incorrect: {wrong[0].problem}"
+                f"{group.label(run)}: {len(wrong)} of {len(run.image_checks)} checked images are incorrect: "
+                f"{wrong[0].problem}"
             )
     return found

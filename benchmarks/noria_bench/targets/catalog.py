@@ -1,4 +1,4 @@
-"""The benchmark targets by name: Noria, the reference server's five endpoints, the peers.
+"""The benchmark targets by name: Noria, the reference server's five endpoints, the frameworks.
 
 Imports little: the command line reads it.
 """
@@ -29,7 +29,7 @@ class Target:
     name: str
     path: str
     module: str | None = None  # run as `python -m MODULE JOB`; None: `noria serve`
-    peer: str | None = None  # whose virtual environment it runs in; None: Noria's own
+    framework: str | None = None  # whose virtual environment it runs in; None: Noria's own
     reports_queue_time: bool = True  # False: the reported time is incomplete, so it is not used
     # unless a bench varies them: the article's, or the best that were found
     settings: TargetSettings = TargetSettings()
@@ -44,8 +44,8 @@ TARGETS = {
         Target("reference-stream-sync", "/t2i/stream-sync", _REFERENCE_SERVER),
         Target("reference-response-sync", "/t2i/response-sync", _REFERENCE_SERVER),
         Target("reference-batched", "/t2i/batched", _REFERENCE_SERVER),
-        # `noria bench sweep peers` (results/peers-2026-11-21): from 5 to 200 ms the differences are within the noise of
-        # runs; 50 ms had larger batches (a mean of 6.8 instead of 5.3) and the shortest p99.
+        # `noria bench sweep frameworks` (results/frameworks-2026-11-21): from 5 to 200 ms the differences are within
+        # the noise of runs; 50 ms had larger batches (a mean of 6.8 instead of 5.3) and the shortest p99.
         Target(
             "litserve",
             "/t2i",
@@ -68,7 +68,7 @@ TARGETS = {
     )
 }
 
-PEERS = tuple(target.peer for target in TARGETS.values() if target.peer is not None)
+FRAMEWORKS = tuple(target.framework for target in TARGETS.values() if target.framework is not None)
 
 
 def read_targets(text: str) -> tuple[Target, ...]:

@@ -1,9 +1,9 @@
-"""The virtual environments of the peers: `noria bench install PEER` creates one, and a bench runs the peer's server in
-it.
+"""The virtual environments of the frameworks: `noria bench install FRAMEWORK` creates one, and a bench runs the
+framework's server in it.
 
-Each is layered (ADR 11): first what pip installed for the peer, then all of the environment that Noria runs in. So
-every target uses the same files of torch, diffusers, transformers and Noria, and a peer's requirements cannot change
-Noria's packages.
+Each is layered (ADR 11): first what pip installed for the framework, then all of the environment that Noria runs in. So
+every target uses the same files of torch, diffusers, transformers and Noria, and a framework's requirements cannot
+change Noria's packages.
 
 A marker file, written last, says that an environment is complete and what it was created for.
 """
@@ -38,7 +38,7 @@ _SHARED_PACKAGES = (
     "pillow",
     "msgspec",
 )
-_MARKER = "noria-peer.json"
+_MARKER = "noria-framework.json"
 _LAST_LINES = 8
 
 
@@ -50,42 +50,45 @@ class _EnvironmentMarker(msgspec.Struct, frozen=True):
     fallback_paths: tuple[str, ...]
 
 
-def folder_of(peer: str) -> pathlib.Path:
-    """The folder of the peer's environment: `noria/peers/PEER` in XDG_CACHE_HOME or ~/.cache."""
+def folder_of(framework: str) -> pathlib.Path:
+    """The folder of the framework's environment: `noria/frameworks/FRAMEWORK` in XDG_CACHE_HOME or ~/.cache."""
     cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    return pathlib.Path(cache) / "noria" / "peers" / peer
+    return pathlib.Path(cache) / "noria" / "frameworks" / framework
 
 
-def python_of(peer: str) -> pathlib.Path:
-    """The Python interpreter of the peer's environment.
+def python_of(framework: str) -> pathlib.Path:
+    """The Python interpreter of the framework's environment.
 
     Raises:
         ConfigError: it is not installed, incomplete, or created for another version, Python or environment of Noria.
 
     """
-    if not _is_installed(peer):
-        raise ConfigError(f"{peer} is not installed for this Noria; install it with: noria bench install {peer}")
-    return _python_in(folder_of(peer))
+    if not _is_installed(framework):
+        raise ConfigError(
+            f"{framework} is not installed for this Noria; install it with: noria bench install {framework}"
+        )
+    return _python_in(folder_of(framework))
 
 
 def check_installed(targets: Iterable[Target]) -> None:
     """Raises ConfigError if the environment of one of them is not installed."""
     for target in targets:
-        if target.peer is not None:
-            python_of(target.peer)
+        if target.framework is not None:
+            python_of(target.framework)
 
 
-def install(peer: str, log_status: Callable[[str], None]) -> None:
-    """Create the environment of `peer` unless it exists; `log_status` is called before each slow step.
+def install(framework: str, log_status: Callable[[str], None]) -> None:
+    """Create the environment of `framework` unless it exists; `log_status` is called before each slow step.
 
     Raises:
-        ConfigError: the peer is unknown, or the environment cannot be created; the message ends with pip's last lines.
+        ConfigError: the framework is unknown, or the environment cannot be created; the message ends with pip's last
+            lines.
 
     """
-    if peer not in REQUIREMENTS:
-        raise ConfigError(f"there is no peer {peer!r}; peers are {', '.join(REQUIREMENTS)}")
-    folder, expected = folder_of(peer), _expected_marker(peer)
-    if _is_installed(peer):
+    if framework not in REQUIREMENTS:
+        raise ConfigError(f"there is no framework {framework!r}; frameworks are {', '.join(REQUIREMENTS)}")
+    folder, expected = folder_of(framework), _expected_marker(framework)
+    if _is_installed(framework):
         log_status(f"{expected.requirement} is installed in {folder}")
         return
     shutil.rmtree(folder, ignore_errors=True)
@@ -106,25 +109,25 @@ def constraints() -> list[str]:
     return [f"{name}=={importlib.metadata.version(name)}" for name in _SHARED_PACKAGES]
 
 
-def versions_of(peer: str) -> dict[str, str]:
-    """The versions that pip installed for the peer, by name; empty if it is not installed."""
-    directories = [str(directory) for directory in (folder_of(peer) / "lib").glob("python*/site-packages")]
+def versions_of(framework: str) -> dict[str, str]:
+    """The versions that pip installed for the framework, by name; empty if it is not installed."""
+    directories = [str(directory) for directory in (folder_of(framework) / "lib").glob("python*/site-packages")]
     return {found.name: found.version for found in importlib.metadata.distributions(path=directories)}
 
 
-def _expected_marker(peer: str) -> _EnvironmentMarker:
+def _expected_marker(framework: str) -> _EnvironmentMarker:
     directories = [*site.getsitepackages(), site.getusersitepackages()]
     return _EnvironmentMarker(
-        REQUIREMENTS[peer], sys.version, tuple(directory for directory in directories if directory in sys.path)
+        REQUIREMENTS[framework], sys.version, tuple(directory for directory in directories if directory in sys.path)
     )
 
 
-def _is_installed(peer: str) -> bool:
+def _is_installed(framework: str) -> bool:
     try:
-        marker = msgspec.json.decode((folder_of(peer) / _MARKER).read_bytes(), type=_EnvironmentMarker)
+        marker = msgspec.json.decode((folder_of(framework) / _MARKER).read_bytes(), type=_EnvironmentMarker)
     except (OSError, msgspec.DecodeError):
         return False
-    return marker == _expected_marker(peer) and _python_in(folder_of(peer)).is_file()
+    return marker == _expected_marker(framework) and _python_in(folder_of(framework)).is_file()
 
 
 def _python_in(folder: pathlib.Path) -> pathlib.Path:

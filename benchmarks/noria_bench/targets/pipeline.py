@@ -12,7 +12,7 @@ from noria.protocol.model_spec import ModelSpec
 
 
 class Pipeline:
-    """diffusers' StableDiffusionPipeline with the settings of the server's engine: dtype, memory format, attention, scheduler."""
+    """diffusers' StableDiffusionPipeline with the engine's settings: dtype, memory format, attention, scheduler."""
 
     def __init__(self, spec: ModelSpec, config: EngineConfig, device: str) -> None:
         """Load it on `device`; no setting of `config` may be "auto"."""

@@ -1,7 +1,7 @@
 """What all servers but Noria share: diffusers' pipeline, the request body and the response.
 
-The reference server's endpoints and the peers use it, so that only the serving differs. The pipeline has all of Noria's
-engine settings: device, dtype, threads, attention, memory format, inference mode and PNG encoder.
+The reference server's endpoints and the frameworks use it, so that only the serving differs. The pipeline has all of
+Noria's engine settings: device, dtype, threads, attention, memory format, inference mode and PNG encoder.
 """
 
 import os

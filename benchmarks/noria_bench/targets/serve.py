@@ -33,7 +33,7 @@ def main(config: Config, target: str, port: int = DEFAULT_PORT, settings: Target
     """Serve `target` on loopback `port` (0: a free one) until Ctrl-C; returns 0, or 1 if the server ended by itself.
 
     Raises:
-        ConfigError: the target is unknown, the port is in use, or the peer is not installed.
+        ConfigError: the target is unknown, the port is in use, or the framework is not installed.
         ModelError: the model cannot be served.
 
     """

@@ -1,4 +1,4 @@
-"""Starts a benchmark target as a server process on a free loopback port: `noria serve`, the reference server or a framework's."""
+"""Starts a target as a server process on a free loopback port: `noria serve`, the reference server or a framework's."""
 
 import contextlib
 import os
@@ -35,7 +35,7 @@ def running_target(
         with running_server([config.model, *config_flags(config)], port) as server:
             yield server
         return
-    python = sys.executable if target.peer is None else str(environments.python_of(target.peer))
+    python = sys.executable if target.framework is None else str(environments.python_of(target.framework))
 
     def command(port: int) -> list[str]:
         job = {

@@ -69,6 +69,22 @@ def test_a_rate_needs_no_measurement_and_repeats_the_same_requests(started_targe
     assert first[0].load_generator.arrivals == first[1].load_generator.arrivals != first[2].load_generator.arrivals
 
 
+def test_users_get_the_same_mixed_and_uniform_requests_from_every_target(started_targets):
+    plans = list(run_plans.mixed_runs(SuiteOptions(seconds=5.0, num_users=8), Config(), SPEC))
+    assert started_targets == []
+    assert [(plan.target.name, plan.variant, plan.load_generator.traffic.mix) for plan in plans] == [
+        (target, variant, mix)
+        for target in ("noria", "reference-batched")
+        for variant, mix in (("8 users", "mixed-settings"), ("8 users, uniform", "uniform"))
+    ]
+    mixed, uniform, *others = (plan.load_generator for plan in plans)
+    assert others == [mixed, uniform]
+    bodies = [mixed.body(number) for number in range(200)]
+    assert (min(body["inference_steps"] for body in bodies), max(body["inference_steps"] for body in bodies)) == (6, 40)
+    assert {body["guidance_scale"] for body in bodies} == {1.0, 3.0, 5.0, 7.5}
+    assert mixed.body(4096) == mixed.body(0)
+
+
 def test_the_warm_up_of_a_mixed_run_has_requests_of_every_kind():
     plan = next(run_plans.mixed_runs(SuiteOptions(seconds=600.0, rows_per_s=200.0), Config(), SPEC))
     warm = plan.load_generator.warm_up_bodies

@@ -1,4 +1,4 @@
-"""Runs from end to end with real Locust and the real open loop, against servers that answer correctly, wrongly or not at all."""
+"""Runs from end to end with real clients, against servers that answer correctly, wrongly or not at all."""
 
 import contextlib
 import functools
@@ -192,7 +192,7 @@ def test_a_client_ends_with_a_bench_that_is_killed(kind, tmp_path):
         wait_until(lambda: load_generators.has_ended(client))
 
 
-class EndedClientLoadGenerator(load_generators.OpenLoopLoadGenerator):
+class EndedClientLoadGenerator(load_generators.TraceLoadGenerator):
     """Its client has ended before it is polled."""
 
     def start(self, url, path, folder):

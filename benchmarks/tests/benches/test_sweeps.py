@@ -7,11 +7,11 @@ from noria.config import Config, EngineConfig
 from noria.engine.diffusion.auto_settings import Machine, resolve_auto
 from noria.models.catalog import open_model
 from noria_bench.benches import run_plans, sweeps
-from noria_bench.benches.suite_options import PEERS_SWEEP, SWEEPS, SuiteOptions
+from noria_bench.benches.suite_options import FRAMEWORKS_SWEEP, SWEEPS, SuiteOptions
 from noria_bench.targets.catalog import TARGETS
 
 
-@pytest.mark.parametrize("name", [*SWEEPS, PEERS_SWEEP])
+@pytest.mark.parametrize("name", [*SWEEPS, FRAMEWORKS_SWEEP])
 @pytest.mark.parametrize("full", [False, True])
 def test_every_variant_is_valid_and_has_a_unique_name(name, full):
     spec = open_model("bundled")
@@ -46,13 +46,13 @@ def test_a_sweep_is_scenario_2_scaled_and_keeps_other_settings():
     assert all(plan.config.engine.threads == 1 for plan in found)
 
 
-def test_a_run_of_a_peer_reports_its_version_and_the_varied_settings():
-    (first, *_) = run_plans.sweep_runs("peers", SuiteOptions(), Config(), open_model("bundled"))
-    assert first.reported_settings["peer"].startswith("litserve==")
+def test_a_run_of_a_framework_reports_its_version_and_the_varied_settings():
+    (first, *_) = run_plans.sweep_runs("frameworks", SuiteOptions(), Config(), open_model("bundled"))
+    assert first.reported_settings["framework"].startswith("litserve==")
     assert (first.reported_settings["timeout_s"], first.reported_settings["max_images"]) == (0.005, 8)
 
 
-def test_all_runs_every_sweep_but_the_peers():
+def test_all_runs_every_sweep_but_the_frameworks():
     found = run_plans.sweep_runs("all", SuiteOptions(full=True), Config(), open_model("bundled"))
     benches = [plan.bench for plan in found]
     assert list(dict.fromkeys(benches)) == [f"sweep-{name}" for name in SWEEPS]

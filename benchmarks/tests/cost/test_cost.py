@@ -1,4 +1,4 @@
-"""`noria bench cost`: its arithmetic, its background viewers, servers without metrics, and the whole bench against fake servers."""
+"""`noria bench cost`: its arithmetic, viewers, servers without metrics, and the whole bench against fake servers."""
 
 import contextlib
 import http.server
@@ -292,7 +292,8 @@ def test_a_process_with_disabled_metrics_counts_nothing():
         "from noria_bench.cost.no_metrics_server import disable_metrics; disable_metrics()\n"
         "from noria.observe.metrics import declarations as metrics\n"
         "from noria.observe.metrics.exposition import exposition, observe\n"
-        "metrics.ITERATIONS.labels('engine-0').inc(); metrics.REQUESTS.labels('m', 'ok').inc(); metrics.REQUESTS_IN_FLIGHT.set(8)\n"
+        "metrics.ITERATIONS.labels('engine-0').inc(); metrics.REQUESTS.labels('m', 'ok').inc()\n"
+        "metrics.REQUESTS_IN_FLIGHT.set(8)\n"
         "metrics.ITERATION_SECONDS.labels('8x8').observe(1)\n"
         "observe(metrics.REQUEST_SECONDS, 1.0, {'model': 'm'}, {})\n"
         "with metrics.REQUESTS_IN_FLIGHT.track_inprogress(): pass\n"

@@ -11,7 +11,12 @@ from noria_bench.measurement.hardware_meters import GpuReading
 from noria_bench.measurement.resource_monitor import _machine_cpu_s, cpu_cores_used, energy_between_j, monitor_resources
 from waiting import wait_until
 
-GROWING = "held = []\nfor _ in range(40):\n    held.append(bytearray(b'x' * 5_000_000))\n    import time; time.sleep(0.02)\ninput()"
+GROWING = """import time
+held = []
+for _ in range(40):
+    held.append(bytearray(b'x' * 5_000_000))
+    time.sleep(0.02)
+input()"""
 SPINNING = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(100_000))"
 
 

@@ -86,7 +86,8 @@ def _simulate(target, arrivals, rng, seconds):
             answered = free_s < seconds + 20
             records.append(
                 record(
-                    number, free_s - arrival_s, start_s=arrival_s, batch_size=len(batch), queue_s=start - arrival_s, answered=answered, num_images=1,
+                    number, free_s - arrival_s, start_s=arrival_s, batch_size=len(batch), queue_s=start - arrival_s,
+                    answered=answered, num_images=1,
                     status=200 if rng.random() > 0.002 else 503,
                 )
             )  # fmt: skip
@@ -126,7 +127,8 @@ def full_suite(seconds=60.0):
             provenance = PROVENANCE | {"command": f"noria bench {bench} --targets all --duration 60"}
             runs.append(
                 run(target, _simulate(target, arrivals, rng, seconds), bench, traffic=traffic, variant=variant,
-                    provenance=provenance, usage=_simulate_usage(rng, seconds), image_checks=(ImageCheck(0, None), ImageCheck(1, 48.0)), seconds_to_ready=6.1)
+                    provenance=provenance, usage=_simulate_usage(rng, seconds),
+                    image_checks=(ImageCheck(0, None), ImageCheck(1, 48.0)), seconds_to_ready=6.1)
             )  # fmt: skip
     pairs = ((500, 8), (250, 8), (1000, 8), (500, 4), (500, 16))
     batching = [f"{timeout_ms} ms, {size}" for timeout_ms, size in pairs]
@@ -141,7 +143,8 @@ def full_suite(seconds=60.0):
 
 def _sweep_run(bench, variant, rng, seconds, target):
     arrivals = sorted(rng.uniform(0, seconds) for _ in range(rng.randrange(80, 160)))
-    return run(target, _simulate(target, arrivals, rng, seconds), bench, variant=variant, usage=_simulate_usage(rng, seconds),
+    return run(target, _simulate(target, arrivals, rng, seconds), bench, variant=variant,
+               usage=_simulate_usage(rng, seconds),
                traffic=Traffic("closed", seconds, "uniform", num_users=8, spawn_interval_s=3.0))  # fmt: skip
 
 

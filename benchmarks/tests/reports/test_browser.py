@@ -7,8 +7,14 @@ from noria_bench.reports.writer import write_report
 
 pytestmark = pytest.mark.browser
 
-_SIZES = "[...document.querySelectorAll('figure svg')].map(svg => [svg.getBoundingClientRect().width, svg.getBoundingClientRect().height])"
-_DRAWN = "[...document.querySelectorAll('figure svg')].map(svg => [...svg.querySelectorAll('path, use')].filter(shape => shape.getBoundingClientRect().width > 0).length)"
+_SIZES = (
+    "[...document.querySelectorAll('figure svg')]"
+    ".map(svg => [svg.getBoundingClientRect().width, svg.getBoundingClientRect().height])"
+)
+_DRAWN = (
+    "[...document.querySelectorAll('figure svg')].map(svg => [...svg.querySelectorAll('path, use')]"
+    ".filter(shape => shape.getBoundingClientRect().width > 0).length)"
+)
 _BROKEN_USES = (
     "[...document.querySelectorAll('use')].filter(use => !document.getElementById(use.href.baseVal.slice(1))).length"
 )

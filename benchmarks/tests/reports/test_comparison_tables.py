@@ -42,6 +42,33 @@ def test_a_scenario_s_table_has_the_article_s_columns_and_both_ratios():
     assert cell(table, "reference-stream-sync", "Reference: RPS / reference-batched") == "0.27 ×"  # 264 of 975
 
 
+def test_a_mixed_closed_loop_is_compared_with_the_reference_and_with_uniform_requests():
+    def users(mix, variant):
+        return {"bench": "mixed", "variant": variant, "traffic": Traffic("closed", 10.0, mix, num_users=8)}
+
+    mixed, uniform = users("mixed-settings", "8 users"), users("uniform", "8 users, uniform")
+    half_done = record(30, 4.0, start_s=8.0)  # half of its rows are done within the ten seconds
+    found = group(
+        run("noria", [*steady("noria", 20).records, half_done], **mixed),
+        steady("noria", 25, **uniform),
+        steady("reference-batched", 10, **mixed),
+        steady("reference-batched", 20, **uniform),
+    )
+    table = performance_table(found)
+    assert [row[0] for row in table.rows] == [
+        "noria",
+        "noria (uniform)",
+        "reference-batched",
+        "reference-batched (uniform)",
+    ]
+    assert [cell(table, row[0], "Rows/s") for row in table.rows] == ["82.0", "100.0", "40.0", "80.0"]
+    assert [cell(table, row[0], "Rows/s / uniform") for row in table.rows] == ["0.82 ×", "–", "0.50 ×", "–"]
+    assert cell(table, "noria", "RPS / reference-batched") == "2.00 ×"
+    assert cell(table, "noria (uniform)", "RPS / reference-batched") == "1.25 ×"
+    assert [goal.met for goal in goals_of(found)] == [None, None, True, False]
+    assert overview_table(found.runs).rows[0] == ("noria", "2.00", "1000", "3400")
+
+
 def test_without_the_batched_target_there_is_no_ratio_of_ours():
     table = performance_table(group(steady("noria", 10), steady("reference-stream-sync", 5)))
     assert "RPS / reference-batched" not in table.columns
@@ -152,12 +179,12 @@ def test_two_numbers_of_a_variant_are_a_point_of_a_grid(variant, numbers):
 def test_goals_that_are_met():
     goals = goals_of(group(
         *(steady(name, count, latency_s, bench="mixed", variant="poisson", traffic=OPEN)
-          for name, count, latency_s in (("noria", 40, 0.4), ("reference-batched", 20, 2.0), ("ray", 30, 1.0), ("litserve", 10, 0.7),
-                                         ("bentoml", 10, 0.9)))
+          for name, count, latency_s in (("noria", 40, 0.4), ("reference-batched", 20, 2.0), ("ray", 30, 1.0),
+                                         ("litserve", 10, 0.7), ("bentoml", 10, 0.9)))
     ))  # fmt: skip
     assert [goal.met for goal in goals] == [True] * 4
-    assert "best peer ray 3.00" in goals[0].text
-    assert "best peer litserve 700 ms" in goals[1].text
+    assert "best framework ray 3.00" in goals[0].text
+    assert "best framework litserve 700 ms" in goals[1].text
     assert "2.00 × (4.00 to 2.00)" in goals[2].text
     assert "0.20 (400 ms to 2000 ms)" in goals[3].text
 
@@ -183,17 +210,17 @@ def test_an_infinite_p99_misses_against_a_finite_one_and_is_undecided_against_an
     assert (goals(False, True), goals(True, False), goals(False, False)) == (False, True, None)
 
 
-def test_the_goal_against_peers_is_met_only_if_all_were_measured():
+def test_the_goal_against_frameworks_is_met_only_if_all_were_measured():
     ahead, behind = (goals_of(group(steady("noria", 10), steady("ray", theirs)))[0] for theirs in (8, 12))
     assert (ahead.met, behind.met) == (None, False)
     assert "litserve, bentoml not measured" in ahead.text
 
 
 def test_an_interrupted_run_meets_and_misses_no_goal():
-    peers = [steady(name, 8) for name in ("litserve", "bentoml", "ray")]
-    assert [goal.met for goal in goals_of(group(steady("noria", 10, complete=False), *peers))] == [None]
-    peers[0] = steady("litserve", 20, complete=False)
-    assert [goal.met for goal in goals_of(group(steady("noria", 10), *peers))] == [None, None]
+    frameworks = [steady(name, 8) for name in ("litserve", "bentoml", "ray")]
+    assert [goal.met for goal in goals_of(group(steady("noria", 10, complete=False), *frameworks))] == [None]
+    frameworks[0] = steady("litserve", 20, complete=False)
+    assert [goal.met for goal in goals_of(group(steady("noria", 10), *frameworks))] == [None, None]
 
 
 def test_goals_are_undecided_without_the_targets_that_they_compare():
@@ -250,7 +277,8 @@ def test_runs_of_two_machines_have_a_warning():
 
 def test_traffic_is_described():
     assert traffic_lines([run(traffic=CLOSED), run("ray", traffic=CLOSED)]) == [
-        "Closed: 8 users, one more every 1 s; each sends the next request when answered; uniform requests, 10 s per run, seed 1."
+        "Closed: 8 users, one more every 1 s; each sends the next request when answered; "
+        "uniform requests, 10 s per run, seed 1."
     ]
     assert traffic_lines([run(traffic=Traffic("closed", 9.5, "uniform", num_users=1, spawn_interval_s=50.0))]) == [
         "Closed: 1 user; each sends the next request when answered; uniform requests, 9.5 s per run, seed 1."

@@ -1,4 +1,4 @@
-"""The peers' environments: real ones, with fake wheels so that no package registry is used."""
+"""The frameworks' environments: real ones, with fake wheels so that no package registry is used."""
 
 import importlib.metadata
 import importlib.util
@@ -9,10 +9,10 @@ import pytest
 
 from noria.errors import ConfigError
 from noria_bench.targets import environments
-from noria_bench.targets.catalog import PEERS
+from noria_bench.targets.catalog import FRAMEWORKS
 
-PEER = "litserve"
-VERSION = environments.REQUIREMENTS[PEER].partition("==")[2]
+FRAMEWORK = "litserve"
+VERSION = environments.REQUIREMENTS[FRAMEWORK].partition("==")[2]
 
 
 def write_fake_wheel(folder, name, version, requires=()):
@@ -29,7 +29,7 @@ def write_fake_wheel(folder, name, version, requires=()):
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheels")
-    write_fake_wheel(folder, PEER, VERSION, ["torch"])
+    write_fake_wheel(folder, FRAMEWORK, VERSION, ["torch"])
     write_fake_wheel(folder, "torch", "999.0")  # newer than Noria's: pip must not install it
     return folder
 
@@ -47,53 +47,53 @@ def _own_registry(wheels, tmp_path_factory):
 def install_log(_own_registry):
     """The status messages while the environment was created."""
     lines = []
-    environments.install(PEER, lines.append)
+    environments.install(FRAMEWORK, lines.append)
     return lines
 
 
 def run(code):
     return subprocess.run(
-        [environments.python_of(PEER), "-c", code], check=True, capture_output=True, text=True
+        [environments.python_of(FRAMEWORK), "-c", code], check=True, capture_output=True, text=True
     ).stdout.strip()
 
 
-def test_every_peer_has_one_exact_requirement():
-    assert set(environments.REQUIREMENTS) == set(PEERS)
+def test_every_framework_has_one_exact_requirement():
+    assert set(environments.REQUIREMENTS) == set(FRAMEWORKS)
     assert all(requirement.count("==") == 1 for requirement in environments.REQUIREMENTS.values())
 
 
-def test_the_peer_comes_before_noria_s_environment(install_log):
-    assert install_log[-1] == f"litserve=={VERSION} is installed in {environments.folder_of(PEER)}"
+def test_the_framework_comes_before_noria_s_environment(install_log):
+    assert install_log[-1] == f"litserve=={VERSION} is installed in {environments.folder_of(FRAMEWORK)}"
     assert run("import litserve; print(litserve.PLANTED)") == "True"
     assert run("import importlib.metadata as m; print(m.version('torch'))") == importlib.metadata.version("torch")
-    assert run("import sys; print(sys.prefix)") == str(environments.folder_of(PEER))
+    assert run("import sys; print(sys.prefix)") == str(environments.folder_of(FRAMEWORK))
     there = run("import importlib.util as u; print(u.find_spec('diffusers').origin)")
     assert there == importlib.util.find_spec("diffusers").origin
 
 
-def test_versions_are_of_the_peer_s_packages_without_shared_ones(install_log):
-    assert environments.versions_of(PEER)[PEER] == VERSION
-    assert "torch" not in environments.versions_of(PEER)
+def test_versions_are_of_the_framework_s_packages_without_shared_ones(install_log):
+    assert environments.versions_of(FRAMEWORK)[FRAMEWORK] == VERSION
+    assert "torch" not in environments.versions_of(FRAMEWORK)
     assert environments.versions_of("ray") == {}
 
 
 def test_an_installed_environment_is_kept_and_an_incomplete_one_is_created_again(install_log):
-    witness = environments.folder_of(PEER) / "witness"
+    witness = environments.folder_of(FRAMEWORK) / "witness"
     witness.touch()
-    environments.install(PEER, install_log.append)
+    environments.install(FRAMEWORK, install_log.append)
     assert witness.exists()
-    (environments.folder_of(PEER) / "noria-peer.json").unlink()
+    (environments.folder_of(FRAMEWORK) / "noria-framework.json").unlink()
     with pytest.raises(ConfigError, match="noria bench install litserve"):
-        environments.python_of(PEER)
-    environments.install(PEER, install_log.append)
+        environments.python_of(FRAMEWORK)
+    environments.install(FRAMEWORK, install_log.append)
     assert not witness.exists()
-    assert environments.python_of(PEER).is_file()
+    assert environments.python_of(FRAMEWORK).is_file()
 
 
 def test_an_environment_for_another_version_is_not_used(install_log, monkeypatch):
-    monkeypatch.setitem(environments.REQUIREMENTS, PEER, "litserve==0.0.1")
+    monkeypatch.setitem(environments.REQUIREMENTS, FRAMEWORK, "litserve==0.0.1")
     with pytest.raises(ConfigError, match="not installed for this Noria"):
-        environments.python_of(PEER)
+        environments.python_of(FRAMEWORK)
 
 
 def test_the_error_has_pip_s_last_lines_and_an_incomplete_environment_is_not_used():
@@ -105,8 +105,8 @@ def test_the_error_has_pip_s_last_lines_and_an_incomplete_environment_is_not_use
         environments.python_of("bentoml")
 
 
-def test_the_error_for_an_unknown_peer_lists_all():
-    with pytest.raises(ConfigError, match="'triton'; peers are litserve, bentoml, ray"):
+def test_the_error_for_an_unknown_framework_lists_all():
+    with pytest.raises(ConfigError, match="'triton'; frameworks are litserve, bentoml, ray"):
         environments.install("triton", print)
 
 

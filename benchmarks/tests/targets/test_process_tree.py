@@ -13,7 +13,8 @@ import signal, subprocess, sys, time
 from noria_bench.targets.process_tree import kill_tree_on_sigterm
 kill_tree_on_sigterm(sys.argv[1])
 ours = signal.signal(signal.SIGTERM, lambda *_: print("the framework's own handler", flush=True))
-deaf = "import os, signal, time; signal.signal(15, signal.SIG_IGN); os.write(1, b'%d\\\\n' % os.getpid()); time.sleep(600)"
+deaf = "import os, signal, time; signal.signal(15, signal.SIG_IGN); "
+deaf += "os.write(1, b'%d\\\\n' % os.getpid()); time.sleep(600)"
 subprocess.run([sys.executable, "-c", f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {deaf!r}])"])
 child = subprocess.Popen([sys.executable, "-c", deaf])
 """

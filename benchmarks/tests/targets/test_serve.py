@@ -19,7 +19,10 @@ from noria_bench.targets import serve
 from noria_bench.targets.catalog import TARGETS, Target
 
 TIMEOUT_S = 120
-SERVE_SCRIPT = "import sys; from noria_bench.targets import serve; from noria.config import Config; sys.exit(serve.main(Config(model=sys.argv[1]), sys.argv[2], 0))"
+SERVE_SCRIPT = (
+    "import sys; from noria_bench.targets import serve; from noria.config import Config; "
+    "sys.exit(serve.main(Config(model=sys.argv[1]), sys.argv[2], 0))"
+)
 
 
 @contextlib.contextmanager
@@ -97,7 +100,7 @@ def test_an_invalid_port_is_rejected():
         serve.main(Config(), "noria", 70000)
 
 
-def test_a_missing_peer_is_rejected_with_the_command_that_installs_it():
+def test_a_missing_framework_is_rejected_with_the_command_that_installs_it():
     with pytest.raises(ConfigError, match="noria bench install litserve"):
         serve.main(Config(), "litserve", 0)
 

@@ -2,7 +2,8 @@
 
 A Locust file is a subclass and a call of `add_options`. By hand:
 
-    NORIA_BENCH_PATH=/t2i/batched locust -f benchmarks/noria_bench/load/locustfiles/scenario2.py --host http://127.0.0.1:8000
+    cd benchmarks/noria_bench/load/locustfiles
+    NORIA_BENCH_PATH=/t2i/batched locust -f scenario2.py --host http://127.0.0.1:8000
 
 `noria bench` adds `--records FILE`, for a JSON line (a `run_metrics.RequestRecord`) for each request as it ends, so
 that an interrupted run keeps its records, and `--sample-folder FOLDER`, for some of the replies.

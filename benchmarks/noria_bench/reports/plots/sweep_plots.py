@@ -64,8 +64,13 @@ def plot_bars(group: Group, file: pathlib.Path) -> pathlib.Path:
         if math.isfinite(summary.requests_per_s):
             rates.barh(row_index, summary.requests_per_s, color=colour, height=0.62)
             rates.annotate(
-                f"{summary.requests_per_s:.2f}", (summary.requests_per_s, row_index), (4, 0), textcoords="offset points", va="center", fontsize=9
-            )  # fmt: skip
+                f"{summary.requests_per_s:.2f}",
+                (summary.requests_per_s, row_index),
+                (4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=9,
+            )
         _plot_latency_span(latencies, row_index, summary, style_of(run.target))
     rates.set_yticks(range(len(group.runs)), [group.label(run) for run in group.runs])
     rates.invert_yaxis()

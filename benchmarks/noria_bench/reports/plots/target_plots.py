@@ -2,7 +2,7 @@
 
 import math
 import pathlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from noria_bench.reports.plots.load_curves import plot_load_curves
@@ -27,7 +27,9 @@ def plot_group(group: Group, folder: pathlib.Path) -> list[Plot]:
     with report_style():
         if group.bench == DEADLINES:
             return _plots_of_deadlines(group, folder)
-        return _plots_of_sweep(group, folder) if group.is_sweep else _plots_of_targets(group, folder)
+        if group.is_sweep:
+            return _plots_of_sweep(group, folder)
+        return _plots_of_targets(replace(group, runs=group.main_runs), folder)
 
 
 def _plots_of_targets(group: Group, folder: pathlib.Path) -> list[Plot]:
@@ -56,7 +58,10 @@ def _plots_of_targets(group: Group, folder: pathlib.Path) -> list[Plot]:
 
 def _plots_of_deadlines(group: Group, folder: pathlib.Path) -> list[Plot]:
     file = plot_load_curves(group, folder / f"{group.slug}-load.svg")
-    alt = "For each policy, the share of requests within their deadlines, and their rate, against load; the tables have the numbers."
+    alt = (
+        "For each policy, the share of requests within their deadlines, and their rate, against load; "
+        "the tables have the numbers."
+    )
     return [Plot(file, "Attainment and goodput against load", alt)]
 
 
@@ -69,12 +74,15 @@ def _plots_of_sweep(group: Group, folder: pathlib.Path) -> list[Plot]:
     if not is_grid(group):
         return [bars]
     file = plot_heat_map(group, folder / f"{group.slug}-heat-map.svg")
-    alt = "Requests per second for each pair of settings, here and in the article; the numbers are in the tables of requests."
+    alt = (
+        "Requests per second for each pair of settings, here and in the article; "
+        "the numbers are in the tables of requests."
+    )
     return [Plot(file, "Requests per second, by both settings", alt), bars]
 
 
 def plot_throughput(group: Group, file: pathlib.Path) -> pathlib.Path:
-    """A point for each target at its requests per second and median latency, with a whisker to the p99 (an arrow if infinite)."""
+    """A point for each target at its requests per second and median latency, and its p99 (infinite: an arrow)."""
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7.6, 4.2), layout="constrained")

@@ -44,7 +44,7 @@ class Model:
         die_with_parent()
         self._generator = PipelineGenerator(JOB)
 
-    @bentoml.api(  # type: ignore[untyped-decorator] # peers are not installed for mypy
+    @bentoml.api(  # type: ignore[untyped-decorator] # frameworks are not installed for mypy
         batchable=True, max_batch_size=JOB.settings.max_images, max_latency_ms=int(JOB.settings.timeout_s * 1000)
     )
     def generate(self, bodies: list[T2IBody]) -> list[bytes]:

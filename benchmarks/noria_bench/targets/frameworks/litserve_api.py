@@ -32,7 +32,7 @@ class GeneratedResponse(Response):
         await Response(response.content, headers=response.headers, media_type=response.media_type)(scope, receive, send)
 
 
-class LitServeApi(litserve.LitAPI):  # type: ignore[misc] # peers are not installed for mypy
+class LitServeApi(litserve.LitAPI):  # type: ignore[misc] # frameworks are not installed for mypy
     """The methods that LitServe calls."""
 
     def __init__(self, job: TargetJob) -> None:

@@ -3,8 +3,10 @@
 A process: `python -m noria_bench.targets.reference.reference_server JOB`. Each endpoint reads the JSON of Noria's
 `/t2i` (it ignores unknown fields) and answers in the same form:
 
-    POST /t2i/stream-async, response-async   `async def`, like the service that it awaits, which calls the pipeline and blocks
-    POST /t2i/stream-sync, response-sync     `def`: FastAPI runs them in its thread pool; the pipeline is locked (`serialized_pipeline`)
+    POST /t2i/stream-async, response-async   `async def`, like the service that it awaits, which calls the pipeline and
+                                             blocks
+    POST /t2i/stream-sync, response-sync     `def`: FastAPI runs them in its thread pool; the pipeline is locked
+                                             (`serialized_pipeline`)
     POST /t2i/batched                        `async def`; the service microbatches (`batch_worker`)
 
 The asynchronous ones are what the article describes ("defining the endpoint+service as async functions") and tutorials

@@ -1,4 +1,4 @@
-"""Each peer, installed from the package registry, serves the pipeline's own images. Takes minutes."""
+"""Each framework, installed from the package registry, serves the pipeline's own images. Takes minutes."""
 
 import base64
 import io
@@ -14,7 +14,7 @@ from PIL import Image
 from noria.config import Config
 from noria.models.catalog import open_model
 from noria_bench.targets import environments
-from noria_bench.targets.catalog import PEERS, TARGETS
+from noria_bench.targets.catalog import FRAMEWORKS, TARGETS
 from noria_bench.targets.pipeline_generator import PipelineGenerator, T2IBody, TargetJob, batch_key_of
 from noria_bench.targets.server import running_target
 
@@ -59,10 +59,10 @@ def images_in(answer):
     return [np.asarray(Image.open(io.BytesIO(file)).convert("RGB")).astype(int) for file in files]
 
 
-@pytest.mark.parametrize("peer", PEERS)
-def test_a_peer_gives_the_pipeline_s_images_in_batches_and_leaves_no_process(peer, solo_images):
-    target = TARGETS[peer]
-    environments.install(peer, print)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_framework_gives_the_pipeline_s_images_in_batches_and_leaves_no_process(framework, solo_images):
+    target = TARGETS[framework]
+    environments.install(framework, print)
     with running_target(target, SPEC, CONFIG) as server, httpx.Client(timeout=TIMEOUT_S, trust_env=False) as client:
         url = f"http://127.0.0.1:{server.port}{target.path}"
         with ThreadPoolExecutor(len(BODIES)) as callers:

@@ -1,4 +1,4 @@
-"""The reference server's five endpoints over a fake device and over the real pipeline, with real sockets where needed."""
+"""The reference server's five endpoints over a fake device and over the real pipeline, some with real sockets."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""The open-loop client against servers that answer late, wrongly or not at all: each is a miss, and delays no other request."""
+"""The client of traces against servers that answer late, wrongly or not at all."""
 
 import asyncio
 import base64
@@ -14,8 +14,8 @@ import time
 import msgspec
 import pytest
 
-from noria_bench.load.open_loop import OpenLoopConfig, run_open_loop
 from noria_bench.load.reply_sampler import sampled_replies
+from noria_bench.load.trace_client import TraceConfig, run_trace
 from noria_bench.load.workload import Arrival, RequestTemplate
 from noria_bench.measurement.run_metrics import RequestRecord, attainment
 
@@ -97,9 +97,7 @@ def arrivals(*prompts, every_s=0.0, deadline_s=TIMEOUT_S):
 def records(server, arrivals_sent, grace_s=TIMEOUT_S):
     received = []
     asyncio.run(
-        run_open_loop(
-            OpenLoopConfig(f"http://127.0.0.1:{server.server_port}/t2i", arrivals_sent, grace_s), received.append
-        )
+        run_trace(TraceConfig(f"http://127.0.0.1:{server.server_port}/t2i", arrivals_sent, grace_s), received.append)
     )
     assert sorted(record.number for record in received) == [arrival.number for arrival in arrivals_sent]
     return sorted(received, key=lambda record: record.number)
@@ -125,6 +123,21 @@ def test_requests_are_sent_without_waiting_for_earlier_answers(server):
     assert all(record.sent_s >= record.intended_s for record in received)
 
 
+def test_in_a_closed_loop_each_user_sends_the_next_request_when_the_previous_one_is_answered(server):
+    received = []
+    url = f"http://127.0.0.1:{server.server_port}/t2i"
+    config = TraceConfig(
+        url, arrivals("late", "late", "late", deadline_s=None), 60.0, num_users=2, users_s=1.5 * LATE_S
+    )
+    asyncio.run(run_trace(config, received.append))
+    assert sorted(record.number for record in received) == list(range(len(received)))
+    assert {record.status for record in received} == {200}
+    assert len(received) >= 4  # more than the trace has: it repeats
+    assert all(record.sent_s < 2 * LATE_S and record.latency_s >= LATE_S for record in received)
+    sent_or_done = sorted([(r.done_s, -1) for r in received] + [(r.sent_s, 1) for r in received])
+    assert max(itertools.accumulate(change for _, change in sent_or_done)) == 2
+
+
 def test_a_record_has_what_the_server_reports(server):
     fine, two = records(server, arrivals("fine", "two"))
     assert (fine.predicted_s, fine.batch_size, fine.queue_s) == (0.25, None, 0.001)
@@ -143,9 +156,9 @@ def test_a_request_has_its_deadline_and_every_setting(server):
 
 
 def test_the_process_writes_each_record_as_its_request_ends(server):
-    config = OpenLoopConfig(f"http://127.0.0.1:{server.server_port}/t2i", arrivals("fine", "never"))
+    config = TraceConfig(f"http://127.0.0.1:{server.server_port}/t2i", arrivals("fine", "never"))
     with subprocess.Popen(
-        [sys.executable, "-m", "noria_bench.load.open_loop"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-m", "noria_bench.load.trace_client"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as client:
         client.stdin.write(msgspec.json.encode(config))
         client.stdin.close()
@@ -159,8 +172,8 @@ def test_without_deadlines_it_ends_when_all_is_answered_and_stores_samples(serve
     received = []
     started = time.monotonic()
     asyncio.run(
-        run_open_loop(
-            OpenLoopConfig(f"http://127.0.0.1:{server.server_port}/t2i", arrivals_sent, 600.0, str(tmp_path)),
+        run_trace(
+            TraceConfig(f"http://127.0.0.1:{server.server_port}/t2i", arrivals_sent, 600.0, str(tmp_path)),
             received.append,
         )
     )

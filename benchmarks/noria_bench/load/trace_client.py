@@ -1,19 +1,23 @@
-"""The open-loop client: sends each request of a trace at its intended time, whether or not others were answered. A
-process of its own.
+"""Sends the requests of a trace and records their outcomes. A process of its own.
 
-`python -m noria_bench.load.open_loop < config.json` writes one JSON line for each request as it ends, so that an
+An open loop sends each request at its intended time, whether earlier ones were answered or not. A closed loop has
+users: each sends the next request of the trace when its previous one is answered.
+
+`python -m noria_bench.load.trace_client < config.json` writes one JSON line for each request as it ends, so that an
 interrupted run keeps its records. Connections are not limited, and no request is sent twice. A request counts as
 unanswered if its answer has not arrived `grace_s` after the last deadline of the trace (without deadlines: after the
-last intended start). The client ends when all requests have.
+last intended start; in a closed loop: after the users' last). The client ends when all requests have.
 """
 
 import asyncio
 import base64
 import contextlib
+import functools
 import hashlib
+import itertools
 import pathlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 
 import httpx
 import msgspec
@@ -28,31 +32,42 @@ from noria_bench.measurement.run_metrics import RequestRecord
 _START_S = 0.2
 
 
-class OpenLoopConfig(msgspec.Struct, frozen=True):
+class TraceConfig(msgspec.Struct, frozen=True):
     """What is sent, and where."""
 
     url: str
     arrivals: tuple[Arrival, ...]
     grace_s: float = 2.0
     sample_folder: str | None = None  # for some of the replies
+    # Of a closed loop, which sends `arrivals` again and again; None: an open loop.
+    num_users: int | None = None
+    # During which users send requests; 0 in an open loop.
+    users_s: float = 0.0
+
+    @property
+    def end_s(self) -> float:
+        """Seconds from the trace's start until requests without an answer count as unanswered."""
+        last_s = max((each.intended_s + (each.deadline_s or 0.0) for each in self.arrivals), default=0.0)
+        return last_s + self.users_s + self.grace_s
 
 
-async def run_open_loop(config: OpenLoopConfig, on_record: Callable[[RequestRecord], None]) -> None:
+async def run_trace(config: TraceConfig, on_record: Callable[[RequestRecord], None]) -> None:
     """Send `config.arrivals`; `on_record` is called at the end of each request."""
     loop = asyncio.get_running_loop()
     start_s = loop.time() + _START_S
     sampler = None if config.sample_folder is None else ReplySampler(pathlib.Path(config.sample_folder))
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(timeout=None, limits=limits, trust_env=False) as client:
-        tasks = [
-            asyncio.create_task(_send(client, config.url, arrival, start_s, on_record, sampler))
-            for arrival in config.arrivals
-        ]
+        send = functools.partial(_send, client, config.url, start_s=start_s, on_record=on_record, sampler=sampler)
+        if config.num_users is None:
+            tasks = [asyncio.create_task(send(arrival)) for arrival in config.arrivals]
+        else:
+            numbered = enumerate(itertools.cycle(config.arrivals))
+            users = range(config.num_users)
+            tasks = [asyncio.create_task(_send_in_turn(send, numbered, start_s, config.users_s)) for _ in users]
         if not tasks:
             return
-        done, pending = await asyncio.wait(
-            tasks, timeout=start_s + end_s(config.arrivals, config.grace_s) - loop.time()
-        )
+        done, pending = await asyncio.wait(tasks, timeout=start_s + config.end_s - loop.time())
         for task in pending:
             task.cancel()
         # Raises errors of this program.
@@ -60,15 +75,22 @@ async def run_open_loop(config: OpenLoopConfig, on_record: Callable[[RequestReco
         await asyncio.gather(*pending, return_exceptions=True)
 
 
-def end_s(arrivals: Sequence[Arrival], grace_s: float) -> float:
-    """Seconds from the trace's start until requests without an answer count as unanswered."""
-    return max((each.intended_s + (each.deadline_s or 0.0) for each in arrivals), default=0.0) + grace_s
+async def _send_in_turn(
+    send: Callable[[Arrival], Awaitable[None]], numbered: Iterator[tuple[int, Arrival]], start_s: float, seconds: float
+) -> None:
+    """A user: sends one request after the other, each when the previous one is answered."""
+    loop = asyncio.get_running_loop()
+    await asyncio.sleep(start_s - loop.time())
+    while (now_s := loop.time() - start_s) < seconds:
+        number, arrival = next(numbered)
+        await send(msgspec.structs.replace(arrival, number=number, intended_s=now_s))
 
 
 async def _send(
     client: httpx.AsyncClient,
     url: str,
     arrival: Arrival,
+    *,
     start_s: float,
     on_record: Callable[[RequestRecord], None],
     sampler: ReplySampler | None,
@@ -123,13 +145,13 @@ def image_files(answer: httpx.Response) -> list[bytes]:
 def main() -> None:
     """Read the config from stdin, send the requests, write the records to stdout. The process ends with its parent."""
     die_with_parent()
-    config = msgspec.json.decode(sys.stdin.buffer.read(), type=OpenLoopConfig)
+    config = msgspec.json.decode(sys.stdin.buffer.read(), type=TraceConfig)
 
     def write_record(record: RequestRecord) -> None:
         sys.stdout.buffer.write(msgspec.json.encode(record) + b"\n")
         sys.stdout.buffer.flush()
 
-    asyncio.run(run_open_loop(config, write_record))
+    asyncio.run(run_trace(config, write_record))
 
 
 if __name__ == "__main__":
