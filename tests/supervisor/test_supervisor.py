@@ -53,7 +53,7 @@ def stop(*_):
     os._exit(0)
 signal.signal(signal.SIGTERM, stop)
 while True:
-    client, message = channel.inbox.get()
+    client, message, _data = channel.inbox.get()
     hangs = os.environ.get("ENGINE_HANGS", "") if previous_exit == "none" else ""
     match message:
         case Ping():
