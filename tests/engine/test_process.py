@@ -17,7 +17,7 @@ from noria.engine.process import Engine
 from noria.engine.receiver import RequestReceiver
 from noria.engine.runtime import Runtime
 from noria.engine.watchdog import HangWatchdog
-from noria.errors import GenerationFailed
+from noria.errors import GenerationFailed, InvalidField
 from noria.models.catalog import open_model
 from noria.observe.traces.otlp import open_otlp_provider
 from noria.observe.traces.tracer import GLOBAL_TRACER
@@ -76,8 +76,13 @@ class SlowCompileExecutor(FakeExecutor):
 
     def prepare(self, request, data=None):
         self.data = data
-        if request.payload.scheduler == "lms":
-            assert self.compiled.wait(TIMEOUT_S)
+        match request.payload.scheduler:
+            case "lms":
+                assert self.compiled.wait(TIMEOUT_S)
+            case "unsupported":
+                raise InvalidField("unsupported", field="scheduler")
+            case "broken":
+                raise ZeroDivisionError
         return super().prepare(request, data)
 
     def take_result(self, image):
@@ -299,6 +304,18 @@ def test_a_request_for_a_model_that_the_engine_does_not_hold_is_rejected(harness
     harness.client.send(Submit(msgspec.structs.replace(request(), **other)))
     (rejected,) = harness.client.receive()
     assert (rejected.code, rejected.attempt_id) == ("engine_unavailable", "a")
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "code", "field"),
+    [("unsupported", "invalid_field", "scheduler"), ("broken", "generation_failed", None)],
+)
+def test_a_request_that_cannot_be_prepared_fails_alone(harness, scheduler, code, field):
+    harness.start()
+    harness.client.send(Submit(request("bad", scheduler=scheduler)), Submit(request("good")))
+    failed, *rest = harness.client.receive(3)
+    assert (failed.attempt_id, failed.code, failed.field) == ("bad", code, field)
+    assert kinds(rest) == [ImageDone, Finished]
 
 
 def test_the_frame_beside_a_request_reaches_the_executor(harness):

@@ -6,7 +6,9 @@ import pytest
 from noria.jobs.stored_request import StoredRequest, deserialize, serialize
 from noria.testing.requests import make_image_request
 
-REQUEST = make_image_request("job_1", "shapes", n=2, partial_images=1, timeout_s=9.0, deadline_s=60.0, priority="low")
+REQUEST = make_image_request(
+    "job_1", "shapes", attempt_id="", n=2, partial_images=1, timeout_s=9.0, deadline_s=60.0, priority="low"
+)
 # As version 0.1 stored it before the settings became a payload.
 OLD = {
     "request_id": "job_1", "prompt": "a circle", "negative_prompt": "", "seed": 7, "width_px": 8, "height_px": 8,

@@ -290,6 +290,7 @@ def run_engine_loop(setup: ServingSetup, templates: Iterator[RequestTemplate], e
 def _request(template: RequestTemplate, number: int, spec: ModelSpec) -> EngineRequest:
     return EngineRequest(
         request_id=f"request-{number}",
+        attempt_id=f"request-{number}",
         model=spec.name,
         payload=DiffusionPayload(
             prompt=template.prompt,

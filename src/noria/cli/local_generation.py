@@ -73,7 +73,7 @@ def generate_files(
     for warning in _differences(source, spec) if source else ():
         print(f"noria: warning: {warning}", file=sys.stderr)
     request = validate(body, spec, config.frontend, request_id="generate", draw_seed=lambda: secrets.randbelow(2**32))
-    request = msgspec.structs.replace(request, timeout_s=math.inf)
+    request = msgspec.structs.replace(request, attempt_id=request.request_id, timeout_s=math.inf)
     settings = request.payload
     print(f"{spec.name}: {settings.width}×{settings.height}, {settings.inference_steps} steps of {settings.scheduler}, "
           f"guidance {settings.guidance_scale:g}, seed {settings.seed}", file=sys.stderr)  # fmt: skip

@@ -103,7 +103,7 @@ class EngineLoop(Generic[RequestT]):
         request = prepared.request
         now = self._clock()
         arrived = now if arrived is None else arrived
-        assert request.attempt_id not in self._requests, request.attempt_id
+        assert request.attempt_id and request.attempt_id not in self._requests, request.attempt_id
         self._requests[request.attempt_id] = prepared
         self._executor.accept(prepared)
         self._handle_events(self.scheduler.submit(_schedulable(prepared, arrived), now, arrived))

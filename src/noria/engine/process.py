@@ -226,7 +226,7 @@ def main(task: EngineTask) -> int:
     except SetupError as error:
         _log.error("%s", error.message)
         return error.exit_status
-    watchdog.expect_iteration(runtime.scheduler.costs.longest_s)
+    watchdog.expect_iteration(runtime.longest_iteration_s)
     engine = Engine(task.name, channel, receiver, runtime, tracer)
     signal.signal(signal.SIGTERM, lambda *_: engine.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when an engine stops
@@ -236,12 +236,12 @@ def main(task: EngineTask) -> int:
         task.name,
         ", ".join(spec.name for spec in task.models),
         runtime.device,
-        ", ".join(f"{name} {value}" for name, value in runtime.settings.items()),
+        ", ".join(f"{name} {value}" for name, value in runtime.resolved_settings.items()),
         extra=fields(
             event="models_ready",
             models=[spec.name for spec in task.models],
             device=runtime.device,
-            **runtime.settings,
+            **runtime.resolved_settings,
             previous_exit=task.previous_exit,
         ),
     )

@@ -175,7 +175,9 @@ class RequestReceiver(threading.Thread):
         executor, arrived = self._executor, time.monotonic()
         if executor is None or not self._holds(request):
             missing = (
-                "the model is still loading" if executor is None else f"this engine does not hold {request.model!r}"
+                "the model is still loading"
+                if executor is None
+                else (f"this engine does not hold {request.model!r} in version {request.model_version or 'any'}")
             )
             failed = Failed(request.attempt_id, EngineUnavailable.code, missing, retry_after_s=2.0)
             self._reject(client, request, arrived, failed)
@@ -189,9 +191,7 @@ class RequestReceiver(threading.Thread):
 
     def _holds(self, request: EngineRequest) -> bool:
         """Whether the request's model is loaded, in its version."""
-        return any(
-            spec.name == request.model and request.model_version in ("", spec.fingerprint) for spec in self._models
-        )
+        return any(spec.matches(request.model, request.model_version) for spec in self._models)
 
     def _prepare(
         self,

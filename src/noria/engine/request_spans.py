@@ -31,11 +31,11 @@ class StageSpans:
         code: str | None = None,
         *,
         is_generated: bool = False,
-        settings: Mapping[str, AttributeValue] = MappingProxyType({}),
+        denoise_attributes: Mapping[str, AttributeValue] = MappingProxyType({}),
     ) -> None:
         """Record the stages of a request that ended `at` (monotonic seconds).
 
-        With `code`, its last stage is marked as failed. `settings` are attributes of the denoise span.
+        With `code`, its last stage is marked as failed. `denoise_attributes` are added to the denoise span.
         """
         if not request.traceparent:
             return
@@ -46,7 +46,7 @@ class StageSpans:
         ended = time.time() - (time.monotonic() - at)
         began = ended - sum(seconds for _, seconds in stages)
         for number, (name, seconds) in enumerate(stages, 1):
-            attributes = self._attributes(name, request, timings, settings)
+            attributes = self._attributes(name, request, timings, denoise_attributes)
             span = self._tracer.start_span(name, parent, attributes=attributes, start_time=nanoseconds(began))
             if code is not None and number == len(stages):
                 fail(span, code)
@@ -54,14 +54,14 @@ class StageSpans:
             span.end(nanoseconds(began))
 
     def _attributes(
-        self, stage: str, request: EngineRequest, timings: RequestTimings, settings: Mapping[str, AttributeValue]
+        self, stage: str, request: EngineRequest, timings: RequestTimings, more: Mapping[str, AttributeValue]
     ) -> dict[str, AttributeValue]:
         attributes: dict[str, AttributeValue] = {
             "noria.request_id": request.request_id,
             "gen_ai.request.model": request.model,
         }
         if stage == "denoise":
-            attributes |= {**settings, "noria.mean_batch": timings.mean_batch, "noria.slots": self._num_slots}
+            attributes |= {**more, "noria.mean_batch": timings.mean_batch, "noria.slots": self._num_slots}
         return attributes
 
 

@@ -4,7 +4,8 @@ A *runtime* is models of one kind, loaded on one device: an `Executor`, which co
 scheduler's plans, and its scheduler. `engine/diffusion` loads that of diffusion models. `engine/multi_model` is an
 executor that combines several; `testing/fake_executor` is one without a device.
 
-The engine's threads know payloads, results and conditioning only through these protocols. The loop decides nothing and
+The engine's threads know payloads, results and conditioning only through these protocols; the step scheduler is still
+the only scheduler. The loop decides nothing and
 computes nothing; an executor does not know which requests wait, or why a plan is what it is.
 """
 
@@ -92,7 +93,7 @@ class CompiledRequest(Protocol):
         ...
 
     @property
-    def settings(self) -> SettingsView:
+    def settings_view(self) -> SettingsView:
         """The settings that live views show."""
         ...
 
@@ -108,7 +109,7 @@ RequestT = TypeVar("RequestT", bound=CompiledRequest)
 class Executor(Protocol[RequestT]):
     """Executes iterations on one device.
 
-    `prepare` may be called from another thread, everything else from the loop's only.
+    `prepare` and `is_compiled` may be called from other threads, everything else from the loop's only.
     """
 
     def prepare(self, request: EngineRequest, data: memoryview | None = None) -> RequestT:
@@ -161,9 +162,10 @@ class Runtime(Generic[RequestT]):
     executor: Executor[RequestT]
     scheduler: StepScheduler
     device: str = "cpu"  # as torch names it
+    longest_iteration_s: float = 0.0  # measured; longer ones may be a hang
     shape_costs: Callable[[], tuple[ShapeCosts, ...]] = lambda: ()  # the measured costs, as clients get them
     save_costs: Callable[[], None] = lambda: None
-    settings: Mapping[str, Any] = field(default_factory=dict)  # what "auto" was resolved to, for the log
+    resolved_settings: Mapping[str, Any] = field(default_factory=dict)  # what "auto" was resolved to, for the log
 
 
 _LOADERS = {"diffusion": "noria.engine.diffusion.loading"}
@@ -176,6 +178,7 @@ def load_runtime(models: Sequence[ModelSpec], config: EngineConfig, device: str)
         SetupError: a model or the device cannot be used.
 
     """
-    loader = importlib.import_module(_LOADERS[models[0].kind])
+    (kind,) = {spec.kind for spec in models}
+    loader = importlib.import_module(_LOADERS[kind])
     runtime: Runtime[Any] = loader.load_runtime(models, config, device)
     return runtime

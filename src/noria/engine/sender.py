@@ -84,7 +84,7 @@ class ResponseSender(threading.Thread):
             at,
             code,
             is_generated=is_generated,
-            settings=ended.prepared.span_attributes,
+            denoise_attributes=ended.prepared.span_attributes,
         )
         timings = Timings(
             request_timings.queue_s, request_timings.text_encode_s, request_timings.denoise_s, request_timings.decode_s

@@ -19,17 +19,22 @@ class ImageSettings(Struct, frozen=True):
     scheduler: str | None = None  # a name of images/scheduler_names.py
 
 
-class DiffusionPayload(Struct, frozen=True, tag="diffusion"):
+class ImageSettingsView(Struct, frozen=True, tag="diffusion"):
+    """The complete settings without prompts and seed, as live views show them."""
+
+    width: int  # px
+    height: int  # px
+    scheduler: str  # a short name of images/scheduler_names.py
+    guidance_scale: float
+    inference_steps: int
+
+
+class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=True):
     """The complete settings of `n` images of one prompt; image k has the seed `seed` + k."""
 
     prompt: str
     negative_prompt: str
     seed: int
-    width: int  # px
-    height: int  # px
-    inference_steps: int
-    guidance_scale: float
-    scheduler: str  # a short name of images/scheduler_names.py
     n: int = 1
     partial_images: int = 0  # previews of each image
 
@@ -42,16 +47,6 @@ class DiffusionPayload(Struct, frozen=True, tag="diffusion"):
         return self.guidance_scale > 1.0
 
     @property
-    def view(self) -> "ImageSettingsView":
+    def settings_view(self) -> ImageSettingsView:
         """What live views show of it."""
         return ImageSettingsView(self.width, self.height, self.scheduler, self.guidance_scale, self.inference_steps)
-
-
-class ImageSettingsView(Struct, frozen=True):
-    """The settings that live views show; no prompts."""
-
-    width: int  # px
-    height: int  # px
-    scheduler: str
-    guidance_scale: float
-    inference_steps: int

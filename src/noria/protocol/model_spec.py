@@ -30,6 +30,10 @@ class ModelSpec(Struct, frozen=True):
     num_parameters: int  # of the UNet
     kind: Literal["diffusion"] = "diffusion"  # which runtime loads it, and which payload its requests have
 
+    def matches(self, name: str, version: str = "") -> bool:
+        """Whether it is this model, in this version (a fingerprint; empty: any)."""
+        return self.name == name and version in ("", self.fingerprint)
+
     @property
     def path(self) -> pathlib.Path:
         """The folder as a path."""

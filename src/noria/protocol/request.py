@@ -8,7 +8,6 @@ files or on schedulers.
 
 from typing import Literal
 
-import msgspec
 from msgspec import Struct
 
 from noria.protocol.diffusion import DiffusionPayload, ImageSettings
@@ -45,7 +44,7 @@ class EngineRequest(Struct, frozen=True):
     model: str
     payload: DiffusionPayload
     timeout_s: float  # from its arrival at the engine
-    attempt_id: str = ""  # what engines call it; by default the request id
+    attempt_id: str = ""  # what engines call it; empty until it is submitted to one
     model_version: str = ""  # ModelSpec.fingerprint; empty: any version of the model
     client: str = ""  # the name of the API key; empty: none
     priority: Priority = "normal"
@@ -54,7 +53,3 @@ class EngineRequest(Struct, frozen=True):
     exclusive: bool = False  # never batched with other requests, because an engine crashed while this one was in flight
     traceparent: str = ""  # W3C trace context of the submitting span; empty: not part of a trace
     tracestate: str = ""  # W3C trace context, vendor-specific part
-
-    def __post_init__(self) -> None:
-        if not self.attempt_id:
-            msgspec.structs.force_setattr(self, "attempt_id", self.request_id)

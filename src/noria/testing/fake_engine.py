@@ -93,6 +93,7 @@ class FakeEngine:
         """Forget all messages and behave by default again. The state stays."""
         # What it has received.
         self.submitted: list[EngineRequest] = []  # one for each attempt
+        self.data: list[bytes | None] = []  # the frames beside them
         self.cancelled: list[str] = []
         self.view_requests: list[ViewRequest] = []
         self.hello_names: list[str] = []  # the names of the front ends that connected
@@ -148,12 +149,14 @@ class FakeEngine:
                 for client in clients:
                     channel.send(client, run.state_message(state))
             with contextlib.suppress(queue.Empty):
-                client, message, _data = channel.inbox.get(timeout=_POLL_INTERVAL_S)
+                client, message, data = channel.inbox.get(timeout=_POLL_INTERVAL_S)
                 if isinstance(message, Hello):
                     self.hello_names.append(message.name)
                     clients.add(client)
                     channel.send(client, run.state_message(state))
                     channel.send(client, FAKE_LOAD)
+                if isinstance(message, Submit):
+                    self.data.append(None if data is None else bytes(data))
                 self._handle(channel, client, message, run.incarnation)
         channel.close()
 

@@ -22,4 +22,5 @@ def make_image_request(request_id: str = "a", model: str = "", **changes: Any) -
     """A small request without a time limit; `changes` are fields of `DiffusionPayload` or of `EngineRequest`."""
     settings = {name: getattr(_SETTINGS, name) for name in DiffusionPayload.__struct_fields__}
     payload = DiffusionPayload(**{name: changes.pop(name, value) for name, value in settings.items()})
-    return EngineRequest(request_id, model, payload, **({"timeout_s": math.inf} | changes))
+    envelope: dict[str, Any] = {"attempt_id": request_id, "timeout_s": math.inf} | changes
+    return EngineRequest(request_id, model, payload, **envelope)

@@ -36,6 +36,25 @@ def test_the_least_loaded_of_the_engines_that_hold_the_model_gets_the_request():
     assert route(engines, "missing") is None
 
 
+def test_engines_with_different_versions_serve_their_own(tmp_path):
+    async def scenario(first, second):
+        async with EnginePool([first.address, second.address]) as pool:
+            await wait_until_async(lambda: all(status.state == "ready" for status in pool.engines))
+            await pool.submit(make_image_request("new", "tiny", model_version=NEWER.fingerprint))
+            await pool.submit(make_image_request("old", "tiny", model_version=FAKE_MODEL.fingerprint))
+            assert [request.request_id for request in first.submitted] == ["old"]
+            assert [request.request_id for request in second.submitted] == ["new"]
+            assert pool.models["tiny"] == FAKE_MODEL
+            assert pool.find_model("tiny", NEWER.fingerprint) == NEWER
+            assert pool.find_model("tiny", "unknown") is None
+
+    with (
+        FakeEngine(f"ipc://{tmp_path}/first") as first,
+        FakeEngine(f"ipc://{tmp_path}/second", models=(NEWER,)) as second,
+    ):
+        asyncio.run(scenario(first, second))
+
+
 def test_engines_with_different_models_serve_their_own(tmp_path):
     async def scenario(first, second):
         async with EnginePool([first.address, second.address], restart_wait_s=0.1) as pool:
@@ -43,12 +62,13 @@ def test_engines_with_different_models_serve_their_own(tmp_path):
             assert list(pool.models) == ["tiny", "other"]
             assert pool.ready_versions() == {(spec.name, spec.fingerprint) for spec in (FAKE_MODEL, OTHER_MODEL)}
             for number in range(4):  # in alternation, whatever the load of the other engine
-                await pool.submit(make_image_request(str(number), ("tiny", "other")[number % 2]))
+                await pool.submit(make_image_request(str(number), ("tiny", "other")[number % 2]), data=b"raw")
+            assert first.data == second.data == [b"raw"] * 2
             assert [request.model for request in first.submitted] == ["tiny"] * 2
             assert [request.model for request in second.submitted] == ["other"] * 2
             second.set_state("loading")
             await wait_until_async(lambda: pool.engines[1].state == "loading")
-            with pytest.raises(EngineUnavailable, match="no engine that holds 'other' is ready"):
+            with pytest.raises(EngineUnavailable, match="no engine that holds 'other' in version any is ready"):
                 await pool.submit(make_image_request("late", "other"))
             assert list(pool.models) == ["tiny", "other"]  # still served, by an engine that restarts
 

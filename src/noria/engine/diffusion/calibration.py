@@ -127,6 +127,7 @@ def run_warmup_request(
     loop: EngineLoop[CompiledImageRequest] = EngineLoop(scheduler, executor, events.append, time.monotonic)
     request = EngineRequest(
         request_id=f"warmup-{num_images}",
+        attempt_id=f"warmup-{num_images}",
         model=spec.name,
         payload=DiffusionPayload(
             prompt=f"{num_images} warm-up images, {steps} steps",  # differs each time, so that no embedding is cached

@@ -49,6 +49,7 @@ def load_runtime(models: Sequence[ModelSpec], config: EngineConfig, device: str)
         ModelError: a model cannot be loaded, or cannot generate images on this device with these settings.
 
     """
+    assert len({spec.name for spec in models}) == len(models), "executors and costs are kept by name"
     executors, config = load_executors(models, config, device)
     costs, cost_caches = load_or_measure_costs(executors, models, config)
     assert isinstance(config.slots, int)
@@ -69,6 +70,7 @@ def load_runtime(models: Sequence[ModelSpec], config: EngineConfig, device: str)
         MultiModelExecutor(executors),
         scheduler,
         str(executors[models[0].name].model.device),
+        costs.longest_s,
         lambda: shape_costs(costs),
         save_costs,
         {"dtype": config.dtype, "slots": config.slots, "threads": config.threads},

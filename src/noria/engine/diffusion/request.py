@@ -30,9 +30,9 @@ class BaseImageRequest:
         return 2 if self.request.payload.guided else 1
 
     @property
-    def settings(self) -> ImageSettingsView:
+    def settings_view(self) -> ImageSettingsView:
         """The settings that live views show."""
-        return self.request.payload.view
+        return self.request.payload.settings_view
 
     @property
     def span_attributes(self) -> Mapping[str, str | int | float]:

@@ -167,7 +167,7 @@ class EngineClient:
     @property
     def models(self) -> tuple[ModelSpec, ...]:
         """The models that it holds; none unless it is ready."""
-        return () if self._last_state is None else self._last_state.models
+        return self._last_state.models if self._last_state is not None and self.ready else ()
 
     def status(self) -> EngineStatus:
         """Return its state for /readyz."""
@@ -177,8 +177,12 @@ class EngineClient:
         device = None if state.device == "auto" else state.device  # an engine resolves "auto" when it loads its model
         return EngineStatus(state.state, device, state.incarnation)
 
-    async def submit(self, request: EngineRequest, on_update: OnUpdate | None) -> EngineResult:
-        """Generate the images of `request` at this engine. Cancelling this call cancels the request there.
+    async def submit(
+        self, request: EngineRequest, on_update: OnUpdate | None, data: bytes | None = None
+    ) -> EngineResult:
+        """Generate the images of `request` at this engine; `data` is what its payload has beside it.
+
+        Cancelling this call cancels the request there.
 
         Raises:
             AttemptLostError: the engine ended.
@@ -190,7 +194,7 @@ class EngineClient:
         attempt = _Attempt(request, asyncio.get_running_loop().create_future(), on_update)
         self._attempts[attempt_id] = attempt
         try:
-            await self.connection.send(Submit(request))
+            await self.connection.send(Submit(request), data)
             await asyncio.wait([attempt.outcome])  # unlike awaiting it, does not cancel it when this call is cancelled
             return attempt.outcome.result()
         except zmq.Again as error:  # the engine ended, and `Disconnected` has not arrived yet
@@ -241,7 +245,7 @@ class EngineClient:
             if not attempt.outcome.done():
                 attempt.outcome.set_exception(AttemptLostError(attempt_id, self._exit_report))
 
-    def receive(self, message: FromEngine, payload: memoryview | None) -> bool:
+    def receive(self, message: FromEngine, data: memoryview | None) -> bool:
         """Process a message. Returns False, and ignores the message, if it arrives after the engine's disconnect."""
         if not self._connected:
             return False
@@ -253,19 +257,19 @@ class EngineClient:
             case Pong() | EngineView():  # only the supervisor pings; views are passed on by the pool
                 pass
             case _:
-                self._dispatch(message, payload)
+                self._dispatch(message, data)
         return True
 
     def _dispatch(
         self,
         message: messages.Progress | Preview | ImageDone | Finished | Failed,
-        payload: memoryview | None,
+        data: memoryview | None,
     ) -> None:
         attempt = self._attempts.get(message.attempt_id)
         if attempt is None or attempt.outcome.done():  # cancelled
             return
         try:
-            _apply_message(attempt, message, payload)
+            _apply_message(attempt, message, data)
         except Exception:  # an invalid reply fails this request, not the connection
             request_id = attempt.request.request_id
             extra = fields(event="invalid_engine_reply", request_id=request_id, attempt_id=message.attempt_id)
@@ -288,7 +292,7 @@ class EngineClient:
 def _apply_message(
     attempt: _Attempt,
     message: messages.Progress | Preview | ImageDone | Finished | Failed,
-    payload: memoryview | None,
+    data: memoryview | None,
 ) -> None:
     match message:
         case messages.Progress(queue_position=position, call=call, num_calls=num_calls, finish_in_s=finish_in_s):
@@ -297,12 +301,12 @@ def _apply_message(
             if attempt.on_update is not None:
                 attempt.on_update(ProgressUpdate(position, call, num_calls, finish_in_s))
         case Preview(index=index, call=call, width_px=width_px, height_px=height_px):
-            assert payload is not None, "a preview comes with its pixels"
+            assert data is not None, "a preview comes with its pixels"
             if attempt.on_update is not None:
-                attempt.on_update(PreviewImage(index, call, width_px, height_px, bytes(payload)))
+                attempt.on_update(PreviewImage(index, call, width_px, height_px, bytes(data)))
         case ImageDone(index=index, seed=seed, width_px=width_px, height_px=height_px):
-            assert payload is not None, "an image comes with its pixels"
-            attempt.images[index] = RawImage(seed, width_px, height_px, payload)
+            assert data is not None, "an image comes with its pixels"
+            attempt.images[index] = RawImage(seed, width_px, height_px, data)
         case Finished(timings=timings, num_steps_run=num_steps_run, mean_batch=mean_batch):
             images = tuple(attempt.images[index] for index in range(attempt.request.payload.n))
             assert attempt.predicted_s is not None, "a request is accepted before it is finished"

@@ -98,6 +98,11 @@ class EnginePool:
         """
         return self._models
 
+    def find_model(self, name: str, version: str) -> ModelSpec | None:
+        """The model in this version, if any engine held it when it last reported."""
+        known = (spec for engine in self._engines for spec in engine.known_models)
+        return next((spec for spec in known if spec.matches(name, version)), None)
+
     def ready_versions(self) -> set[tuple[str, str]]:
         """Name and fingerprint of each model that a ready engine holds."""
         return {(spec.name, spec.fingerprint) for engine in self._engines for spec in engine.models}
@@ -137,16 +142,20 @@ class EnginePool:
         """Ask engine `number` for a view of its running batch, if it is ready. The view goes to `on_view`."""
         await self._engines[number].request_view(message)
 
-    def unavailable_error(self, model: str | None = None) -> EngineUnavailable:
-        """Return the error for a request while no engine, or none that holds `model`, is ready."""
+    def unavailable_error(self, model: str = "", version: str = "") -> EngineUnavailable:
+        """Return the error for a request while no engine, or none that holds the model in this version, is ready."""
         states = ", ".join(f"engine {number} is {status.state}" for number, status in enumerate(self.engines))
-        needed = f"no engine that holds {model!r}" if model is not None and self.ready else "no engine"
+        needed = f"no engine that holds {model!r} in version {version or 'any'}" if self.ready else "no engine"
         return EngineUnavailable(
             f"{needed} is ready ({states}); try again in a few seconds.", retry_after_s=_RETRY_AFTER_S
         )
 
-    async def submit(self, request: EngineRequest, on_update: OnUpdate | None = None) -> EngineResult:
-        """Generate the images of `request`. Cancelling this call removes the request from its engine at the next step.
+    async def submit(
+        self, request: EngineRequest, on_update: OnUpdate | None = None, data: bytes | None = None
+    ) -> EngineResult:
+        """Generate the images of `request`; `data` is what its payload has beside it.
+
+        Cancelling this call removes the request from its engine at the next step.
 
         Raises:
             EngineUnavailable: no engine that holds the model is ready, or `stop` was called.
@@ -159,13 +168,13 @@ class EnginePool:
         if self._stopping:
             raise _stopped_error()
         if self._route(request) is None:
-            raise self.unavailable_error(request.model)
+            raise self.unavailable_error(request.model, request.model_version)
         started, limit_s = asyncio.get_running_loop().time(), _limit_s(request)
         timer = asyncio.timeout_at(started + limit_s + (_GRACE_S if request.deadline_s is None else _DEADLINE_GRACE_S))
         self._timers.add(timer)
         try:
             async with timer:
-                return await self._submit_with_retries(request, started, on_update)
+                return await self._submit_with_retries(request, started, on_update, data)
         except TimeoutError as error:
             if self._stopping:
                 raise _stopped_error() from error
@@ -181,15 +190,15 @@ class EnginePool:
                 timer.reschedule(0.0)
 
     async def _submit_with_retries(
-        self, request: EngineRequest, started: float, on_update: OnUpdate | None
+        self, request: EngineRequest, started: float, on_update: OnUpdate | None, data: bytes | None
     ) -> EngineResult:
         """Attempt until a reply arrives or `crash_attribution.py` allows no further attempt."""
         history = AttemptHistory(num_not_at_fault=MAX_NOT_AT_FAULT_SHARED) if request.exclusive else AttemptHistory()
         engine = await self._wait_for_engine(request)
         attempt = (
-            self._submit_exclusive(request, started, on_update)
+            self._submit_exclusive(request, started, on_update, data)
             if request.exclusive
-            else engine.submit(request, on_update)
+            else engine.submit(request, on_update, data)
         )
         while True:
             try:
@@ -205,15 +214,17 @@ class EnginePool:
             log.warning("%s: its engine ended; cause of the loss: %s", request.request_id, cause, extra=extra)
             _raise_if_exhausted(history)
             attempt = (self._submit_exclusive if history.needs_exclusive else self._resubmit)(
-                request, started, on_update
+                request, started, on_update, data
             )
 
-    async def _resubmit(self, request: EngineRequest, started: float, on_update: OnUpdate | None) -> EngineResult:
+    async def _resubmit(
+        self, request: EngineRequest, started: float, on_update: OnUpdate | None, data: bytes | None
+    ) -> EngineResult:
         engine = await self._wait_for_engine(request)
-        return await engine.submit(_remaining(request, started), on_update)
+        return await engine.submit(_remaining(request, started), on_update, data)
 
     async def _submit_exclusive(
-        self, request: EngineRequest, started: float, on_update: OnUpdate | None
+        self, request: EngineRequest, started: float, on_update: OnUpdate | None, data: bytes | None
     ) -> EngineResult:
         while True:
             await self._wait_for_engine(request)
@@ -221,7 +232,7 @@ class EnginePool:
                 engine = self._route(request)
                 if engine is not None:  # None: the previous exclusive attempt has crashed it
                     return await engine.submit(
-                        _remaining(msgspec.structs.replace(request, exclusive=True), started), on_update
+                        _remaining(msgspec.structs.replace(request, exclusive=True), started), on_update, data
                     )
 
     async def _wait_for_engine(self, request: EngineRequest) -> EngineClient:
@@ -232,7 +243,7 @@ class EnginePool:
                     await self._changed.wait_for(lambda: self._route(request) is not None)
             except TimeoutError as error:
                 raise EngineLost(
-                    f"the engine ended while it generated this request, and no engine was ready after "
+                    f"the engine ended while it generated this request, and none that holds its model was ready after "
                     f"{self._restart_wait_s:g} s.",
                     retry_after_s=_RETRY_AFTER_S,
                 ) from error
@@ -278,18 +289,19 @@ class EnginePool:
             case Disconnected():
                 engine.handle_disconnect()
                 self.on_change()
-            case (message, payload):
-                if not engine.receive(message, payload):
+            case (message, data):
+                if not engine.receive(message, data):
                     return
                 if isinstance(message, EngineView):
-                    self.on_view(self._engines.index(engine), message, payload)
+                    self.on_view(self._engines.index(engine), message, data)
                 if isinstance(message, EngineLoad):
                     await engine.ack_load()
                 if isinstance(message, EngineState):
                     if engine.ready:
                         self._models = {}
-                        for spec in (spec for each in self._engines for spec in each.known_models):
-                            self._models.setdefault(spec.name, spec)
+                        for each in self._engines:
+                            for spec in each.known_models:
+                                self._models.setdefault(spec.name, spec)
                         outcomes.init_model_series(self._models)
                     self.on_change()
                     async with self._changed:

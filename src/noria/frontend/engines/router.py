@@ -34,4 +34,4 @@ def route(engines: Iterable[EngineT], model: str, version: str = "") -> EngineT 
 
 def holds(engine: RoutableEngine, model: str, version: str = "") -> bool:
     """Whether the engine is ready with this version of the model."""
-    return any(spec.name == model and version in ("", spec.fingerprint) for spec in engine.models)
+    return any(spec.matches(model, version) for spec in engine.models)

@@ -57,11 +57,12 @@ class GenerationJobExecutor:
     async def execute(self, record: JobRecord, on_progress: Callable[[bytes], None]) -> JobOutput:
         """Generate the images of one job. Calls `on_progress` with progress as JSON. Raises NoriaError."""
         stored = deserialize(record.request)
-        spec = self._generation_service.engine_pool.models.get(record.model)
-        if spec is None or spec.fingerprint != record.version:  # it changed after the claim
+        spec = self._generation_service.engine_pool.find_model(record.model, record.version)
+        if spec is None:  # it changed after the claim
             raise EngineUnavailable(f"model {record.model!r} of version {record.version} is no longer served.")
         add_request_attributes(get_current_span(), stored.request)
-        request = self._with_remaining_time(record, msgspec.structs.replace(stored.request, stream_progress=True))
+        request = msgspec.structs.replace(stored.request, model_version=record.version, stream_progress=True)
+        request = self._with_remaining_time(record, request)
 
         def on_update(update: Update) -> None:
             if isinstance(update, ProgressUpdate):
