@@ -257,7 +257,7 @@ def test_a_trusted_proxy_that_is_no_address_is_rejected_before_anything_starts(
 
 def test_an_ipv6_address_can_be_listened_on() -> None:
     if not socket.has_dualstack_ipv6():
-        pytest.skip("no IPv6 here")
+        pytest.skip("this machine has IPv6 switched off: there is no address to listen on")
     with listen("::", 0) as listener, socket.create_connection(("127.0.0.1", listener.getsockname()[1])):
         pass
 
