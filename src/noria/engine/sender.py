@@ -19,7 +19,7 @@ ERROR_CODE_BY_REASON = {
     FinishReason.FAILED: "generation_failed",
     FinishReason.CANCELLED: "cancelled",
     FinishReason.EXPIRED: "deadline_exceeded",
-    FinishReason.REFUSED: QueueFull.code,
+    FinishReason.REJECTED: QueueFull.code,
     FinishReason.UNMEETABLE: DeadlineUnmeetable.code,
 }
 """The error codes (of `noria.errors`) of requests that did not finish."""

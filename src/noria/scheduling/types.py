@@ -137,7 +137,7 @@ class FinishReason(Enum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     EXPIRED = "expired"
-    REFUSED = "refused"  # the queue is full
+    REJECTED = "rejected"  # the queue is full
     UNMEETABLE = "unmeetable"  # its deadline cannot be met, or only by breaking another accepted deadline
 
 
