@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from noria.engine.runtime import CompiledRequest, Executor, Preview, RequestT, Result, Thumbnail
+from noria.engine.runtime import Executor, PreparedRequest, Preview, RequestT, Result, Thumbnail
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import (
     BatchKey,
@@ -166,7 +166,7 @@ class EngineLoop(Generic[RequestT]):
                     self._on_event(RequestEnded(prepared, event))
 
 
-def _schedulable(prepared: CompiledRequest, arrived: float) -> SchedulableRequest:
+def _schedulable(prepared: PreparedRequest, arrived: float) -> SchedulableRequest:
     """The part of a request that the scheduler uses."""
     request = prepared.request
     deadline = arrived + request.deadline_s if request.deadline_s is not None else None

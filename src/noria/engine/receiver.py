@@ -15,7 +15,7 @@ from opentelemetry.trace import Tracer
 
 from noria.engine.crash_journal import CrashJournal
 from noria.engine.request_spans import StageSpans
-from noria.engine.runtime import CompiledRequest, Executor, Runtime
+from noria.engine.runtime import Executor, PreparedRequest, Runtime
 from noria.engine.watchdog import HangWatchdog
 from noria.errors import EngineUnavailable, RequestCancelled, RequestError
 from noria.observe.logs.log_record import fields
@@ -47,7 +47,7 @@ class SubmitCommand:
     """Accept a prepared request from a client."""
 
     client: ClientId
-    prepared: CompiledRequest
+    prepared: PreparedRequest
     arrived: float  # monotonic seconds, when its frame was read
 
 

@@ -1,6 +1,6 @@
 """The interface between an engine and the kind of model that it runs.
 
-A *runtime* is models of one kind, loaded on one device: an `Executor`, which compiles requests and executes the
+A *runtime* is models of one kind, loaded on one device: an `Executor`, which prepares requests and executes the
 scheduler's plans, and its scheduler. `engine/diffusion` loads that of diffusion models. `engine/multi_model` is an
 executor that combines several; `testing/fake_executor` is one without a device.
 
@@ -64,7 +64,7 @@ class Thumbnail(Preview, Protocol):
         ...
 
 
-class CompiledRequest(Protocol):
+class PreparedRequest(Protocol):
     """A request after the preparation that needs no device."""
 
     @property
@@ -103,7 +103,7 @@ class CompiledRequest(Protocol):
         ...
 
 
-RequestT = TypeVar("RequestT", bound=CompiledRequest)
+RequestT = TypeVar("RequestT", bound=PreparedRequest)
 
 
 class Executor(Protocol[RequestT]):
@@ -113,14 +113,14 @@ class Executor(Protocol[RequestT]):
     """
 
     def prepare(self, request: EngineRequest, data: memoryview | None = None) -> RequestT:
-        """Compile what the request needs. `data` is the frame beside its message.
+        """Prepare a request for `accept`. `data` is the frame beside its message.
 
         Raises `errors.RequestError` if it cannot be served.
         """
         ...
 
     def is_compiled(self, request: EngineRequest) -> bool:
-        """Whether `prepare` would return at once because nothing new must be compiled."""
+        """Whether `prepare` would return at once because it has nothing new to compile."""
         ...
 
     def accept(self, prepared: RequestT) -> None:

@@ -29,7 +29,7 @@ from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import BatchKey, FinishReason
 
 if TYPE_CHECKING:
-    from noria.engine.diffusion.executor import CompiledImageRequest, DiffusionExecutor
+    from noria.engine.diffusion.executor import DiffusionExecutor, PreparedImageRequest
 
 _log = logging.getLogger(__name__)
 
@@ -122,9 +122,9 @@ def run_warmup_request(
     Raises ModelError on failure.
     """
     assert isinstance(config.slots, int)
-    events: list[EngineEvent[CompiledImageRequest]] = []
+    events: list[EngineEvent[PreparedImageRequest]] = []
     scheduler = StepScheduler(config.slots, config.decode_batch, costs=costs)
-    loop: EngineLoop[CompiledImageRequest] = EngineLoop(scheduler, executor, events.append, time.monotonic)
+    loop: EngineLoop[PreparedImageRequest] = EngineLoop(scheduler, executor, events.append, time.monotonic)
     request = EngineRequest(
         request_id=f"warmup-{num_images}",
         attempt_id=f"warmup-{num_images}",
@@ -154,7 +154,7 @@ def run_warmup_request(
         ) from error
 
 
-def _expect_success(event: "EngineEvent[CompiledImageRequest]") -> None:
+def _expect_success(event: "EngineEvent[PreparedImageRequest]") -> None:
     if isinstance(event, ResultReady):
         event.result.message()
     elif isinstance(event, RequestEnded) and event.event.finish_reason is not FinishReason.FINISHED:
