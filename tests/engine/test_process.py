@@ -190,7 +190,13 @@ def harness(tmp_path, bundled_folder, tracer):
     )
     harness.receiver.start()
     harness.executor = SlowCompileExecutor()
-    runtime = Runtime(harness.executor, StepScheduler(4, queue_limit=4))
+    scheduler = StepScheduler(4, queue_limit=4)
+    harness.num_running_when_idle = []
+    runtime = Runtime(
+        harness.executor,
+        scheduler,
+        on_idle=lambda: harness.num_running_when_idle.append(scheduler.num_running + scheduler.num_waiting),
+    )
     engine = Engine("engine-0", channel, harness.receiver, runtime, tracer)
     loop_thread = threading.Thread(target=engine.run)
 
@@ -223,6 +229,14 @@ def test_a_client_gets_the_state_and_its_changes(harness):
     (ready,) = harness.client.receive()
     assert isinstance(ready, EngineState)
     assert (ready.state, ready.device, ready.models[0].name) == ("ready", "cpu", "noria-shapes")
+
+
+def test_the_runtime_learns_when_the_engine_is_idle(harness):
+    harness.start()
+    harness.client.send(Submit(request(images=6)))
+    harness.client.receive(7)
+    wait_until(lambda: harness.num_running_when_idle)
+    assert set(harness.num_running_when_idle) == {0}
 
 
 def test_a_ping_is_answered_while_loading_while_idle_and_during_an_iteration(harness):

@@ -20,8 +20,14 @@ from noria.engine.sender import ERROR_CODE_BY_REASON
 from noria.engine.sliding_stats import SlidingStats
 from noria.protocol.live_views import DepartureView, IterationView, RatesView, SlotView, WaitingView
 from noria.protocol.messages import EngineView, ViewRequest
-from noria.scheduling.step.scheduler import StepScheduler
-from noria.scheduling.types import FinishReason, ImageId, IterationPlan, RunningImageSnapshot, WaitingRequestSnapshot
+from noria.scheduling.types import (
+    FinishReason,
+    ImageId,
+    IterationPlan,
+    RunningImageSnapshot,
+    Scheduler,
+    WaitingRequestSnapshot,
+)
 
 MAX_KEPT = 256  # iterations, and departures: views lag by a few, and new subscribers see the last seconds
 MAX_WAITING = 64  # requests in a view; a reader looks at no more
@@ -61,7 +67,7 @@ class LiveViewPublisher(Generic[SubscriberT]):
     """Publishes the views of one engine to its subscribers."""
 
     def __init__(
-        self, incarnation: str, scheduler: StepScheduler, find_request: Callable[[str], PreparedRequest], now: float
+        self, incarnation: str, scheduler: Scheduler, find_request: Callable[[str], PreparedRequest], now: float
     ) -> None:
         """`find_request` returns a request that has not ended, by its id in the scheduler."""
         self._incarnation, self._scheduler, self._find_request = incarnation, scheduler, find_request

@@ -119,7 +119,7 @@ class Engine:
         if now - last_load_s < _LOAD_INTERVAL_S and not idle:
             return
         if idle:
-            scheduler.costs.refresh_knees()  # while idle, because it may change the batch of running requests
+            self._runtime.on_idle()
         load = EngineLoad(
             scheduler.backlog_s,
             scheduler.num_running,

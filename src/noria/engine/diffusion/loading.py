@@ -72,6 +72,7 @@ def load_runtime(models: Sequence[ModelSpec], config: EngineConfig, device: str)
         str(executors[models[0].name].model.device),
         costs.longest_s,
         lambda: shape_costs(costs),
+        costs.refresh_knees,  # only while idle, because it may change the batch of running requests
         save_costs,
         {"dtype": config.dtype, "slots": config.slots, "threads": config.threads},
     )
