@@ -324,12 +324,15 @@ def test_a_request_for_a_model_that_the_engine_does_not_hold_is_rejected(harness
     ("scheduler", "code", "field"),
     [("unsupported", "invalid_field", "scheduler"), ("broken", "generation_failed", None)],
 )
-def test_a_request_that_cannot_be_prepared_fails_alone(harness, scheduler, code, field):
+def test_a_request_that_cannot_be_prepared_fails_alone(harness, scheduler, code, field, caplog):
     harness.start()
-    harness.client.send(Submit(request("bad", scheduler=scheduler)), Submit(request("good")))
+    bad = msgspec.structs.replace(request("bad", scheduler=scheduler), client="alice")
+    harness.client.send(Submit(bad), Submit(request("good")))
     failed, *rest = harness.client.receive(3)
     assert (failed.attempt_id, failed.code, failed.field) == ("bad", code, field)
     assert kinds(rest) == [ImageDone, Finished]
+    errors = [record.noria_fields for record in caplog.records if record.levelname == "ERROR"]
+    assert [(each["request_id"], each["key"]) for each in errors] == ([("bad", "alice")] if field is None else [])
 
 
 def test_the_frame_beside_a_request_reaches_the_executor(harness):

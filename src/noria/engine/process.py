@@ -195,6 +195,7 @@ def _end_log_fields(ended: RequestEnded[Any]) -> dict[str, dict[str, object]]:
         event="request_ended",
         request_id=request.request_id,
         attempt_id=request.attempt_id,
+        key=request.client or None,
         finish_reason=ended.event.finish_reason.value,
     )
 

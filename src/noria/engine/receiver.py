@@ -209,7 +209,10 @@ class RequestReceiver(threading.Thread):
             failed = Failed(attempt_id, error.code, error.message, error.field)
         except Exception:
             log_fields = fields(
-                event="request_preparation_failed", request_id=request.request_id, attempt_id=attempt_id
+                event="request_preparation_failed",
+                request_id=request.request_id,
+                attempt_id=attempt_id,
+                key=request.client or None,
             )
             _log.exception("request %s cannot be prepared", request.request_id, extra=log_fields)
             failed = Failed(attempt_id, "generation_failed", "the request could not be prepared")

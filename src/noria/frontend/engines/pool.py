@@ -209,7 +209,11 @@ class EnginePool:
                 cause = await self._classify_loss(lost, request, history.needs_exclusive)
             history = history.with_loss(cause)
             extra = fields(
-                event="engine_lost", request_id=request.request_id, loss_cause=cause, exclusive=history.needs_exclusive
+                event="engine_lost",
+                request_id=request.request_id,
+                key=request.client or None,
+                loss_cause=cause,
+                exclusive=history.needs_exclusive,
             )
             log.warning("%s: its engine ended; cause of the loss: %s", request.request_id, cause, extra=extra)
             _raise_if_exhausted(history)
