@@ -16,6 +16,9 @@ ImageFormat = Literal["png", "webp", "jpeg"]
 
 Priority = Literal["low", "normal", "high"]
 
+Payload = DiffusionPayload
+"""What belongs to one kind of model: one struct for each. Each has `num_results`, `num_steps` and `settings_view`."""
+
 
 class ImageRequestBody(ImageSettings, frozen=True, forbid_unknown_fields=True):
     """The body of `POST /t2i`.
@@ -42,7 +45,7 @@ class EngineRequest(Struct, frozen=True):
 
     request_id: str  # the one that clients, logs and traces use
     model: str
-    payload: DiffusionPayload
+    payload: Payload
     timeout_s: float  # from its arrival at the engine
     attempt_id: str = ""  # what engines call it; empty until it is submitted to one
     model_version: str = ""  # ModelSpec.fingerprint; empty: any version of the model

@@ -21,7 +21,7 @@ NEWER = msgspec.structs.replace(FAKE_MODEL, fingerprint="ffffffffffff")
 @dataclass
 class Engine:
     models: tuple[ModelSpec, ...]
-    num_images_in_flight: int = 0
+    num_results_in_flight: int = 0
 
 
 def test_the_least_loaded_of_the_engines_that_hold_the_model_gets_the_request():

@@ -205,7 +205,7 @@ class EnginePool:
                 return await attempt
             except AttemptLostError as lost:
                 if on_update is not None:  # at once: the report of how the engine ended may take seconds
-                    on_update(ProgressUpdate(0, 0, request.payload.inference_steps, None))
+                    on_update(ProgressUpdate(0, 0, request.payload.num_steps, None))
                 cause = await self._classify_loss(lost, request, history.needs_exclusive)
             history = history.with_loss(cause)
             extra = fields(
