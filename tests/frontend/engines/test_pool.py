@@ -371,7 +371,7 @@ def test_every_load_is_acknowledged(new_engine):
 
     async def scenario():
         async with EnginePool([engine.address]) as engine_pool:
-            await wait_until_async(lambda: engine_pool.load.num_slots == 4)  # which the engine sends after its state
+            await wait_until_async(lambda: engine_pool.num_slots == 4)  # which the engine sends after its state
             await wait_until_async(lambda: engine.num_load_acks == 1)
 
     asyncio.run(scenario())
