@@ -58,11 +58,12 @@ def shape_costs(costs: CostModel) -> tuple[ShapeCosts, ...]:
 
 
 class CachedCurve(msgspec.Struct, frozen=True):
-    """The `CostCurve` of one size, as it is in the file."""
+    """The `CostCurve` of one batch key, as it is in the file."""
 
     width_px: int
     height_px: int
     seconds: dict[int, float]  # by rows (steps) or images (decodes)
+    adapters: tuple[str, ...] = ()
 
 
 class CachedCosts(msgspec.Struct, frozen=True):
@@ -220,11 +221,11 @@ class CostCache:
             _log.warning("the measured costs cannot be cached: %s", error)
 
     def _batch_key(self, curve: CachedCurve) -> BatchKey:
-        return BatchKey(curve.width_px, curve.height_px, self._model)
+        return BatchKey(curve.width_px, curve.height_px, self._model, curve.adapters)
 
 
 def _to_cached_curve(batch_key: BatchKey, curve: CostCurve) -> CachedCurve:
-    return CachedCurve(batch_key.width_px, batch_key.height_px, dict(curve.points))
+    return CachedCurve(batch_key.width_px, batch_key.height_px, dict(curve.points), batch_key.adapters)
 
 
 def cost_key(spec: ModelSpec, config: EngineConfig, device: str) -> dict[str, str]:
