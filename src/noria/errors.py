@@ -30,7 +30,7 @@
         ├── ConfigError                  a setting, a configuration file, an environment variable, a port
         ├── ModelError                   a model folder: missing, damaged, or of an unsupported kind
         ├── ImageFileError               an image file that cannot be read, or has no generation metadata
-        └── LiveError                    `noria top`: the server is unreachable, is not Noria, or refuses
+        └── LiveError                    `noria top`: the server is unreachable, is not Noria, or rejects
 
 A message states the value received, the values allowed and what to do. Only `frontend/http/errors.py` turns these into
 responses.
@@ -278,7 +278,7 @@ class ImageFileError(SetupError):
 
 
 class LiveError(SetupError):
-    """The live view of a server is unavailable: nothing answers there, it is not Noria, or it refuses."""
+    """The live view of a server is unavailable: nothing answers there, it is not Noria, or it rejects the request."""
 
     code = "live"
 

@@ -7,8 +7,8 @@ from noria.engine.loop import EngineLoop, Iteration
 from noria.observe.metrics import declarations
 from noria.observe.metrics.declarations import REGISTRY
 from noria.scheduling.step.scheduler import StepScheduler
-from noria.scheduling.types import BatchKey, ImageId, IterationPlan, IterationResult, Step
-from noria.testing.fake_executor import FakeExecutor
+from noria.scheduling.types import ImageId, IterationPlan, IterationResult, Step
+from noria.testing.fake_executor import FakeExecutor, FakePreparedRequest
 from noria.testing.requests import make_image_request
 from noria.testing.virtual_clock import VirtualClock
 
@@ -39,9 +39,8 @@ def metric_delta():
 
 def make_iteration(side_px=64, images=2, oom_phase=None):
     steps = tuple(Step(ImageId(f"r{k}", 0), k, 0) for k in range(images))
-    return Iteration(
-        IterationPlan((), steps, ()), IterationResult(oom_phase=oom_phase), 0.03, BatchKey(side_px, side_px, "m")
-    )
+    stepped = FakePreparedRequest(make_image_request(model="m", width=side_px, height=side_px))
+    return Iteration(IterationPlan((), steps, ()), IterationResult(oom_phase=oom_phase), 0.03, stepped)
 
 
 def test_an_iteration_is_counted_with_its_batch_and_its_duration(metric_delta):

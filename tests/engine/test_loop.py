@@ -93,7 +93,7 @@ def test_a_rejected_request_gets_a_retry_time():
     harness.submit(request("b", steps=10))
     harness.submit(request("c", steps=10))
     rejected = harness.events[-1]
-    assert (rejected.event.finish_reason, rejected.event.retry_after_s) == (FinishReason.REFUSED, 9.5)
+    assert (rejected.event.finish_reason, rejected.event.retry_after_s) == (FinishReason.REJECTED, 9.5)
 
 
 def test_queue_time_and_timeout_count_from_the_arrival():

@@ -190,7 +190,13 @@ def harness(tmp_path, bundled_folder, tracer):
     )
     harness.receiver.start()
     harness.executor = SlowCompileExecutor()
-    runtime = Runtime(harness.executor, StepScheduler(4, queue_limit=4))
+    scheduler = StepScheduler(4, queue_limit=4)
+    harness.num_running_when_idle = []
+    runtime = Runtime(
+        harness.executor,
+        scheduler,
+        on_idle=lambda: harness.num_running_when_idle.append(scheduler.num_running + scheduler.num_waiting),
+    )
     engine = Engine("engine-0", channel, harness.receiver, runtime, tracer)
     loop_thread = threading.Thread(target=engine.run)
 
@@ -223,6 +229,14 @@ def test_a_client_gets_the_state_and_its_changes(harness):
     (ready,) = harness.client.receive()
     assert isinstance(ready, EngineState)
     assert (ready.state, ready.device, ready.models[0].name) == ("ready", "cpu", "noria-shapes")
+
+
+def test_the_runtime_learns_when_the_engine_is_idle(harness):
+    harness.start()
+    harness.client.send(Submit(request(images=6)))
+    harness.client.receive(7)
+    wait_until(lambda: harness.num_running_when_idle)
+    assert set(harness.num_running_when_idle) == {0}
 
 
 def test_a_ping_is_answered_while_loading_while_idle_and_during_an_iteration(harness):
@@ -310,12 +324,15 @@ def test_a_request_for_a_model_that_the_engine_does_not_hold_is_rejected(harness
     ("scheduler", "code", "field"),
     [("unsupported", "invalid_field", "scheduler"), ("broken", "generation_failed", None)],
 )
-def test_a_request_that_cannot_be_prepared_fails_alone(harness, scheduler, code, field):
+def test_a_request_that_cannot_be_prepared_fails_alone(harness, scheduler, code, field, caplog):
     harness.start()
-    harness.client.send(Submit(request("bad", scheduler=scheduler)), Submit(request("good")))
+    bad = msgspec.structs.replace(request("bad", scheduler=scheduler), client="alice")
+    harness.client.send(Submit(bad), Submit(request("good")))
     failed, *rest = harness.client.receive(3)
     assert (failed.attempt_id, failed.code, failed.field) == ("bad", code, field)
     assert kinds(rest) == [ImageDone, Finished]
+    errors = [record.noria_fields for record in caplog.records if record.levelname == "ERROR"]
+    assert [(each["request_id"], each["key"]) for each in errors] == ([("bad", "alice")] if field is None else [])
 
 
 def test_the_frame_beside_a_request_reaches_the_executor(harness):

@@ -8,12 +8,12 @@ from noria.jobs.worker import JobOutput
 class FakeExecutor:
     """Raises `errors` one after the other; then awaits `behaviour(record, report_progress)`, if given, and succeeds."""
 
-    def __init__(self, *errors, behaviour=None, capacity=4):
-        self.errors, self.behaviour, self._capacity = list(errors), behaviour, capacity
+    def __init__(self, *errors, behaviour=None, capacity=4, models=frozenset({("shapes", "v1")})):
+        self.errors, self.behaviour, self._capacity, self._models = list(errors), behaviour, capacity, models
         self.num_running, self.max_running, self.cancelled = 0, 0, []
 
     def available_models(self):
-        return {("shapes", "v1")}
+        return set(self._models)
 
     def capacity(self):
         return self._capacity

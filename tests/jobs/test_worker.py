@@ -261,6 +261,24 @@ def test_a_job_is_retried_until_an_engine_is_available(store, results, job):
     assert tries == [1, 2, 3]
 
 
+def test_a_full_queue_of_one_model_delays_no_job_of_another(store, results, job):
+    async def full_for_shapes(record, report_progress):
+        if record.model == "shapes":
+            raise QueueFull("full", retry_after_s=30.0)
+
+    async def scenario():
+        executor = FakeExecutor(behaviour=full_for_shapes, models={("shapes", "v1"), ("other", "v1")})
+        first = accept(store, job())
+        async with running(store, results, executor) as worker:
+            await wait_until_async(lambda: store.get(first).attempt == 1 and status_of(store, first) == "starting")
+            delayed, other = accept(store, job()), accept(store, job(model="other"))
+            worker.wake()
+            await wait_until_async(lambda: status_of(store, other) == "succeeded")
+            assert store.get(delayed).attempt == 0
+
+    asyncio.run(scenario())
+
+
 def test_a_job_that_cannot_be_executed_fails_with_the_reason(store, results, job):
     async def reject(record, report_progress):
         raise GenerationFailed("the model returned NaN.")

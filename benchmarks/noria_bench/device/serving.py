@@ -20,7 +20,7 @@ import torch
 
 from noria.config import EngineConfig
 from noria.engine.diffusion.calibration import measure_costs
-from noria.engine.diffusion.executor import CompiledImageRequest, DiffusionExecutor
+from noria.engine.diffusion.executor import DiffusionExecutor, PreparedImageRequest
 from noria.engine.diffusion.loading import max_rows
 from noria.engine.loop import EngineEvent, EngineLoop, RequestEnded, ResultReady
 from noria.images import scheduler_names
@@ -222,7 +222,7 @@ class _ClosedLoopUsers:
         """The ids of the unanswered requests."""
         return list(self._waiting)
 
-    def next_request(self, now: float) -> CompiledImageRequest:
+    def next_request(self, now: float) -> PreparedImageRequest:
         """The next request of a user, compiled."""
         template = next(self._templates)
         prepared = self._executor.prepare(_request(template, next(self._numbers), self._spec))
@@ -230,7 +230,7 @@ class _ClosedLoopUsers:
         self._num_missing_images[prepared.request.request_id] = template.n
         return prepared
 
-    def on_event(self, engine_event: EngineEvent[CompiledImageRequest]) -> None:
+    def on_event(self, engine_event: EngineEvent[PreparedImageRequest]) -> None:
         """Handle an event of the engine loop."""
         match engine_event:
             case ResultReady(prepared, _, result):
@@ -271,7 +271,7 @@ def run_engine_loop(setup: ServingSetup, templates: Iterator[RequestTemplate], e
     assert isinstance(setup.config.slots, int)
     users = _ClosedLoopUsers(setup.executor, setup.spec, templates)
     scheduler = StepScheduler(setup.config.slots, setup.config.decode_batch, costs=setup.costs)
-    engine_loop: EngineLoop[CompiledImageRequest] = EngineLoop(
+    engine_loop: EngineLoop[PreparedImageRequest] = EngineLoop(
         scheduler, setup.executor, users.on_event, time.monotonic
     )
     num_new = NUM_USERS

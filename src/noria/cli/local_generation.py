@@ -25,7 +25,7 @@ from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import EngineRequest, ImageRequestBody
 
 if TYPE_CHECKING:
-    from noria.engine.diffusion.executor import CompiledImageRequest
+    from noria.engine.diffusion.executor import PreparedImageRequest
 
 
 # The fields of a file's metadata that a new request repeats. Its model is only compared.
@@ -134,12 +134,12 @@ def _run_engine(config: Config, spec: ModelSpec, request: EngineRequest) -> list
 
     executor, settings = load_executor(spec, config.engine, config.engine.devices[0])
     assert isinstance(settings.slots, int)
-    events: list[EngineEvent[CompiledImageRequest]] = []
+    events: list[EngineEvent[PreparedImageRequest]] = []
     scheduler = StepScheduler(settings.slots, settings.decode_batch, queue_limit=request.payload.n)
     engine_loop = EngineLoop(scheduler, executor, events.append, time.monotonic)
-    compiled = executor.prepare(request)
-    engine_loop.submit(compiled)
-    with tqdm(total=request.payload.n * compiled.num_calls, unit=" steps", desc="generating") as progress_bar:
+    prepared = executor.prepare(request)
+    engine_loop.submit(prepared)
+    with tqdm(total=request.payload.n * prepared.num_calls, unit=" steps", desc="generating") as progress_bar:
         while (iteration := engine_loop.run_iteration()) is not None:
             progress_bar.update(len(iteration.plan.steps))
     images = []

@@ -39,9 +39,9 @@ def add_to(commands: Any) -> list[Parser]:
 def _add_unavailable(commands: Any, name: str, reason: str) -> None:
     """Add a command that takes any arguments and raises ConfigError."""
     parser = commands.add_parser(name, help="not available", description=f"noria {name} is not available: {reason}.")
-    run = functools.partial(_refuse, message=f"noria {name} is not available: {reason}.")
+    run = functools.partial(_report_unavailable, message=f"noria {name} is not available: {reason}.")
     parser.set_defaults(run=run, parser=parser, ignores_unknown_arguments=True)
 
 
-def _refuse(_: argparse.Namespace, message: str) -> int:
+def _report_unavailable(_: argparse.Namespace, message: str) -> int:
     raise ConfigError(message)

@@ -7,8 +7,7 @@ from noria.engine.loop import EngineEvent, Iteration, RequestEnded, ResultReady
 from noria.engine.runtime import Executor
 from noria.engine.sender import ERROR_CODE_BY_REASON
 from noria.observe.metrics import declarations
-from noria.scheduling.step.scheduler import StepScheduler
-from noria.scheduling.types import BatchKey
+from noria.scheduling.types import Scheduler
 
 _SAMPLE_INTERVAL_S = 0.5  # of the gauges whose values take longer to compute than a counter
 
@@ -30,12 +29,16 @@ class EngineMetrics:
         declarations.JOINS.labels(self._name).inc(iteration.num_joined)
         if iteration.outcome.oom_phase is not None:
             declarations.OUT_OF_MEMORY.labels(self._name, iteration.outcome.oom_phase).inc()
-        if iteration.batch_key is not None:
-            declarations.DENOISE_STEPS.labels(self._name, iteration.batch_key.model).inc(len(iteration.plan.steps))
+        if iteration.stepped is not None:
+            declarations.DENOISE_STEPS.labels(self._name, iteration.stepped.request.model).inc(
+                len(iteration.plan.steps)
+            )
             declarations.BATCH_SIZE.labels(self._name).observe(len(iteration.plan.steps))
-            declarations.ITERATION_SECONDS.labels(self._shape_label(iteration.batch_key)).observe(iteration.duration_s)
+            declarations.ITERATION_SECONDS.labels(self._bounded(iteration.stepped.shape_label)).observe(
+                iteration.duration_s
+            )
 
-    def update_occupancy(self, scheduler: StepScheduler) -> None:
+    def update_occupancy(self, scheduler: Scheduler) -> None:
         """Set the gauges, between two iterations."""
         declarations.SLOTS_USED.labels(self._name).set(scheduler.num_running)
         declarations.QUEUE_DEPTH.labels(self._name).set(scheduler.num_waiting)
@@ -55,9 +58,8 @@ class EngineMetrics:
                 event.event.num_departures
             )
 
-    def _shape_label(self, batch_key: BatchKey) -> str:
-        """WIDTHxHEIGHT, or "other" after `MAX_SHAPES` sizes: clients choose sizes, so labels must be bounded."""
-        label = f"{batch_key.width_px}x{batch_key.height_px}"
+    def _bounded(self, label: str) -> str:
+        """The label, or "other" after `MAX_SHAPES` of them: clients choose sizes, so labels must be bounded."""
         if label not in self._shapes and len(self._shapes) >= declarations.MAX_SHAPES:
             return "other"
         self._shapes.add(label)

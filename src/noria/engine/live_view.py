@@ -15,13 +15,19 @@ import msgspec
 
 from noria.engine.loop import EngineEvent, Iteration, RequestEnded, ResultReady
 from noria.engine.pending_view import PendingView, TimedIteration
-from noria.engine.runtime import CompiledRequest, RequestT, Thumbnail
+from noria.engine.runtime import PreparedRequest, RequestT, Thumbnail
 from noria.engine.sender import ERROR_CODE_BY_REASON
 from noria.engine.sliding_stats import SlidingStats
 from noria.protocol.live_views import DepartureView, IterationView, RatesView, SlotView, WaitingView
 from noria.protocol.messages import EngineView, ViewRequest
-from noria.scheduling.step.scheduler import StepScheduler
-from noria.scheduling.types import FinishReason, ImageId, IterationPlan, RunningImageSnapshot, WaitingRequestSnapshot
+from noria.scheduling.types import (
+    FinishReason,
+    ImageId,
+    IterationPlan,
+    RunningImageSnapshot,
+    Scheduler,
+    WaitingRequestSnapshot,
+)
 
 MAX_KEPT = 256  # iterations, and departures: views lag by a few, and new subscribers see the last seconds
 MAX_WAITING = 64  # requests in a view; a reader looks at no more
@@ -61,7 +67,7 @@ class LiveViewPublisher(Generic[SubscriberT]):
     """Publishes the views of one engine to its subscribers."""
 
     def __init__(
-        self, incarnation: str, scheduler: StepScheduler, find_request: Callable[[str], CompiledRequest], now: float
+        self, incarnation: str, scheduler: Scheduler, find_request: Callable[[str], PreparedRequest], now: float
     ) -> None:
         """`find_request` returns a request that has not ended, by its id in the scheduler."""
         self._incarnation, self._scheduler, self._find_request = incarnation, scheduler, find_request
@@ -166,7 +172,7 @@ class LiveViewPublisher(Generic[SubscriberT]):
             if (state := self._image_states.get(thumbnail.image)) is not None:
                 state.last_view, state.thumbnail = self._num_views + 1, thumbnail
 
-    def _record_departure(self, prepared: CompiledRequest, index: int, outcome: str) -> None:
+    def _record_departure(self, prepared: PreparedRequest, index: int, outcome: str) -> None:
         request = prepared.request
         state = self._image_states.pop(ImageId(request.attempt_id, index), None)
         if state is not None:

@@ -10,16 +10,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from noria.engine.runtime import CompiledRequest, Executor, Preview, RequestT, Result, Thumbnail
-from noria.scheduling.step.scheduler import StepScheduler
+from noria.engine.runtime import Executor, PreparedRequest, Preview, RequestT, Result, Thumbnail
 from noria.scheduling.types import (
-    BatchKey,
     ImageDecoded,
     IterationPlan,
     IterationResult,
     RequestFinished,
     RequestProgress,
     SchedulableRequest,
+    Scheduler,
     SchedulerEvent,
 )
 
@@ -69,7 +68,7 @@ class Iteration:
     plan: IterationPlan
     outcome: IterationResult
     duration_s: float
-    batch_key: BatchKey | None = None  # of the images that stepped; None if none did
+    stepped: PreparedRequest | None = None  # one of the requests that stepped, with equal batch keys; None: none did
     num_joined: int = 0  # images that got a slot and kept it, or failed in this iteration
     thumbnails: Sequence[Thumbnail] = ()  # of all images that stepped, if requested
 
@@ -79,7 +78,7 @@ class EngineLoop(Generic[RequestT]):
 
     def __init__(
         self,
-        scheduler: StepScheduler,
+        scheduler: Scheduler,
         executor: Executor[RequestT],
         on_event: Callable[[EngineEvent[RequestT]], None],
         clock: Callable[[], float],
@@ -124,7 +123,7 @@ class EngineLoop(Generic[RequestT]):
         if plan is None:
             return None
         with_thumbnails = self._on_plan(plan)
-        batch_key = self._requests[plan.steps[0].image.attempt_id].batch_key if plan.steps else None
+        stepped = self._requests[plan.steps[0].image.attempt_id] if plan.steps else None
         outcome = self._executor.execute(plan, with_thumbnails=with_thumbnails)
         now = self._clock()
         for preview in self._executor.previews():
@@ -140,9 +139,10 @@ class EngineLoop(Generic[RequestT]):
             # What did not fit joins again later, unless its request failed because it does not fit even alone.
             if outcome.oom_phase != "joins" or assignment.image.attempt_id not in self._requests
         ]
-        stepped_key = batch_key if outcome.oom_phase not in ("joins", "steps") else None
+        if outcome.oom_phase in ("joins", "steps"):
+            stepped = None
         thumbnails = self._executor.thumbnails() if with_thumbnails else []
-        return Iteration(plan, outcome, now - started, stepped_key, len(joined), thumbnails)
+        return Iteration(plan, outcome, now - started, stepped, len(joined), thumbnails)
 
     def find_request(self, attempt_id: str) -> RequestT:
         """A request that has not ended; raises KeyError for any other id."""
@@ -166,7 +166,7 @@ class EngineLoop(Generic[RequestT]):
                     self._on_event(RequestEnded(prepared, event))
 
 
-def _schedulable(prepared: CompiledRequest, arrived: float) -> SchedulableRequest:
+def _schedulable(prepared: PreparedRequest, arrived: float) -> SchedulableRequest:
     """The part of a request that the scheduler uses."""
     request = prepared.request
     deadline = arrived + request.deadline_s if request.deadline_s is not None else None

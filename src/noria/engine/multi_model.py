@@ -51,7 +51,7 @@ class MultiModelExecutor(Generic[RequestT]):
         self._executor_by_attempt: dict[str, Executor[RequestT]] = {}
 
     def prepare(self, request: EngineRequest, data: memoryview | None = None) -> RequestT:
-        """Compile what the request needs; raises `errors.RequestError` if it cannot be served."""
+        """Prepare a request; raises `errors.RequestError` if it cannot be served."""
         return self._executors[request.model].prepare(request, data)
 
     def is_compiled(self, request: EngineRequest) -> bool:

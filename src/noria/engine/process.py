@@ -119,7 +119,7 @@ class Engine:
         if now - last_load_s < _LOAD_INTERVAL_S and not idle:
             return
         if idle:
-            scheduler.costs.refresh_knees()  # while idle, because it may change the batch of running requests
+            self._runtime.on_idle()
         load = EngineLoad(
             scheduler.backlog_s,
             scheduler.num_running,
@@ -195,6 +195,7 @@ def _end_log_fields(ended: RequestEnded[Any]) -> dict[str, dict[str, object]]:
         event="request_ended",
         request_id=request.request_id,
         attempt_id=request.attempt_id,
+        key=request.client or None,
         finish_reason=ended.event.finish_reason.value,
     )
 

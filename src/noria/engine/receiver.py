@@ -15,7 +15,7 @@ from opentelemetry.trace import Tracer
 
 from noria.engine.crash_journal import CrashJournal
 from noria.engine.request_spans import StageSpans
-from noria.engine.runtime import CompiledRequest, Executor, Runtime
+from noria.engine.runtime import Executor, PreparedRequest, Runtime
 from noria.engine.watchdog import HangWatchdog
 from noria.errors import EngineUnavailable, RequestCancelled, RequestError
 from noria.observe.logs.log_record import fields
@@ -47,7 +47,7 @@ class SubmitCommand:
     """Accept a prepared request from a client."""
 
     client: ClientId
-    prepared: CompiledRequest
+    prepared: PreparedRequest
     arrived: float  # monotonic seconds, when its frame was read
 
 
@@ -209,7 +209,10 @@ class RequestReceiver(threading.Thread):
             failed = Failed(attempt_id, error.code, error.message, error.field)
         except Exception:
             log_fields = fields(
-                event="request_preparation_failed", request_id=request.request_id, attempt_id=attempt_id
+                event="request_preparation_failed",
+                request_id=request.request_id,
+                attempt_id=attempt_id,
+                key=request.client or None,
             )
             _log.exception("request %s cannot be prepared", request.request_id, extra=log_fields)
             failed = Failed(attempt_id, "generation_failed", "the request could not be prepared")

@@ -1,12 +1,11 @@
 """The interface between an engine and the kind of model that it runs.
 
-A *runtime* is models of one kind, loaded on one device: an `Executor`, which compiles requests and executes the
-scheduler's plans, and its scheduler. `engine/diffusion` loads that of diffusion models. `engine/multi_model` is an
+A *runtime* is models of one kind, loaded on one device: an `Executor`, which prepares requests and executes the
+scheduler's plans, and its `Scheduler`. `engine/diffusion` loads that of diffusion models. `engine/multi_model` is an
 executor that combines several; `testing/fake_executor` is one without a device.
 
-The engine's threads know payloads, results and conditioning only through these protocols; the step scheduler is still
-the only scheduler. The loop decides nothing and
-computes nothing; an executor does not know which requests wait, or why a plan is what it is.
+The engine's threads know payloads, results, conditioning and schedulers only through these protocols. The loop decides
+nothing and computes nothing; an executor does not know which requests wait, or why a plan is what it is.
 """
 
 import importlib
@@ -19,8 +18,7 @@ from noria.protocol.live_views import SettingsView
 from noria.protocol.messages import FromEngine, ShapeCosts
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import EngineRequest
-from noria.scheduling.step.scheduler import StepScheduler
-from noria.scheduling.types import BatchKey, ImageId, IterationPlan, IterationResult
+from noria.scheduling.types import BatchKey, ImageId, IterationPlan, IterationResult, Phase, Scheduler
 
 THUMBNAIL_MAX_PX = 64
 """The longest side of a thumbnail: 64 of them are less than a megabyte, sent five times a second."""
@@ -64,7 +62,7 @@ class Thumbnail(Preview, Protocol):
         ...
 
 
-class CompiledRequest(Protocol):
+class PreparedRequest(Protocol):
     """A request after the preparation that needs no device."""
 
     @property
@@ -93,6 +91,16 @@ class CompiledRequest(Protocol):
         ...
 
     @property
+    def shape_label(self) -> str:
+        """The label of its iterations' durations in metrics, the same for equal batch keys."""
+        ...
+
+    @property
+    def stages(self) -> Mapping[Phase, str]:
+        """The names of its trace spans, by phase."""
+        ...
+
+    @property
     def settings_view(self) -> SettingsView:
         """The settings that live views show."""
         ...
@@ -103,7 +111,7 @@ class CompiledRequest(Protocol):
         ...
 
 
-RequestT = TypeVar("RequestT", bound=CompiledRequest)
+RequestT = TypeVar("RequestT", bound=PreparedRequest)
 
 
 class Executor(Protocol[RequestT]):
@@ -113,14 +121,14 @@ class Executor(Protocol[RequestT]):
     """
 
     def prepare(self, request: EngineRequest, data: memoryview | None = None) -> RequestT:
-        """Compile what the request needs. `data` is the frame beside its message.
+        """Prepare a request for `accept`. `data` is the frame beside its message.
 
         Raises `errors.RequestError` if it cannot be served.
         """
         ...
 
     def is_compiled(self, request: EngineRequest) -> bool:
-        """Whether `prepare` would return at once because nothing new must be compiled."""
+        """Whether `prepare` would return at once because it has nothing new to compile."""
         ...
 
     def accept(self, prepared: RequestT) -> None:
@@ -160,10 +168,11 @@ class Runtime(Generic[RequestT]):
     """Models of one kind, loaded on one device and ready to serve."""
 
     executor: Executor[RequestT]
-    scheduler: StepScheduler
+    scheduler: Scheduler
     device: str = "cpu"  # as torch names it
     longest_iteration_s: float = 0.0  # measured; longer ones may be a hang
     shape_costs: Callable[[], tuple[ShapeCosts, ...]] = lambda: ()  # the measured costs, as clients get them
+    on_idle: Callable[[], None] = lambda: None  # called by the loop's thread whenever nothing runs or waits
     save_costs: Callable[[], None] = lambda: None
     resolved_settings: Mapping[str, Any] = field(default_factory=dict)  # what "auto" was resolved to, for the log
 

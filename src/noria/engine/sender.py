@@ -19,7 +19,7 @@ ERROR_CODE_BY_REASON = {
     FinishReason.FAILED: "generation_failed",
     FinishReason.CANCELLED: "cancelled",
     FinishReason.EXPIRED: "deadline_exceeded",
-    FinishReason.REFUSED: QueueFull.code,
+    FinishReason.REJECTED: QueueFull.code,
     FinishReason.UNMEETABLE: DeadlineUnmeetable.code,
 }
 """The error codes (of `noria.errors`) of requests that did not finish."""
@@ -83,8 +83,8 @@ class ResponseSender(threading.Thread):
             request_timings,
             at,
             code,
+            ended.prepared,
             is_generated=is_generated,
-            denoise_attributes=ended.prepared.span_attributes,
         )
         timings = Timings(
             request_timings.queue_s, request_timings.text_encode_s, request_timings.denoise_s, request_timings.decode_s

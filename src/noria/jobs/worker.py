@@ -128,7 +128,8 @@ class JobWorker:
         self._owner, self._clock = owner, clock
         self._running_jobs: set[_RunningJob] = set()
         self._wakeup = asyncio.Event()
-        self._no_claims_before = 0.0  # event-loop time
+        self._no_claims_before = 0.0  # event-loop time, for all models: the results folder is one
+        self._resumes_at: dict[tuple[str, str], float] = {}  # event-loop time, by (model, version)
         self._is_claiming = True
         self._has_reclaimed = False
 
@@ -168,9 +169,11 @@ class JobWorker:
                     _log_requeued(record, "the process that ran it died", 0.0)
         await self._heartbeat()
         num_free = self._executor.capacity() - len(self._running_jobs)
-        if num_free < 1 or not self._is_claiming or asyncio.get_running_loop().time() < self._no_claims_before:
+        now = asyncio.get_running_loop().time()
+        if num_free < 1 or not self._is_claiming or now < self._no_claims_before:
             return
-        if models := self._executor.available_models():
+        self._resumes_at = {model: resumes_at for model, resumes_at in self._resumes_at.items() if resumes_at > now}
+        if models := self._executor.available_models() - self._resumes_at.keys():
             claim_task = asyncio.ensure_future(
                 self._offload_database(self._store.claim, self._owner, models, num_free, self._clock())
             )
@@ -273,7 +276,7 @@ class JobWorker:
             RESULTS_RETRY_S,
             error.__cause__ or error,
         )
-        self._pause_claiming(RESULTS_RETRY_S)
+        self._no_claims_before = asyncio.get_running_loop().time() + RESULTS_RETRY_S
         try:
             await self._offload_files(self._results.discard, claim.job_id, claim.attempt)
         except Exception as cleanup_error:  # leftovers are deleted together with the job
@@ -283,9 +286,6 @@ class JobWorker:
                 cleanup_error.__cause__ or cleanup_error,
             )
         await self._requeue(running_job, "its images could not be written", RESULTS_RETRY_S)
-
-    def _pause_claiming(self, delay_s: float) -> None:
-        self._no_claims_before = max(self._no_claims_before, asyncio.get_running_loop().time() + delay_s)
 
     async def _fail(self, running_job: _RunningJob, error: BaseException) -> None:
         claim = running_job.claim
@@ -300,7 +300,9 @@ class JobWorker:
             if not await self._offload_database(self._store.fail, claim, error, self._clock(), running_job.log_record):
                 await self._abandon(running_job)
             return
-        self._pause_claiming(decision.delay_s)
+        model = running_job.record.model, running_job.record.version
+        resumes_at = asyncio.get_running_loop().time() + decision.delay_s
+        self._resumes_at[model] = max(self._resumes_at.get(model, 0.0), resumes_at)
         await self._requeue(running_job, error.message, decision.delay_s, engine_lost=decision.engine_lost)
 
     async def _requeue(

@@ -47,6 +47,16 @@ class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=
         return self.guidance_scale > 1.0
 
     @property
+    def num_results(self) -> int:
+        """The number of images."""
+        return self.n
+
+    @property
+    def num_steps(self) -> int:
+        """The number of steps requested, for the progress of a request that no engine has accepted yet."""
+        return self.inference_steps
+
+    @property
     def settings_view(self) -> ImageSettingsView:
         """What live views show of it."""
         return ImageSettingsView(self.width, self.height, self.scheduler, self.guidance_scale, self.inference_steps)

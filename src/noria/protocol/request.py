@@ -16,6 +16,9 @@ ImageFormat = Literal["png", "webp", "jpeg"]
 
 Priority = Literal["low", "normal", "high"]
 
+Payload = DiffusionPayload
+"""What belongs to one kind of model: one struct for each. Each has `num_results`, `num_steps` and `settings_view`."""
+
 
 class ImageRequestBody(ImageSettings, frozen=True, forbid_unknown_fields=True):
     """The body of `POST /t2i`.
@@ -42,11 +45,11 @@ class EngineRequest(Struct, frozen=True):
 
     request_id: str  # the one that clients, logs and traces use
     model: str
-    payload: DiffusionPayload
+    payload: Payload
     timeout_s: float  # from its arrival at the engine
     attempt_id: str = ""  # what engines call it; empty until it is submitted to one
     model_version: str = ""  # ModelSpec.fingerprint; empty: any version of the model
-    client: str = ""  # the name of the API key; empty: none
+    client: str = ""  # the name of the API key, for the log; empty: none
     priority: Priority = "normal"
     deadline_s: float | None = None  # from its arrival at the engine; a result after that is useless to the client
     stream_progress: bool = False  # whether to send `Progress` repeatedly

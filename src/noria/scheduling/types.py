@@ -1,11 +1,11 @@
-"""The scheduler's types: requests it takes, plans it makes, results it is given, and events it returns. Data only.
+"""A scheduler's interface and types: requests it takes, plans it makes, results it is given, events it returns.
 
 An *image* is the unit of scheduling: a request for four images takes four slots, possibly at different iterations. An
 *iteration* executes one `IterationPlan`: new images join, one model call steps running images of one batch key,
 finished latents are decoded.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, NamedTuple, Protocol
@@ -64,7 +64,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class IterationPlan:
-    """The work of one iteration, executed in the order of the fields. Made by `StepScheduler.plan`.
+    """The work of one iteration, executed in the order of the fields. Made by `Scheduler.plan`.
 
     Images of `joins` can have any batch keys; those of `steps` share one, and those of `decodes` share one, possibly
     another.
@@ -137,7 +137,7 @@ class FinishReason(Enum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     EXPIRED = "expired"
-    REFUSED = "refused"  # the queue is full
+    REJECTED = "rejected"  # the queue is full
     UNMEETABLE = "unmeetable"  # its deadline cannot be met, or only by breaking another accepted deadline
 
 
@@ -234,3 +234,65 @@ class RequestFinished:
 
 
 SchedulerEvent = ImageDecoded | RequestFinished
+
+
+class Scheduler(Protocol):
+    """Decides what each iteration does. Executes nothing: the engine loop and the simulations drive it.
+
+    Calls of `plan` and `commit` alternate; the others can come between any two calls. Every `submit` ends in exactly
+    one `RequestFinished`. `now` is monotonic seconds. `step/scheduler.py` schedules images.
+    """
+
+    @property
+    def num_slots(self) -> int:
+        """The largest number of images that can have a slot."""
+        ...
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of images without a slot."""
+        ...
+
+    @property
+    def num_running(self) -> int:
+        """Number of images with a slot."""
+        ...
+
+    @property
+    def backlog_s(self) -> float:
+        """Predicted duration of all accepted work if no further request arrives."""
+        ...
+
+    def oldest_age_s(self, now: float) -> float:
+        """Age of the oldest request with an image that waits for a slot; 0 if there is none."""
+        ...
+
+    def submit(self, request: SchedulableRequest, now: float, arrived_at: float | None = None) -> list[SchedulerEvent]:
+        """Accept a request or reject it at once. Its waiting time counts from `arrived_at`, by default from `now`."""
+        ...
+
+    def cancel(self, attempt_id: str, now: float) -> list[SchedulerEvent]:
+        """End a request; do nothing if it is unknown or has ended."""
+        ...
+
+    def expire(self, now: float) -> list[SchedulerEvent]:
+        """End every request whose `expires_at` has passed."""
+        ...
+
+    def plan(self, now: float) -> IterationPlan | None:
+        """Return the next iteration's plan, or None if there is nothing to do."""
+        ...
+
+    def commit(
+        self, plan: IterationPlan, result: IterationResult, now: float, seconds: float = 0.0
+    ) -> list[SchedulerEvent]:
+        """Apply the result of an executed plan, which took `seconds`. Requests cancelled meanwhile are skipped."""
+        ...
+
+    def progress(self, attempt_ids: Iterable[str], now: float) -> dict[str, RequestProgress]:
+        """Return the progress of requests by id, with predictions; requests that have ended are left out."""
+        ...
+
+    def snapshot(self, now: float, max_waiting: int) -> SchedulerSnapshot:
+        """Return all running images and the first `max_waiting` waiting requests, with predictions."""
+        ...

@@ -67,7 +67,7 @@ FAKE_LOAD = EngineLoad(
     num_slots=4,
     costs=(ShapeCosts("tiny", 64, 48, {1: 0.01, 2: 0.015}, {1: 0.002}, 0.001, 8),),
 )
-"""The load that a fake engine reports to each front end, once."""
+"""The load that a fake engine reports by default."""
 
 _POLL_INTERVAL_S = 0.01
 _CRASH_DELAY_S = 0.1  # so that requests submitted at the same time are in flight when it crashes
@@ -78,10 +78,17 @@ class FakeEngine:
     """Answers each request at once with images in one colour, which depends on the seed. A context manager, which stops it."""
 
     def __init__(
-        self, address: str, state: FakeEngineState = "ready", models: tuple[ModelSpec, ...] = (FAKE_MODEL,)
+        self,
+        address: str,
+        state: FakeEngineState = "ready",
+        models: tuple[ModelSpec, ...] = (FAKE_MODEL,),
+        load: EngineLoad = FAKE_LOAD,
     ) -> None:
-        """Listen at `address`, such as "ipc://engine.sock". `state` is its first; `set_state` changes it a moment later."""
-        self.address, self.models = address, models
+        """Listen at `address`, such as "ipc://engine.sock". `state` is its first; `set_state` changes it a moment later.
+
+        It reports `load` to each front end, once.
+        """
+        self.address, self.models, self._load = address, models, load
         self._first_state = state
         self._state_commands: queue.SimpleQueue[FakeEngineState] = queue.SimpleQueue()
         self._stopped = threading.Event()
@@ -154,7 +161,7 @@ class FakeEngine:
                     self.hello_names.append(message.name)
                     clients.add(client)
                     channel.send(client, run.state_message(state))
-                    channel.send(client, FAKE_LOAD)
+                    channel.send(client, self._load)
                 if isinstance(message, Submit):
                     self.data.append(None if data is None else bytes(data))
                 self._handle(channel, client, message, run.incarnation)

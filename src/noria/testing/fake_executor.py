@@ -16,7 +16,7 @@ from noria.testing.virtual_clock import VirtualClock
 
 
 @dataclass(frozen=True)
-class FakeCompiledRequest(BaseImageRequest):
+class FakePreparedRequest(BaseImageRequest):
     """A request of the fake device, which makes one model call for each step."""
 
     @property
@@ -57,18 +57,18 @@ class FakeExecutor:
         self.failing: dict[ImageId, str] = {}
         self._previews: list[PreviewPixels] = []
         self._thumbnails: list[PreviewPixels] = []
-        self._accepted: dict[str, FakeCompiledRequest] = {}
+        self._accepted: dict[str, FakePreparedRequest] = {}
         self._slots: dict[int, tuple[ImageId, int]] = {}  # by slot: its image, and that image's next call
 
-    def prepare(self, request: EngineRequest, data: memoryview | None = None) -> FakeCompiledRequest:  # noqa: ARG002
-        """Wrap the request; there is nothing to compile."""
-        return FakeCompiledRequest(request)
+    def prepare(self, request: EngineRequest, data: memoryview | None = None) -> FakePreparedRequest:  # noqa: ARG002
+        """Wrap the request; there is nothing to prepare."""
+        return FakePreparedRequest(request)
 
     def is_compiled(self, request: EngineRequest) -> bool:  # noqa: ARG002
         """True."""
         return True
 
-    def accept(self, prepared: FakeCompiledRequest) -> None:
+    def accept(self, prepared: FakePreparedRequest) -> None:
         """Keep the request until `forget`."""
         self._accepted[prepared.request.attempt_id] = prepared
 

@@ -8,10 +8,15 @@ import threading
 import httpx
 import openai
 import pytest
+import starlette.requests
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
 
 from noria.config import Config, FrontendConfig
 from noria.errors import ConfigError
-from noria.frontend.access.auth import presented_key
+from noria.frontend.access.auth import AuthenticatedEndpoint, ClientDirectory, presented_key
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.http.paths import ASSETS_PATH, OPEN_PATHS
@@ -97,6 +102,28 @@ def test_a_password_may_contain_colons():
     assert presented_key({"authorization": basic("a:b", user="")}) == b"a:b"
     assert presented_key({"authorization": basic("\u00e9")}) == "\u00e9".encode()
     assert presented_key({}) is None
+
+
+def test_endpoints_get_starlettes_headers(monkeypatch):
+    content_types = []
+
+    def parse(content_type):  # in place of python-multipart's, which is not installed
+        content_types.append(content_type)
+        return b"", {}
+
+    async def endpoint(http):
+        await http.form()
+        values = [http.headers["X-A"], http.headers.get("x-missing"), http.headers.getlist("X-A"), http.cookies]
+        return JSONResponse([*values, "X-a" in http.headers, "x-missing" in http.headers, http.headers.keys()])
+
+    monkeypatch.setattr(starlette.requests, "parse_options_header", parse)
+    app = Starlette(routes=[Route("/", AuthenticatedEndpoint(endpoint, ClientDirectory((), 1)), methods=["POST"])])
+    headers = [("x-a", "1"), ("X-A", "2"), ("Cookie", "a=b")]
+    response = TestClient(app).post("/", files={"image": b"pixels"}, headers=headers)
+    value, missing, values, cookies, has, has_missing, names = response.json()
+    assert (value, missing, values, cookies, has, has_missing) == ("1", None, ["1", "2"], {"a": "b"}, True, False)
+    assert names.count("x-a") == 2
+    assert content_types[0].startswith("multipart/form-data; boundary=")
 
 
 def test_openais_client_raises_its_authentication_error(client_of):

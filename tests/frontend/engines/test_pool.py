@@ -1,6 +1,7 @@
 """Which engine gets a request, and what happens to it when engines end and restart."""
 
 import asyncio
+import logging
 import time
 
 import msgspec
@@ -21,7 +22,8 @@ from waiting import wait_until_async
 @pytest.fixture
 def request_of(spec):
     def make(seed=1, timeout_s=60.0):
-        return validate(ImageRequestBody("p"), spec, FrontendConfig(request_timeout_s=timeout_s), "name", lambda: seed)
+        config = FrontendConfig(request_timeout_s=timeout_s)
+        return validate(ImageRequestBody("p"), spec, config, "name", lambda: seed, "alice")
 
     return make
 
@@ -98,7 +100,7 @@ def test_an_engine_is_unready_once_it_ends_and_ready_after_its_restart(request_o
     asyncio.run(scenario())
 
 
-def test_a_lost_request_is_retried_after_the_engines_restart(request_of, new_engine):
+def test_a_lost_request_is_retried_after_the_engines_restart(request_of, new_engine, captured_log_fields):
     engine = new_engine()
 
     async def scenario():
@@ -108,7 +110,11 @@ def test_a_lost_request_is_retried_after_the_engines_restart(request_of, new_eng
                 engine.num_crashes_left = 1
                 assert (await engine_pool.submit(request_of(seed=seed))).images[0].seed == seed
 
-    asyncio.run(scenario())
+    with captured_log_fields("noria.frontend", logging.WARNING) as lines:
+        asyncio.run(scenario())
+    assert [(line["event"], line["request_id"], line["key"]) for line in lines()] == [
+        ("engine_lost", "name", "alice")
+    ] * 5
 
 
 def test_a_request_that_crashes_engines_fails_no_other(request_of, new_engine):
@@ -365,7 +371,7 @@ def test_every_load_is_acknowledged(new_engine):
 
     async def scenario():
         async with EnginePool([engine.address]) as engine_pool:
-            await wait_until_async(lambda: engine_pool.load.num_slots == 4)  # which the engine sends after its state
+            await wait_until_async(lambda: engine_pool.num_slots == 4)  # which the engine sends after its state
             await wait_until_async(lambda: engine.num_load_acks == 1)
 
     asyncio.run(scenario())

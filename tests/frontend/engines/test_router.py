@@ -5,14 +5,17 @@ from dataclasses import dataclass
 
 import msgspec
 import pytest
+from starlette.testclient import TestClient
 
+from noria.config import Config
 from noria.errors import EngineUnavailable
-from noria.frontend.engines.pool import EnginePool
+from noria.frontend.app import build_app
+from noria.frontend.engines.pool import EnginePool, PoolLoad
 from noria.frontend.engines.router import route
 from noria.protocol.model_spec import ModelSpec
-from noria.testing.fake_engine import FAKE_MODEL, FakeEngine
+from noria.testing.fake_engine import FAKE_LOAD, FAKE_MODEL, FakeEngine
 from noria.testing.requests import make_image_request
-from waiting import wait_until_async
+from waiting import wait_until, wait_until_async
 
 OTHER_MODEL = msgspec.structs.replace(FAKE_MODEL, name="other")
 NEWER = msgspec.structs.replace(FAKE_MODEL, fingerprint="ffffffffffff")
@@ -21,7 +24,7 @@ NEWER = msgspec.structs.replace(FAKE_MODEL, fingerprint="ffffffffffff")
 @dataclass
 class Engine:
     models: tuple[ModelSpec, ...]
-    num_images_in_flight: int = 0
+    num_results_in_flight: int = 0
 
 
 def test_the_least_loaded_of_the_engines_that_hold_the_model_gets_the_request():
@@ -77,3 +80,47 @@ def test_engines_with_different_models_serve_their_own(tmp_path):
         FakeEngine(f"ipc://{tmp_path}/second", models=(OTHER_MODEL,)) as second,
     ):
         asyncio.run(scenario(first, second))
+
+
+def test_a_models_load_is_that_of_the_engines_that_hold_it(tmp_path):
+    both = FakeEngine(f"ipc://{tmp_path}/both", models=(FAKE_MODEL, OTHER_MODEL), load=FAKE_LOAD)
+    other = FakeEngine(
+        f"ipc://{tmp_path}/other", models=(OTHER_MODEL,), load=msgspec.structs.replace(FAKE_LOAD, backlog_s=0.5)
+    )
+    newer = FakeEngine(
+        f"ipc://{tmp_path}/newer", models=(NEWER,), load=msgspec.structs.replace(FAKE_LOAD, backlog_s=9.0)
+    )
+
+    async def scenario():
+        async with EnginePool([engine.address for engine in (both, other, newer)]) as pool:
+            assert pool.load(FAKE_MODEL) == PoolLoad(0.0, 0, 0, 0)
+            await wait_until_async(lambda: pool.num_slots == 3 * 4)
+            assert pool.load(FAKE_MODEL) == PoolLoad(1.5, 2, 3, 4)
+            assert pool.load(OTHER_MODEL) == PoolLoad(0.5, 4, 6, 8)
+            assert [pool.backlog_s(spec) for spec in (FAKE_MODEL, OTHER_MODEL, NEWER)] == [1.5, 0.5, 9.0]
+            other.set_state("dead")
+            await wait_until_async(lambda: pool.backlog_s(OTHER_MODEL) == 1.5)
+
+    with both, other, newer:
+        asyncio.run(scenario())
+
+
+def test_a_server_is_ready_while_an_engine_is_and_rejects_the_models_of_the_others(tmp_path):
+    with (
+        FakeEngine(f"ipc://{tmp_path}/first") as first,
+        FakeEngine(f"ipc://{tmp_path}/second", models=(OTHER_MODEL,)) as second,
+        TestClient(build_app(Config(), EnginePool([first.address, second.address]))) as client,
+    ):
+
+        def states():
+            return [engine["state"] for engine in client.get("/readyz").json()["engines"]]
+
+        wait_until(lambda: states() == ["ready", "ready"])
+        second.set_state("loading")
+        wait_until(lambda: states() == ["ready", "loading"])
+        assert client.get("/readyz").status_code == 200
+        assert client.post("/t2i", json={"prompt": "p", "model": "tiny"}).status_code == 200
+        rejected = client.post("/t2i", json={"prompt": "p", "model": "other"})
+        assert (rejected.status_code, rejected.json()["error"]["code"]) == (503, "engine_unavailable")
+        first.set_state("loading")
+        wait_until(lambda: client.get("/readyz").status_code == 503)

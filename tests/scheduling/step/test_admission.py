@@ -92,4 +92,4 @@ def test_a_queue_without_a_limit_in_seconds_is_never_rejected_for_its_backlog():
     for admission in (unlimited, limited):
         admission.table.add(make_request("a", calls=10**6), 0.0)
     assert unlimited.reject_for_backlog(make_request("b")) is None
-    assert limited.reject_for_backlog(make_request("b")).finish_reason is FinishReason.REFUSED
+    assert limited.reject_for_backlog(make_request("b")).finish_reason is FinishReason.REJECTED

@@ -111,7 +111,7 @@ def test_a_rejected_request_has_its_queue_time():
     scheduler = StepScheduler(1, queue_limit=0)
     (ended,) = scheduler.submit(make_request("a", images=2), now=3.0, arrived_at=1.0)
     assert (ended.finish_reason, ended.finished_at, ended.timings) == (
-        FinishReason.REFUSED,
+        FinishReason.REJECTED,
         3.0,
         RequestTimings(queue_s=2.0),
     )
@@ -220,7 +220,7 @@ def test_a_full_queue_rejects_at_once_and_reports_its_length():
     scheduler = StepScheduler(1, queue_limit=2)
     scheduler.submit(make_request("a", images=2), 0)
     (rejected,) = scheduler.submit(make_request("b", images=2), 0)
-    assert rejected.finish_reason is FinishReason.REFUSED
+    assert rejected.finish_reason is FinishReason.REJECTED
     assert "2 images are waiting, the limit is 2" in rejected.message
     assert scheduler.submit(make_request("c", images=1), 0) == []
 
@@ -258,7 +258,7 @@ def test_a_queue_with_too_many_seconds_of_work_rejects():
     run_iteration(scheduler)
     assert scheduler.submit(make_request("next", calls=5), 0) == []  # no request waits yet
     (rejected,) = scheduler.submit(make_request("late", calls=5), 0)
-    assert (rejected.finish_reason, rejected.retry_after_s) == (FinishReason.REFUSED, pytest.approx(49.0))
+    assert (rejected.finish_reason, rejected.retry_after_s) == (FinishReason.REJECTED, pytest.approx(49.0))
     assert "it holds 54.0 s of work, the limit is 10 s" in rejected.message
 
 

@@ -1,7 +1,7 @@
 """Shows the live view of a server in the terminal, redrawn on every change, until `q` or Ctrl-C.
 
 One thread with one event loop handles the stream, the keyboard and the screen. If the server goes away, this retries;
-if it is unreachable at the start, or refuses, this is an error.
+if it is unreachable at the start, or rejects the request, this is an error.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ def run(url: str, key_file: pathlib.Path | None, *, once: bool) -> int:
 
     Raises:
         ConfigError: the key file cannot be read, or standard output is no terminal (without `once`).
-        LiveError: the server is unreachable at the start, or refuses to show its live view.
+        LiveError: the server is unreachable at the start, or rejects the request.
 
     """
     key = None if key_file is None else read_key(key_file)

@@ -65,7 +65,7 @@ async def stream_events(url: str, key: str | None) -> AsyncGenerator[LiveEvent, 
 
     Raises:
         ServerUnreachable: nothing answers, or the connection broke or ended.
-        LiveError: the server refuses to show its live view, or is not Noria; a retry is useless.
+        LiveError: the server rejects the request, or is not Noria; a retry is useless.
 
     """
     headers = {"Accept": "text/event-stream"} | ({} if key is None else {"Authorization": f"Bearer {key}"})

@@ -29,7 +29,7 @@ from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import BatchKey, FinishReason
 
 if TYPE_CHECKING:
-    from noria.engine.diffusion.executor import CompiledImageRequest, DiffusionExecutor
+    from noria.engine.diffusion.executor import DiffusionExecutor, PreparedImageRequest
 
 _log = logging.getLogger(__name__)
 
@@ -58,11 +58,12 @@ def shape_costs(costs: CostModel) -> tuple[ShapeCosts, ...]:
 
 
 class CachedCurve(msgspec.Struct, frozen=True):
-    """The `CostCurve` of one size, as it is in the file."""
+    """The `CostCurve` of one batch key, as it is in the file."""
 
     width_px: int
     height_px: int
     seconds: dict[int, float]  # by rows (steps) or images (decodes)
+    adapters: tuple[str, ...] = ()
 
 
 class CachedCosts(msgspec.Struct, frozen=True):
@@ -122,9 +123,9 @@ def run_warmup_request(
     Raises ModelError on failure.
     """
     assert isinstance(config.slots, int)
-    events: list[EngineEvent[CompiledImageRequest]] = []
+    events: list[EngineEvent[PreparedImageRequest]] = []
     scheduler = StepScheduler(config.slots, config.decode_batch, costs=costs)
-    loop: EngineLoop[CompiledImageRequest] = EngineLoop(scheduler, executor, events.append, time.monotonic)
+    loop: EngineLoop[PreparedImageRequest] = EngineLoop(scheduler, executor, events.append, time.monotonic)
     request = EngineRequest(
         request_id=f"warmup-{num_images}",
         attempt_id=f"warmup-{num_images}",
@@ -154,7 +155,7 @@ def run_warmup_request(
         ) from error
 
 
-def _expect_success(event: "EngineEvent[CompiledImageRequest]") -> None:
+def _expect_success(event: "EngineEvent[PreparedImageRequest]") -> None:
     if isinstance(event, ResultReady):
         event.result.message()
     elif isinstance(event, RequestEnded) and event.event.finish_reason is not FinishReason.FINISHED:
@@ -220,11 +221,11 @@ class CostCache:
             _log.warning("the measured costs cannot be cached: %s", error)
 
     def _batch_key(self, curve: CachedCurve) -> BatchKey:
-        return BatchKey(curve.width_px, curve.height_px, self._model)
+        return BatchKey(curve.width_px, curve.height_px, self._model, curve.adapters)
 
 
 def _to_cached_curve(batch_key: BatchKey, curve: CostCurve) -> CachedCurve:
-    return CachedCurve(batch_key.width_px, batch_key.height_px, dict(curve.points))
+    return CachedCurve(batch_key.width_px, batch_key.height_px, dict(curve.points), batch_key.adapters)
 
 
 def cost_key(spec: ModelSpec, config: EngineConfig, device: str) -> dict[str, str]:

@@ -43,7 +43,7 @@ _MAX_ITERATIONS_AHEAD = 2
 
 
 @dataclass(frozen=True)
-class CompiledImageRequest(BaseImageRequest):
+class PreparedImageRequest(BaseImageRequest):
     """A request with its compiled sampler."""
 
     table: SamplerTable
@@ -68,7 +68,7 @@ class DiffusionExecutor:
         self._config = config
         self._max_images = config.slots + config.queue_limit  # of a request
         self._buckets = sorted(config.buckets)
-        self._requests: dict[str, CompiledImageRequest] = {}
+        self._requests: dict[str, PreparedImageRequest] = {}
         self._compiled: set[tuple[str, int]] = set()
         self._noise: dict[ImageId, NoiseStream] = {}
         self._latents = LatentSlots(config.slots, model.latent_channels, model.latent_scale, model.device)
@@ -87,7 +87,7 @@ class DiffusionExecutor:
         # Whether to wait for the device after each phase, which can then be timed by the host's clock.
         self.is_synchronous = model.device.type == "cpu"
 
-    def prepare(self, request: EngineRequest, data: memoryview | None = None) -> CompiledImageRequest:
+    def prepare(self, request: EngineRequest, data: memoryview | None = None) -> PreparedImageRequest:
         """Compile the request's sampler (8–30 ms the first time); no request has a frame of `data` yet.
 
         Raises `errors.InvalidField` if diffusers rejects it, or if it has more images than slots and queue hold.
@@ -103,13 +103,13 @@ class DiffusionExecutor:
             table = compile_sampler(payload.scheduler, self.model.scheduler_config, payload.inference_steps)
         finally:
             self._compiled.add((payload.scheduler, payload.inference_steps))
-        return CompiledImageRequest(request, table, preview_calls(table.num_calls, payload.partial_images))
+        return PreparedImageRequest(request, table, preview_calls(table.num_calls, payload.partial_images))
 
     def is_compiled(self, request: EngineRequest) -> bool:
         """Whether this scheduler was compiled, or rejected, with this number of steps before."""
         return (request.payload.scheduler, request.payload.inference_steps) in self._compiled
 
-    def accept(self, prepared: CompiledImageRequest) -> None:
+    def accept(self, prepared: PreparedImageRequest) -> None:
         """Keep a request until `forget`."""
         self._requests[prepared.request.attempt_id] = prepared
 
@@ -246,7 +246,7 @@ class DiffusionExecutor:
         self._thumbnails += thumbnails
 
     def _predict(
-        self, inputs_BCHW: torch.Tensor, prepared: list[CompiledImageRequest], slots: list[int], timesteps: np.ndarray
+        self, inputs_BCHW: torch.Tensor, prepared: list[PreparedImageRequest], slots: list[int], timesteps: np.ndarray
     ) -> torch.Tensor:
         """One UNet call with guidance applied: [B, C, H, W] float32.
 
@@ -299,7 +299,7 @@ class DiffusionExecutor:
             for pixels_HWC, b in zip(pixels_BHWC, indices, strict=True)
         ]
 
-    def _draw_noise(self, steps: list[Step], prepared: list[CompiledImageRequest]) -> torch.Tensor | None:
+    def _draw_noise(self, steps: list[Step], prepared: list[PreparedImageRequest]) -> torch.Tensor | None:
         """[B, C, H, W] of this call's noise, zero for samplers that need none; None if no image's sampler needs any."""
         needs_noise = [p.table.noise[step.call] > 0 for step, p in zip(steps, prepared, strict=True)]
         if not any(needs_noise):

@@ -26,7 +26,7 @@ from noria.scheduling.step.scheduler import StepScheduler
 if TYPE_CHECKING:
     import torch
 
-    from noria.engine.diffusion.executor import CompiledImageRequest, DiffusionExecutor
+    from noria.engine.diffusion.executor import DiffusionExecutor, PreparedImageRequest
 
 
 def warm_up(executor: "DiffusionExecutor", spec: ModelSpec, config: EngineConfig) -> None:
@@ -41,7 +41,7 @@ def warm_up(executor: "DiffusionExecutor", spec: ModelSpec, config: EngineConfig
         run_warmup_request(executor, spec, config, CostModel(), max(1, bucket // 2), steps=2, guidance=guidance)
 
 
-def load_runtime(models: Sequence[ModelSpec], config: EngineConfig, device: str) -> "Runtime[CompiledImageRequest]":
+def load_runtime(models: Sequence[ModelSpec], config: EngineConfig, device: str) -> "Runtime[PreparedImageRequest]":
     """Load the models, warm them up and get their costs.
 
     Raises:
@@ -72,6 +72,7 @@ def load_runtime(models: Sequence[ModelSpec], config: EngineConfig, device: str)
         str(executors[models[0].name].model.device),
         costs.longest_s,
         lambda: shape_costs(costs),
+        costs.refresh_knees,  # only while idle, because it may change the batch of running requests
         save_costs,
         {"dtype": config.dtype, "slots": config.slots, "threads": config.threads},
     )

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 from noria.protocol.diffusion import ImageSettingsView
 from noria.protocol.request import EngineRequest
-from noria.scheduling.types import BatchKey
+from noria.scheduling.types import BatchKey, Phase
+
+_STAGES: Mapping[Phase, str] = {"joins": "text_encode", "steps": "denoise", "decodes": "decode"}
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,16 @@ class BaseImageRequest:
     def num_rows(self) -> int:
         """Rows of each image in a model call: two with guidance."""
         return 2 if self.request.payload.guided else 1
+
+    @property
+    def shape_label(self) -> str:
+        """WIDTHxHEIGHT of its images."""
+        return f"{self.request.payload.width}x{self.request.payload.height}"
+
+    @property
+    def stages(self) -> Mapping[Phase, str]:
+        """The names of its trace spans, by phase."""
+        return _STAGES
 
     @property
     def settings_view(self) -> ImageSettingsView:

@@ -82,7 +82,7 @@ def read_keys(setting: str) -> tuple[ApiKey, ...]:
         )
     keys = tuple(_parse_key(table, f"{file}, [[key]] {number}") for number, table in enumerate(tables, 1))
     for field in ("name", "sha256"):
-        _refuse_duplicates(str(file), field, [getattr(key, field) for key in keys])
+        _reject_duplicates(str(file), field, [getattr(key, field) for key in keys])
     return keys
 
 
@@ -106,7 +106,7 @@ def _parse_key(table: Any, where: str) -> ApiKey:
         raise ConfigError(f"{where}: {name} is {got}; allowed is {_ALLOWED_VALUES[name]}.") from error
 
 
-def _refuse_duplicates(file: str, field: str, values: list[str]) -> None:
+def _reject_duplicates(file: str, field: str, values: list[str]) -> None:
     for number, value in enumerate(values):
         if value in values[:number]:
             first = values.index(value) + 1

@@ -7,7 +7,9 @@ import base64
 import binascii
 import hmac
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -26,7 +28,7 @@ class ClientDirectory:
         self._anonymous_client = None if keys else ApiClient(None, num_processes)
 
     def find(self, headers: Mapping[str, str]) -> ApiClient:
-        """Return the client whose key is in `headers`, whose names are lower-case.
+        """Return the client whose key is in `headers`.
 
         Compares all digests, each in constant time, so that the duration reveals nothing about the keys.
 
@@ -49,19 +51,34 @@ class ClientDirectory:
         return matches[0]
 
 
+class _Headers(Headers):
+    """Starlette's headers with a dictionary for look-ups; each of Starlette's own encodes the name and searches a list."""
+
+    def __init__(self, raw: list[tuple[bytes, bytes]]) -> None:
+        super().__init__(raw=raw)
+        # Of several headers with one name the first counts, as in Starlette's.
+        self._values = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(raw)}
+
+    def __getitem__(self, key: str) -> str:
+        return self._values[key.lower()]
+
+    def __contains__(self, key: Any) -> bool:
+        return key.lower() in self._values
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self._values.get(key.lower(), default)
+
+
 class _Request(Request):
-    """A request whose headers are a plain dictionary with lower-case names; each look-up in Starlette's decodes all names."""
+    """A request with fast headers."""
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         super().__init__(scope, receive)
-        # Of several headers with one name the first counts, as in Starlette's.
-        self._plain_headers = {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])
-        }
+        self._fast_headers = _Headers(scope["headers"])
 
     @property
-    def headers(self) -> Mapping[str, str]:  # type: ignore[override]
-        return self._plain_headers
+    def headers(self) -> Headers:
+        return self._fast_headers
 
 
 class AuthenticatedEndpoint:

@@ -19,7 +19,7 @@ class ConcurrencyLimiter:
     """Counts the uses of one resource in one front end."""
 
     def __init__(self, resource_name: str, max_total: int, max_per_client: int, retry_after_s: float) -> None:
-        """`resource_name` is a plural, for messages; `retry_after_s` is the Retry-After of a refusal."""
+        """`resource_name` is a plural, for messages; `retry_after_s` is the Retry-After of a rejection."""
         self._resource_name = resource_name
         self._max_total, self._max_per_client = max_total, max_per_client
         self._retry_after_s = retry_after_s

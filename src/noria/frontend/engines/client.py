@@ -160,9 +160,9 @@ class EngineClient:
         return self._last_state is not None and self._last_state.state == "ready"
 
     @property
-    def num_images_in_flight(self) -> int:
-        """The number of images requested from it and not finished."""
-        return sum(attempt.request.payload.n for attempt in self._attempts.values())
+    def num_results_in_flight(self) -> int:
+        """The number of results that the requests in flight at it ask for."""
+        return sum(attempt.request.payload.num_results for attempt in self._attempts.values())
 
     @property
     def models(self) -> tuple[ModelSpec, ...]:
@@ -308,7 +308,7 @@ def _apply_message(
             assert data is not None, "an image comes with its pixels"
             attempt.images[index] = RawImage(seed, width_px, height_px, data)
         case Finished(timings=timings, num_steps_run=num_steps_run, mean_batch=mean_batch):
-            images = tuple(attempt.images[index] for index in range(attempt.request.payload.n))
+            images = tuple(attempt.images[index] for index in range(attempt.request.payload.num_results))
             assert attempt.predicted_s is not None, "a request is accepted before it is finished"
             attempt.outcome.set_result(EngineResult(images, timings, num_steps_run, mean_batch, attempt.predicted_s))
         case Failed(code=code, message=text, field=field_name, retry_after_s=retry_after_s):

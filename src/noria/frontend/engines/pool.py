@@ -46,7 +46,7 @@ log = logging.getLogger("noria.frontend")
 
 @dataclass(frozen=True)
 class PoolLoad:
-    """The load of all engines together. `backlog_s` is that of the least busy engine."""
+    """The load of the engines that hold one model, together. `backlog_s` is that of the least busy engine."""
 
     backlog_s: float
     num_running: int
@@ -109,19 +109,26 @@ class EnginePool:
 
     def backlog_s(self, spec: ModelSpec) -> float:
         """The backlog of the least busy engine that holds this version of the model; 0 if none has reported one."""
-        engines = [engine for engine in self._engines if holds(engine, spec.name, spec.fingerprint)]
-        return min((engine.load.backlog_s for engine in engines if engine.load is not None), default=0.0)
+        return min((load.backlog_s for load in self._loads(spec)), default=0.0)
 
-    @property
-    def load(self) -> PoolLoad:
-        """The load, as last reported by the ready engines."""
-        loads = [engine.load for engine in self._engines if engine.ready and engine.load is not None]
+    def load(self, spec: ModelSpec) -> PoolLoad:
+        """The load of the ready engines that hold this version of the model, whatever else they hold, as last reported."""
+        loads = self._loads(spec)
         return PoolLoad(
-            min((load.backlog_s for load in loads), default=0.0),
+            self.backlog_s(spec),
             sum(load.num_running for load in loads),
             sum(load.num_waiting for load in loads),
             sum(load.num_slots for load in loads),
         )
+
+    def _loads(self, spec: ModelSpec) -> list[EngineLoad]:
+        engines = [engine for engine in self._engines if holds(engine, spec.name, spec.fingerprint)]
+        return [engine.load for engine in engines if engine.load is not None]
+
+    @property
+    def num_slots(self) -> int:
+        """The slots of all ready engines, as last reported; 0 until then."""
+        return sum(engine.load.num_slots for engine in self._engines if engine.ready and engine.load is not None)
 
     def costs(self, model: str) -> list[messages.ShapeCosts]:
         """Return the costs that the engines measured for a model, in the order of the engines."""
@@ -205,11 +212,15 @@ class EnginePool:
                 return await attempt
             except AttemptLostError as lost:
                 if on_update is not None:  # at once: the report of how the engine ended may take seconds
-                    on_update(ProgressUpdate(0, 0, request.payload.inference_steps, None))
+                    on_update(ProgressUpdate(0, 0, request.payload.num_steps, None))
                 cause = await self._classify_loss(lost, request, history.needs_exclusive)
             history = history.with_loss(cause)
             extra = fields(
-                event="engine_lost", request_id=request.request_id, loss_cause=cause, exclusive=history.needs_exclusive
+                event="engine_lost",
+                request_id=request.request_id,
+                key=request.client or None,
+                loss_cause=cause,
+                exclusive=history.needs_exclusive,
             )
             log.warning("%s: its engine ended; cause of the loss: %s", request.request_id, cause, extra=extra)
             _raise_if_exhausted(history)

@@ -15,8 +15,8 @@ class RoutableEngine(Protocol):
         ...
 
     @property
-    def num_images_in_flight(self) -> int:
-        """The number of images requested from it and not finished."""
+    def num_results_in_flight(self) -> int:
+        """The number of results that the requests in flight at it ask for."""
         ...
 
 
@@ -24,12 +24,12 @@ EngineT = TypeVar("EngineT", bound=RoutableEngine)
 
 
 def route(engines: Iterable[EngineT], model: str, version: str = "") -> EngineT | None:
-    """The engine with the fewest images in flight of those that hold `model`; None if none does.
+    """The engine with the fewest results in flight of those that hold `model`; None if none does.
 
     `version` is the model's fingerprint; empty: any.
     """
     holding = [engine for engine in engines if holds(engine, model, version)]
-    return min(holding, key=lambda engine: engine.num_images_in_flight, default=None)
+    return min(holding, key=lambda engine: engine.num_results_in_flight, default=None)
 
 
 def holds(engine: RoutableEngine, model: str, version: str = "") -> bool:

@@ -202,7 +202,7 @@ class OpenAIRoutes:
             default_guidance=spec.default_guidance,
             default_scheduler=spec.default_scheduler,
             schedulers=spec.schedulers,
-            load=self._generation_service.engine_pool.load,
+            load=self._generation_service.engine_pool.load(spec),
             costs=self._generation_service.engine_pool.costs(spec.name),
             noria=capabilities_of(spec, self._generation_service.config),
         )

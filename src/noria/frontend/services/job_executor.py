@@ -51,7 +51,7 @@ class GenerationJobExecutor:
         """
         if self._concurrency != "auto":
             return self._concurrency
-        num_slots = self._generation_service.engine_pool.load.num_slots or _DEFAULT_NUM_SLOTS
+        num_slots = self._generation_service.engine_pool.num_slots or _DEFAULT_NUM_SLOTS
         return math.ceil(2 * num_slots / self._num_frontends)
 
     async def execute(self, record: JobRecord, on_progress: Callable[[bytes], None]) -> JobOutput:

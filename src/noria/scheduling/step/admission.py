@@ -53,7 +53,7 @@ class AdmissionControl:
         )
         # Until so many images have left.
         wait_s = self.predictor.backlog_s * min(num_excess / max(num_waiting + num_running, 1), 1.0)
-        return RequestFinished(request.attempt_id, FinishReason.REFUSED, message, retry_after_s=wait_s)
+        return RequestFinished(request.attempt_id, FinishReason.REJECTED, message, retry_after_s=wait_s)
 
     def reject_for_backlog(self, request: SchedulableRequest) -> RequestFinished | None:
         """Return a rejection if more than `queue_limit_s` of work would be queued, else None.
@@ -72,7 +72,7 @@ class AdmissionControl:
             f"and this request takes {added_s:.1f} s"
         )
         wait_s = min(excess_s, backlog_s)  # until it fits, or until the queue is empty
-        return RequestFinished(request.attempt_id, FinishReason.REFUSED, message, retry_after_s=wait_s)
+        return RequestFinished(request.attempt_id, FinishReason.REJECTED, message, retry_after_s=wait_s)
 
     def reject_for_deadline(
         self, request: SchedulableRequest, late_ids: Collection[str], now: float
