@@ -6,6 +6,7 @@ when one of them restarts. On SIGTERM or SIGINT the process stops accepting conn
 """
 
 import asyncio
+import gc
 import logging
 import math
 import signal
@@ -63,6 +64,7 @@ def run(config: Config, listen_fd: int, engine_addresses: list[str], worker_id: 
     tracer, close_tracer = open_tracer(config.traces_endpoint, config.traces_ratio, worker_id.rpartition("/")[2])
     jobs = open_job_service(config, worker_id, tracer)
     server = http_server(build_app(config, engine_pool, lambda: jobs, tracer), engine_pool, config.frontend)
+    gc.freeze()  # else each full collection would stop the event loop for 50 ms, to scan what was loaded and stays
     server.run(sockets=[socket.socket(fileno=listen_fd)])
     close_tracer()
 

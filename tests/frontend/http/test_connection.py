@@ -38,8 +38,10 @@ class Server:
 
     async def app(self, scope, receive, send):
         self.num_requests += 1
-        if scope["path"] == "/small":
+        if scope["path"] in ("/small", "/late"):
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+            if scope["path"] == "/late":
+                await receive()  # the rest of the request
             await send({"type": "http.response.body", "body": b"ok"})
             return
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", str(SIZE).encode())]})
@@ -143,6 +145,51 @@ def test_a_client_that_never_sends_anything_is_disconnected(server):
     server.uvicorn.config.timeout_keep_alive = 0.3
     with server.connect() as client:
         assert client.recv(1) == b""
+
+
+def test_head_and_body_of_a_response_are_sent_together(server, monkeypatch):
+    writes = []
+    on_response_complete = TimeoutHttpProtocol.on_response_complete
+
+    def record(self):
+        writes.append(self.transport.writes)
+        on_response_complete(self)
+
+    class CountingTransport:
+        def __init__(self, transport):
+            self.transport, self.writes = transport, 0
+
+        def __getattr__(self, name):
+            self.writes += name in ("write", "writelines")
+            return getattr(self.transport, name)
+
+    connection_made = TimeoutHttpProtocol.connection_made
+    monkeypatch.setattr(
+        TimeoutHttpProtocol,
+        "connection_made",
+        lambda self, transport: connection_made(self, CountingTransport(transport)),
+    )
+    monkeypatch.setattr(TimeoutHttpProtocol, "on_response_complete", record)
+    with server.connect() as client:
+        for number in (1, 2):  # two responses on one connection
+            client.sendall(b"GET /small HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert client.recv(4096).endswith(b"ok")
+            assert writes[-1] == number
+
+
+@pytest.mark.parametrize("end", ["keep-alive", "close"])
+def test_a_head_without_a_body_is_sent(server, end):
+    with server.connect() as client:
+        client.sendall(f"HEAD /small HTTP/1.1\r\nHost: x\r\nConnection: {end}\r\n\r\n".encode())
+        assert client.recv(4096).endswith(b"\r\n\r\n")
+
+
+def test_a_head_does_not_wait_for_a_late_body(server):
+    with server.connect() as client:
+        client.sendall(b"POST /late HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n")
+        assert client.recv(4096).endswith(b"\r\n\r\n")
+        client.sendall(b".")
+        assert client.recv(4096) == b"ok"
 
 
 def test_clients_that_do_not_read_leave_no_connections_and_tasks(server, monkeypatch):

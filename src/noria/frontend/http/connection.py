@@ -2,6 +2,8 @@
 
 Such a connection holds no slot of an engine, but it holds memory and a file descriptor, and uvicorn would wait forever. The
 timeout of request bodies is in `body.py`.
+
+It also sends the head and the body of a response together; uvicorn makes a system call, and the kernel a packet, for each.
 """
 
 import asyncio
@@ -26,6 +28,48 @@ _REQUEST_TIMEOUT_RESPONSE = (
 )
 
 
+class _ResponseWriter:
+    """What a response uses of its connection's transport. Its first write, the head, waits for its second.
+
+    At most for the rest of this iteration of the event loop: a stream may have nothing to send for a long time.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._head: bytes | None = None  # while it waits
+        self._has_begun = False
+
+    def write(self, data: bytes) -> None:
+        """Send `data`, or keep it if it is the first write of a response."""
+        if self._head is not None:
+            head, self._head = self._head, None
+            self._transport.writelines([head, data])
+        elif self._has_begun:
+            self._transport.write(data)
+        else:
+            self._head, self._has_begun = data, True
+            self._loop.call_soon(self._flush)
+
+    def end_response(self) -> None:
+        """Send what waits; the next write is the first one of another response."""
+        self._flush()
+        self._has_begun = False
+
+    def close(self) -> None:
+        """Send what waits, and close the connection."""
+        self._flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """Return whether the connection is closed, or will be."""
+        return self._transport.is_closing()
+
+    def _flush(self) -> None:
+        head, self._head = self._head, None
+        if head is not None and not self._transport.is_closing():
+            self._transport.write(head)
+
+
 class TimeoutHttpProtocol(HttpToolsProtocol):
     """One connection."""
 
@@ -35,6 +79,7 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the keep-alive timer, for a client that never sends anything."""
         super().connection_made(transport)
+        self._response_writer = _ResponseWriter(transport, self.loop)
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(TCP_USER_TIMEOUT_S * 1000))
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
@@ -56,6 +101,7 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
         if not self.flow.write_paused:
             self._stop_stall_timer()
         super().on_headers_complete()
+        self.cycle.transport = self._response_writer  # type: ignore[assignment]
 
     def on_message_complete(self) -> None:
         """End a request's body. Puts `body_has_arrived` on its state."""
@@ -76,6 +122,7 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Restart the stall timer for what is written but not yet read."""
+        self._response_writer.end_response()
         super().on_response_complete()
         self._start_stall_timer_if_unread()
 

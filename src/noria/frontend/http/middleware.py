@@ -8,8 +8,8 @@ This is plain ASGI. Starlette's `@app.middleware` runs the application in a task
 
 import functools
 import logging
+import os
 import re
-import secrets
 import time
 from collections.abc import Callable
 
@@ -39,7 +39,7 @@ _DEBUG_LEVEL_PATHS = frozenset({"/healthz", "/readyz", "/metrics", f"{ASSETS_PAT
 def request_id_of(headers: Headers) -> str:
     """Return the client's X-Request-Id if it is short and plain enough for logs and headers, else a new id."""
     client_id = headers.get("x-request-id", "")
-    return client_id if _VALID_REQUEST_ID.fullmatch(client_id) else secrets.token_hex(16)
+    return client_id if _VALID_REQUEST_ID.fullmatch(client_id) else os.urandom(16).hex()
 
 
 class ObservabilityMiddleware:

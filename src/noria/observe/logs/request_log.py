@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Literal, Self
 
+from noria.observe.logs.log_record import fields
 from noria.protocol.request import EngineRequest
 
 log = logging.getLogger("noria.requests")
@@ -84,19 +85,9 @@ class RequestLogRecord:
     def write(self, **values: object) -> None:
         """Set `values` and write the log line."""
         self.add(event="request", **values)
-        recorded = self.fields
-        seconds = recorded.get("total_s", recorded.get("seconds"))
+        seconds = self.fields.get("total_s", self.fields.get("seconds"))
         took = f" after {seconds:.3f} s" if isinstance(seconds, float) else ""
-        log.info(
-            "request %s%s",
-            recorded.get("outcome"),
-            took,
-            extra={
-                "noria_fields": {
-                    name: recorded[name] for name in REQUEST_FIELDS if name in recorded and recorded[name] is not None
-                }
-            },
-        )
+        log.info("request %s%s", self.fields.get("outcome"), took, extra=fields(**self.fields))
 
 
 _CURRENT_RECORD: ContextVar[RequestLogRecord | None] = ContextVar("noria_request_log_record", default=None)

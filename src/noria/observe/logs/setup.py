@@ -50,11 +50,16 @@ class LineHandler(logging.Handler):
     def __init__(self, process: str, put: Callable[[Line], None], flush: Callable[[], None] = lambda: None) -> None:
         super().__init__()
         self._process, self._put, self._flush = process, put, flush
-        self.addFilter(_add_context)
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Emit `record`. Without filters, and without the lock: `put` is called by any thread."""
+        self.emit(record)
+        return True
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Pass the line of `record` to `put`."""
+        """Pass the line of `record`, with the ids of the current request, to `put`."""
         try:
+            _add_context(record)
             self._put(line_from_record(record, self._process))
         except Exception:  # as in every handler of the standard library: logging must not fail the work
             self.handleError(record)
@@ -64,14 +69,13 @@ class LineHandler(logging.Handler):
         self._flush()
 
 
-def _add_context(record: logging.LogRecord) -> bool:
-    """A filter that passes every record and adds the ids of the current request to its fields."""
+def _add_context(record: logging.LogRecord) -> None:
+    """Add the ids of the current request to the fields of `record`."""
     if (request_id := CURRENT_REQUEST.get()) is not None:
         ids, span = {"request_id": request_id}, get_current_span().get_span_context()
         if span.is_valid:
             ids |= {"trace_id": format_trace_id(span.trace_id), "span_id": format_span_id(span.span_id)}
         record.noria_fields = ids | getattr(record, "noria_fields", {})
-    return True
 
 
 def render_for(log_format: LogFormat, stream: TextIO, environment: Mapping[str, str]) -> Render:
