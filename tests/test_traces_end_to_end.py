@@ -29,7 +29,17 @@ def server(collector):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
         patch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
-        arguments = ["bundled", "--slots", "4", "--traces-endpoint", collector.endpoint, "--webhook-allow-private"]
+        # One thread, because other tests use the other cores.
+        arguments = [
+            "bundled",
+            "--slots",
+            "4",
+            "--threads",
+            "1",
+            "--traces-endpoint",
+            collector.endpoint,
+            "--webhook-allow-private",
+        ]
         arguments += ["--restart-wait-s", "280"]  # a busy machine takes more than the default minute to start an engine
         with running_server(arguments) as running:
             yield running

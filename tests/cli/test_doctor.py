@@ -85,7 +85,7 @@ def test_measured_costs_are_reported() -> None:
     )
     assert finding.text.endswith("decoding 8 ms; an image alone 0.41 s")
     (finding,) = (finding for finding in findings_for() if finding.topic == "costs")
-    assert finding.text == "not measured yet: the next `noria serve` measures them, in about 3 s"
+    assert "not measured" in finding.text and "3 s" in finding.text
 
 
 def test_with_a_gpu_no_cpu_checks_are_reported() -> None:

@@ -139,7 +139,7 @@ def test_files_of_other_programs_are_read(read, data):
     assert read(data) == GenerationMetadata("a cat", "", 5, 512, 512, 20, 7.0, "euler-a")
 
 
-BOMB = b"noria\0\0" + zlib.compress(b" " * 100_000_000)
+BOMB = b"noria\0\0" + zlib.compress(b" " * 10_000_000)
 HOSTILE = {
     "empty": (b"", "is not an image"),
     "no image": (b"MZ" + b"\0" * 100, "is not an image"),
@@ -152,7 +152,7 @@ HOSTILE = {
     "nonsense for json": (png((b"tEXt", b"noria\0{prompt")), "not what Noria writes"),
     "json of another type": (png((b"tEXt", b'noria\0{"prompt": ["p"]}')), "not what Noria writes"),
     "deep json": (png((b"tEXt", b"noria\0" + b"[" * 500_000)), "not what Noria writes"),
-    "a text that unpacks to 100 MB": (png((b"zTXt", BOMB)), "is damaged"),
+    "a text that unpacks to 10 MB": (png((b"zTXt", BOMB)), "is damaged"),
     "a huge chunk": (png((b"iTXt", b"noria\0\0\0\0\0" + b"x" * 2_000_000)), "is damaged|has too much metadata"),
     "a size that needs 16 GB": (
         png((b"IHDR", struct.pack(">IIBBBBB", 65_000, 65_000, 8, 6, 0, 0, 0))), "is damaged"

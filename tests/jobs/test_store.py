@@ -48,7 +48,7 @@ def test_the_same_key_and_body_give_the_same_job(store, job):
 
 def test_the_same_key_with_another_body_is_rejected(store, job):
     accept(store, job(idempotency_key="k", body_digest="d"))
-    with pytest.raises(IdempotencyConflict, match="'k' was used before with another body, for job job_"):
+    with pytest.raises(IdempotencyConflict, match=r"'k' .* job_"):
         accept(store, job(idempotency_key="k", body_digest="e"))
 
 

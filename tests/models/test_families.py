@@ -30,14 +30,14 @@ def test_the_bundled_model_is_of_the_stable_diffusion_family() -> None:
 @pytest.mark.parametrize("class_name", ['"FluxPipeline"', "null", '["StableDiffusionPipeline"]', '"__class__"'])
 def test_an_unknown_class_is_rejected_with_the_known_ones(tmp_path: pathlib.Path, class_name: str) -> None:
     (tmp_path / "model_index.json").write_text(f'{{"_class_name": {class_name}}}')
-    with pytest.raises(ModelError, match=r"model_index\.json: _class_name is .*Known are: StableDiffusionPipeline"):
+    with pytest.raises(ModelError, match=r"_class_name .*StableDiffusionPipeline"):
         identify_family(tmp_path)
 
 
 @every_family
 @pytest.mark.parametrize("name", ["loaders", "DiffusionPipeline", "__loader__", None, ["AutoencoderKL"]])
 def test_a_part_class_that_the_family_does_not_list_is_rejected(family: Family, name: object) -> None:
-    with pytest.raises(ModelError, match=r"the vae is a .*supported: AutoencoderKL, AutoencoderTiny"):
+    with pytest.raises(ModelError, match=r"vae .*AutoencoderKL, AutoencoderTiny"):
         family.check_class(pathlib.Path("model_index.json"), "vae", name)
 
 

@@ -10,7 +10,7 @@ def test_a_client_is_refused_at_its_limit_and_everyone_at_the_total():
     limiter = ConcurrencyLimiter("uploads", max_total=3, max_per_client=2, retry_after_s=7.0)
     limiter.acquire("a")
     limiter.acquire("a")
-    with pytest.raises(RateLimited, match=r"^a has 2 uploads already, the limit of one client of the 3 ") as refused:
+    with pytest.raises(RateLimited, match=r"^a has 2 uploads") as refused:
         limiter.acquire("a")
     assert refused.value.retry_after_s == 7.0
     limiter.acquire("b")

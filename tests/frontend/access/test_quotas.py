@@ -74,7 +74,7 @@ def test_one_minutes_worth_passes_at_once_and_then_one_at_a_time():
 def test_images_are_in_flight_until_released():
     client = ApiClient(ApiKey("a", "0" * 64, max_images_in_flight=4), 1)
     client.acquire(3, 0.0, 7.5)
-    with pytest.raises(RateLimited, match="has 3 images in flight; 2 more would exceed its limit of 4") as caught:
+    with pytest.raises(RateLimited, match=r"3 images .* limit of 4") as caught:
         client.acquire(2, 0.0, 7.5)
     assert caught.value.retry_after_s == 7.5
     client.acquire(1, 0.0, 7.5)
@@ -123,7 +123,7 @@ def test_a_key_may_use_priorities_up_to_its_own(highest, asked, given):
 
 
 def test_a_priority_above_the_keys_is_refused():
-    with pytest.raises(InvalidField, match="priority is 'high'; allowed for the key 'a' are low, normal") as caught:
+    with pytest.raises(InvalidField, match=r"'high'.* 'a' are low, normal") as caught:
         ApiClient(ApiKey("a", "0" * 64, priority="normal"), 1).apply_priority(ImageRequestBody("p", priority="high"))
     assert caught.value.field == "priority"
 

@@ -104,7 +104,7 @@ def test_too_long_prompt_is_rejected(client):
 
 
 PIXELS = ((b"IDAT", zlib.compress(b"\0" * 4)), (b"IEND", b""))
-BOMB = zlib.compress(b" " * 100_000_000)
+BOMB = zlib.compress(b" " * 10_000_000)
 MALICIOUS_FILES = {
     "empty": b"",
     "no image": b"MZ" + b"\0" * 100,
@@ -112,7 +112,7 @@ MALICIOUS_FILES = {
     "another kind of image": base64.b64decode("R0lGODlhAQABAAAAACH5BAEKAAEALAAAAAABAAEAAAICTAEAOw=="),
     "cut short": file_of(METADATA)[:60],
     "no text": png(*PIXELS),
-    "a text that decompresses to 100 MB": png((b"zTXt", b"noria\0\0" + BOMB)),
+    "a text that decompresses to 10 MB": png((b"zTXt", b"noria\0\0" + BOMB)),
     "an international one": png((b"iTXt", b"noria\0\1\0\0\0" + BOMB)),
     "settings without end": png((b"tEXt", b"parameters\0" + b"a:," * 2**20), *PIXELS),
     "JSON without end": png((b"iTXt", b"noria\0\0\0\0\0" + b'{"prompt": "' + b"a" * 2**20 + b'"}'), *PIXELS),

@@ -28,7 +28,7 @@ def test_a_lookup_without_an_answer_times_out_with_a_message():
     with contextlib.closing(Resolver(hang, timeout_s=0.05)) as resolver:
         try:
             for _ in range(20):  # more than there are threads: the limit includes waiting for one
-                with pytest.raises(InvalidField, match=r"has no address \(no answer within 0\.05 s; try again later\)"):
+                with pytest.raises(InvalidField, match=r"no answer within 0\.05 s"):
                     asyncio.run(check_webhook_url("https://slow.example/", resolver))
         finally:
             released.set()

@@ -136,7 +136,17 @@ CYCLIC_LIST.append(CYCLIC_LIST)
         "\x9b" * 1_000_000,
         list(range(60)),
     ],
-    ids=lambda value: str(value)[:20],
+    ids=[
+        "control characters",
+        "wide characters",
+        "nested lists",
+        "cyclic lists",
+        "numbers",
+        "nested tuples",
+        "dictionary",
+        "text",
+        "short",
+    ],
 )
 def test_no_value_makes_a_line_exceed_its_limit(render: Callable[[Line], bytes], value: object) -> None:
     written = render(line_from_record(record("m", {"one": value, "other": value, "short": "kept"}), "p"))

@@ -272,7 +272,7 @@ def test_a_deadline_that_cannot_be_met_is_rejected_with_the_predicted_finish():
     assert scheduler.submit(make_request("mine", calls=5, deadline=7.0), 0) == []
     (rejected,) = scheduler.submit(make_request("second", calls=5, deadline=8.0), 0)
     assert (rejected.finish_reason, rejected.retry_after_s) == (FinishReason.UNMEETABLE, pytest.approx(2.0))
-    assert rejected.message == "it would finish in 10.00 s, its deadline is in 8.00 s"
+    assert "10.00 s" in rejected.message and "8.00 s" in rejected.message
 
 
 def test_a_request_that_would_break_an_accepted_deadline_is_rejected():
