@@ -6,6 +6,7 @@ from noria.engine.engine_metrics import EngineMetrics
 from noria.engine.loop import EngineLoop, Iteration
 from noria.observe.metrics import declarations
 from noria.observe.metrics.declarations import REGISTRY
+from noria.protocol.model_spec import ModelKey
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import BatchKey, ImageId, IterationPlan, IterationResult, Step
 from noria.testing.fake_executor import FakeExecutor
@@ -40,7 +41,10 @@ def metric_delta():
 def make_iteration(side_px=64, images=2, oom_phase=None):
     steps = tuple(Step(ImageId(f"r{k}", 0), k, 0) for k in range(images))
     return Iteration(
-        IterationPlan((), steps, ()), IterationResult(oom_phase=oom_phase), 0.03, BatchKey(side_px, side_px, "m")
+        IterationPlan((), steps, ()),
+        IterationResult(oom_phase=oom_phase),
+        0.03,
+        BatchKey(side_px, side_px, ModelKey("m")),
     )
 
 

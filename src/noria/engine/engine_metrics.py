@@ -31,7 +31,7 @@ class EngineMetrics:
         if iteration.outcome.oom_phase is not None:
             declarations.OUT_OF_MEMORY.labels(self._name, iteration.outcome.oom_phase).inc()
         if iteration.batch_key is not None:
-            declarations.DENOISE_STEPS.labels(self._name, iteration.batch_key.model).inc(len(iteration.plan.steps))
+            declarations.DENOISE_STEPS.labels(self._name, iteration.batch_key.model.name).inc(len(iteration.plan.steps))
             declarations.BATCH_SIZE.labels(self._name).observe(len(iteration.plan.steps))
             declarations.ITERATION_SECONDS.labels(self._shape_label(iteration.batch_key)).observe(iteration.duration_s)
 
