@@ -11,6 +11,7 @@ import pytest
 import transformers
 
 from noria.errors import ModelError
+from noria.models.catalog import open_model
 from noria.models.families import FAMILIES, Family, Part, identify_family
 from noria.models.location import BUNDLED
 
@@ -26,7 +27,9 @@ def test_every_family_has_a_model_class_and_known_part_classes(family: Family) -
 
 
 def test_the_bundled_model_is_of_the_stable_diffusion_family() -> None:
-    assert identify_family(BUNDLED) is FAMILIES["stable-diffusion"]
+    family, spec = identify_family(BUNDLED), open_model("bundled")
+    assert family is FAMILIES["stable-diffusion"]
+    assert (spec.family, spec.kind, spec.pipeline) == (family.name, family.kind, "StableDiffusionPipeline")
 
 
 @pytest.mark.parametrize("class_name", ['"FluxPipeline"', "null", '["StableDiffusionPipeline"]', '"__class__"'])

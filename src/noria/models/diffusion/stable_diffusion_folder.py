@@ -124,7 +124,7 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     multiple_px = vae.factor * 2 ** (len(unet.down_block_types) - 1)
     height_px, width_px = (max(multiple_px, side * vae.factor // multiple_px * multiple_px) for side in sides)
     return DiffusionModelSpec(
-        name="",
+        name="",  # the catalog sets name and fingerprint
         folder=str(folder),
         fingerprint="",
         family=family.name,
