@@ -76,7 +76,7 @@ def test_keys_are_counted_and_an_invalid_keys_file_fails() -> None:
 
 
 def test_measured_costs_are_reported() -> None:
-    shape = BatchKey(SPEC.default_width_px, SPEC.default_height_px, SPEC.name)
+    shape = BatchKey(SPEC.default_width_px, SPEC.default_height_px, SPEC.key)
     costs = CostModel(32, {shape: CostCurve({1: 0.01, 2: 0.02, 16: 0.06, 32: 0.12})}, {shape: CostCurve({1: 0.008})})
     costs.refresh_knees()
     (finding,) = (finding for finding in findings_for(costs=costs) if finding.topic == "costs")

@@ -13,7 +13,7 @@ from noria.frontend.engines.client import RawImage
 from noria.images.metadata import GenerationMetadata
 from noria.images.metadata_io import read_metadata, save_options
 from noria.models.catalog import open_model
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.request import EngineRequest
 
 
@@ -22,7 +22,7 @@ def generated(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> list[E
     """The requests that the engine would have run; the test runs in a folder of its own."""
     requests: list[EngineRequest] = []
 
-    def run_engine(config: Config, spec: ModelSpec, request: EngineRequest) -> list[RawImage]:
+    def run_engine(config: Config, spec: DiffusionModelSpec, request: EngineRequest) -> list[RawImage]:
         requests.append(request)
         size = request.payload.width, request.payload.height
         black = memoryview(bytes(3 * size[0] * size[1]))

@@ -18,7 +18,7 @@ from noria.config import Config
 from noria.errors import GenerationFailed, InvalidField, ModelError
 from noria.frontend.access.api_keys import key_digest, read_keys
 from noria.frontend.engines.client import RawImage
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.request import EngineRequest, ImageRequestBody
 from noria.settings import list_settings
 
@@ -156,7 +156,7 @@ def test_an_output_that_cannot_be_written_is_rejected_before_the_model_is_read(
 def test_generate_has_no_timeout_and_numbers_the_files(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     requests: list[EngineRequest] = []
 
-    def run_engine(config: Config, spec: ModelSpec, request: EngineRequest) -> list[RawImage]:
+    def run_engine(config: Config, spec: DiffusionModelSpec, request: EngineRequest) -> list[RawImage]:
         requests.append(request)
         return [
             RawImage(request.payload.seed + index, 8, 8, memoryview(bytes(192))) for index in range(request.payload.n)

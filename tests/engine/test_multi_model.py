@@ -1,5 +1,6 @@
 """Two real models on one device, in one engine loop."""
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -69,12 +70,32 @@ def test_images_of_two_models_are_the_same_together_and_alone(two_models):
     assert not executor._executor_by_attempt
 
 
+def test_two_versions_of_a_model_serve_the_requests_that_name_them(two_models):
+    (first, second), executors, config = two_models
+    renamed = msgspec.structs.replace(second, name=first.name)
+    versions = {first.key: executors[first.key], renamed.key: executors[second.key]}
+    executor = MultiModelExecutor(versions)
+    requests = [make_request(spec, number) for number, spec in enumerate((first, second))]
+    apart = generate(MultiModelExecutor(executors), requests)[0]
+    by_version = [
+        msgspec.structs.replace(request, model=first.name, model_version=spec.fingerprint)
+        for request, spec in zip(requests, (first, second), strict=True)
+    ]
+    together = generate(executor, by_version)[0]
+    for name, pixels in apart.items():
+        assert np.abs(together[name] - pixels).max() <= 1
+    keys = [executor.prepare(request).batch_key.model for request in (*by_version, requests[0])]
+    assert keys == [first.key, renamed.key, first.key]  # without a version it is the first one's
+    costs, _ = load_or_measure_costs(versions, [first, renamed], config)
+    assert {batch_key.model for batch_key in costs.steps} == {first.key, renamed.key}
+
+
 def test_one_models_full_memory_fails_no_request_of_either(two_models, monkeypatch):
     models, executors, _ = two_models
     executor = MultiModelExecutor(executors)
     requests = [make_request(models[number % 2], number) for number in range(6)]
     undisturbed, _ = generate(executor, requests)
-    model = executors[models[1].name].model
+    model = executors[models[1].key].model
     real, rejected = model.predict, []
 
     def predict(latents, *rest):
@@ -96,7 +117,7 @@ def test_each_models_costs_are_measured_and_cached_separately(two_models, tmp_pa
         **{name: getattr(config, name) for name in config.__struct_fields__} | {"cache_dir": str(tmp_path)}
     )
     costs, files = load_or_measure_costs(executors, models, config)
-    assert {shape.model for shape in costs.steps} == {spec.name for spec in models}
+    assert {shape.model for shape in costs.steps} == {spec.key for spec in models}
     assert len({file.path for file in files}) == 2
     assert all(file.path.exists() for file in files)
     again, _ = load_or_measure_costs(executors, models, config)
@@ -109,7 +130,7 @@ def test_one_models_decode_that_does_not_fit_skips_no_step_of_the_other(two_mode
     requests = [make_request(models[number % 2], number, steps=2 + number // 2) for number in range(8)]
     undisturbed, _ = generate(executor, requests)
     for spec in models:
-        model = executors[spec.name].model
+        model = executors[spec.key].model
         real = model.decode
 
         def decode(latents, real=real):
@@ -141,7 +162,7 @@ def test_an_iteration_of_two_models_joins_all_then_steps_then_decodes(two_models
             timings = MeasuredTimings(text_encode_s=1.0 if plan.joins else 0.0, step_s=2.0 if plan.steps else 0.0)
             return IterationResult(oom_phase="decodes" if plan.decodes else None, phase_timings=timings)
 
-    spied_executor = MultiModelExecutor({spec.name: Spy(spec.name) for spec in models})
+    spied_executor = MultiModelExecutor({spec.key: Spy(spec.name) for spec in models})
     first, second = (executor.prepare(make_request(spec, number)) for number, spec in enumerate(models))
     for prepared in (first, second):
         spied_executor.accept(prepared)

@@ -23,7 +23,7 @@ from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.process import http_server
 from noria.observe.traces.tracer import GLOBAL_TRACER
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria.testing.fake_engine import FAKE_MODEL, FakeEngine, FakeEngineState
 from waiting import wait_until
 
@@ -86,7 +86,7 @@ def captured_log_fields(
 
 
 @pytest.fixture(scope="session")
-def spec() -> ModelSpec:
+def spec() -> DiffusionModelSpec:
     return FAKE_MODEL
 
 

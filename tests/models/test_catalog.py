@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from noria.errors import ModelError
-from noria.models.catalog import open_model
+from noria.models.catalog import count_parameters, open_model
 from noria.models.location import BUNDLED
-from noria.models.weights import count_parameters, read_header, variant, weight_files
+from noria.models.weights import read_header, variant, weight_files
 
 UNET, VAE, TEXT = (
     "unet/diffusion_pytorch_model.safetensors",
@@ -95,7 +95,7 @@ def test_a_folder_without_noria_json_has_its_own_name_and_the_default_settings(f
         7.5,
     )
     assert spec.num_parameters == 48 * 4 * 9 + 48
-    assert count_parameters(folder) == spec.num_parameters + 4 * 4 + 176 * 128
+    assert count_parameters(spec) == spec.num_parameters + 4 * 4 + 176 * 128
 
 
 @pytest.mark.parametrize(
@@ -161,8 +161,9 @@ def test_the_fingerprint_depends_on_the_model_and_not_on_the_folder(
 
 def test_the_fp16_variant_is_used_if_there_is_no_other(folder: pathlib.Path) -> None:
     (folder / UNET).rename(folder / "unet/diffusion_pytorch_model.fp16.safetensors")
-    assert [file.name for file in weight_files(folder, "unet")] == ["diffusion_pytorch_model.fp16.safetensors"]
-    assert [variant(folder / part) for part in ("unet", "vae", "text_encoder")] == ["fp16", None, None]
+    stem = "diffusion_pytorch_model"
+    assert [file.name for file in weight_files(folder / "unet", stem)] == [f"{stem}.fp16.safetensors"]
+    assert [variant(folder / part, stem) for part in ("unet", "vae")] == ["fp16", None]
     assert open_model(str(folder)).num_parameters == 48 * 4 * 9 + 48
 
 
@@ -183,8 +184,8 @@ def sharded(folder: pathlib.Path) -> pathlib.Path:
 
 def test_full_precision_shards_are_preferred_to_a_single_fp16_file(sharded: pathlib.Path) -> None:
     write_safetensors(sharded / "unet/diffusion_pytorch_model.fp16.safetensors", {"conv_in.weight": (48, 4, 3, 3)})
-    assert variant(sharded / "unet") is None
-    assert len(weight_files(sharded, "unet")) == 2
+    assert variant(sharded / "unet", "diffusion_pytorch_model") is None
+    assert len(weight_files(sharded / "unet", "diffusion_pytorch_model")) == 2
 
 
 def test_shards_are_read_as_one_part(sharded: pathlib.Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from noria.config import Config
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria_bench.benches.deadline_options import DeadlineOptions, DeadlineTarget
 from noria_bench.benches.suite import RunPlan, log_status
 from noria_bench.load import capacity
@@ -40,7 +40,7 @@ _NUM_WARM_UP_REQUESTS = 48
 _GRACE_S = 2.0
 
 
-def deadline_runs(options: DeadlineOptions, config: Config, spec: ModelSpec) -> Iterator[RunPlan]:
+def deadline_runs(options: DeadlineOptions, config: Config, spec: DiffusionModelSpec) -> Iterator[RunPlan]:
     """Calibrate, then one run for each load and target.
 
     Raises:
@@ -66,7 +66,7 @@ def deadline_runs(options: DeadlineOptions, config: Config, spec: ModelSpec) -> 
 def load_generator(
     options: DeadlineOptions,
     mix: Mix,
-    spec: ModelSpec,
+    spec: DiffusionModelSpec,
     solo_costs: tuple[SoloCost, ...],
     load_percent: int,
     capacity_rows_per_s: float,
@@ -97,7 +97,7 @@ def load_generator(
 
 
 def calibrate(
-    options: DeadlineOptions, mix: Mix, config: Config, spec: ModelSpec
+    options: DeadlineOptions, mix: Mix, config: Config, spec: DiffusionModelSpec
 ) -> tuple[dict[str, Any], tuple[SoloCost, ...]]:
     """What is measured before the runs, JSON-ready, and what each kind of request takes alone.
 
@@ -134,7 +134,7 @@ def calibrate(
     return calibration, solo_costs
 
 
-def _measure_capacity(port: int, target: Target, mix: Mix, spec: ModelSpec, seed: int) -> Any:
+def _measure_capacity(port: int, target: Target, mix: Mix, spec: DiffusionModelSpec, seed: int) -> Any:
     return msgspec.to_builtins(capacity.measure_capacity(port, target.path, mix, spec, _CAPACITY_S, seed))
 
 

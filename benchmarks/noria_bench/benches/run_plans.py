@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import msgspec
 
 from noria.config import Config
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria_bench.benches import scenarios, suite_options, sweeps
 from noria_bench.benches.scenarios import SCENARIOS
 from noria_bench.benches.suite import RunPlan, log_status
@@ -25,14 +25,14 @@ _CAPACITY_S = 24.0
 _NUM_CLOSED_REQUESTS = 4096
 
 
-def scenario_runs(name: str, options: SuiteOptions, config: Config, spec: ModelSpec) -> Iterator[RunPlan]:
+def scenario_runs(name: str, options: SuiteOptions, config: Config, spec: DiffusionModelSpec) -> Iterator[RunPlan]:
     """`scenario1` or `scenario2` on each target."""
     load = scenario_load_generator(name, options.duration_s(SCENARIOS[name].seconds), options.seed, spec)
     for target in options.targets:
         yield RunPlan(name, target, load, config)
 
 
-def scenario_load_generator(name: str, seconds: float, seed: int, spec: ModelSpec) -> ScenarioLoadGenerator:
+def scenario_load_generator(name: str, seconds: float, seed: int, spec: DiffusionModelSpec) -> ScenarioLoadGenerator:
     """One of the reference article's scenarios, scaled to `seconds`."""
     scenario = SCENARIOS[name]
     return ScenarioLoadGenerator(
@@ -40,7 +40,7 @@ def scenario_load_generator(name: str, seconds: float, seed: int, spec: ModelSpe
     )
 
 
-def mixed_runs(options: SuiteOptions, config: Config, spec: ModelSpec) -> Iterator[RunPlan]:
+def mixed_runs(options: SuiteOptions, config: Config, spec: DiffusionModelSpec) -> Iterator[RunPlan]:
     """Mixed requests, the same for every target: in a closed loop if there are users, otherwise in an open loop.
 
     An open loop without a rate measures Noria's capacity first.
@@ -57,7 +57,7 @@ def mixed_runs(options: SuiteOptions, config: Config, spec: ModelSpec) -> Iterat
             yield RunPlan("mixed", target, load, config, variant=kind)
 
 
-def _closed_runs(options: SuiteOptions, num_users: int, config: Config, spec: ModelSpec) -> Iterator[RunPlan]:
+def _closed_runs(options: SuiteOptions, num_users: int, config: Config, spec: DiffusionModelSpec) -> Iterator[RunPlan]:
     """Mixed settings on each target, and uniform requests right after, which show what mixing costs it."""
     seconds = options.duration_s(MIXED_S)
     loads = {
@@ -69,7 +69,7 @@ def _closed_runs(options: SuiteOptions, num_users: int, config: Config, spec: Mo
             yield RunPlan("mixed", target, load, config, variant=variant)
 
 
-def sweep_runs(name: str, options: SuiteOptions, config: Config, spec: ModelSpec) -> Iterator[RunPlan]:
+def sweep_runs(name: str, options: SuiteOptions, config: Config, spec: DiffusionModelSpec) -> Iterator[RunPlan]:
     """One sweep, or `all` but the frameworks': each variant under scenario 2's eight users."""
     load = scenario_load_generator("scenario2", options.duration_s(sweeps.DEFAULT_SECONDS), options.seed, spec)
     for sweep in suite_options.SWEEPS if name == "all" else (name,):
@@ -86,7 +86,7 @@ def sweep_runs(name: str, options: SuiteOptions, config: Config, spec: ModelSpec
 
 
 def open_load_generator(
-    kind: Arrivals, rows_per_s: float, seconds: float, seed: int, spec: ModelSpec
+    kind: Arrivals, rows_per_s: float, seconds: float, seed: int, spec: DiffusionModelSpec
 ) -> TraceLoadGenerator:
     """Mixed requests without deadlines; `rows_per_s` of work arrive for `seconds`."""
     mix = mixed(spec)
@@ -96,7 +96,7 @@ def open_load_generator(
 
 
 def closed_load_generator(
-    mix_name: str, num_users: int, seconds: float, seed: int, spec: ModelSpec
+    mix_name: str, num_users: int, seconds: float, seed: int, spec: DiffusionModelSpec
 ) -> TraceLoadGenerator:
     """Users who for `seconds` each send the next request of one sequence when their previous one is answered."""
     mix = MIXES[mix_name](spec)
@@ -110,7 +110,7 @@ def closed_load_generator(
     return TraceLoadGenerator(traffic, arrivals, warm_up_bodies, grace_s=seconds)
 
 
-def capacity_rows_per_s(config: Config, spec: ModelSpec, seed: int) -> float:
+def capacity_rows_per_s(config: Config, spec: DiffusionModelSpec, seed: int) -> float:
     """The mixed work that Noria finishes per second while 32 users keep it busy."""
     noria = TARGETS["noria"]
     log_status(f"measuring Noria's capacity for {_CAPACITY_S:.0f} s")

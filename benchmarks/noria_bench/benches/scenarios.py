@@ -14,7 +14,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria_bench.load.workload import caption
 from noria_bench.measurement.runs import Traffic
 
@@ -64,6 +64,6 @@ def request_body(number: int, seed: int) -> dict[str, Any]:
     }
 
 
-def rows_per_request(spec: ModelSpec) -> float:
+def rows_per_request(spec: DiffusionModelSpec) -> float:
     """The work of a request, in UNet inputs at the model's default size."""
     return _STEPS * (2.0 if spec.default_guidance > 1.0 else 1.0)

@@ -22,7 +22,7 @@ import msgspec
 from noria.config import Config, EngineConfig
 from noria.errors import ConfigError, NoriaError
 from noria.models.catalog import open_model
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.process_signals import sigterm_interrupts
 from noria.testing.server import NO_PROXY_OPENER, RunningServer
 from noria_bench.load import load_generators
@@ -83,7 +83,7 @@ class Suite:
 
     config: Config
     folder: pathlib.Path
-    spec: ModelSpec
+    spec: DiffusionModelSpec
     runs: list[BenchRun] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)  # a line for each run that failed
     # Of the last engine settings only, since each holds a model.
@@ -188,7 +188,7 @@ class Suite:
 def main(
     config: Config,
     folder: pathlib.Path,
-    plans: Callable[[Config, ModelSpec], Iterable[RunPlan]],
+    plans: Callable[[Config, DiffusionModelSpec], Iterable[RunPlan]],
     write_report: ReportWriter,
 ) -> int:
     """Make the runs that `plans` yields, then write the report of all of them; returns the exit status.
@@ -219,7 +219,7 @@ def main(
     return status
 
 
-def _run_all(suite: Suite, plans: Callable[[Config, ModelSpec], Iterable[RunPlan]]) -> int:
+def _run_all(suite: Suite, plans: Callable[[Config, DiffusionModelSpec], Iterable[RunPlan]]) -> int:
     """Make every run, until an interruption; returns the exit status."""
     try:
         for plan in plans(suite.config, suite.spec):

@@ -15,7 +15,7 @@ import torch
 from noria.config import EngineConfig
 from noria.images import scheduler_names
 from noria.models.diffusion.diffusion_model import Conditioning, TensorSpec
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria_bench.device.architectures import SD15, build_unet
 
 _VAE: dict[str, Any] = {
@@ -87,10 +87,11 @@ def make_random_model(device: torch.device, dtype: torch.dtype, config: EngineCo
     return RandomModel(device, dtype, config, build_unet(SD15, device, dtype), vae)
 
 
-RANDOM_SPEC = ModelSpec(
+RANDOM_SPEC = DiffusionModelSpec(
     name="sd15-random",
     folder="",
     fingerprint="random",
+    family="stable-diffusion",
     pipeline="StableDiffusionPipeline",
     prediction_type="epsilon",
     default_width_px=512,

@@ -24,8 +24,7 @@ from noria.engine.diffusion.executor import DiffusionExecutor, PreparedImageRequ
 from noria.engine.diffusion.loading import max_rows
 from noria.engine.loop import EngineEvent, EngineLoop, RequestEnded, ResultReady
 from noria.images import scheduler_names
-from noria.protocol.diffusion import DiffusionPayload
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload
 from noria.protocol.request import EngineRequest
 from noria.scheduling.costs import CostModel
 from noria.scheduling.step.scheduler import StepScheduler
@@ -84,12 +83,12 @@ class ServingSetup:
     """What both servers use, warmed up; no setting of `config` is "auto"."""
 
     executor: DiffusionExecutor
-    spec: ModelSpec
+    spec: DiffusionModelSpec
     config: EngineConfig
     costs: CostModel  # measured, as at an engine's start
 
 
-def set_up(executor: DiffusionExecutor, spec: ModelSpec, config: EngineConfig) -> ServingSetup:
+def set_up(executor: DiffusionExecutor, spec: DiffusionModelSpec, config: EngineConfig) -> ServingSetup:
     """Measure the costs, compile the samplers and load the kernels, as a server does at its start.
 
     Raises:
@@ -150,7 +149,7 @@ def summarise_serving(
 
 
 def run_microbatcher(
-    model: "DiffusionModel", spec: ModelSpec, templates: Iterator[RequestTemplate], end_s: float
+    model: "DiffusionModel", spec: DiffusionModelSpec, templates: Iterator[RequestTemplate], end_s: float
 ) -> ServingLog:
     """Serve the users by microbatching until `end_s`; a batch that has started is completed."""
     log = ServingLog()
@@ -210,7 +209,9 @@ def generate(model: "DiffusionModel", templates: list[RequestTemplate]) -> torch
 class _ClosedLoopUsers:
     """The users of the engine loop. An image is complete when its copy to the host is."""
 
-    def __init__(self, executor: DiffusionExecutor, spec: ModelSpec, templates: Iterator[RequestTemplate]) -> None:
+    def __init__(
+        self, executor: DiffusionExecutor, spec: DiffusionModelSpec, templates: Iterator[RequestTemplate]
+    ) -> None:
         self._executor, self._spec, self._templates, self._numbers = executor, spec, templates, itertools.count()
         self._waiting: dict[str, tuple[RequestTemplate, float]] = {}
         self._num_missing_images: dict[str, int] = {}  # images of each
@@ -287,11 +288,12 @@ def run_engine_loop(setup: ServingSetup, templates: Iterator[RequestTemplate], e
     return users.log
 
 
-def _request(template: RequestTemplate, number: int, spec: ModelSpec) -> EngineRequest:
+def _request(template: RequestTemplate, number: int, spec: DiffusionModelSpec) -> EngineRequest:
     return EngineRequest(
         request_id=f"request-{number}",
         attempt_id=f"request-{number}",
         model=spec.name,
+        model_version=spec.fingerprint,
         payload=DiffusionPayload(
             prompt=template.prompt,
             negative_prompt="",

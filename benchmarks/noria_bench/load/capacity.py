@@ -10,7 +10,7 @@ import httpx
 import msgspec
 from msgspec import Struct
 
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria_bench.load import closed_loop
 from noria_bench.load.workload import Mix, RequestTemplate
 
@@ -58,7 +58,7 @@ def solo_s(costs: Iterable[SoloCost], template: RequestTemplate) -> float:
     return cost.fixed_s + cost.call_s * template.num_calls
 
 
-def measure_solo(url: str, mix: Mix, spec: ModelSpec) -> tuple[SoloCost, ...]:
+def measure_solo(url: str, mix: Mix, spec: DiffusionModelSpec) -> tuple[SoloCost, ...]:
     """Send one request at a time, of every size, guidance and number of images in `mix`, with few and default steps."""
     guidances = {guidance > 1.0: guidance for guidance in mix.guidance.values}.values()
     shapes = list(itertools.product(mix.sizes.values, guidances, mix.num_images.values))
@@ -84,7 +84,7 @@ def fit_solo_cost(few: RequestTemplate, few_s: float, many: RequestTemplate, man
     return SoloCost(few.width, few.height, few.guided, few.n, fixed_s, call_s)
 
 
-def measure_capacity(port: int, path: str, mix: Mix, spec: ModelSpec, seconds: float, seed: int) -> Capacity:
+def measure_capacity(port: int, path: str, mix: Mix, spec: DiffusionModelSpec, seconds: float, seed: int) -> Capacity:
     """Keep the server busy with `mix` for `seconds`; the first quarter is warm-up. No request has a deadline.
 
     Raises:
@@ -124,7 +124,11 @@ def measure_prediction_errors(port: int, path: str, mix: Mix, seconds: float, se
 
 
 def capacity_of_replies(
-    replies: list[closed_loop.Reply], templates: list[RequestTemplate], spec: ModelSpec, start: float, end: float
+    replies: list[closed_loop.Reply],
+    templates: list[RequestTemplate],
+    spec: DiffusionModelSpec,
+    start: float,
+    end: float,
 ) -> Capacity:
     """What was finished per second between `start` and `end`.
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import msgspec
 import psutil
 
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria_bench.benches import scenarios
 from noria_bench.benches.scenarios import Scenario
 from noria_bench.load.trace_client import TraceConfig
@@ -137,7 +137,7 @@ class TraceLoadGenerator:
         return TraceConfig(url, self.arrivals, self.grace_s, sample_folder, num_users, users_s)
 
 
-def bodies_of_every_kind(mix: Mix, spec: ModelSpec) -> list[Body]:
+def bodies_of_every_kind(mix: Mix, spec: DiffusionModelSpec) -> list[Body]:
     """A body, with few steps, for every size, guidance and number of images in `mix`, and for every scheduler."""
     guidances = {guidance > 1.0: guidance for guidance in mix.guidance.values}.values()
     kinds = [

@@ -16,7 +16,7 @@ from typing import Any, Generic, Literal, TypeVar
 import msgspec
 from msgspec import Struct
 
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class RequestTemplate(Struct, frozen=True):
             self.scheduler, self.inference_steps
         )
 
-    def rows(self, spec: ModelSpec) -> float:
+    def rows(self, spec: DiffusionModelSpec) -> float:
         """The request's work in rows."""
         share = self.width * self.height / (spec.default_width_px * spec.default_height_px)
         return self.n * self.num_calls * (2 if self.guided else 1) * share
@@ -131,7 +131,7 @@ class Mix:
             )
 
 
-def mixed(spec: ModelSpec) -> Mix:
+def mixed(spec: DiffusionModelSpec) -> Mix:
     """Three requests in five have the default of a setting, for each setting; the others vary it."""
     default = (spec.default_width_px, spec.default_height_px)
     small = tuple(max(spec.min_side_px, side * 3 // 4 // spec.multiple_px * spec.multiple_px) for side in default)
@@ -146,7 +146,7 @@ def mixed(spec: ModelSpec) -> Mix:
     )
 
 
-def uniform(spec: ModelSpec) -> Mix:
+def uniform(spec: DiffusionModelSpec) -> Mix:
     """Every request is one image with the model's defaults, which suits microbatching best."""
     return Mix(
         sizes=Weighted(((spec.default_width_px, spec.default_height_px),), (1.0,)),
@@ -157,7 +157,7 @@ def uniform(spec: ModelSpec) -> Mix:
     )
 
 
-def mixed_settings(spec: ModelSpec) -> Mix:
+def mixed_settings(spec: DiffusionModelSpec) -> Mix:
     """One image of the default size and scheduler; 6 to 40 steps and guidance of 1 (none) to 7.5, all as frequent."""
     return replace(
         uniform(spec),
@@ -166,12 +166,16 @@ def mixed_settings(spec: ModelSpec) -> Mix:
     )
 
 
-MIXES: dict[str, Callable[[ModelSpec], Mix]] = {"mixed": mixed, "uniform": uniform, "mixed-settings": mixed_settings}
+MIXES: dict[str, Callable[[DiffusionModelSpec], Mix]] = {
+    "mixed": mixed,
+    "uniform": uniform,
+    "mixed-settings": mixed_settings,
+}
 
 
 def generate_trace(
     mix: Mix,
-    spec: ModelSpec,
+    spec: DiffusionModelSpec,
     solo_s: Callable[[RequestTemplate], float] | None,
     *,
     rows_per_s: float,

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria_bench.load.trace_client import image_files
 from noria_bench.load.workload import RequestTemplate, mixed
 
@@ -21,7 +21,7 @@ _NUM_STEPS = 8
 _SEED = 11
 
 
-def max_channel_differences(url: str, spec: ModelSpec) -> list[int]:
+def max_channel_differences(url: str, spec: DiffusionModelSpec) -> list[int]:
     """For each probe, the largest channel difference (of 255) between its image alone and among 32 in flight."""
     batch = _batch_templates(spec)
     with httpx.Client(timeout=300, trust_env=False, limits=httpx.Limits(max_connections=None)) as client:
@@ -31,7 +31,7 @@ def max_channel_differences(url: str, spec: ModelSpec) -> list[int]:
     return [int(np.abs(batched_pixels[index] - pixels).max()) for index, pixels in solo_pixels.items()]
 
 
-def _batch_templates(spec: ModelSpec) -> list[RequestTemplate]:
+def _batch_templates(spec: DiffusionModelSpec) -> list[RequestTemplate]:
     """32 requests of one size, which can share every step, with the guidances and schedulers of the mix."""
     size = {"width": spec.default_width_px, "height": spec.default_height_px}
     templates = itertools.islice(mixed(spec).templates(_SEED), IN_FLIGHT)

@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image
 
 from noria.config import EngineConfig
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria_bench.load.reply_sampler import sampled_replies
 from noria_bench.measurement.runs import ImageCheck
 
@@ -89,7 +89,7 @@ class SoloGenerator:
     Caches them.
     """
 
-    def __init__(self, spec: ModelSpec, config: EngineConfig) -> None:
+    def __init__(self, spec: DiffusionModelSpec, config: EngineConfig) -> None:
         """The pipeline is loaded with the first image.
 
         The UNet is not compiled, which would take longer than all else.
@@ -124,7 +124,7 @@ class SoloGenerator:
         return np.asarray(image)
 
 
-def _load_pipeline(spec: ModelSpec, config: EngineConfig) -> Any:
+def _load_pipeline(spec: DiffusionModelSpec, config: EngineConfig) -> Any:
     import torch
 
     from noria.engine.diffusion.auto_settings import resolve_auto, resolve_device

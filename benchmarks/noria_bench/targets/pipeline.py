@@ -8,13 +8,13 @@ import torch
 from noria.config import EngineConfig
 from noria.images import scheduler_names
 from noria.models.diffusion.stable_diffusion import set_attention
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec
 
 
 class Pipeline:
     """diffusers' StableDiffusionPipeline with the engine's settings: dtype, memory format, attention, scheduler."""
 
-    def __init__(self, spec: ModelSpec, config: EngineConfig, device: str) -> None:
+    def __init__(self, spec: DiffusionModelSpec, config: EngineConfig, device: str) -> None:
         """Load it on `device`; no setting of `config` may be "auto"."""
         import diffusers
         import transformers

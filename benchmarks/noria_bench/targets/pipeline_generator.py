@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from noria.config import EngineConfig
 from noria.frontend.engines.client import RawImage
 from noria.frontend.services.image_writer import to_base64, write_images
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.process_signals import die_with_parent
 from noria_bench.targets.catalog import TargetSettings
 
@@ -25,7 +25,7 @@ from noria_bench.targets.catalog import TargetSettings
 class TargetJob(msgspec.Struct, frozen=True):
     """The job of a server that a bench starts: JSON in its first argument."""
 
-    spec: ModelSpec
+    spec: DiffusionModelSpec
     config: EngineConfig
     port: int
     settings: TargetSettings = TargetSettings()
@@ -127,7 +127,7 @@ class PipelineGenerator:
         return [generated[end - body.n : end] for body, end in zip(bodies, ends, strict=True)]
 
 
-def batch_key_of(body: T2IBody, spec: ModelSpec) -> BatchKey:
+def batch_key_of(body: T2IBody, spec: DiffusionModelSpec) -> BatchKey:
     """The batch key of a request."""
     return BatchKey(
         width=body.width or spec.default_width_px,
@@ -139,7 +139,7 @@ def batch_key_of(body: T2IBody, spec: ModelSpec) -> BatchKey:
 
 
 def generate_mixed(
-    generator: ImageGenerator, spec: ModelSpec, bodies: Sequence[T2IBody]
+    generator: ImageGenerator, spec: DiffusionModelSpec, bodies: Sequence[T2IBody]
 ) -> list[tuple[list[RawImage], int]]:
     """Each body's images, and the size of its batch, for servers whose batches mix settings.
 

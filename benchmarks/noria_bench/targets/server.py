@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from noria.config import Config
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria.testing.server import RunningServer, config_flags, running_process, running_server
 from noria_bench.targets import environments
 from noria_bench.targets.catalog import Target, TargetSettings
@@ -17,7 +17,7 @@ from noria_bench.targets.catalog import Target, TargetSettings
 @contextlib.contextmanager
 def running_target(
     target: Target,
-    spec: ModelSpec,
+    spec: DiffusionModelSpec,
     config: Config,
     settings: TargetSettings | None = None,
     port: int | None = None,

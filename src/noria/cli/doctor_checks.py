@@ -19,7 +19,7 @@ from noria.engine.diffusion.auto_settings import (
     usable_cores,
 )
 from noria.engine.diffusion.calibration import BUDGET_S
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria.scheduling.costs import CostModel
 from noria.scheduling.types import BatchKey
 
@@ -219,7 +219,7 @@ _OMP_WAIT_POLICY_PROBLEMS = {
 }
 
 
-def _check_speed(facts: Facts, spec: ModelSpec, engine: EngineConfig) -> Finding:
+def _check_speed(facts: Facts, spec: DiffusionModelSpec, engine: EngineConfig) -> Finding:
     assert isinstance(engine.threads, int)
     num_cores = min(engine.threads, facts.num_cores, facts.cgroup_cpus or engine.threads)
     image_s = estimate_image_s(spec, engine.dtype, num_cores, facts.cpu_flags)
@@ -234,13 +234,13 @@ def _check_speed(facts: Facts, spec: ModelSpec, engine: EngineConfig) -> Finding
     return Finding("warn", "speed", f"{text}: {reason}; a GPU is 50 to 500 times as fast")
 
 
-def _check_costs(costs: CostModel | None, spec: ModelSpec, engine: EngineConfig) -> Finding:
+def _check_costs(costs: CostModel | None, spec: DiffusionModelSpec, engine: EngineConfig) -> Finding:
     """Report the measured costs, for guided images of the default size: two rows each."""
     if costs is None:
         return Finding(
             "ok", "costs", f"not measured yet: the next `noria serve` measures them, in about {BUDGET_S:g} s"
         )
-    batch_key = BatchKey(spec.default_width_px, spec.default_height_px, spec.name)
+    batch_key = BatchKey(spec.default_width_px, spec.default_height_px, spec.key)
     assert isinstance(engine.slots, int)
     max_images = max(costs.rows_limit(batch_key) // 2, 1)
     one_ms, all_ms = (1000 * costs.step_s(batch_key, 2 * images) for images in (1, max_images))
@@ -261,7 +261,7 @@ def _check_keys(facts: Facts, file: str) -> Iterator[Finding]:
         yield Finding("ok", "keys", f"{facts.num_keys} in {file}")
 
 
-def estimate_image_s(spec: ModelSpec, dtype: str, num_cores: float, cpu_flags: frozenset[str]) -> float:
+def estimate_image_s(spec: DiffusionModelSpec, dtype: str, num_cores: float, cpu_flags: frozenset[str]) -> float:
     """Estimated seconds for one guided image on a CPU.
 
     A row's cost is taken as SD 1.5's, scaled by parameters times latents.

@@ -20,8 +20,8 @@ from noria.frontend.services.request_validation import validate
 from noria.images.metadata import GenerationMetadata, metadata_for
 from noria.images.metadata_io import read_metadata
 from noria.models.catalog import open_model
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.messages import ImageDone
-from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import EngineRequest, ImageRequestBody
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def generate_files(
     return 0
 
 
-def _differences(source: SourceImage, spec: ModelSpec) -> list[str]:
+def _differences(source: SourceImage, spec: DiffusionModelSpec) -> list[str]:
     """Reasons why the new image will differ from `source`.
 
     Raises InvalidField if the model differs and the user did not name it.
@@ -108,7 +108,7 @@ def _differences(source: SourceImage, spec: ModelSpec) -> list[str]:
     return differences
 
 
-def _file_bytes(image: RawImage, body: ImageRequestBody, request: EngineRequest, spec: ModelSpec) -> bytes:
+def _file_bytes(image: RawImage, body: ImageRequestBody, request: EngineRequest, spec: DiffusionModelSpec) -> bytes:
     metadata = [metadata_for(request, spec, image.seed)] if body.metadata else None
     return write_images([image], body.format, metadata=metadata)[0]
 
@@ -123,7 +123,7 @@ def _check_writable(output: pathlib.Path) -> None:
         raise ConfigError(f"output {str(output)!r} cannot be written by this user. Choose another folder.")
 
 
-def _run_engine(config: Config, spec: ModelSpec, request: EngineRequest) -> list[RawImage]:
+def _run_engine(config: Config, spec: DiffusionModelSpec, request: EngineRequest) -> list[RawImage]:
     """Generate the images of the request, with a progress bar on a terminal."""
     from tqdm import tqdm
 

@@ -14,11 +14,10 @@ from noria.engine.diffusion.auto_settings import resolve_auto, resolve_device
 from noria.engine.diffusion.loading import cost_cache, detect_machine, max_rows
 from noria.errors import NoriaError
 from noria.frontend.access.api_keys import read_keys
-from noria.models.catalog import open_model
-from noria.models.weights import count_parameters
+from noria.models.catalog import count_parameters, open_model
 from noria.observe.cgroup import cpu_limit
 from noria.observe.cpuinfo import cpu_model, read_cpuinfo
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria.scheduling.costs import CostModel
 
 Listen = Callable[[str, int], socket.socket]
@@ -51,7 +50,7 @@ class Facts:
     cgroup_cpus: float | None  # the container's CPU limit, in cores; None is no limit
     memory_bytes: int  # available to a new process
     environment: Mapping[str, str]
-    model: ModelSpec | str  # or why it cannot be served
+    model: DiffusionModelSpec | str  # or why it cannot be served
     additional_model_errors: tuple[str, ...]  # why the server would not start with its additional models
     num_parameters: int  # of all the model's parts
     costs: CostModel | None  # measured by an earlier `noria serve`; None if not measured yet
@@ -110,16 +109,16 @@ def _inspect_torch() -> tuple[str | None, bool, tuple[Gpu, ...]]:
     return None, hasattr(torch.nn.functional, "scaled_dot_product_attention"), gpus
 
 
-def _inspect_model(name: str) -> tuple[ModelSpec | str, int]:
+def _inspect_model(name: str) -> tuple[DiffusionModelSpec | str, int]:
     try:
         spec = open_model(name)
     except NoriaError as error:
         return error.message, 0
-    return spec, count_parameters(spec.path)
+    return spec, count_parameters(spec)
 
 
-def _check_additional_models(config: Config, first: ModelSpec | str) -> tuple[str, ...]:
-    errors, names = [], {first.name} if isinstance(first, ModelSpec) else set()
+def _check_additional_models(config: Config, first: DiffusionModelSpec | str) -> tuple[str, ...]:
+    errors, names = [], {first.name} if isinstance(first, DiffusionModelSpec) else set()
     for name in config.additional_models:
         spec, _ = _inspect_model(name)
         if isinstance(spec, str):
@@ -131,7 +130,7 @@ def _check_additional_models(config: Config, first: ModelSpec | str) -> tuple[st
     return tuple(errors)
 
 
-def _load_costs(config: Config, spec: ModelSpec) -> CostModel | None:
+def _load_costs(config: Config, spec: DiffusionModelSpec) -> CostModel | None:
     """The costs that an earlier `noria serve` measured for this model, settings and device, if any."""
     import torch
 

@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
+import msgspec
+
 from noria.engine.runtime import Executor, Preview, RequestT, Result, Thumbnail
+from noria.protocol.model_spec import ModelKey
 from noria.protocol.request import EngineRequest
 from noria.scheduling.types import ImageId, IterationPlan, IterationResult, PhaseTimings, SlotAssignment, Step
 
@@ -43,24 +46,31 @@ class CombinedTimings:
 
 
 class MultiModelExecutor(Generic[RequestT]):
-    """An executor that passes each request to the executor of the model that it names."""
+    """An executor that passes each request to the executor of the model that it names.
 
-    def __init__(self, executors: Mapping[str, Executor[RequestT]]) -> None:
-        """`executors` by model name, all on one device and with the same number of slots."""
+    A request without a version goes to the first model of its name.
+    """
+
+    def __init__(self, executors: Mapping[ModelKey, Executor[RequestT]]) -> None:
+        """`executors` by model, in the order of the configuration, all on one device and with the same number of slots."""
         self._executors = executors
         self._executor_by_attempt: dict[str, Executor[RequestT]] = {}
 
     def prepare(self, request: EngineRequest, data: memoryview | None = None) -> RequestT:
         """Prepare a request; raises `errors.RequestError` if it cannot be served."""
-        return self._executors[request.model].prepare(request, data)
+        key = self._key(request)
+        if request.model_version != key.version:
+            request = msgspec.structs.replace(request, model_version=key.version)
+        return self._executors[key].prepare(request, data)
 
     def is_compiled(self, request: EngineRequest) -> bool:
         """Whether `prepare` would return at once."""
-        return self._executors[request.model].is_compiled(request)
+        return self._executors[self._key(request)].is_compiled(request)
 
     def accept(self, prepared: RequestT) -> None:
         """Keep a request until `forget`."""
-        executor = self._executor_by_attempt[prepared.request.attempt_id] = self._executors[prepared.request.model]
+        executor = self._executors[self._key(prepared.request)]
+        self._executor_by_attempt[prepared.request.attempt_id] = executor
         executor.accept(prepared)
 
     def forget(self, attempt_id: str) -> None:
@@ -101,6 +111,10 @@ class MultiModelExecutor(Generic[RequestT]):
     def memory_bytes(self) -> int:
         """Device memory of all models together."""
         return next(iter(self._executors.values())).memory_bytes()  # each executor reports the process's
+
+    def _key(self, request: EngineRequest) -> ModelKey:
+        name, version = request.model, request.model_version
+        return next(key for key in self._executors if key.name == name and version in ("", key.version))
 
     def _split(self, plan: IterationPlan) -> list[tuple[Executor[RequestT], IterationPlan]]:
         """The plan unchanged if one model has all of it, else its phases in order, each split by executor.

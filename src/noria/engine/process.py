@@ -35,8 +35,7 @@ from noria.observe.logs.setup import fields, logging_here
 from noria.observe.metrics import declarations
 from noria.observe.traces.setup import open_tracer
 from noria.observe.traces.tracer import GLOBAL_TRACER
-from noria.protocol.messages import EngineLoad, ExitCause, Failed
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.messages import AnyModelSpec, EngineLoad, ExitCause, Failed
 from noria.protocol.process_signals import die_with_parent
 from noria.protocol.transport import ClientId, EngineChannel
 from noria.scheduling.types import IterationPlan
@@ -49,7 +48,7 @@ class EngineTask(msgspec.Struct, frozen=True):
     """The configuration of an engine process; the supervisor passes it on the command line."""
 
     config: EngineConfig
-    models: tuple[ModelSpec, ...]  # the default model first
+    models: tuple[AnyModelSpec, ...]  # the default model first
     device: str
     address: str
     name: str

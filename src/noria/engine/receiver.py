@@ -21,6 +21,7 @@ from noria.errors import EngineUnavailable, RequestCancelled, RequestError
 from noria.observe.logs.log_record import fields
 from noria.observe.traces.tracer import GLOBAL_TRACER
 from noria.protocol.messages import (
+    AnyModelSpec,
     Cancel,
     EngineLoad,
     EngineState,
@@ -34,7 +35,6 @@ from noria.protocol.messages import (
     Timings,
     ViewRequest,
 )
-from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import EngineRequest
 from noria.protocol.transport import ClientId, EngineChannel
 from noria.scheduling.types import RequestTimings
@@ -77,7 +77,7 @@ class RequestReceiver(threading.Thread):
     def __init__(
         self,
         channel: EngineChannel,
-        models: Sequence[ModelSpec],
+        models: Sequence[AnyModelSpec],
         device: str,
         *,
         watchdog: HangWatchdog,

@@ -17,9 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from noria.config import Config, FrontendConfig
-from noria.errors import (
-    NoriaError,
-)
+from noria.errors import EngineUnavailable, NoriaError
 from noria.frontend.access.api_keys import read_keys
 from noria.frontend.access.auth import AuthenticatedEndpoint, ClientDirectory
 from noria.frontend.engines.pool import EnginePool
@@ -42,7 +40,7 @@ from noria.frontend.services.generation import GenerationService
 from noria.jobs.service import JobService, open_job_service, random_worker_id
 from noria.observe.metrics.exposition import exposition
 from noria.observe.traces.tracer import GLOBAL_TRACER
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec
 
 PAGES = {
     "/": "playground.html",
@@ -183,8 +181,11 @@ class ServerRoutes:
         return HTMLResponse(page.with_origin(str(http.base_url).rstrip("/")), headers=PAGE_HEADERS)
 
     @property
-    def _default_model_spec(self) -> ModelSpec | None:
-        return next(iter(self._engine_pool.models.values()), None)
+    def _default_model_spec(self) -> DiffusionModelSpec | None:
+        try:
+            return self._engine_pool.default_model(DiffusionModelSpec)
+        except EngineUnavailable:
+            return None
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ class _ApiDocs:
     page: DocsPage
 
     @classmethod
-    def build(cls, config: FrontendConfig, spec: ModelSpec | None) -> Self:
+    def build(cls, config: FrontendConfig, spec: DiffusionModelSpec | None) -> Self:
         """`spec` is the default model; None: no engine was ready yet."""
         document = openapi(spec, config)
         return cls(msgspec.json.encode(document), docs_page(document))

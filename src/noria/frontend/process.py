@@ -46,26 +46,28 @@ class FrontendTask(msgspec.Struct, frozen=True):
     config: Config
     fd: int  # a listening TCP socket, inherited
     engines: list[str]  # the addresses of their channels
+    default_models: dict[str, str] = {}  # name of the model for requests that name none, by kind
     parent_pid: int | None = None  # the supervisor's
     # `server/name`, the same after a restart.
     worker_id: str = msgspec.field(default_factory=random_worker_id)
 
 
-def run(config: Config, listen_fd: int, engine_addresses: list[str], worker_id: str) -> None:
+def run(task: FrontendTask) -> None:
     """Serve until SIGTERM. Raises ConfigError if the jobs' database or the trace exporter cannot be opened."""
+    config, worker_id = task.config, task.worker_id
     setproctitle.setproctitle(f"noria frontend {worker_id.rpartition('/')[2]}")
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
     for number in (signal.SIGTERM, signal.SIGINT):  # after a shutdown, uvicorn raises the signal again
         signal.signal(number, _ignore_signal)
-    declarations.init_engine_series([engine_name(number) for number in range(len(engine_addresses))])
+    declarations.init_engine_series([engine_name(number) for number in range(len(task.engines))])
     outcomes.init_unknown_model_series()
     declarations.FRONTEND_STARTS.labels(worker_id.rpartition("/")[2]).inc()
-    engine_pool = EnginePool(engine_addresses, config.frontend.restart_wait_s, worker_id)
+    engine_pool = EnginePool(task.engines, config.frontend.restart_wait_s, worker_id, task.default_models)
     tracer, close_tracer = open_tracer(config.traces_endpoint, config.traces_ratio, worker_id.rpartition("/")[2])
     jobs = open_job_service(config, worker_id, tracer)
     server = http_server(build_app(config, engine_pool, lambda: jobs, tracer), engine_pool, config.frontend)
     gc.freeze()  # else each full collection would stop the event loop for 50 ms, to scan what was loaded and stays
-    server.run(sockets=[socket.socket(fileno=listen_fd)])
+    server.run(sockets=[socket.socket(fileno=task.fd)])
     close_tracer()
 
 
@@ -128,7 +130,7 @@ def main() -> None:
     die_with_parent(parent_pid=task.parent_pid)
     with logging_here(task.worker_id.rpartition("/")[2], task.config.log_level, task.config.log_format):
         try:
-            run(task.config, task.fd, task.engines, task.worker_id)
+            run(task)
         except SetupError as error:
             log.error("%s", error.message)
             sys.exit(error.exit_status)

@@ -1,121 +1,39 @@
 """Checks all of a model folder before any process starts, so that a bad one is rejected early and clearly.
 
-The format is diffusers' StableDiffusionPipeline: tokenizer, text_encoder, unet, vae, scheduler. A folder's
-safety_checker, feature_extractor and image_encoder are ignored: neither read nor checked. `location.py` finds the folder, `weights.py` reads its weights.
-This module knows neither torch nor what the parts compute.
+`location.py` finds the folder, `families.py` says which family it is of, and that family's module checks and describes
+what is in it. Here is what all families share: a model's name and its fingerprint. This module knows no family and no
+torch.
 """
 
 import hashlib
 import pathlib
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
-from noria.errors import InvalidField, ModelError, short_repr
-from noria.images import scheduler_names
 from noria.models.families import FAMILIES, Family, identify_family
 from noria.models.location import locate
-from noria.models.weights import (
-    REDOWNLOAD_HINT,
-    WEIGHT_STEMS,
-    Shapes,
-    num_tensor_parameters,
-    read_object,
-    read_text,
-    read_weights,
-    weight_files,
-)
+from noria.models.weights import num_tensor_parameters, read_struct, read_text, read_weights, weight_files
+from noria.protocol.messages import AnyModelSpec
 from noria.protocol.model_spec import ModelSpec
 
-_FAMILY = FAMILIES["StableDiffusionPipeline"]  # the only one so far: a second brings its own checks
-_PARTS = (*_FAMILY.part_classes, "scheduler")
 _SAMPLED_BYTES = 65_536
-_DEFAULT_SCHEDULER, _DEFAULT_STEPS, _DEFAULT_GUIDANCE = "dpm++2m", 25, 7.5
 
-T = TypeVar("T")
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.+/-]{1,128}\Z")]  # valid in an HTTP header
-Count = Annotated[int, Meta(ge=1)]
-Side = Annotated[int, Meta(ge=1, le=512)]  # in latents; 128 for SDXL, the largest U-Net in use
 
 
-class _Index(Struct, frozen=True):
-    """model_index.json: library and class of each part."""
-
-    tokenizer: tuple[str | None, str | None]
-    text_encoder: tuple[str | None, str | None]
-    unet: tuple[str | None, str | None]
-    vae: tuple[str | None, str | None]
-    scheduler: tuple[str | None, str | None]
-
-
-class _TextEncoder(Struct, frozen=True):
-    hidden_size: Count
-    vocab_size: Count
-    max_position_embeddings: Count = 77  # transformers' default
-    architectures: tuple[str, ...] = ("CLIPTextModel",)
-
-
-class _AddedToken(Struct, frozen=True):
-    id: int
-
-
-class _Unet(Struct, frozen=True):
-    """The settings of the UNet that decide whether it is supported, and its sizes; defaults are diffusers'."""
-
-    class_name: str = msgspec.field(name="_class_name")
-    # A pair has no fixed-length type here: msgspec 0.22 corrupts memory on `Annotated[int, Meta(ge=1)] | tuple[int,
-    # int]`.
-    sample_size: Side | Annotated[tuple[Side, ...], Meta(min_length=2, max_length=2)] | None = None
-    in_channels: Count = 4
-    out_channels: Count = 4
-    down_block_types: Annotated[tuple[str, ...], Meta(min_length=1, max_length=8)] = ("",) * 4
-    cross_attention_dim: Count | tuple[Count, ...] = 1280
-    addition_embed_type: str | None = None
-    class_embed_type: str | None = None
-    num_class_embeds: int | None = None
-    encoder_hid_dim_type: str | None = None
-    time_cond_proj_dim: int | None = None
-
-
-class _Vae(Struct, frozen=True):
-    class_name: str = msgspec.field(name="_class_name")
-    latent_channels: Count = 4
-    block_out_channels: Annotated[tuple[Count, ...], Meta(max_length=8)] | None = None
-    # AutoencoderTiny saved by an older diffusers.
-    encoder_block_out_channels: Annotated[tuple[Count, ...], Meta(max_length=8)] | None = None
-
-    @property
-    def factor(self) -> int:
-        """Pixels per latent along one side, as diffusers' pipeline computes it."""
-        default = (64,) if self.class_name == "AutoencoderKL" else (64,) * 4
-        blocks = self.block_out_channels or self.encoder_block_out_channels or default
-        return int(2 ** (len(blocks) - 1))
-
-
-class _Scheduler(Struct, frozen=True):
-    class_name: str = msgspec.field(name="_class_name")
-    prediction_type: Literal["epsilon", "v_prediction", "sample"] = "epsilon"
-
-
-class _Overrides(Struct, frozen=True, forbid_unknown_fields=True):
-    """noria.json: the model's name and its defaults for requests, set by its author."""
+class _Overrides(Struct, frozen=True):
+    """noria.json: the model's name, set by its author. Its other keys are the family's."""
 
     name: Name | None = None
-    default_scheduler: str | None = None
-    default_steps: Annotated[int, Meta(ge=1, le=1000)] = _DEFAULT_STEPS
-    default_guidance: Annotated[float, Meta(ge=0, le=50)] = _DEFAULT_GUIDANCE
 
 
-def open_model(name: str) -> ModelSpec:
+def open_model(name: str) -> AnyModelSpec:
     """Check a model and return its spec.
 
     `name` is `bundled`, a folder in diffusers format, or a hub id, which is downloaded once.
-
-    Widths and heights are multiples of the factor by which VAE and UNet together downscale. The smallest side is two
-    such multiples, the largest twice the side that the model was trained at: beyond that, convolutional models repeat
-    content.
 
     Raises:
         ModelError: the model does not exist, a file is damaged, or its family or a part is not supported.
@@ -123,190 +41,37 @@ def open_model(name: str) -> ModelSpec:
     """
     folder, default_name = locate(name)
     family = identify_family(folder)
-    index = _read(folder / "model_index.json", _Index)
-    for part in family.part_classes:
-        family.check_class(folder / "model_index.json", part, getattr(index, part)[1])
-    text_encoder, unet, vae, scheduler = _read_configs(folder, family)
-    shapes = {part: read_weights(folder, part) for part in WEIGHT_STEMS}
-    _check_first_layers(folder, text_encoder, unet, vae, shapes)
-
-    overrides = _read(folder / "noria.json", _Overrides) if (folder / "noria.json").exists() else _Overrides()
-    sides = unet.sample_size if isinstance(unet.sample_size, tuple) else (unet.sample_size or 64,) * 2
-    multiple_px = vae.factor * 2 ** (len(unet.down_block_types) - 1)
-    height_px, width_px = (max(multiple_px, side * vae.factor // multiple_px * multiple_px) for side in sides)
-    return ModelSpec(
-        name=overrides.name or default_name,
-        folder=str(folder),
-        fingerprint=_fingerprint(folder),
-        pipeline=family.class_name,
-        prediction_type=scheduler.prediction_type,
-        default_width_px=width_px,
-        default_height_px=height_px,
-        min_side_px=min(2 * multiple_px, width_px, height_px),
-        max_side_px=2 * max(width_px, height_px),
-        multiple_px=multiple_px,
-        default_scheduler=_default_scheduler(folder, overrides),
-        schedulers=tuple(choice.name for choice in scheduler_names.choices_of_family("diffusion")),
-        default_steps=overrides.default_steps,
-        default_guidance=overrides.default_guidance,
-        num_parameters=num_tensor_parameters(shapes["unet"]),
-    )
+    spec = family.inspect(folder)
+    overrides = read_struct(folder / "noria.json", _Overrides) if (folder / "noria.json").exists() else _Overrides()
+    return msgspec.structs.replace(spec, name=overrides.name or default_name, fingerprint=_fingerprint(folder, family))
 
 
-# ── Configurations ──────────────────────────────────────────────────────────────────────────────────────────────────
+def count_parameters(spec: ModelSpec) -> int:
+    """Count the parameters of all parts, from the headers of the weights."""
+    stems = FAMILIES[spec.family].weight_stems
+    return sum(num_tensor_parameters(read_weights(spec.path / part, stem)) for part, stem in stems.items())
 
 
-def _read(file: pathlib.Path, kind: type[T]) -> T:
-    """Read a JSON file as `kind`."""
-    return _convert(file, read_object(file), kind)
-
-
-def _convert(file: pathlib.Path, tree: dict[str, Any], kind: type[T]) -> T:
-    try:
-        return msgspec.convert(tree, kind)
-    except msgspec.ValidationError as error:
-        raise ModelError(f"{file}: {str(error).replace('$.', '')}.") from error
-
-
-def _read_configs(folder: pathlib.Path, family: Family) -> tuple[_TextEncoder, _Unet, _Vae, _Scheduler]:
-    """Read all parts' configurations and check each one and that they fit together."""
-    text_file, unet_file, vae_file = (folder / part / "config.json" for part in ("text_encoder", "unet", "vae"))
-    text_encoder = _read(text_file, _TextEncoder)
-    unet, vae = _read(unet_file, _Unet), _read(vae_file, _Vae)
-    scheduler = _read_scheduler(folder / "scheduler" / "scheduler_config.json")
-    family.check_class(text_file, "text_encoder", next(iter(text_encoder.architectures), None))
-    family.check_class(unet_file, "unet", unet.class_name)
-    family.check_class(vae_file, "vae", vae.class_name)
-    _check_tokenizer(folder / "tokenizer", text_encoder)
-
-    for key in (
-        "addition_embed_type",
-        "class_embed_type",
-        "num_class_embeds",
-        "encoder_hid_dim_type",
-        "time_cond_proj_dim",
-    ):
-        if getattr(unet, key) is not None:
-            raise ModelError(
-                f"{unet_file}: {key} is {getattr(unet, key)!r}: this UNet needs an input besides the text, as those of "
-                "SDXL, unCLIP and LCM do; supported are UNets conditioned on text alone."
-            )
-    if (unet.in_channels, unet.out_channels) != (vae.latent_channels,) * 2:
-        raise ModelError(
-            f"{unet_file}: in_channels {unet.in_channels} and out_channels {unet.out_channels}, but the VAE has "
-            f"{vae.latent_channels} latent channels: an inpainting, depth or upscaling model; supported is text to "
-            "image."
-        )
-    widths = {unet.cross_attention_dim} if isinstance(unet.cross_attention_dim, int) else set(unet.cross_attention_dim)
-    if widths != {text_encoder.hidden_size}:
-        raise ModelError(
-            f"{unet_file}: cross_attention_dim {unet.cross_attention_dim}, but the text encoder's hidden_size is "
-            f"{text_encoder.hidden_size}: the parts belong to two models. {REDOWNLOAD_HINT}"
-        )
-    return text_encoder, unet, vae, scheduler
-
-
-def _read_scheduler(file: pathlib.Path) -> _Scheduler:
-    tree = read_object(file)
-    family = scheduler_names.family_of(tree)
-    if family != "diffusion":
-        raise ModelError(
-            f"{file}: a scheduler of the {family} family; supported are diffusion models, which predict epsilon, v or "
-            "the sample."
-        )
-    return _convert(file, tree, _Scheduler)
-
-
-def _check_tokenizer(folder: pathlib.Path, text_encoder: _TextEncoder) -> None:
-    """Check that a CLIP tokenizer, in either file format, has no token id or length beyond the text encoder's."""
-    file = folder / "tokenizer.json"
-    added: object = []
-    if file.exists():
-        tree = read_object(file)
-        model, added = tree.get("model"), tree.get("added_tokens") or []
-        vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    else:
-        file = folder / "vocab.json"
-        vocabulary = read_object(file, "there is neither tokenizer.json nor vocab.json with merges.txt")
-        if not (folder / "merges.txt").is_file():
-            raise ModelError(f"{folder / 'merges.txt'}: missing, but vocab.json needs it. {REDOWNLOAD_HINT}")
-    try:
-        token_ids = msgspec.convert(vocabulary, dict[str, int])
-        max_token_id = max(
-            [*token_ids.values(), *(token.id for token in msgspec.convert(added, list[_AddedToken]))], default=-1
-        )
-    except msgspec.ValidationError as error:
-        raise ModelError(f"{file}: contains no vocabulary from words to token ids. {REDOWNLOAD_HINT}") from error
-    if max_token_id >= text_encoder.vocab_size:
-        raise ModelError(
-            f"{file}: has token ids up to {max_token_id}, but the text encoder has {text_encoder.vocab_size} tokens. "
-            f"{REDOWNLOAD_HINT}"
-        )
-    file, max_tokens = folder / "tokenizer_config.json", text_encoder.max_position_embeddings
-    length = read_object(file, "the maximum length of prompts is unknown").get("model_max_length")
-    if not isinstance(length, int) or not 2 <= length <= max_tokens:  # a start token and an end token
-        raise ModelError(
-            f"{file}: model_max_length is {short_repr(length)}; the text encoder takes 2 to {max_tokens} tokens "
-            "(max_position_embeddings of text_encoder/config.json)."
-        )
-
-
-def _default_scheduler(folder: pathlib.Path, overrides: _Overrides) -> str:
-    """Return the scheduler of noria.json, else the one nearest to scheduler_config.json, else the family's default."""
-    if overrides.default_scheduler is None:
-        try:
-            return scheduler_names.choice_for_config(read_object(folder / "scheduler" / "scheduler_config.json")).name
-        except InvalidField:
-            return _DEFAULT_SCHEDULER
-    try:
-        return scheduler_names.find(overrides.default_scheduler).name
-    except InvalidField as error:
-        raise ModelError(f"{folder / 'noria.json'}: default_scheduler: {error.message}") from error
-
-
-# ── Weights ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _check_first_layers(
-    folder: pathlib.Path, text_encoder: _TextEncoder, unet: _Unet, vae: _Vae, shapes: dict[str, Shapes]
-) -> None:
-    """Check one tensor of each part: weights of another model would fail only when loaded, with a stack trace."""
-    in_vae = "decoder.conv_in.weight" if vae.class_name == "AutoencoderKL" else "decoder.layers.0.weight"
-    embedding_shape = (text_encoder.vocab_size, text_encoder.hidden_size)
-    for part, name, axes, expected, where in (
-        ("text_encoder", "embeddings.token_embedding.weight", slice(2), embedding_shape, "vocab_size and hidden_size"),
-        ("unet", "conv_in.weight", slice(1, 2), (unet.in_channels,), "in_channels"),
-        ("vae", in_vae, slice(1, 2), (vae.latent_channels,), "latent_channels"),
-    ):
-        shape = shapes[part].get(name) or shapes[part].get(f"text_model.{name}")  # before and after transformers 5
-        if shape is None or shape[axes] != expected:
-            raise ModelError(
-                f"{weight_files(folder, part)[0]}: {name} is {list(shape) if shape else 'missing'}, but config.json "
-                f"has {where} {', '.join(map(str, expected))}: weights and configuration belong to two models. "
-                f"{REDOWNLOAD_HINT}"
-            )
-
-
-def _fingerprint(folder: pathlib.Path) -> str:
+def _fingerprint(folder: pathlib.Path, family: Family) -> str:
     digest = hashlib.sha256()
-    for part in _fingerprint_parts(folder):
+    for part in _fingerprint_parts(folder, family):
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.hexdigest()[:12]
 
 
-def _fingerprint_parts(folder: pathlib.Path) -> Iterator[bytes]:
+def _fingerprint_parts(folder: pathlib.Path, family: Family) -> Iterator[bytes]:
     """Yield what identifies a model: all configurations; of the weights, sizes, headers, and start and end of the data.
 
     Start and end, because further training changes neither header nor size, and reading all data of a large model takes
     minutes.
     """
-    for part in _PARTS:
+    for part in family.parts:
         for file in sorted((folder / part).glob("*")):
             if file.suffix in (".json", ".txt"):
                 yield file.name.encode()
                 yield read_text(file)
-    for part in WEIGHT_STEMS:
-        for file in weight_files(folder, part):
+    for part, stem in family.weight_stems.items():
+        for file in weight_files(folder / part, stem):
             size_bytes = file.stat().st_size
             with file.open("rb") as opened:
                 header_bytes = int.from_bytes(opened.read(8), "little")

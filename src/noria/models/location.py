@@ -5,10 +5,8 @@ import re
 
 from noria.errors import ModelError, did_you_mean
 from noria.models.families import FAMILIES
-from noria.models.weights import WEIGHT_STEMS
 
 BUNDLED = pathlib.Path(__file__).parent / "bundled"
-_PARTS = (*dict.fromkeys(part for family in FAMILIES.values() for part in family.part_classes), "scheduler")
 
 
 def locate(name: str) -> tuple[pathlib.Path, str]:
@@ -45,16 +43,17 @@ def _download(hub_id: str) -> pathlib.Path:
     """Download configurations and weights, or find them in the hub's cache; fp16 ones only if there are no others."""
     import huggingface_hub  # takes half a second, which other models need not spend
 
-    texts = ["model_index.json", "noria.json"] + [f"{part}/*.{kind}" for part in _PARTS for kind in ("json", "txt")]
-    weights = [f"{part}/{stem}{{}}safetensors" for part, stem in WEIGHT_STEMS.items()]
-    plain = [pattern.format(infix) for pattern in weights for infix in (".", "-?????-of-?????.")]
-    half = [pattern.format(infix) for pattern in weights for infix in (".fp16.", ".fp16-?????-of-?????.")]
+    parts = [(pathlib.PurePath(name), part) for family in FAMILIES.values() for name, part in family.parts.items()]
+    texts = ["model_index.json", "noria.json"]
+    texts += [str(name / f"*.{kind}") for name, _ in parts for kind in ("json", "txt")]
+    weights = [name / part.weights for name, part in parts if part.weights]
+    plain = [f"{stem}{infix}.safetensors" for stem in weights for infix in ("", "-?????-of-?????")]
     try:
         folder = pathlib.Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=texts + plain))
-        missing = [part for part in WEIGHT_STEMS if not any((folder / part).glob("*.safetensors"))]
-        wanted = [pattern for pattern in half if pattern.partition("/")[0] in missing]
-        if wanted:
-            huggingface_hub.snapshot_download(hub_id, allow_patterns=texts + plain + wanted)
+        missing = [stem for stem in weights if not any((folder / stem.parent).glob("*.safetensors"))]
+        half = [f"{stem}.fp16{infix}.safetensors" for stem in missing for infix in ("", "-?????-of-?????")]
+        if half:
+            huggingface_hub.snapshot_download(hub_id, allow_patterns=texts + plain + half)
     except Exception as error:  # hub, network and cache raise many kinds; the operator reads one sentence
         error_line = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ModelError(

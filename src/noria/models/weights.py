@@ -3,7 +3,9 @@
 Rejects pickles without reading them.
 
 Only regular files of bounded size are read, so that no read blocks for ever or exhausts memory. Which tensors and
-settings a part needs is checked in `catalog.py`; this module knows neither torch nor the parts' configurations.
+settings a part needs is checked by its family; this module knows neither torch nor the parts' configurations.
+
+A part's *stem* is the name of its weight files, without variant, shard and ".safetensors".
 """
 
 import json
@@ -11,17 +13,13 @@ import math
 import pathlib
 import re
 import stat
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 from safetensors import SafetensorError, safe_open
 
 from noria.errors import ModelError, short_repr
 
-WEIGHT_STEMS = {
-    "text_encoder": "model",
-    "unet": "diffusion_pytorch_model",
-    "vae": "diffusion_pytorch_model",
-}
 REDOWNLOAD_HINT = "Copy or download the model again."
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -31,40 +29,41 @@ _WRONG_SIZE_REASONS = ("incomplete metadata, file not fully covered", "MetadataI
 _MAX_TEXT_BYTES = 2**24  # CLIP's tokenizer.json has 2 to 4 MB
 
 
+T = TypeVar("T")
 Shapes = dict[str, tuple[int, ...]]
 """The shapes of tensors by name."""
 
 
-def variant(part: pathlib.Path) -> str | None:
+def variant(part: pathlib.Path, stem: str) -> str | None:
     """Variant of the weights used in the folder `part`: None for full precision, "fp16" if only that exists."""
-    plain, half = (any(name.exists() for name in _candidates(part, kind)) for kind in (None, "fp16"))
+    plain, half = (any(name.exists() for name in _candidates(part, stem, kind)) for kind in (None, "fp16"))
     return "fp16" if half and not plain else None
 
 
-def weight_files(folder: pathlib.Path, part: str) -> list[pathlib.Path]:
-    """Return the safetensors files of `part` ("unet", "vae", "text_encoder") in its `variant`: one file, or all shards.
+def weight_files(part: pathlib.Path, stem: str) -> list[pathlib.Path]:
+    """Return the safetensors files of the folder `part` in its `variant`: one file, or all shards.
 
     Raises:
         ModelError: there are none, or only pickles.
 
     """
-    single, index = _candidates(folder / part, variant(folder / part))
+    single, index = _candidates(part, stem, variant(part, stem))
     if single.exists():
         return [single]
     if index.exists():
-        return [folder / part / shard for shard in sorted(set(_shards(index).values()))]
-    pickles = sorted(file.name for file in (folder / part).glob("*") if file.suffix in _PICKLES)
+        return [part / shard for shard in sorted(set(_shards(index).values()))]
+    pickles = sorted(file.name for file in part.glob("*") if file.suffix in _PICKLES)
     if pickles:
         raise ModelError(
-            f"{folder / part / pickles[0]}: the weights are a pickle, which can run code when loaded; only safetensors "
-            f"are supported. If you trust the file, convert it once: {_conversion_command(folder)}"
+            f"{part / pickles[0]}: the weights are a pickle, which can run code when loaded; only safetensors "
+            f"are supported. If you trust the file, convert it once: {_conversion_command(part.parent)}"
         )
-    raise ModelError(f"{single}: missing, so the {part} has no weights. {REDOWNLOAD_HINT}")
+    raise ModelError(f"{single}: missing, so the {part.name} has no weights. {REDOWNLOAD_HINT}")
 
 
-def _candidates(part: pathlib.Path, kind: str | None) -> tuple[pathlib.Path, pathlib.Path]:
+def _candidates(part: pathlib.Path, stem: str, kind: str | None) -> tuple[pathlib.Path, pathlib.Path]:
     """Return the paths of a part's single file and of its shard index, as diffusers and transformers name them."""
-    infix, stem = f".{kind}" if kind else "", WEIGHT_STEMS[part.name]
+    infix = f".{kind}" if kind else ""
     return part / f"{stem}{infix}.safetensors", part / f"{stem}.safetensors.index{infix}.json"
 
 
@@ -77,17 +76,17 @@ def _conversion_command(folder: pathlib.Path) -> str:
     )
 
 
-def read_weights(folder: pathlib.Path, part: str) -> Shapes:
-    """Return the shapes of all tensors of a part.
+def read_weights(part: pathlib.Path, stem: str) -> Shapes:
+    """Return the shapes of all tensors of the folder `part`.
 
     Raises:
         ModelError: a file is missing or damaged.
 
     """
     shapes: Shapes = {}
-    for file in weight_files(folder, part):
+    for file in weight_files(part, stem):
         shapes |= read_header(file)
-    for file in (folder / part).glob(f"{WEIGHT_STEMS[part]}.safetensors.index*.json"):
+    for file in part.glob(f"{stem}.safetensors.index*.json"):
         missing = sorted(set(_shards(file)) - set(shapes))
         if missing:
             raise ModelError(f"{file}: lists {short_repr(missing[0])}, which no shard contains. {REDOWNLOAD_HINT}")
@@ -107,11 +106,6 @@ def _shards(index: pathlib.Path) -> dict[str, str]:
 def _is_shard(name: str) -> bool:
     """Whether `name` names a safetensors file in the same folder."""
     return re.fullmatch(r"[\w.-]+\.safetensors", name, re.ASCII) is not None
-
-
-def count_parameters(folder: pathlib.Path) -> int:
-    """Count the parameters of all parts, from the headers of the weights."""
-    return sum(num_tensor_parameters(read_weights(folder, part)) for part in WEIGHT_STEMS)
 
 
 def num_tensor_parameters(shapes: Shapes) -> int:
@@ -170,6 +164,19 @@ def read_object(file: pathlib.Path, missing: str = "") -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ModelError(f"{file}: contains {short_repr(tree)}; a JSON object is expected. {REDOWNLOAD_HINT}")
     return tree
+
+
+def read_struct(file: pathlib.Path, kind: type[T]) -> T:
+    """Read a JSON file as `kind`; raise ModelError, also if a field is missing or not valid."""
+    return convert(file, read_object(file), kind)
+
+
+def convert(file: pathlib.Path, tree: dict[str, Any], kind: type[T]) -> T:
+    """Convert the object that was read from `file` to `kind`; raise ModelError if a field is missing or not valid."""
+    try:
+        return msgspec.convert(tree, kind)
+    except msgspec.ValidationError as error:
+        raise ModelError(f"{file}: {str(error).replace('$.', '')}.") from error
 
 
 def read_text(file: pathlib.Path, missing: str = "") -> bytes:

@@ -1,9 +1,32 @@
-"""The settings of images: as callers give them, and complete, as the payload of a request to an engine.
+"""What only diffusion models have: bounds and defaults of a model, and the settings of images.
 
-Every name is the one of `POST /t2i`; the API, image files, logs, spans and views use no other.
+The settings are as callers give them, or complete, as the payload of a request to an engine. Every name of a setting is
+the one of `POST /t2i`; the API, image files, logs, spans and views use no other.
 """
 
+from typing import ClassVar, Literal
+
 from msgspec import Struct
+
+from noria.protocol.model_spec import ModelSpec
+
+
+class DiffusionModelSpec(ModelSpec, frozen=True, kw_only=True, tag_field="kind", tag="diffusion"):
+    """A diffusion model: the bounds and defaults of its requests."""
+
+    kind: ClassVar[Literal["diffusion"]] = "diffusion"
+
+    pipeline: str  # its diffusers class, such as "StableDiffusionPipeline"
+    prediction_type: str  # "epsilon" | "v_prediction" | "sample"
+    default_width_px: int
+    default_height_px: int
+    min_side_px: int
+    max_side_px: int
+    multiple_px: int  # widths and heights are multiples of this
+    default_scheduler: str
+    schedulers: tuple[str, ...]  # short names of those that the model supports
+    default_steps: int
+    default_guidance: float
 
 
 class ImageSettings(Struct, frozen=True):

@@ -15,9 +15,12 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.live_views import DepartureView, IterationView, RatesView, SlotView, ThumbnailView, WaitingView
-from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import EngineRequest
+
+AnyModelSpec = DiffusionModelSpec
+"""The spec of a model of any kind, for decoding: a tagged union with a member for each kind."""
 
 
 def engine_name(number: int) -> str:
@@ -116,7 +119,7 @@ class EngineState(Struct, frozen=True, tag=True):
 
     incarnation: str
     state: Literal["loading", "ready"]
-    models: tuple[ModelSpec, ...]  # empty while loading
+    models: tuple[AnyModelSpec, ...]  # empty while loading
     device: str
     previous_exit: ExitCause = "none"
     in_flight: tuple[str, ...] = ()  # attempts that the previous process was generating or preparing when it ended

@@ -1,34 +1,38 @@
-"""The properties of a model that are known without loading it: names, bounds, defaults.
+"""The properties of a model that are known without loading it.
 
-`models/catalog.py` reads them.
+`models/catalog.py` reads them. Here is what every kind of model has; each kind adds its own in a subclass, such as
+`DiffusionModelSpec` in `diffusion.py`, whose tag is the kind.
 """
 
 import pathlib
-from typing import Literal
+from typing import ClassVar, NamedTuple
 
 from msgspec import Struct
 
 
-class ModelSpec(Struct, frozen=True):
-    """A model folder in diffusers format, as admission, documentation and the engine's set-up see it."""
+class ModelKey(NamedTuple):
+    """What tells loaded models apart."""
+
+    name: str = ""
+    version: str = ""  # ModelSpec.fingerprint
+
+
+class ModelSpec(Struct, frozen=True, kw_only=True):
+    """A model folder, as routing, documentation and the engine's set-up see it."""
+
+    kind: ClassVar[str]  # which runtime loads it, and which payload its requests have
 
     name: str  # in requests; only letters, digits and _.+/-, so that it fits in a header
     folder: str
     # First 12 hexadecimal digits of a SHA-256 over configurations, and headers and ends of the weight files.
     fingerprint: str
-    pipeline: str  # "StableDiffusionPipeline"
-    prediction_type: str  # "epsilon" | "v_prediction" | "sample"
-    default_width_px: int
-    default_height_px: int
-    min_side_px: int
-    max_side_px: int
-    multiple_px: int  # widths and heights are multiples of this
-    default_scheduler: str
-    schedulers: tuple[str, ...]  # short names of those that the model supports
-    default_steps: int
-    default_guidance: float
-    num_parameters: int  # of the UNet
-    kind: Literal["diffusion"] = "diffusion"  # which runtime loads it, and which payload its requests have
+    family: str  # a name of models/families.py
+    num_parameters: int  # of the part that determines the speed: a diffusion model's UNet
+
+    @property
+    def key(self) -> ModelKey:
+        """Its name and version."""
+        return ModelKey(self.name, self.fingerprint)
 
     def matches(self, name: str, version: str = "") -> bool:
         """Whether it is this model, in this version (a fingerprint; empty: any)."""

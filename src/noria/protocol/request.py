@@ -48,7 +48,7 @@ class EngineRequest(Struct, frozen=True):
     payload: Payload
     timeout_s: float  # from its arrival at the engine
     attempt_id: str = ""  # what engines call it; empty until it is submitted to one
-    model_version: str = ""  # ModelSpec.fingerprint; empty: any version of the model
+    model_version: str = ""  # ModelSpec.fingerprint; empty: the first that the engine holds
     client: str = ""  # the name of the API key, for the log; empty: none
     priority: Priority = "normal"
     deadline_s: float | None = None  # from its arrival at the engine; a result after that is useless to the client

@@ -14,6 +14,7 @@ from bisect import bisect_left, insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from noria.protocol.model_spec import ModelKey
 from noria.scheduling.types import BatchKey
 
 _SLOWDOWN_WEIGHT = 0.08  # of one iteration
@@ -92,7 +93,7 @@ class CostModel:
     max_rows: int = 64
     steps: dict[BatchKey, CostCurve] = field(default_factory=dict)
     decodes: dict[BatchKey, CostCurve] = field(default_factory=dict)
-    text_encode_s_by_model: dict[str, float] = field(default_factory=dict)  # of one prompt
+    text_encode_s_by_model: dict[ModelKey, float] = field(default_factory=dict)  # of one prompt
     slowdown: float = 1.0  # current duration of iterations, relative to the curves
     _memory_limits: dict[BatchKey, int] = field(default_factory=dict)  # rows known to fit the memory
     _num_iterations: dict[BatchKey, int] = field(default_factory=dict)  # planned
@@ -106,7 +107,7 @@ class CostModel:
         """Duration of decoding `images` images together, at the current slowdown."""
         return self.slowdown * self._curve_s(self.decodes, batch_key, images) if images else 0.0
 
-    def text_encode_s(self, model: str) -> float:
+    def text_encode_s(self, model: ModelKey) -> float:
         """Duration of encoding one prompt, at the current slowdown."""
         return self.slowdown * self.text_encode_s_by_model.get(model, 0.0)
 
@@ -150,7 +151,7 @@ class CostModel:
         """Record the duration of one decode."""
         self.decodes.setdefault(batch_key, CostCurve()).observe(images, seconds / self.slowdown)
 
-    def observe_text_encode(self, model: str, prompts: int, seconds: float) -> None:
+    def observe_text_encode(self, model: ModelKey, prompts: int, seconds: float) -> None:
         """Record the duration of encoding `prompts` prompts together."""
         each = seconds / prompts / self.slowdown
         before = self.text_encode_s_by_model.setdefault(model, each)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, NamedTuple, Protocol
 
+from noria.protocol.model_spec import ModelKey
 from noria.protocol.request import Priority
 
 
@@ -22,11 +23,11 @@ class ImageId:
 
 
 class BatchKey(NamedTuple):
-    """Images with equal keys, that is of one model, one size and the same adapters, can share a model call."""
+    """Images with equal keys, that is of one model in one version, one size and the same adapters, can share a model call."""
 
     width_px: int
     height_px: int
-    model: str = ""
+    model: ModelKey = ModelKey()
     adapters: tuple[str, ...] = ()  # names of the LoRAs in use; always empty, since none are served yet
 
 

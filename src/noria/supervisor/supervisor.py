@@ -182,6 +182,7 @@ class Supervisor:
             "config": self._config,
             "fd": fd,
             "engines": addresses,
+            "default_models": {spec.kind: spec.name for spec in reversed(self._models)},
             "parent_pid": os.getpid(),
             "worker_id": f"{self._server_id}/{name}",
         }

@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.messages import (
+    AnyModelSpec,
     Cancel,
     EngineLoad,
     EngineState,
@@ -35,16 +37,16 @@ from noria.protocol.messages import (
     Timings,
     ViewRequest,
 )
-from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import EngineRequest
 from noria.protocol.transport import EngineChannel
 
 FakeEngineState = Literal["ready", "loading", "dead"]
 
-FAKE_MODEL = ModelSpec(
+FAKE_MODEL = DiffusionModelSpec(
     name="tiny",
     folder="/nowhere",
     fingerprint="0123456789ab",
+    family="stable-diffusion",
     pipeline="StableDiffusionPipeline",
     prediction_type="epsilon",
     default_width_px=64,
@@ -81,7 +83,7 @@ class FakeEngine:
         self,
         address: str,
         state: FakeEngineState = "ready",
-        models: tuple[ModelSpec, ...] = (FAKE_MODEL,),
+        models: tuple[AnyModelSpec, ...] = (FAKE_MODEL,),
         load: EngineLoad = FAKE_LOAD,
     ) -> None:
         """Listen at `address`, such as "ipc://engine.sock". `state` is its first; `set_state` changes it a moment later.
@@ -244,7 +246,7 @@ class _Run:
     """One run of the engine's process, from a start to an end."""
 
     def __init__(
-        self, models: tuple[ModelSpec, ...], previous_exit: ExitCause = "none", in_flight: tuple[str, ...] = ()
+        self, models: tuple[AnyModelSpec, ...], previous_exit: ExitCause = "none", in_flight: tuple[str, ...] = ()
     ) -> None:
         """`in_flight` are the attempts that the previous run lost."""
         self.incarnation, self._models = uuid.uuid4().hex, models

@@ -20,6 +20,7 @@ from noria.engine.diffusion.calibration import (
 from noria.engine.diffusion.loading import load_executors, load_or_measure_costs
 from noria.errors import ModelError
 from noria.models.catalog import open_model
+from noria.protocol.model_spec import ModelKey
 from noria.scheduling.costs import CostCurve, CostModel
 from noria.scheduling.types import BatchKey, ImageId, MeasuredTimings
 from noria.testing.fake_executor import FakeExecutor
@@ -58,12 +59,12 @@ def device(monkeypatch):
 
 
 def default_batch_key(spec):
-    return BatchKey(spec.default_width_px, spec.default_height_px, spec.name)
+    return BatchKey(spec.default_width_px, spec.default_height_px, spec.key)
 
 
 def known_costs(spec):
     batch_key = default_batch_key(spec)
-    return CostModel(8, {batch_key: CostCurve({1: 0.1, 8: 0.8})}, {batch_key: CostCurve({1: 0.05})}, {spec.name: 0.01})
+    return CostModel(8, {batch_key: CostCurve({1: 0.1, 8: 0.8})}, {batch_key: CostCurve({1: 0.05})}, {spec.key: 0.01})
 
 
 def test_measuring_covers_every_batch_size_up_to_the_slots_and_finds_the_knee(spec, device):
@@ -108,8 +109,9 @@ def test_warm_up_requests_have_the_default_size(spec, device):
 
 def test_cached_costs_are_loaded_and_their_knee_is_found(spec, tmp_path):
     costs = known_costs(spec)
-    with_adapter = BatchKey(64, 64, spec.name, ("lora",))
-    costs.steps |= {with_adapter: CostCurve({1: 0.2, 8: 1.6}), BatchKey(1, 1, "another"): CostCurve({1: 9.0})}
+    with_adapter = BatchKey(64, 64, spec.key, ("lora",))
+    another_version = BatchKey(1, 1, ModelKey(spec.name, "another version"))
+    costs.steps |= {with_adapter: CostCurve({1: 0.2, 8: 1.6}), another_version: CostCurve({1: 9.0})}
     CostCache(tmp_path / "new" / "folder", spec, CONFIG, "a device").save(costs)
     loaded = CostModel(max_rows=8)
     assert CostCache(tmp_path / "new" / "folder", spec, CONFIG, "a device").load(loaded)
@@ -207,7 +209,7 @@ def test_a_real_model_is_measured_at_its_first_start_and_not_at_its_second(spec,
     batch_key = default_batch_key(spec)
     assert sorted(costs.steps[batch_key].points) == [1, 2, 4]
     assert costs.decode_s(batch_key) > 0.0
-    assert costs.text_encode_s(spec.name) > 0.0
+    assert costs.text_encode_s(spec.key) > 0.0
     assert cache.path.exists()
     monkeypatch.setattr("noria.engine.diffusion.loading.measure_costs", lambda *_: pytest.fail("measured again"))
     again, _ = load_or_measure_costs(executors, [spec], config)

@@ -12,6 +12,7 @@ from noria.errors import EngineUnavailable
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool, PoolLoad
 from noria.frontend.engines.router import route
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.model_spec import ModelSpec
 from noria.testing.fake_engine import FAKE_LOAD, FAKE_MODEL, FakeEngine
 from noria.testing.requests import make_image_request
@@ -54,6 +55,25 @@ def test_engines_with_different_versions_serve_their_own(tmp_path):
     with (
         FakeEngine(f"ipc://{tmp_path}/first") as first,
         FakeEngine(f"ipc://{tmp_path}/second", models=(NEWER,)) as second,
+    ):
+        asyncio.run(scenario(first, second))
+
+
+def test_the_default_model_is_the_configured_one_whichever_engine_reports_first(tmp_path):
+    async def scenario(first, second):
+        default_models = {"diffusion": FAKE_MODEL.name}
+        async with EnginePool([first.address, second.address], default_models=default_models) as pool:
+            await wait_until_async(lambda: pool.ready)
+            with pytest.raises(EngineUnavailable, match="no engine that holds 'tiny'"):
+                pool.default_model(DiffusionModelSpec)
+            second.set_state("ready")
+            await wait_until_async(lambda: len(pool.models) == 2)
+            assert pool.default_model(DiffusionModelSpec) == FAKE_MODEL
+            assert list(pool.models) == ["tiny", "other"]
+
+    with (
+        FakeEngine(f"ipc://{tmp_path}/first", models=(OTHER_MODEL,)) as first,
+        FakeEngine(f"ipc://{tmp_path}/second", "loading") as second,
     ):
         asyncio.run(scenario(first, second))
 

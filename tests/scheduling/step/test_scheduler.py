@@ -5,6 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
+from noria.protocol.model_spec import ModelKey
 from noria.scheduling.costs import CostCurve, CostModel
 from noria.scheduling.policies import POLICIES
 from noria.scheduling.step.scheduler import StepScheduler
@@ -400,13 +401,13 @@ def test_timed_phases_update_the_costs():
     scheduler.submit(make_request("a", calls=1, images=2, rows=2), 0)
     run_timed_iteration(scheduler, text_encode_s=0.25, decode_s=0.5, step_s=1.0)
     costs = scheduler.costs
-    assert (costs.text_encode_s(""), costs.decode_s(SMALL, 2), costs.step_s(SMALL, 4)) == (0.125, 0.5, 1.0)
+    assert (costs.text_encode_s(ModelKey()), costs.decode_s(SMALL, 2), costs.step_s(SMALL, 4)) == (0.125, 0.5, 1.0)
 
 
 def test_prompts_of_two_models_in_one_iteration_do_not_update_costs():
     scheduler = StepScheduler(4)
-    scheduler.submit(make_request("a", batch_key=BatchKey(64, 64, "one")), 0)
-    scheduler.submit(make_request("b", batch_key=BatchKey(64, 64, "other")), 0)
+    scheduler.submit(make_request("a", batch_key=BatchKey(64, 64, ModelKey("m", "1"))), 0)
+    scheduler.submit(make_request("b", batch_key=BatchKey(64, 64, ModelKey("m", "2"))), 0)
     run_timed_iteration(scheduler, text_encode_s=0.25, step_s=1.0)
     assert scheduler.costs.text_encode_s_by_model == {}
 
@@ -422,7 +423,7 @@ def test_known_decode_costs_are_subtracted_when_only_iterations_are_timed():
     assert ([each.image.attempt_id for each in plan.steps], len(plan.decodes)) == (["b"], 1)
     assert costs.step_s(SMALL, 1) == pytest.approx(2.0 - 1.5 - 0.1)
     assert costs.decode_s(LARGE) == 1.5
-    assert costs.text_encode_s("") == 0.0
+    assert costs.text_encode_s(ModelKey()) == 0.0
 
 
 def test_an_iteration_with_a_cancelled_request_does_not_update_costs():

@@ -30,7 +30,7 @@ from typing import Annotated
 import uvicorn
 from fastapi import Depends, FastAPI, Response
 
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria_bench.targets.catalog import TargetSettings
 from noria_bench.targets.pipeline_generator import (
     ImageGenerator,
@@ -53,7 +53,7 @@ async def _now() -> float:
 ArrivalTime = Annotated[float, Depends(_now)]
 
 
-def build_app(generator: ImageGenerator, spec: ModelSpec, settings: TargetSettings) -> FastAPI:
+def build_app(generator: ImageGenerator, spec: DiffusionModelSpec, settings: TargetSettings) -> FastAPI:
     """The application over a loaded `generator`."""
     pipeline = SerializedPipeline(generator)
 
@@ -80,7 +80,10 @@ def build_app(generator: ImageGenerator, spec: ModelSpec, settings: TargetSettin
 
 
 def _add_unbatched(
-    app: FastAPI, pipeline: SerializedPipeline, spec: ModelSpec, stream_response: Callable[[ImageResponse], Response]
+    app: FastAPI,
+    pipeline: SerializedPipeline,
+    spec: DiffusionModelSpec,
+    stream_response: Callable[[ImageResponse], Response],
 ) -> None:
     """Add the four endpoints with one request per call."""
 

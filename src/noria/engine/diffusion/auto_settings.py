@@ -4,7 +4,7 @@ import msgspec
 
 from noria.config import EngineConfig
 from noria.errors import ConfigError
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec
 
 FULL_SIZE_PARAMETERS = 200_000_000
 """A UNet above this uses all CPU cores for one image: SD1.5 (860 M) gains nothing from batch 2, 9 M gain 2.7× at 16."""
@@ -32,7 +32,7 @@ def resolve_device(name: str, machine: Machine) -> str:
     return "cuda:0" if name == "cuda" else name
 
 
-def resolve_auto(config: EngineConfig, spec: ModelSpec, device: str, machine: Machine) -> EngineConfig:
+def resolve_auto(config: EngineConfig, spec: DiffusionModelSpec, device: str, machine: Machine) -> EngineConfig:
     """`config` with every "auto" resolved, for an engine on `device` ("cpu" or "cuda:N").
 
     Raises:

@@ -20,9 +20,8 @@ from noria import __version__
 from noria.config import EngineConfig
 from noria.engine.loop import EngineEvent, EngineLoop, RequestEnded, ResultReady
 from noria.errors import GenerationFailed, ModelError, NoriaError
-from noria.protocol.diffusion import DiffusionPayload
+from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload
 from noria.protocol.messages import ShapeCosts
-from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import EngineRequest
 from noria.scheduling.costs import CostCurve, CostModel
 from noria.scheduling.step.scheduler import StepScheduler
@@ -43,7 +42,7 @@ def shape_costs(costs: CostModel) -> tuple[ShapeCosts, ...]:
     """The measured costs, in the form that clients receive."""
     return tuple(
         ShapeCosts(
-            model=batch_key.model,
+            model=batch_key.model.name,
             width_px=batch_key.width_px,
             height_px=batch_key.height_px,
             step_s={rows: round(costs.step_s(batch_key, rows), 6) for rows in sorted(curve.points)},
@@ -75,7 +74,9 @@ class CachedCosts(msgspec.Struct, frozen=True):
     text_encode_s: float
 
 
-def measure_costs(executor: "DiffusionExecutor", spec: ModelSpec, config: EngineConfig, costs: CostModel) -> None:
+def measure_costs(
+    executor: "DiffusionExecutor", spec: DiffusionModelSpec, config: EngineConfig, costs: CostModel
+) -> None:
     """Measure the default size into `costs`, at every batch size up to the slots or until `BUDGET_S` is spent.
 
     Raises:
@@ -111,7 +112,7 @@ def _batch_sizes(num_slots: int) -> list[int]:
 
 def run_warmup_request(
     executor: "DiffusionExecutor",
-    spec: ModelSpec,
+    spec: DiffusionModelSpec,
     config: EngineConfig,
     costs: CostModel,
     num_images: int,
@@ -130,6 +131,7 @@ def run_warmup_request(
         request_id=f"warmup-{num_images}",
         attempt_id=f"warmup-{num_images}",
         model=spec.name,
+        model_version=spec.fingerprint,
         payload=DiffusionPayload(
             prompt=f"{num_images} warm-up images, {steps} steps",  # differs each time, so that no embedding is cached
             negative_prompt="",
@@ -168,9 +170,9 @@ class CostCache:
     Failures to read or write it are logged, not raised.
     """
 
-    def __init__(self, folder: pathlib.Path, spec: ModelSpec, config: EngineConfig, device: str) -> None:
+    def __init__(self, folder: pathlib.Path, spec: DiffusionModelSpec, config: EngineConfig, device: str) -> None:
         """`config` has no "auto" left; `device` is the hardware's name, because machines may share the folder."""
-        self._model = spec.name
+        self._model = spec.key
         self._key = cost_key(spec, config, device)
         digest = hashlib.sha256(msgspec.json.encode(sorted(self._key.items()))).hexdigest()[:16]
         self.path = folder / f"{digest}.json"
@@ -228,7 +230,7 @@ def _to_cached_curve(batch_key: BatchKey, curve: CostCurve) -> CachedCurve:
     return CachedCurve(batch_key.width_px, batch_key.height_px, dict(curve.points), batch_key.adapters)
 
 
-def cost_key(spec: ModelSpec, config: EngineConfig, device: str) -> dict[str, str]:
+def cost_key(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> dict[str, str]:
     """Everything that a step's cost depends on: model, device, versions, settings."""
     settings: dict[str, Any] = {
         name: getattr(config, name)

@@ -15,10 +15,11 @@ from noria.engine.diffusion.calibration import CostCache, cost_folder, measure_c
 from noria.engine.multi_model import MultiModelExecutor
 from noria.engine.runtime import Runtime
 from noria.errors import ConfigError
-from noria.models.families import load_model
+from noria.models.families import FAMILIES
 from noria.observe import cgroup
 from noria.observe.cpuinfo import cpu_model
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec
+from noria.protocol.model_spec import ModelKey
 from noria.scheduling.costs import CostModel
 from noria.scheduling.policies import POLICIES
 from noria.scheduling.step.scheduler import StepScheduler
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from noria.engine.diffusion.executor import DiffusionExecutor, PreparedImageRequest
 
 
-def warm_up(executor: "DiffusionExecutor", spec: ModelSpec, config: EngineConfig) -> None:
+def warm_up(executor: "DiffusionExecutor", spec: DiffusionModelSpec, config: EngineConfig) -> None:
     """Run warm-up requests of the default size: one guided image, or as many images as fill each bucket.
 
     Raises:
@@ -41,7 +42,9 @@ def warm_up(executor: "DiffusionExecutor", spec: ModelSpec, config: EngineConfig
         run_warmup_request(executor, spec, config, CostModel(), max(1, bucket // 2), steps=2, guidance=guidance)
 
 
-def load_runtime(models: Sequence[ModelSpec], config: EngineConfig, device: str) -> "Runtime[PreparedImageRequest]":
+def load_runtime(
+    models: Sequence[DiffusionModelSpec], config: EngineConfig, device: str
+) -> "Runtime[PreparedImageRequest]":
     """Load the models, warm them up and get their costs.
 
     Raises:
@@ -49,7 +52,6 @@ def load_runtime(models: Sequence[ModelSpec], config: EngineConfig, device: str)
         ModelError: a model cannot be loaded, or cannot generate images on this device with these settings.
 
     """
-    assert len({spec.name for spec in models}) == len(models), "executors and costs are kept by name"
     executors, config = load_executors(models, config, device)
     costs, cost_caches = load_or_measure_costs(executors, models, config)
     assert isinstance(config.slots, int)
@@ -69,7 +71,7 @@ def load_runtime(models: Sequence[ModelSpec], config: EngineConfig, device: str)
     return Runtime(
         MultiModelExecutor(executors),
         scheduler,
-        str(executors[models[0].name].model.device),
+        str(executors[models[0].key].model.device),
         costs.longest_s,
         lambda: shape_costs(costs),
         costs.refresh_knees,  # only while idle, because it may change the batch of running requests
@@ -79,7 +81,7 @@ def load_runtime(models: Sequence[ModelSpec], config: EngineConfig, device: str)
 
 
 def load_or_measure_costs(
-    executors: "Mapping[str, DiffusionExecutor]", models: Sequence[ModelSpec], config: EngineConfig
+    executors: "Mapping[ModelKey, DiffusionExecutor]", models: Sequence[DiffusionModelSpec], config: EngineConfig
 ) -> tuple[CostModel, list[CostCache]]:
     """Warm up each model; return the costs of all, cached or measured now, and the cache of each.
 
@@ -89,7 +91,7 @@ def load_or_measure_costs(
     """
     costs, caches = CostModel(max_rows(config)), []
     for spec in models:
-        executor = executors[spec.name]
+        executor = executors[spec.key]
         cache = cost_cache(spec, config, executor.model.device)
         warm_up(executor, spec, config)
         if not cache.load(costs):
@@ -108,7 +110,7 @@ def max_rows(config: EngineConfig) -> int:
     return max(config.buckets, default=2 * config.slots)
 
 
-def cost_cache(spec: ModelSpec, config: EngineConfig, device: "torch.device") -> CostCache:
+def cost_cache(spec: DiffusionModelSpec, config: EngineConfig, device: "torch.device") -> CostCache:
     """The cost cache of this model with these settings on this device."""
     return CostCache(cost_folder(config.cache_dir), spec, config, device_name(device))
 
@@ -130,7 +132,9 @@ def detect_machine() -> Machine:
     return Machine(num_cores=cores, has_cuda=torch.cuda.is_available())
 
 
-def load_executor(spec: ModelSpec, config: EngineConfig, device: str) -> tuple["DiffusionExecutor", EngineConfig]:
+def load_executor(
+    spec: DiffusionModelSpec, config: EngineConfig, device: str
+) -> tuple["DiffusionExecutor", EngineConfig]:
     """Load the model on `device` ("auto", "cpu", "cuda" or "cuda:N"); also return `config` resolved for this machine.
 
     Raises:
@@ -155,13 +159,13 @@ def load_executor(spec: ModelSpec, config: EngineConfig, device: str) -> tuple["
     torch.backends.cudnn.benchmark = config.cudnn_benchmark and bool(config.buckets)
     if device != "cpu":
         torch.cuda.set_device(device)  # events and streams belong to the current device, not to their tensors'
-    return DiffusionExecutor(load_model(spec, config, device), config), config
+    return DiffusionExecutor(FAMILIES[spec.family].load(spec, config, device), config), config
 
 
 def load_executors(
-    models: Sequence[ModelSpec], config: EngineConfig, device: str
-) -> "tuple[dict[str, DiffusionExecutor], EngineConfig]":
-    """Load every model, by name; also return `config` resolved for all: with the fewest slots that any of them gets.
+    models: Sequence[DiffusionModelSpec], config: EngineConfig, device: str
+) -> "tuple[dict[ModelKey, DiffusionExecutor], EngineConfig]":
+    """Load every model, by name and version; also return `config` resolved for all: with the fewest slots that any of them gets.
 
     Raises:
         ConfigError: the device does not exist.
@@ -171,4 +175,4 @@ def load_executors(
     machine = detect_machine()
     resolved = [resolve_auto(config, spec, resolve_device(device, machine), machine) for spec in models]
     config = min(resolved, key=lambda each: each.slots)
-    return {spec.name: load_executor(spec, config, device)[0] for spec in models}, config
+    return {spec.key: load_executor(spec, config, device)[0] for spec in models}, config

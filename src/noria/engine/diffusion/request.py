@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from noria.protocol.diffusion import ImageSettingsView
+from noria.protocol.model_spec import ModelKey
 from noria.protocol.request import EngineRequest
 from noria.scheduling.types import BatchKey, Phase
 
@@ -19,7 +20,9 @@ class BaseImageRequest:
     @property
     def batch_key(self) -> BatchKey:
         """The batch key of all its images."""
-        return BatchKey(self.request.payload.width, self.request.payload.height, self.request.model)
+        request = self.request
+        model = ModelKey(request.model, request.model_version)
+        return BatchKey(request.payload.width, request.payload.height, model)
 
     @property
     def num_images(self) -> int:

@@ -12,7 +12,7 @@ import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
 
@@ -41,6 +41,8 @@ _GRACE_S = 5.0
 _DEADLINE_GRACE_S = 0.5  # of a request with a deadline of its client
 _EXIT_REPORT_TIMEOUT_S = 5.0  # for the report of an engine's next process, which starts within 1 s
 
+SpecT = TypeVar("SpecT", bound=ModelSpec)
+
 log = logging.getLogger("noria.frontend")
 
 
@@ -57,8 +59,17 @@ class PoolLoad:
 class EnginePool:
     """The engines at `addresses`. An asynchronous context manager: connects on entry, disconnects on exit."""
 
-    def __init__(self, addresses: Sequence[str], restart_wait_s: float = 60.0, name: str | None = None) -> None:
-        """`name` identifies this front end; None: a random name. When a name reconnects, engines cancel its previous requests."""
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        restart_wait_s: float = 60.0,
+        name: str | None = None,
+        default_models: Mapping[str, str] | None = None,
+    ) -> None:
+        """`name` identifies this front end; None: a random name. When a name reconnects, engines cancel its previous requests.
+
+        `default_models` has the name of each kind's default model; None: the first one of the first engine.
+        """
         self._name = name or uuid.uuid4().hex
         self._addresses = tuple(addresses)
         self._restart_wait_s = restart_wait_s
@@ -69,6 +80,7 @@ class EnginePool:
         self._stopping = False
         self._timers: set[asyncio.Timeout] = set()  # of all running calls of `submit`
         self._models: dict[str, ModelSpec] = {}
+        self._default_models = default_models or {}
         # For the live view; called in the event loop, must not block. `on_view` gets engine number, view and thumbnails.
         self.on_change: Callable[[], None] = lambda: None
         self.on_view: Callable[[int, EngineView, memoryview | None], None] = lambda *_: None
@@ -92,11 +104,23 @@ class EnginePool:
 
     @property
     def models(self) -> Mapping[str, ModelSpec]:
-        """The models served, by name, the default one first, as the engines last reported them; empty until then.
+        """The models served, by name, the default ones first, as the engines last reported them; empty until then.
 
         If engines hold different versions of a model, requests go to that of the first engine.
         """
         return self._models
+
+    def models_of(self, spec_type: type[SpecT]) -> Mapping[str, SpecT]:
+        """The models of one kind among `models`."""
+        return {name: spec for name, spec in self._models.items() if isinstance(spec, spec_type)}
+
+    def default_model(self, spec_type: type[SpecT]) -> SpecT:
+        """The default model of one kind. Raises EngineUnavailable until an engine has reported it."""
+        models = self.models_of(spec_type)
+        name = self._default_models.get(spec_type.kind, next(iter(models), ""))
+        if name not in models:
+            raise self.unavailable_error(name)
+        return models[name]
 
     def find_model(self, name: str, version: str) -> ModelSpec | None:
         """The model in this version, if any engine held it when it last reported."""
@@ -309,14 +333,18 @@ class EnginePool:
                     await engine.ack_load()
                 if isinstance(message, EngineState):
                     if engine.ready:
-                        self._models = {}
-                        for each in self._engines:
-                            for spec in each.known_models:
-                                self._models.setdefault(spec.name, spec)
+                        self._update_models()
                         outcomes.init_model_series(self._models)
                     self.on_change()
                     async with self._changed:
                         self._changed.notify_all()
+
+    def _update_models(self) -> None:
+        known = [spec for engine in self._engines for spec in engine.known_models]
+        known.sort(key=lambda spec: spec.name != self._default_models.get(spec.kind))
+        self._models = {}
+        for spec in known:
+            self._models.setdefault(spec.name, spec)
 
 
 def _limit_s(request: EngineRequest) -> float:

@@ -55,7 +55,7 @@ from noria.images import scheduler_names
 from noria.images.a1111_names import samplers_and_types
 from noria.jobs.records import Job
 from noria.jobs.webhooks.url_check import MAX_URL_CHARS
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.request import ImageRequestBody
 
 DESCRIPTIONS = {
@@ -122,7 +122,7 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
 }
 
 
-def openapi(spec: ModelSpec | None, config: FrontendConfig) -> dict[str, Any]:
+def openapi(spec: DiffusionModelSpec | None, config: FrontendConfig) -> dict[str, Any]:
     """Return the document; without a `spec` (no engine has been ready) it lacks the model's bounds and defaults."""
     paths = _paths()
     components: dict[str, Any] = {"schemas": _schemas(spec, config)}
@@ -166,7 +166,7 @@ def _require_keys(paths: dict[str, Any]) -> None:
             operation_object["responses"] |= error_responses([Unauthorized])
 
 
-def _schemas(spec: ModelSpec | None, config: FrontendConfig) -> dict[str, Any]:
+def _schemas(spec: DiffusionModelSpec | None, config: FrontendConfig) -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(_STRUCTS, ref_template="#/components/schemas/{name}")
     for body, descriptions in (
         (ImageRequestBody, DESCRIPTIONS),
@@ -220,7 +220,7 @@ def _add_bounds(field: dict[str, Any], allowed: Limits) -> None:
         field["default"] = allowed.default
 
 
-def _other_spellings(spec: ModelSpec) -> list[str]:
+def _other_spellings(spec: DiffusionModelSpec) -> list[str]:
     """Return what else than the short names names one of the model's schedulers."""
     return [
         spelling
@@ -230,7 +230,7 @@ def _other_spellings(spec: ModelSpec) -> list[str]:
     ]
 
 
-def _describe_size(properties: dict[str, Any], spec: ModelSpec | None) -> None:
+def _describe_size(properties: dict[str, Any], spec: DiffusionModelSpec | None) -> None:
     """Describe the sizes of OpenAI's body, which are a text, and its `response_format`."""
     sides = "[0-9]{1,6}"
     if spec is not None:
@@ -239,7 +239,9 @@ def _describe_size(properties: dict[str, Any], spec: ModelSpec | None) -> None:
     properties["response_format"]["anyOf"] = [{"enum": ["b64_json"]}, {"type": "null"}]
 
 
-def _a1111_bounds(properties: dict[str, Any], spec: ModelSpec | None, config: FrontendConfig) -> dict[str, Any]:
+def _a1111_bounds(
+    properties: dict[str, Any], spec: DiffusionModelSpec | None, config: FrontendConfig
+) -> dict[str, Any]:
     """Add bounds and names to the fields of A1111's body; returns its condition for the number of images."""
     for name in ("send_images", "metadata"):
         properties[name]["anyOf"].insert(1, {"enum": [0, 1, "0", "1", "true", "false"]})

@@ -21,7 +21,7 @@ from noria.frontend.services.generation import GenerationService
 from noria.frontend.services.request_validation import validate
 from noria.images.metadata import GenerationMetadata
 from noria.images.metadata_io import read_metadata
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.request import ImageRequestBody
 
 PATH = "/v1/images/metadata"
@@ -108,7 +108,7 @@ class ImageMetadataRoute:
 
 
 def usable_settings(
-    metadata: GenerationMetadata, spec: ModelSpec, config: FrontendConfig
+    metadata: GenerationMetadata, spec: DiffusionModelSpec, config: FrontendConfig
 ) -> tuple[dict[str, Any], list[RejectedSetting]]:
     """Split `metadata` into the settings that `spec` supports and the rejected ones, with the error each would get.
 
@@ -130,7 +130,7 @@ def usable_settings(
     return settings, rejected
 
 
-def _rejected_version(metadata: GenerationMetadata, spec: ModelSpec) -> list[RejectedSetting]:
+def _rejected_version(metadata: GenerationMetadata, spec: DiffusionModelSpec) -> list[RejectedSetting]:
     if metadata.model is None or metadata.model_version in (None, spec.fingerprint):
         return []
     return [

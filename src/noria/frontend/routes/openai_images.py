@@ -26,8 +26,8 @@ from noria.frontend.services.generation import AdmittedRequest, GenerationResult
 from noria.frontend.services.image_writer import to_base64, write_preview
 from noria.frontend.services.model_capabilities import ModelCapabilities, capabilities_of
 from noria.frontend.services.request_validation import apply_headers
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.messages import ShapeCosts
-from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import EngineRequest, ImageFormat, ImageRequestBody, Priority
 
 
@@ -185,9 +185,7 @@ class OpenAIRoutes:
     async def models(self, _: Request) -> Response:
         """List the models served."""
         self._generation_service.resolve_model()  # raises while no model is known
-        return json_response(
-            ModelList([self._card(spec) for spec in self._generation_service.engine_pool.models.values()])
-        )
+        return json_response(ModelList([self._card(spec) for spec in self._generation_service.models.values()]))
 
     async def model(self, http: Request) -> Response:
         """Return one model by its name or alias, with its load and measured costs."""
@@ -208,7 +206,7 @@ class OpenAIRoutes:
         )
         return json_response(detail)
 
-    def _card(self, spec: ModelSpec) -> ModelCard:
+    def _card(self, spec: DiffusionModelSpec) -> ModelCard:
         return ModelCard(spec.name, self._created, capabilities_of(spec, self._generation_service.config))
 
 

@@ -8,7 +8,7 @@ import contextlib
 import contextvars
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -38,6 +38,7 @@ from noria.observe.logs.request_log import LogPrompts, current_log_record, promp
 from noria.observe.metrics import declarations, outcomes
 from noria.observe.metrics.exposition import observe
 from noria.observe.traces.tracer import GLOBAL_TRACER, fail, nanoseconds, trace_headers
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import EngineRequest, ImageFormat, ImageRequestBody
 
@@ -124,7 +125,12 @@ class GenerationService:
         # Few: writing images is CPU-bound, and the engine needs the cores too.
         self._thread_pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="write-image")
 
-    def resolve_model(self, name: str | None = None) -> ModelSpec:
+    @property
+    def models(self) -> Mapping[str, DiffusionModelSpec]:
+        """The models that generate images, by name, the default one first; empty until an engine was ready."""
+        return self.engine_pool.models_of(DiffusionModelSpec)
+
+    def resolve_model(self, name: str | None = None) -> DiffusionModelSpec:
         """Return the model named `name`; the default model for None or `DEFAULT_MODEL_ALIAS`.
 
         Raises:
@@ -132,11 +138,9 @@ class GenerationService:
             ModelNotFound: no such model; names those that are served.
 
         """
-        models = self.engine_pool.models
-        if not models:
-            raise self.engine_pool.unavailable_error()
-        if name is None or (name == DEFAULT_MODEL_ALIAS and name not in models):
-            return next(iter(models.values()))
+        models = self.models
+        if not models or name is None or (name == DEFAULT_MODEL_ALIAS and name not in models):
+            return self.engine_pool.default_model(DiffusionModelSpec)
         if name not in models:
             served = ", ".join(repr(known) for known in models)
             raise ModelNotFound(

@@ -8,7 +8,7 @@ from msgspec import Struct
 from noria.config import FrontendConfig
 from noria.frontend.services.request_validation import limits
 from noria.images import scheduler_names
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec
 
 
 class Bounds(Struct, frozen=True):
@@ -38,7 +38,7 @@ class ModelCapabilities(Struct, frozen=True):
     max_prompt_chars: int
 
 
-def capabilities_of(spec: ModelSpec, config: FrontendConfig) -> ModelCapabilities:
+def capabilities_of(spec: DiffusionModelSpec, config: FrontendConfig) -> ModelCapabilities:
     """Return what the model accepts behind a front end with this `config`."""
     return ModelCapabilities(
         version=spec.fingerprint,

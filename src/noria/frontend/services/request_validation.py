@@ -14,8 +14,7 @@ import msgspec
 from noria.config import FrontendConfig
 from noria.errors import InvalidField, did_you_mean, short_repr
 from noria.images import scheduler_names
-from noria.protocol.diffusion import DiffusionPayload
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload
 from noria.protocol.request import EngineRequest, ImageRequestBody, Priority
 
 # torch's generators take a signed 64-bit seed; image k takes seed + k. Equal to MAX_SEED of sampling/noise.py, which a front end
@@ -39,7 +38,7 @@ class Limits(NamedTuple):
 
 
 @functools.lru_cache
-def limits(spec: ModelSpec, config: FrontendConfig) -> Mapping[str, Limits]:
+def limits(spec: DiffusionModelSpec, config: FrontendConfig) -> Mapping[str, Limits]:
     """Return the limits of each numeric field of `ImageRequestBody`, by its name."""
     return {
         "n": Limits(1, config.max_images, 1),
@@ -55,7 +54,7 @@ def limits(spec: ModelSpec, config: FrontendConfig) -> Mapping[str, Limits]:
 
 def validate(
     body: ImageRequestBody,
-    spec: ModelSpec,
+    spec: DiffusionModelSpec,
     config: FrontendConfig,
     request_id: str,
     draw_seed: Callable[[], int],
@@ -161,7 +160,7 @@ def _check_length(field: str, got: str, config: FrontendConfig) -> str:
     return got
 
 
-def _resolve_scheduler(got: str | None, spec: ModelSpec) -> str:
+def _resolve_scheduler(got: str | None, spec: DiffusionModelSpec) -> str:
     if got is None:
         return spec.default_scheduler
     name = scheduler_names.find(got).name

@@ -11,7 +11,6 @@ Shapes: B images, R UNet rows (two for a guided image), T tokens, D text width, 
 
 import contextlib
 import logging
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,7 +22,7 @@ from noria.errors import ConfigError, ModelError
 from noria.models.diffusion.diffusion_model import Conditioning, TensorSpec
 from noria.models.families import FAMILIES
 from noria.models.weights import variant
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.previews import fit_colours
 
 _log = logging.getLogger(__name__)
@@ -65,7 +64,7 @@ class StableDiffusion:
         self._unet = torch.compile(unet, dynamic=False) if config.compile else unet
 
     @classmethod
-    def load(cls, spec: ModelSpec, config: EngineConfig, device: str) -> "StableDiffusion":
+    def load(cls, spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "StableDiffusion":
         """Read the parts of `spec.folder` onto `device`.
 
         Raises:
@@ -80,10 +79,10 @@ class StableDiffusion:
             folder = spec.path
             index = diffusers.DiffusionPipeline.load_config(folder)
             tokenizer = CLIPTokenizer.from_pretrained(folder / "tokenizer")
-            text_encoder = _load_part(CLIPTextModel, folder / "text_encoder", dtype)
-            unet = _load_part(diffusers.UNet2DConditionModel, folder / "unet", dtype)
-            vae_class = FAMILIES[spec.pipeline].check_class(folder / "model_index.json", "vae", index["vae"][1])
-            vae = _load_part(getattr(diffusers, vae_class), folder / "vae", dtype)
+            text_encoder = _load_part(CLIPTextModel, spec, "text_encoder", dtype)
+            unet = _load_part(diffusers.UNet2DConditionModel, spec, "unet", dtype)
+            vae_class = FAMILIES[spec.family].check_class(folder / "model_index.json", "vae", index["vae"][1])
+            vae = _load_part(getattr(diffusers, vae_class), spec, "vae", dtype)
             scheduler_config = diffusers.DDIMScheduler.load_config(folder / "scheduler")
             return cls(
                 tokenizer, text_encoder.to(device), unet.to(device), vae.to(device), dict(scheduler_config), config
@@ -162,15 +161,16 @@ def set_attention(unet: Any, kind: str) -> None:
         raise AssertionError(kind)
 
 
-def _load_part(part_class: Any, folder: pathlib.Path, dtype: torch.dtype) -> Any:
+def _load_part(part_class: Any, spec: DiffusionModelSpec, name: str, dtype: torch.dtype) -> Any:
     """Load one part; check that no weights are missing, which the libraries would silently fill with random numbers."""
+    folder, stem = spec.path / name, FAMILIES[spec.family].weight_stems[name]
     part, info = part_class.from_pretrained(
         folder,
         dtype=dtype,
         output_loading_info=True,
         use_safetensors=True,
         local_files_only=True,
-        variant=variant(folder),
+        variant=variant(folder, stem),
     )
     missing_keys = sorted([*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])])
     if missing_keys:
@@ -195,7 +195,7 @@ def _silence_libraries() -> Any:
 
 
 @contextlib.contextmanager
-def _wrap_load_errors(spec: ModelSpec) -> Any:
+def _wrap_load_errors(spec: DiffusionModelSpec) -> Any:
     """Convert the libraries' exceptions to a ModelError that names the model."""
     try:
         yield

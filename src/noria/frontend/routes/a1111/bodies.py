@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from noria.errors import InvalidField, short_repr
 from noria.images.a1111_names import AUTOMATIC, scheduler_for
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.request import ImageRequestBody, Priority
 
 # For GET /progress. A1111 makes a preview every 10 steps, and its users ask for 20 to 50 steps.
@@ -174,12 +174,12 @@ def error_in_a1111_terms(error: InvalidField) -> InvalidField:
     return InvalidField(message, field=a1111_field)
 
 
-def title(spec: ModelSpec) -> str:
+def title(spec: DiffusionModelSpec) -> str:
     """Return a model's title as A1111 lists it: the name and, in brackets, the hash."""
     return f"{spec.name} [{spec.fingerprint}]"
 
 
-def find_model_name(checkpoint: str, models: Mapping[str, ModelSpec]) -> str:
+def find_model_name(checkpoint: str, models: Mapping[str, DiffusionModelSpec]) -> str:
     """Return the name of the model whose title, name, file name or hash is `checkpoint`, or else `checkpoint`."""
     for spec in models.values():
         files = {f"{spec.name}{extension}" for extension in (".safetensors", ".ckpt")}

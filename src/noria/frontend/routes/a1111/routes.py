@@ -134,7 +134,7 @@ class A1111Routes:
 
     def _model_name(self, settings: Mapping[str, Any]) -> str | None:
         checkpoint = settings.get("sd_model_checkpoint")
-        return find_model_name(str(checkpoint), self._generation_service.engine_pool.models) if checkpoint else None
+        return find_model_name(str(checkpoint), self._generation_service.models) if checkpoint else None
 
     async def options(self, http: Request) -> Response:
         """GET returns the settings; POST changes the model and the file format of all later requests of this API."""
@@ -165,7 +165,7 @@ class A1111Routes:
         return json_response(
             [
                 dict(zip(names, (title(spec), spec.name, spec.fingerprint, None, spec.name, None), strict=True))
-                for spec in self._generation_service.engine_pool.models.values()
+                for spec in self._generation_service.models.values()
             ]
         )
 

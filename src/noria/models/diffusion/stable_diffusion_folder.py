@@ -1,0 +1,264 @@
+"""Checks and describes a folder of the Stable Diffusion family: tokenizer, text_encoder, unet, vae, scheduler.
+
+A folder's safety_checker, feature_extractor and image_encoder are ignored: neither read nor checked. This module knows
+neither torch nor what the parts compute; `stable_diffusion.py` loads them.
+"""
+
+import pathlib
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from noria.errors import InvalidField, ModelError, short_repr
+from noria.images import scheduler_names
+from noria.models.families import Family
+from noria.models.weights import (
+    REDOWNLOAD_HINT,
+    Shapes,
+    convert,
+    num_tensor_parameters,
+    read_object,
+    read_struct,
+    read_weights,
+    weight_files,
+)
+from noria.protocol.diffusion import DiffusionModelSpec
+
+_DEFAULT_SCHEDULER, _DEFAULT_STEPS, _DEFAULT_GUIDANCE = "dpm++2m", 25, 7.5
+
+Count = Annotated[int, Meta(ge=1)]
+Side = Annotated[int, Meta(ge=1, le=512)]  # in latents; 128 for SDXL, the largest U-Net in use
+
+
+class _Index(Struct, frozen=True):
+    """model_index.json: library and class of each part."""
+
+    class_name: str = msgspec.field(name="_class_name")
+    tokenizer: tuple[str | None, str | None]
+    text_encoder: tuple[str | None, str | None]
+    unet: tuple[str | None, str | None]
+    vae: tuple[str | None, str | None]
+    scheduler: tuple[str | None, str | None]
+
+
+class _TextEncoder(Struct, frozen=True):
+    hidden_size: Count
+    vocab_size: Count
+    max_position_embeddings: Count = 77  # transformers' default
+    architectures: tuple[str, ...] = ("CLIPTextModel",)
+
+
+class _AddedToken(Struct, frozen=True):
+    id: int
+
+
+class _Unet(Struct, frozen=True):
+    """The settings of the UNet that decide whether it is supported, and its sizes; defaults are diffusers'."""
+
+    class_name: str = msgspec.field(name="_class_name")
+    # A pair has no fixed-length type here: msgspec 0.22 corrupts memory on `Annotated[int, Meta(ge=1)] | tuple[int,
+    # int]`.
+    sample_size: Side | Annotated[tuple[Side, ...], Meta(min_length=2, max_length=2)] | None = None
+    in_channels: Count = 4
+    out_channels: Count = 4
+    down_block_types: Annotated[tuple[str, ...], Meta(min_length=1, max_length=8)] = ("",) * 4
+    cross_attention_dim: Count | tuple[Count, ...] = 1280
+    addition_embed_type: str | None = None
+    class_embed_type: str | None = None
+    num_class_embeds: int | None = None
+    encoder_hid_dim_type: str | None = None
+    time_cond_proj_dim: int | None = None
+
+
+class _Vae(Struct, frozen=True):
+    class_name: str = msgspec.field(name="_class_name")
+    latent_channels: Count = 4
+    block_out_channels: Annotated[tuple[Count, ...], Meta(max_length=8)] | None = None
+    # AutoencoderTiny saved by an older diffusers.
+    encoder_block_out_channels: Annotated[tuple[Count, ...], Meta(max_length=8)] | None = None
+
+    @property
+    def factor(self) -> int:
+        """Pixels per latent along one side, as diffusers' pipeline computes it."""
+        default = (64,) if self.class_name == "AutoencoderKL" else (64,) * 4
+        blocks = self.block_out_channels or self.encoder_block_out_channels or default
+        return int(2 ** (len(blocks) - 1))
+
+
+class _Scheduler(Struct, frozen=True):
+    class_name: str = msgspec.field(name="_class_name")
+    prediction_type: Literal["epsilon", "v_prediction", "sample"] = "epsilon"
+
+
+class _Overrides(Struct, frozen=True, forbid_unknown_fields=True):
+    """noria.json: defaults for requests, set by the model's author."""
+
+    name: str | None = None  # `models/catalog.py` reads it
+    default_scheduler: str | None = None
+    default_steps: Annotated[int, Meta(ge=1, le=1000)] = _DEFAULT_STEPS
+    default_guidance: Annotated[float, Meta(ge=0, le=50)] = _DEFAULT_GUIDANCE
+
+
+def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
+    """Check all parts of a folder and return its spec, without name and fingerprint.
+
+    Widths and heights are multiples of the factor by which VAE and UNet together downscale. The smallest side is two
+    such multiples, the largest twice the side that the model was trained at: beyond that, convolutional models repeat
+    content.
+
+    Raises:
+        ModelError: a file is damaged, or a part is not supported.
+
+    """
+    index_file, overrides_file = folder / "model_index.json", folder / "noria.json"
+    index = read_struct(index_file, _Index)
+    for part in ("tokenizer", "text_encoder", "unet", "vae"):
+        family.check_class(index_file, part, getattr(index, part)[1])
+    text_encoder, unet, vae, scheduler = _read_configs(folder, family)
+    shapes = {part: read_weights(folder / part, stem) for part, stem in family.weight_stems.items()}
+    _check_first_layers(folder, family, text_encoder, unet, vae, shapes)
+
+    overrides = read_struct(overrides_file, _Overrides) if overrides_file.exists() else _Overrides()
+    sides = unet.sample_size if isinstance(unet.sample_size, tuple) else (unet.sample_size or 64,) * 2
+    multiple_px = vae.factor * 2 ** (len(unet.down_block_types) - 1)
+    height_px, width_px = (max(multiple_px, side * vae.factor // multiple_px * multiple_px) for side in sides)
+    return DiffusionModelSpec(
+        name="",  # the catalog sets name and fingerprint
+        folder=str(folder),
+        fingerprint="",
+        family=family.name,
+        pipeline=index.class_name,
+        prediction_type=scheduler.prediction_type,
+        default_width_px=width_px,
+        default_height_px=height_px,
+        min_side_px=min(2 * multiple_px, width_px, height_px),
+        max_side_px=2 * max(width_px, height_px),
+        multiple_px=multiple_px,
+        default_scheduler=_default_scheduler(folder, overrides),
+        schedulers=tuple(choice.name for choice in scheduler_names.choices_of_family("diffusion")),
+        default_steps=overrides.default_steps,
+        default_guidance=overrides.default_guidance,
+        num_parameters=num_tensor_parameters(shapes["unet"]),
+    )
+
+
+def _read_configs(folder: pathlib.Path, family: Family) -> tuple[_TextEncoder, _Unet, _Vae, _Scheduler]:
+    """Read all parts' configurations and check each one and that they fit together."""
+    text_file, unet_file, vae_file = (folder / part / "config.json" for part in ("text_encoder", "unet", "vae"))
+    text_encoder = read_struct(text_file, _TextEncoder)
+    unet, vae = read_struct(unet_file, _Unet), read_struct(vae_file, _Vae)
+    scheduler = _read_scheduler(folder / "scheduler" / "scheduler_config.json")
+    family.check_class(text_file, "text_encoder", next(iter(text_encoder.architectures), None))
+    family.check_class(unet_file, "unet", unet.class_name)
+    family.check_class(vae_file, "vae", vae.class_name)
+    _check_tokenizer(folder / "tokenizer", text_encoder)
+
+    for key in (
+        "addition_embed_type",
+        "class_embed_type",
+        "num_class_embeds",
+        "encoder_hid_dim_type",
+        "time_cond_proj_dim",
+    ):
+        if getattr(unet, key) is not None:
+            raise ModelError(
+                f"{unet_file}: {key} is {getattr(unet, key)!r}: this UNet needs an input besides the text, as those of "
+                "SDXL, unCLIP and LCM do; supported are UNets conditioned on text alone."
+            )
+    if (unet.in_channels, unet.out_channels) != (vae.latent_channels,) * 2:
+        raise ModelError(
+            f"{unet_file}: in_channels {unet.in_channels} and out_channels {unet.out_channels}, but the VAE has "
+            f"{vae.latent_channels} latent channels: an inpainting, depth or upscaling model; supported is text to "
+            "image."
+        )
+    widths = {unet.cross_attention_dim} if isinstance(unet.cross_attention_dim, int) else set(unet.cross_attention_dim)
+    if widths != {text_encoder.hidden_size}:
+        raise ModelError(
+            f"{unet_file}: cross_attention_dim {unet.cross_attention_dim}, but the text encoder's hidden_size is "
+            f"{text_encoder.hidden_size}: the parts belong to two models. {REDOWNLOAD_HINT}"
+        )
+    return text_encoder, unet, vae, scheduler
+
+
+def _read_scheduler(file: pathlib.Path) -> _Scheduler:
+    tree = read_object(file)
+    family = scheduler_names.family_of(tree)
+    if family != "diffusion":
+        raise ModelError(
+            f"{file}: a scheduler of the {family} family; supported are diffusion models, which predict epsilon, v or "
+            "the sample."
+        )
+    return convert(file, tree, _Scheduler)
+
+
+def _check_tokenizer(folder: pathlib.Path, text_encoder: _TextEncoder) -> None:
+    """Check that a CLIP tokenizer, in either file format, has no token id or length beyond the text encoder's."""
+    file = folder / "tokenizer.json"
+    added: object = []
+    if file.exists():
+        tree = read_object(file)
+        model, added = tree.get("model"), tree.get("added_tokens") or []
+        vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    else:
+        file = folder / "vocab.json"
+        vocabulary = read_object(file, "there is neither tokenizer.json nor vocab.json with merges.txt")
+        if not (folder / "merges.txt").is_file():
+            raise ModelError(f"{folder / 'merges.txt'}: missing, but vocab.json needs it. {REDOWNLOAD_HINT}")
+    try:
+        token_ids = msgspec.convert(vocabulary, dict[str, int])
+        max_token_id = max(
+            [*token_ids.values(), *(token.id for token in msgspec.convert(added, list[_AddedToken]))], default=-1
+        )
+    except msgspec.ValidationError as error:
+        raise ModelError(f"{file}: contains no vocabulary from words to token ids. {REDOWNLOAD_HINT}") from error
+    if max_token_id >= text_encoder.vocab_size:
+        raise ModelError(
+            f"{file}: has token ids up to {max_token_id}, but the text encoder has {text_encoder.vocab_size} tokens. "
+            f"{REDOWNLOAD_HINT}"
+        )
+    file, max_tokens = folder / "tokenizer_config.json", text_encoder.max_position_embeddings
+    length = read_object(file, "the maximum length of prompts is unknown").get("model_max_length")
+    if not isinstance(length, int) or not 2 <= length <= max_tokens:  # a start token and an end token
+        raise ModelError(
+            f"{file}: model_max_length is {short_repr(length)}; the text encoder takes 2 to {max_tokens} tokens "
+            "(max_position_embeddings of text_encoder/config.json)."
+        )
+
+
+def _default_scheduler(folder: pathlib.Path, overrides: _Overrides) -> str:
+    """Return the scheduler of noria.json, else the one nearest to scheduler_config.json, else the family's default."""
+    if overrides.default_scheduler is None:
+        try:
+            return scheduler_names.choice_for_config(read_object(folder / "scheduler" / "scheduler_config.json")).name
+        except InvalidField:
+            return _DEFAULT_SCHEDULER
+    try:
+        return scheduler_names.find(overrides.default_scheduler).name
+    except InvalidField as error:
+        raise ModelError(f"{folder / 'noria.json'}: default_scheduler: {error.message}") from error
+
+
+def _check_first_layers(
+    folder: pathlib.Path,
+    family: Family,
+    text_encoder: _TextEncoder,
+    unet: _Unet,
+    vae: _Vae,
+    shapes: dict[str, Shapes],
+) -> None:
+    """Check one tensor of each part: weights of another model would fail only when loaded, with a stack trace."""
+    in_vae = "decoder.conv_in.weight" if vae.class_name == "AutoencoderKL" else "decoder.layers.0.weight"
+    embedding_shape = (text_encoder.vocab_size, text_encoder.hidden_size)
+    for part, name, axes, expected, where in (
+        ("text_encoder", "embeddings.token_embedding.weight", slice(2), embedding_shape, "vocab_size and hidden_size"),
+        ("unet", "conv_in.weight", slice(1, 2), (unet.in_channels,), "in_channels"),
+        ("vae", in_vae, slice(1, 2), (vae.latent_channels,), "latent_channels"),
+    ):
+        shape = shapes[part].get(name) or shapes[part].get(f"text_model.{name}")  # before and after transformers 5
+        if shape is None or shape[axes] != expected:
+            raise ModelError(
+                f"{weight_files(folder / part, family.weight_stems[part])[0]}: {name} is {list(shape) if shape else 'missing'}, but config.json "
+                f"has {where} {', '.join(map(str, expected))}: weights and configuration belong to two models. "
+                f"{REDOWNLOAD_HINT}"
+            )
