@@ -7,8 +7,9 @@ PYTHON ?= python3
 PORT ?= 8000
 TORCH ?=
 ARGS ?=
-# Of `make test`: as many as there are cores, at most 4, since each may have servers of its own. 0 is one process, as plain pytest is.
-WORKERS ?= logical
+# Of `make test`: one more than there are cores, because tests also wait; at most 4, since each may have servers of its
+# own. 0 is one process, as plain pytest is.
+WORKERS ?= $(shell expr $$(nproc) + 1)
 SPREAD = -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 VENV := .venv
 RUN := $(VENV)/.noria-installed

@@ -27,14 +27,19 @@ CHROMIUM = ("chromium", "chromium-headless-shell", "chromium-browser", "google-c
 # A shell's background jobs ignore SIGINT, and so would their child processes: tests that send it would wait forever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# These start whole servers or generate hundreds of images, for a minute or more. With several workers they run first, so that
-# no worker ends with one of them.
+# These start whole servers, generate hundreds of images or take Hypothesis half a minute. With several workers they run
+# first, so that no worker ends with one of them.
 LONGEST = (
     "test_end_to_end.py",
+    "engine/diffusion/test_executor.py",
     "test_traces_end_to_end.py",
     "observe/metrics/test_process_restarts.py",
     "test_jobs_end_to_end.py",
-    "engine/diffusion/test_executor.py",
+    "supervisor/test_supervisor.py",
+    "frontend/routes/test_jobs.py",
+    "scheduling/test_virtual_time.py",
+    "jobs/test_worker.py",
+    "frontend/openapi/test_schemathesis.py",
 )
 TESTS = pathlib.Path(__file__).parent
 

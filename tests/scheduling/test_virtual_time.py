@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from noria.engine.loop import EngineLoop, ProgressChanged, RequestEnded
+from noria.protocol.model_spec import ModelKey
 from noria.scheduling.costs import CostCurve, CostModel
 from noria.scheduling.policies import IMPLICIT_DEADLINE_S, POLICIES
 from noria.scheduling.step.scheduler import StepScheduler
@@ -30,7 +31,7 @@ in_virtual_time = settings(max_examples=60, deadline=None)
 
 
 def batch_key(side_px):
-    return BatchKey(side_px, side_px, "m")
+    return BatchKey(side_px, side_px, ModelKey("m"))
 
 
 def exact_costs(max_rows=MAX_ROWS, sides=SIDES):
