@@ -11,6 +11,8 @@ ARGS ?=
 # own. 0 is one process, as plain pytest is.
 WORKERS ?= $(shell expr $$(nproc) + 1)
 SPREAD = -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# pip does not compile what it installs (below), so Python has to keep what it compiles.
+unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 RUN := $(VENV)/.noria-installed
 DEV := $(VENV)/.noria-dev-installed

@@ -185,7 +185,7 @@ def test_a_truncated_file_is_read_or_rejected(read, file_format):
 
 
 @pytest.mark.parametrize("file_format", FORMATS)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=200)
 @given(changes=st.lists(st.tuples(st.integers(0, 700), st.integers(0, 255)), min_size=1, max_size=8))
 def test_a_file_with_wrong_bytes_is_read_or_rejected(read, file_format, changes):
     damaged = bytearray(encode_image(WHOLE, file_format))

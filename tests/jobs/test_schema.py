@@ -17,12 +17,12 @@ def test_many_processes_may_open_an_empty_database_at_once(database, tmp_path, j
         "open_jobs_database(sys.argv[1], pathlib.Path('/nowhere')).dispose()\n"
     )
     openers = [
-        subprocess.Popen([sys.executable, "-c", code, database], stdin=subprocess.PIPE, text=True) for _ in range(6)
+        subprocess.Popen([sys.executable, "-c", code, database], stdin=subprocess.PIPE, text=True) for _ in range(4)
     ]
     for opener in openers:
         opener.stdin.write("now\n")
         opener.stdin.close()
-    assert [opener.wait(TIMEOUT_S) for opener in openers] == [0] * 6
+    assert [opener.wait(TIMEOUT_S) for opener in openers] == [0] * 4
     store = JobStore(open_jobs_database(database, tmp_path))
     record, created = store.accept(job(), 10, 1.0)
     assert (created, store.get(record.id)) == (True, record)

@@ -27,7 +27,7 @@ MAX_ROWS = 8
 ITERATION_S, DECODE_S = 2.0 * STEPS[8], 2.0 * DECODES[4]  # of the largest shape, twice the smallest's
 
 every_policy = pytest.mark.parametrize("policy", list(POLICIES))
-in_virtual_time = settings(max_examples=60, deadline=None)
+in_virtual_time = settings(max_examples=40, deadline=None)
 
 
 def batch_key(side_px):
@@ -248,7 +248,7 @@ requests_of_one_key = st.builds(
 
 
 @pytest.mark.parametrize("policy", ["least-slack", "fcfs"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(traffic=st.lists(requests_of_one_key, max_size=14), num_slots=st.integers(1, 6))
 def test_with_exact_costs_an_accepted_deadline_is_always_met(policy, traffic, num_slots):
     """One batch key, one image per call, with and without deadlines, arriving at any time.
@@ -264,7 +264,7 @@ def test_with_exact_costs_an_accepted_deadline_is_always_met(policy, traffic, nu
             assert simulation.ended_at[name] <= simulation.arrived[name] + deadline_s + 1e-6
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(works=st.lists(st.tuples(st.integers(1, 12), st.floats(0.0, 0.5)), min_size=1, max_size=8), data=st.data())
 def test_least_slack_accepts_and_meets_every_feasible_set_of_deadlines(works, data):
     """Requests that arrive at one instant, one image per call, a slot for each.
@@ -327,7 +327,7 @@ def test_a_request_without_a_deadline_goes_by_its_implicit_one_if_that_breaks_no
 
 
 @pytest.mark.parametrize("policy", ["least-slack", "fcfs"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     traffic=st.lists(
         st.builds(TrafficRequest, steps=st.integers(1, 15), images=st.integers(1, 4), rows=st.integers(1, 2)),
@@ -352,7 +352,7 @@ def test_forecasts_of_one_batch_key_come_true(policy, traffic, num_slots, max_ro
 
 
 @every_policy
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(
     traffic=st.lists(
         st.builds(TrafficRequest, steps=st.integers(1, 15), rows=st.integers(1, 2), side_px=st.sampled_from(SIDES)),

@@ -53,7 +53,7 @@ def server(serve, new_engine, tmp_path):
 
 
 def test_server_does_what_its_document_says(server):
-    run_schemathesis(*server, "--phases", "examples,coverage,fuzzing", "--max-examples", "5")
+    run_schemathesis(*server, "--phases", "examples,coverage,fuzzing", "--max-examples", "3")
 
 
 @pytest.mark.slow
