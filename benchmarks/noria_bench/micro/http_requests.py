@@ -2,9 +2,9 @@
 
     python -m noria_bench.micro.http_requests [SECONDS]
 
-A real front-end process with its log and metrics files, in front of a fake engine that answers at once; 16 connections of one
-client, each with one request at a time. `served` has no image file: writing it is replaced by an empty one. Each number is that of
-the quietest of many batches, since other load on the machine slows down the caches.
+A real front-end process with its log and metrics files, in front of a fake engine that answers at once; 16 connections
+of one client, each with one request at a time. `served` has no image file: writing it is replaced by an empty one. Each
+number is that of the quietest of many batches, since other load on the machine slows down the caches.
 """
 
 import contextlib

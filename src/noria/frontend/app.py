@@ -56,8 +56,8 @@ def build_app(
 ) -> Starlette:
     """Return the application in front of `engine_pool`. Its lifespan connects the pool and runs the jobs.
 
-    `open_jobs` opens the jobs; by default as the only front end. The caller closes `tracer`, and calls `app.state.drain` when
-    the server stops accepting connections.
+    `open_jobs` opens the jobs; by default as the only front end. The caller closes `tracer`, and calls
+    `app.state.drain` when the server stops accepting connections.
 
     Raises:
         ConfigError: the file of API keys is invalid.

@@ -1,4 +1,4 @@
-"""Trace context of requests, and spans exported to a collector that works or does not, or to the operator's own provider."""
+"""Trace context of requests, and spans exported to a collector that works or fails, or to the operator's provider."""
 
 import logging
 import socket

@@ -1,10 +1,11 @@
 """The front end's connections to the engines: routes each request to one and retries requests that an engine loses.
 
-`router.py` chooses among the ready engines that hold the request's model. If that engine's process ends, the request is sent again, with
-the same seed and so for the same images, to another engine or to the same one after its restart. `crash_attribution.py` decides,
-from how the engine ended, whether the retry shares the engine with other requests, is exclusive, or does not happen. Exclusive
-retries run one at a time; new requests are served meanwhile. A cancelled call cancels its request at the engine, and an invalid
-reply fails only its own request. This module knows no HTTP and does not read pixels.
+`router.py` chooses among the ready engines that hold the request's model. If that engine's process ends, the request is
+sent again, with the same seed and so for the same images, to another engine or to the same one after its restart.
+`crash_attribution.py` decides, from how the engine ended, whether the retry shares the engine with other requests, is
+exclusive, or does not happen. Exclusive retries run one at a time; new requests are served meanwhile. A cancelled call
+cancels its request at the engine, and an invalid reply fails only its own request. This module knows no HTTP and does
+not read pixels.
 """
 
 import asyncio
@@ -66,7 +67,7 @@ class EnginePool:
         name: str | None = None,
         default_models: Mapping[str, str] | None = None,
     ) -> None:
-        """`name` identifies this front end; None: a random name. When a name reconnects, engines cancel its previous requests.
+        """`name` identifies this front end; None: a random one. When it reconnects, engines cancel its previous requests.
 
         `default_models` has the name of each kind's default model; None: the first one of the first engine.
         """
@@ -81,7 +82,8 @@ class EnginePool:
         self._timers: set[asyncio.Timeout] = set()  # of all running calls of `submit`
         self._models: dict[str, ModelSpec] = {}
         self._default_models = default_models or {}
-        # For the live view; called in the event loop, must not block. `on_view` gets engine number, view and thumbnails.
+        # For the live view; called in the event loop, must not block. `on_view` gets engine number, view and
+        # thumbnails.
         self.on_change: Callable[[], None] = lambda: None
         self.on_view: Callable[[int, EngineView, memoryview | None], None] = lambda *_: None
 
@@ -136,7 +138,7 @@ class EnginePool:
         return min((load.backlog_s for load in self._loads(spec)), default=0.0)
 
     def load(self, spec: ModelSpec) -> PoolLoad:
-        """The load of the ready engines that hold this version of the model, whatever else they hold, as last reported."""
+        """The load of the ready engines that hold this version of the model among others, as last reported."""
         loads = self._loads(spec)
         return PoolLoad(
             self.backlog_s(spec),
@@ -190,7 +192,8 @@ class EnginePool:
 
         Raises:
             EngineUnavailable: no engine that holds the model is ready, or `stop` was called.
-            EngineLost: the engine ended with the request in flight, and no engine came back in time, or this happened too often.
+            EngineLost: the engine ended with the request in flight, and no engine came back in time, or this happened
+                too often.
             EngineCrashed: the request crashes engines.
             DeadlineExceeded: `timeout_s` or `deadline_s` has passed.
             NoriaError: the engine's rejection or failure.
@@ -285,10 +288,10 @@ class EnginePool:
         return engine
 
     async def _classify_loss(self, lost: AttemptLostError, request: EngineRequest, was_exclusive: bool) -> LossCause:
-        """Wait for the report of how the engine ended, and return how the loss counts: "suspected" if no report comes in time.
+        """Wait for the report of how the engine ended. Return how the loss counts: "suspected" if no report comes in time.
 
-        If another engine is ready, the wait ends after a few seconds; but a request whose attempt was exclusive waits as long
-        as for a restart, so that it does not crash a second engine.
+        If another engine is ready, the wait ends after a few seconds; but a request whose attempt was exclusive waits
+        as long as for a restart, so that it does not crash a second engine.
         """
         if lost.exit_report is None:
             return "not_started"
@@ -355,7 +358,8 @@ def _limit_s(request: EngineRequest) -> float:
 def _remaining(request: EngineRequest, started: float) -> EngineRequest:
     """Return the request for its next attempt, with the time that is left: engines count from the arrival.
 
-    It was accepted once, so it is not checked against its deadline again: the deadline becomes a timeout and high priority.
+    It was accepted once, so it is not checked against its deadline again: the deadline becomes a timeout and high
+    priority.
     """
     passed_s = asyncio.get_running_loop().time() - started
     return msgspec.structs.replace(
