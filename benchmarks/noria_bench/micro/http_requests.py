@@ -63,6 +63,7 @@ def running_frontend(folder: pathlib.Path, engine_address: str) -> Iterator[tupl
     environment = os.environ | child_log_environment(new_mark()) | {"PROMETHEUS_MULTIPROC_DIR": str(folder / "metrics")}
     command = [sys.executable, "-c", FRONTEND, msgspec.json.encode(task).decode()]
     with subprocess.Popen(command, pass_fds=[listener.fileno()], stderr=subprocess.PIPE, env=environment) as child:
+        assert child.stderr is not None
         threading.Thread(target=child.stderr.read, daemon=True).start()  # the supervisor reads it, too
         try:
             yield child.pid, listener.getsockname()[1]
