@@ -10,14 +10,12 @@ from typing import Literal
 
 from msgspec import Struct
 
-from noria.protocol.diffusion import DiffusionPayload, ImageSettings
+from noria.protocol.diffusion import ImageSettings
+from noria.protocol.kinds import Payload
 
 ImageFormat = Literal["png", "webp", "jpeg"]
 
 Priority = Literal["low", "normal", "high"]
-
-Payload = DiffusionPayload
-"""What belongs to one kind of model: one struct for each. Each has `num_results`, `num_steps` and `settings_view`."""
 
 
 class ImageRequestBody(ImageSettings, frozen=True, forbid_unknown_fields=True):

@@ -17,8 +17,8 @@ from types import MappingProxyType
 from typing import Any, Literal, Self
 
 from noria.protocol.diffusion import DiffusionModelSpec
+from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.messages import (
-    AnyModelSpec,
     Cancel,
     EngineLoad,
     EngineState,
@@ -48,7 +48,6 @@ FAKE_MODEL = DiffusionModelSpec(
     fingerprint="0123456789ab",
     family="stable-diffusion",
     pipeline="StableDiffusionPipeline",
-    prediction_type="epsilon",
     default_width_px=64,
     default_height_px=48,
     min_side_px=16,
