@@ -66,6 +66,7 @@ def run(task: FrontendTask) -> None:
     tracer, close_tracer = open_tracer(config.traces_endpoint, config.traces_ratio, worker_id.rpartition("/")[2])
     jobs = open_job_service(config, worker_id, tracer)
     server = http_server(build_app(config, engine_pool, lambda: jobs, tracer), engine_pool, config.frontend)
+    gc.collect()
     gc.freeze()  # else each full collection would stop the event loop for 50 ms, to scan what was loaded and stays
     server.run(sockets=[socket.socket(fileno=task.fd)])
     close_tracer()

@@ -32,7 +32,7 @@ from noria.observe.logs.log_record import fields
 from noria.observe.metrics import outcomes
 from noria.protocol import messages
 from noria.protocol.messages import EngineLoad, EngineState, EngineView, FromEngine, ViewRequest
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.model_spec import ModelKey, ModelSpec
 from noria.protocol.request import EngineRequest
 from noria.protocol.transport import Connected, Disconnected, EngineConnection
 
@@ -121,7 +121,7 @@ class EnginePool:
         models = self.models_of(spec_type)
         name = self._default_models.get(spec_type.kind, next(iter(models), ""))
         if name not in models:
-            raise self.unavailable_error(name)
+            raise self.unavailable_error(repr(name) if name else f"a {spec_type.kind} model")
         return models[name]
 
     def find_model(self, name: str, version: str) -> ModelSpec | None:
@@ -129,9 +129,9 @@ class EnginePool:
         known = (spec for engine in self._engines for spec in engine.known_models)
         return next((spec for spec in known if spec.matches(name, version)), None)
 
-    def ready_versions(self) -> set[tuple[str, str]]:
-        """Name and fingerprint of each model that a ready engine holds."""
-        return {(spec.name, spec.fingerprint) for engine in self._engines for spec in engine.models}
+    def ready_models(self) -> set[ModelKey]:
+        """Name and version of each model that a ready engine holds."""
+        return {spec.key for engine in self._engines for spec in engine.models}
 
     def backlog_s(self, spec: ModelSpec) -> float:
         """The backlog of the least busy engine that holds this version of the model; 0 if none has reported one."""
@@ -156,10 +156,9 @@ class EnginePool:
         """The slots of all ready engines, as last reported; 0 until then."""
         return sum(engine.load.num_slots for engine in self._engines if engine.ready and engine.load is not None)
 
-    def costs(self, model: str) -> list[messages.ShapeCosts]:
-        """Return the costs that the engines measured for a model, in the order of the engines."""
-        reported = [engine.load.costs for engine in self._engines if engine.load is not None]
-        return [costs for engine_costs in reported for costs in engine_costs if costs.model == model]
+    def costs(self, spec: ModelSpec) -> list[messages.ShapeCosts]:
+        """Return the costs that the ready engines with this version of the model measured, in the engines' order."""
+        return [costs for load in self._loads(spec) for costs in load.costs if costs.model == spec.name]
 
     @property
     def engines(self) -> list[EngineStatus]:
@@ -175,12 +174,12 @@ class EnginePool:
         """Ask engine `number` for a view of its running batch, if it is ready. The view goes to `on_view`."""
         await self._engines[number].request_view(message)
 
-    def unavailable_error(self, model: str = "", version: str = "") -> EngineUnavailable:
-        """Return the error for a request while no engine, or none that holds the model in this version, is ready."""
+    def unavailable_error(self, needed: str) -> EngineUnavailable:
+        """Return the error for a request while no engine that holds `needed`, in words, is ready."""
         states = ", ".join(f"engine {number} is {status.state}" for number, status in enumerate(self.engines))
-        needed = f"no engine that holds {model!r} in version {version or 'any'}" if self.ready else "no engine"
+        which = f"no engine that holds {needed}" if self.ready else "no engine"
         return EngineUnavailable(
-            f"{needed} is ready ({states}); try again in a few seconds.", retry_after_s=_RETRY_AFTER_S
+            f"{which} is ready ({states}); try again in a few seconds.", retry_after_s=_RETRY_AFTER_S
         )
 
     async def submit(
@@ -202,7 +201,7 @@ class EnginePool:
         if self._stopping:
             raise _stopped_error()
         if self._route(request) is None:
-            raise self.unavailable_error(request.model, request.model_version)
+            raise self.unavailable_error(f"{request.model!r} in version {request.model_version or 'any'}")
         started, limit_s = asyncio.get_running_loop().time(), _limit_s(request)
         timer = asyncio.timeout_at(started + limit_s + (_GRACE_S if request.deadline_s is None else _DEADLINE_GRACE_S))
         self._timers.add(timer)

@@ -131,11 +131,17 @@ class GenerationService:
         """The models that generate images, by name, the default one first; empty until an engine was ready."""
         return self.engine_pool.models_of(DiffusionModelSpec)
 
+    def list_models(self) -> list[DiffusionModelSpec]:
+        """Return `models` as a list. Raises EngineUnavailable while it is empty."""
+        if not self.models:
+            raise self.engine_pool.unavailable_error(f"a {DiffusionModelSpec.kind} model")
+        return list(self.models.values())
+
     def resolve_model(self, name: str | None = None) -> DiffusionModelSpec:
         """Return the model named `name`; the default model for None or `DEFAULT_MODEL_ALIAS`.
 
         Raises:
-            EngineUnavailable: no engine has been ready yet, so the models are unknown.
+            EngineUnavailable: no engine has been ready yet, so the models are unknown, or none with the default model.
             ModelNotFound: no such model; names those that are served.
 
         """
