@@ -6,15 +6,16 @@ import os
 import pathlib
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 
 from opentelemetry.trace import Tracer
 
 from noria.config import Config, JobsConfig, data_folder
 from noria.errors import JobNotFound
 from noria.jobs.completion import JobCompletionReporter
+from noria.jobs.event_feed import JobEventFeed
 from noria.jobs.periodic import run_periodically
-from noria.jobs.records import JobEvent, JobRecord, NewJob
+from noria.jobs.records import JobEvent, JobRecord, JobState, NewJob
 from noria.jobs.results import ResultStore
 from noria.jobs.schema import open_jobs_database
 from noria.jobs.store import JobStore
@@ -65,6 +66,7 @@ class JobService:
         self._store, self._outbox = JobStore(engine, JobCompletionReporter(tracer, log_prompts)), Outbox(engine)
         self._owner = f"{worker_id}/{uuid.uuid4().hex}"
         self._offload = ThreadOffloader()
+        self._feed = JobEventFeed(self._states, self.events)
         self._worker: JobWorker | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -87,6 +89,7 @@ class JobService:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._feed.close()
         if self._worker is not None:
             await self._worker.stop()
         await self._webhook_client.close()
@@ -125,6 +128,10 @@ class JobService:
         """The events of a job after event number `after`."""
         return await self._offload(self._store.events, job_id, after)
 
+    def follow(self, record: JobRecord, after: int, idle_s: float) -> AsyncGenerator[list[JobEvent], None]:
+        """The events of a job after event number `after` as they come; see `JobEventFeed.follow`."""
+        return self._feed.follow(record.id, JobState(record.status, record.last_event), after, idle_s)
+
     async def image(self, job_id: str, index: int, made_by: str | None = None) -> tuple[bytes, str]:
         """Image `index` of a job, and the suffix of its file. Raises JobNotFound."""
         record = await self.get(job_id, made_by)
@@ -138,6 +145,9 @@ class JobService:
         if content is None:
             raise JobNotFound(f"image {index} of job {job_id} no longer exists.")
         return content, names[index].rpartition(".")[2]
+
+    async def _states(self, job_ids: Collection[str]) -> dict[str, JobState]:
+        return await self._offload(self._store.states, list(job_ids))
 
     def _wake(self) -> None:
         if self._worker is not None:

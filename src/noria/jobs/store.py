@@ -23,6 +23,7 @@ from noria.jobs.records import (
     Claim,
     JobEvent,
     JobRecord,
+    JobState,
     JobStatus,
     NewJob,
     queue_order,
@@ -140,6 +141,12 @@ class JobStore:
         )
         with self._engine.connect() as connection:
             return [JobEvent(**row._mapping) for row in connection.execute(query)]
+
+    def states(self, job_ids: Collection[str]) -> dict[str, JobState]:
+        """The states of those of the jobs that exist."""
+        query = sa.select(jobs.c.id, jobs.c.status, jobs.c.last_event).where(jobs.c.id.in_(job_ids))
+        with self._engine.connect() as connection:
+            return {row.id: JobState(row.status, row.last_event) for row in connection.execute(query)}
 
     # ── For workers ───────────────────────────────────────────────────────────────────────────────────────────────────
 

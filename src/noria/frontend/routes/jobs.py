@@ -1,6 +1,7 @@
 """`/v1/jobs`: asynchronous image requests over HTTP. `noria.jobs` stores and runs them."""
 
 import asyncio
+import contextlib
 import hashlib
 import re
 import time
@@ -15,6 +16,7 @@ from starlette.routing import Route
 
 from noria.config import Config
 from noria.errors import InvalidField, JobNotFound, NoriaError, short_repr
+from noria.frontend.access.concurrency_limits import ConcurrencyLimiter, client_id_of
 from noria.frontend.access.quotas import ApiClient
 from noria.frontend.http import sse
 from noria.frontend.http.body import JsonBodyReader, decode
@@ -28,10 +30,8 @@ from noria.jobs.records import (
     TERMINAL_STATUSES,
     WEBHOOK_EVENTS,
     Job,
-    JobEvent,
     JobRecord,
     NewJob,
-    StatusEventData,
     WebhookEvent,
     as_job,
     new_job_id,
@@ -42,9 +42,12 @@ from noria.protocol.request import ImageRequestBody
 
 ENDPOINTS = ("/t2i", "/v1/images/generations")
 DEFAULT_LIMIT, MAX_LIMIT = 20, 100
+MAX_STREAMS = 256
+"""Of the events of jobs, of one front end. Each holds a connection; all of them share one query every half second."""
+MAX_STREAMS_PER_CLIENT = 64
+"""A quarter of `MAX_STREAMS`: one client cannot keep others out."""
+_STREAM_RETRY_AFTER_S = 10.0
 
-# Progress is stored at most this often.
-_POLL_INTERVAL_S = 0.5
 IDEMPOTENCY_KEY_PATTERN = "[!-~]{1,255}"
 CURSOR_PATTERN = "[0-9a-f]{1,15}"  # fits into a signed 64-bit integer
 
@@ -77,6 +80,9 @@ class JobRoutes:
         self._generation_service, self._body_reader = generation_service, body_reader
         self._config, self._open_service = config, open_service
         self._started_service: JobService | None = None
+        self._stream_limiter = ConcurrencyLimiter(
+            "streams of the events of jobs", MAX_STREAMS, MAX_STREAMS_PER_CLIENT, _STREAM_RETRY_AFTER_S
+        )
         self._draining = asyncio.Event()
 
     @property
@@ -186,27 +192,23 @@ class JobRoutes:
         record = await self._service.get(job_id, _owner(http))
         if record.status in TERMINAL_STATUSES and after >= record.last_event:
             return Response(status_code=204)  # there will be no more events; on 204 an EventSource does not reconnect
-        frames = self._frames(job_id, after, http.state.request_id)
-        return sse.EventStream(frames, _no_cleanup, self._draining)  # clients reconnect with their Last-Event-ID
+        client = client_id_of(http)
+        self._stream_limiter.acquire(client)
 
-    async def _frames(self, job_id: str, after: int, request_id: str) -> AsyncGenerator[bytes, None]:
-        idle_s = 0.0
+        async def release() -> None:
+            self._stream_limiter.release(client)
+
+        frames = self._frames(record, after, http.state.request_id)
+        return sse.EventStream(frames, release, self._draining)  # clients reconnect with their Last-Event-ID
+
+    async def _frames(self, record: JobRecord, after: int, request_id: str) -> AsyncGenerator[bytes, None]:
         try:
-            while True:
-                # Read before its events, so that they include the one that ended it.
-                record = await self._service.get(job_id)
-                for event in await self._service.events(job_id, after):
-                    yield sse.serialize_event(event.type, msgspec.Raw(event.data), str(event.seq))
-                    after, idle_s = event.seq, 0.0
-                    if _is_terminal(event):
-                        return
-                if record.status in TERMINAL_STATUSES:
-                    return
-                if idle_s >= sse.KEEP_ALIVE_INTERVAL_S:
-                    yield sse.KEEP_ALIVE_COMMENT
-                    idle_s = 0.0
-                await asyncio.sleep(_POLL_INTERVAL_S)
-                idle_s += _POLL_INTERVAL_S
+            async with contextlib.aclosing(self._service.follow(record, after, sse.KEEP_ALIVE_INTERVAL_S)) as followed:
+                async for events in followed:
+                    if not events:
+                        yield sse.KEEP_ALIVE_COMMENT
+                    for event in events:
+                        yield sse.serialize_event(event.type, msgspec.Raw(event.data), str(event.seq))
         except NoriaError as error:
             yield sse.serialize_event("error", error_body(error, request_id))
 
@@ -310,11 +312,3 @@ def _parse_last_event_id(headers: Mapping[str, str]) -> int:
             field="Last-Event-ID",
         )
     return int(text)
-
-
-def _is_terminal(event: JobEvent) -> bool:
-    return event.type == "status" and msgspec.json.decode(event.data, type=StatusEventData).status in TERMINAL_STATUSES
-
-
-async def _no_cleanup() -> None:
-    """Do nothing: a job continues when a stream of its events ends."""
