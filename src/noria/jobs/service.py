@@ -18,7 +18,7 @@ from noria.jobs.periodic import run_periodically
 from noria.jobs.records import JobEvent, JobRecord, JobState, NewJob
 from noria.jobs.results import ResultStore
 from noria.jobs.schema import open_jobs_database
-from noria.jobs.store import JobStore
+from noria.jobs.store import JobStore, Page
 from noria.jobs.thread_offloader import ThreadOffloader
 from noria.jobs.webhooks.client import WebhookClient, read_secret
 from noria.jobs.webhooks.dispatcher import WebhookDispatcher
@@ -114,7 +114,7 @@ class JobService:
         """
         return await self._offload(self._store.get, job_id, made_by)
 
-    async def page(self, limit: int, before_seq: int | None, made_by: str | None = None) -> list[JobRecord]:
+    async def page(self, limit: int, before_seq: int | None, made_by: str | None = None) -> Page:
         """See `JobStore.page`."""
         return await self._offload(self._store.page, limit, before_seq, made_by)
 

@@ -8,8 +8,9 @@ cost at worst a second execution, never a second end.
 Calls block: run them in threads. Any number of processes may call at once. `now` is Unix time in seconds.
 """
 
+import itertools
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -37,6 +38,18 @@ LEASE_S = 15.0
 # A job that crashes its process costs a restart for each loss. A harmless job does not lose 20 processes in a row,
 # however many are killed.
 MAX_LOSSES = 20
+
+
+# Of the texts of the jobs of one page, unless a single one is longer. Only jobs of older versions, and those whose prompts
+# are longer than by default, have more than 10,000 characters.
+MAX_PAGE_CHARS = 1_048_576
+
+
+class Page(NamedTuple):
+    """Some jobs of a list, and whether more follow."""
+
+    records: list[JobRecord]
+    has_more: bool
 
 
 class JobStore:
@@ -113,15 +126,25 @@ class JobStore:
             )
         return found
 
-    def page(self, limit: int, before_seq: int | None = None, made_by: str | None = None) -> list[JobRecord]:
+    def page(self, limit: int, before_seq: int | None = None, made_by: str | None = None) -> Page:
         """The newest `limit` jobs, newest first; with `before_seq`, of those accepted before it.
 
-        New jobs do not shift later pages. With `made_by`, only the jobs of that API key.
+        Fewer, but at least one, if they are longer than `MAX_PAGE_CHARS` together. New jobs do not shift later pages.
+        With `made_by`, only the jobs of that API key.
         """
-        query = sa.select(jobs).where(_is_made_by(made_by)).order_by(jobs.c.seq.desc()).limit(limit)
+        num_chars = sa.func.length(jobs.c.input) + sa.func.length(jobs.c.request)
+        sizes = (
+            sa.select(jobs.c.seq, num_chars).where(_is_made_by(made_by)).order_by(jobs.c.seq.desc()).limit(limit + 1)
+        )
         if before_seq is not None:
-            query = query.where(jobs.c.seq < before_seq)
-        return self._all(query)
+            sizes = sizes.where(jobs.c.seq < before_seq)
+        with self._engine.connect() as connection:
+            rows = connection.execute(sizes).all()
+            totals = itertools.accumulate(size for _, size in rows[:limit])
+            num_jobs = max(1, sum(total <= MAX_PAGE_CHARS for total in totals))
+            seqs = [seq for seq, _ in rows[:num_jobs]]
+            found = connection.execute(sa.select(jobs).where(jobs.c.seq.in_(seqs)).order_by(jobs.c.seq.desc()))
+            return Page([JobRecord(**row._mapping) for row in found], len(rows) > num_jobs)
 
     def cancel(self, job_id: str, now: float, made_by: str | None = None) -> JobRecord:
         """Cancel the job unless it has ended. Returns its record.
@@ -296,13 +319,15 @@ class JobStore:
 
     def expire(self, ttl_s: float, now: float) -> int:
         """Fail the jobs that were not started within `ttl_s`. Returns their number."""
-        waiting = sa.select(jobs).where(jobs.c.status == "starting", jobs.c.created_at < now - ttl_s)
+        waiting = sa.select(jobs.c.id, jobs.c.attempt).where(
+            jobs.c.status == "starting", jobs.c.created_at < now - ttl_s
+        )
         error = JobExpired(f"no engine could run the job within {ttl_s:g} s. Post it again when its model is served.")
         expired = 0
-        for record in self._all(waiting):
-            is_unchanged = sa.and_(
-                jobs.c.id == record.id, jobs.c.attempt == record.attempt, jobs.c.status == "starting"
-            )
+        with self._engine.connect() as connection:
+            rows = connection.execute(waiting).all()
+        for row in rows:
+            is_unchanged = sa.and_(jobs.c.id == row.id, jobs.c.attempt == row.attempt, jobs.c.status == "starting")
             expired += self._commit_transition(is_unchanged, "failed", now, **_error_columns(error)) is not None
         return expired
 

@@ -22,7 +22,7 @@ from noria.frontend.http import sse
 from noria.frontend.http.body import JsonBodyReader, decode
 from noria.frontend.http.errors import error_body
 from noria.frontend.http.json_response import json_response
-from noria.frontend.routes.openai_images import GenerationsRequestBody, admit_generation
+from noria.frontend.routes.openai_images import IGNORED_FIELDS, GenerationsRequestBody, admit_generation
 from noria.frontend.services.generation import AdmittedRequest, GenerationService
 from noria.frontend.services.job_executor import GenerationJobExecutor, serialize_request
 from noria.frontend.services.request_validation import apply_headers
@@ -46,6 +46,7 @@ MAX_STREAMS = 256
 """Of the events of jobs, of one front end. Each holds a connection; all of them share one query every half second."""
 MAX_STREAMS_PER_CLIENT = 64
 """A quarter of `MAX_STREAMS`: one client cannot keep others out."""
+_MAX_BASE_URL_CHARS = 300  # a host name has at most 255
 _STREAM_RETRY_AFTER_S = 10.0
 
 IDEMPOTENCY_KEY_PATTERN = "[!-~]{1,255}"
@@ -61,7 +62,7 @@ class JobRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JobList(Struct, frozen=True):
-    """One page of `GET /v1/jobs`, newest first."""
+    """One page of `GET /v1/jobs`, newest first. It may have fewer jobs than requested, if they are long."""
 
     results: list[Job]
     next: str | None  # the URL of the next page
@@ -128,13 +129,14 @@ class JobRoutes:
         job_id = new_job_id()
         admitted = admit_input(self._generation_service, body.input, api_client, job_id, http.headers)
         events = body.webhook_events_filter
+        job_input = {name: value for name, value in body.input.items() if name not in IGNORED_FIELDS}
         new_job = NewJob(
             id=job_id,
             model=admitted.spec.name,
             version=admitted.spec.fingerprint,
-            input=msgspec.json.encode(body.input | {"seed": admitted.request.payload.seed}),
+            input=msgspec.json.encode(job_input | {"seed": admitted.request.payload.seed}),
             request=serialize_request(admitted),
-            base_url=str(http.base_url),
+            base_url=_base_url(http),
             priority=admitted.request.priority,
             webhook=body.webhook,
             webhook_events=WEBHOOK_EVENTS if events is None else _in_order(events),
@@ -166,11 +168,11 @@ class JobRoutes:
 
     async def _list(self, http: Request) -> Response:
         limit = _parse_limit(http.query_params.get("limit"))
-        records = await self._service.page(limit + 1, _parse_cursor(http.query_params.get("cursor")), _owner(http))
+        page = await self._service.page(limit, _parse_cursor(http.query_params.get("cursor")), _owner(http))
         next_url = None
-        if len(records) > limit:
-            next_url = f"{http.base_url}v1/jobs?limit={limit}&cursor={records[limit - 1].seq:x}"
-        return json_response(JobList([as_job(record) for record in records[:limit]], next_url))
+        if page.has_more:
+            next_url = f"{http.base_url}v1/jobs?limit={limit}&cursor={page.records[-1].seq:x}"
+        return json_response(JobList([as_job(record) for record in page.records], next_url))
 
     async def job(self, http: Request) -> Response:
         """GET returns a job; DELETE cancels it, unless it has ended."""
@@ -269,6 +271,14 @@ def _idempotency_key(headers: Mapping[str, str]) -> str | None:
             field="Idempotency-Key",
         )
     return key
+
+
+def _base_url(http: Request) -> str:
+    """Return the URL of the server as the client addressed it. It is stored, and part of each URL of the job."""
+    url = str(http.base_url)
+    if len(url) > _MAX_BASE_URL_CHARS:
+        raise InvalidField(f"header Host is {short_repr(http.headers.get('host'))}; no host is so long.", field="Host")
+    return url
 
 
 def _job_id(http: Request) -> str:
