@@ -187,6 +187,15 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "(a password goes into PGPASSWORD or PGPASSFILE: process listings show settings)"
         ),
     ] = "auto"
+    database_timeout_s: Annotated[
+        float,
+        Meta(
+            ge=1,
+            le=600,
+            description="a statement that PostgreSQL does not answer within this time fails, and a request that waits as "
+            "long for a free thread; either is answered 503",
+        ),
+    ] = 10.0
     results: Annotated[
         str,
         Meta(

@@ -21,7 +21,7 @@ def serving_jobs(new_engine, tmp_path, **jobs):
     keys.write_text("".join(tables))
     config = Config(
         data_dir=str(tmp_path / "data"),
-        frontend=FrontendConfig(max_images=4, max_steps=100, api_keys_file=str(keys)),
+        frontend=FrontendConfig(max_images=4, max_steps=100, drain_s=1, api_keys_file=str(keys)),
         jobs=JobsConfig(**jobs),
     )
     engine = new_engine()

@@ -75,8 +75,10 @@ deliveries = Table(
 SCHEMA = database.Schema("jobs", setting="jobs.database", version_key="schema", metadata=metadata)
 
 
-def open_jobs_database(setting: str, data_folder: pathlib.Path) -> Engine:
+def open_jobs_database(setting: str, data_folder: pathlib.Path, timeout_s: float = 10.0) -> Engine:
     """The database that `jobs.database` names, with the tables of jobs; `auto` is a SQLite file in `data_folder`.
+
+    `timeout_s` is PostgreSQL's time for a statement.
 
     Raises:
         ConfigError: see `storage.database`.
@@ -84,4 +86,4 @@ def open_jobs_database(setting: str, data_folder: pathlib.Path) -> Engine:
     """
     url = database.database_url(SCHEMA, setting, data_folder / "jobs.sqlite")
     # A connection for each thread, so that no thread waits for one; they are opened as they are needed.
-    return database.open_database(SCHEMA, url, NUM_REQUEST_THREADS + NUM_WORKER_THREADS)
+    return database.open_database(SCHEMA, url, NUM_REQUEST_THREADS + NUM_WORKER_THREADS, timeout_s)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import pathlib
+import threading
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Collection
@@ -19,7 +20,7 @@ from noria.jobs.records import JobEvent, JobRecord, JobState, NewJob
 from noria.jobs.results import ResultStore
 from noria.jobs.schema import open_jobs_database
 from noria.jobs.store import JobStore, Page
-from noria.jobs.thread_offloader import ThreadOffloader
+from noria.jobs.thread_offloader import NUM_WORKER_THREADS, ThreadOffloader
 from noria.jobs.webhooks.client import WebhookClient, read_secret
 from noria.jobs.webhooks.dispatcher import WebhookDispatcher
 from noria.jobs.webhooks.outbox import Outbox
@@ -29,6 +30,9 @@ from noria.observe.logs.request_log import LogPrompts
 from noria.observe.metrics import declarations
 from noria.observe.traces.tracer import GLOBAL_TRACER
 
+# Then jobs that could not be requeued are left to their leases. A connection that is being made may take 4 s more; the
+# supervisor kills a front end 8 s after it has begun to stop its jobs.
+_STOP_TIMEOUT_S = 3.0
 _CLEAN_EVERY_S = 30.0
 _CLEAN_BATCH_SIZE = 100  # jobs of one query
 
@@ -62,10 +66,11 @@ class JobService:
         self._webhook_client = WebhookClient(
             secret, allow_private=config.webhook_allow_private, resolve=self._resolver, tracer=tracer
         )
-        engine = open_jobs_database(config.database, data_folder)
+        engine = open_jobs_database(config.database, data_folder, config.database_timeout_s)
         self._store, self._outbox = JobStore(engine, JobCompletionReporter(tracer, log_prompts)), Outbox(engine)
         self._owner = f"{worker_id}/{uuid.uuid4().hex}"
-        self._offload = ThreadOffloader()
+        self._offload = ThreadOffloader(max_wait_s=config.database_timeout_s)
+        self._offload_files = ThreadOffloader(NUM_WORKER_THREADS)
         self._feed = JobEventFeed(self._states, self.events)
         self._worker: JobWorker | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -73,7 +78,7 @@ class JobService:
     async def start(self, executor: JobExecutor) -> None:
         """Start executing jobs, delivering webhooks and cleaning up."""
         self._worker = JobWorker(
-            self._store, self._results, executor, self._offload, self._owner, self._clock, self._tracer
+            self._store, self._results, executor, self._offload_files, self._owner, self._clock, self._tracer
         )
         dispatcher = WebhookDispatcher(self._outbox, self._webhook_client, self._offload, self._clock)
         cleanup = run_periodically(self._clean_up, lambda: asyncio.sleep(_CLEAN_EVERY_S))
@@ -85,7 +90,16 @@ class JobService:
             self._worker.stop_claiming()
 
     async def stop(self) -> None:
-        """Requeue running jobs and close everything."""
+        """Requeue running jobs and close everything, whether PostgreSQL answers or not."""
+        interruption = threading.Timer(_STOP_TIMEOUT_S, self._store.interrupt)
+        interruption.start()
+        try:
+            await self._stop()
+        finally:
+            interruption.cancel()
+            interruption.join()
+
+    async def _stop(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -95,6 +109,7 @@ class JobService:
         await self._webhook_client.close()
         self._resolver.close()
         self._offload.close()
+        self._offload_files.close()
         self._store.close()
 
     async def accept(self, new_job: NewJob) -> tuple[JobRecord, bool]:

@@ -32,7 +32,7 @@ from noria.jobs.records import (
 from noria.jobs.schema import events, jobs
 from noria.jobs.transitions import publish_status, transition, write_event
 from noria.observe.logs.request_log import RequestLogRecord
-from noria.storage.database import write_transaction
+from noria.storage.database import interrupt, write_transaction
 
 LEASE_S = 15.0
 # A job that crashes its process costs a restart for each loss. A harmless job does not lose 20 processes in a row,
@@ -57,6 +57,10 @@ class JobStore:
 
     def __init__(self, engine: Engine, reporter: JobCompletionReporter | None = None) -> None:
         self._engine, self._reporter = engine, reporter or JobCompletionReporter()
+
+    def interrupt(self) -> None:
+        """Fail all calls that wait for PostgreSQL, and all later ones."""
+        interrupt(self._engine)
 
     def close(self) -> None:
         """Close all connections."""
