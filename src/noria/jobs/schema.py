@@ -5,7 +5,19 @@ A 202 response is a promise: `storage/database.py` makes each commit durable.
 
 import pathlib
 
-from sqlalchemy import BigInteger, Column, Engine, Float, Index, Integer, MetaData, Table, Text, UniqueConstraint
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Engine,
+    Float,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+)
 
 from noria.jobs.thread_offloader import NUM_REQUEST_THREADS, NUM_WORKER_THREADS
 from noria.storage import database
@@ -48,6 +60,7 @@ jobs = Table(
     Index("noria_jobs_of", "made_by", "seq"),
     Index("noria_jobs_line", "status", "order_at"),
     Index("noria_jobs_ended", "completed_at"),
+    Index("noria_jobs_turns", "status", "made_by", "order_at"),  # since version 2
     sqlite_autoincrement=True,  # numbers of deleted jobs are not reused: cursors of pages stay valid
 )
 
@@ -72,7 +85,19 @@ deliveries = Table(
     Index("noria_deliveries_due", "due_at"),
 )
 
-SCHEMA = database.Schema("jobs", setting="jobs.database", version_key="schema", metadata=metadata)
+
+def _add_index_of_turns(connection: Connection) -> None:
+    """Counting the queued jobs of a key read all of them: 31 ms for each new job among 10,000, with the index 3.5 ms."""
+    next(index for index in jobs.indexes if index.name == "noria_jobs_turns").create(connection)
+
+
+SCHEMA = database.Schema(
+    "jobs",
+    setting="jobs.database",
+    version_key="schema",
+    metadata=metadata,
+    migrations=(_add_index_of_turns,),
+)
 
 
 def open_jobs_database(setting: str, data_folder: pathlib.Path, timeout_s: float = 10.0) -> Engine:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import os
 import pathlib
 import threading
@@ -116,7 +117,14 @@ class JobService:
         """Store a job; see `JobStore.accept`. Raises also InvalidField if its webhook URL is not allowed."""
         if new_job.webhook is not None:
             await self._webhook_client.check_url(new_job.webhook)
-        record, is_new = await self._offload(self._store.accept, new_job, self._config.max_queued, self._clock())
+        max_queued, per_key = self._config.max_queued, self._config.max_queued_per_key
+        record, is_new = await self._offload(
+            self._store.accept,
+            new_job,
+            max_queued,
+            self._clock(),
+            max_queued_per_key=math.ceil(max_queued / 4) if per_key == "auto" else per_key,
+        )
         if is_new:
             declarations.JOBS_ACCEPTED.inc()
         self._wake()

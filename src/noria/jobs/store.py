@@ -17,7 +17,16 @@ import sqlalchemy as sa
 from sqlalchemy import ColumnElement, Engine
 from sqlalchemy.exc import IntegrityError
 
-from noria.errors import EngineLost, IdempotencyConflict, JobExpired, JobNotFound, NoriaError, QueueFull, short_repr
+from noria.errors import (
+    EngineLost,
+    IdempotencyConflict,
+    JobExpired,
+    JobNotFound,
+    NoriaError,
+    QueueFull,
+    RateLimited,
+    short_repr,
+)
 from noria.jobs.completion import JobCompletionReporter
 from noria.jobs.records import (
     TERMINAL_STATUSES,
@@ -31,6 +40,7 @@ from noria.jobs.records import (
 )
 from noria.jobs.schema import events, jobs
 from noria.jobs.transitions import publish_status, transition, write_event
+from noria.jobs.turns import QueuedJob, Turns
 from noria.observe.logs.request_log import RequestLogRecord
 from noria.storage.database import interrupt, write_transaction
 
@@ -56,7 +66,7 @@ class JobStore:
     """The jobs of a database opened by `schema.open_jobs_database`. Passes each job that it ends to `reporter`."""
 
     def __init__(self, engine: Engine, reporter: JobCompletionReporter | None = None) -> None:
-        self._engine, self._reporter = engine, reporter or JobCompletionReporter()
+        self._engine, self._reporter, self._turns = engine, reporter or JobCompletionReporter(), Turns()
 
     def interrupt(self) -> None:
         """Fail all calls that wait for PostgreSQL, and all later ones."""
@@ -68,13 +78,16 @@ class JobStore:
 
     # ── For clients ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def accept(self, new_job: NewJob, max_queued: int, now: float) -> tuple[JobRecord, bool]:
+    def accept(
+        self, new_job: NewJob, max_queued: int, now: float, max_queued_per_key: int | None = None
+    ) -> tuple[JobRecord, bool]:
         """Store `new_job`, or find the job that its idempotency key created before.
 
         Returns the job and whether it is new. When this returns, the job is durable.
 
         Raises:
             IdempotencyConflict: the key was used with another body before.
+            RateLimited: the API key has `max_queued_per_key` queued jobs.
             QueueFull: `max_queued` jobs are queued. Front ends that accept at the same moment may each exceed it by
                 one.
 
@@ -83,10 +96,16 @@ class JobStore:
             return existing, False
         try:
             with write_transaction(self._engine) as connection:
-                num_waiting = connection.scalar(
-                    sa.select(sa.func.count()).select_from(jobs).where(jobs.c.status == "starting")
-                )
-                assert num_waiting is not None
+                of_this_key = sa.func.count().filter(jobs.c.made_by == new_job.made_by)
+                num_waiting, num_of_key = connection.execute(
+                    sa.select(sa.func.count(), of_this_key).select_from(jobs).where(jobs.c.status == "starting")
+                ).one()
+                if new_job.made_by and max_queued_per_key is not None and num_of_key >= max_queued_per_key:
+                    raise RateLimited(
+                        f"the key {new_job.made_by!r} has {num_of_key} queued jobs; at most {max_queued_per_key} are "
+                        "allowed. Try again later.",
+                        retry_after_s=60.0,
+                    )
                 if num_waiting >= max_queued:
                     raise QueueFull(
                         f"{num_waiting} jobs are queued; at most {max_queued} are allowed. Try again later.",
@@ -180,7 +199,7 @@ class JobStore:
     def claim(self, owner: str, models: Collection[tuple[str, str]], limit: int, now: float) -> list[JobRecord]:
         """Claim up to `limit` jobs for `owner`, of any (model, version) in `models`.
 
-        Fails a job that was lost `MAX_LOSSES` times instead of claiming it.
+        API keys take turns. Fails a job that was lost `MAX_LOSSES` times instead of claiming it.
         """
         if limit < 1 or not models:
             return []
@@ -191,11 +210,8 @@ class JobStore:
         is_executable = sa.or_(
             *(sa.and_(jobs.c.model == model, jobs.c.version == version) for model, version in models)
         )
-        candidates = self._all(
-            sa.select(jobs).where(is_claimable, is_executable).order_by(jobs.c.order_at, jobs.c.seq).limit(limit)
-        )
         claimed = []
-        for candidate in candidates:
+        for candidate in self._next_jobs(sa.and_(is_claimable, is_executable), limit, now):
             is_unchanged = sa.and_(jobs.c.id == candidate.id, jobs.c.attempt == candidate.attempt, is_claimable)
             num_losses = candidate.num_losses + (candidate.status == "processing")
             if num_losses >= MAX_LOSSES:
@@ -217,6 +233,22 @@ class JobStore:
             if record is not None:
                 claimed.append(record)
         return claimed
+
+    def _next_jobs(self, condition: ColumnElement[bool], limit: int, now: float) -> list[QueuedJob]:
+        """Up to `limit` jobs that fulfil `condition`, in the order in which they are to be claimed."""
+        place = sa.func.row_number().over(partition_by=jobs.c.made_by, order_by=(jobs.c.order_at, jobs.c.seq))
+        columns = [jobs.c[name] for name in QueuedJob._fields]
+        placed = sa.select(*columns, place.label("place")).where(condition).subquery()
+        first_of_each_key = sa.select(*(placed.c[name] for name in QueuedJob._fields)).where(placed.c.place <= limit)
+        running = (
+            sa.select(jobs.c.made_by, sa.func.count())
+            .where(jobs.c.status == "processing", jobs.c.lease_until >= now)
+            .group_by(jobs.c.made_by)
+        )
+        with self._engine.connect() as connection:
+            queued = [QueuedJob(*row) for row in connection.execute(first_of_each_key)]
+            num_running = {row[0]: row[1] for row in connection.execute(running)}
+        return self._turns.take(queued, num_running, limit)
 
     def renew(self, claims: Mapping[Claim, bytes | None], now: float) -> set[Claim]:
         """Renew the leases of `claims` and store the progress (JSON) of those that made any.
