@@ -30,6 +30,7 @@ from noria.jobs.worker import JobExecutor, JobWorker
 from noria.observe.logs.request_log import LogPrompts
 from noria.observe.metrics import declarations
 from noria.observe.traces.tracer import GLOBAL_TRACER
+from noria.storage.private_files import warn_if_open_to_others
 
 # Then jobs that could not be requeued are left to their leases. A connection that is being made may take 4 s more; the
 # supervisor kills a front end 8 s after it has begun to stop its jobs.
@@ -61,6 +62,8 @@ class JobService:
         log_prompts: LogPrompts = "off",
     ) -> None:
         self._config, self._clock, self._tracer = config, clock, tracer
+        if data_folder.exists():
+            warn_if_open_to_others(data_folder)
         self._results = ResultStore(config.results, data_folder)
         secret = read_secret(config.webhook_secret_file, data_folder)
         self._resolver = Resolver()

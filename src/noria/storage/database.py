@@ -23,6 +23,7 @@ from sqlalchemy.engine.url import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from noria.errors import ConfigError, short_repr
+from noria.storage.private_files import create_private_file, make_private_folder
 
 _BUSY_TIMEOUT_S = 20.0  # how long a writer of SQLite waits for the others; each holds the lock for milliseconds
 _CONNECT_TIMEOUT_S = 4  # to PostgreSQL
@@ -169,7 +170,10 @@ def _create_engine(url: URL, num_connections: int) -> Engine:
     if url.get_backend_name() != "sqlite":
         return _create_postgresql_engine(url, num_connections)
     assert url.database is not None
-    pathlib.Path(url.database).absolute().parent.mkdir(parents=True, exist_ok=True)
+    file = pathlib.Path(url.database).absolute()
+    make_private_folder(file.parent)
+    if not url.database.startswith("file:"):  # SQLite's own URLs
+        create_private_file(file)  # SQLite gives its other files the same mode
     engine = sa.create_engine(url, connect_args={"timeout": _BUSY_TIMEOUT_S}, pool_size=num_connections)
 
     @sa.event.listens_for(engine, "connect")

@@ -30,6 +30,7 @@ from noria.errors import ConfigError, InvalidField, short_repr
 from noria.jobs.webhooks.outbox import WebhookDelivery
 from noria.jobs.webhooks.url_check import ResolveHost, WebhookTarget, check_webhook_url
 from noria.observe.traces.tracer import GLOBAL_TRACER, fail, trace_headers
+from noria.storage.private_files import make_private_folder
 
 MAX_TRIES = 12  # the last about 4 hours after the first
 
@@ -91,7 +92,7 @@ def _create_secret(file: pathlib.Path) -> None:
     """Atomically create the file with a new secret, readable by its owner only, unless it exists."""
     if file.exists():
         return
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_private_folder(file.parent)
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as opened:
