@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Collection
 
-from opentelemetry.trace import Tracer
+from opentelemetry.trace import Tracer, get_current_span
 
 from noria.config import Config, JobsConfig, data_folder
 from noria.errors import JobNotFound
@@ -22,14 +22,16 @@ from noria.jobs.results import ResultStore
 from noria.jobs.schema import open_jobs_database
 from noria.jobs.store import JobStore, Page
 from noria.jobs.thread_offloader import NUM_WORKER_THREADS, ThreadOffloader
+from noria.jobs.tracing import stored_trace_context
 from noria.jobs.webhooks.client import WebhookClient, read_secret
 from noria.jobs.webhooks.dispatcher import WebhookDispatcher
 from noria.jobs.webhooks.outbox import Outbox
 from noria.jobs.webhooks.resolver import Resolver
 from noria.jobs.worker import JobExecutor, JobWorker
+from noria.observe.logs.log_record import fields
 from noria.observe.logs.request_log import LogPrompts
 from noria.observe.metrics import declarations
-from noria.observe.traces.tracer import GLOBAL_TRACER
+from noria.observe.traces.tracer import GLOBAL_TRACER, RequestScope
 from noria.storage.private_files import warn_if_open_to_others
 
 # Then jobs that could not be requeued are left to their leases. A connection that is being made may take 4 s more; the
@@ -149,6 +151,14 @@ class JobService:
         record = await self._offload(self._store.cancel, job_id, self._clock(), made_by)
         self._wake()
         return record
+
+    async def erase(self, job_id: str, made_by: str | None = None) -> None:
+        """Delete a job, its images, events and pending webhooks, at once; cancels it before. Raises JobNotFound."""
+        record = await self.cancel(job_id, made_by)
+        await self._offload(self._results.delete, job_id)  # before its record, as in `clean_up`
+        await self._offload(self._store.delete, job_id, with_deliveries=True)
+        with RequestScope(job_id, get_current_span(stored_trace_context(record.request))):
+            log.info("%s is erased", job_id, extra=fields(event="job_erased", key=made_by, job_status=record.status))
 
     async def events(self, job_id: str, after: int) -> list[JobEvent]:
         """The events of a job after event number `after`."""

@@ -38,7 +38,7 @@ from noria.jobs.records import (
     NewJob,
     queue_order,
 )
-from noria.jobs.schema import events, jobs
+from noria.jobs.schema import deliveries, events, jobs
 from noria.jobs.transitions import publish_status, transition, write_event
 from noria.jobs.turns import QueuedJob, Turns
 from noria.observe.logs.request_log import RequestLogRecord
@@ -376,12 +376,15 @@ class JobStore:
         with self._engine.connect() as connection:
             return list(connection.scalars(query))
 
-    def delete(self, job_id: str) -> None:
-        """Delete an ended job and its events."""
+    def delete(self, job_id: str, *, with_deliveries: bool = False) -> None:
+        """Delete an ended job and its events; its webhooks that are still to be delivered, which hold it, on demand."""
         with write_transaction(self._engine) as connection:
             deleted = connection.execute(jobs.delete().where(jobs.c.id == job_id, jobs.c.status.in_(TERMINAL_STATUSES)))
             if deleted.rowcount:
                 connection.execute(events.delete().where(events.c.job_id == job_id))
+                if with_deliveries:
+                    is_of_job = deliveries.c.body.startswith(f'{{"id":"{job_id}"', autoescape=True)
+                    connection.execute(deliveries.delete().where(is_of_job))
 
     def _first(self, condition: ColumnElement[bool]) -> JobRecord | None:
         found = self._all(sa.select(jobs).where(condition))

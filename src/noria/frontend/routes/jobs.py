@@ -175,7 +175,10 @@ class JobRoutes:
         return json_response(JobList([as_job(record) for record in page.records], next_url))
 
     async def job(self, http: Request) -> Response:
-        """GET returns a job; DELETE cancels it, unless it has ended."""
+        """GET returns a job; DELETE cancels it, unless it has ended, and with `erase=true` erases it."""
+        if http.method == "DELETE" and _parse_erase(http):
+            await self._service.erase(_job_id(http), _owner(http))
+            return Response(status_code=204)
         action = self._service.cancel if http.method == "DELETE" else self._service.get
         record = await action(_job_id(http), _owner(http))
         return json_response(as_job(record))
@@ -304,6 +307,13 @@ def _parse_limit(text: str | None) -> int:
     if not re.fullmatch(r"\d{1,4}", text, re.ASCII) or not 1 <= int(text) <= MAX_LIMIT:
         raise InvalidField(f"limit is {short_repr(text)}; allowed are 1 to {MAX_LIMIT}.", field="limit")
     return int(text)
+
+
+def _parse_erase(http: Request) -> bool:
+    text = http.query_params.get("erase", "false")
+    if text not in ("true", "false"):
+        raise InvalidField(f"erase is {short_repr(text)}; allowed are true, false.", field="erase")
+    return text == "true"
 
 
 def _parse_cursor(text: str | None) -> int | None:
