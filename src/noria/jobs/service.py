@@ -1,6 +1,7 @@
 """The jobs of one front end: what its routes call, and the background tasks that execute, deliver and clean up."""
 
 import asyncio
+import functools
 import logging
 import math
 import os
@@ -121,7 +122,8 @@ class JobService:
     async def accept(self, new_job: NewJob) -> tuple[JobRecord, bool]:
         """Store a job; see `JobStore.accept`. Raises also InvalidField if its webhook URL is not allowed."""
         if new_job.webhook is not None:
-            await self._webhook_client.check_url(new_job.webhook)
+            resolve = functools.partial(self._resolver, client=new_job.made_by)
+            await self._webhook_client.check_url(new_job.webhook, resolve)
         max_queued, per_key = self._config.max_queued, self._config.max_queued_per_key
         record, is_new = await self._offload(
             self._store.accept,

@@ -26,7 +26,7 @@ import httpx2
 from opentelemetry.trace import Span, SpanKind, Tracer
 from standardwebhooks import Webhook
 
-from noria.errors import ConfigError, InvalidField, short_repr
+from noria.errors import ConfigError, NoriaError, short_repr
 from noria.jobs.webhooks.outbox import WebhookDelivery
 from noria.jobs.webhooks.url_check import ResolveHost, WebhookTarget, check_webhook_url
 from noria.observe.traces.tracer import GLOBAL_TRACER, fail, trace_headers
@@ -127,9 +127,9 @@ class WebhookClient:
         self._client: httpx2.AsyncClient | None = None
         self._client_lock = asyncio.Lock()
 
-    async def check_url(self, url: str) -> WebhookTarget:
-        """Resolve and check `url`. Raises InvalidField; see `check_webhook_url`."""
-        return await check_webhook_url(url, self._resolve, allow_private=self._allow_private)
+    async def check_url(self, url: str, resolve: ResolveHost | None = None) -> WebhookTarget:
+        """Resolve and check `url`. Raises InvalidField and JobsUnavailable; see `check_webhook_url`."""
+        return await check_webhook_url(url, resolve or self._resolve, allow_private=self._allow_private)
 
     async def send(self, delivery: WebhookDelivery, now: float) -> str | None:
         """Try once. Returns None if the receiver accepted it, else the reason in words."""
@@ -138,7 +138,7 @@ class WebhookClient:
             async with asyncio.timeout(_TOTAL_TIMEOUT_S):
                 target = await self.check_url(delivery.url)
                 status = await self._post(delivery, target, int(now), span)
-        except InvalidField as error:
+        except NoriaError as error:  # of `check_url`
             fail(span, error.code)
             return error.message.replace(short_repr(delivery.url), short_repr(delivery.safe_url))
         except TimeoutError:
