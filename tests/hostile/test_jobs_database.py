@@ -10,7 +10,6 @@ import psutil
 import pytest
 import sqlalchemy as sa
 
-from databases import database  # noqa: F401 - fixture
 from frontend.conftest import folder, new_engine  # noqa: F401 - fixtures
 from hostile.jobs_server import post_job, serving_jobs
 from noria.jobs.thread_offloader import NUM_REQUEST_THREADS
@@ -37,7 +36,7 @@ def standing_still(url):
 def test_callers_of_a_database_that_stands_still_get_503_and_nobody_else_notices(
     new_engine,  # noqa: F811
     tmp_path,
-    database,  # noqa: F811
+    database,
     caplog,
 ):
     with serving_jobs(new_engine, tmp_path, database=database, database_timeout_s=1) as (mallory, alice, engine):

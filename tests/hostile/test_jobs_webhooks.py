@@ -8,6 +8,10 @@ import threading
 import pytest
 
 from noria.errors import InvalidField, JobsUnavailable
+from noria.jobs.records import NewJob, new_job_id
+from noria.jobs.schema import open_jobs_database
+from noria.jobs.store import JobStore
+from noria.jobs.webhooks.outbox import MAX_IN_FLIGHT, MAX_PER_HOST, MAX_PER_KEY, Outbox
 from noria.jobs.webhooks.resolver import Resolver
 from noria.jobs.webhooks.url_check import check_webhook_url
 from waiting import TIMEOUT_S
@@ -61,3 +65,27 @@ def test_services_of_hosts_that_are_no_receivers_are_no_targets(url, words):
 
     with pytest.raises(InvalidField, match=words):
         asyncio.run(check_webhook_url(url, resolve))
+
+
+def test_a_receiver_that_does_not_answer_delays_only_its_own_deliveries(database, tmp_path):
+    engine = open_jobs_database(database, tmp_path)
+    store, outbox = JobStore(engine), Outbox(engine)
+
+    def accept(made_by, host, now):
+        new = NewJob(
+            new_job_id(), "m", "v", b"{}", b"{}", "http://noria.test/", webhook=f"https://{host}/", made_by=made_by
+        )
+        store.cancel(store.accept(new, 1000, now)[0].id, now)
+
+    for number in range(20):
+        accept("mallory", "tarpit.example", number)
+    in_flight = outbox.claim_due(MAX_IN_FLIGHT, 50.0)
+    assert len(in_flight) == MAX_PER_HOST
+    assert outbox.claim_due(MAX_IN_FLIGHT - len(in_flight), 50.0, in_flight) == []
+    for number in range(20):
+        accept("mallory", f"tarpit{number}.example", 20 + number)
+    accept("alice", "hooks.example", 49.0)
+    accept("", "hooks.example", 49.5)
+    more = outbox.claim_due(MAX_IN_FLIGHT - len(in_flight), 51.0, in_flight)
+    assert [delivery.made_by for delivery in more] == ["mallory"] * (MAX_PER_KEY - MAX_PER_HOST) + ["alice", ""]
+    store.close()
