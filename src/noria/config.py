@@ -187,6 +187,15 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "(a password goes into PGPASSWORD or PGPASSFILE: process listings show settings)"
         ),
     ] = "auto"
+    database_timeout_s: Annotated[
+        float,
+        Meta(
+            ge=1,
+            le=600,
+            description="a statement that PostgreSQL does not answer within this time fails, and a request that waits as "
+            "long for a free thread; either is answered 503",
+        ),
+    ] = 10.0
     results: Annotated[
         str,
         Meta(
@@ -208,6 +217,10 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(description="maximum jobs that one front end runs at once; `auto` is enough to fill the engines twice"),
     ] = "auto"
     max_queued: Annotated[int, Meta(ge=0, description="maximum queued jobs; more are rejected with 429")] = 10_000
+    max_queued_per_key: Annotated[
+        Annotated[int, Meta(ge=1)] | Auto,
+        Meta(description="maximum queued jobs of one API key; `auto` is a quarter of `jobs.max_queued`"),
+    ] = "auto"
     webhook_secret_file: Annotated[
         str,
         Meta(

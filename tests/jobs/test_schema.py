@@ -1,11 +1,13 @@
 """The database of jobs: created once, and named by `jobs.database`."""
 
-import pathlib
 import subprocess
 import sys
 
+import sqlalchemy as sa
+
 from noria.jobs.schema import open_jobs_database
 from noria.jobs.store import JobStore
+from noria.storage.database import write_transaction
 from waiting import TIMEOUT_S
 
 
@@ -34,12 +36,21 @@ def test_by_default_jobs_are_in_a_sqlite_file_of_the_data_folder(tmp_path):
     assert (tmp_path / "new" / "folder" / "jobs.sqlite").exists()
 
 
-def test_a_database_of_the_first_version_is_opened_unchanged(tmp_path):
+def test_a_database_of_the_first_version_is_migrated_and_keeps_its_jobs(database, tmp_path, job):
     """The table of versions has one row, whose key no release may rename: databases of older releases have it."""
-    import sqlite3
-
+    engine = open_jobs_database(database, tmp_path)
+    record, _ = JobStore(engine).accept(job(), 10, 1.0)
+    with write_transaction(engine) as connection:
+        connection.execute(sa.text("DROP INDEX noria_jobs_turns"))
+        for name in ("host", "made_by"):
+            connection.execute(sa.text(f"ALTER TABLE noria_deliveries DROP COLUMN {name}"))
+        connection.execute(sa.text("UPDATE noria_about SET value = '1' WHERE key = 'schema'"))
+    engine.dispose()
     for _ in range(2):
-        open_jobs_database("auto", pathlib.Path(tmp_path)).dispose()
-    with sqlite3.connect(tmp_path / "jobs.sqlite") as connection:
-        assert connection.execute("SELECT key, value FROM noria_about").fetchall() == [("schema", "1")]
-    connection.close()
+        engine = open_jobs_database(database, tmp_path)
+        assert JobStore(engine).get(record.id) == record
+        with engine.connect() as connection:
+            assert connection.execute(sa.text("SELECT key, value FROM noria_about")).all() == [("schema", "2")]
+        assert {"host", "made_by"} <= {column["name"] for column in sa.inspect(engine).get_columns("noria_deliveries")}
+        assert "noria_jobs_turns" in {index["name"] for index in sa.inspect(engine).get_indexes("noria_jobs")}
+        engine.dispose()

@@ -47,7 +47,7 @@ def test_a_job_is_accepted_executed_and_read(database, tmp_path, job):
             assert await service.image(record.id, 1) == (b"second", "webp")
             with pytest.raises(JobNotFound, match=r"no image 2: its images are 0 to 1\."):
                 await service.image(record.id, 2)
-            assert [listed.id for listed in await service.page(5, None)] == [record.id]
+            assert [listed.id for listed in (await service.page(5, None)).records] == [record.id]
             assert [event.seq for event in await service.events(record.id, 1)] == [2, 3]
             other, _ = await service.accept(job(model="other"))
             assert (await service.cancel(other.id)).status == "canceled"
@@ -62,7 +62,7 @@ def test_a_webhook_to_a_private_address_is_rejected_at_acceptance(tmp_path, job)
         async with serving(JobsConfig(), tmp_path) as service:
             with pytest.raises(InvalidField, match="not public"):
                 await service.accept(job(webhook="http://127.0.0.1:9/"))
-            assert await service.page(5, None) == []
+            assert (await service.page(5, None)).records == []
 
     asyncio.run(scenario())
 
@@ -78,7 +78,7 @@ def test_jobs_and_their_files_are_deleted_after_their_time_to_live(tmp_path, job
         ahead = 61.0
         async with serving(JobsConfig(ttl_s=60), tmp_path, lambda: time.time() + ahead) as service:
             async with asyncio.timeout(60):
-                while await service.page(1, None):  # noqa: ASYNC110 - polls a thread
+                while (await service.page(1, None)).records:  # noqa: ASYNC110 - polls a thread
                     await asyncio.sleep(0.02)
             with pytest.raises(JobNotFound):
                 await service.get(record.id)
@@ -101,12 +101,12 @@ def test_a_folder_that_cannot_be_deleted_blocks_no_other_deletion(store, tmp_pat
     undeletable = {names[0], names[1], names[3]}
     results = Results("auto", tmp_path)
     clean_up(store, results, 60.0, 1000.0)
-    assert {record.id for record in store.page(10)} == undeletable
+    assert {record.id for record in store.page(10).records} == undeletable
     assert "the images of 3 ended jobs" in caplog.text
     assert "Permission denied" in caplog.text
     undeletable = set()
     clean_up(store, results, 60.0, 1000.0)
-    assert store.page(10) == []
+    assert store.page(10).records == []
 
 
 def test_a_deleted_image_is_not_found(tmp_path, job):

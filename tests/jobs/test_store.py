@@ -77,9 +77,9 @@ def test_idempotency_keys_of_different_api_keys_do_not_clash(store, job):
 def test_an_api_key_sees_only_its_own_jobs_and_without_keys_all_are_visible(store, job):
     alices, bobs, nobodys = (accept(store, job(made_by=api_key)) for api_key in ("alice", "bob", ""))
     assert store.get(alices.id, "alice") == store.get(alices.id) == alices
-    assert store.page(9, made_by="alice") == [alices]
-    assert store.page(9, bobs.seq, made_by="bob") == []
-    assert store.page(9) == [nobodys, bobs, alices]
+    assert store.page(9, made_by="alice").records == [alices]
+    assert store.page(9, bobs.seq, made_by="bob").records == []
+    assert store.page(9).records == [nobodys, bobs, alices]
     for stranger in ("bob", "", "alic"):
         with pytest.raises(JobNotFound, match="it never existed"):
             store.get(alices.id, stranger)
@@ -105,11 +105,11 @@ def test_an_unknown_job_is_not_found(store):
 
 def test_pages_do_not_shift_when_jobs_are_added(store, job):
     old = [accept(store, job()).id for _ in range(5)]
-    first = store.page(2)
+    first = store.page(2).records
     for _ in range(3):
         accept(store, job())
-    second = store.page(2, first[-1].seq)
-    third = store.page(2, second[-1].seq)
+    second = store.page(2, first[-1].seq).records
+    third = store.page(2, second[-1].seq).records
     assert [record.id for record in (*first, *second, *third)] == old[::-1]
 
 

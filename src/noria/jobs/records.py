@@ -154,6 +154,14 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class JobState:
+    """What tells whether a job has new events."""
+
+    status: JobStatus
+    last_event: int
+
+
+@dataclass(frozen=True)
 class JobEvent:
     """One event of a job; `seq` counts from 1 without gaps."""
 

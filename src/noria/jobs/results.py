@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from noria.errors import ConfigError, short_repr
+from noria.storage.private_files import make_private_folder
 
 
 def reject_password(setting: str) -> None:
@@ -53,7 +54,8 @@ class ResultStore:
         try:
             self._filesystem, folder = url_to_fs(url)
             self._folder: str = folder.rstrip("/")
-            self._filesystem.makedirs(self._folder, exist_ok=True)
+            self._is_local = "file" in _protocols(self._filesystem)
+            self._make_folder(self._folder)
         except ImportError as error:
             raise ConfigError(
                 f"setting jobs.results is {short_repr(setting)}, which needs a package that is missing: {error}."
@@ -64,13 +66,12 @@ class ResultStore:
                 "jobs.results to a "
                 "writable folder, or jobs.results to a URL such as s3://bucket/folder."
             ) from error
-        self._is_local = "file" in _protocols(self._filesystem)
 
     def save(self, job_id: str, attempt: int, files: Sequence[bytes], suffix: str) -> list[str]:
         """Write the images of one attempt, each atomically. Returns their names for `read`."""
         names = [f"{attempt}-{index}.{suffix}" for index in range(len(files))]
         folder = f"{self._folder}/{job_id}"
-        self._filesystem.makedirs(folder, exist_ok=True)
+        self._make_folder(folder)
         for name, file in zip(names, files, strict=True):
             if self._is_local:
                 _write_atomically(pathlib.Path(folder), name, file)
@@ -103,6 +104,12 @@ class ResultStore:
         with contextlib.suppress(FileNotFoundError):
             self._filesystem.rm(f"{self._folder}/{job_id}", recursive=True)
 
+    def _make_folder(self, folder: str) -> None:
+        if self._is_local:
+            make_private_folder(pathlib.Path(folder))
+        else:
+            self._filesystem.makedirs(folder, exist_ok=True)
+
 
 def _protocols(filesystem: Any) -> tuple[str, ...]:
     return (filesystem.protocol,) if isinstance(filesystem.protocol, str) else tuple(filesystem.protocol)
@@ -111,7 +118,7 @@ def _protocols(filesystem: Any) -> tuple[str, ...]:
 def _write_atomically(folder: pathlib.Path, name: str, content: bytes) -> None:
     """Write, fsync and rename: like the database, the images of a succeeded job survive a power failure."""
     temporary = folder / f".{name}.part"
-    with temporary.open("wb") as file:
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

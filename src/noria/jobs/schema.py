@@ -5,7 +5,20 @@ A 202 response is a promise: `storage/database.py` makes each commit durable.
 
 import pathlib
 
-from sqlalchemy import BigInteger, Column, Engine, Float, Index, Integer, MetaData, Table, Text, UniqueConstraint
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Engine,
+    Float,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
 
 from noria.jobs.thread_offloader import NUM_REQUEST_THREADS, NUM_WORKER_THREADS
 from noria.storage import database
@@ -48,6 +61,7 @@ jobs = Table(
     Index("noria_jobs_of", "made_by", "seq"),
     Index("noria_jobs_line", "status", "order_at"),
     Index("noria_jobs_ended", "completed_at"),
+    Index("noria_jobs_turns", "status", "made_by", "order_at"),  # since version 2
     sqlite_autoincrement=True,  # numbers of deleted jobs are not reused: cursors of pages stay valid
 )
 
@@ -69,14 +83,36 @@ deliveries = Table(
     Column("body", Text, nullable=False),
     Column("num_tries", Integer, nullable=False),
     Column("due_at", Float(53), nullable=False),
+    # Since version 2; empty in rows that are older.
+    Column("host", Text, nullable=False, server_default=""),
+    Column("made_by", Text, nullable=False, server_default=""),
     Index("noria_deliveries_due", "due_at"),
 )
 
-SCHEMA = database.Schema("jobs", setting="jobs.database", version_key="schema", metadata=metadata)
+
+def _migrate_to_2(connection: Connection) -> None:
+    """Add what turns of keys need, and the shares of hosts and keys in deliveries.
+
+    Without the index, counting the queued jobs of a key took 31 ms for each new job among 10,000; with it 3.5 ms.
+    """
+    next(index for index in jobs.indexes if index.name == "noria_jobs_turns").create(connection)
+    for name in ("host", "made_by"):
+        connection.execute(text(f"ALTER TABLE noria_deliveries ADD COLUMN {name} TEXT NOT NULL DEFAULT ''"))
 
 
-def open_jobs_database(setting: str, data_folder: pathlib.Path) -> Engine:
+SCHEMA = database.Schema(
+    "jobs",
+    setting="jobs.database",
+    version_key="schema",
+    metadata=metadata,
+    migrations=(_migrate_to_2,),
+)
+
+
+def open_jobs_database(setting: str, data_folder: pathlib.Path, timeout_s: float = 10.0) -> Engine:
     """The database that `jobs.database` names, with the tables of jobs; `auto` is a SQLite file in `data_folder`.
+
+    `timeout_s` is PostgreSQL's time for a statement.
 
     Raises:
         ConfigError: see `storage.database`.
@@ -84,4 +120,4 @@ def open_jobs_database(setting: str, data_folder: pathlib.Path) -> Engine:
     """
     url = database.database_url(SCHEMA, setting, data_folder / "jobs.sqlite")
     # A connection for each thread, so that no thread waits for one; they are opened as they are needed.
-    return database.open_database(SCHEMA, url, NUM_REQUEST_THREADS + NUM_WORKER_THREADS)
+    return database.open_database(SCHEMA, url, NUM_REQUEST_THREADS + NUM_WORKER_THREADS, timeout_s)

@@ -1,33 +1,43 @@
 """The jobs of one front end: what its routes call, and the background tasks that execute, deliver and clean up."""
 
 import asyncio
+import functools
 import logging
+import math
 import os
 import pathlib
+import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 
-from opentelemetry.trace import Tracer
+from opentelemetry.trace import Tracer, get_current_span
 
 from noria.config import Config, JobsConfig, data_folder
 from noria.errors import JobNotFound
 from noria.jobs.completion import JobCompletionReporter
+from noria.jobs.event_feed import JobEventFeed
 from noria.jobs.periodic import run_periodically
-from noria.jobs.records import JobEvent, JobRecord, NewJob
+from noria.jobs.records import JobEvent, JobRecord, JobState, NewJob
 from noria.jobs.results import ResultStore
 from noria.jobs.schema import open_jobs_database
-from noria.jobs.store import JobStore
-from noria.jobs.thread_offloader import ThreadOffloader
+from noria.jobs.store import JobStore, Page
+from noria.jobs.thread_offloader import NUM_WORKER_THREADS, ThreadOffloader
+from noria.jobs.tracing import stored_trace_context
 from noria.jobs.webhooks.client import WebhookClient, read_secret
 from noria.jobs.webhooks.dispatcher import WebhookDispatcher
 from noria.jobs.webhooks.outbox import Outbox
 from noria.jobs.webhooks.resolver import Resolver
 from noria.jobs.worker import JobExecutor, JobWorker
+from noria.observe.logs.log_record import fields
 from noria.observe.logs.request_log import LogPrompts
 from noria.observe.metrics import declarations
-from noria.observe.traces.tracer import GLOBAL_TRACER
+from noria.observe.traces.tracer import GLOBAL_TRACER, RequestScope
+from noria.storage.private_files import warn_if_open_to_others
 
+# Then jobs that could not be requeued are left to their leases. A connection that is being made may take 4 s more; the
+# supervisor kills a front end 8 s after it has begun to stop its jobs.
+_STOP_TIMEOUT_S = 3.0
 _CLEAN_EVERY_S = 30.0
 _CLEAN_BATCH_SIZE = 100  # jobs of one query
 
@@ -55,23 +65,27 @@ class JobService:
         log_prompts: LogPrompts = "off",
     ) -> None:
         self._config, self._clock, self._tracer = config, clock, tracer
+        if data_folder.exists():
+            warn_if_open_to_others(data_folder)
         self._results = ResultStore(config.results, data_folder)
         secret = read_secret(config.webhook_secret_file, data_folder)
         self._resolver = Resolver()
         self._webhook_client = WebhookClient(
             secret, allow_private=config.webhook_allow_private, resolve=self._resolver, tracer=tracer
         )
-        engine = open_jobs_database(config.database, data_folder)
+        engine = open_jobs_database(config.database, data_folder, config.database_timeout_s)
         self._store, self._outbox = JobStore(engine, JobCompletionReporter(tracer, log_prompts)), Outbox(engine)
         self._owner = f"{worker_id}/{uuid.uuid4().hex}"
-        self._offload = ThreadOffloader()
+        self._offload = ThreadOffloader(max_wait_s=config.database_timeout_s)
+        self._offload_files = ThreadOffloader(NUM_WORKER_THREADS)
+        self._feed = JobEventFeed(self._states, self.events)
         self._worker: JobWorker | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, executor: JobExecutor) -> None:
         """Start executing jobs, delivering webhooks and cleaning up."""
         self._worker = JobWorker(
-            self._store, self._results, executor, self._offload, self._owner, self._clock, self._tracer
+            self._store, self._results, executor, self._offload_files, self._owner, self._clock, self._tracer
         )
         dispatcher = WebhookDispatcher(self._outbox, self._webhook_client, self._offload, self._clock)
         cleanup = run_periodically(self._clean_up, lambda: asyncio.sleep(_CLEAN_EVERY_S))
@@ -83,22 +97,41 @@ class JobService:
             self._worker.stop_claiming()
 
     async def stop(self) -> None:
-        """Requeue running jobs and close everything."""
+        """Requeue running jobs and close everything, whether PostgreSQL answers or not."""
+        interruption = threading.Timer(_STOP_TIMEOUT_S, self._store.interrupt)
+        interruption.start()
+        try:
+            await self._stop()
+        finally:
+            interruption.cancel()
+            interruption.join()
+
+    async def _stop(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._feed.close()
         if self._worker is not None:
             await self._worker.stop()
         await self._webhook_client.close()
         self._resolver.close()
         self._offload.close()
+        self._offload_files.close()
         self._store.close()
 
     async def accept(self, new_job: NewJob) -> tuple[JobRecord, bool]:
         """Store a job; see `JobStore.accept`. Raises also InvalidField if its webhook URL is not allowed."""
         if new_job.webhook is not None:
-            await self._webhook_client.check_url(new_job.webhook)
-        record, is_new = await self._offload(self._store.accept, new_job, self._config.max_queued, self._clock())
+            resolve = functools.partial(self._resolver, client=new_job.made_by)
+            await self._webhook_client.check_url(new_job.webhook, resolve)
+        max_queued, per_key = self._config.max_queued, self._config.max_queued_per_key
+        record, is_new = await self._offload(
+            self._store.accept,
+            new_job,
+            max_queued,
+            self._clock(),
+            max_queued_per_key=math.ceil(max_queued / 4) if per_key == "auto" else per_key,
+        )
         if is_new:
             declarations.JOBS_ACCEPTED.inc()
         self._wake()
@@ -111,7 +144,7 @@ class JobService:
         """
         return await self._offload(self._store.get, job_id, made_by)
 
-    async def page(self, limit: int, before_seq: int | None, made_by: str | None = None) -> list[JobRecord]:
+    async def page(self, limit: int, before_seq: int | None, made_by: str | None = None) -> Page:
         """See `JobStore.page`."""
         return await self._offload(self._store.page, limit, before_seq, made_by)
 
@@ -121,9 +154,21 @@ class JobService:
         self._wake()
         return record
 
+    async def erase(self, job_id: str, made_by: str | None = None) -> None:
+        """Delete a job, its images, events and pending webhooks, at once; cancels it before. Raises JobNotFound."""
+        record = await self.cancel(job_id, made_by)
+        await self._offload(self._results.delete, job_id)  # before its record, as in `clean_up`
+        await self._offload(self._store.delete, job_id, with_deliveries=True)
+        with RequestScope(job_id, get_current_span(stored_trace_context(record.request))):
+            log.info("%s is erased", job_id, extra=fields(event="job_erased", key=made_by, job_status=record.status))
+
     async def events(self, job_id: str, after: int) -> list[JobEvent]:
         """The events of a job after event number `after`."""
         return await self._offload(self._store.events, job_id, after)
+
+    def follow(self, record: JobRecord, after: int, idle_s: float) -> AsyncGenerator[list[JobEvent], None]:
+        """The events of a job after event number `after` as they come; see `JobEventFeed.follow`."""
+        return self._feed.follow(record.id, JobState(record.status, record.last_event), after, idle_s)
 
     async def image(self, job_id: str, index: int, made_by: str | None = None) -> tuple[bytes, str]:
         """Image `index` of a job, and the suffix of its file. Raises JobNotFound."""
@@ -138,6 +183,9 @@ class JobService:
         if content is None:
             raise JobNotFound(f"image {index} of job {job_id} no longer exists.")
         return content, names[index].rpartition(".")[2]
+
+    async def _states(self, job_ids: Collection[str]) -> dict[str, JobState]:
+        return await self._offload(self._store.states, list(job_ids))
 
     def _wake(self) -> None:
         if self._worker is not None:

@@ -8,29 +8,41 @@ cost at worst a second execution, never a second end.
 Calls block: run them in threads. Any number of processes may call at once. `now` is Unix time in seconds.
 """
 
+import itertools
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy import ColumnElement, Engine
 from sqlalchemy.exc import IntegrityError
 
-from noria.errors import EngineLost, IdempotencyConflict, JobExpired, JobNotFound, NoriaError, QueueFull, short_repr
+from noria.errors import (
+    EngineLost,
+    IdempotencyConflict,
+    JobExpired,
+    JobNotFound,
+    NoriaError,
+    QueueFull,
+    RateLimited,
+    short_repr,
+)
 from noria.jobs.completion import JobCompletionReporter
 from noria.jobs.records import (
     TERMINAL_STATUSES,
     Claim,
     JobEvent,
     JobRecord,
+    JobState,
     JobStatus,
     NewJob,
     queue_order,
 )
-from noria.jobs.schema import events, jobs
+from noria.jobs.schema import deliveries, events, jobs
 from noria.jobs.transitions import publish_status, transition, write_event
+from noria.jobs.turns import QueuedJob, Turns
 from noria.observe.logs.request_log import RequestLogRecord
-from noria.storage.database import write_transaction
+from noria.storage.database import interrupt, write_transaction
 
 LEASE_S = 15.0
 # A job that crashes its process costs a restart for each loss. A harmless job does not lose 20 processes in a row,
@@ -38,11 +50,27 @@ LEASE_S = 15.0
 MAX_LOSSES = 20
 
 
+# Of the texts of the jobs of one page, unless a single one is longer. Only jobs of older versions, and those whose prompts
+# are longer than by default, have more than 10,000 characters.
+MAX_PAGE_CHARS = 1_048_576
+
+
+class Page(NamedTuple):
+    """Some jobs of a list, and whether more follow."""
+
+    records: list[JobRecord]
+    has_more: bool
+
+
 class JobStore:
     """The jobs of a database opened by `schema.open_jobs_database`. Passes each job that it ends to `reporter`."""
 
     def __init__(self, engine: Engine, reporter: JobCompletionReporter | None = None) -> None:
-        self._engine, self._reporter = engine, reporter or JobCompletionReporter()
+        self._engine, self._reporter, self._turns = engine, reporter or JobCompletionReporter(), Turns()
+
+    def interrupt(self) -> None:
+        """Fail all calls that wait for PostgreSQL, and all later ones."""
+        interrupt(self._engine)
 
     def close(self) -> None:
         """Close all connections."""
@@ -50,13 +78,16 @@ class JobStore:
 
     # ── For clients ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def accept(self, new_job: NewJob, max_queued: int, now: float) -> tuple[JobRecord, bool]:
+    def accept(
+        self, new_job: NewJob, max_queued: int, now: float, max_queued_per_key: int | None = None
+    ) -> tuple[JobRecord, bool]:
         """Store `new_job`, or find the job that its idempotency key created before.
 
         Returns the job and whether it is new. When this returns, the job is durable.
 
         Raises:
             IdempotencyConflict: the key was used with another body before.
+            RateLimited: the API key has `max_queued_per_key` queued jobs.
             QueueFull: `max_queued` jobs are queued. Front ends that accept at the same moment may each exceed it by
                 one.
 
@@ -65,10 +96,16 @@ class JobStore:
             return existing, False
         try:
             with write_transaction(self._engine) as connection:
-                num_waiting = connection.scalar(
-                    sa.select(sa.func.count()).select_from(jobs).where(jobs.c.status == "starting")
-                )
-                assert num_waiting is not None
+                of_this_key = sa.func.count().filter(jobs.c.made_by == new_job.made_by)
+                num_waiting, num_of_key = connection.execute(
+                    sa.select(sa.func.count(), of_this_key).select_from(jobs).where(jobs.c.status == "starting")
+                ).one()
+                if new_job.made_by and max_queued_per_key is not None and num_of_key >= max_queued_per_key:
+                    raise RateLimited(
+                        f"the key {new_job.made_by!r} has {num_of_key} queued jobs; at most {max_queued_per_key} are "
+                        "allowed. Try again later.",
+                        retry_after_s=60.0,
+                    )
                 if num_waiting >= max_queued:
                     raise QueueFull(
                         f"{num_waiting} jobs are queued; at most {max_queued} are allowed. Try again later.",
@@ -112,15 +149,25 @@ class JobStore:
             )
         return found
 
-    def page(self, limit: int, before_seq: int | None = None, made_by: str | None = None) -> list[JobRecord]:
+    def page(self, limit: int, before_seq: int | None = None, made_by: str | None = None) -> Page:
         """The newest `limit` jobs, newest first; with `before_seq`, of those accepted before it.
 
-        New jobs do not shift later pages. With `made_by`, only the jobs of that API key.
+        Fewer, but at least one, if they are longer than `MAX_PAGE_CHARS` together. New jobs do not shift later pages.
+        With `made_by`, only the jobs of that API key.
         """
-        query = sa.select(jobs).where(_is_made_by(made_by)).order_by(jobs.c.seq.desc()).limit(limit)
+        num_chars = sa.func.length(jobs.c.input) + sa.func.length(jobs.c.request)
+        sizes = (
+            sa.select(jobs.c.seq, num_chars).where(_is_made_by(made_by)).order_by(jobs.c.seq.desc()).limit(limit + 1)
+        )
         if before_seq is not None:
-            query = query.where(jobs.c.seq < before_seq)
-        return self._all(query)
+            sizes = sizes.where(jobs.c.seq < before_seq)
+        with self._engine.connect() as connection:
+            rows = connection.execute(sizes).all()
+            totals = itertools.accumulate(size for _, size in rows[:limit])
+            num_jobs = max(1, sum(total <= MAX_PAGE_CHARS for total in totals))
+            seqs = [seq for seq, _ in rows[:num_jobs]]
+            found = connection.execute(sa.select(jobs).where(jobs.c.seq.in_(seqs)).order_by(jobs.c.seq.desc()))
+            return Page([JobRecord(**row._mapping) for row in found], len(rows) > num_jobs)
 
     def cancel(self, job_id: str, now: float, made_by: str | None = None) -> JobRecord:
         """Cancel the job unless it has ended. Returns its record.
@@ -141,12 +188,18 @@ class JobStore:
         with self._engine.connect() as connection:
             return [JobEvent(**row._mapping) for row in connection.execute(query)]
 
+    def states(self, job_ids: Collection[str]) -> dict[str, JobState]:
+        """The states of those of the jobs that exist."""
+        query = sa.select(jobs.c.id, jobs.c.status, jobs.c.last_event).where(jobs.c.id.in_(job_ids))
+        with self._engine.connect() as connection:
+            return {row.id: JobState(row.status, row.last_event) for row in connection.execute(query)}
+
     # ── For workers ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def claim(self, owner: str, models: Collection[tuple[str, str]], limit: int, now: float) -> list[JobRecord]:
         """Claim up to `limit` jobs for `owner`, of any (model, version) in `models`.
 
-        Fails a job that was lost `MAX_LOSSES` times instead of claiming it.
+        API keys take turns. Fails a job that was lost `MAX_LOSSES` times instead of claiming it.
         """
         if limit < 1 or not models:
             return []
@@ -157,11 +210,8 @@ class JobStore:
         is_executable = sa.or_(
             *(sa.and_(jobs.c.model == model, jobs.c.version == version) for model, version in models)
         )
-        candidates = self._all(
-            sa.select(jobs).where(is_claimable, is_executable).order_by(jobs.c.order_at, jobs.c.seq).limit(limit)
-        )
         claimed = []
-        for candidate in candidates:
+        for candidate in self._next_jobs(sa.and_(is_claimable, is_executable), limit, now):
             is_unchanged = sa.and_(jobs.c.id == candidate.id, jobs.c.attempt == candidate.attempt, is_claimable)
             num_losses = candidate.num_losses + (candidate.status == "processing")
             if num_losses >= MAX_LOSSES:
@@ -183,6 +233,22 @@ class JobStore:
             if record is not None:
                 claimed.append(record)
         return claimed
+
+    def _next_jobs(self, condition: ColumnElement[bool], limit: int, now: float) -> list[QueuedJob]:
+        """Up to `limit` jobs that fulfil `condition`, in the order in which they are to be claimed."""
+        place = sa.func.row_number().over(partition_by=jobs.c.made_by, order_by=(jobs.c.order_at, jobs.c.seq))
+        columns = [jobs.c[name] for name in QueuedJob._fields]
+        placed = sa.select(*columns, place.label("place")).where(condition).subquery()
+        first_of_each_key = sa.select(*(placed.c[name] for name in QueuedJob._fields)).where(placed.c.place <= limit)
+        running = (
+            sa.select(jobs.c.made_by, sa.func.count())
+            .where(jobs.c.status == "processing", jobs.c.lease_until >= now)
+            .group_by(jobs.c.made_by)
+        )
+        with self._engine.connect() as connection:
+            queued = [QueuedJob(*row) for row in connection.execute(first_of_each_key)]
+            num_running = {row[0]: row[1] for row in connection.execute(running)}
+        return self._turns.take(queued, num_running, limit)
 
     def renew(self, claims: Mapping[Claim, bytes | None], now: float) -> set[Claim]:
         """Renew the leases of `claims` and store the progress (JSON) of those that made any.
@@ -289,13 +355,15 @@ class JobStore:
 
     def expire(self, ttl_s: float, now: float) -> int:
         """Fail the jobs that were not started within `ttl_s`. Returns their number."""
-        waiting = sa.select(jobs).where(jobs.c.status == "starting", jobs.c.created_at < now - ttl_s)
+        waiting = sa.select(jobs.c.id, jobs.c.attempt).where(
+            jobs.c.status == "starting", jobs.c.created_at < now - ttl_s
+        )
         error = JobExpired(f"no engine could run the job within {ttl_s:g} s. Post it again when its model is served.")
         expired = 0
-        for record in self._all(waiting):
-            is_unchanged = sa.and_(
-                jobs.c.id == record.id, jobs.c.attempt == record.attempt, jobs.c.status == "starting"
-            )
+        with self._engine.connect() as connection:
+            rows = connection.execute(waiting).all()
+        for row in rows:
+            is_unchanged = sa.and_(jobs.c.id == row.id, jobs.c.attempt == row.attempt, jobs.c.status == "starting")
             expired += self._commit_transition(is_unchanged, "failed", now, **_error_columns(error)) is not None
         return expired
 
@@ -308,12 +376,15 @@ class JobStore:
         with self._engine.connect() as connection:
             return list(connection.scalars(query))
 
-    def delete(self, job_id: str) -> None:
-        """Delete an ended job and its events."""
+    def delete(self, job_id: str, *, with_deliveries: bool = False) -> None:
+        """Delete an ended job and its events; its webhooks that are still to be delivered, which hold it, on demand."""
         with write_transaction(self._engine) as connection:
             deleted = connection.execute(jobs.delete().where(jobs.c.id == job_id, jobs.c.status.in_(TERMINAL_STATUSES)))
             if deleted.rowcount:
                 connection.execute(events.delete().where(events.c.job_id == job_id))
+                if with_deliveries:
+                    is_of_job = deliveries.c.body.startswith(f'{{"id":"{job_id}"', autoescape=True)
+                    connection.execute(deliveries.delete().where(is_of_job))
 
     def _first(self, condition: ColumnElement[bool]) -> JobRecord | None:
         found = self._all(sa.select(jobs).where(condition))

@@ -5,6 +5,7 @@ The event of the new status and its webhook delivery are written in the same tra
 
 import uuid
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 from sqlalchemy import ColumnElement, Connection
@@ -67,6 +68,8 @@ def publish_status(connection: Connection, record: JobRecord, now: float) -> Non
                 body=msgspec.json.encode(as_job(record)).decode(),
                 num_tries=0,
                 due_at=now,
+                host=(urlsplit(record.webhook).hostname or "").rstrip("."),
+                made_by=record.made_by,
             )
         )
 

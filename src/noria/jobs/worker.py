@@ -19,6 +19,7 @@ from noria.errors import (
     EngineLost,
     EngineUnavailable,
     InternalError,
+    JobNotFound,
     JobsUnavailable,
     NoriaError,
     QueueFull,
@@ -319,7 +320,10 @@ class JobWorker:
 
     async def _abandon(self, running_job: _RunningJob) -> None:
         """Log why the result of an execution is dropped: another process ended the job and reported it, or runs it."""
-        record = await self._offload_database(self._store.get, running_job.claim.job_id)
+        try:
+            record = await self._offload_database(self._store.get, running_job.claim.job_id)
+        except JobNotFound:  # it was erased
+            return
         has_ended = record.status in TERMINAL_STATUSES
         log.log(
             logging.DEBUG if has_ended else logging.WARNING,

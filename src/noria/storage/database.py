@@ -1,5 +1,7 @@
 """Opens SQL databases: SQLite or PostgreSQL, by the same statements. Knows no table but the one of schema versions.
 
+**Time.** A server of PostgreSQL that stands still holds nobody up: `timed_connection.py` bounds each statement.
+
 **Durability.** A commit must survive a killed process (WAL alone gives that) and also a power failure: SQLite runs in
 WAL mode with `synchronous=FULL`, one fsync a commit. `NORMAL` would sync at checkpoints only and could lose the last
 commits at a power failure. PostgreSQL's default, `synchronous_commit=on`, promises the same.
@@ -21,10 +23,14 @@ from sqlalchemy.engine.url import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from noria.errors import ConfigError, short_repr
+from noria.storage.private_files import create_private_file, make_private_folder
 
 _BUSY_TIMEOUT_S = 20.0  # how long a writer of SQLite waits for the others; each holds the lock for milliseconds
+_CONNECT_TIMEOUT_S = 4  # to PostgreSQL
+_MIGRATION_TIMEOUT_S = 600.0  # of a statement that creates or changes tables, or waits for another process that does
 _LOCK_KEY = 0x6E6F726961  # "noria": PostgreSQL's advisory lock around creating and migrating tables
 _WRITES_OPTION = "noria_writes"  # the execution option of a connection that will write
+_LIMITS_OPTION = "noria_limits"  # of an engine for PostgreSQL: its `StatementLimits`
 
 _about_metadata = MetaData()
 
@@ -87,10 +93,10 @@ def database_url(schema: Schema, value: str, auto_file: pathlib.Path) -> URL:
     raise ConfigError(f"setting {schema.setting} is of the kind {short_repr(url.drivername)}. {allowed}")
 
 
-def open_database(schema: Schema, url: URL, num_connections: int) -> Engine:
+def open_database(schema: Schema, url: URL, num_connections: int, timeout_s: float = 10.0) -> Engine:
     """A pool of up to `num_connections` connections to a database whose tables are those of `schema`.
 
-    Creates the tables in an empty database and migrates those of an older version.
+    A statement that PostgreSQL does not answer within `timeout_s` fails with an OperationalError. Creates the tables in an empty database and migrates those of an older version.
 
     Raises:
         ConfigError: the database cannot be reached or written, its driver is missing, or its tables are of a newer
@@ -102,6 +108,8 @@ def open_database(schema: Schema, url: URL, num_connections: int) -> Engine:
         try:
             with write_transaction(engine) as connection:
                 _prepare_tables(connection, schema, url)
+            if (limits := engine.get_execution_options().get(_LIMITS_OPTION)) is not None:
+                limits.timeout_s = timeout_s
         except BaseException:
             engine.dispose()
             raise
@@ -126,6 +134,12 @@ def write_transaction(engine: Engine) -> AbstractContextManager[Connection]:
     In SQLite it takes the write lock at its start, not half-way.
     """
     return engine.execution_options(**{_WRITES_OPTION: True}).begin()
+
+
+def interrupt(engine: Engine) -> None:
+    """Fail all statements that wait for PostgreSQL, and all later ones: the process is about to end."""
+    if (limits := engine.get_execution_options().get(_LIMITS_OPTION)) is not None:
+        limits.interrupted = True
 
 
 def _prepare_tables(connection: Connection, schema: Schema, url: URL) -> None:
@@ -154,11 +168,12 @@ def _prepare_tables(connection: Connection, schema: Schema, url: URL) -> None:
 
 def _create_engine(url: URL, num_connections: int) -> Engine:
     if url.get_backend_name() != "sqlite":
-        return sa.create_engine(
-            url, pool_pre_ping=True, pool_size=num_connections, connect_args={"connect_timeout": 10}
-        )
+        return _create_postgresql_engine(url, num_connections)
     assert url.database is not None
-    pathlib.Path(url.database).absolute().parent.mkdir(parents=True, exist_ok=True)
+    file = pathlib.Path(url.database).absolute()
+    make_private_folder(file.parent)
+    if not url.database.startswith("file:"):  # SQLite's own URLs
+        create_private_file(file)  # SQLite gives its other files the same mode
     engine = sa.create_engine(url, connect_args={"timeout": _BUSY_TIMEOUT_S}, pool_size=num_connections)
 
     @sa.event.listens_for(engine, "connect")
@@ -171,6 +186,25 @@ def _create_engine(url: URL, num_connections: int) -> Engine:
     def begin(connection: Connection) -> None:
         writes = connection.get_execution_options().get(_WRITES_OPTION, False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine
+
+
+def _create_postgresql_engine(url: URL, num_connections: int) -> Engine:
+    from noria.storage.timed_connection import StatementLimits, TimedConnection
+
+    limits = StatementLimits(_MIGRATION_TIMEOUT_S)
+    engine = sa.create_engine(
+        url,
+        pool_pre_ping=True,
+        pool_size=num_connections,
+        connect_args={"connect_timeout": _CONNECT_TIMEOUT_S},
+        execution_options={_LIMITS_OPTION: limits},
+    )
+
+    @sa.event.listens_for(engine, "do_connect")
+    def connect(_dialect: Any, _record: Any, arguments: list[Any], parameters: dict[str, Any]) -> TimedConnection:
+        return TimedConnection.open(limits, *arguments, **parameters)
 
     return engine
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from noria.errors import InvalidField
+from noria.errors import JobsUnavailable
 from noria.jobs.webhooks.resolver import Resolver
 from noria.jobs.webhooks.url_check import check_webhook_url
 from waiting import TIMEOUT_S
@@ -28,7 +28,7 @@ def test_a_lookup_without_an_answer_times_out_with_a_message():
     with contextlib.closing(Resolver(hang, timeout_s=0.05)) as resolver:
         try:
             for _ in range(20):  # more than there are threads: the limit includes waiting for one
-                with pytest.raises(InvalidField, match=r"no answer within 0\.05 s"):
+                with pytest.raises(JobsUnavailable, match=r"no answer within 0\.05 s"):
                     asyncio.run(check_webhook_url("https://slow.example/", resolver))
         finally:
             released.set()

@@ -175,6 +175,8 @@ def _translate_validation_error(text: str, raw: bytes, struct_type: type[T]) -> 
         return InvalidField(f"{missing[1]} is missing.", field=missing[1])
     if not field:
         return InvalidBody(f"the body is not an object: {problem}.")
+    if too_long := re.fullmatch(r"Expected `str` of length <= (\d+)", problem):
+        return InvalidField(f"{field} has more than {too_long[1]} characters.", field=field)
     return InvalidField(f"{field} is {_value_of(field, raw)}; {_allowed_types(field, struct_type)}.", field=field)
 
 

@@ -38,6 +38,14 @@ def job_paths() -> dict[str, Any]:
         errors=[InvalidField, *job_errors],
     )
     events_operation["responses"]["204"] = {"description": "the job has ended, and has no later events"}
+    delete_operation = operation(
+        "Cancel or erase a job",
+        "Its images leave the running batch. A job that has ended is not changed. With `erase=true` the job, its images "
+        "and its pending webhooks are deleted at once, whether it has ended or not.",
+        content=json_content(Job),
+        errors=[InvalidField, *job_errors],
+    )
+    delete_operation["responses"]["204"] = {"description": "the job is erased"}
     return {
         "/v1/jobs": {
             "post": submit_operation
@@ -55,13 +63,8 @@ def job_paths() -> dict[str, Any]:
                 "Get a job", "In the form of Replicate's predictions.", content=json_content(Job), errors=job_errors
             )
             | {"parameters": id_parameters},
-            "delete": operation(
-                "Cancel a job",
-                "Its images leave the running batch. A job that has ended is not changed.",
-                content=json_content(Job),
-                errors=job_errors,
-            )
-            | {"parameters": id_parameters},
+            "delete": delete_operation
+            | {"parameters": [*id_parameters, parameter("erase", "query", type="boolean", default=False)]},
         },
         "/v1/jobs/{id}/events": {
             "get": events_operation

@@ -1,6 +1,7 @@
 """`/v1/jobs`: asynchronous image requests over HTTP. `noria.jobs` stores and runs them."""
 
 import asyncio
+import contextlib
 import hashlib
 import re
 import time
@@ -15,12 +16,13 @@ from starlette.routing import Route
 
 from noria.config import Config
 from noria.errors import InvalidField, JobNotFound, NoriaError, short_repr
+from noria.frontend.access.concurrency_limits import ConcurrencyLimiter, client_id_of
 from noria.frontend.access.quotas import ApiClient
 from noria.frontend.http import sse
 from noria.frontend.http.body import JsonBodyReader, decode
 from noria.frontend.http.errors import error_body
 from noria.frontend.http.json_response import json_response
-from noria.frontend.routes.openai_images import GenerationsRequestBody, admit_generation
+from noria.frontend.routes.openai_images import IGNORED_FIELDS, GenerationsRequestBody, admit_generation
 from noria.frontend.services.generation import AdmittedRequest, GenerationService
 from noria.frontend.services.job_executor import GenerationJobExecutor, serialize_request
 from noria.frontend.services.request_validation import apply_headers
@@ -28,10 +30,8 @@ from noria.jobs.records import (
     TERMINAL_STATUSES,
     WEBHOOK_EVENTS,
     Job,
-    JobEvent,
     JobRecord,
     NewJob,
-    StatusEventData,
     WebhookEvent,
     as_job,
     new_job_id,
@@ -42,9 +42,13 @@ from noria.protocol.request import ImageRequestBody
 
 ENDPOINTS = ("/t2i", "/v1/images/generations")
 DEFAULT_LIMIT, MAX_LIMIT = 20, 100
+MAX_STREAMS = 256
+"""Of the events of jobs, of one front end. Each holds a connection; all of them share one query every half second."""
+MAX_STREAMS_PER_CLIENT = 64
+"""A quarter of `MAX_STREAMS`: one client cannot keep others out."""
+_MAX_BASE_URL_CHARS = 300  # a host name has at most 255
+_STREAM_RETRY_AFTER_S = 10.0
 
-# Progress is stored at most this often.
-_POLL_INTERVAL_S = 0.5
 IDEMPOTENCY_KEY_PATTERN = "[!-~]{1,255}"
 CURSOR_PATTERN = "[0-9a-f]{1,15}"  # fits into a signed 64-bit integer
 
@@ -58,7 +62,7 @@ class JobRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JobList(Struct, frozen=True):
-    """One page of `GET /v1/jobs`, newest first."""
+    """One page of `GET /v1/jobs`, newest first. It may have fewer jobs than requested, if they are long."""
 
     results: list[Job]
     next: str | None  # the URL of the next page
@@ -77,6 +81,9 @@ class JobRoutes:
         self._generation_service, self._body_reader = generation_service, body_reader
         self._config, self._open_service = config, open_service
         self._started_service: JobService | None = None
+        self._stream_limiter = ConcurrencyLimiter(
+            "streams of the events of jobs", MAX_STREAMS, MAX_STREAMS_PER_CLIENT, _STREAM_RETRY_AFTER_S
+        )
         self._draining = asyncio.Event()
 
     @property
@@ -122,13 +129,14 @@ class JobRoutes:
         job_id = new_job_id()
         admitted = admit_input(self._generation_service, body.input, api_client, job_id, http.headers)
         events = body.webhook_events_filter
+        job_input = {name: value for name, value in body.input.items() if name not in IGNORED_FIELDS}
         new_job = NewJob(
             id=job_id,
             model=admitted.spec.name,
             version=admitted.spec.fingerprint,
-            input=msgspec.json.encode(body.input | {"seed": admitted.request.payload.seed}),
+            input=msgspec.json.encode(job_input | {"seed": admitted.request.payload.seed}),
             request=serialize_request(admitted),
-            base_url=str(http.base_url),
+            base_url=_base_url(http),
             priority=admitted.request.priority,
             webhook=body.webhook,
             webhook_events=WEBHOOK_EVENTS if events is None else _in_order(events),
@@ -160,14 +168,17 @@ class JobRoutes:
 
     async def _list(self, http: Request) -> Response:
         limit = _parse_limit(http.query_params.get("limit"))
-        records = await self._service.page(limit + 1, _parse_cursor(http.query_params.get("cursor")), _owner(http))
+        page = await self._service.page(limit, _parse_cursor(http.query_params.get("cursor")), _owner(http))
         next_url = None
-        if len(records) > limit:
-            next_url = f"{http.base_url}v1/jobs?limit={limit}&cursor={records[limit - 1].seq:x}"
-        return json_response(JobList([as_job(record) for record in records[:limit]], next_url))
+        if page.has_more:
+            next_url = f"{http.base_url}v1/jobs?limit={limit}&cursor={page.records[-1].seq:x}"
+        return json_response(JobList([as_job(record) for record in page.records], next_url))
 
     async def job(self, http: Request) -> Response:
-        """GET returns a job; DELETE cancels it, unless it has ended."""
+        """GET returns a job; DELETE cancels it, unless it has ended, and with `erase=true` erases it."""
+        if http.method == "DELETE" and _parse_erase(http):
+            await self._service.erase(_job_id(http), _owner(http))
+            return Response(status_code=204)
         action = self._service.cancel if http.method == "DELETE" else self._service.get
         record = await action(_job_id(http), _owner(http))
         return json_response(as_job(record))
@@ -186,27 +197,23 @@ class JobRoutes:
         record = await self._service.get(job_id, _owner(http))
         if record.status in TERMINAL_STATUSES and after >= record.last_event:
             return Response(status_code=204)  # there will be no more events; on 204 an EventSource does not reconnect
-        frames = self._frames(job_id, after, http.state.request_id)
-        return sse.EventStream(frames, _no_cleanup, self._draining)  # clients reconnect with their Last-Event-ID
+        client = client_id_of(http)
+        self._stream_limiter.acquire(client)
 
-    async def _frames(self, job_id: str, after: int, request_id: str) -> AsyncGenerator[bytes, None]:
-        idle_s = 0.0
+        async def release() -> None:
+            self._stream_limiter.release(client)
+
+        frames = self._frames(record, after, http.state.request_id)
+        return sse.EventStream(frames, release, self._draining)  # clients reconnect with their Last-Event-ID
+
+    async def _frames(self, record: JobRecord, after: int, request_id: str) -> AsyncGenerator[bytes, None]:
         try:
-            while True:
-                # Read before its events, so that they include the one that ended it.
-                record = await self._service.get(job_id)
-                for event in await self._service.events(job_id, after):
-                    yield sse.serialize_event(event.type, msgspec.Raw(event.data), str(event.seq))
-                    after, idle_s = event.seq, 0.0
-                    if _is_terminal(event):
-                        return
-                if record.status in TERMINAL_STATUSES:
-                    return
-                if idle_s >= sse.KEEP_ALIVE_INTERVAL_S:
-                    yield sse.KEEP_ALIVE_COMMENT
-                    idle_s = 0.0
-                await asyncio.sleep(_POLL_INTERVAL_S)
-                idle_s += _POLL_INTERVAL_S
+            async with contextlib.aclosing(self._service.follow(record, after, sse.KEEP_ALIVE_INTERVAL_S)) as followed:
+                async for events in followed:
+                    if not events:
+                        yield sse.KEEP_ALIVE_COMMENT
+                    for event in events:
+                        yield sse.serialize_event(event.type, msgspec.Raw(event.data), str(event.seq))
         except NoriaError as error:
             yield sse.serialize_event("error", error_body(error, request_id))
 
@@ -269,6 +276,14 @@ def _idempotency_key(headers: Mapping[str, str]) -> str | None:
     return key
 
 
+def _base_url(http: Request) -> str:
+    """Return the URL of the server as the client addressed it. It is stored, and part of each URL of the job."""
+    url = str(http.base_url)
+    if len(url) > _MAX_BASE_URL_CHARS:
+        raise InvalidField(f"header Host is {short_repr(http.headers.get('host'))}; no host is so long.", field="Host")
+    return url
+
+
 def _job_id(http: Request) -> str:
     """Return the job id in the path; raises JobNotFound if it is malformed, so that the database gets no other."""
     job_id: str = http.path_params["id"]
@@ -294,6 +309,13 @@ def _parse_limit(text: str | None) -> int:
     return int(text)
 
 
+def _parse_erase(http: Request) -> bool:
+    text = http.query_params.get("erase", "false")
+    if text not in ("true", "false"):
+        raise InvalidField(f"erase is {short_repr(text)}; allowed are true, false.", field="erase")
+    return text == "true"
+
+
 def _parse_cursor(text: str | None) -> int | None:
     if text is None:
         return None
@@ -310,11 +332,3 @@ def _parse_last_event_id(headers: Mapping[str, str]) -> int:
             field="Last-Event-ID",
         )
     return int(text)
-
-
-def _is_terminal(event: JobEvent) -> bool:
-    return event.type == "status" and msgspec.json.decode(event.data, type=StatusEventData).status in TERMINAL_STATUSES
-
-
-async def _no_cleanup() -> None:
-    """Do nothing: a job continues when a stream of its events ends."""

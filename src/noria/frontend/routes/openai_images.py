@@ -30,6 +30,9 @@ from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.messages import ShapeCosts
 from noria.protocol.request import EngineRequest, ImageFormat, ImageRequestBody, Priority
 
+MAX_IGNORED_CHARS = 1024
+IgnoredText = Annotated[str, Meta(max_length=MAX_IGNORED_CHARS)]
+
 
 class GenerationsRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
     """The body of `POST /v1/images/generations`: OpenAI's fields, then Noria's."""
@@ -43,12 +46,12 @@ class GenerationsRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
     response_format: Literal["b64_json", "url"] | None = None
     stream: bool | None = None
     partial_images: int | None = None
-    quality: str | None = None
-    style: str | None = None
-    background: str | None = None
-    moderation: str | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
+    quality: IgnoredText | None = None
+    style: IgnoredText | None = None
+    background: IgnoredText | None = None
+    moderation: IgnoredText | None = None
+    user: IgnoredText | None = None
+    safety_identifier: IgnoredText | None = None
     seed: int | None = None
     negative_prompt: str = ""
     inference_steps: int | None = None

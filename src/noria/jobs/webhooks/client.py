@@ -26,10 +26,11 @@ import httpx2
 from opentelemetry.trace import Span, SpanKind, Tracer
 from standardwebhooks import Webhook
 
-from noria.errors import ConfigError, InvalidField, short_repr
+from noria.errors import ConfigError, NoriaError, short_repr
 from noria.jobs.webhooks.outbox import WebhookDelivery
 from noria.jobs.webhooks.url_check import ResolveHost, WebhookTarget, check_webhook_url
 from noria.observe.traces.tracer import GLOBAL_TRACER, fail, trace_headers
+from noria.storage.private_files import make_private_folder
 
 MAX_TRIES = 12  # the last about 4 hours after the first
 
@@ -91,7 +92,7 @@ def _create_secret(file: pathlib.Path) -> None:
     """Atomically create the file with a new secret, readable by its owner only, unless it exists."""
     if file.exists():
         return
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_private_folder(file.parent)
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as opened:
@@ -126,9 +127,9 @@ class WebhookClient:
         self._client: httpx2.AsyncClient | None = None
         self._client_lock = asyncio.Lock()
 
-    async def check_url(self, url: str) -> WebhookTarget:
-        """Resolve and check `url`. Raises InvalidField; see `check_webhook_url`."""
-        return await check_webhook_url(url, self._resolve, allow_private=self._allow_private)
+    async def check_url(self, url: str, resolve: ResolveHost | None = None) -> WebhookTarget:
+        """Resolve and check `url`. Raises InvalidField and JobsUnavailable; see `check_webhook_url`."""
+        return await check_webhook_url(url, resolve or self._resolve, allow_private=self._allow_private)
 
     async def send(self, delivery: WebhookDelivery, now: float) -> str | None:
         """Try once. Returns None if the receiver accepted it, else the reason in words."""
@@ -137,7 +138,7 @@ class WebhookClient:
             async with asyncio.timeout(_TOTAL_TIMEOUT_S):
                 target = await self.check_url(delivery.url)
                 status = await self._post(delivery, target, int(now), span)
-        except InvalidField as error:
+        except NoriaError as error:  # of `check_url`
             fail(span, error.code)
             return error.message.replace(short_repr(delivery.url), short_repr(delivery.safe_url))
         except TimeoutError:

@@ -13,13 +13,12 @@ from noria.errors import JobsUnavailable
 from noria.jobs.periodic import run_periodically
 from noria.jobs.thread_offloader import ThreadOffloader
 from noria.jobs.webhooks.client import WebhookClient, retry_delay_s
-from noria.jobs.webhooks.outbox import Outbox, WebhookDelivery
+from noria.jobs.webhooks.outbox import MAX_IN_FLIGHT, Outbox, WebhookDelivery
 from noria.observe.logs.log_record import fields
 from noria.observe.metrics import declarations
 from noria.observe.traces.tracer import RequestScope
 
 _POLL_EVERY_S = 1.0
-_MAX_IN_FLIGHT = 8  # a receiver that does not answer occupies one of them for 20 s
 
 log = logging.getLogger("noria.webhooks")
 
@@ -43,7 +42,7 @@ class WebhookDispatcher:
     ) -> None:
         self._outbox, self._client, self._offload = outbox, client, offload
         self._clock, self._uniform = clock, uniform
-        self._in_flight: set[asyncio.Task[None]] = set()
+        self._in_flight: dict[asyncio.Task[None], WebhookDelivery] = {}
 
     async def run(self) -> None:
         """Deliver due webhooks until cancelled.
@@ -58,13 +57,14 @@ class WebhookDispatcher:
             await asyncio.gather(*self._in_flight, return_exceptions=True)
 
     async def _dispatch_due(self) -> None:
-        num_free = _MAX_IN_FLIGHT - len(self._in_flight)
-        for delivery in await self._offload(self._outbox.claim_due, num_free, self._clock()):
+        in_flight = list(self._in_flight.values())
+        num_free = MAX_IN_FLIGHT - len(in_flight)
+        for delivery in await self._offload(self._outbox.claim_due, num_free, self._clock(), in_flight):
             # Tasks keep the scope in which they were created.
             with RequestScope(delivery.job_id, get_current_span(delivery.trace)):
                 task = asyncio.create_task(self._deliver(delivery))
-            self._in_flight.add(task)
-            task.add_done_callback(self._in_flight.discard)
+            self._in_flight[task] = delivery
+            task.add_done_callback(self._in_flight.pop)
 
     async def _deliver(self, delivery: WebhookDelivery) -> None:
         reason = await self._client.send(delivery, self._clock())

@@ -3,7 +3,10 @@
 A claimed delivery becomes due again a minute later, even if the process that claimed it dies.
 """
 
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
@@ -17,6 +20,10 @@ from noria.jobs.tracing import stored_trace_context
 from noria.storage.database import write_transaction
 
 CLAIM_S = 60.0  # three times the maximum duration of a try
+MAX_IN_FLIGHT = 32  # of one front end; a receiver that does not answer occupies one of them for 20 s
+# Of those: receivers that do not answer, and all receivers of one API key, delay only their own.
+MAX_PER_HOST = 4
+MAX_PER_KEY = 8
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,8 @@ class WebhookDelivery:
     body: str  # JSON
     num_tries: int  # including the one for which it is claimed
     job_id: str
+    host: str = ""
+    made_by: str = ""
     trace: Context = field(default_factory=Context)  # of the request that created the job
 
     @property
@@ -49,13 +58,13 @@ class Outbox:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def claim_due(self, limit: int, now: float) -> list[WebhookDelivery]:
-        """Claim up to `limit` due deliveries for one try each; no other caller gets them for `CLAIM_S`."""
-        due_query = sa.select(deliveries).where(deliveries.c.due_at <= now).order_by(deliveries.c.due_at).limit(limit)
-        with self._engine.connect() as connection:
-            rows = connection.execute(due_query).all()
+    def claim_due(self, limit: int, now: float, in_flight: Collection[WebhookDelivery] = ()) -> list[WebhookDelivery]:
+        """Claim up to `limit` due deliveries for one try each; no other caller gets them for `CLAIM_S`.
+
+        Together with those `in_flight` they are at most `MAX_PER_HOST` of one host and `MAX_PER_KEY` of one API key.
+        """
         claimed = []
-        for row in rows:
+        for row in self._due(limit, now, in_flight):
             with write_transaction(self._engine) as connection:
                 updated = connection.execute(
                     deliveries.update()
@@ -65,9 +74,49 @@ class Outbox:
             if updated.rowcount:
                 job_id = msgspec.json.decode(row.body, type=_DeliveryBody).id
                 claimed.append(
-                    WebhookDelivery(row.id, row.url, row.body, row.num_tries + 1, job_id, self._trace_of_job(job_id))
+                    WebhookDelivery(
+                        row.id,
+                        row.url,
+                        row.body,
+                        row.num_tries + 1,
+                        job_id,
+                        row.host,
+                        row.made_by,
+                        self._trace_of_job(job_id),
+                    )
                 )
         return claimed
+
+    def _due(self, limit: int, now: float, in_flight: Collection[WebhookDelivery]) -> list[Any]:
+        """Rows of due deliveries within the limits, the longest due first."""
+        of_host = Counter(delivery.host for delivery in in_flight)
+        of_key = Counter(delivery.made_by for delivery in in_flight if delivery.made_by)
+        columns = deliveries.c
+        place_of_host = sa.func.row_number().over(partition_by=columns.host, order_by=columns.due_at)
+        place_of_key = sa.func.row_number().over(partition_by=columns.made_by, order_by=columns.due_at)
+        placed = (
+            sa.select(columns.id, place_of_host.label("of_host"), place_of_key.label("of_key"))
+            .where(
+                columns.due_at <= now,
+                columns.host.not_in([host for host, number in of_host.items() if number >= MAX_PER_HOST]),
+                columns.made_by.not_in([key for key, number in of_key.items() if number >= MAX_PER_KEY]),
+            )
+            .subquery()
+        )
+        query = (
+            sa.select(deliveries)
+            .join(placed, placed.c.id == columns.id)
+            .where(placed.c.of_host <= MAX_PER_HOST, sa.or_(columns.made_by == "", placed.c.of_key <= MAX_PER_KEY))
+            .order_by(columns.due_at)
+        )
+        taken: list[Any] = []
+        with self._engine.connect() as connection:
+            for row in connection.execute(query):
+                if len(taken) < limit and of_host[row.host] < MAX_PER_HOST and of_key[row.made_by] < MAX_PER_KEY:
+                    taken.append(row)
+                    of_host[row.host] += 1
+                    of_key[row.made_by] += bool(row.made_by)
+        return taken
 
     def _trace_of_job(self, job_id: str) -> Context:
         """The trace context stored with the job; empty also if the job was deleted meanwhile."""

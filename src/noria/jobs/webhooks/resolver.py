@@ -2,12 +2,15 @@
 
 import asyncio
 import socket
+import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 _TIMEOUT_S = 5.0  # the resolver's default timeout for one name server; a POST waits for it
-_NUM_THREADS = 8
+_NUM_THREADS = 16
+_MAX_PER_CLIENT = 4  # a quarter: the slow names of one client keep no other's from being looked up
 
 GetAddrInfo = Callable[..., list[tuple[Any, Any, Any, Any, tuple[Any, ...]]]]
 
@@ -20,24 +23,37 @@ class Resolver:
 
     def __init__(self, look_up: GetAddrInfo = socket.getaddrinfo, timeout_s: float = _TIMEOUT_S) -> None:
         self._look_up, self._timeout_s = look_up, timeout_s
+        self._lock = threading.Lock()
+        self._num_lookups: Counter[str] = Counter()  # by client; no entry is 0
         self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="resolve")
 
-    async def __call__(self, host: str, port: int) -> list[str]:
-        """The addresses of `host`, in the system's order.
+    async def __call__(self, host: str, port: int, client: str = "") -> list[str]:
+        """The addresses of `host`, in the system's order, looked up for `client`, an API key; the empty one has no limit.
 
         Raises:
-            OSError: it has none, or the lookup, or waiting for a thread, took too long.
+            TimeoutError: the lookup, or waiting for a thread, took too long, or `client` has too many that do.
+            OSError: it has none.
 
         """
-        lookup = asyncio.get_running_loop().run_in_executor(
-            self._pool, self._look_up, host, port, 0, socket.SOCK_STREAM
-        )
+        if client and self._num_lookups[client] >= _MAX_PER_CLIENT:
+            raise TimeoutError(f"{_MAX_PER_CLIENT} other lookups of the same key are under way")
+        with self._lock:
+            self._num_lookups[client] += 1
+        lookup = self._pool.submit(self._look_up, host, port, 0, socket.SOCK_STREAM)
+        lookup.add_done_callback(lambda _: self._release(client))
         try:
             async with asyncio.timeout(self._timeout_s):
-                entries = await lookup
+                entries = await asyncio.wrap_future(lookup)
         except TimeoutError as error:
-            raise OSError(f"no answer within {self._timeout_s:g} s; try again later") from error
+            raise TimeoutError(f"no answer within {self._timeout_s:g} s") from error
         return [str(entry[4][0]) for entry in entries]
+
+    def _release(self, client: str) -> None:
+        """Called in the lookup's thread: one that timed out counts until the system's resolver returns."""
+        with self._lock:
+            self._num_lookups[client] -= 1
+            if not self._num_lookups[client]:
+                del self._num_lookups[client]
 
     def close(self) -> None:
         """Release the threads without waiting for pending lookups."""

@@ -7,17 +7,19 @@ DNS rebinding.
 
 import ipaddress
 import re
+import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from noria.errors import InvalidField, short_repr
+from noria.errors import InvalidField, JobsUnavailable, short_repr
 
 ResolveHost = Callable[[str, int], Awaitable[list[str]]]
 """Returns the addresses of a host for a port, in order of preference; raises OSError if there is none."""
 
 MAX_URL_CHARS = 2048
 _DEFAULT_PORTS = {"http": 80, "https": 443}
+_FIRST_USER_PORT = 1024  # below are the system's ports (RFC 6335): mail, shells, directories
 
 # IANA's registries of special-purpose addresses, and multicast; `ipaddress.is_global` differs between Python versions.
 _NOT_PUBLIC_V4 = tuple(
@@ -32,6 +34,7 @@ _NOT_PUBLIC_V4 = tuple(
             "172.16.0.0/12",
             "192.0.0.0/24",
             "192.0.2.0/24",
+            "168.63.129.16/32",  # Azure's services of a virtual machine
             "192.31.196.0/24",
             "192.52.193.0/24",
             "192.88.99.0/24",
@@ -89,16 +92,28 @@ async def check_webhook_url(url: str, resolve: ResolveHost, *, allow_private: bo
 
     Raises:
         InvalidField: for `webhook`; the URL is malformed or not http(s), or its host has no or no public address.
+        JobsUnavailable: the host could not be looked up in time.
 
     """
     scheme, host, port, path = _split_url(url)
     try:
         addresses = await resolve(host, port)
+    except (TimeoutError, socket.gaierror) as error:
+        if isinstance(error, socket.gaierror) and error.errno != socket.EAI_AGAIN:
+            raise _invalid_webhook(url, f"its host {short_repr(host)} has no address ({error})") from error
+        raise JobsUnavailable(
+            f"the host {short_repr(host)} of the webhook could not be looked up now ({error}); try again later.",
+            retry_after_s=5.0,
+        ) from error
     except (OSError, UnicodeError) as error:
         raise _invalid_webhook(url, f"its host {short_repr(host)} has no address ({error})") from error
     if not addresses:
         raise _invalid_webhook(url, f"its host {short_repr(host)} has no address")
     if not allow_private:
+        if port < _FIRST_USER_PORT and port not in _DEFAULT_PORTS.values():
+            raise _invalid_webhook(
+                url, f"its port is {port}; allowed are 80, 443, and those from {_FIRST_USER_PORT} on"
+            )
         for text in addresses:
             if not is_public(text):
                 # The message omits the address: internal addresses must not be disclosed.

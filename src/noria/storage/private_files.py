@@ -1,0 +1,34 @@
+"""Folders and files that only their owner reads: prompts, images and secrets are in them."""
+
+import logging
+import os
+import pathlib
+
+_OTHERS = 0o077  # the rights of the group and of all others
+
+log = logging.getLogger("noria.jobs")
+
+
+def make_private_folder(folder: pathlib.Path) -> None:
+    """Create `folder` and its missing parents for their owner only. Raises OSError."""
+    if not folder.parent.exists():
+        make_private_folder(folder.parent)
+    folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def create_private_file(file: pathlib.Path) -> None:
+    """Create an empty file for its owner only, unless it exists. Raises OSError."""
+    os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
+
+
+def warn_if_open_to_others(folder: pathlib.Path) -> None:
+    """Log a warning if an existing `folder` of data is open to others. It stays as it is: they may be meant to read it."""
+    mode = folder.stat().st_mode & 0o7777
+    if mode & _OTHERS:
+        log.warning(
+            "the data folder %s has the mode %o: other users of this machine may read prompts and images in it; "
+            "chmod -R go= %s",
+            folder,
+            mode,
+            folder,
+        )

@@ -1,0 +1,91 @@
+"""Webhooks of one caller: 16 names whose name servers do not answer once made every other's webhook a 400."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+
+import pytest
+
+from noria.errors import InvalidField, JobsUnavailable
+from noria.jobs.records import NewJob, new_job_id
+from noria.jobs.schema import open_jobs_database
+from noria.jobs.store import JobStore
+from noria.jobs.webhooks.outbox import MAX_IN_FLIGHT, MAX_PER_HOST, MAX_PER_KEY, Outbox
+from noria.jobs.webhooks.resolver import Resolver
+from noria.jobs.webhooks.url_check import check_webhook_url
+from waiting import TIMEOUT_S
+
+
+def test_slow_names_of_one_key_are_temporary_errors_and_keep_no_other_from_a_lookup():
+    released, entered = threading.Event(), []
+
+    def look_up(host, *_):
+        if host.startswith("slow"):
+            entered.append(host)
+            released.wait(TIMEOUT_S)
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("93.184.216.34", 443))]
+
+    async def attack(resolver):
+        async def post(number):
+            with pytest.raises(JobsUnavailable) as caught:
+                await check_webhook_url(
+                    f"https://slow{number}.example/", lambda host, port: resolver(host, port, client="mallory")
+                )
+            assert caught.value.retry_after_s
+
+        attacks = [asyncio.create_task(post(number)) for number in range(64)]
+        try:
+            await asyncio.sleep(0)
+            alices = await check_webhook_url(
+                "https://fast.example/", lambda host, port: resolver(host, port, client="alice")
+            )
+            assert alices.address == "93.184.216.34"
+            assert len(entered) <= 4
+        finally:
+            released.set()
+        await asyncio.gather(*attacks)
+
+    with contextlib.closing(Resolver(look_up, timeout_s=TIMEOUT_S)) as resolver:
+        asyncio.run(attack(resolver))
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("http://168.63.129.16:32526/vmSettings", "not public"),
+        ("https://example.com:25/", "its port is 25"),
+        ("https://example.com:6/", "its port is 6"),
+    ],
+)
+def test_services_of_hosts_that_are_no_receivers_are_no_targets(url, words):
+    async def resolve(host, _port):
+        return [host if host[0] == "1" else "93.184.216.34"]
+
+    with pytest.raises(InvalidField, match=words):
+        asyncio.run(check_webhook_url(url, resolve))
+
+
+def test_a_receiver_that_does_not_answer_delays_only_its_own_deliveries(database, tmp_path):
+    engine = open_jobs_database(database, tmp_path)
+    store, outbox = JobStore(engine), Outbox(engine)
+
+    def accept(made_by, host, now):
+        new = NewJob(
+            new_job_id(), "m", "v", b"{}", b"{}", "http://noria.test/", webhook=f"https://{host}/", made_by=made_by
+        )
+        store.cancel(store.accept(new, 1000, now)[0].id, now)
+
+    for number in range(20):
+        accept("mallory", "tarpit.example", number)
+    in_flight = outbox.claim_due(MAX_IN_FLIGHT, 50.0)
+    assert len(in_flight) == MAX_PER_HOST
+    assert outbox.claim_due(MAX_IN_FLIGHT - len(in_flight), 50.0, in_flight) == []
+    for number in range(20):
+        accept("mallory", f"tarpit{number}.example", 20 + number)
+    accept("alice", "hooks.example", 49.0)
+    accept("", "hooks.example", 49.5)
+    more = outbox.claim_due(MAX_IN_FLIGHT - len(in_flight), 51.0, in_flight)
+    assert [delivery.made_by for delivery in more] == ["mallory"] * (MAX_PER_KEY - MAX_PER_HOST) + ["alice", ""]
+    store.close()
