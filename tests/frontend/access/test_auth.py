@@ -274,3 +274,12 @@ def test_a1111s_progress_and_interrupt_cover_only_the_clients_own_requests(clien
         alice.post("/sdapi/v1/interrupt")
         thread.join()
     assert answers == [499]
+
+
+def test_a_key_does_not_change_the_a1111_settings_of_another(client_of):
+    alice, bob = client_of("alice"), client_of("bob")
+    assert alice.post("/sdapi/v1/options", json={"samples_format": "webp"}).status_code == 200
+    formats = [client.get("/sdapi/v1/options").json()["samples_format"] for client in (alice, bob)]
+    files = [client.post("/sdapi/v1/txt2img", json={"prompt": "p"}).json()["images"][0] for client in (alice, bob)]
+    assert formats == ["webp", "png"]
+    assert [base64.b64decode(file)[:4] for file in files] == [b"RIFF", b"\x89PNG"]
