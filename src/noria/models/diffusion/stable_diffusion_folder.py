@@ -29,10 +29,17 @@ from noria.protocol.diffusion import DiffusionModelSpec
 # Keys by which the libraries choose what they import or download, and the values that they write themselves.
 _CODE_KEYS: Mapping[str, tuple[object, ...]] = {
     **dict.fromkeys(
-        (f"{prefix}{part}_implementation{suffix}" for prefix in ("", "_") for part in ("attn", "experts") for suffix in ("", "_internal")),
+        (
+            f"{prefix}{part}_implementation{suffix}"
+            for prefix in ("", "_")
+            for part in ("attn", "experts")
+            for suffix in ("", "_internal")
+        ),
         ("eager", "sdpa"),
     ),
-    **dict.fromkeys(("quantization_config", "compression_config", "auto_map", "custom_pipelines", "trust_remote_code"), ()),
+    **dict.fromkeys(
+        ("quantization_config", "compression_config", "auto_map", "custom_pipelines", "trust_remote_code"), ()
+    ),
 }
 
 _DEFAULT_SCHEDULER, _DEFAULT_STEPS, _DEFAULT_GUIDANCE = "dpm++2m", 25, 7.5
