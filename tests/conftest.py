@@ -1,4 +1,4 @@
-"""Fixtures of several suites: a tiny random model in diffusers format, the bundled model, a browser, and a trace collector."""
+"""Fixtures of several suites: a tiny random model in diffusers format, the bundled model, a browser, a trace collector."""
 
 import os
 import pathlib
@@ -90,7 +90,7 @@ def bundled_folder():
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory):
-    """A model folder like Stable Diffusion 1.x (epsilon, AutoencoderKL, PNDM) with random weights: 32 × 32 px, a fast UNet."""
+    """A model folder like Stable Diffusion 1.x (epsilon, AutoencoderKL, PNDM) with few random weights: 32 × 32 px."""
     import torch
     from diffusers import AutoencoderKL, UNet2DConditionModel
     from transformers import CLIPTextConfig, CLIPTextModel

@@ -1,4 +1,4 @@
-"""`python -m noria_bench quick …` is `noria bench quick …`, without an installation: both packages are on the path."""
+"""`python -m noria_bench quick …` is `noria bench quick …` without an installation."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Fixtures of Noria's own tests (../../tests/conftest.py) that the benches' tests use too: folders, a tiny model, a browser."""
+"""Fixtures of ../../tests/conftest.py that the benches' tests use too: folders, a tiny model, a browser."""
 
 import importlib.util
 import pathlib

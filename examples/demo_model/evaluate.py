@@ -3,9 +3,9 @@
 
     evaluate.py PIPELINE --captions 300 --steps 20 --guidance 4 --scheduler dpm++2m --out accuracy.json [--sheet sheet.png]
 
-Image i comes from a generator seeded with --seed + i, so that a run can be repeated, whatever its batch size, up to rounding.
-The JSON holds the command, a hash of the model's files, versions, the rates in the printed tables, and every caption's
-verdict.
+Image i comes from a generator seeded with --seed + i, so that a run can be repeated, whatever its batch size, up to
+rounding. The JSON holds the command, a hash of the model's files, versions, the rates in the printed tables, and every
+caption's verdict.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Say which facts of a caption an image shows.
 
-`sight.look` reads the image without knowing its caption; `compare` sets what was seen against what the caption says. Only
-names are compared: never the exact centre and radius a scene was drawn with, which a caption does not contain. What has no
-name is wrong.
+`sight.look` reads the image without knowing its caption; `compare` sets what was seen against what the caption says.
+Only names are compared: never the exact centre and radius a scene was drawn with, which a caption does not contain.
+What has no name is wrong.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Fit the outlines of the six shapes to a soft mask, to learn which shape it is, where its centre and how long its radius.
+"""Fit the outlines of the six shapes to a soft mask, to learn which shape it is, its centre and its radius.
 
 An outline is (x, y, radius) in pixels of the image, x to the right and y downwards. `scenes.signed_distance` grows in
 proportion with the radius, so one table for each shape, of radius 1, serves every outline.
@@ -92,7 +92,8 @@ def fit_outline(
 ) -> tuple[float, np.ndarray]:
     """The best overlap of `shape` with the target, and its (x, y, radius); searched uphill from `outline`.
 
-    Goes to the best of six neighbours (x, y or radius one step more or less) while one is better, for each step in turn.
+    Goes to the best of six neighbours (x, y or radius one step more or less) while one is better, for each step in
+    turn.
     """
     fit = target.overlaps(shape, outline[None])[0]
     for step in steps_px:

@@ -7,8 +7,8 @@ The grammar, in lower case:
     colour   = one of COLOURS        shape = one of SHAPES      size = one of SIZES
     place    = one of PLACES         relation = one of RELATIONS
 
-What is not said has a default: a white background, a medium size, the centre. An object never has its background's colour.
-One caption in fifty is held out (`is_held_out`): training never draws it, the judge's test draws only those.
+What is not said has a default: a white background, a medium size, the centre. An object never has its background's
+colour. One caption in fifty is held out (`is_held_out`): training never draws it, the judge's test draws only those.
 """
 
 import math

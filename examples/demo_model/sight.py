@@ -1,8 +1,9 @@
 """See what one image of a drawn scene shows, from its pixels alone; nothing here is learned, and no caption is known.
 
-First the background, the colour that most of the frame has. Then the cores: patches of one other colour, less their edges.
-Around each core, how far every pixel goes from the background's colour to the core's (its *cover*) gives a soft mask, and
-each shape's outline is fitted to that mask. Where one object covers another, the other's hidden part is left out of its fit.
+First the background, the colour that most of the frame has. Then the cores: patches of one other colour, less their
+edges. Around each core, how far every pixel goes from the background's colour to the core's (its *cover*) gives a soft
+mask, and each shape's outline is fitted to that mask. Where one object covers another, the other's hidden part is left
+out of its fit.
 
 What fits badly has no name: an outline that is no shape, a colour far from all colours, a radius that is no size.
 """
@@ -26,7 +27,7 @@ REACH_PX = 10  # how far an object may go beyond its core: a large star's tips a
 WORST_FIT = 0.75  # intersection over union of an object with its best outline; below it, eyes disagree with the name
 LEAST_APART = 0.3  # share of the side between the centres of two objects that touch; any two drawn have 0.42
 SIZE_LIMITS = {"small": (0.09, 0.145), "": (0.145, 0.20), "large": (0.20, 0.29)}
-"""Radius as a share of the image's side, from and below: midway between neighbours; a quarter beyond at the two ends."""
+"""Radius as a share of the image's side, from and below: midway between neighbours, a quarter beyond at the ends."""
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,10 @@
 
     torchrun --nproc-per-node 2 examples/demo_model/train.py OUT --minutes 120 [--start-from PIPELINE]
 
-On CPUs run one process a core (each takes one thread): two processes beat one process of two threads by far. On a GPU run
-one process with a larger --batch. Resumes from OUT/checkpoint.pt, and the learning rate follows the minutes spent, so a run
-that is stopped and started again ends where an undisturbed one does. The finished pipeline is OUT/pipeline, in fp16.
+On CPUs run one process a core (each takes one thread): two processes beat one process of two threads by far. On a GPU
+run one process with a larger --batch. Resumes from OUT/checkpoint.pt, and the learning rate follows the minutes spent,
+so a run that is stopped and started again ends where an undisturbed one does. The finished pipeline is OUT/pipeline, in
+fp16.
 """
 
 import argparse
@@ -179,8 +180,9 @@ def cosine(share: float, hold: float = 0.0) -> float:
     return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, fall)))
 
 
-# The facts of a caption: colour, shape and size of its first object (the upper, left or only one) and of its second; then how
-# they are arranged (beside, above one another, alone), and the background. The heads of a `--relations` run predict them.
+# The facts of a caption: colour, shape and size of its first object (the upper, left or only one) and of its second;
+# then how they are arranged (beside, above one another, alone), and the background. The heads of a `--relations` run
+# predict them.
 _OBJECT_SIZES = (len(COLOURS), len(SHAPES), len(SIZES))
 _SCENE_SIZES = (3, len(COLOURS))
 FACT_SIZES = (*_OBJECT_SIZES, *_OBJECT_SIZES, *_SCENE_SIZES)
@@ -203,8 +205,8 @@ def facts_of(scene: Scene) -> list[int]:
 class Scenes:
     """The endless stream of (latents, token ids), from a pool of encoded scenes.
 
-    Encoding a scene costs about two training images, so each is shown some USES times, always with other noise: every batch
-    brings batch / USES new scenes, which first fill the pool and then replace its oldest.
+    Encoding a scene costs about two training images, so each is shown some USES times, always with other noise: every
+    batch brings batch / USES new scenes, which first fill the pool and then replace its oldest.
     """
 
     def __init__(
@@ -345,7 +347,7 @@ class Trainer:
             parameter.data.copy_(value)
 
     def loss(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean v-MSE of one batch, every timestep weighted alike (high noise, where the layout is decided, counts in full); facts."""
+        """Mean v-MSE of one batch, every timestep weighted alike (high noise decides the layout), and the facts."""
         size = self.options.batch
         x0, ids, facts = self.scenes.batch(size)
         dropped = torch.rand(size, device=self.device) < EMPTY_CAPTIONS
@@ -365,7 +367,8 @@ class Trainer:
     def facts_loss(self, text: torch.Tensor, facts: torch.Tensor) -> torch.Tensor:
         """The loss of predicting the facts from the last tokens, which alone attend to the whole caption.
 
-        Half of them predict the first place, half the second, so that a place in the image need only attend to its own half.
+        Half of them predict the first place, half the second, so that a place in the image need only attend to its own
+        half.
         """
         halves = text[:, -ALWAYS_PADDING:].float().chunk(2, dim=1)
         loss = torch.zeros((), device=self.device)
@@ -409,7 +412,8 @@ class Trainer:
             if self.rank == 0 and self.step % 100 == 0:
                 images = self.step * self.options.batch * self.world
                 print(
-                    f"step {self.step}  v-MSE {self.running_mse:.4f}  facts {self.running_facts:.3f}  images {images}  {self.spent_s:.0f} s",
+                    f"step {self.step}  v-MSE {self.running_mse:.4f}  facts {self.running_facts:.3f}  images {images}  "
+                    f"{self.spent_s:.0f} s",
                     flush=True,
                 )
             if time.time() - last_save > CHECKPOINT_EVERY_S:

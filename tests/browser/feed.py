@@ -56,7 +56,7 @@ PROPERTIES = {
 
 
 class Script:
-    """The running batch of one engine: images of mixed shapes join, step and leave, an iteration every `ITERATION_S`."""
+    """The running batch of one engine: images of mixed shapes join, step and leave, one iteration each `ITERATION_S`."""
 
     def __init__(
         self, num_slots: int, started_at: float, *, arriving: bool = True, paused: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""`kill -9` to a random child of a supervisor at random times, and a watchman who notes how long nothing was ready."""
+"""`kill -9` to a random child of a supervisor at random times, and a monitor that records how long the server was not ready."""
 
 import os
 import random
@@ -18,7 +18,7 @@ def role_of(process):
 
 
 class Killer(threading.Thread):
-    """Kills `num_kills` children within `seconds`, at times drawn evenly; each child that lives is as likely as any other."""
+    """Kills `num_kills` children within `seconds`, at uniformly random times; each living child is equally likely."""
 
     def __init__(self, supervisor_pid, num_kills, seconds, seed):
         super().__init__(name="killer", daemon=True)
@@ -51,14 +51,14 @@ class Killer(threading.Thread):
         return False
 
 
-class Watchman(threading.Thread):
-    """Asks `/readyz` five times a second, and notes the spells in which it was not 200."""
+class ReadinessMonitor(threading.Thread):
+    """Polls `/readyz` five times a second, and records how long it was not 200 each time."""
 
     def __init__(self, url):
-        super().__init__(name="watchman", daemon=True)
+        super().__init__(name="readiness", daemon=True)
         self._url = url
         self._stopping = threading.Event()
-        self.spells_s = []
+        self.outages_s = []
 
     def run(self):
         since = None
@@ -68,7 +68,7 @@ class Watchman(threading.Thread):
                 if not ready and since is None:
                     since = now
                 elif ready and since is not None:
-                    self.spells_s.append(now - since)
+                    self.outages_s.append(now - since)
                     since = None
 
     def stop(self):

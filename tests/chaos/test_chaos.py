@@ -1,7 +1,7 @@
-"""kill -9 at random over every process but the supervisor, under load: whoever asks gets the same image as undisturbed.
+"""kill -9 at random times of every process but the supervisor, under load: clients get the images of an undisturbed server.
 
-`make chaos` runs the ten minutes of 300 kills and writes a report; CHAOS_KILLS, CHAOS_SECONDS, CHAOS_SEED and CHAOS_REPORT (a file) set
-another course. A minute of it is in the slow suite.
+`make chaos` runs ten minutes with 300 kills and writes a report; CHAOS_KILLS, CHAOS_SECONDS, CHAOS_SEED and CHAOS_REPORT
+(a file) change that. One minute is in the slow suite.
 """
 
 import contextlib
@@ -18,13 +18,13 @@ import time
 import httpx
 import psutil
 import pytest
-from killer import Killer, Watchman
-from users import Poster, User, all_jobs, undisturbed
+from clients import JobCreator, User, all_jobs, undisturbed
+from killer import Killer, ReadinessMonitor
 
 from noria_bench.measurement.provenance import collect_provenance
 from waiting import wait_until
 
-NUM_USERS, NUM_POSTERS, NUM_OPEN_JOBS = 3, 2, 4
+NUM_USERS, NUM_JOB_CREATORS, NUM_OPEN_JOBS = 3, 2, 4
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def folder(tmp_path):
 
 @contextlib.contextmanager
 def serving(folder):
-    """A server of two front ends and an engine in fixed buckets, so that an image is the same bit by bit whatever its company."""
+    """A server of two front ends and one engine with one padded bucket, so that no batch changes a bit of an image."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "noria", "serve", "bundled", "--port", str(port), "--processes", "2"]
@@ -63,57 +63,57 @@ def is_ready(url):
     return False
 
 
-def weather_chaos(folder, num_kills, seconds, seed=1):
-    """Serve, load, kill, stop; returns the report after asserting that nobody lost anything."""
+def run_chaos(folder, num_kills, seconds, seed=1):
+    """Serve, load, kill, stop; returns the report after asserting that nothing was lost."""
     with serving(folder) as (server, url):
         expected = undisturbed(url)
         users = [User(url, expected, number) for number in range(NUM_USERS)]
-        posters = [Poster(url, expected, number, NUM_OPEN_JOBS) for number in range(NUM_POSTERS)]
-        killer, watchman = Killer(server.pid, num_kills, seconds, seed), Watchman(url)
-        for thread in (*users, *posters, watchman, killer):
+        job_creators = [JobCreator(url, expected, number, NUM_OPEN_JOBS) for number in range(NUM_JOB_CREATORS)]
+        killer, monitor = Killer(server.pid, num_kills, seconds, seed), ReadinessMonitor(url)
+        for thread in (*users, *job_creators, monitor, killer):
             thread.start()
         began = time.monotonic()
         killer.join()
         wait_until(lambda: is_ready(url), 120)
-        for client in (*users, *posters):
+        for client in (*users, *job_creators):
             client.stop()
-        for client in (*users, *posters):
+        for client in (*users, *job_creators):
             client.join()
         took_s = time.monotonic() - began
-        watchman.stop()
-        for poster in posters:
-            poster.check()
+        monitor.stop()
+        for job_creator in job_creators:
+            job_creator.check()
         with httpx.Client(base_url=url, timeout=30) as client:
             known = all_jobs(client)
-        lived = {child.pid for child in psutil.Process(server.pid).children()}
+        children = {child.pid for child in psutil.Process(server.pid).children()}
         server.send_signal(signal.SIGTERM)
         status = server.wait(60)
     log = (folder / "log").read_text()
     report = {
         **collect_provenance(),
         "kills": dict(killer.killed),
-        "asked_for": {"kills": num_kills, "seconds": seconds, "seed": seed},
+        "planned": {"kills": num_kills, "seconds": seconds, "seed": seed},
         "seconds": round(took_s, 1),
         "images": sum(user.num_images for user in users),
         "jobs": len(known),
-        "retries_by_clients": sum(client.num_retries for client in (*users, *posters)),
+        "retries_by_clients": sum(client.num_retries for client in (*users, *job_creators)),
         "longest_wait_s": round(max(user.longest_s for user in users), 1),
-        "engine_lives_that_drew": len(re.findall("engine-0 is ready on", log)),
+        "engine_starts": len(re.findall("engine-0 is ready on", log)),
         "restarts": len(re.findall("starting it again", log)),
-        "longest_recovery_s": round(max(watchman.spells_s, default=0.0), 1),
+        "longest_recovery_s": round(max(monitor.outages_s, default=0.0), 1),
     }
-    accepted = {job for poster in posters for job in poster.accepted}
+    accepted = {job for job_creator in job_creators for job in job_creator.accepted}
     files = [path for path in (folder / "data" / "results").rglob("*") if path.is_file()]
-    assert [fault for client in (*users, *posters) for fault in client.faults] == [], report
+    assert [fault for client in (*users, *job_creators) for fault in client.faults] == [], report
     assert known == dict.fromkeys(accepted, "succeeded")
     assert sorted(job for job in known for path in files if job in str(path)) == sorted(known), files
     assert len(files) == len(known)
     assert sum(killer.killed.values()) == num_kills
     assert report["images"] >= NUM_USERS
-    assert report["jobs"] >= NUM_POSTERS * NUM_OPEN_JOBS
+    assert report["jobs"] >= NUM_JOB_CREATORS * NUM_OPEN_JOBS
     assert status == 0
     assert "Traceback" not in log, log[log.index("Traceback") - 500 :][:3000]
-    assert [pid for pid in killer.pids | lived if psutil.pid_exists(pid)] == []
+    assert [pid for pid in killer.pids | children if psutil.pid_exists(pid)] == []
     left = [path.name for path in (folder / "tmp").iterdir()]
     # torch's cache, one for all processes
     assert [name for name in left if not name.startswith("torchinductor_")] == []
@@ -122,18 +122,18 @@ def weather_chaos(folder, num_kills, seconds, seed=1):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_minute_of_chaos_costs_nobody_an_image(folder):
-    weather_chaos(folder, num_kills=20, seconds=60)
+def test_a_minute_of_kills_loses_no_image(folder):
+    run_chaos(folder, num_kills=20, seconds=60)
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(2400)
-def test_chaos_costs_nobody_an_image(folder):
+def test_kills_lose_no_image(folder):
     kills, seconds, seed = (
         int(os.environ.get(f"CHAOS_{name}", default))
         for name, default in (("KILLS", 300), ("SECONDS", 600), ("SEED", 1))
     )
-    report = weather_chaos(folder, kills, seconds, seed)
+    report = run_chaos(folder, kills, seconds, seed)
     print(json.dumps(report, indent=2))
     if file := os.environ.get("CHAOS_REPORT"):
         pathlib.Path(file).write_text(json.dumps(report, indent=2) + "\n")

@@ -9,6 +9,7 @@ from noria.engine.loop import EngineLoop
 from noria.engine.pending_view import resolve_view
 from noria.protocol.diffusion import ImageSettingsView
 from noria.protocol.messages import ViewRequest
+from noria.protocol.model_spec import ModelKey
 from noria.scheduling.costs import CostModel
 from noria.scheduling.policies import fcfs
 from noria.scheduling.step.scheduler import StepScheduler
@@ -16,6 +17,8 @@ from noria.scheduling.types import BatchKey
 from noria.testing.fake_executor import FakeExecutor
 from noria.testing.requests import make_image_request
 from noria.testing.virtual_clock import VirtualClock
+
+MODEL = ModelKey("m")
 
 UNIX = 1_700_000_000.0  # when the virtual clock started
 
@@ -112,7 +115,7 @@ def test_asking_again_before_the_answer_gives_one_answer():
 
 def test_a_slot_shows_its_image_its_progress_and_its_predicted_end():
     costs = CostModel()
-    costs.observe_step(BatchKey(8, 8, "m"), 2, 0.05)
+    costs.observe_step(BatchKey(8, 8, MODEL), 2, 0.05)
     harness = Harness(costs=costs)
     harness.submit(make_request("a", steps=10, images=2, model="m", deadline_s=60.0, priority="high"))
     harness.run_iteration()

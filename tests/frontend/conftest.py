@@ -140,7 +140,7 @@ def engine(shared_engine: FakeEngine, web: httpx.Client) -> Iterator[FakeEngine]
 
 @pytest.fixture
 def post_and_disconnect(url: str, engine: FakeEngine) -> Callable[..., None]:
-    """Posts a request, and closes the connection once the engine has it. Not a client's time-out, which might come earlier."""
+    """Posts a request, and closes the connection once the engine has it; a client's time-out might come earlier."""
 
     def post(path: str, body: object, headers: Mapping[str, str] = MappingProxyType({})) -> None:
         engine.never_answers = True

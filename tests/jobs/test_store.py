@@ -128,6 +128,12 @@ def test_jobs_are_claimed_in_order_and_by_priority(store, job):
     assert [record.id for record in store.claim("s/f/1", SHAPES, 9, 10.0)] == [high.id, normal.id, low.id]
 
 
+def test_a_job_accepted_after_the_worker_read_the_clock_does_not_start_before_it_was_created(store, job):
+    record = accept(store, job(), now=5.0)
+    (claimed,) = store.claim("a", SHAPES, 1, 4.9)
+    assert claimed.started_at == record.created_at == 5.0
+
+
 def test_a_worker_claims_only_jobs_of_its_models(store, job):
     accept(store, job(version="v2"))
     accept(store, job(model="other"))

@@ -2,10 +2,13 @@
 
 import pytest
 
+from noria.protocol.model_spec import ModelKey
 from noria.scheduling.costs import CostCurve, CostModel
 from noria.scheduling.types import BatchKey
 
-SMALL, LARGE = BatchKey(64, 64, "m"), BatchKey(128, 128, "m")
+MODEL = ModelKey("m")
+
+SMALL, LARGE = BatchKey(64, 64, MODEL), BatchKey(128, 128, MODEL)
 
 
 def test_an_empty_curve_returns_zero_and_the_maximum_knee():
@@ -79,14 +82,14 @@ def test_a_count_measured_once_does_not_move_the_knee():
 
 def test_without_measurements_costs_are_zero_and_rows_are_unlimited():
     costs = CostModel(max_rows=12)
-    assert (costs.step_s(SMALL, 4), costs.decode_s(SMALL), costs.text_encode_s("m")) == (0.0, 0.0, 0.0)
+    assert (costs.step_s(SMALL, 4), costs.decode_s(SMALL), costs.text_encode_s(MODEL)) == (0.0, 0.0, 0.0)
     assert (costs.rows_limit(SMALL), costs.longest_s) == (12, 0.0)
 
 
 def test_an_unmeasured_size_is_scaled_by_area_from_the_nearest_of_its_model():
-    costs = CostModel(steps={SMALL: CostCurve({2: 1.0}), BatchKey(32, 32, "m"): CostCurve({2: 9.0})})
+    costs = CostModel(steps={SMALL: CostCurve({2: 1.0}), BatchKey(32, 32, MODEL): CostCurve({2: 9.0})})
     assert costs.step_s(LARGE, 2) == pytest.approx(4**1.1)
-    assert costs.step_s(BatchKey(128, 128, "another"), 2) == 0.0
+    assert costs.step_s(BatchKey(128, 128, ModelKey("another")), 2) == 0.0
 
 
 def test_decoding_no_images_costs_nothing():
@@ -98,13 +101,13 @@ def test_the_slowdown_follows_a_general_change_within_twenty_iterations():
     costs = CostModel(
         steps={SMALL: CostCurve({2: 1.0, 4: 1.5})},
         decodes={SMALL: CostCurve({1: 1.0})},
-        text_encode_s_by_model={"m": 1.0},
+        text_encode_s_by_model={MODEL: 1.0},
     )
     for _ in range(20):
         costs.observe_step(SMALL, 2, 2.0)
     assert costs.step_s(SMALL, 2) == pytest.approx(2.0, rel=0.15)
     assert costs.step_s(SMALL, 4) == pytest.approx(3.0, rel=0.25)  # though it was not measured since
-    assert (costs.decode_s(SMALL), costs.text_encode_s("m")) == (costs.slowdown, costs.slowdown)
+    assert (costs.decode_s(SMALL), costs.text_encode_s(MODEL)) == (costs.slowdown, costs.slowdown)
     for _ in range(100):
         costs.observe_step(SMALL, 2, 1.0)
     assert costs.step_s(SMALL, 2) == pytest.approx(1.0, rel=0.05)
@@ -133,10 +136,10 @@ def test_decodes_and_text_encodes_are_learned():
     costs = CostModel()
     costs.observe_decode(SMALL, 2, 0.5)
     costs.observe_decode(SMALL, 2, 0.7)
-    costs.observe_text_encode("m", 2, 0.4)
-    costs.observe_text_encode("m", 1, 0.4)
+    costs.observe_text_encode(MODEL, 2, 0.4)
+    costs.observe_text_encode(MODEL, 1, 0.4)
     assert costs.decode_s(SMALL, 2) == pytest.approx(0.6)
-    assert costs.text_encode_s("m") == pytest.approx(0.204)
+    assert costs.text_encode_s(MODEL) == pytest.approx(0.204)
     assert costs.longest_s == pytest.approx(0.6)
 
 
@@ -153,7 +156,7 @@ def test_the_row_limit_is_the_refreshed_knee_bounded_by_memory():
 
 
 def test_exploration_corrects_a_knee_that_is_too_low():
-    batch_key = BatchKey(64, 64, "m")
+    batch_key = BatchKey(64, 64, MODEL)
     true_s = {1: 0.010, 2: 0.011, 4: 0.013, 8: 0.018, 16: 0.028, 32: 0.048}
     costs = CostModel(32, {batch_key: CostCurve(true_s | {8: 0.05, 16: 0.1, 32: 0.2})})
     costs.refresh_knees()
@@ -168,7 +171,7 @@ def test_exploration_corrects_a_knee_that_is_too_low():
 
 
 def test_exploration_does_not_exceed_the_memory_limit():
-    batch_key = BatchKey(64, 64, "m")
+    batch_key = BatchKey(64, 64, MODEL)
     costs = CostModel(32, {batch_key: CostCurve({1: 1.0, 2: 1.0, 4: 2.0, 32: 16.0})})
     costs.refresh_knees()
     assert costs.rows_limit(batch_key) == 2
@@ -177,7 +180,7 @@ def test_exploration_does_not_exceed_the_memory_limit():
 
 
 def test_the_slowdown_decays_without_measurements():
-    costs = CostModel(8, {BatchKey(64, 64, "m"): CostCurve({1: 1.0})}, slowdown=4.0)
+    costs = CostModel(8, {BatchKey(64, 64, MODEL): CostCurve({1: 1.0})}, slowdown=4.0)
     costs.decay_slowdown(3.0)
     assert 1.0 < costs.slowdown < 2.5
     costs.decay_slowdown(60.0)
@@ -185,10 +188,12 @@ def test_the_slowdown_decays_without_measurements():
 
 
 def test_merge_min_keeps_the_shorter_measurements():
-    batch_key = BatchKey(64, 64, "m")
-    first = CostModel(8, {batch_key: CostCurve({1: 1.0, 2: 5.0, 4: 3.0})}, {batch_key: CostCurve({1: 2.0})}, {"m": 1.0})
-    second = CostModel(8, {batch_key: CostCurve({1: 1.5, 2: 2.0})}, {batch_key: CostCurve({1: 1.0})}, {"m": 3.0})
+    batch_key = BatchKey(64, 64, MODEL)
+    first = CostModel(
+        8, {batch_key: CostCurve({1: 1.0, 2: 5.0, 4: 3.0})}, {batch_key: CostCurve({1: 2.0})}, {MODEL: 1.0}
+    )
+    second = CostModel(8, {batch_key: CostCurve({1: 1.5, 2: 2.0})}, {batch_key: CostCurve({1: 1.0})}, {MODEL: 3.0})
     first.merge_min(second)
     assert first.steps[batch_key].points == {1: 1.0, 2: 2.0, 4: 3.0}
     assert first.decodes[batch_key].points == {1: 1.0}
-    assert first.text_encode_s_by_model == {"m": 1.0}
+    assert first.text_encode_s_by_model == {MODEL: 1.0}

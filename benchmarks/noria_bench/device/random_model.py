@@ -93,7 +93,6 @@ RANDOM_SPEC = DiffusionModelSpec(
     fingerprint="random",
     family="stable-diffusion",
     pipeline="StableDiffusionPipeline",
-    prediction_type="epsilon",
     default_width_px=512,
     default_height_px=512,
     min_side_px=128,

@@ -2,9 +2,9 @@
 
     python -m noria_bench.micro.http_requests [SECONDS]
 
-A real front-end process with its log and metrics files, in front of a fake engine that answers at once; 16 connections of one
-client, each with one request at a time. `served` has no image file: writing it is replaced by an empty one. Each number is that of
-the quietest of many batches, since other load on the machine slows down the caches.
+A real front-end process with its log and metrics files, in front of a fake engine that answers at once; 16 connections
+of one client, each with one request at a time. `served` has no image file: writing it is replaced by an empty one. Each
+number is that of the quietest of many batches, since other load on the machine slows down the caches.
 """
 
 import contextlib
@@ -63,6 +63,7 @@ def running_frontend(folder: pathlib.Path, engine_address: str) -> Iterator[tupl
     environment = os.environ | child_log_environment(new_mark()) | {"PROMETHEUS_MULTIPROC_DIR": str(folder / "metrics")}
     command = [sys.executable, "-c", FRONTEND, msgspec.json.encode(task).decode()]
     with subprocess.Popen(command, pass_fds=[listener.fileno()], stderr=subprocess.PIPE, env=environment) as child:
+        assert child.stderr is not None
         threading.Thread(target=child.stderr.read, daemon=True).start()  # the supervisor reads it, too
         try:
             yield child.pid, listener.getsockname()[1]

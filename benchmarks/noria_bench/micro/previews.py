@@ -9,6 +9,7 @@ import os
 import pathlib
 import statistics
 import time
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
@@ -18,10 +19,14 @@ from noria.engine.diffusion.loading import load_executor
 from noria.engine.loop import EngineLoop
 from noria.frontend.live.sprite_sheet import make_sprite_sheet
 from noria.models.catalog import open_model
+from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.live_views import ThumbnailView
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.testing.requests import make_image_request
 from noria_bench.measurement.provenance import collect_provenance
+
+if TYPE_CHECKING:
+    from noria.engine.diffusion.executor import DiffusionExecutor
 
 NUM_IMAGES, NUM_STEPS, NUM_ROUNDS = 4, 20, 8
 # Thumbnails and their side in pixels.
@@ -36,10 +41,12 @@ def main() -> None:
     output = parser.parse_args().output
     spec = open_model("bundled")
     executor, config = load_executor(spec, EngineConfig(), "auto")
+    assert isinstance(config.slots, int)
+    num_slots = config.slots
 
     def steps_s() -> list[float]:
         """Seconds of each iteration except the first and the last, which also encode and decode."""
-        engine_loop = EngineLoop(StepScheduler(config.slots), executor, lambda _: None, time.monotonic)
+        engine_loop = EngineLoop(StepScheduler(num_slots), executor, lambda _: None, time.monotonic)
         for number in range(NUM_IMAGES):
             engine_loop.submit(executor.prepare(make_image_request(
                 f"r{number}", spec.name, seed=number, width=spec.default_width_px, height=spec.default_height_px,
@@ -77,7 +84,7 @@ def main() -> None:
         )
 
 
-def _measure_previews_s(executor: object, spec: object) -> float:
+def _measure_previews_s(executor: "DiffusionExecutor", spec: AnyModelSpec) -> float:
     """Median seconds of the previews of one step of all images: estimate the clean latents, map to colours, convert."""
     import torch
 

@@ -10,6 +10,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 from noria.scheduling.costs import CostCurve, CostModel
 from noria.scheduling.policies import POLICIES, Policy
@@ -54,6 +55,10 @@ def commit_plan(scheduler: StepScheduler, plan: IterationPlan | None) -> None:
     scheduler.commit(plan, IterationResult(), 0.0)
 
 
+def _append_plan(scheduler: StepScheduler, plans: list[IterationPlan | None]) -> None:
+    plans.append(scheduler.plan(0.0))
+
+
 def measure(keys: list[BatchKey], policy: Policy) -> dict[str, float]:
     """Median milliseconds of each call."""
     durations_ms: dict[str, list[float]] = {"submit": [], "plan": [], "plan with joins": [], "progress": []}
@@ -61,16 +66,12 @@ def measure(keys: list[BatchKey], policy: Policy) -> dict[str, float]:
     for number in range(NUM_ROUNDS):
         name = f"new{number}"
         new_request = make_request(name, rng, keys)
-        durations_ms["submit"].append(
-            cpu_milliseconds(lambda new_request=new_request: scheduler.submit(new_request, 0.0))
-        )
+        durations_ms["submit"].append(cpu_milliseconds(partial(scheduler.submit, new_request, 0.0)))
         scheduler.cancel(name, 0.0)
         attempt_ids = [f"r{10 + 2 * each}" for each in range(NUM_SUBSCRIBED)]
-        durations_ms["progress"].append(
-            cpu_milliseconds(lambda attempt_ids=attempt_ids: scheduler.progress(attempt_ids, 0.0))
-        )
+        durations_ms["progress"].append(cpu_milliseconds(partial(scheduler.progress, attempt_ids, 0.0)))
         plans: list[IterationPlan | None] = []
-        durations_ms["plan"].append(cpu_milliseconds(lambda plans=plans: plans.append(scheduler.plan(0.0))))
+        durations_ms["plan"].append(cpu_milliseconds(partial(_append_plan, scheduler, plans)))
         commit_plan(scheduler, plans[0])
     scheduler, rng = full_scheduler(keys, policy)
     for number in range(NUM_ROUNDS):
@@ -79,7 +80,7 @@ def measure(keys: list[BatchKey], policy: Policy) -> dict[str, float]:
         # Frees a slot.
         scheduler.cancel(plan.steps[-1].image.attempt_id, 0.0)
         plans = []
-        durations_ms["plan with joins"].append(cpu_milliseconds(lambda plans=plans: plans.append(scheduler.plan(0.0))))
+        durations_ms["plan with joins"].append(cpu_milliseconds(partial(_append_plan, scheduler, plans)))
         commit_plan(scheduler, plans[0])
         scheduler.submit(make_request(f"more{number}", rng, keys), 0.0)
     return {name: statistics.median(each) for name, each in durations_ms.items()}

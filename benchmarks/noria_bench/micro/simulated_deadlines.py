@@ -19,6 +19,7 @@ from unittest import mock
 import msgspec
 
 from noria.engine.loop import EngineLoop, ProgressChanged, RequestEnded
+from noria.protocol.model_spec import ModelKey
 from noria.protocol.request import EngineRequest
 from noria.scheduling.costs import CostCurve, CostModel
 from noria.scheduling.policies import POLICIES
@@ -32,7 +33,7 @@ from noria.testing.virtual_clock import VirtualClock
 
 STEP_S = {1: 0.012, 2: 0.019, 4: 0.0256, 8: 0.037, 16: 0.0635, 32: 0.107}
 DECODE_S, TEXT_ENCODE_S = {1: 0.0085, 2: 0.0163, 4: 0.0326}, 0.002
-BATCH_KEY, ROWS_PER_S, NOISE = BatchKey(64, 64, "m"), 256, 0.1
+BATCH_KEY, ROWS_PER_S, NOISE = BatchKey(64, 64, ModelKey("m")), 256, 0.1
 STEPS, IMAGES, DEADLINE_FACTORS = (8, 12, 20, 20, 30, 50), (1, 1, 1, 2), (2.5, 5.0, 15.0)
 
 
@@ -50,7 +51,8 @@ class SimulatedDevice(FakeExecutor):
             CostCurve(dict(STEP_S)).at(rows) if rows else 0.0,
             CostCurve(dict(DECODE_S)).at(len(plan.decodes)) if plan.decodes else 0.0,
         )
-        timings = MeasuredTimings(*(math.exp(self._rng.gauss(0, NOISE)) * seconds for seconds in exact_s))
+        text_encode_s, step_s, decode_s = (math.exp(self._rng.gauss(0, NOISE)) * seconds for seconds in exact_s)
+        timings = MeasuredTimings(text_encode_s, step_s, decode_s)
         self._iteration_s = timings.text_encode_s + timings.step_s + timings.decode_s
         result = super().execute(plan, with_thumbnails=with_thumbnails)
         return dataclasses.replace(result, phase_timings=timings)
@@ -60,7 +62,7 @@ def make_simulation(
     policy: str, on_event: Callable[[Any], None]
 ) -> tuple[SimulatedDevice, StepScheduler, EngineLoop[Any]]:
     costs = CostModel(
-        32, {BATCH_KEY: CostCurve(dict(STEP_S))}, {BATCH_KEY: CostCurve(dict(DECODE_S))}, {"m": TEXT_ENCODE_S}
+        32, {BATCH_KEY: CostCurve(dict(STEP_S))}, {BATCH_KEY: CostCurve(dict(DECODE_S))}, {ModelKey("m"): TEXT_ENCODE_S}
     )
     costs.refresh_knees()
     step_scheduler, device = StepScheduler(16, 4, 256, 120.0, POLICIES[policy], costs), SimulatedDevice()

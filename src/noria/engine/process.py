@@ -35,7 +35,8 @@ from noria.observe.logs.setup import fields, logging_here
 from noria.observe.metrics import declarations
 from noria.observe.traces.setup import open_tracer
 from noria.observe.traces.tracer import GLOBAL_TRACER
-from noria.protocol.messages import AnyModelSpec, EngineLoad, ExitCause, Failed
+from noria.protocol.kinds import AnyModelSpec
+from noria.protocol.messages import EngineLoad, ExitCause, Failed
 from noria.protocol.process_signals import die_with_parent
 from noria.protocol.transport import ClientId, EngineChannel
 from noria.scheduling.types import IterationPlan
@@ -95,7 +96,9 @@ class Engine:
                 self._metrics.on_iteration(iteration)
                 self._live_view.on_iteration(iteration, time.monotonic(), time.time())
             self._metrics.update_occupancy(self._loop.scheduler)
-            self._publish_load()
+            if is_idle := self._is_idle():
+                self._runtime.on_idle()
+            self._publish_load(is_idle=is_idle)
         self._sender.outbox.put(None)
         self._sender.join(timeout=5)
 
@@ -111,14 +114,15 @@ class Engine:
         """Make `run` return after the current iteration; safe in a signal handler."""
         self._receiver.commands.put(None)
 
-    def _publish_load(self) -> None:
+    def _is_idle(self) -> bool:
+        """Whether nothing runs or waits."""
+        return self._loop.scheduler.num_running == self._loop.scheduler.num_waiting == 0
+
+    def _publish_load(self, *, is_idle: bool) -> None:
         """Send the clients the load if it has changed: at most twice a second, and whenever the engine becomes idle."""
-        scheduler, (last_load_s, last_load) = self._loop.scheduler, self._last_load
-        idle, now = scheduler.num_running == scheduler.num_waiting == 0, time.monotonic()
-        if now - last_load_s < _LOAD_INTERVAL_S and not idle:
+        scheduler, now, (last_load_s, last_load) = self._loop.scheduler, time.monotonic(), self._last_load
+        if now - last_load_s < _LOAD_INTERVAL_S and not is_idle:
             return
-        if idle:
-            self._runtime.on_idle()
         load = EngineLoad(
             scheduler.backlog_s,
             scheduler.num_running,
@@ -135,7 +139,7 @@ class Engine:
 
         While the engine is idle, it waits for a command or until a view is due.
         """
-        idle = self._loop.scheduler.num_running == 0 and self._loop.scheduler.num_waiting == 0
+        idle = self._is_idle()
         timeout_s = self._live_view.wait_s(time.monotonic()) if idle else None
         while True:
             try:

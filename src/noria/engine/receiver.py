@@ -21,8 +21,8 @@ from noria.engine.watchdog import HangWatchdog
 from noria.errors import EngineUnavailable, QueueFull, RequestCancelled, RequestError
 from noria.observe.logs.log_record import fields
 from noria.observe.traces.tracer import GLOBAL_TRACER
+from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.messages import (
-    AnyModelSpec,
     Cancel,
     EngineLoad,
     EngineState,

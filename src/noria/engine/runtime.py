@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from noria.config import EngineConfig
-from noria.protocol.live_views import SettingsView
+from noria.errors import SetupError
+from noria.protocol.kinds import SettingsView
 from noria.protocol.messages import FromEngine, ShapeCosts
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import EngineRequest
@@ -67,7 +68,7 @@ class PreparedRequest(Protocol):
 
     @property
     def request(self) -> EngineRequest:
-        """The request as submitted."""
+        """The request, with the version of the model that it runs on."""
         ...
 
     @property
@@ -172,7 +173,7 @@ class Runtime(Generic[RequestT]):
     device: str = "cpu"  # as torch names it
     longest_iteration_s: float = 0.0  # measured; longer ones may be a hang
     shape_costs: Callable[[], tuple[ShapeCosts, ...]] = lambda: ()  # the measured costs, as clients get them
-    on_idle: Callable[[], None] = lambda: None  # called by the loop's thread whenever nothing runs or waits
+    on_idle: Callable[[], None] = lambda: None  # called by the loop's thread when nothing runs or waits any more
     save_costs: Callable[[], None] = lambda: None
     resolved_settings: Mapping[str, Any] = field(default_factory=dict)  # what "auto" was resolved to, for the log
 
@@ -187,7 +188,9 @@ def load_runtime(models: Sequence[ModelSpec], config: EngineConfig, device: str)
         SetupError: a model or the device cannot be used.
 
     """
-    (kind,) = {spec.kind for spec in models}
+    kind, *others = {spec.kind for spec in models}
+    if others:
+        raise SetupError(f"an engine loads models of one kind; got {', '.join(sorted([kind, *others]))}")
     loader = importlib.import_module(_LOADERS[kind])
     runtime: Runtime[Any] = loader.load_runtime(models, config, device)
     return runtime

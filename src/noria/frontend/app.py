@@ -57,8 +57,8 @@ def build_app(
 ) -> Starlette:
     """Return the application in front of `engine_pool`. Its lifespan connects the pool and runs the jobs.
 
-    `open_jobs` opens the jobs; by default as the only front end. The caller closes `tracer`, and calls `app.state.drain` when
-    the server stops accepting connections.
+    `open_jobs` opens the jobs; by default as the only front end. The caller closes `tracer`, and calls
+    `app.state.drain` when the server stops accepting connections.
 
     Raises:
         ConfigError: the file of API keys is invalid.
@@ -123,7 +123,7 @@ def build_app(
     app = Starlette(routes=routes, lifespan=lifespan)
     # Starlette's own stack has two layers more, for errors; ours responds to all errors.
     app.middleware_stack = ObservabilityMiddleware(
-        _find_by_path(routes, app.router), respond_to_error, internal_error_response, tracer
+        _route_by_path(routes, app.router), respond_to_error, internal_error_response, tracer
     )
     app.state.drain = drain
     app.router.redirect_slashes = False  # "/t2i/" is a 404: clients handle a redirected POST differently
@@ -134,7 +134,7 @@ def _authenticated(route: Route, clients: ClientDirectory) -> Route:
     return Route(route.path, AuthenticatedEndpoint(route.endpoint, clients), methods=route.methods)
 
 
-def _find_by_path(routes: list[Route], router: ASGIApp) -> ASGIApp:
+def _route_by_path(routes: list[Route], router: ASGIApp) -> ASGIApp:
     """Return an application that looks up a path without parameters among `routes`, and leaves any other to `router`.
 
     Starlette's router matches one regular expression after another: 20 µs for the last route.

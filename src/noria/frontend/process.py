@@ -1,8 +1,8 @@
 """The front-end process: `python -m noria.frontend.process '{"config": …, "fd": 3, "engines": ["ipc:///…"]}'`.
 
-The supervisor binds the port and passes the socket's descriptor, so several front ends share the port, and no connection is lost
-when one of them restarts. On SIGTERM or SIGINT the process stops accepting connections, answers requests in flight for up to
-`frontend.drain_s`, answers the rest with 503, and exits with status 0.
+The supervisor binds the port and passes the socket's descriptor, so several front ends share the port, and no
+connection is lost when one of them restarts. On SIGTERM or SIGINT the process stops accepting connections, answers
+requests in flight for up to `frontend.drain_s`, answers the rest with 503, and exits with status 0.
 """
 
 import asyncio
@@ -66,6 +66,7 @@ def run(task: FrontendTask) -> None:
     tracer, close_tracer = open_tracer(config.traces_endpoint, config.traces_ratio, worker_id.rpartition("/")[2])
     jobs = open_job_service(config, worker_id, tracer)
     server = http_server(build_app(config, engine_pool, lambda: jobs, tracer), engine_pool, config.frontend)
+    gc.collect()
     gc.freeze()  # else each full collection would stop the event loop for 50 ms, to scan what was loaded and stays
     server.run(sockets=[socket.socket(fileno=task.fd)])
     close_tracer()
@@ -94,7 +95,7 @@ def http_server(app: Starlette, engine_pool: EnginePool, config: FrontendConfig)
 
 
 class _DrainingServer(uvicorn.Server):
-    """A uvicorn server that drains: it answers the remaining requests with 503, where uvicorn would close their connections."""
+    """A uvicorn server that drains: it answers the last requests with 503, where uvicorn would close their connections."""
 
     def __init__(
         self, engine_pool: EnginePool, on_drain: Callable[[], None], drain_s: float, config: uvicorn.Config
@@ -115,7 +116,7 @@ class _DrainingServer(uvicorn.Server):
         log.info("drained", extra=fields(event="drain_ended"))
 
     def _abort_connections(self) -> None:
-        """Close the connections of clients that have not read their responses; their work is cancelled as on a disconnect."""
+        """Close the connections of clients that have not read their responses, which cancels their requests."""
         for connection in self.server_state.connections:
             connection.transport.abort()  # the event loop removes it from the set later
 

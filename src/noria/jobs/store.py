@@ -178,7 +178,7 @@ class JobStore:
                     num_losses=num_losses,
                     owner=owner,
                     lease_until=now + LEASE_S,
-                    started_at=now,
+                    started_at=max(now, candidate.created_at),  # accepted after `now` was read, or by another clock
                 )
             if record is not None:
                 claimed.append(record)

@@ -33,6 +33,7 @@ from noria.jobs.tracing import execution_span, stored_trace_context
 from noria.observe.logs.log_record import fields
 from noria.observe.logs.request_log import RequestLogRecord
 from noria.observe.traces.tracer import GLOBAL_TRACER, RequestScope, fail
+from noria.protocol.model_spec import ModelKey
 
 TICK_S = 0.5  # the delay until a cancellation is noticed, and the minimum interval between two stored progress events
 RENEW_EVERY_S = 5.0  # a third of a lease
@@ -58,11 +59,11 @@ class JobOutput:
 class JobExecutor(Protocol):
     """Executes jobs: the front end's, or a fake in tests."""
 
-    def available_models(self) -> set[tuple[str, str]]:
-        """The (model, version) pairs that an engine serves now."""
+    def available_models(self) -> set[ModelKey]:
+        """The models that an engine serves now."""
 
     def capacity(self) -> int:
-        """The maximum number of jobs to execute at once."""
+        """The maximum number of jobs to execute at once, of all models together: the oldest jobs may be of one model."""
 
     async def execute(self, record: JobRecord, report_progress: Callable[[bytes], None]) -> JobOutput:
         """Execute one job; `report_progress` takes its progress as JSON. Raises NoriaError."""
@@ -129,7 +130,7 @@ class JobWorker:
         self._running_jobs: set[_RunningJob] = set()
         self._wakeup = asyncio.Event()
         self._no_claims_before = 0.0  # event-loop time, for all models: the results folder is one
-        self._resumes_at: dict[tuple[str, str], float] = {}  # event-loop time, by (model, version)
+        self._resumes_at: dict[ModelKey, float] = {}  # event-loop time
         self._is_claiming = True
         self._has_reclaimed = False
 
@@ -300,7 +301,7 @@ class JobWorker:
             if not await self._offload_database(self._store.fail, claim, error, self._clock(), running_job.log_record):
                 await self._abandon(running_job)
             return
-        model = running_job.record.model, running_job.record.version
+        model = ModelKey(running_job.record.model, running_job.record.version)
         resumes_at = asyncio.get_running_loop().time() + decision.delay_s
         self._resumes_at[model] = max(self._resumes_at.get(model, 0.0), resumes_at)
         await self._requeue(running_job, error.message, decision.delay_s, engine_lost=decision.engine_lost)

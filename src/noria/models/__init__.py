@@ -1,1 +1,1 @@
-"""Models: where their folders are, the checks of what is in them (no torch), their families, and the models themselves."""
+"""Models: where their folders are, the checks of their files (no torch), their families, and the models themselves."""

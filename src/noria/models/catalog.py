@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 from noria.models.families import FAMILIES, Family, identify_family
 from noria.models.location import locate
 from noria.models.weights import num_tensor_parameters, read_struct, read_text, read_weights, weight_files
-from noria.protocol.messages import AnyModelSpec
+from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.model_spec import ModelSpec
 
 _SAMPLED_BYTES = 65_536
@@ -49,7 +49,7 @@ def open_model(name: str) -> AnyModelSpec:
 def count_parameters(spec: ModelSpec) -> int:
     """Count the parameters of all parts, from the headers of the weights."""
     stems = FAMILIES[spec.family].weight_stems
-    return sum(num_tensor_parameters(read_weights(spec.path / part, stem)) for part, stem in stems.items())
+    return sum(num_tensor_parameters(read_weights(spec.path, part, stem)) for part, stem in stems.items())
 
 
 def _fingerprint(folder: pathlib.Path, family: Family) -> str:
@@ -71,7 +71,7 @@ def _fingerprint_parts(folder: pathlib.Path, family: Family) -> Iterator[bytes]:
                 yield file.name.encode()
                 yield read_text(file)
     for part, stem in family.weight_stems.items():
-        for file in weight_files(folder / part, stem):
+        for file in weight_files(folder, part, stem):
             size_bytes = file.stat().st_size
             with file.open("rb") as opened:
                 header_bytes = int.from_bytes(opened.read(8), "little")

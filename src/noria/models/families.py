@@ -5,8 +5,8 @@ files also name the classes of its parts; only a class that the family lists is 
 imports neither the libraries nor the families' modules until a folder is inspected or a model loaded.
 """
 
-import importlib
 import pathlib
+import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -15,7 +15,7 @@ from typing import Any
 from noria.config import EngineConfig
 from noria.errors import ModelError, short_repr
 from noria.models.weights import REDOWNLOAD_HINT, read_object
-from noria.protocol.messages import AnyModelSpec
+from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.model_spec import ModelSpec
 
 _CLASS_KEYS = {"model_index.json": ("_class_name",), "config.json": ("architectures", "model_type")}
@@ -36,12 +36,12 @@ class Family:
 
     name: str
     description: str  # for messages
-    kind: str  # a key of `_LOADERS` in engine/runtime.py
-    file: str  # which of `_CLASS_KEYS` names one of the classes below
+    index_file: str  # a key of `_CLASS_KEYS`: the file that names one of the classes below
     class_names: tuple[str, ...]
     parts: Mapping[str, Part]
-    inspector: str  # module without torch; its `inspect(folder, family)` returns the spec
-    model: str  # "module:class"; its `load(spec, config, device)` returns what the kind's runtime runs
+    # "module:name" of what is called, which is imported only then:
+    inspect_with: str  # (folder, family) → spec; the module must not import torch
+    load_with: str  # (spec, config, device) → what the kind's runtime runs
 
     @property
     def weight_stems(self) -> Mapping[str, str]:
@@ -67,7 +67,7 @@ class Family:
             ModelError: a file is damaged, or a part is not supported.
 
         """
-        spec: AnyModelSpec = importlib.import_module(self.inspector).inspect(folder, self)
+        spec: AnyModelSpec = pkgutil.resolve_name(self.inspect_with)(folder, self)
         return spec
 
     def load(self, spec: ModelSpec, config: EngineConfig, device: str) -> Any:
@@ -77,18 +77,16 @@ class Family:
             ModelError: a part cannot be loaded.
 
         """
-        module, _, model_class = self.model.partition(":")
-        return getattr(importlib.import_module(module), model_class).load(spec, config, device)
+        return pkgutil.resolve_name(self.load_with)(spec, config, device)
 
 
 _ROWS = (
     Family(
-        "stable-diffusion",
-        "Stable Diffusion 1.x, 2.x and models with the same parts",
-        "diffusion",
-        "model_index.json",
-        ("StableDiffusionPipeline",),
-        MappingProxyType(
+        name="stable-diffusion",
+        description="Stable Diffusion 1.x, 2.x and models with the same parts",
+        index_file="model_index.json",
+        class_names=("StableDiffusionPipeline",),
+        parts=MappingProxyType(
             {
                 "tokenizer": Part(("CLIPTokenizer", "CLIPTokenizerFast")),
                 "text_encoder": Part(("CLIPTextModel",), "model"),
@@ -97,8 +95,8 @@ _ROWS = (
                 "scheduler": Part(),  # images/scheduler_names.py knows its classes
             }
         ),
-        "noria.models.diffusion.stable_diffusion_folder",
-        "noria.models.diffusion.stable_diffusion:StableDiffusion",
+        inspect_with="noria.models.diffusion.stable_diffusion_folder:inspect",
+        load_with="noria.models.diffusion.stable_diffusion:StableDiffusion.load",
     ),
 )
 
@@ -123,7 +121,7 @@ def identify_family(folder: pathlib.Path) -> Family:
     architectures = found.get("architectures")
     names = [*found.values(), *(architectures if isinstance(architectures, list) else ())]
     for family in FAMILIES.values():
-        if family.file == file.name and any(name in family.class_names for name in names):
+        if family.index_file == file.name and any(name in family.class_names for name in names):
             return family
     got = " and ".join(f"{key} is {short_repr(value)}" for key, value in found.items())
     known = ", ".join(f"{name} ({family.description})" for family in FAMILIES.values() for name in family.class_names)

@@ -40,13 +40,16 @@ def variant(part: pathlib.Path, stem: str) -> str | None:
     return "fp16" if half and not plain else None
 
 
-def weight_files(part: pathlib.Path, stem: str) -> list[pathlib.Path]:
-    """Return the safetensors files of the folder `part` in its `variant`: one file, or all shards.
+def weight_files(folder: pathlib.Path, part_name: str, stem: str) -> list[pathlib.Path]:
+    """Return the safetensors files of a part of the model in `folder`, in its `variant`: one file, or all shards.
+
+    `part_name` is that of the part's subfolder; empty: `folder` itself has the files.
 
     Raises:
         ModelError: there are none, or only pickles.
 
     """
+    part = folder / part_name
     single, index = _candidates(part, stem, variant(part, stem))
     if single.exists():
         return [single]
@@ -56,9 +59,9 @@ def weight_files(part: pathlib.Path, stem: str) -> list[pathlib.Path]:
     if pickles:
         raise ModelError(
             f"{part / pickles[0]}: the weights are a pickle, which can run code when loaded; only safetensors "
-            f"are supported. If you trust the file, convert it once: {_conversion_command(part.parent)}"
+            f"are supported. If you trust the file, convert it once: {_conversion_command(folder)}"
         )
-    raise ModelError(f"{single}: missing, so the {part.name} has no weights. {REDOWNLOAD_HINT}")
+    raise ModelError(f"{single}: missing, so the {part_name or 'model'} has no weights. {REDOWNLOAD_HINT}")
 
 
 def _candidates(part: pathlib.Path, stem: str, kind: str | None) -> tuple[pathlib.Path, pathlib.Path]:
@@ -69,24 +72,31 @@ def _candidates(part: pathlib.Path, stem: str, kind: str | None) -> tuple[pathli
 
 def _conversion_command(folder: pathlib.Path) -> str:
     """Return the command that converts a model's pickles to safetensors."""
+    library, loader = (
+        ("diffusers", "DiffusionPipeline")
+        if (folder / "model_index.json").exists()
+        else (
+            "transformers",
+            "AutoModel",
+        )
+    )
     return (
-        'python -c "from diffusers import StableDiffusionPipeline as P; '
-        f"P.from_pretrained('{folder}', use_safetensors=False, safety_checker=None)"
-        f".save_pretrained('{folder}-safetensors')\""
+        f'python -c "from {library} import {loader} as M; '
+        f"M.from_pretrained('{folder}', use_safetensors=False).save_pretrained('{folder}-safetensors')\""
     )
 
 
-def read_weights(part: pathlib.Path, stem: str) -> Shapes:
-    """Return the shapes of all tensors of the folder `part`.
+def read_weights(folder: pathlib.Path, part_name: str, stem: str) -> Shapes:
+    """Return the shapes of all tensors of a part, named as in `weight_files`.
 
     Raises:
         ModelError: a file is missing or damaged.
 
     """
     shapes: Shapes = {}
-    for file in weight_files(part, stem):
+    for file in weight_files(folder, part_name, stem):
         shapes |= read_header(file)
-    for file in part.glob(f"{stem}.safetensors.index*.json"):
+    for file in (folder / part_name).glob(f"{stem}.safetensors.index*.json"):
         missing = sorted(set(_shards(file)) - set(shapes))
         if missing:
             raise ModelError(f"{file}: lists {short_repr(missing[0])}, which no shard contains. {REDOWNLOAD_HINT}")

@@ -17,7 +17,6 @@ class DiffusionModelSpec(ModelSpec, frozen=True, kw_only=True, tag_field="kind",
     kind: ClassVar[Literal["diffusion"]] = "diffusion"
 
     pipeline: str  # its diffusers class, such as "StableDiffusionPipeline"
-    prediction_type: str  # "epsilon" | "v_prediction" | "sample"
     default_width_px: int
     default_height_px: int
     min_side_px: int

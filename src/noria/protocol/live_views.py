@@ -6,11 +6,8 @@ names). They contain no prompts. Times are in seconds; `…_at` is Unix time.
 
 from msgspec import Struct
 
-from noria.protocol.diffusion import ImageSettingsView
+from noria.protocol.kinds import SettingsView
 from noria.protocol.request import Priority
-
-SettingsView = ImageSettingsView
-"""What a view shows of a request's payload: one struct for each kind."""
 
 
 class SlotView(Struct, frozen=True):

@@ -15,12 +15,9 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from noria.protocol.diffusion import DiffusionModelSpec
+from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.live_views import DepartureView, IterationView, RatesView, SlotView, ThumbnailView, WaitingView
 from noria.protocol.request import EngineRequest
-
-AnyModelSpec = DiffusionModelSpec
-"""The spec of a model of any kind, for decoding: a tagged union with a member for each kind."""
 
 
 def engine_name(number: int) -> str:

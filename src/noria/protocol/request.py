@@ -1,23 +1,21 @@
 """Requests, as clients send them and as engines get them.
 
 `ImageRequestBody` is the JSON of `POST /t2i`: only the prompt is required, and defaults are not filled in.
-`EngineRequest` is what an engine gets: what all kinds of model have in common, and a payload of one kind. Its defaults are
-filled in and its bounds are checked (by `frontend/services/request_validation.py`). Neither depends on HTTP, on model
-files or on schedulers.
+`EngineRequest` is what an engine gets: what all kinds of model have in common, and a payload of one kind. Its defaults
+are filled in and its bounds are checked (by `frontend/services/request_validation.py`). Neither depends on HTTP, on
+model files or on schedulers.
 """
 
 from typing import Literal
 
 from msgspec import Struct
 
-from noria.protocol.diffusion import DiffusionPayload, ImageSettings
+from noria.protocol.diffusion import ImageSettings
+from noria.protocol.kinds import Payload
 
 ImageFormat = Literal["png", "webp", "jpeg"]
 
 Priority = Literal["low", "normal", "high"]
-
-Payload = DiffusionPayload
-"""What belongs to one kind of model: one struct for each. Each has `num_results`, `num_steps` and `settings_view`."""
 
 
 class ImageRequestBody(ImageSettings, frozen=True, forbid_unknown_fields=True):

@@ -1,8 +1,9 @@
 """The message transport between processes: a ZeroMQ ROUTER socket at the engine, a DEALER socket at each client.
 
-In both directions a message is a MessagePack frame (`messages.py`) and an optional second frame of raw bytes. The engine's end is a thread
-that owns its socket, so that a long iteration never delays a reply; a client's end runs in an asyncio loop. A lost
-engine is detected by its closed connection, not by a timeout. This module does not depend on what the messages mean.
+In both directions a message is a MessagePack frame (`messages.py`) and an optional second frame of raw bytes. The
+engine's end is a thread that owns its socket, so that a long iteration never delays a reply; a client's end runs in an
+asyncio loop. A lost engine is detected by its closed connection, not by a timeout. This module does not depend on what
+the messages mean.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ ClientId = bytes
 
 
 class EngineChannel:
-    """The engine's end. `inbox` holds (client, message, data) in order of arrival; `send` may be called from any thread."""
+    """The engine's end. `inbox` has (client, message, data) in order of arrival; any thread may call `send`."""
 
     def __init__(self, address: str) -> None:
         """Bind `address` ("ipc:///path" or "tcp://host:port"); raises zmq.ZMQError if that fails."""

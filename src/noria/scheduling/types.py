@@ -23,7 +23,7 @@ class ImageId:
 
 
 class BatchKey(NamedTuple):
-    """Images with equal keys, that is of one model in one version, one size and the same adapters, can share a model call."""
+    """Images with equal keys (one version of one model, one size, the same adapters) can share a model call."""
 
     width_px: int
     height_px: int

@@ -1,10 +1,10 @@
-"""An engine without a model, for tests of front ends and of clients: real messages over a real channel, flat colours for images.
+"""An engine without a model, for tests of front ends and of clients: real messages over a real channel, flat images.
 
     with FakeEngine("ipc://engine.sock") as engine:
         app = noria.frontend.app.build_app(Config(), EnginePool([engine.address]))
 
-It runs in a thread of this process. By default it accepts each request and answers at once; its attributes make it withhold
-replies, fail, or crash. They may be changed while it runs, and take effect with the next message.
+It runs in a thread of this process. By default it accepts each request and answers at once; its attributes make it
+withhold replies, fail, or crash. They may be changed while it runs, and take effect with the next message.
 """
 
 import contextlib
@@ -17,8 +17,8 @@ from types import MappingProxyType
 from typing import Any, Literal, Self
 
 from noria.protocol.diffusion import DiffusionModelSpec
+from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.messages import (
-    AnyModelSpec,
     Cancel,
     EngineLoad,
     EngineState,
@@ -48,7 +48,6 @@ FAKE_MODEL = DiffusionModelSpec(
     fingerprint="0123456789ab",
     family="stable-diffusion",
     pipeline="StableDiffusionPipeline",
-    prediction_type="epsilon",
     default_width_px=64,
     default_height_px=48,
     min_side_px=16,
@@ -77,7 +76,7 @@ _PREVIEW_WIDTH_PX, _PREVIEW_HEIGHT_PX = 4, 3
 
 
 class FakeEngine:
-    """Answers each request at once with images in one colour, which depends on the seed. A context manager, which stops it."""
+    """Answers each request at once with images in one colour, which depends on the seed. A context manager."""
 
     def __init__(
         self,
@@ -192,7 +191,8 @@ class FakeEngine:
                 self._submit(channel, client, request)
 
     def _submit(self, channel: EngineChannel, client: bytes, request: EngineRequest) -> None:
-        # Decided before the request is in `submitted`: a test that sees it there may change the behaviour for the next one.
+        # Decided before the request is in `submitted`: a test that sees it there may change the behaviour for the next
+        # one.
         crashes = self._crashes_on(request)
         withholds = crashes or self.never_answers
         replies = list(self._replies(request, withholds))

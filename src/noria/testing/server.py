@@ -1,4 +1,4 @@
-"""Starts real servers on free loopback ports, for tests and benches: `noria serve`, or any command with a ready route."""
+"""Starts real servers on free loopback ports, for tests and benches: `noria serve`, or any other command."""
 
 import contextlib
 import http.client

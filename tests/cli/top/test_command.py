@@ -154,21 +154,21 @@ def test_an_unreachable_server_is_an_error():
     assert re.fullmatch(rf"noria: error: there is no server at {url}: .* `noria serve` starts one\.\n", result.stderr)
 
 
-def test_a_refusal_is_an_error(live_server):
+def test_a_rejection_is_an_error(live_server):
     result = top(live_server((404, b"no")).url, "--once")
     assert result.returncode == 1
     assert result.stderr.startswith("noria: error: http://127.0.0.1:")
     assert "is not Noria" in result.stderr
 
 
-def test_without_once_a_pipe_is_refused(live_server):
+def test_without_once_a_pipe_is_rejected(live_server):
     result = top(live_server(EVENTS).url)
     assert result.returncode == 2
     assert "noria top --once" in result.stderr
 
 
 @pytest.mark.parametrize("content", [b"", b"two words", b"\xff"])
-def test_an_invalid_key_file_is_refused(tmp_path, content):
+def test_an_invalid_key_file_is_rejected(tmp_path, content):
     (tmp_path / "key").write_bytes(content)
     with pytest.raises(ConfigError, match="--key-file"):
         read_key(tmp_path / "key")
@@ -212,7 +212,7 @@ def test_it_reconnects_to_a_server_that_went_away(live_server, terminal):
     assert len(server.requests) == 3
 
 
-def test_a_refusal_after_a_reconnect_ends_it(live_server, terminal):
+def test_a_rejection_after_a_reconnect_ends_it(live_server, terminal):
     screen = terminal(live_server([*EVENTS, None], (404, b"no")).url)
     assert screen.wait_for_exit() == 1
     assert "\x1b[?1049l" in screen.text

@@ -1,4 +1,4 @@
-"""Reading GET /v1/live of servers that stream, refuse, disconnect, or are not Noria."""
+"""Reading GET /v1/live of servers that stream, reject, disconnect, or are not Noria."""
 
 import asyncio
 import json
@@ -90,7 +90,7 @@ def test_an_invalid_stream_is_reported(live_server, stream):
         collect_events(live_server([stream]).url)
 
 
-def test_an_endless_line_is_refused(live_server):
+def test_an_endless_line_is_rejected(live_server):
     server = live_server([b"x" * 2**20] * 20)
     with pytest.raises(LiveError, match="lines of more than"):
         collect_events(server.url)
@@ -114,7 +114,7 @@ def test_a_server_that_speaks_no_http_is_unreachable():
 @pytest.mark.parametrize(
     "url", ["", "localhost:8000", "ftp://a", "http://", "http://a:b", "http://[::1", "http://a:99999"]
 )
-def test_an_invalid_url_is_refused(url):
+def test_an_invalid_url_is_rejected(url):
     with pytest.raises(ConfigError, match=r"the URL is .*http://HOST:PORT"):
         checked_url(url)
 

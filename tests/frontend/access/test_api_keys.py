@@ -62,7 +62,7 @@ def test_a_key_may_have_limits(file):
         (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\n[[key]]\nname = "b"\nsha256 = "{DIGEST}"', "have the same sha256"),
     ],
 )  # fmt: skip
-def test_an_invalid_file_is_refused_with_the_reason(file: pathlib.Path, text, words):
+def test_an_invalid_file_is_rejected_with_the_reason(file: pathlib.Path, text, words):
     file.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ConfigError, match=words) as caught:
         read_keys(str(file))
@@ -70,7 +70,7 @@ def test_an_invalid_file_is_refused_with_the_reason(file: pathlib.Path, text, wo
     assert "swordfish" not in str(caught.value)
 
 
-def test_a_missing_file_is_refused(file):
+def test_a_missing_file_is_rejected(file):
     with pytest.raises(ConfigError, match=r"cannot be read.*No such file"):
         read_keys(str(file))
 

@@ -6,20 +6,20 @@ from noria.errors import RateLimited
 from noria.frontend.access.concurrency_limits import ConcurrencyLimiter, client_id
 
 
-def test_a_client_is_refused_at_its_limit_and_everyone_at_the_total():
+def test_a_client_is_rejected_at_its_limit_and_everyone_at_the_total():
     limiter = ConcurrencyLimiter("uploads", max_total=3, max_per_client=2, retry_after_s=7.0)
     limiter.acquire("a")
     limiter.acquire("a")
-    with pytest.raises(RateLimited, match=r"^a has 2 uploads") as refused:
+    with pytest.raises(RateLimited, match=r"^a has 2 uploads") as rejected:
         limiter.acquire("a")
-    assert refused.value.retry_after_s == 7.0
+    assert rejected.value.retry_after_s == 7.0
     limiter.acquire("b")
     for client in "bc":
         with pytest.raises(RateLimited, match=r"^3 uploads are under way already"):
             limiter.acquire(client)
 
 
-def test_a_refusal_is_not_counted():
+def test_a_rejection_is_not_counted():
     limiter = ConcurrencyLimiter("uploads", max_total=2, max_per_client=2, retry_after_s=7.0)
     limiter.acquire("a")
     limiter.acquire("b")

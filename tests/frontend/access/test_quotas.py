@@ -32,7 +32,7 @@ def test_no_window_has_more_than_the_rate_and_one_burst(rate, arrivals):
 
 
 @given(rates, st.lists(st.tuples(st.floats(0, 90), st.integers(1, 600)), max_size=60))
-def test_a_client_within_the_rate_is_never_refused(rate, arrivals):
+def test_a_client_within_the_rate_is_never_rejected(rate, arrivals):
     bucket, now = TokenBucket(rate), 1000.0
     for pause_s, num_images in arrivals:
         fitting = min(num_images, rate)
@@ -82,7 +82,7 @@ def test_images_are_in_flight_until_released():
     client.acquire(3, 0.0, 7.5)
 
 
-def test_a_refusal_for_one_limit_does_not_charge_the_other():
+def test_a_rejection_for_one_limit_does_not_charge_the_other():
     client = ApiClient(ApiKey("a", "0" * 64, max_images_in_flight=2, images_per_minute=3), 1)
     client.acquire(2, 0.0, 1.0)
     with pytest.raises(RateLimited, match="in flight"):
@@ -122,7 +122,7 @@ def test_a_key_may_use_priorities_up_to_its_own(highest, asked, given):
     )
 
 
-def test_a_priority_above_the_keys_is_refused():
+def test_a_priority_above_the_keys_is_rejected():
     with pytest.raises(InvalidField, match=r"'high'.* 'a' are low, normal") as caught:
         ApiClient(ApiKey("a", "0" * 64, priority="normal"), 1).apply_priority(ImageRequestBody("p", priority="high"))
     assert caught.value.field == "priority"
@@ -134,10 +134,10 @@ def test_the_rate_counts_images_and_is_per_key(serve_keys, client_with_key):
         client_with_key(address, keys, "alice") as alice,
     ):
         assert alice.post("/t2i", json={"prompt": "p", "n": 3}).status_code == 200
-        refused = alice.post("/t2i", json={"prompt": "p", "n": 2})
-        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limited")
-        assert refused.json()["error"]["retryable"] is True
-        assert 1 <= int(refused.headers["retry-after"]) <= 15
+        rejected = alice.post("/t2i", json={"prompt": "p", "n": 2})
+        assert (rejected.status_code, rejected.json()["error"]["code"]) == (429, "rate_limited")
+        assert rejected.json()["error"]["retryable"] is True
+        assert 1 <= int(rejected.headers["retry-after"]) <= 15
         assert alice.post("/v1/images/generations", json={"prompt": "p"}).status_code == 200
         assert (
             alice.post("/sdapi/v1/txt2img", json={"prompt": "p"}).json()["detail"].startswith("the key 'alice' allows")
@@ -169,10 +169,10 @@ def test_an_image_is_in_flight_until_its_request_ends_or_its_client_disconnects(
             thread.start()
         wait_until(lambda: len(engine.submitted) == 2)
         for body in ({"prompt": "p"}, {"prompt": "p", "stream": True}):
-            refused = alice.post("/t2i", json=body)
-            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limited")
-            assert "has 2 images in flight" in refused.json()["error"]["message"]
-            assert refused.headers["retry-after"] == "2"  # the backlog that the fake engine reports, rounded up
+            rejected = alice.post("/t2i", json=body)
+            assert (rejected.status_code, rejected.json()["error"]["code"]) == (429, "rate_limited")
+            assert "has 2 images in flight" in rejected.json()["error"]["message"]
+            assert rejected.headers["retry-after"] == "2"  # the backlog that the fake engine reports, rounded up
         too_many = alice.post("/t2i", json={"prompt": "p", "n": 3})
         assert (too_many.status_code, too_many.json()["error"]["param"]) == (400, "n")
         engine.never_answers = False
@@ -211,8 +211,8 @@ def test_a_priority_above_the_keys_is_400_on_every_route(serve_keys, client_with
             ("/v1/images/generations", body, "priority"),
             ("/v1/jobs", {"input": body}, "input.priority"),
         ):
-            refused = alice.post(path, json=sent)
-            assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+            rejected = alice.post(path, json=sent)
+            assert (rejected.status_code, rejected.json()["error"]["param"]) == (400, param)
         header = {"X-Noria-Priority": "high"}
         assert alice.post("/sdapi/v1/txt2img", json={"prompt": "p"}, headers=header).status_code == 400
         assert alice.post("/t2i", json={"prompt": "p"}).status_code == 200
@@ -224,11 +224,11 @@ def test_jobs_are_charged_when_accepted_and_never_in_flight(serve_keys, client_w
     with serve_keys(alice=limits) as (address, engine, keys), client_with_key(address, keys, "alice") as alice:
         engine.never_answers = True
         job = {"input": {"prompt": "p", "n": 2}}
-        # a refused job is not charged
+        # a rejected job is not charged
         assert alice.post("/v1/jobs", json=job | {"webhook": "ftp://x"}).status_code == 400
         assert alice.post("/v1/jobs", json=job, headers={"Idempotency-Key": "k"}).status_code == 202
-        refused = alice.post("/v1/jobs", json=job)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limited")
+        rejected = alice.post("/v1/jobs", json=job)
+        assert (rejected.status_code, rejected.json()["error"]["code"]) == (429, "rate_limited")
         small = {"input": {"prompt": "p"}}
         assert alice.post("/v1/jobs", json=small, headers={"Idempotency-Key": "s"}).status_code == 202
         too_many = alice.post("/v1/jobs", json={"input": {"prompt": "p", "n": 4}})

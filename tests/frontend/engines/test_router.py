@@ -83,7 +83,7 @@ def test_engines_with_different_models_serve_their_own(tmp_path):
         async with EnginePool([first.address, second.address], restart_wait_s=0.1) as pool:
             await wait_until_async(lambda: all(status.state == "ready" for status in pool.engines))
             assert list(pool.models) == ["tiny", "other"]
-            assert pool.ready_versions() == {(spec.name, spec.fingerprint) for spec in (FAKE_MODEL, OTHER_MODEL)}
+            assert pool.ready_models() == {spec.key for spec in (FAKE_MODEL, OTHER_MODEL)}
             for number in range(4):  # in alternation, whatever the load of the other engine
                 await pool.submit(make_image_request(str(number), ("tiny", "other")[number % 2]), data=b"raw")
             assert first.data == second.data == [b"raw"] * 2

@@ -48,10 +48,10 @@ def post(url, content):
 def test_the_limit_of_large_bodies_per_client_spans_all_routes(announce, served, path):
     for number in range(MAX_LARGE_BODIES_PER_CLIENT):
         assert announce("127.0.0.2", path=("/t2i", path)[number % 2])[1] == CONTINUE
-    _, refused = announce("127.0.0.2", path=path)
-    assert refused.startswith(b"HTTP/1.1 429 ")
-    assert b"\r\nretry-after: 5\r\n" in refused.lower()
-    assert b"the address 127.0.0.2 has 16 bodies of more than 65536 bytes already" in refused
+    _, rejected = announce("127.0.0.2", path=path)
+    assert rejected.startswith(b"HTTP/1.1 429 ")
+    assert b"\r\nretry-after: 5\r\n" in rejected.lower()
+    assert b"the address 127.0.0.2 has 16 bodies of more than 65536 bytes already" in rejected
     assert announce("127.0.0.2", "Content-Length: 65536", path=path)[1] == CONTINUE  # it is small
     assert post(served, LARGE).status_code == 200
 
@@ -59,8 +59,8 @@ def test_the_limit_of_large_bodies_per_client_spans_all_routes(announce, served,
 def test_large_bodies_of_all_clients_together_are_limited(announce, served):
     for number in range(MAX_LARGE_BODIES):
         assert announce(f"127.0.0.{number // MAX_LARGE_BODIES_PER_CLIENT + 2}")[1] == CONTINUE
-    refused = post(served, LARGE)
-    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limited")
+    rejected = post(served, LARGE)
+    assert (rejected.status_code, rejected.json()["error"]["code"]) == (429, "rate_limited")
     assert post(served, b'{"prompt": "p"}').status_code == 200
 
 
@@ -78,8 +78,8 @@ def test_a_large_body_counts_until_it_is_received_or_times_out(announce, served,
         patch.setattr(body_module, "_TIMEOUT_S", 0.3)
         for connection, response in [announce("127.0.0.2") for _ in range(MAX_LARGE_BODIES_PER_CLIENT)]:
             # it may have come with the first response
-            refused = response.removeprefix(CONTINUE) or connection.recv(4096)
-            assert refused.startswith(b"HTTP/1.1 400 ")
+            rejected = response.removeprefix(CONTINUE) or connection.recv(4096)
+            assert rejected.startswith(b"HTTP/1.1 400 ")
     for _ in range(MAX_LARGE_BODIES_PER_CLIENT):
         assert post(served, LARGE).status_code == 200
     assert announce("127.0.0.2")[1] == CONTINUE

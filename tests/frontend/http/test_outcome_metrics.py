@@ -51,7 +51,7 @@ def loading(serve, new_engine):
         ("/sdapi/v1/txt2img", {"prompt": "p"}),
     ],
 )
-def test_requests_refused_before_any_model_is_known_are_counted(loading, path, body):
+def test_requests_rejected_before_any_model_is_known_are_counted(loading, path, body):
     client, _ = loading
     with counting(client) as found:
         for _ in range(8):
@@ -80,7 +80,7 @@ def test_a_successful_request_is_counted_once(client):
         ("invalid_field", {"requests", "rejected"}),
     ],
 )
-def test_a_request_that_the_engine_refuses_or_fails_is_counted_once(client, engine, code, counted_in):
+def test_a_request_that_the_engine_rejects_or_fails_is_counted_once(client, engine, code, counted_in):
     engine.failure = {"code": code, "message": "no"}
     with counting(client) as found:
         client.post("/t2i", json={"prompt": "p"})
@@ -121,14 +121,14 @@ def test_a_job_cancelled_before_it_starts_is_counted_once(client, engine):
     assert found == {("requests", "tiny", "cancelled"): 1}
 
 
-def test_a_refused_job_is_counted_as_rejected(client, ended):
+def test_a_rejected_job_is_counted_as_rejected(client, ended):
     headers = {"Idempotency-Key": "the-same"}
     with counting(client) as found:
         answers = [client.post("/v1/jobs", json={"input": {"prompt": p}}, headers=headers) for p in ("p", "p", "q")]
         assert [answer.status_code for answer in answers] == [202, 200, 422]
         ended(answers[0].json()["id"])
-    refused = {(name, "tiny", "idempotency_conflict"): 1 for name in ("requests", "rejected")}
-    assert found == refused | {("requests", "tiny", "ok"): 1}
+    rejected = {(name, "tiny", "idempotency_conflict"): 1 for name in ("requests", "rejected")}
+    assert found == rejected | {("requests", "tiny", "ok"): 1}
 
 
 def test_series_exist_before_their_first_count(client):

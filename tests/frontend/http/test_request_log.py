@@ -96,7 +96,7 @@ def test_the_line_of_a_successful_request_has_all_fields(stream, client, line_of
         ("/sdapi/v1/txt2img", {"prompt": "a secret prompt", "steps": 9999}, "invalid_field", 400),
     ],
 )
-def test_a_refused_request_has_a_line(path, body, outcome, status, client, line_of):
+def test_a_rejected_request_has_a_line(path, body, outcome, status, client, line_of):
     name, line = line_of(lambda headers: client.post(path, json=body, headers=headers))
     assert (name, line["outcome"], line["status"], line["path"]) == ("noria.requests", outcome, status, path)
     assert line["error"]

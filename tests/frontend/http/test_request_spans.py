@@ -68,7 +68,7 @@ def test_every_route_that_generates_has_the_same_spans(traced, caller, path, bod
 @pytest.mark.parametrize(
     ("code", "status"), [("queue_full", 429), ("generation_failed", 500), ("deadline_exceeded", 504)]
 )
-def test_a_refusal_or_failure_of_the_engine_fails_the_span_with_its_code(traced, caller, code, status):
+def test_a_rejection_or_failure_of_the_engine_fails_the_span_with_its_code(traced, caller, code, status):
     client, engine, spans = traced
     trace_id, _, header = caller
     engine.failure = {"code": code, "message": "no"}

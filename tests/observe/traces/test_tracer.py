@@ -1,4 +1,4 @@
-"""Trace context of requests, and spans exported to a collector that works or does not, or to the operator's own provider."""
+"""Trace context of requests, and spans exported to a collector that works or fails, or to the operator's provider."""
 
 import logging
 import socket
@@ -83,15 +83,15 @@ def test_without_an_endpoint_spans_go_to_the_operators_own_provider():
     "endpoint",
     ["collector:4318", "grpc://host:4317", "http://", "http:///v1/traces", "http://[::1/x", "http://host:99999/"],
 )
-def test_an_endpoint_that_is_no_url_is_refused(endpoint):
+def test_an_endpoint_that_is_no_url_is_rejected(endpoint):
     with pytest.raises(ConfigError, match="traces_endpoint is"):
         check_traces(endpoint)
 
 
-def test_an_endpoint_with_a_password_is_refused_and_not_shown():
-    with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_HEADERS") as refused:
+def test_an_endpoint_with_a_password_is_rejected_and_not_shown():
+    with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_HEADERS") as rejected:
         check_traces("https://noria:hunter2@collector.example/v1/traces")
-    assert "hunter2" not in str(refused.value)
+    assert "hunter2" not in str(rejected.value)
 
 
 def test_a_recorded_span_is_exported_with_its_times_and_its_error(provider, collector, caller):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from noria.protocol.model_spec import ModelKey
 from noria.scheduling.costs import CostCurve, CostModel
 from noria.scheduling.policies import least_slack
 from noria.scheduling.step.admission import AdmissionControl
@@ -9,7 +10,9 @@ from noria.scheduling.step.predictor import CompletionPredictor
 from noria.scheduling.step.request_table import RequestTable
 from noria.scheduling.types import BatchKey, FinishReason, SchedulableRequest
 
-SMALL = BatchKey(64, 64, "m")
+MODEL = ModelKey("m")
+
+SMALL = BatchKey(64, 64, MODEL)
 
 
 def make_request(name, calls=5, images=1, **more):

@@ -2,11 +2,14 @@
 
 import pytest
 
+from noria.protocol.model_spec import ModelKey
 from noria.scheduling.costs import CostCurve, CostModel
 from noria.scheduling.step.forecast import SimulatedImage, forecast
 from noria.scheduling.types import BatchKey, ImageId
 
-SMALL, LARGE = BatchKey(64, 64, "m"), BatchKey(128, 64, "m")
+MODEL = ModelKey("m")
+
+SMALL, LARGE = BatchKey(64, 64, MODEL), BatchKey(128, 64, MODEL)
 
 
 def costs(max_rows=8, steps=None, decodes=None, text_encode_s=0.0):
@@ -16,7 +19,7 @@ def costs(max_rows=8, steps=None, decodes=None, text_encode_s=0.0):
         max_rows,
         {batch_key: CostCurve(dict(steps)) for batch_key in batch_keys},
         {batch_key: CostCurve(dict(decodes)) for batch_key in batch_keys},
-        {"m": text_encode_s},
+        {MODEL: text_encode_s},
     )
 
 

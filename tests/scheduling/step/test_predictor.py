@@ -2,13 +2,16 @@
 
 import pytest
 
+from noria.protocol.model_spec import ModelKey
 from noria.scheduling.costs import CostCurve, CostModel
 from noria.scheduling.policies import least_slack
 from noria.scheduling.step.predictor import CompletionPredictor
 from noria.scheduling.step.request_table import RequestTable
 from noria.scheduling.types import BatchKey, ImageId, SchedulableRequest
 
-SMALL, LARGE = BatchKey(64, 64, "m"), BatchKey(128, 64, "m")
+MODEL = ModelKey("m")
+
+SMALL, LARGE = BatchKey(64, 64, MODEL), BatchKey(128, 64, MODEL)
 
 
 def make_request(name, calls=5, images=1, batch_key=SMALL, **more):

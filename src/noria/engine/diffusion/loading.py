@@ -78,12 +78,12 @@ def load_runtime(
     return Runtime(
         MultiModelExecutor(executors),
         scheduler,
-        str(executors[models[0].key].model.device),
-        costs.longest_s,
-        lambda: shape_costs(costs),
-        costs.refresh_knees,  # only while idle, because it may change the batch of running requests
-        save_costs,
-        {"dtype": config.dtype, "slots": config.slots, "threads": config.threads},
+        device=str(executors[models[0].key].model.device),
+        longest_iteration_s=costs.longest_s,
+        shape_costs=lambda: shape_costs(costs),
+        on_idle=costs.refresh_knees,  # when it delays no step and changes no running batch
+        save_costs=save_costs,
+        resolved_settings={"dtype": config.dtype, "slots": config.slots, "threads": config.threads},
     )
 
 

@@ -1,7 +1,7 @@
 """One engine as a front end sees it: its state, its load and the attempts in flight at it.
 
-`receive` takes the engine's messages. When the engine ends, every attempt fails with `AttemptLostError`; `pool.py` decides
-about retries.
+`receive` takes the engine's messages. When the engine ends, every attempt fails with `AttemptLostError`; `pool.py`
+decides about retries.
 """
 
 import asyncio

@@ -7,10 +7,12 @@ Pure. The rules (ADR 6 has the reasons):
     killed by a signal from outside        not_at_fault           not_started
     unknown, no report in time             suspected              suspected
 
-  - A suspected request is retried exclusively: nothing else is in flight at that engine, so a second crash is certainly its own.
+  - A suspected request is retried exclusively: nothing else is in flight at that engine, so a second crash is certainly
+    its own.
     Then it fails.
   - A request that is not at fault is retried as before; after 3 such losses exclusively, and after 10 more it fails.
-  - A loss before the start counts nothing: the request had not reached the device. Its deadline bounds it, as all retries.
+  - A loss before the start counts nothing: the request had not reached the device. Its deadline bounds it, as all
+    retries.
 """
 
 from dataclasses import dataclass, replace

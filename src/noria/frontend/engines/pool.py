@@ -1,10 +1,11 @@
 """The front end's connections to the engines: routes each request to one and retries requests that an engine loses.
 
-`router.py` chooses among the ready engines that hold the request's model. If that engine's process ends, the request is sent again, with
-the same seed and so for the same images, to another engine or to the same one after its restart. `crash_attribution.py` decides,
-from how the engine ended, whether the retry shares the engine with other requests, is exclusive, or does not happen. Exclusive
-retries run one at a time; new requests are served meanwhile. A cancelled call cancels its request at the engine, and an invalid
-reply fails only its own request. This module knows no HTTP and does not read pixels.
+`router.py` chooses among the ready engines that hold the request's model. If that engine's process ends, the request is
+sent again, with the same seed and so for the same images, to another engine or to the same one after its restart.
+`crash_attribution.py` decides, from how the engine ended, whether the retry shares the engine with other requests, is
+exclusive, or does not happen. Exclusive retries run one at a time; new requests are served meanwhile. A cancelled call
+cancels its request at the engine, and an invalid reply fails only its own request. This module knows no HTTP and does
+not read pixels.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ from noria.observe.logs.log_record import fields
 from noria.observe.metrics import outcomes
 from noria.protocol import messages
 from noria.protocol.messages import EngineLoad, EngineState, EngineView, FromEngine, ViewRequest
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.model_spec import ModelKey, ModelSpec
 from noria.protocol.request import EngineRequest
 from noria.protocol.transport import Connected, Disconnected, EngineConnection
 
@@ -66,7 +67,7 @@ class EnginePool:
         name: str | None = None,
         default_models: Mapping[str, str] | None = None,
     ) -> None:
-        """`name` identifies this front end; None: a random name. When a name reconnects, engines cancel its previous requests.
+        """`name` identifies this front end; None: a random one. When it reconnects, engines cancel its previous requests.
 
         `default_models` has the name of each kind's default model; None: the first one of the first engine.
         """
@@ -81,7 +82,8 @@ class EnginePool:
         self._timers: set[asyncio.Timeout] = set()  # of all running calls of `submit`
         self._models: dict[str, ModelSpec] = {}
         self._default_models = default_models or {}
-        # For the live view; called in the event loop, must not block. `on_view` gets engine number, view and thumbnails.
+        # For the live view; called in the event loop, must not block. `on_view` gets engine number, view and
+        # thumbnails.
         self.on_change: Callable[[], None] = lambda: None
         self.on_view: Callable[[int, EngineView, memoryview | None], None] = lambda *_: None
 
@@ -119,7 +121,7 @@ class EnginePool:
         models = self.models_of(spec_type)
         name = self._default_models.get(spec_type.kind, next(iter(models), ""))
         if name not in models:
-            raise self.unavailable_error(name)
+            raise self.unavailable_error(repr(name) if name else f"a {spec_type.kind} model")
         return models[name]
 
     def find_model(self, name: str, version: str) -> ModelSpec | None:
@@ -127,16 +129,16 @@ class EnginePool:
         known = (spec for engine in self._engines for spec in engine.known_models)
         return next((spec for spec in known if spec.matches(name, version)), None)
 
-    def ready_versions(self) -> set[tuple[str, str]]:
-        """Name and fingerprint of each model that a ready engine holds."""
-        return {(spec.name, spec.fingerprint) for engine in self._engines for spec in engine.models}
+    def ready_models(self) -> set[ModelKey]:
+        """Name and version of each model that a ready engine holds."""
+        return {spec.key for engine in self._engines for spec in engine.models}
 
     def backlog_s(self, spec: ModelSpec) -> float:
         """The backlog of the least busy engine that holds this version of the model; 0 if none has reported one."""
         return min((load.backlog_s for load in self._loads(spec)), default=0.0)
 
     def load(self, spec: ModelSpec) -> PoolLoad:
-        """The load of the ready engines that hold this version of the model, whatever else they hold, as last reported."""
+        """The load of the ready engines that hold this version of the model among others, as last reported."""
         loads = self._loads(spec)
         return PoolLoad(
             self.backlog_s(spec),
@@ -154,10 +156,9 @@ class EnginePool:
         """The slots of all ready engines, as last reported; 0 until then."""
         return sum(engine.load.num_slots for engine in self._engines if engine.ready and engine.load is not None)
 
-    def costs(self, model: str) -> list[messages.ShapeCosts]:
-        """Return the costs that the engines measured for a model, in the order of the engines."""
-        reported = [engine.load.costs for engine in self._engines if engine.load is not None]
-        return [costs for engine_costs in reported for costs in engine_costs if costs.model == model]
+    def costs(self, spec: ModelSpec) -> list[messages.ShapeCosts]:
+        """Return the costs that the ready engines with this version of the model measured, in the engines' order."""
+        return [costs for load in self._loads(spec) for costs in load.costs if costs.model == spec.name]
 
     @property
     def engines(self) -> list[EngineStatus]:
@@ -173,12 +174,12 @@ class EnginePool:
         """Ask engine `number` for a view of its running batch, if it is ready. The view goes to `on_view`."""
         await self._engines[number].request_view(message)
 
-    def unavailable_error(self, model: str = "", version: str = "") -> EngineUnavailable:
-        """Return the error for a request while no engine, or none that holds the model in this version, is ready."""
+    def unavailable_error(self, needed: str) -> EngineUnavailable:
+        """Return the error for a request while no engine that holds `needed`, in words, is ready."""
         states = ", ".join(f"engine {number} is {status.state}" for number, status in enumerate(self.engines))
-        needed = f"no engine that holds {model!r} in version {version or 'any'}" if self.ready else "no engine"
+        which = f"no engine that holds {needed}" if self.ready else "no engine"
         return EngineUnavailable(
-            f"{needed} is ready ({states}); try again in a few seconds.", retry_after_s=_RETRY_AFTER_S
+            f"{which} is ready ({states}); try again in a few seconds.", retry_after_s=_RETRY_AFTER_S
         )
 
     async def submit(
@@ -190,7 +191,8 @@ class EnginePool:
 
         Raises:
             EngineUnavailable: no engine that holds the model is ready, or `stop` was called.
-            EngineLost: the engine ended with the request in flight, and no engine came back in time, or this happened too often.
+            EngineLost: the engine ended with the request in flight, and no engine came back in time, or this happened
+                too often.
             EngineCrashed: the request crashes engines.
             DeadlineExceeded: `timeout_s` or `deadline_s` has passed.
             NoriaError: the engine's rejection or failure.
@@ -199,7 +201,7 @@ class EnginePool:
         if self._stopping:
             raise _stopped_error()
         if self._route(request) is None:
-            raise self.unavailable_error(request.model, request.model_version)
+            raise self.unavailable_error(f"{request.model!r} in version {request.model_version or 'any'}")
         started, limit_s = asyncio.get_running_loop().time(), _limit_s(request)
         timer = asyncio.timeout_at(started + limit_s + (_GRACE_S if request.deadline_s is None else _DEADLINE_GRACE_S))
         self._timers.add(timer)
@@ -285,10 +287,10 @@ class EnginePool:
         return engine
 
     async def _classify_loss(self, lost: AttemptLostError, request: EngineRequest, was_exclusive: bool) -> LossCause:
-        """Wait for the report of how the engine ended, and return how the loss counts: "suspected" if no report comes in time.
+        """Wait for the report of how the engine ended. Return how the loss counts: "suspected" if no report comes in time.
 
-        If another engine is ready, the wait ends after a few seconds; but a request whose attempt was exclusive waits as long
-        as for a restart, so that it does not crash a second engine.
+        If another engine is ready, the wait ends after a few seconds; but a request whose attempt was exclusive waits
+        as long as for a restart, so that it does not crash a second engine.
         """
         if lost.exit_report is None:
             return "not_started"
@@ -355,7 +357,8 @@ def _limit_s(request: EngineRequest) -> float:
 def _remaining(request: EngineRequest, started: float) -> EngineRequest:
     """Return the request for its next attempt, with the time that is left: engines count from the arrival.
 
-    It was accepted once, so it is not checked against its deadline again: the deadline becomes a timeout and high priority.
+    It was accepted once, so it is not checked against its deadline again: the deadline becomes a timeout and high
+    priority.
     """
     passed_s = asyncio.get_running_loop().time() - started
     return msgspec.structs.replace(

@@ -29,9 +29,10 @@ _REQUEST_TIMEOUT_RESPONSE = (
 
 
 class _ResponseWriter:
-    """What a response uses of its connection's transport. Its first write, the head, waits for its second.
+    """A transport that sends the first two writes of a response, its head and the first of its body, together.
 
-    At most for the rest of this iteration of the event loop: a stream may have nothing to send for a long time.
+    The first waits at most for the rest of this iteration of the event loop, since a stream may have nothing to send for
+    a long time.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:

@@ -1,8 +1,8 @@
 """The HTTP API as an OpenAPI 3.1 document: schemas from the msgspec structs, bounds and defaults from the model served.
 
-Schemas come from the structs, bounds from `request_validation.limits`, which enforces them, error codes from `noria.errors`.
-Only the descriptions are written here, and what the structs' types do not say. tests/frontend/openapi/test_schemathesis.py
-sends what the document allows and what it forbids.
+Schemas come from the structs, bounds from `request_validation.limits`, which enforces them, error codes from
+`noria.errors`. Only the descriptions are written here, and what the structs' types do not say.
+tests/frontend/openapi/test_schemathesis.py sends what the document allows and what it forbids.
 """
 
 from typing import Any

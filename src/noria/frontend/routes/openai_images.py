@@ -184,8 +184,7 @@ class OpenAIRoutes:
 
     async def models(self, _: Request) -> Response:
         """List the models served."""
-        self._generation_service.resolve_model()  # raises while no model is known
-        return json_response(ModelList([self._card(spec) for spec in self._generation_service.models.values()]))
+        return json_response(ModelList([self._card(spec) for spec in self._generation_service.list_models()]))
 
     async def model(self, http: Request) -> Response:
         """Return one model by its name or alias, with its load and measured costs."""
@@ -201,7 +200,7 @@ class OpenAIRoutes:
             default_scheduler=spec.default_scheduler,
             schedulers=spec.schedulers,
             load=self._generation_service.engine_pool.load(spec),
-            costs=self._generation_service.engine_pool.costs(spec.name),
+            costs=self._generation_service.engine_pool.costs(spec),
             noria=capabilities_of(spec, self._generation_service.config),
         )
         return json_response(detail)

@@ -1,6 +1,7 @@
 """Admits requests and generates their images, for every route that makes images and for jobs.
 
-A request passes through `request_validation.py` (limits and defaults), `engines/pool.py` (to pixels) and `image_writer.py` (to files).
+A request passes through `request_validation.py` (limits and defaults), `engines/pool.py` (to pixels) and
+`image_writer.py` (to files).
 """
 
 import asyncio
@@ -130,11 +131,17 @@ class GenerationService:
         """The models that generate images, by name, the default one first; empty until an engine was ready."""
         return self.engine_pool.models_of(DiffusionModelSpec)
 
+    def list_models(self) -> list[DiffusionModelSpec]:
+        """Return `models` as a list. Raises EngineUnavailable while it is empty."""
+        if not self.models:
+            raise self.engine_pool.unavailable_error(f"a {DiffusionModelSpec.kind} model")
+        return list(self.models.values())
+
     def resolve_model(self, name: str | None = None) -> DiffusionModelSpec:
         """Return the model named `name`; the default model for None or `DEFAULT_MODEL_ALIAS`.
 
         Raises:
-            EngineUnavailable: no engine has been ready yet, so the models are unknown.
+            EngineUnavailable: no engine has been ready yet, so the models are unknown, or none with the default model.
             ModelNotFound: no such model; names those that are served.
 
         """
@@ -153,7 +160,7 @@ class GenerationService:
     def admit(
         self, body: ImageRequestBody, api_client: ApiClient, request_id: str, quality: int | None = None
     ) -> AdmittedRequest:
-        """Validate `body` and fill in its defaults. A rejection is counted and logged. Raises RequestError or EngineUnavailable."""
+        """Validate `body`, fill in its defaults; count and log a rejection. Raises RequestError or EngineUnavailable."""
         try:
             spec = self.resolve_model(body.model)
         except NoriaError as error:
@@ -233,7 +240,7 @@ class GenerationService:
             admitted.api_client.release(admitted.request.payload.n)
 
     def _prepare_for_engine(self, request: EngineRequest) -> EngineRequest:
-        """Return `request` with the current trace context, and with its deadline reduced by the time to write the files."""
+        """Return `request` with the current trace context, its deadline reduced by the time to write the files."""
         request = with_trace_context(request)
         if request.deadline_s is None:
             return request
@@ -262,7 +269,8 @@ def _write_files(admitted: AdmittedRequest, images: Sequence[RawImage]) -> list[
 def _record_outcome(admitted: AdmittedRequest) -> Iterator[None]:
     """Record the outcome of the request that runs in this context, in metrics, log and span.
 
-    An attempt of a job is not counted as a request, since it may be retried; `jobs/completion.py` counts the job when it ends.
+    An attempt of a job is not counted as a request, since it may be retried; `jobs/completion.py` counts the job when
+    it ends.
     """
     outcome, is_client_error = InternalError.code, False
     started, log_record = time.perf_counter(), current_log_record()

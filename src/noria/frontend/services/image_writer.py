@@ -6,8 +6,8 @@ Measured with Pillow 13 on one core (AVX512), CPU time for a photo-like 512 × 5
     WebP  quality 90: method 2: 19 ms, 104 kB   method 4 (Pillow's default): 36 ms, 105 kB
     JPEG  quality 95: 1.3 ms, 157 kB
 
-So PNG uses level 1 (a third less time for 3 % more bytes), and WebP method 2. Generation metadata costs 8 µs (PNG) or 55 µs
-(EXIF) and about 600 bytes.
+So PNG uses level 1 (a third less time for 3 % more bytes), and WebP method 2. Generation metadata costs 8 µs (PNG) or
+55 µs (EXIF) and about 600 bytes.
 """
 
 import base64

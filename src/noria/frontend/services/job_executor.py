@@ -16,6 +16,7 @@ from noria.jobs.records import JobRecord
 from noria.jobs.stored_request import StoredRequest, deserialize, serialize
 from noria.jobs.worker import JobOutput
 from noria.observe.metrics import declarations
+from noria.protocol.model_spec import ModelKey
 from noria.protocol.request import EngineRequest
 
 _DEFAULT_NUM_SLOTS = 16  # until the engines have reported theirs
@@ -40,9 +41,9 @@ class GenerationJobExecutor:
         self._generation_service, self._clock = generation_service, clock
         self._concurrency, self._num_frontends = concurrency, num_frontends
 
-    def available_models(self) -> set[tuple[str, str]]:
-        """Return name and fingerprint of each model that can be used now."""
-        return self._generation_service.engine_pool.ready_versions()
+    def available_models(self) -> set[ModelKey]:
+        """Return the models that can be used now."""
+        return self._generation_service.engine_pool.ready_models()
 
     def capacity(self) -> int:
         """Return how many jobs to run at once: as configured, else this front end's share of twice the engines' slots.
@@ -75,7 +76,7 @@ class GenerationJobExecutor:
         return JobOutput(result.files, stored.file_format, timings)
 
     def _with_remaining_time(self, record: JobRecord, request: EngineRequest) -> EngineRequest:
-        """Return `request` with what is left of its deadline, which counts from the job's acceptance; else without a timeout."""
+        """Return `request` with what is left of its deadline since the job's acceptance; without one, with no timeout."""
         if request.deadline_s is None:  # `request_timeout_s` is for requests with a waiting client
             return msgspec.structs.replace(request, timeout_s=math.inf)
         remaining_s = record.created_at + request.deadline_s - self._clock()

@@ -1,6 +1,7 @@
 """What a model accepts on this server: minimum, maximum and default of every setting, and its schedulers.
 
-Pure. The limits are those that `request_validation.py` enforces, so a form built from them sends nothing that is rejected.
+Pure. The limits are those that `request_validation.py` enforces, so a form built from them sends nothing that is
+rejected.
 """
 
 from msgspec import Struct
@@ -12,7 +13,7 @@ from noria.protocol.diffusion import DiffusionModelSpec
 
 
 class Bounds(Struct, frozen=True):
-    """The allowed values of a setting: `min` to `max`, in multiples of `multiple`. `default` is null if there is no fixed one."""
+    """The allowed values of a setting: `min` to `max`, in multiples of `multiple`. `default` is null if it varies."""
 
     min: float
     max: float

@@ -1,7 +1,7 @@
 """Admission: turns the body of a request into an `EngineRequest`, with defaults filled in and all limits checked.
 
-Pure: the model's limits, the operator's limits and the source of seeds are arguments. A request that is rejected here reaches
-no engine. /openapi.json publishes the same `limits`.
+Pure: the model's limits, the operator's limits and the source of seeds are arguments. A request that is rejected here
+    reaches no engine. /openapi.json publishes the same `limits`.
 """
 
 import functools
@@ -17,8 +17,8 @@ from noria.images import scheduler_names
 from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload
 from noria.protocol.request import EngineRequest, ImageRequestBody, Priority
 
-# torch's generators take a signed 64-bit seed; image k takes seed + k. Equal to MAX_SEED of sampling/noise.py, which a front end
-# cannot import because it imports torch; a test compares them.
+# torch's generators take a signed 64-bit seed; image k takes seed + k. Equal to MAX_SEED of sampling/noise.py, which a
+# front end cannot import because it imports torch; a test compares them.
 _MAX_SEED = 2**63 - 1
 _MAX_PREVIEWS = 10  # per image: more look alike, and each costs an encoded file
 # Published pipelines stay below 30; beyond that images saturate and half precision overflows.

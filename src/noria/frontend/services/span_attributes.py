@@ -1,7 +1,7 @@
 """The span attributes of an image request, named as in OpenTelemetry's semantic conventions for generative models.
 
-https://opentelemetry.io/docs/specs/semconv/gen-ai/. Attributes that the conventions do not have begin with `noria.`. Prompts and
-negative prompts, which may be secrets, are not among them.
+https://opentelemetry.io/docs/specs/semconv/gen-ai/. Attributes that the conventions do not have begin with `noria.`.
+Prompts and negative prompts, which may be secrets, are not among them.
 """
 
 from opentelemetry.trace import Span

@@ -1,7 +1,7 @@
 """A generation whose progress is watched while it runs.
 
-Updates are kept until they are read. A slow reader misses progress that newer progress has replaced, and never delays the
-engine: what is kept for it is bounded by the previews that it requested and its images.
+Updates are kept until they are read. A slow reader misses progress that newer progress has replaced, and never delays
+the engine: what is kept for it is bounded by the previews that it requested and its images.
 """
 
 import asyncio

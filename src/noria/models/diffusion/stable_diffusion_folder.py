@@ -132,8 +132,8 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     index = read_struct(index_file, _Index)
     for part in ("tokenizer", "text_encoder", "unet", "vae"):
         family.check_class(index_file, part, getattr(index, part)[1])
-    text_encoder, unet, vae, scheduler = _read_configs(folder, family)
-    shapes = {part: read_weights(folder / part, stem) for part, stem in family.weight_stems.items()}
+    text_encoder, unet, vae = _read_configs(folder, family)
+    shapes = {part: read_weights(folder, part, stem) for part, stem in family.weight_stems.items()}
     _check_first_layers(folder, family, text_encoder, unet, vae, shapes)
 
     overrides = read_struct(overrides_file, _Overrides) if overrides_file.exists() else _Overrides()
@@ -146,7 +146,6 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
         fingerprint="",
         family=family.name,
         pipeline=index.class_name,
-        prediction_type=scheduler.prediction_type,
         default_width_px=width_px,
         default_height_px=height_px,
         min_side_px=min(2 * multiple_px, width_px, height_px),
@@ -160,14 +159,14 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
     )
 
 
-def _read_configs(folder: pathlib.Path, family: Family) -> tuple[_TextEncoder, _Unet, _Vae, _Scheduler]:
+def _read_configs(folder: pathlib.Path, family: Family) -> tuple[_TextEncoder, _Unet, _Vae]:
     """Read all parts' configurations and check each one and that they fit together."""
     text_file, unet_file, vae_file = (folder / part / "config.json" for part in ("text_encoder", "unet", "vae"))
     for file in (text_file, unet_file, vae_file, folder / "tokenizer" / "tokenizer_config.json"):
         _check_chooses_no_code(file)
     text_encoder = read_struct(text_file, _TextEncoder)
     unet, vae = read_struct(unet_file, _Unet), read_struct(vae_file, _Vae)
-    scheduler = _read_scheduler(folder / "scheduler" / "scheduler_config.json")
+    _check_scheduler(folder / "scheduler" / "scheduler_config.json")
     family.check_class(text_file, "text_encoder", next(iter(text_encoder.architectures), None))
     family.check_class(unet_file, "unet", unet.class_name)
     family.check_class(vae_file, "vae", vae.class_name)
@@ -197,7 +196,7 @@ def _read_configs(folder: pathlib.Path, family: Family) -> tuple[_TextEncoder, _
             f"{unet_file}: cross_attention_dim {unet.cross_attention_dim}, but the text encoder's hidden_size is "
             f"{text_encoder.hidden_size}: the parts belong to two models. {REDOWNLOAD_HINT}"
         )
-    return text_encoder, unet, vae, scheduler
+    return text_encoder, unet, vae
 
 
 def _check_chooses_no_code(file: pathlib.Path) -> None:
@@ -218,7 +217,7 @@ def _check_chooses_no_code(file: pathlib.Path) -> None:
         pending += tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
 
 
-def _read_scheduler(file: pathlib.Path) -> _Scheduler:
+def _check_scheduler(file: pathlib.Path) -> None:
     tree = read_object(file)
     family = scheduler_names.family_of(tree)
     if family != "diffusion":
@@ -226,7 +225,7 @@ def _read_scheduler(file: pathlib.Path) -> _Scheduler:
             f"{file}: a scheduler of the {family} family; supported are diffusion models, which predict epsilon, v or "
             "the sample."
         )
-    return convert(file, tree, _Scheduler)
+    convert(file, tree, _Scheduler)
 
 
 def _check_tokenizer(folder: pathlib.Path, text_encoder: _TextEncoder) -> None:
@@ -295,7 +294,8 @@ def _check_first_layers(
         shape = shapes[part].get(name) or shapes[part].get(f"text_model.{name}")  # before and after transformers 5
         if shape is None or shape[axes] != expected:
             raise ModelError(
-                f"{weight_files(folder / part, family.weight_stems[part])[0]}: {name} is {list(shape) if shape else 'missing'}, but config.json "
+                f"{weight_files(folder, part, family.weight_stems[part])[0]}: {name} is "
+                f"{list(shape) if shape else 'missing'}, but config.json "
                 f"has {where} {', '.join(map(str, expected))}: weights and configuration belong to two models. "
                 f"{REDOWNLOAD_HINT}"
             )

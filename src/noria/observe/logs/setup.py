@@ -15,6 +15,7 @@ import logging
 import os
 import secrets
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, TextIO
 
@@ -45,14 +46,14 @@ def child_log_environment(mark: bytes) -> dict[str, str]:
 
 
 class LineHandler(logging.Handler):
-    """Makes a line of each record and passes it to `put`."""
+    """Makes a line of each record and passes it to `put`, which any thread may call. Filters of it have no effect."""
 
     def __init__(self, process: str, put: Callable[[Line], None], flush: Callable[[], None] = lambda: None) -> None:
         super().__init__()
         self._process, self._put, self._flush = process, put, flush
 
     def handle(self, record: logging.LogRecord) -> bool:
-        """Emit `record`. Without filters, and without the lock: `put` is called by any thread."""
+        """Emit `record`, without logging's filters and lock, which take as long as the rest."""
         self.emit(record)
         return True
 
@@ -134,10 +135,11 @@ def _to_supervisor(process: str, mark: bytes) -> Iterator[LineHandler]:
 @contextlib.contextmanager
 def _to_stderr(process: str, log_format: LogFormat) -> Iterator[LineHandler]:
     """Yield a handler that writes directly, for a process without a supervisor."""
-    render = render_for(log_format, sys.stderr, os.environ)
+    render, lock = render_for(log_format, sys.stderr, os.environ), threading.Lock()
 
     def put(line: Line) -> None:
-        sys.stderr.write(f"{render(line).decode()}\n")  # one write, so that lines of two threads do not mix
-        sys.stderr.flush()
+        with lock:  # text streams are not thread-safe
+            sys.stderr.write(f"{render(line).decode()}\n")
+            sys.stderr.flush()
 
     yield LineHandler(process, put)

@@ -28,7 +28,7 @@ _LOGGERS = (
 
 
 def open_otlp_provider(endpoint: str, ratio: float, instance: str) -> TracerProvider:
-    """Return a provider independent of other uses of OpenTelemetry in the process; its spans are sampled if their parent is."""
+    """Return a provider of its own, apart from the process's global one; its spans are sampled if their parent is."""
     rate_limit = RateLimitFilter(_WARNING_INTERVAL_S, time.monotonic)
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(rate_limit)

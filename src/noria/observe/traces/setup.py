@@ -55,7 +55,7 @@ def check_traces(endpoint: str) -> None:
 
 
 def open_tracer(endpoint: str, ratio: float, instance: str) -> tuple[Tracer, Callable[[], None]]:
-    """Return the tracer of the process `instance`, which samples `ratio` of the traces that begin here, and its `close`.
+    """Return the tracer of the process `instance`, which samples `ratio` of the traces that begin here, and `close`.
 
     Without an endpoint it is that of the global TracerProvider, which records nothing unless the operator has set one
     up. `close` exports the queued spans, for at most two seconds. Raises ConfigError as `check_traces`.

@@ -1,7 +1,7 @@
 """Spans by OpenTelemetry's API, and how their trace context enters and leaves: https://www.w3.org/TR/trace-context/.
 
-`setup.py` opens the tracer of a process. The current span is OpenTelemetry's; like `CURRENT_REQUEST`, it follows `await`
-and `asyncio.create_task`, not threads.
+`setup.py` opens the tracer of a process. The current span is OpenTelemetry's; like `CURRENT_REQUEST`, it follows
+`await` and `asyncio.create_task`, not threads.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from noria import __version__
 from noria.observe.request_scope import CURRENT_REQUEST
 
 GLOBAL_TRACER = get_tracer("noria", __version__)
-"""The tracer of the process's global TracerProvider. If there is none, its spans only propagate the client's context."""
+"""The tracer of the process's global TracerProvider. Without one, its spans only propagate the client's context."""
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 
@@ -28,7 +28,7 @@ def parse(traceparents: Sequence[str], tracestates: Sequence[str] = ()) -> Conte
 
 
 def trace_headers(span: Span) -> dict[str, str]:
-    """Return `traceparent` and `tracestate` of outgoing requests that belong to `span`; nothing if it is in no trace."""
+    """Return `traceparent` and `tracestate` of outgoing requests that belong to `span`; none if it is in no trace."""
     headers: dict[str, str] = {}
     _PROPAGATOR.inject(headers, set_span_in_context(span, Context()))
     return headers
@@ -46,7 +46,7 @@ def nanoseconds(at: float) -> int:
 
 
 class RequestScope:
-    """Makes this request and `span` the current ones for logging and tracing. A class, since a generator takes 1 µs more."""
+    """Makes this request and `span` the current ones for logs and traces. A class: a generator takes 1 µs more."""
 
     def __init__(self, request_id: str, span: Span) -> None:
         self._request_id, self._context = request_id, set_span_in_context(span)

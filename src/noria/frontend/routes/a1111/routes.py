@@ -164,12 +164,11 @@ class A1111Routes:
 
     async def sd_models(self, _: Request) -> Response:
         """List the models served."""
-        self._generation_service.resolve_model()  # raises while no model is known
         names = ("title", "model_name", "hash", "sha256", "filename", "config")
         return json_response(
             [
                 dict(zip(names, (title(spec), spec.name, spec.fingerprint, None, spec.name, None), strict=True))
-                for spec in self._generation_service.models.values()
+                for spec in self._generation_service.list_models()
             ]
         )
 

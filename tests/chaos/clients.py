@@ -1,6 +1,6 @@
-"""Clients who want their images whatever happens: they send again what broke, and compare every image with the undisturbed one.
+"""Clients that retry each failed request, and compare every image with the one of an undisturbed server.
 
-A `User` waits for its image and asks again when it was not to be had; a `Poster` posts jobs, each until it is accepted, and then only asks.
+A `User` waits for each image. A `JobCreator` posts a job until it is accepted, and then polls it.
 """
 
 import itertools
@@ -10,9 +10,9 @@ import time
 
 import httpx
 
-PATIENCE_S = 240.0  # for one image from a server that is left alone; while it is troubled, a client goes on asking
-BETWEEN_TRIES_S, BETWEEN_LOOKS_S = 0.5, 1.0  # clients and server share the machine
-WISHES = tuple(
+TIMEOUT_S = 240.0  # for one image after the last kill; before it, a client retries for as long as it takes
+RETRY_S, POLL_S = 0.5, 1.0  # clients and server share the machine
+REQUESTS = tuple(
     {
         "prompt": prompt,
         "seed": 100 + number,
@@ -34,15 +34,15 @@ WISHES = tuple(
 
 
 def undisturbed(url):
-    """The bytes of each wish's image, from a server that nobody troubles."""
-    with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
-        answers = [client.post("/t2i", json=wish) for wish in WISHES]
-    assert [answer.status_code for answer in answers] == [200] * len(WISHES), [answer.text for answer in answers]
+    """The bytes of each request's image, while nothing is killed."""
+    with httpx.Client(base_url=url, timeout=TIMEOUT_S) as client:
+        answers = [client.post("/t2i", json=request) for request in REQUESTS]
+    assert [answer.status_code for answer in answers] == [200] * len(REQUESTS), [answer.text for answer in answers]
     return [answer.content for answer in answers]
 
 
-class Stopping:
-    """Whether a client is to stop, and for how long it has known."""
+class Stop:
+    """Whether a client is to stop, and since when."""
 
     def __init__(self):
         self._since = None
@@ -54,38 +54,38 @@ class Stopping:
         return self._since is not None
 
     @property
-    def out_of_patience(self):
-        return self._since is not None and time.monotonic() - self._since > PATIENCE_S
+    def timed_out(self):
+        return self._since is not None and time.monotonic() - self._since > TIMEOUT_S
 
 
 class User(threading.Thread):
-    """Draws one wish after the other by `POST /t2i` until `stop`; what it could not get, and what was wrong, is in `faults`."""
+    """Sends one `POST /t2i` after the other until `stop`; what failed or was wrong is in `faults`."""
 
     def __init__(self, url, expected, number):
         super().__init__(name=f"user-{number}", daemon=True)
         self._url, self._expected, self._number = url, expected, number
-        self._stopping = Stopping()
+        self._stopping = Stop()
         self.num_images = self.num_retries = 0
         self.longest_s = 0.0
         self.faults = []
 
     def run(self):
-        with httpx.Client(base_url=self._url, timeout=PATIENCE_S) as client:
+        with httpx.Client(base_url=self._url, timeout=TIMEOUT_S) as client:
             for number in itertools.count(self._number):
                 if self._stopping.is_set():
                     return
                 began = time.monotonic()
-                self._draw(client, number % len(WISHES))
+                self._generate(client, number % len(REQUESTS))
                 self.longest_s = max(self.longest_s, time.monotonic() - began)
 
     def stop(self):
         self._stopping.set()
 
-    def _draw(self, client, number):
+    def _generate(self, client, number):
         last = None
-        while not self._stopping.out_of_patience:
+        while not self._stopping.timed_out:
             try:
-                answer = client.post("/t2i", json=WISHES[number])
+                answer = client.post("/t2i", json=REQUESTS[number])
             except httpx.TransportError as error:  # the front end was killed
                 last = repr(error)
             else:
@@ -93,26 +93,28 @@ class User(threading.Thread):
                 if answer.status_code == 200:
                     self.num_images += 1
                     if answer.content != self._expected[number]:
-                        self.faults.append(f"wish {number} gave another image")
+                        self.faults.append(f"request {number} gave another image")
                     return
                 if answer.status_code not in (429, 503):
-                    self.faults.append(f"wish {number}: {last}")
+                    self.faults.append(f"request {number}: {last}")
                     return
             self.num_retries += 1
-            time.sleep(BETWEEN_TRIES_S)
-        self.faults.append(f"wish {number} was not drawn within {PATIENCE_S:g} s of peace; the last answer was {last}")
+            time.sleep(RETRY_S)
+        self.faults.append(
+            f"request {number} failed for {TIMEOUT_S:g} s after the last kill; the last answer was {last}"
+        )
 
 
 ENDED = ("succeeded", "failed", "canceled")
 
 
-class Poster(threading.Thread):
-    """Keeps `num_open` jobs open until `stop`, then waits for the last one. `accepted` is job id → wish."""
+class JobCreator(threading.Thread):
+    """Keeps `num_open` jobs open until `stop`, then waits for the last one. `accepted` is job id → number of its request."""
 
     def __init__(self, url, expected, number, num_open):
-        super().__init__(name=f"poster-{number}", daemon=True)
+        super().__init__(name=f"jobs-{number}", daemon=True)
         self._url, self._expected, self._number, self._num_open = url, expected, number, num_open
-        self._stopping = Stopping()
+        self._stopping = Stop()
         self._open = {}
         self.accepted = {}
         self.num_retries = 0
@@ -125,48 +127,48 @@ class Poster(threading.Thread):
                     break
                 self._post(client, number)
                 while len(self._open) >= self._num_open and not self._stopping.is_set():
-                    self._look(client)
-                    time.sleep(BETWEEN_LOOKS_S)
-            while self._open and not self._stopping.out_of_patience:
-                self._look(client)
-                time.sleep(BETWEEN_LOOKS_S)
+                    self._poll(client)
+                    time.sleep(POLL_S)
+            while self._open and not self._stopping.timed_out:
+                self._poll(client)
+                time.sleep(POLL_S)
         self.faults += [f"{job} is still {status} at the end" for job, status in self._open.items()]
 
     def stop(self):
         self._stopping.set()
 
     def check(self):
-        """Each job ended exactly once, with the image that its wish gives undisturbed."""
+        """Each job ended exactly once, with the image of an undisturbed server."""
         with httpx.Client(base_url=self._url, timeout=30) as client:
             for job, number in self.accepted.items():
                 ends = [name for name in statuses(client, job) if name in ENDED]
                 if ends != ["succeeded"]:
                     self.faults.append(f"{job} ended as {ends}: {client.get(f'/v1/jobs/{job}').text}")
-                elif client.get(f"/v1/jobs/{job}/images/0").content != self._expected[number % len(WISHES)]:
+                elif client.get(f"/v1/jobs/{job}/images/0").content != self._expected[number % len(REQUESTS)]:
                     self.faults.append(f"{job} gave another image")
 
     def _post(self, client, number):
-        key = {"Idempotency-Key": f"{self.name}-{number}"}  # so that asking again makes no second job
-        answer = self._insist(
-            lambda: client.post("/v1/jobs", json={"input": WISHES[number % len(WISHES)]}, headers=key)
+        key = {"Idempotency-Key": f"{self.name}-{number}"}  # so that a retry creates no second job
+        answer = self._retry(
+            lambda: client.post("/v1/jobs", json={"input": REQUESTS[number % len(REQUESTS)]}, headers=key)
         )
         if answer is not None:
             job = answer.json()
             self.accepted[job["id"]], self._open[job["id"]] = number, job["status"]
 
-    def _look(self, client):
+    def _poll(self, client):
         for job in list(self._open):
-            answer = self._insist(lambda job=job: client.get(f"/v1/jobs/{job}"))
+            answer = self._retry(lambda job=job: client.get(f"/v1/jobs/{job}"))
             if answer is not None:
                 self._open[job] = answer.json()["status"]
                 if self._open[job] in ENDED:
                     del self._open[job]
 
-    def _insist(self, ask):
-        """The first answer that is one; None when that was a fault."""
-        while not self._stopping.out_of_patience:
+    def _retry(self, send):
+        """The first successful answer; None if there is none, which is a fault."""
+        while not self._stopping.timed_out:
             try:
-                answer = ask()
+                answer = send()
             except httpx.TransportError:
                 pass
             else:
@@ -176,8 +178,8 @@ class Poster(threading.Thread):
                     self.faults.append(f"{answer.request.url}: {answer.status_code} {answer.text}")
                     return None
             self.num_retries += 1
-            time.sleep(BETWEEN_TRIES_S)
-        self.faults.append(f"no answer within {PATIENCE_S:g} s of peace")
+            time.sleep(RETRY_S)
+        self.faults.append(f"no answer for {TIMEOUT_S:g} s after the last kill")
         return None
 
 

@@ -1,0 +1,15 @@
+"""What differs by kind of model: a union each, with a member for each kind. A new kind adds one member to each.
+
+The members are tagged, so that they are decoded as what they are.
+"""
+
+from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload, ImageSettingsView
+
+AnyModelSpec = DiffusionModelSpec
+"""The spec of a model."""
+
+Payload = DiffusionPayload
+"""What a request to an engine asks for. Each has `num_results` and `num_steps`."""
+
+SettingsView = ImageSettingsView
+"""What a live view shows of a payload."""
