@@ -68,7 +68,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ] = 120.0
     cache_dir: Annotated[
         str,
-        Meta(description="folder of the cost cache; empty is `noria` in $XDG_CACHE_HOME or ~/.cache"),
+        Meta(description="folder of measured costs and compiled code; empty is `noria` in $XDG_CACHE_HOME or ~/.cache"),
     ] = ""
     queue_limit: Annotated[
         int, Meta(ge=0, description="maximum images waiting for a slot; more are rejected with 429")

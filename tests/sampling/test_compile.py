@@ -80,10 +80,9 @@ def test_a_recurrence_longer_than_the_window_is_rejected_each_time():
         assert caught.value.field == "scheduler"
 
 
-def test_threads_can_compile_at_once():
-    compiler._compile_cached.cache_clear()
+def test_threads_can_compile_at_once(monkeypatch):
     single_threaded = compile_sampler("ddpm", STABLE_DIFFUSION, 15)
-    compiler._compile_cached.cache_clear()
+    monkeypatch.setattr(compiler, "_cache", compiler._Cache(2**20))
     tables = []
     threads = [
         threading.Thread(target=lambda: tables.append(compile_sampler("ddpm", STABLE_DIFFUSION, 15))) for _ in range(4)

@@ -1,7 +1,8 @@
 """Keeps the requests in flight in a file, from which the next process reads which ones may have caused a crash.
 
 One small file per engine, in the server's private folder. The kernel holds what a process has written, so it survives
-SIGKILL and SIGSEGV. Nothing is synced to disk, because the file is not needed after the machine restarts.
+SIGKILL and SIGSEGV. Nothing is synced to disk, because the file is not needed after the machine restarts. While the disk
+is full, requests in flight are unknown after a crash.
 """
 
 import contextlib
@@ -13,6 +14,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 import msgspec
+
+from noria.observe.logs.log_record import fields
 
 _log = logging.getLogger("noria.engine")
 _LENGTH_BYTES = 4
@@ -30,6 +33,7 @@ class CrashJournal:
         self._iterations: deque[frozenset[str]] = deque(maxlen=_RUN_AHEAD)
         self._preparing: set[str] = set()
         self._written: frozenset[str] | None = None
+        self._is_full = False
         self._lock = threading.Lock()  # used by the loop, the receiver and the compiler
 
     def record_iteration(self, attempt_ids: Iterable[str]) -> None:
@@ -60,7 +64,13 @@ class CrashJournal:
         if attempt_ids != self._written:
             self._written = attempt_ids
             text = msgspec.json.encode(sorted(attempt_ids))
-            os.pwrite(self._file, len(text).to_bytes(_LENGTH_BYTES, "little") + text, 0)
+            try:
+                os.pwrite(self._file, len(text).to_bytes(_LENGTH_BYTES, "little") + text, 0)
+            except OSError as error:
+                if not self._is_full:
+                    message = "the requests in flight cannot be written: %s"
+                    _log.warning(message, error, extra=fields(event="crash_journal_not_written"))
+                self._is_full = True
 
 
 def read_in_flight(path: str | os.PathLike[str]) -> tuple[str, ...]:

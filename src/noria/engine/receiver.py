@@ -13,11 +13,12 @@ from typing import Any
 import msgspec
 from opentelemetry.trace import Tracer
 
+from noria.engine.compile_queue import CompileQueue, CompileTask
 from noria.engine.crash_journal import CrashJournal
 from noria.engine.request_spans import StageSpans
 from noria.engine.runtime import Executor, PreparedRequest, Runtime
 from noria.engine.watchdog import HangWatchdog
-from noria.errors import EngineUnavailable, RequestCancelled, RequestError
+from noria.errors import EngineUnavailable, QueueFull, RequestCancelled, RequestError
 from noria.observe.logs.log_record import fields
 from noria.observe.traces.tracer import GLOBAL_TRACER
 from noria.protocol.kinds import AnyModelSpec
@@ -40,6 +41,7 @@ from noria.protocol.transport import ClientId, EngineChannel
 from noria.scheduling.types import RequestTimings
 
 _log = logging.getLogger("noria.engine")
+_COMPILE_RETRY_AFTER_S = 5.0  # half of a full queue with the usual 20 to 50 steps takes as long
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,8 @@ class SubscribeCommand:
 class RequestReceiver(threading.Thread):
     """Answers clients and fills `commands`, the queue of the loop; requests that cannot be prepared are rejected here.
 
-    A new sampler takes up to a second to compile. A separate thread compiles one at a time, so that requests with known
-    samplers do not wait.
+    A new sampler takes up to 1.5 s to compile. A separate thread compiles one at a time, so that neither pings nor
+    requests with known samplers wait. Which one is next, and how many wait, is `CompileQueue`'s to decide.
     """
 
     def __init__(
@@ -94,12 +96,14 @@ class RequestReceiver(threading.Thread):
         self.incarnation = uuid.uuid4().hex
         self._executor: Executor[Any] | None = None
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="compiler")
+        self._compile_queue = CompileQueue()
         self._clients: dict[str, ClientId] = {}  # by name
         self._load: EngineLoad | None = None
         # the last load sent to each client, until it is acknowledged
         self._unacked_loads: dict[ClientId, EngineLoad] = {}
         self._preparing: dict[tuple[ClientId, str], float] = {}  # their arrival, in monotonic seconds
-        self._lock = threading.Lock()  # protects _executor, _clients, _load, _unacked_loads and _preparing
+        # protects _executor, _clients, _load, _unacked_loads, _preparing and _compile_queue
+        self._lock = threading.Lock()
 
     def set_ready(self, runtime: Runtime[Any]) -> None:
         """Announce to every client that the models are loaded."""
@@ -144,6 +148,7 @@ class RequestReceiver(threading.Thread):
                 self._preparing = {
                     key: arrived for key, arrived in self._preparing.items() if key[0] != previous_client
                 }
+                self._discard(previous_client, None)
                 self.commands.put(CancelCommand(previous_client, None))
                 self._unacked_loads.pop(previous_client, None)
             self._clients[name] = client
@@ -184,27 +189,40 @@ class RequestReceiver(threading.Thread):
             return
         with self._lock:
             self._preparing[client, request.attempt_id] = arrived
+        task = CompileTask(client, request, data, arrived)
         if executor.is_compiled(request):
-            self._prepare(executor, client, request, data, arrived)
+            self._prepare(executor, task)
         else:
-            self._compiler.submit(self._prepare, executor, client, request, data, arrived)
+            self._enqueue(executor, task)
+
+    def _enqueue(self, executor: Executor[Any], task: CompileTask) -> None:
+        with self._lock:
+            rejected = self._compile_queue.put(task)
+            if rejected is not None:
+                self._preparing.pop((rejected.connection, rejected.request.attempt_id), None)
+        if rejected is not task:
+            self._compiler.submit(self._prepare_next, executor)
+        if rejected is not None:
+            message = "too many requests wait for new combinations of a scheduler and inference_steps"
+            failed = Failed(rejected.request.attempt_id, QueueFull.code, message, retry_after_s=_COMPILE_RETRY_AFTER_S)
+            self._reject(rejected.connection, rejected.request, rejected.arrived, failed)
+
+    def _prepare_next(self, executor: Executor[Any]) -> None:
+        with self._lock:
+            task = self._compile_queue.take()
+        if task is not None:  # else it was cancelled or rejected
+            self._prepare(executor, task)
 
     def _holds(self, request: EngineRequest) -> bool:
         """Whether the request's model is loaded, in its version."""
         return any(spec.matches(request.model, request.model_version) for spec in self._models)
 
-    def _prepare(
-        self,
-        executor: Executor[Any],
-        client: ClientId,
-        request: EngineRequest,
-        data: memoryview | None,
-        arrived: float,
-    ) -> None:
+    def _prepare(self, executor: Executor[Any], task: CompileTask) -> None:
+        client, request, arrived = task.connection, task.request, task.arrived
         attempt_id, failed, prepared = request.attempt_id, None, None
         try:
             with self.crash_journal.preparing(attempt_id):
-                prepared = executor.prepare(request, data)
+                prepared = executor.prepare(request, task.data)
         except RequestError as error:
             failed = Failed(attempt_id, error.code, error.message, error.field)
         except Exception:
@@ -226,6 +244,10 @@ class RequestReceiver(threading.Thread):
         if failed is not None:
             self._reject(client, request, arrived, failed)
 
+    def _discard(self, client: ClientId, attempt_id: str | None) -> None:
+        for task in self._compile_queue.discard(client, attempt_id):
+            self._record_span(task.request, task.arrived, RequestCancelled.code)
+
     def _reject(self, client: ClientId, request: EngineRequest, arrived: float, failed: Failed) -> None:
         self._send_failed(client, failed, arrived)
         self._record_span(request, arrived, failed.code)
@@ -240,6 +262,7 @@ class RequestReceiver(threading.Thread):
                 self.commands.put(CancelCommand(client, attempt_id))
                 return
             arrived = self._preparing.pop((client, attempt_id))
+            self._discard(client, attempt_id)
         self._send_failed(client, Failed(attempt_id, "cancelled", "cancelled by the caller"), arrived)
 
     def _send_failed(self, client: ClientId, failed: Failed, arrived: float) -> None:

@@ -20,6 +20,7 @@ from noria.config import Config, FrontendConfig
 from noria.errors import EngineUnavailable, NoriaError
 from noria.frontend.access.api_keys import read_keys
 from noria.frontend.access.auth import AuthenticatedEndpoint, ClientDirectory
+from noria.frontend.access.key_reload import follow_keys
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.http.body import JsonBodyReader
 from noria.frontend.http.errors import error_response, internal_error_response, routing_error_response
@@ -109,11 +110,14 @@ def build_app(
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         async with engine_pool:
             await jobs.start()
-            lag_task = asyncio.create_task(monitor_event_loop_lag())
+            tasks = [asyncio.create_task(monitor_event_loop_lag())]
+            if keys_file := config.frontend.api_keys_file:
+                tasks.append(asyncio.create_task(follow_keys(keys_file, clients.update)))
             try:
                 yield
             finally:
-                lag_task.cancel()
+                for task in tasks:
+                    task.cancel()
                 await jobs.stop()
 
     app = Starlette(routes=routes, lifespan=lifespan)

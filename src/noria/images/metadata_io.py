@@ -5,20 +5,22 @@
     WebP   EXIF's MakerNote                      EXIF's UserComment, "UNICODE" and big-endian UTF-16, as A1111 writes it
     JPEG   the same                              the same, if both fit into its 64 kB
 
-Writing does not change pixels. Reading does not decode them, so a file that unpacks to gigabytes costs nothing.
+Writing does not change pixels. Reading does not decode them, and `metadata_chunks.py` finds the metadata in bounded time and
+memory, so a hostile file costs nothing.
 """
 
+import contextlib
 import pathlib
-import struct
-import warnings
+import zlib
 from typing import IO, Any
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from noria.errors import ImageFileError, short_repr
 from noria.images.a1111_metadata import from_infotext, to_infotext
 from noria.images.metadata import GenerationMetadata, from_json, to_json
+from noria.images.metadata_chunks import UnknownFormatError, find_metadata, read_exif
 from noria.protocol.request import ImageFormat
 
 _NORIA_KEYWORD, _A1111_KEYWORD = "noria", "parameters"  # PNG's keywords
@@ -28,17 +30,6 @@ _UNICODE_PREFIX = b"UNICODE\0"
 _MAX_TEXT_CHARS = 2**20  # Noria's have a few thousand; a hostile text takes seconds per million characters
 _MAX_JPEG_EXIF_BYTES = 65_533 - len(b"Exif\0\0")
 _FORMATS = ("PNG", "WEBP", "JPEG")
-# What Pillow raises on truncated and hostile files.
-_DAMAGED_FILE_ERRORS = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    TypeError,
-    LookupError,
-    ArithmeticError,
-    EOFError,
-    struct.error,
-)
 
 
 def save_options(metadata: GenerationMetadata, file_format: ImageFormat) -> dict[str, Any]:
@@ -81,9 +72,9 @@ def read_metadata(file: pathlib.Path | IO[bytes], name: str = "") -> GenerationM
         raise ImageFileError(f"there is no file {name}.") from error
     except PermissionError as error:
         raise ImageFileError(f"{name} cannot be read by this user.") from error
-    except UnidentifiedImageError as error:
+    except UnknownFormatError as error:
         raise ImageFileError(f"{name} is not an image of a format with metadata: {', '.join(_FORMATS)}.") from error
-    except (*_DAMAGED_FILE_ERRORS, Image.DecompressionBombError) as error:
+    except (ValueError, zlib.error, OSError) as error:
         raise ImageFileError(f"{name} is damaged: {error}.") from error
     if max(len(noria_json or ""), len(infotext or "")) > _MAX_TEXT_CHARS:
         raise ImageFileError(f"{name} has too much metadata: at most {_MAX_TEXT_CHARS} characters are read.")
@@ -99,28 +90,19 @@ def read_metadata(file: pathlib.Path | IO[bytes], name: str = "") -> GenerationM
 
 def _read_texts(file: pathlib.Path | IO[bytes]) -> tuple[str | bytes | None, str | None]:
     """Return Noria's JSON and A1111's text, each None if there is none."""
-    with warnings.catch_warnings():
-        # Of decompression bombs, which are not decoded, and of broken EXIF, which is handled below.
-        warnings.simplefilter("ignore")
-        with Image.open(file, formats=_FORMATS) as image:
-            if image.format == "PNG" and (_NORIA_KEYWORD in image.info or _A1111_KEYWORD in image.info):
-                return _str_or_none(image.info.get(_NORIA_KEYWORD)), _str_or_none(image.info.get(_A1111_KEYWORD))
-            exif = Image.Exif()
-            # `image.getexif` would decode a PNG's pixels to read the chunks behind them.
-            exif.load(image.info.get("exif", b""))
-            exif_ifd = exif.get_ifd(_EXIF_IFD)
-    maker_note, user_comment = exif_ifd.get(_MAKER_NOTE), exif_ifd.get(_USER_COMMENT)
+    with file.open("rb") if isinstance(file, pathlib.Path) else contextlib.nullcontext(file) as opened:
+        found = find_metadata(opened, (_NORIA_KEYWORD, _A1111_KEYWORD))
+    if found.texts:
+        return found.texts.get(_NORIA_KEYWORD), found.texts.get(_A1111_KEYWORD)
+    entries = read_exif(found.exif, (_MAKER_NOTE, _USER_COMMENT))
+    maker_note, user_comment = entries.get(_MAKER_NOTE), entries.get(_USER_COMMENT)
     noria_json = (
         maker_note.removeprefix(_MAKER_NOTE_PREFIX)
         if isinstance(maker_note, bytes) and maker_note.startswith(_MAKER_NOTE_PREFIX)
         else None
     )
-    infotext = _decode_user_comment(user_comment) if isinstance(user_comment, bytes) else _str_or_none(user_comment)
+    infotext = _decode_user_comment(user_comment) if isinstance(user_comment, bytes) else user_comment
     return noria_json, infotext
-
-
-def _str_or_none(value: object) -> str | None:
-    return str(value) if isinstance(value, str) else None  # Pillow returns a subclass of str for iTXt
 
 
 def _decode_user_comment(comment: bytes) -> str:

@@ -4,7 +4,8 @@
 to them. A scheduler that a table cannot represent is rejected by name, never approximated.
 """
 
-import functools
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from noria.sampling.tables import NOISE_COLUMN, NUM_COLUMNS, WINDOW, SamplerTabl
 
 # Schedulers that compute in float32 fit to 1e-7, others to 1e-14: below this no better fit is searched.
 _EXACT_RESIDUAL = 2e-7
+# All tables of one model take 41 MB with the default `max_steps` of 200, and 790 MB with 1000.
+_MAX_CACHE_BYTES = 128 * 2**20
+_ENTRY_BYTES = 2000  # of a table without its arrays, or of a rejection
 _FIT_TOLERANCE = 1e-6  # too short a recurrence is off by 1e-3 at 20 steps, but by little more than this at hundreds
 
 
@@ -37,16 +41,66 @@ def compile_sampler(
     """
     if isinstance(choice, str):
         choice = scheduler_names.find(choice)
-    compiled = _compile_cached(SchedulerSetup.of(choice, model_config), num_steps, mu)
+    key = (SchedulerSetup.of(choice, model_config), num_steps, mu)
+    compiled = _cache.get(key)
+    if compiled is None:
+        compiled = _compile_in_thread(*key)
+        _cache.put(key, compiled)
     if isinstance(compiled, InvalidField):
         raise InvalidField(compiled.message, field=compiled.field) from compiled
     return compiled
 
 
-# A table of 50 steps takes 2 kB; 512 tables cover all schedulers and step counts of a day of real traffic.
-@functools.lru_cache(maxsize=512)
-def _compile_cached(setup: SchedulerSetup, num_steps: int, mu: float | None) -> SamplerTable | InvalidField:
-    """Return the table, or the rejection, which takes as long to compute and is requested as often."""
+def is_compiled(scheduler: str, model_config: Mapping[str, object], num_steps: int) -> bool:
+    """Whether `compile_sampler` would return or raise at once; the answer is held until a cache's worth is compiled."""
+    try:
+        choice = scheduler_names.find(scheduler)
+    except InvalidField:
+        return True
+    return _cache.get((SchedulerSetup.of(choice, model_config), num_steps, None)) is not None
+
+
+_Key = tuple[SchedulerSetup, int, float | None]
+
+
+class _Cache:
+    """Tables, and rejections, which take as long to compute; the least recently used ones beyond `max_bytes` are dropped."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes, self._num_bytes = max_bytes, 0
+        self._entries: OrderedDict[_Key, SamplerTable | InvalidField] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: _Key) -> SamplerTable | InvalidField | None:
+        """Return the entry, which becomes the most recently used one, or None."""
+        with self._lock:
+            if key in self._entries:
+                self._entries.move_to_end(key)
+            return self._entries.get(key)
+
+    def put(self, key: _Key, entry: SamplerTable | InvalidField) -> None:
+        """Add an entry, unless another thread has added it."""
+        with self._lock:
+            if key in self._entries:
+                return
+            self._entries[key] = entry
+            self._num_bytes += _size_bytes(entry)
+            while self._num_bytes > self._max_bytes:
+                self._num_bytes -= _size_bytes(self._entries.popitem(last=False)[1])
+
+
+_cache = _Cache(_MAX_CACHE_BYTES)
+
+
+def _size_bytes(entry: SamplerTable | InvalidField) -> int:
+    if isinstance(entry, InvalidField):
+        return _ENTRY_BYTES
+    arrays = (entry.timesteps, entry.input_scale, entry.coefficients, entry.noise)
+    return _ENTRY_BYTES + sum(array.nbytes for array in arrays)
+
+
+def _compile_in_thread(setup: SchedulerSetup, num_steps: int, mu: float | None) -> SamplerTable | InvalidField:
+    """Return the table, or the rejection."""
     # In a thread that ends: torch's OpenMP gives every computing thread its own pool, and while two pools exist,
     # libgomp's threads sleep between operations. A long-lived compiling thread would halve the speed of the engine
     # loop's thread.

@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -34,6 +33,7 @@ from noria.models.catalog import open_model
 from noria.observe.cgroup import memory_events, num_oom_kills
 from noria.observe.logs.setup import child_log_environment, fields
 from noria.observe.metrics.dead_processes import merge_dead_processes
+from noria.observe.metrics.mmap_writer import BYTES_PER_PROCESS, has_space
 from noria.observe.traces.setup import check_traces
 from noria.protocol.messages import EngineState, Hello, Ping, Pong, engine_name
 from noria.protocol.model_spec import ModelSpec
@@ -42,6 +42,7 @@ from noria.supervisor.child_process import Child, ChildKind, EngineChild
 from noria.supervisor.hang_detector import HangDetector
 from noria.supervisor.listener import connect_host, listen, server_url, wait_until_answering
 from noria.supervisor.log_collector import LogCollector, collecting_logs
+from noria.supervisor.private_folder import private_folder
 from noria.supervisor.ready_banner import print_ready_banner, ready_banner
 from noria.supervisor.restart_policy import GiveUp, Restart, RestartPolicy
 
@@ -72,7 +73,7 @@ def serve(config: Config, build_command: CommandBuilder = child_command) -> int:
     Raises:
         ConfigError: the API keys file is invalid, `jobs.results` contains a password, tracing is configured but not
             possible, a trusted proxy is no address, the address cannot be listened on, two models share a name, or
-            TMPDIR is too long for Unix sockets.
+            TMPDIR cannot be written to, or is too long for Unix sockets.
         ModelError: a model cannot be served.
 
     """
@@ -91,8 +92,9 @@ def _serve(config: Config, build_command: CommandBuilder, log_collector: LogColl
     models = open_models(config)
     with (
         listen(config.frontend.host, config.frontend.port) as listener,
-        tempfile.TemporaryDirectory(prefix="noria-", ignore_cleanup_errors=True) as directory,  # mode 0700
+        private_folder() as directory,
     ):
+        _check_space(directory, config.frontend.processes + len(config.engine.devices))
         supervisor = Supervisor(
             config, models, listener, directory, log_collector, started_s=started_s, build_command=build_command
         )
@@ -356,6 +358,13 @@ def _check_address_lengths(addresses: list[str]) -> None:
             f"the path of the engines' sockets, such as {os.fsdecode(longest)!r}, has {len(longest)} bytes; "
             f"the system allows {MAX_ADDRESS_BYTES}. Set the environment variable TMPDIR to a shorter path."
         )
+
+
+def _check_space(directory: str, num_processes: int) -> None:
+    """Log a warning if the metrics of all processes do not fit the temporary folder."""
+    if not has_space(directory, num_processes):
+        message = "%s has less than the %d bytes that metrics may need: /metrics may be incomplete or empty"
+        log.warning(message, directory, num_processes * BYTES_PER_PROCESS, extra=fields(event="metrics_not_written"))
 
 
 def _child_environment(directory: str) -> dict[str, str]:

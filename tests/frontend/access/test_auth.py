@@ -16,6 +16,8 @@ from starlette.testclient import TestClient
 
 from noria.config import Config, FrontendConfig
 from noria.errors import ConfigError
+from noria.frontend.access import key_reload
+from noria.frontend.access.api_keys import generate_key
 from noria.frontend.access.auth import AuthenticatedEndpoint, ClientDirectory, presented_key
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
@@ -274,3 +276,33 @@ def test_a1111s_progress_and_interrupt_cover_only_the_clients_own_requests(clien
         alice.post("/sdapi/v1/interrupt")
         thread.join()
     assert answers == [499]
+
+
+def test_a_key_does_not_change_the_a1111_settings_of_another(client_of):
+    alice, bob = client_of("alice"), client_of("bob")
+    assert alice.post("/sdapi/v1/options", json={"samples_format": "webp"}).status_code == 200
+    formats = [client.get("/sdapi/v1/options").json()["samples_format"] for client in (alice, bob)]
+    files = [client.post("/sdapi/v1/txt2img", json={"prompt": "p"}).json()["images"][0] for client in (alice, bob)]
+    assert formats == ["webp", "png"]
+    assert [base64.b64decode(file)[:4] for file in files] == [b"RIFF", b"\x89PNG"]
+
+
+def test_a_changed_file_of_keys_adds_and_revokes_without_a_restart(client_of, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(key_reload, "_POLL_INTERVAL_S", 0.05)
+    caplog.set_level("INFO")
+    alice, bob, file = client_of("alice"), client_of("bob"), tmp_path / "keys.toml"
+    carols_key, carols_table = generate_key("carol")
+    assert alice.get("/v1/models").status_code == bob.get("/v1/models").status_code == 200
+    file.write_text(file.read_text().partition('[[key]]\nname = "bob"')[0] + carols_table)
+    wait_until(lambda: bob.get("/v1/models").status_code == 401)
+    assert alice.get("/v1/models").status_code == 200
+    assert client_of().get("/v1/models", headers={"X-Api-Key": carols_key}).status_code == 200
+    file.write_text("[[key]]")
+    wait_until(lambda: "name is missing" in caplog.text)
+    assert alice.get("/v1/models").status_code == 200
+    events = [record.noria_fields for record in caplog.records if record.name == "noria.keys"]
+    assert [(event["event"], event.get("key")) for event in events] == [
+        ("api_key_added", "carol"),
+        ("api_key_revoked", "bob"),
+        ("api_keys_rejected", None),
+    ]

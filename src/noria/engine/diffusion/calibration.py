@@ -246,7 +246,12 @@ def cost_key(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> dic
 
 def cost_folder(cache_dir: str) -> pathlib.Path:
     """The folder for cost files: below `cache_dir`, or below the user's cache folder if that is empty."""
+    return cache_folder(cache_dir) / "costs"
+
+
+def cache_folder(cache_dir: str) -> pathlib.Path:
+    """`cache_dir`, or a folder in the user's cache folder if that is empty."""
     if cache_dir:
-        return pathlib.Path(cache_dir) / "costs"
+        return pathlib.Path(cache_dir)
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return pathlib.Path(base) / "noria" / "costs"
+    return pathlib.Path(base) / "noria"

@@ -30,7 +30,7 @@ from noria.errors import InvalidField
 from noria.models.diffusion.diffusion_model import DiffusionModel
 from noria.observe.logs.log_record import fields
 from noria.protocol.request import EngineRequest
-from noria.sampling.compile import compile_sampler
+from noria.sampling.compile import compile_sampler, is_compiled
 from noria.sampling.noise import NoiseStream
 from noria.sampling.previews import clean_latents, clean_weights, downscale, preview_pixels
 from noria.sampling.step import advance, guide, init_slot, model_inputs, samples
@@ -69,7 +69,6 @@ class DiffusionExecutor:
         self._max_images = config.slots + config.queue_limit  # of a request
         self._buckets = sorted(config.buckets)
         self._requests: dict[str, PreparedImageRequest] = {}
-        self._compiled: set[tuple[str, int]] = set()
         self._noise: dict[ImageId, NoiseStream] = {}
         self._latents = LatentSlots(config.slots, model.latent_channels, model.latent_scale, model.device)
         # Row 2·slot is a slot's negative prompt, row 2·slot + 1 its prompt.
@@ -88,7 +87,7 @@ class DiffusionExecutor:
         self.is_synchronous = model.device.type == "cpu"
 
     def prepare(self, request: EngineRequest, data: memoryview | None = None) -> PreparedImageRequest:
-        """Compile the request's sampler (8–30 ms the first time); no request has a frame of `data` yet.
+        """Compile the request's sampler (up to 1.5 s the first time); no request has a frame of `data` yet.
 
         Raises `errors.InvalidField` if diffusers rejects it, or if it has more images than slots and queue hold.
         """
@@ -99,15 +98,12 @@ class DiffusionExecutor:
             raise InvalidField(
                 f"n is {payload.n}; this server's slots and queue hold at most {self._max_images} images", field="n"
             )
-        try:
-            table = compile_sampler(payload.scheduler, self.model.scheduler_config, payload.inference_steps)
-        finally:
-            self._compiled.add((payload.scheduler, payload.inference_steps))
+        table = compile_sampler(payload.scheduler, self.model.scheduler_config, payload.inference_steps)
         return PreparedImageRequest(request, table, preview_calls(table.num_calls, payload.partial_images))
 
     def is_compiled(self, request: EngineRequest) -> bool:
-        """Whether this scheduler was compiled, or rejected, with this number of steps before."""
-        return (request.payload.scheduler, request.payload.inference_steps) in self._compiled
+        """Whether this scheduler with this number of steps is in the cache, as a table or as a rejection."""
+        return is_compiled(request.payload.scheduler, self.model.scheduler_config, request.payload.inference_steps)
 
     def accept(self, prepared: PreparedImageRequest) -> None:
         """Keep a request until `forget`."""

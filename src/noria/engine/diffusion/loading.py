@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 
 from noria.config import EngineConfig
 from noria.engine.diffusion.auto_settings import Machine, resolve_auto, resolve_device, usable_cores
-from noria.engine.diffusion.calibration import CostCache, cost_folder, measure_costs, run_warmup_request, shape_costs
+from noria.engine.diffusion.calibration import (
+    CostCache,
+    cache_folder,
+    cost_folder,
+    measure_costs,
+    run_warmup_request,
+    shape_costs,
+)
 from noria.engine.multi_model import MultiModelExecutor
 from noria.engine.runtime import Runtime
 from noria.errors import ConfigError
@@ -138,10 +145,11 @@ def load_executor(
     """Load the model on `device` ("auto", "cpu", "cuda" or "cuda:N"); also return `config` resolved for this machine.
 
     Raises:
-        ConfigError: the device does not exist.
+        ConfigError: the device does not exist, or compiled code cannot be kept in a private folder.
         ModelError: a model cannot be loaded.
 
     """
+    _use_private_compile_cache(config)
     import torch
 
     from noria.engine.diffusion.executor import DiffusionExecutor
@@ -160,6 +168,28 @@ def load_executor(
     if device != "cpu":
         torch.cuda.set_device(device)  # events and streams belong to the current device, not to their tensors'
     return DiffusionExecutor(FAMILIES[spec.family].load(spec, config, device), config), config
+
+
+def _use_private_compile_cache(config: EngineConfig) -> None:
+    """Have torch keep compiled code in a private folder of the cache folder, unless the operator has named one.
+
+    Its default is a predictable folder in the temporary folder, where another user may put code before us.
+    """
+    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
+        return
+    folder = cache_folder(config.cache_dir) / "compiled"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise PermissionError(f"{folder} can be changed by other users")
+    except OSError as error:
+        if config.compile:
+            raise ConfigError(
+                f"compiled code cannot be kept: {error}. Set engine.cache_dir to another folder."
+            ) from error
+        return
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
 
 
 def load_executors(

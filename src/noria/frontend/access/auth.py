@@ -6,6 +6,7 @@ Without a file of keys every request is accepted, and all of them share one clie
 import base64
 import binascii
 import hmac
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,15 +18,33 @@ from starlette.types import Receive, Scope, Send
 from noria.errors import Unauthorized
 from noria.frontend.access.api_keys import ApiKey, key_digest
 from noria.frontend.access.quotas import ApiClient
+from noria.observe.logs.log_record import fields
+
+_log = logging.getLogger("noria.keys")
 
 
 class ClientDirectory:
-    """The clients of one front end: one `ApiClient` per key, kept as long as the process runs."""
+    """The clients of one front end: one `ApiClient` per key, kept until the key is revoked or changed."""
 
     def __init__(self, keys: Sequence[ApiKey], num_processes: int) -> None:
         """`num_processes` front ends share each key's limits."""
-        self._by_digest = [(key.sha256, ApiClient(key, num_processes)) for key in keys]
+        self._num_processes = num_processes
+        self._clients = {key: ApiClient(key, num_processes) for key in keys}
         self._anonymous_client = None if keys else ApiClient(None, num_processes)
+
+    def update(self, keys: Sequence[ApiKey]) -> None:
+        """Accept these keys from now on, and no others; log which are new and which are revoked.
+
+        What a revoked key has begun is completed.
+        """
+        before, after = ({key.sha256: key.name for key in each} for each in (self._clients, keys))
+        self._clients = {key: self._clients.get(key) or ApiClient(key, self._num_processes) for key in keys}
+        for digest in after.keys() - before.keys():
+            _log.info("the key %r is accepted", after[digest], extra=fields(event="api_key_added", key=after[digest]))
+        for digest in before.keys() - after.keys():
+            _log.info(
+                "the key %r is revoked", before[digest], extra=fields(event="api_key_revoked", key=before[digest])
+            )
 
     def find(self, headers: Mapping[str, str]) -> ApiClient:
         """Return the client whose key is in `headers`.
@@ -45,7 +64,7 @@ class ClientDirectory:
                 "password of Basic authentication."
             )
         digest = key_digest(presented)
-        matches = [client for known, client in self._by_digest if hmac.compare_digest(digest, known)]
+        matches = [client for key, client in self._clients.items() if hmac.compare_digest(digest, key.sha256)]
         if not matches:
             raise Unauthorized("the API key is not known here; ask the server's operator for one.")
         return matches[0]

@@ -5,6 +5,7 @@ neither torch nor what the parts compute; `stable_diffusion.py` loads them.
 """
 
 import pathlib
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -24,6 +25,22 @@ from noria.models.weights import (
     weight_files,
 )
 from noria.protocol.diffusion import DiffusionModelSpec
+
+# Keys by which the libraries choose what they import or download, and the values that they write themselves.
+_CODE_KEYS: Mapping[str, tuple[object, ...]] = {
+    **dict.fromkeys(
+        (
+            f"{prefix}{part}_implementation{suffix}"
+            for prefix in ("", "_")
+            for part in ("attn", "experts")
+            for suffix in ("", "_internal")
+        ),
+        ("eager", "sdpa"),
+    ),
+    **dict.fromkeys(
+        ("quantization_config", "compression_config", "auto_map", "custom_pipelines", "trust_remote_code"), ()
+    ),
+}
 
 _DEFAULT_SCHEDULER, _DEFAULT_STEPS, _DEFAULT_GUIDANCE = "dpm++2m", 25, 7.5
 
@@ -145,6 +162,8 @@ def inspect(folder: pathlib.Path, family: Family) -> DiffusionModelSpec:
 def _read_configs(folder: pathlib.Path, family: Family) -> tuple[_TextEncoder, _Unet, _Vae]:
     """Read all parts' configurations and check each one and that they fit together."""
     text_file, unet_file, vae_file = (folder / part / "config.json" for part in ("text_encoder", "unet", "vae"))
+    for file in (text_file, unet_file, vae_file, folder / "tokenizer" / "tokenizer_config.json"):
+        _check_chooses_no_code(file)
     text_encoder = read_struct(text_file, _TextEncoder)
     unet, vae = read_struct(unet_file, _Unet), read_struct(vae_file, _Vae)
     _check_scheduler(folder / "scheduler" / "scheduler_config.json")
@@ -178,6 +197,24 @@ def _read_configs(folder: pathlib.Path, family: Family) -> tuple[_TextEncoder, _
             f"{text_encoder.hidden_size}: the parts belong to two models. {REDOWNLOAD_HINT}"
         )
     return text_encoder, unet, vae
+
+
+def _check_chooses_no_code(file: pathlib.Path) -> None:
+    """Check that a part's configuration, at any depth, chooses no code, and that no adapter replaces the part."""
+    adapter_file = file.parent / "adapter_config.json"
+    if adapter_file.exists():
+        raise ModelError(f"{adapter_file}: adapters are not supported. Merge it into the model, and remove the file.")
+    pending: list[object] = [read_object(file)]
+    while pending:
+        tree = pending.pop()
+        if isinstance(tree, dict):
+            for key in tree.keys() & _CODE_KEYS.keys():
+                if tree[key] and tree[key] not in _CODE_KEYS[key]:
+                    raise ModelError(
+                        f"{file}: {key} is {short_repr(tree[key])}, by which a model chooses code to import or download. "
+                        "Remove the key; attention is chosen by engine.attention, and quantized models are not supported."
+                    )
+        pending += tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
 
 
 def _check_scheduler(file: pathlib.Path) -> None:

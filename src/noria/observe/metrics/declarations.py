@@ -18,10 +18,12 @@ from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from noria.observe.metrics.mmap_writer import write_allocated_files
 from noria.protocol.messages import ExitCause
 
 MetricKind = Literal["counter", "gauge", "histogram"]
 
+write_allocated_files()
 REGISTRY = CollectorRegistry()
 MAX_SHAPES = 32
 

@@ -64,6 +64,11 @@ def serialize_file(values: Mapping[bytes, float]) -> bytes:
     return struct.pack("i4x", HEADER_BYTES + sum(map(len, parts))) + b"".join(parts)
 
 
+def entry_bytes(key_bytes: int) -> int:
+    """Return the size of an entry whose key has `key_bytes`."""
+    return _value_offset(key_bytes) + 16
+
+
 def _value_offset(length: int) -> int:
     """Return the bytes of an entry before its value, for a key of `length` bytes.
 

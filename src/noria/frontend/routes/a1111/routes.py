@@ -87,12 +87,12 @@ class Options(Struct, frozen=True):
 
 
 class A1111Routes:
-    """The routes under /sdapi/v1, and the two settings that all their clients share."""
+    """The routes under /sdapi/v1, and the two settings that an API key's clients, or all without keys, share."""
 
     def __init__(self, generation_service: GenerationService, body_reader: JsonBodyReader) -> None:
         self._generation_service, self._body_reader = generation_service, body_reader
         self._tasks = A1111Tasks(generation_service)
-        self._settings: dict[str, Any] = {}
+        self._settings: dict[str | None, dict[str, Any]] = {}  # by the API key's name
 
     @property
     def routes(self) -> list[Route]:
@@ -126,18 +126,22 @@ class A1111Routes:
     def _admit(self, http: Request, body: Txt2Img) -> AdmittedRequest:
         overrides = body.override_settings or {}
         check_settings(overrides)
-        settings = self._settings | overrides
+        settings = self._settings_of(http) | overrides
         image_body = as_image_body(body, settings, self._model_name(settings))
         return self._generation_service.admit(
             apply_headers(image_body, http.headers), http.state.api_client, http.state.request_id
         )
+
+    def _settings_of(self, http: Request) -> dict[str, Any]:
+        return self._settings.setdefault(http.state.api_client.name, {})
 
     def _model_name(self, settings: Mapping[str, Any]) -> str | None:
         checkpoint = settings.get("sd_model_checkpoint")
         return find_model_name(str(checkpoint), self._generation_service.models) if checkpoint else None
 
     async def options(self, http: Request) -> Response:
-        """GET returns the settings; POST changes the model and the file format of all later requests of this API."""
+        """GET returns the settings; POST changes the model and the file format of the key's later requests."""
+        settings = self._settings_of(http)
         if http.method == "POST":
             raw = await self._body_reader.read(http)
             decode(raw, Options)
@@ -145,14 +149,14 @@ class A1111Routes:
             check_settings(sent)
             changed = {name: sent[name] for name in Options.__struct_fields__ if sent.get(name)}
             self._generation_service.resolve_model(self._model_name(changed))  # raises if the model is unknown
-            self._settings |= changed
+            settings |= changed
             return json_response(None)
-        spec = self._generation_service.resolve_model(self._model_name(self._settings))
+        spec = self._generation_service.resolve_model(self._model_name(settings))
         return json_response(
             {
                 "sd_model_checkpoint": title(spec),
                 "sd_checkpoint_hash": spec.fingerprint,
-                "samples_format": self._settings.get("samples_format", "png"),
+                "samples_format": settings.get("samples_format", "png"),
                 "sd_vae": "Automatic",
                 "CLIP_stop_at_last_layers": 1,
             }
@@ -168,11 +172,13 @@ class A1111Routes:
             ]
         )
 
-    async def samplers(self, _: Request) -> Response:
+    async def samplers(self, http: Request) -> Response:
         """List the samplers of the selected model by A1111's names."""
-        return json_response([{"name": name, "aliases": [], "options": {}} for name in self._samplers_and_types()[0]])
+        return json_response(
+            [{"name": name, "aliases": [], "options": {}} for name in self._samplers_and_types(http)[0]]
+        )
 
-    async def schedulers(self, _: Request) -> Response:
+    async def schedulers(self, http: Request) -> Response:
         """List the schedule types of the selected model."""
         return json_response(
             [
@@ -183,12 +189,13 @@ class A1111Routes:
                     "default_rho": 7.0 if name == KARRAS else -1.0,  # Karras et al. (2022), as in diffusers
                     "need_inner_model": False,
                 }
-                for name in self._samplers_and_types()[1]
+                for name in self._samplers_and_types(http)[1]
             ]
         )
 
-    def _samplers_and_types(self) -> tuple[list[str], list[str]]:
-        return samplers_and_types(self._generation_service.resolve_model(self._model_name(self._settings)).schedulers)
+    def _samplers_and_types(self, http: Request) -> tuple[list[str], list[str]]:
+        model = self._model_name(self._settings_of(http))
+        return samplers_and_types(self._generation_service.resolve_model(model).schedulers)
 
     async def progress(self, http: Request) -> Response:
         """Return the progress of the client's oldest running request of this API."""

@@ -1,0 +1,72 @@
+"""The server's private folder, with sockets and metrics, in the temporary folder; and those that killed servers left.
+
+A lock on a file in the folder is held as long as the supervisor lives, so a folder whose lock is free is a leftover.
+"""
+
+import contextlib
+import fcntl
+import os
+import pathlib
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+
+from noria.errors import ConfigError
+
+_PREFIX, _LOCK_NAME = "noria-", "supervisor.lock"
+
+
+@contextlib.contextmanager
+def private_folder() -> Iterator[str]:
+    """Yield a new folder with mode 0700, which is removed at the end; first remove those of dead supervisors.
+
+    Raises:
+        ConfigError: nothing can be written to the temporary folder.
+
+    """
+    try:
+        _remove_leftovers(pathlib.Path(tempfile.gettempdir()))
+        folder = tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)
+        lock = _take_lock(pathlib.Path(folder.name))
+    except OSError as error:
+        raise ConfigError(
+            f"the temporary folder cannot be used: {error}. Give it space, or set the environment variable TMPDIR."
+        ) from error
+    with folder, contextlib.closing(lock):
+        yield folder.name
+
+
+def _take_lock(folder: pathlib.Path) -> "_Lock":
+    """Return the held lock of a new folder; its file gets its name when it is locked, so that none is taken for free."""
+    draft = folder / f"{_LOCK_NAME}.draft"
+    lock = _Lock(draft, os.O_CREAT | os.O_EXCL)
+    draft.rename(folder / _LOCK_NAME)
+    return lock
+
+
+def _remove_leftovers(parent: pathlib.Path) -> None:
+    """Remove the folders of this user in `parent` whose lock is free. Others, and those without a lock, stay."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # in use, of another user, or removed by another supervisor
+            status = folder.lstat()
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
+                with contextlib.closing(_Lock(folder / _LOCK_NAME)):
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Lock:
+    """A file lock, held until `close` or the end of the process."""
+
+    def __init__(self, path: pathlib.Path, flags: int = 0) -> None:
+        """Raises OSError, BlockingIOError if another process holds it."""
+        self._fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | flags, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._fd)
+            raise
+
+    def close(self) -> None:
+        """Release the lock."""
+        os.close(self._fd)
