@@ -35,6 +35,9 @@ _VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 # Requested every few seconds, or by the dozen when a page opens: logged at debug level.
 _DEBUG_LEVEL_PATHS = frozenset({"/healthz", "/readyz", "/metrics", f"{ASSETS_PATH}/{{name}}"})
 
+_MAX_CLIENT_CHARS = 64  # longer than an address; a trusted proxy may pass on whatever its client sent
+_NOSNIFF = (b"x-content-type-options", b"nosniff")  # else a browser may take JSON with a client's text in it for a page
+
 
 def request_id_of(headers: Headers) -> str:
     """Return the client's X-Request-Id if it is short and plain enough for logs and headers, else a new id."""
@@ -43,7 +46,7 @@ def request_id_of(headers: Headers) -> str:
 
 
 class ObservabilityMiddleware:
-    """Puts `request_id` on the request's state and X-Request-Id on its response; counts, times, traces and logs the request.
+    """Puts `request_id` on the request's state, and X-Request-Id and nosniff on its response; counts, times, traces and logs the request.
 
     `error_response` makes the response to an error of ours or of the routing; `internal_error_response` that to an unexpected
     exception, from the request id. The traceback goes to the log.
@@ -76,7 +79,7 @@ class ObservabilityMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"].append((b"x-request-id", request_id.encode("ascii")))
+                message["headers"] += (b"x-request-id", request_id.encode("ascii")), _NOSNIFF
                 request_spans.add_server_timing(span, message)
             await send(message)
 
@@ -117,6 +120,7 @@ def _record_http_request(scope: Scope, status: int, duration_s: float, log_recor
     target = scope["raw_path"].decode("latin-1")  # percent-encoded, without the query
     state = scope["state"]
     key = state["api_client"].name if "api_client" in state else None
+    client = scope.get("client")
     log_fields = {
         "request_id": state["request_id"],
         "method": scope["method"],
@@ -124,6 +128,7 @@ def _record_http_request(scope: Scope, status: int, duration_s: float, log_recor
         "status": status,
         "seconds": duration_s,
         "key": key,
+        "client": client[0][:_MAX_CLIENT_CHARS] if client else None,
     }
     if log_record.fields:
         log_record.write(**log_fields)
