@@ -102,9 +102,6 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
 
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
-    # Of the current request: what the parser has passed on, trailers included.
-    _head_bytes = _num_fields = 0
-    _is_in_head = False
     # Received since a head ended, or a part of a body: all that the parser may keep, and some that it has passed on.
     _unfinished_bytes = 0
     _next_log_at: ClassVar[float] = 0.0
@@ -128,23 +125,12 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
         if not answering and self._head_timer is None and not self.transport.is_closing():
             self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._on_head_timeout)
 
-    def on_message_begin(self) -> None:
-        """Begin the head of a request."""
-        self._head_bytes = self._num_fields = 0
-        self._is_in_head = True
-        super().on_message_begin()
-
-    def on_url(self, url: bytes) -> None:
-        """Add a part of the URL, if the head is not too large."""
-        self._count_head_bytes(len(url))
-        super().on_url(url)
-
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Add a field, if the head is not too large. Trailers, the fields after a chunked body, are counted and dropped."""
-        self._num_fields += 1
-        self._count_head_bytes(len(name) + len(value) + 4)  # with the colon, a space, CR and LF
-        if self._is_in_head:
-            super().on_header(name, value)
+        """Add a field, if there are not too many. Trailers, the fields after a chunked body, are counted and dropped."""
+        if len(self.headers) >= MAX_FIELDS:
+            self._reject_head()
+            raise _RejectedError
+        super().on_header(name, value)
 
     def on_body(self, body: bytes) -> None:
         """Add a part of the body."""
@@ -164,13 +150,16 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED_REQUESTS:
             self.transport.abort()
             raise _RejectedError
-        self._is_in_head = False
+        if self._unfinished_bytes > MAX_HEAD_BYTES and self._head_bytes() > MAX_HEAD_BYTES:  # else some is body
+            self._reject_head()
+            raise _RejectedError
         self._unfinished_bytes = 0
         self.scope["state"]["abort"] = self.transport.abort
         self._stop_head_timer()
         if not self.flow.write_paused:
             self._stop_stall_timer()
         super().on_headers_complete()
+        self.headers = []  # of the trailers; the request keeps its own
         self.cycle.transport = self._response_writer  # type: ignore[assignment]
 
     def on_message_complete(self) -> None:
@@ -221,11 +210,8 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
                 extra=fields(event="connections_rejected", max_files=num_allowed),
             )
 
-    def _count_head_bytes(self, num_bytes: int) -> None:
-        self._head_bytes += num_bytes
-        if self._head_bytes > MAX_HEAD_BYTES or self._num_fields > MAX_FIELDS:
-            self._reject_head()
-            raise _RejectedError
+    def _head_bytes(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)  # ": " and CR LF
 
     def _reject_head(self) -> None:
         """Close the connection, with 431 unless another response is being sent."""
