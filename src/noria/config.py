@@ -126,6 +126,21 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "of all others are ignored"
         ),
     ] = ("127.0.0.1", "::1")
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="names by which clients reach the server, as in their Host header: `images.example`, "
+            "`*.example` for all below it, `*` for any. Always allowed are IP addresses, `localhost` and `host`; "
+            "others are answered 421, so that no web page reaches the server by a name of its own (DNS rebinding)"
+        ),
+    ] = ()
+    metrics_address: Annotated[
+        str,
+        Meta(
+            description="another `ADDRESS:PORT` to listen on, which serves /metrics only; then the server's port does "
+            "not. Empty is /metrics on the server's port"
+        ),
+    ] = ""
     processes: Annotated[int, Meta(ge=1, le=64, description="front-end processes sharing the port")] = 1
     max_body_bytes: Annotated[int, Meta(ge=1024, description="maximum size of a request body")] = 1_048_576
     max_images: Annotated[int, Meta(ge=1, le=1024, description="maximum images of one request")] = 16

@@ -5,6 +5,7 @@
     │   ├── InvalidField                 400  a field has a value that is not allowed; names the field
     │   ├── InvalidBody                  400  not JSON, or not of the documented shape
     │   ├── Unauthorized                 401  no API key, or an unknown one
+    │   ├── CrossOriginRequest           403  a web page of another origin would change something
     │   ├── UnsupportedMediaType         415
     │   ├── UnreadableImage              422  an uploaded image file without readable generation metadata
     │   ├── BodyTooLarge                 413
@@ -12,6 +13,7 @@
     │   ├── MethodNotAllowed             405
     │   ├── ModelNotFound                404
     │   ├── JobNotFound                  404
+    │   ├── HostNotAllowed               421  the Host header has a name that is not this server's
     │   └── IdempotencyConflict          422  the key was used for another body
     ├── ServingError                     the server's state or load: the request itself was valid
     │   ├── QueueFull                    429  retry later
@@ -97,6 +99,13 @@ class Unauthorized(RequestError):
     http_status = 401
 
 
+class CrossOriginRequest(RequestError):
+    """A browser sent the request for a web page of another origin, and it may change something."""
+
+    code = "cross_origin"
+    http_status = 403
+
+
 class UnsupportedMediaType(RequestError):
     """The Content-Type is not application/json."""
 
@@ -144,6 +153,13 @@ class JobNotFound(RequestError):
 
     code = "job_not_found"
     http_status = 404
+
+
+class HostNotAllowed(RequestError):
+    """The request's Host is no name of this server."""
+
+    code = "host_not_allowed"
+    http_status = 421
 
 
 class IdempotencyConflict(RequestError):

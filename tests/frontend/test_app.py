@@ -30,7 +30,7 @@ def test_healthz_and_readyz(client):
 
 
 def test_the_server_is_not_ready_before_an_engine_is(folder):
-    with TestClient(build_app(Config(), EnginePool([f"ipc://{folder}/missing"]))) as client:
+    with TestClient(build_app(Config(), EnginePool([f"ipc://{folder}/missing"])), "http://localhost") as client:
         assert client.get("/readyz").status_code == 503
         assert client.get("/healthz").status_code == 200
         rejection = client.post("/t2i", json={"prompt": "p"})
@@ -145,7 +145,8 @@ def test_access_log_has_one_line_with_status_and_id(client, captured_log_fields)
     (line,) = [line for line in lines() if line["request_id"] == "abc"]  # others may be of an earlier test's clients
     assert 0 < line.pop("seconds") < 20
     assert line == {
-        "event": "access", "request_id": "abc", "method": "GET", "path": "/v1/models", "status": 200
+        "event": "access", "request_id": "abc", "method": "GET", "path": "/v1/models", "status": 200,
+        "client": "127.0.0.1",
     }  # fmt: skip
     assert not any(line["path"] in ("/healthz", "/pages/style.css") for line in lines())
 

@@ -135,7 +135,7 @@ def test_a_client_that_does_not_read_is_disconnected_at_the_end_of_a_drain_witho
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         silent.connect(listener.getsockname())
-        silent.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        silent.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         connections = server.server_state.connections
         wait_until(lambda: any(each.flow is not None and each.flow.write_paused for each in list(connections)))
         server.should_exit = True

@@ -17,10 +17,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from noria.config import Config, FrontendConfig
-from noria.errors import EngineUnavailable, NoriaError
+from noria.errors import EngineUnavailable, NoriaError, Unauthorized
 from noria.frontend.access.api_keys import read_keys
 from noria.frontend.access.auth import AuthenticatedEndpoint, ClientDirectory
 from noria.frontend.access.key_reload import follow_keys
+from noria.frontend.access.request_origin import RequestOriginCheck
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.http.body import JsonBodyReader
 from noria.frontend.http.errors import error_response, internal_error_response, routing_error_response
@@ -54,11 +55,13 @@ def build_app(
     engine_pool: EnginePool,
     open_jobs: Callable[[], JobService] | None = None,
     tracer: Tracer = GLOBAL_TRACER,
+    metrics_port: int | None = None,
 ) -> Starlette:
     """Return the application in front of `engine_pool`. Its lifespan connects the pool and runs the jobs.
 
     `open_jobs` opens the jobs; by default as the only front end. The caller closes `tracer`, and calls
-    `app.state.drain` when the server stops accepting connections.
+    `app.state.drain` when the server stops accepting connections. `metrics_port` is the port that serves /metrics
+    alone; None: there is none.
 
     Raises:
         ConfigError: the file of API keys is invalid.
@@ -76,7 +79,7 @@ def build_app(
     images = ImageRoutes(generation_service, body_reader)
     openai = OpenAIRoutes(generation_service, body_reader)
     live = LiveRoutes(engine_pool, config.frontend)
-    server_routes = ServerRoutes(config, engine_pool)
+    server_routes = ServerRoutes(config, engine_pool, clients)
     routes = [
         Route("/t2i", images.t2i, methods=["POST"]),
         Route("/v1/images/generations", openai.generations, methods=["POST"]),
@@ -123,7 +126,10 @@ def build_app(
     app = Starlette(routes=routes, lifespan=lifespan)
     # Starlette's own stack has two layers more, for errors; ours responds to all errors.
     app.middleware_stack = ObservabilityMiddleware(
-        _route_by_path(routes, app.router), respond_to_error, internal_error_response, tracer
+        RequestOriginCheck(_route_by_path(routes, app.router, metrics_port), config.frontend),
+        respond_to_error,
+        internal_error_response,
+        tracer,
     )
     app.state.drain = drain
     app.router.redirect_slashes = False  # "/t2i/" is a 404: clients handle a redirected POST differently
@@ -134,14 +140,17 @@ def _authenticated(route: Route, clients: ClientDirectory) -> Route:
     return Route(route.path, AuthenticatedEndpoint(route.endpoint, clients), methods=route.methods)
 
 
-def _route_by_path(routes: list[Route], router: ASGIApp) -> ASGIApp:
+def _route_by_path(routes: list[Route], router: ASGIApp, metrics_port: int | None) -> ASGIApp:
     """Return an application that looks up a path without parameters among `routes`, and leaves any other to `router`.
 
-    Starlette's router matches one regular expression after another: 20 µs for the last route.
+    With a `metrics_port`, that port has no path but /metrics, and no other port has this path. Starlette's router
+    matches one regular expression after another: 20 µs for the last route.
     """
     known = {(method, route.path): route for route in routes if "{" not in route.path for method in route.methods or ()}
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        if metrics_port is not None and scope["type"] == "http" and not _port_has_path(metrics_port, scope):
+            raise HTTPException(404)
         route = known.get((scope.get("method", ""), scope.get("path", "")))
         if route is None:
             await router(scope, receive, send)
@@ -152,11 +161,16 @@ def _route_by_path(routes: list[Route], router: ASGIApp) -> ASGIApp:
     return serve
 
 
+def _port_has_path(metrics_port: int, scope: Scope) -> bool:
+    """Return whether the port that a request came to has its path."""
+    return bool((scope["path"] == "/metrics") == (scope["server"][1] == metrics_port))
+
+
 class ServerRoutes:
     """The routes about the server itself."""
 
-    def __init__(self, config: Config, engine_pool: EnginePool) -> None:
-        self._engine_pool = engine_pool
+    def __init__(self, config: Config, engine_pool: EnginePool, clients: ClientDirectory) -> None:
+        self._engine_pool, self._clients = engine_pool, clients
         # Needs no key and takes some milliseconds, so the last result is cached, by default model.
         self._api_docs = functools.lru_cache(maxsize=1)(functools.partial(_ApiDocs.build, config.frontend))
 
@@ -170,9 +184,18 @@ class ServerRoutes:
         return json_response(body, 200 if self._engine_pool.ready else 503)
 
     async def metrics(self, http: Request) -> Response:
-        """Return the metrics, summed over all processes, in Prometheus' text format or OpenMetrics."""
+        """Return the metrics, summed over all processes, in Prometheus' text format or OpenMetrics.
+
+        Exemplars name requests, so only clients with a key get them, if the server has keys.
+        """
+        try:
+            self._clients.find(http.headers)
+            with_exemplars = True
+        except Unauthorized:
+            with_exemplars = False
         # In a thread, because it reads many files.
-        text, content_type = await asyncio.to_thread(exposition, http.headers.get("accept", ""))
+        accept = http.headers.get("accept", "")
+        text, content_type = await asyncio.to_thread(exposition, accept, with_exemplars=with_exemplars)
         return Response(text, headers={"Content-Type": content_type})
 
     async def openapi(self, _: Request) -> Response:

@@ -47,6 +47,7 @@ class FrontendTask(msgspec.Struct, frozen=True):
     fd: int  # a listening TCP socket, inherited
     engines: list[str]  # the addresses of their channels
     default_models: dict[str, str] = {}  # name of the model for requests that name none, by kind
+    metrics_fd: int | None = None  # another listening socket, for /metrics alone
     parent_pid: int | None = None  # the supervisor's
     # `server/name`, the same after a restart.
     worker_id: str = msgspec.field(default_factory=random_worker_id)
@@ -65,10 +66,13 @@ def run(task: FrontendTask) -> None:
     engine_pool = EnginePool(task.engines, config.frontend.restart_wait_s, worker_id, task.default_models)
     tracer, close_tracer = open_tracer(config.traces_endpoint, config.traces_ratio, worker_id.rpartition("/")[2])
     jobs = open_job_service(config, worker_id, tracer)
-    server = http_server(build_app(config, engine_pool, lambda: jobs, tracer), engine_pool, config.frontend)
+    listeners = [socket.socket(fileno=fd) for fd in (task.fd, task.metrics_fd) if fd is not None]
+    metrics_port = None if task.metrics_fd is None else listeners[1].getsockname()[1]
+    app = build_app(config, engine_pool, lambda: jobs, tracer, metrics_port)
+    server = http_server(app, engine_pool, config.frontend)
     gc.collect()
     gc.freeze()  # else each full collection would stop the event loop for 50 ms, to scan what was loaded and stays
-    server.run(sockets=[socket.socket(fileno=task.fd)])
+    server.run(sockets=listeners)
     close_tracer()
 
 

@@ -1,13 +1,47 @@
-"""The listening socket, which the supervisor opens and front ends share."""
+"""The listening sockets, which the supervisor opens and front ends share, and how many more they may open."""
 
 import asyncio
 import contextlib
 import errno
+import ipaddress
+import logging
+import re
+import resource
 import socket
+from collections.abc import Iterator
 
+from noria.config import FrontendConfig
 from noria.errors import ConfigError, short_repr
+from noria.observe.logs.setup import fields
 
 _BACKLOG = 2048
+
+log = logging.getLogger("noria.supervisor")
+
+
+@contextlib.contextmanager
+def open_listeners(config: FrontendConfig) -> Iterator[list[socket.socket]]:
+    """Open the server's socket and, if it has an address of its own, that of the metrics; close them at the end.
+
+    Logs a warning if other machines can reach a server without API keys. Raises ConfigError.
+    """
+    with contextlib.ExitStack() as opened:
+        listeners = [opened.enter_context(listen(config.host, config.port))]
+        if config.metrics_address:
+            listeners.append(opened.enter_context(_listen_for_metrics(config.metrics_address)))
+            if listeners[0].getsockname()[1] == listeners[1].getsockname()[1]:
+                raise ConfigError(  # front ends know by the port what a request may ask for
+                    f"setting frontend.metrics_address is {config.metrics_address!r}, the server's own port; choose another."
+                )
+        address = listeners[0].getsockname()[0]
+        if not config.api_keys_file and not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+            log.warning(
+                "the server listens on %s without API keys: any machine that reaches it may generate images, and see and "
+                "cancel those of others. See `noria key` and frontend.api_keys_file",
+                address,
+                extra=fields(event="open_without_keys", address=address),
+            )
+        yield listeners
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -35,6 +69,25 @@ def listen(host: str, port: int) -> socket.socket:
         raise ConfigError(f"{message} (in a file: frontend.host, frontend.port).") from error
     except ValueError as error:  # the IDNA encoding of the name failed before any lookup
         raise ConfigError(f"host is {short_repr(host)}, which is no address or host name: {error}.") from error
+
+
+def _listen_for_metrics(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    if not host or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
+        raise ConfigError(
+            f"setting frontend.metrics_address is {short_repr(address)}; allowed is ADDRESS:PORT, such as 127.0.0.1:9464 "
+            "or [::1]:9464."
+        )
+    return listen(host.removeprefix("[").removesuffix("]"), int(port))
+
+
+def raise_file_limit() -> None:
+    """Allow this process and its children as many open files as the system lets them have; each connection is one.
+
+    The usual soft limit of 1024 is for programs that use select(2).
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def connect_host(host: str) -> str:

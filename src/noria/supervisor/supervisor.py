@@ -27,6 +27,7 @@ from prometheus_client import multiprocess
 from noria.config import Config
 from noria.errors import ConfigError
 from noria.frontend.access.api_keys import read_keys
+from noria.frontend.access.request_origin import check_hosts
 from noria.frontend.access.trusted_proxies import check_proxies
 from noria.jobs.results import reject_password
 from noria.models.catalog import open_model
@@ -40,7 +41,7 @@ from noria.protocol.model_spec import ModelSpec
 from noria.protocol.transport import Connected, Disconnected, EngineConnection
 from noria.supervisor.child_process import Child, ChildKind, EngineChild
 from noria.supervisor.hang_detector import HangDetector
-from noria.supervisor.listener import connect_host, listen, server_url, wait_until_answering
+from noria.supervisor.listener import connect_host, open_listeners, raise_file_limit, server_url, wait_until_answering
 from noria.supervisor.log_collector import LogCollector, collecting_logs
 from noria.supervisor.private_folder import private_folder
 from noria.supervisor.ready_banner import print_ready_banner, ready_banner
@@ -72,8 +73,8 @@ def serve(config: Config, build_command: CommandBuilder = child_command) -> int:
 
     Raises:
         ConfigError: the API keys file is invalid, `jobs.results` contains a password, tracing is configured but not
-            possible, a trusted proxy is no address, the address cannot be listened on, two models share a name, or
-            TMPDIR cannot be written to, or is too long for Unix sockets.
+            possible, a trusted proxy is no address, an allowed host is no name, an address cannot be listened on, two
+            models share a name, or TMPDIR cannot be written to, or is too long for Unix sockets.
         ModelError: a model cannot be served.
 
     """
@@ -89,14 +90,16 @@ def _serve(config: Config, build_command: CommandBuilder, log_collector: LogColl
     reject_password(config.jobs.results)  # before it appears in a process's arguments
     check_traces(config.traces_endpoint)
     check_proxies(config.frontend.trusted_proxies)
+    check_hosts(config.frontend.allowed_hosts)
+    raise_file_limit()
     models = open_models(config)
     with (
-        listen(config.frontend.host, config.frontend.port) as listener,
+        open_listeners(config.frontend) as listeners,
         private_folder() as directory,
     ):
         _check_space(directory, config.frontend.processes + len(config.engine.devices))
         supervisor = Supervisor(
-            config, models, listener, directory, log_collector, started_s=started_s, build_command=build_command
+            config, models, listeners, directory, log_collector, started_s=started_s, build_command=build_command
         )
         return asyncio.run(supervisor.run())
 
@@ -129,19 +132,19 @@ class Supervisor:
         self,
         config: Config,
         models: Sequence[ModelSpec],
-        listener: socket.socket,
+        listeners: Sequence[socket.socket],  # of the server; then of its metrics, if they have one
         directory: str,
         log_collector: LogCollector,
         *,
         started_s: float,
         build_command: CommandBuilder,
     ) -> None:
-        self._models, self._listener, self._directory, self._started_s = models, listener, directory, started_s
+        self._models, self._listeners, self._directory, self._started_s = models, listeners, directory, started_s
         self._config, self._build_command, self._log_collector = config, build_command, log_collector
         # Children are in the same control group as this process.
         self._num_oom_kills = functools.partial(num_oom_kills, memory_events())
         self._server_id = uuid.uuid4().hex
-        self._host, self._port = listener.getsockname()[:2]
+        self._host, self._port = listeners[0].getsockname()[:2]
         addresses = [f"ipc://{directory}/{engine_name(index)}" for index in range(len(config.engine.devices))]
         _check_address_lengths(addresses)
         self._engines = [
@@ -179,10 +182,11 @@ class Supervisor:
         )
 
     def _make_frontend(self, name: str, addresses: list[str]) -> Child:
-        fd = self._listener.fileno()
+        fd, *metrics_fds = fds = [listener.fileno() for listener in self._listeners]
         task: dict[str, object] = {
             "config": self._config,
             "fd": fd,
+            "metrics_fd": metrics_fds[0] if metrics_fds else None,
             "engines": addresses,
             "default_models": {spec.kind: spec.name for spec in reversed(self._models)},
             "parent_pid": os.getpid(),
@@ -194,7 +198,7 @@ class Supervisor:
             task=task,
             restart_policy=RestartPolicy(assumed_ready_after_s=FRONTEND_READY_AFTER_S),
             num_oom_kills=self._num_oom_kills,
-            pass_fds=(fd,),
+            pass_fds=tuple(fds),
         )
 
     async def run(self) -> int:
@@ -212,7 +216,8 @@ class Supervisor:
         await asyncio.wait([stop_requested, readiness, *child_tasks.values()], return_when=asyncio.FIRST_COMPLETED)
         self._stopping.set()  # also after an internal error, which is raised below
         # Front ends close their copies too: new connections are refused instead of left waiting.
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         await self._stop_children(self._frontends, child_tasks, self._config.frontend.drain_s + FRONTEND_STOP_TIMEOUT_S)
         await self._stop_children(self._engines, child_tasks, ENGINE_STOP_TIMEOUT_S)
         readiness.cancel()

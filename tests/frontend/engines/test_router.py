@@ -129,7 +129,7 @@ def test_a_server_is_ready_while_an_engine_is_and_rejects_the_models_of_the_othe
     with (
         FakeEngine(f"ipc://{tmp_path}/first") as first,
         FakeEngine(f"ipc://{tmp_path}/second", models=(OTHER_MODEL,)) as second,
-        TestClient(build_app(Config(), EnginePool([first.address, second.address]))) as client,
+        TestClient(build_app(Config(), EnginePool([first.address, second.address])), "http://localhost") as client,
     ):
 
         def states():

@@ -125,15 +125,15 @@ def test_docs_page_has_every_route_field_and_error(client, document):
 
 
 def test_docs_page_has_commands_for_this_server(client):
-    text = _Page(client.get("/docs", headers={"host": "images.example:8123"}).text).text
+    text = _Page(client.get("/docs", headers={"host": "192.0.2.7:8123"}).text).text
     for command in (
-        "curl -s http://images.example:8123/t2i -H 'content-type: application/json' \\\n  -d '{",
-        "curl -s http://images.example:8123/v1/models/MODEL",
-        "curl -s -X DELETE http://images.example:8123/v1/jobs/ID",
-        "curl -s -N http://images.example:8123/v1/live",
-        "curl -s -X POST http://images.example:8123/sdapi/v1/interrupt",
-        "curl -s http://images.example:8123/v1/images/metadata --data-binary @image.png",
-        "curl -s http://images.example:8123/v1/jobs/ID/images/INDEX -o image.png",
+        "curl -s http://192.0.2.7:8123/t2i -H 'content-type: application/json' \\\n  -d '{",
+        "curl -s http://192.0.2.7:8123/v1/models/MODEL",
+        "curl -s -X DELETE http://192.0.2.7:8123/v1/jobs/ID",
+        "curl -s -N http://192.0.2.7:8123/v1/live",
+        "curl -s -X POST http://192.0.2.7:8123/sdapi/v1/interrupt",
+        "curl -s http://192.0.2.7:8123/v1/images/metadata --data-binary @image.png",
+        "curl -s http://192.0.2.7:8123/v1/jobs/ID/images/INDEX -o image.png",
     ):
         assert command in text
     assert "NORIA_API_KEY" not in text
@@ -142,10 +142,10 @@ def test_docs_page_has_commands_for_this_server(client):
 def test_docs_page_has_commands_with_a_key_where_one_is_required(tmp_path, folder):
     (tmp_path / "keys.toml").write_text(generate_key("alice")[1])
     config = Config(frontend=FrontendConfig(api_keys_file=str(tmp_path / "keys.toml")))
-    with TestClient(build_app(config, EnginePool([f"ipc://{folder}/nobody"]))) as closed:
+    with TestClient(build_app(config, EnginePool([f"ipc://{folder}/nobody"])), "http://localhost") as closed:
         text = _Page(closed.get("/docs").text).text
-    assert 'curl -s http://testserver/v1/models -H "authorization: Bearer $NORIA_API_KEY"' in text
-    assert "curl -s http://testserver/readyz" in text and "/readyz -H" not in text
+    assert 'curl -s http://localhost/v1/models -H "authorization: Bearer $NORIA_API_KEY"' in text
+    assert "curl -s http://localhost/readyz" in text and "/readyz -H" not in text
 
 
 def test_document_and_page_are_built_once_per_model(serve, new_engine, monkeypatch):
@@ -157,8 +157,8 @@ def test_document_and_page_are_built_once_per_model(serve, new_engine, monkeypat
         def check_all(description):
             for number in range(3):
                 assert description in client.get("/openapi.json").json()["info"]["description"]
-                page = client.get("/docs", headers={"host": f"a{number}.example"}).text
-                assert description in page and f"http://a{number}.example/t2i" in page
+                page = client.get("/docs", headers={"host": f"a{number}.localhost"}).text
+                assert description in page and f"http://a{number}.localhost/t2i" in page
 
         check_all("The model is still loading.")
         engine.set_state("ready")

@@ -161,7 +161,7 @@ def upload(client):
 
         def start(address, body=b""):
             connection = stack.enter_context(socket.create_connection((host.host, host.port), 60, (address, 0)))
-            head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\nExpect: 100-continue\r\n\r\n"
+            head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\nExpect: 100-continue\r\n\r\n"
             connection.sendall(head.encode() + body)
             response = connection.recv(4096)
             while not (response == CONTINUE.encode() or response.endswith(b"}}")):
@@ -236,5 +236,5 @@ def test_unavailable_before_a_model_is_known(folder):
     from noria.frontend.app import build_app
     from noria.frontend.engines.pool import EnginePool
 
-    with TestClient(build_app(Config(), EnginePool([f"ipc://{folder}/nobody"]))) as client:
+    with TestClient(build_app(Config(), EnginePool([f"ipc://{folder}/nobody"])), "http://localhost") as client:
         assert client.post(PATH, content=file_of(METADATA)).status_code == 503

@@ -222,7 +222,7 @@ def test_too_large_body_is_rejected_before_it_is_sent(client, url):
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(
-            b"POST /t2i HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99999999999\r\n\r\n"
+            b"POST /t2i HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99999999999\r\n\r\n"
         )
         assert connection.recv(100).startswith(b"HTTP/1.1 413")
 
@@ -232,7 +232,7 @@ def test_body_that_does_not_arrive_times_out(client, url, monkeypatch):
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(
-            b"POST /t2i HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 15\r\n\r\n{"
+            b"POST /t2i HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 15\r\n\r\n{"
         )
         answer = b"".join(iter(lambda: connection.recv(4096), b""))  # until the server closes
     assert answer.startswith(b"HTTP/1.1 400")

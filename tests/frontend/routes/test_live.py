@@ -443,7 +443,7 @@ def test_disconnected_client_frees_its_stream(start_server, monkeypatch, leaves)
         for _ in range(MAX_SUBSCRIBERS_PER_CLIENT - 1):
             stack.enter_context(subscribed(url))
         last = stack.enter_context(socket.create_connection((host.host, host.port)))
-        last.sendall(b"GET /v1/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        last.sendall(b"GET /v1/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert last.recv(4096).startswith(b"HTTP/1.1 200")
         rejected_subscription(url)
         match leaves:
@@ -453,7 +453,7 @@ def test_disconnected_client_frees_its_stream(start_server, monkeypatch, leaves)
                 last.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 last.close()
             case "with another request waiting":  # the server reads neither it nor the close behind it
-                last.sendall(b"GET /v1/live HTTP/1.1\r\nHost: x\r\n\r\n")
+                last.sendall(b"GET /v1/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 last.close()
             case "without a word":
                 vanish(last)
@@ -492,7 +492,7 @@ def test_many_short_connections_leave_no_subscriber(start_server):
     host = httpx.URL(url)
     for _ in range(500):
         with socket.create_connection((host.host, host.port)) as hasty:
-            hasty.sendall(b"GET /v1/live HTTP/1.1\r\nHost: x\r\n\r\n")
+            hasty.sendall(b"GET /v1/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
     with httpx.Client(base_url=url, verify=False, timeout=60) as client:
         wait_until(lambda: "noria_live_subscribers 0.0" in client.get("/metrics").text)
     with contextlib.ExitStack() as stack:
@@ -517,7 +517,7 @@ def test_stalled_client_does_not_delay_shutdown(serve, new_engine, caplog):
         silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
         address = httpx.URL(url)
         silent.connect((address.host, address.port))
-        silent.sendall(b"GET /v1/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        silent.sendall(b"GET /v1/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
         connections = server.server_state.connections
         wait_until(lambda: any(each.flow is not None and each.flow.write_paused for each in list(connections)))
         server.should_exit = True

@@ -37,5 +37,5 @@ def test_every_field_has_a_label_and_an_error_element(client):
 
 
 def test_page_is_served_without_an_engine(folder):
-    with TestClient(build_app(Config(), EnginePool([f"ipc://{folder}/nobody"]))) as early:
+    with TestClient(build_app(Config(), EnginePool([f"ipc://{folder}/nobody"])), "http://localhost") as early:
         assert early.get("/").status_code == 200

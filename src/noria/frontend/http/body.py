@@ -34,6 +34,9 @@ MAX_LARGE_BODIES = 64  # 64 MiB with the default max_body_bytes
 MAX_LARGE_BODIES_PER_CLIENT = 16
 _MAX_SMALL_BODY_BYTES = 65_536  # uvicorn buffers as much of a body anyway; image requests are far smaller
 _RETRY_AFTER_S = 5.0  # a body takes up to 30 s, most take less than 1 s
+_MAX_LEVELS = (
+    32  # of objects and lists in ignored fields; a response repeats some, and Python's own limit is about 1000
+)
 
 _JSON_TYPE_NAMES = {
     "int": "an integer",
@@ -153,6 +156,30 @@ def decode(raw: bytes, struct_type: type[T], *, strict: bool = True) -> T:
         raise _translate_validation_error(str(error), raw, struct_type) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidBody(_invalid_json_message(raw, error)) from error
+
+
+def decode_object(raw: bytes) -> dict[str, Any]:
+    """Return all fields of `raw`, which `decode` has accepted, also those that it ignored.
+
+    Raises:
+        InvalidBody: an ignored field has a number out of range, or more levels than `_MAX_LEVELS`.
+
+    """
+    try:
+        fields: dict[str, Any] = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidBody(_invalid_json_message(raw, error)) from error
+    level: list[Any] = [fields]
+    for _ in range(_MAX_LEVELS):
+        level = [
+            child
+            for value in level
+            if isinstance(value, dict | list)
+            for child in (value.values() if isinstance(value, dict) else value)
+        ]
+    if level:
+        raise InvalidBody(f"the body is nested too deeply; allowed are {_MAX_LEVELS} levels.")
+    return fields
 
 
 def _invalid_json_message(raw: bytes, error: Exception) -> str:

@@ -1,20 +1,33 @@
-"""uvicorn's HTTP protocol with timeouts for request heads, for clients that do not read, and for vanished clients.
+"""uvicorn's HTTP protocol with limits for request heads, for clients that do not read, and for vanished clients.
 
-Such a connection holds no slot of an engine, but it holds memory and a file descriptor, and uvicorn would wait forever. The
-timeout of request bodies is in `body.py`.
+Such a connection holds no slot of an engine, but it holds memory and a file descriptor; uvicorn would wait forever, and keep
+whatever arrives. The limits of request bodies are in `body.py`.
 
 It also sends the head and the body of a response together; uvicorn makes a system call, and the kernel a packet, for each.
 """
 
 import asyncio
 import fcntl
+import logging
 import math
+import resource
 import socket
 import sys
 import termios
+from typing import ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from noria.observe.logs.log_record import fields
+
+MAX_HEAD_BYTES = 65_536
+"""Of one request: its URL and its fields, also those after a chunked body. h11 has the same limit, Node.js a quarter."""
+MAX_FIELDS = 100
+"""Of one request, as in Apache. Browsers send about 15, and proxies add some."""
+MAX_PIPELINED_REQUESTS = 64
+"""Requests of one connection that wait for the response to an earlier one; each takes 3 kB, and arrives in 20 bytes."""
+RESERVED_DESCRIPTORS = 16
+"""The last file descriptors of the process are for files and databases: a connection that gets one of them is closed."""
 HEAD_TIMEOUT_S = 30.0  # as for a body
 STALL_TIMEOUT_S = 30.0
 # What a client must read per STALL_TIMEOUT_S. At 1 kB/s an image takes minutes; receivers acknowledge in steps of some kB.
@@ -22,10 +35,24 @@ MIN_READ_BYTES = 32_768
 TCP_USER_TIMEOUT_S = 60.0
 """How long sent data may stay unacknowledged. Linux's own limit is 15 minutes (tcp(7), tcp_retries2)."""
 
-_REQUEST_TIMEOUT_RESPONSE = (
-    b"HTTP/1.1 408 Request Timeout\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: 40\r\nconnection: close\r\n\r\n"
-    b"The head of the request took too long.\r\n"
+
+def _error_response(status: str, text: str) -> bytes:
+    head = f"HTTP/1.1 {status}\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: {len(text)}\r\n"
+    return f"{head}connection: close\r\n\r\n{text}".encode()
+
+
+_REQUEST_TIMEOUT_RESPONSE = _error_response("408 Request Timeout", "The head of the request took too long.\r\n")
+_HEAD_TOO_LARGE_RESPONSE = _error_response(
+    "431 Request Header Fields Too Large",
+    f"The head of the request has more than {MAX_HEAD_BYTES} bytes or more than {MAX_FIELDS} fields.\r\n",
 )
+_LOG_INTERVAL_S = 60.0
+
+log = logging.getLogger("noria.frontend")
+
+
+class _RejectedError(Exception):
+    """Raised in the parser's callbacks to stop it; the connection is being closed already."""
 
 
 class _ResponseWriter:
@@ -76,10 +103,14 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
 
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
+    # Received since a head ended, or a part of a body: all that the parser may keep, and some that it has passed on.
+    _unfinished_bytes = 0
+    _next_log_at: ClassVar[float] = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the keep-alive timer, for a client that never sends anything."""
         super().connection_made(transport)
+        self._reject_if_out_of_descriptors()
         self._response_writer = _ResponseWriter(transport, self.loop)
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(TCP_USER_TIMEOUT_S * 1000))
@@ -87,25 +118,54 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Start the head timer: data outside of a request belongs to the next head, if only its leading empty lines."""
+        self._unfinished_bytes += len(data)
         super().data_received(data)
+        if self._unfinished_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._reject_head()
         answering = self.cycle is not None and not self.cycle.response_complete
         if not answering and self._head_timer is None and not self.transport.is_closing():
             self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._on_head_timeout)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Add a field, if there are not too many. Trailers, the fields after a chunked body, are counted and dropped."""
+        if len(self.headers) >= MAX_FIELDS:
+            self._reject_head()
+            raise _RejectedError
+        super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        """Add a part of the body."""
+        self._unfinished_bytes = 0
+        super().on_body(body)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what the parser rejects."""
+        if not self.transport.is_closing():  # else it was rejected by this class
+            super().send_400_response(msg)
 
     def on_headers_complete(self) -> None:
         """Begin a request. Puts `abort` on its state, which closes the connection at once and drops unread data.
 
         A client that sends another request has read the last response, unless writing is still paused.
         """
+        if len(self.pipeline) >= MAX_PIPELINED_REQUESTS:
+            self.transport.abort()
+            raise _RejectedError
+        if self._unfinished_bytes > MAX_HEAD_BYTES and self._head_bytes() > MAX_HEAD_BYTES:  # else some is body
+            self._reject_head()
+            raise _RejectedError
+        self._unfinished_bytes = 0
         self.scope["state"]["abort"] = self.transport.abort
         self._stop_head_timer()
         if not self.flow.write_paused:
             self._stop_stall_timer()
         super().on_headers_complete()
+        self.headers = []  # of the trailers; the request keeps its own
         self.cycle.transport = self._response_writer  # type: ignore[assignment]
 
     def on_message_complete(self) -> None:
         """End a request's body. Puts `body_has_arrived` on its state."""
+        self._unfinished_bytes = 0
         self.scope["state"]["body_has_arrived"] = True
         super().on_message_complete()
 
@@ -133,6 +193,32 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
         self._stop_stall_timer()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
+
+    def _reject_if_out_of_descriptors(self) -> None:
+        """Close a connection whose descriptor is one of the last; the kernel assigns the lowest that is free."""
+        num_allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if self.transport.get_extra_info("socket").fileno() < num_allowed - RESERVED_DESCRIPTORS:
+            return
+        self.transport.abort()
+        now = self.loop.time()
+        if now >= TimeoutHttpProtocol._next_log_at:
+            TimeoutHttpProtocol._next_log_at = now + _LOG_INTERVAL_S
+            log.warning(
+                "connections are closed unanswered: %d of the %d files that this process may have open are in use; raise "
+                "the limit (ulimit -Hn, LimitNOFILE)",
+                num_allowed - RESERVED_DESCRIPTORS,
+                num_allowed,
+                extra=fields(event="connections_rejected", max_files=num_allowed),
+            )
+
+    def _head_bytes(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)  # ": " and CR LF
+
+    def _reject_head(self) -> None:
+        """Close the connection, with 431 unless another response is being sent."""
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            self.transport.write(_HEAD_TOO_LARGE_RESPONSE)
+        self.transport.close()
 
     def _on_head_timeout(self) -> None:
         self._head_timer = None

@@ -18,7 +18,7 @@ from noria.frontend.http.disconnects import cancel_on_disconnect
 from noria.frontend.http.json_response import json_response
 from noria.frontend.routes.generation_stream import stream_generation
 from noria.frontend.services.generation import AdmittedRequest, GenerationResult, GenerationService, ResponseTimings
-from noria.frontend.services.image_writer import to_base64, write_preview
+from noria.frontend.services.image_writer import preview_as_base64
 from noria.frontend.services.request_validation import apply_headers
 from noria.protocol.request import ImageFormat, ImageRequestBody
 
@@ -89,7 +89,7 @@ class ImageRoutes:
             case ProgressUpdate():
                 return [sse.serialize_event("progress", update)]
             case PreviewImage():
-                (b64_file,) = to_base64([write_preview(update, admitted.file_format)])
+                b64_file = await preview_as_base64(update, admitted.file_format)
                 size = update.width_px, update.height_px
                 preview_event = PreviewEvent(update.index, update.step, admitted.file_format, *size, b64_file)
                 return [sse.serialize_event("preview", preview_event)]

@@ -23,7 +23,7 @@ from noria.frontend.http.disconnects import cancel_on_disconnect
 from noria.frontend.http.json_response import json_response
 from noria.frontend.routes.generation_stream import stream_generation
 from noria.frontend.services.generation import AdmittedRequest, GenerationResult, GenerationService, ResponseTimings
-from noria.frontend.services.image_writer import to_base64, write_preview
+from noria.frontend.services.image_writer import preview_as_base64
 from noria.frontend.services.model_capabilities import ModelCapabilities, capabilities_of
 from noria.frontend.services.request_validation import apply_headers
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -240,19 +240,20 @@ class _EventFrames:
     async def __call__(self, update: Update | GenerationResult) -> list[bytes]:
         match update:
             case PreviewImage():
-                return [self._partial(update)]
+                return [await self._partial(update)]
             case GenerationResult():
                 b64_files = await self._generation_service.files_as_base64(update)
                 return [self._completed(update, index, b64_file) for index, b64_file in enumerate(b64_files)]
         return []
 
-    def _partial(self, preview: PreviewImage) -> bytes:
+    async def _partial(self, preview: PreviewImage) -> bytes:
         request = self._admitted.request
-        file = write_preview(preview, self._admitted.file_format, (request.payload.width, request.payload.height))
         number = self._num_sent.get(preview.index, 0)
         self._num_sent[preview.index] = number + 1
+        size = request.payload.width, request.payload.height
+        b64_file = await preview_as_base64(preview, self._admitted.file_format, size)
         partial = PartialImage(
-            b64_json=to_base64([file])[0],
+            b64_json=b64_file,
             partial_image_index=number,
             index=preview.index,
             created_at=int(time.time()),

@@ -32,7 +32,6 @@ PAGE_HEADERS = {
     # Browsers revalidate each time: a new version is used at once, and a 304 is small.
     "Cache-Control": "no-cache",
     "Content-Security-Policy": _CONTENT_SECURITY_POLICY,
-    "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
 """The headers of every page, static or generated."""

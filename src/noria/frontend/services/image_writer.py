@@ -10,6 +10,7 @@ So PNG uses level 1 (a third less time for 3 % more bytes), and WebP method 2. G
 55 µs (EXIF) and about 600 bytes.
 """
 
+import asyncio
 import base64
 import io
 from collections.abc import Sequence
@@ -55,6 +56,13 @@ def write_preview(preview: PreviewImage, file_format: ImageFormat, size_px: tupl
     small = (preview.width_px, preview.height_px)
     pixels = Image.frombytes("RGB", small, preview.rgb)
     return _to_bytes(pixels.resize(size_px, Image.Resampling.BICUBIC) if size_px else pixels, file_format, {})
+
+
+async def preview_as_base64(
+    preview: PreviewImage, file_format: ImageFormat, size_px: tuple[int, int] | None = None
+) -> str:
+    """Return a preview as `write_preview` does, in base64. In a thread: 1024 × 1024 pixels take 0.1 s."""
+    return to_base64([await asyncio.to_thread(write_preview, preview, file_format, size_px)])[0]
 
 
 def _write_image(image: RawImage, file_format: ImageFormat, options: dict[str, Any]) -> bytes:

@@ -30,6 +30,7 @@ REQUEST_FIELDS: Mapping[str, str] = {
     "status": "HTTP status; 499 if the client had disconnected",
     "seconds": "from the request's head to the end of the response; of a job, from its acceptance to its end",
     "key": "name of the API key",
+    "client": "address of the client; behind a trusted proxy, the one in its X-Forwarded-For",
     "outcome": "`ok`, or a code of errors.md",
     "error": "the error message",
     "model": "name of the model",

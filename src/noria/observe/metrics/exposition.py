@@ -32,12 +32,13 @@ def observe(
     _exemplars.record(name, labels, DECLARATIONS[name].buckets, seconds, exemplar_labels, time.time())
 
 
-def exposition(accept: str = "") -> tuple[bytes, str]:
+def exposition(accept: str = "", *, with_exemplars: bool = True) -> tuple[bytes, str]:
     """Return all values and their content type, in the format that the header `accept` asks for."""
     openmetrics = "application/openmetrics-text" in accept
+    exemplars = _exemplars if with_exemplars else Exemplars()
     folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
-    multiprocess_text = "" if folder is None else _multiprocess_reader(folder).text(_exemplars if openmetrics else None)
-    collector = _SingleProcessCollector() if folder is None else _ScrapeTimeCollector()
+    multiprocess_text = "" if folder is None else _multiprocess_reader(folder).text(exemplars if openmetrics else None)
+    collector = _SingleProcessCollector(exemplars) if folder is None else _ScrapeTimeCollector()
     if openmetrics:
         return multiprocess_text.encode() + generate_openmetrics(collector), CONTENT_TYPE_LATEST  # type: ignore[no-untyped-call]
     return multiprocess_text.encode() + generate_latest(collector), CONTENT_TYPE_PLAIN_0_0_4
@@ -64,6 +65,9 @@ class _ScrapeTimeCollector:
 class _SingleProcessCollector(_ScrapeTimeCollector):
     """Also the values of this process, if it is the only one."""
 
+    def __init__(self, exemplars: Exemplars) -> None:
+        self._exemplars = exemplars
+
     def collect(self) -> Iterator[Metric]:
-        yield from _exemplars.attach_to(REGISTRY.collect())
+        yield from self._exemplars.attach_to(REGISTRY.collect())
         yield from super().collect()

@@ -4,7 +4,6 @@
 Settings other than the model and the file format are accepted and ignored.
 """
 
-import asyncio
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from noria.errors import InvalidField
-from noria.frontend.http.body import JsonBodyReader, decode
+from noria.frontend.http.body import JsonBodyReader, decode, decode_object
 from noria.frontend.http.disconnects import cancel_on_disconnect
 from noria.frontend.http.json_response import json_response
 from noria.frontend.http.paths import A1111_ROOT
@@ -31,7 +30,7 @@ from noria.frontend.routes.a1111.bodies import (
 )
 from noria.frontend.routes.a1111.tasks import A1111Tasks
 from noria.frontend.services.generation import AdmittedRequest, GenerationResult, GenerationService
-from noria.frontend.services.image_writer import to_base64, write_preview
+from noria.frontend.services.image_writer import preview_as_base64
 from noria.frontend.services.request_validation import apply_headers
 from noria.images.a1111_metadata import to_infotext
 from noria.images.a1111_names import KARRAS, a1111_name, samplers_and_types
@@ -113,7 +112,7 @@ class A1111Routes:
         """Generate images; returns them in base64."""
         raw = await self._body_reader.read(http)
         body = decode(raw, Txt2Img, strict=False)  # as in A1111, "20" is a number
-        check_body(msgspec.json.decode(raw))
+        check_body(decode_object(raw))
         try:
             admitted = self._admit(http, body)
             result = await cancel_on_disconnect(http, self._tasks.generate(admitted))
@@ -145,7 +144,7 @@ class A1111Routes:
         if http.method == "POST":
             raw = await self._body_reader.read(http)
             decode(raw, Options)
-            sent: dict[str, Any] = msgspec.json.decode(raw)
+            sent = decode_object(raw)
             check_settings(sent)
             changed = {name: sent[name] for name in Options.__struct_fields__ if sent.get(name)}
             self._generation_service.resolve_model(self._model_name(changed))  # raises if the model is unknown
@@ -209,7 +208,7 @@ class A1111Routes:
         image = None
         if task.preview is not None and http.query_params.get("skip_current_image", "false").lower() != "true":
             size = task.admitted.request.payload.width, task.admitted.request.payload.height
-            (image,) = to_base64([await asyncio.to_thread(write_preview, task.preview, "png", size)])
+            image = await preview_as_base64(task.preview, "png", size)
         state = TaskState(
             len(tasks), sampling_step=step, sampling_steps=num_steps, interrupted=task.interrupted, job="txt2img"
         )

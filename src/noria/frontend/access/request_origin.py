@@ -1,0 +1,112 @@
+"""Rejects requests that a web page makes its reader's browser send to this server.
+
+A page reads responses only of its own host, so one whose name resolves to this server's address (DNS rebinding) is told
+by the Host header, which still has the page's name. Any page can send a POST without reading the response; browsers say
+so in Sec-Fetch-Site and Origin. Other clients send neither header, and nothing is checked for them.
+"""
+
+import functools
+import ipaddress
+import re
+from collections.abc import Awaitable, Sequence
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from noria.config import FrontendConfig
+from noria.errors import ConfigError, CrossOriginRequest, HostNotAllowed, InvalidField, short_repr
+
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # they change nothing
+_HOST = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[^\s:/@\[\]]+))(?::\d{1,5})?")
+_NUM_CACHED_HOSTS = 64  # checking one takes some microseconds
+
+
+def check_hosts(allowed_hosts: Sequence[str]) -> None:
+    """Raise ConfigError if one of `frontend.allowed_hosts` is more than a name, such as a URL."""
+    for host in allowed_hosts:
+        name = host.removeprefix("*.")
+        if host != "*" and (not name or any(char in name for char in "*:/ ")):
+            raise ConfigError(
+                f"setting frontend.allowed_hosts has {short_repr(host)}. Allowed are names without a port, such as "
+                "images.example, *.example for all names below it, and * for any."
+            )
+
+
+class RequestOriginCheck:
+    """An ASGI application that checks Host, Sec-Fetch-Site and Origin before `app`."""
+
+    def __init__(self, app: ASGIApp, config: FrontendConfig) -> None:
+        self._app = app
+        self._own_names = _Names([host for host in config.allowed_hosts if host != "*"])
+        self._allowed_names = _Names(("localhost", "*.localhost", config.host, *config.allowed_hosts))
+        self._allows = functools.lru_cache(_NUM_CACHED_HOSTS)(self._is_allowed)
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Serve one request. No coroutine of its own, which would take longer than the check.
+
+        Raises:
+            InvalidField: it has no Host, or several.
+            HostNotAllowed: its Host is no name of this server.
+            CrossOriginRequest: a web page of another origin sends it, and it may change something.
+
+        """
+        if scope["type"] == "http":
+            hosts = [value for name, value in scope["headers"] if name == b"host"]
+            if len(hosts) != 1:
+                raise InvalidField(f"the request has {len(hosts)} Host headers; send one.", field="Host")
+            if not self._allows(hosts[0]):
+                raise HostNotAllowed(
+                    f"Host is {short_repr(hosts[0].decode('latin-1'))}; allowed are IP addresses, localhost and the "
+                    "names in frontend.allowed_hosts (--allowed-hosts), to which the server's operator can add this one."
+                )
+            if scope["method"] not in _SAFE_METHODS:
+                self._check_origin(scope, hosts[0])
+        return self._app(scope, receive, send)
+
+    def _is_allowed(self, host: bytes) -> bool:
+        name = _name_of(host)
+        return name is not None and (_is_address(name) or name in self._allowed_names)
+
+    def _check_origin(self, scope: Scope, host: bytes) -> None:
+        """Raise CrossOriginRequest as Go's http.CrossOriginProtection does; browsers send no Sec-Fetch-Site without TLS."""
+        headers = dict(scope["headers"])
+        site, origin = headers.get(b"sec-fetch-site"), headers.get(b"origin")
+        if site in (b"same-origin", b"none") or (site is None and (origin is None or self._is_own(origin, host))):
+            return
+        sent = f"Origin is {short_repr((origin or b'').decode('latin-1'))}"
+        if site is not None:
+            sent = f"Sec-Fetch-Site is {short_repr(site.decode('latin-1'))}, and {sent}"
+        raise CrossOriginRequest(
+            f"{sent}: a web page of another origin sends this {scope['method']}. Only this server's own pages may, and "
+            "clients that are no browsers."
+        )
+
+    def _is_own(self, origin: bytes, host: bytes) -> bool:
+        """Return whether a page of `origin` is this server's: proxies may replace the Host, so its own names count too."""
+        authority = origin.partition(b"://")[2].lower()
+        return authority == host.lower() or _name_of(authority) in self._own_names
+
+
+class _Names:
+    """A set of host names; `*.example` has all names below `example`, and `*` has all."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        lowered = [pattern.lower() for pattern in patterns]
+        self._names = frozenset(lowered)
+        self._suffixes = tuple(pattern[1:] for pattern in lowered if pattern.startswith("*"))
+
+    def __contains__(self, name: str | None) -> bool:
+        return name is not None and (name in self._names or name.endswith(self._suffixes))
+
+
+def _name_of(host: bytes) -> str | None:
+    """Return the name or address in a Host header, without port and brackets; None if it is not valid."""
+    match = _HOST.fullmatch(host.decode("latin-1").lower())
+    return match and (match["ipv6"] or match["name"].removesuffix("."))
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,133 @@
+"""Front ends on loopback ports, in front of fake engines: in a thread of this process, or in a process of their own."""
+
+import contextlib
+import os
+import pathlib
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+import psutil
+import pytest
+import uvicorn
+from opentelemetry.trace import Tracer
+
+from noria.config import Config
+from noria.frontend.app import build_app
+from noria.frontend.engines.pool import EnginePool
+from noria.frontend.process import FrontendTask, http_server
+from noria.observe.traces.tracer import GLOBAL_TRACER
+from noria.testing.fake_engine import FakeEngine, FakeEngineState
+from waiting import wait_until_ready
+
+
+@contextlib.contextmanager
+def serving(
+    config: Config, engine: FakeEngine, tracer: Tracer = GLOBAL_TRACER, restart_wait_s: float = 60.0
+) -> Iterator[tuple[str, uvicorn.Server]]:
+    """A front end's address and its server, which stops at the end of the context or when `should_exit` is set.
+
+    Its data folder is its own unless `config` names one, so that no other test's front end runs its jobs.
+    """
+    with tempfile.TemporaryDirectory(prefix="noria-data") as data_dir:
+        own = config if config.data_dir != "auto" else msgspec.structs.replace(config, data_dir=data_dir)
+        with _serving(own, engine, tracer, restart_wait_s) as served:
+            yield served
+
+
+@contextlib.contextmanager
+def _serving(
+    config: Config, engine: FakeEngine, tracer: Tracer, restart_wait_s: float
+) -> Iterator[tuple[str, uvicorn.Server]]:
+    engine_pool = EnginePool([engine.address], restart_wait_s=restart_wait_s)
+    server = http_server(build_app(config, engine_pool, tracer=tracer), engine_pool, config.frontend)
+    listener = socket.create_server(("127.0.0.1", 0))
+    host, port = listener.getsockname()
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield f"http://{host}:{port}", server
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def serve() -> Callable[..., contextlib.AbstractContextManager[tuple[str, uvicorn.Server]]]:
+    return serving
+
+
+@pytest.fixture(scope="session")
+def folder() -> Iterator[pathlib.Path]:
+    path = tempfile.mkdtemp(prefix="noria")  # pytest's own are too long for the path of a socket
+    yield pathlib.Path(path)
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def new_engine(folder: pathlib.Path) -> Iterator[Callable[..., FakeEngine]]:
+    """Starts engines for this test only."""
+    engines: list[FakeEngine] = []
+
+    def make(state: FakeEngineState = "ready") -> FakeEngine:
+        engines.append(FakeEngine(f"ipc://{folder}/{uuid.uuid4().hex[:8]}", state))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.stop()
+
+
+@dataclass(frozen=True)
+class FrontendProcess:
+    """A front end that is ready, and what it logs."""
+
+    port: int
+    metrics_port: int
+    process: psutil.Process
+    log: pathlib.Path
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), 60)
+
+    @property
+    def resident_bytes(self) -> int:
+        return self.process.memory_info().rss
+
+
+@pytest.fixture
+def frontend_process(new_engine: Callable[..., FakeEngine], tmp_path: pathlib.Path) -> Iterator[FrontendProcess]:
+    """A front end as the supervisor starts it, whose /metrics are on a port of their own. It may open 256 files."""
+    engine = new_engine()
+    metrics = tmp_path / "metrics"
+    metrics.mkdir()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_server(("127.0.0.1", 0)) as metrics_listener,
+        (tmp_path / "log").open("wb") as log,
+    ):
+        fds = [listener.fileno(), metrics_listener.fileno()]
+        task = FrontendTask(Config(data_dir=str(tmp_path / "data")), fds[0], [engine.address], metrics_fd=fds[1])
+        child = subprocess.Popen(
+            [sys.executable, "-m", "noria.frontend.process", msgspec.json.encode(task).decode()],
+            pass_fds=fds,
+            stdout=log,
+            stderr=log,
+            env=os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(metrics)},
+        )
+        resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (256, 256))
+        ports = [each.getsockname()[1] for each in (listener, metrics_listener)]
+    with child:
+        try:
+            wait_until_ready(f"http://127.0.0.1:{ports[0]}")
+            yield FrontendProcess(*ports, psutil.Process(child.pid), tmp_path / "log")
+        finally:
+            child.kill()

@@ -1,0 +1,147 @@
+"""Request heads without end, before any key is checked."""
+
+import contextlib
+import itertools
+import re
+
+import pytest
+
+from hostile_neighbours import assert_neighbour_is_served
+from noria.frontend.http.connection import (
+    MAX_FIELDS,
+    MAX_HEAD_BYTES,
+    MAX_PIPELINED_REQUESTS,
+    RESERVED_DESCRIPTORS,
+)
+from waiting import wait_until
+
+START = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+CHUNKED = (
+    b"POST /t2i HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n"
+)
+# The beginning of a request, and what continues it without end.
+SHAPES = {
+    "many short fields": (START, b"a:b\r\n"),
+    "a long value": (START + b"a: ", b"v"),
+    "a long name": (START, b"n"),
+    "a long URL": (b"GET /", b"u"),
+    "many trailers": (CHUNKED + b"0\r\n", b"a:b\r\n"),
+    "a long trailer": (CHUNKED + b"0\r\na: ", b"v"),
+    "a long chunk extension": (CHUNKED + b"1;", b"e"),
+}
+NUM_CONNECTIONS, MEGABYTE = 24, 2**20
+FILES_OPENED_LATER = 4  # by the server itself, while the connections had all below the reserved ones
+shapes = pytest.mark.parametrize(("start", "repeated"), SHAPES.values(), ids=SHAPES)
+
+
+def begin(client, start):
+    """Send `start`; what follows a complete head is sent when the server reads the body."""
+    head, end, body = start.partition(b"\r\n\r\n")
+    client.sendall(head + end)
+    if end:
+        assert client.recv(4096).startswith(b"HTTP/1.1 100 ")
+        client.sendall(body)
+
+
+def send_endlessly(client, start, repeated, max_bytes):
+    """Send up to `max_bytes`; return how many were accepted before the connection was closed."""
+    piece = repeated * (MEGABYTE // 4 // len(repeated))
+    begin(client, start)
+    num_sent = 0
+    with contextlib.suppress(ConnectionError):
+        while num_sent < max_bytes:
+            num_sent += client.send(piece)
+    return num_sent
+
+
+def read_all(client):
+    received = b""
+    with contextlib.suppress(ConnectionError):
+        while piece := client.recv(65536):
+            received += piece
+    return received
+
+
+@shapes
+def test_a_head_beyond_the_limits_is_answered_431_and_closed(frontend_process, start, repeated):
+    pieces = (MAX_HEAD_BYTES + 1) // len(repeated) if len(repeated) == 1 else MAX_FIELDS + 1
+    with frontend_process.connect() as client:
+        begin(client, start)
+        client.sendall(repeated * pieces)
+        client.sendall(repeated[:1])  # a field is complete when the next one begins
+        assert read_all(client).startswith(b"HTTP/1.1 431 ")
+
+
+def test_a_head_within_the_limits_is_served_also_in_small_pieces(frontend_process):
+    fields = b"".join(b"a%d: b\r\n" % number for number in range(MAX_FIELDS - 2))
+    head = START + fields + b"long: " + b"v" * (MAX_HEAD_BYTES - 2048) + b"\r\n\r\n"
+    with frontend_process.connect() as client:
+        for _ in range(3):  # the limits are of each head, not of the connection
+            for start in range(0, len(head), 10_000):
+                client.sendall(head[start : start + 10_000])
+            assert client.recv(4096).startswith(b"HTTP/1.1 200 ")
+
+
+def test_heads_without_end_take_no_memory(frontend_process):
+    """Each connection would send 2 MB; short fields would take twenty times as much memory."""
+    with frontend_process.connect() as client:
+        send_endlessly(client, *SHAPES["many short fields"], MEGABYTE)
+    before = frontend_process.resident_bytes
+    with contextlib.ExitStack() as opened:
+        for shape in itertools.islice(itertools.cycle(SHAPES.values()), NUM_CONNECTIONS):
+            client = opened.enter_context(frontend_process.connect())
+            send_endlessly(client, *shape, 2 * MEGABYTE)
+        assert frontend_process.resident_bytes - before < 16 * MEGABYTE
+
+
+def test_a_neighbour_is_served_while_heads_without_end_arrive(frontend_process):
+    def attack(stopped):
+        for shape in itertools.cycle(SHAPES.values()):
+            if stopped.is_set():
+                return
+            with frontend_process.connect() as client:
+                send_endlessly(client, *shape, 4 * MEGABYTE)
+
+    assert_neighbour_is_served(frontend_process.port, attack)
+
+
+def test_trailers_never_become_fields_of_the_request(frontend_process):
+    """The application may look at its fields while they arrive."""
+    body = b"2\r\n{}\r\n0\r\nx-request-id: trailer\r\n\r\n"
+    with frontend_process.connect() as client:
+        begin(client, CHUNKED + body)
+        answer = client.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 400 ") and b"trailer" not in answer
+
+
+def test_requests_that_wait_for_earlier_ones_of_their_connection_are_limited(frontend_process):
+    before = frontend_process.resident_bytes
+    flood = START + b"\r\n"
+    with frontend_process.connect() as client:
+        num_sent = send_endlessly(client, b"", flood, 8 * MEGABYTE)
+        answers = read_all(client).count(b"HTTP/1.1 ")
+    assert num_sent < 8 * MEGABYTE and answers <= MAX_PIPELINED_REQUESTS
+    assert frontend_process.resident_bytes - before < 16 * MEGABYTE
+
+
+def test_a_few_requests_at_once_are_answered_in_order(frontend_process):
+    with frontend_process.connect() as client:
+        client.sendall(
+            b"".join(START + b"X-Request-Id: n%d\r\n\r\n" % number for number in range(MAX_PIPELINED_REQUESTS))
+        )
+        answers = b""
+        while answers.count(b"alive") < MAX_PIPELINED_REQUESTS:
+            answers += client.recv(65536)
+    ids = re.findall(rb"x-request-id: n(\d+)", answers)
+    assert [int(each) for each in ids] == list(range(MAX_PIPELINED_REQUESTS))
+
+
+def test_idle_connections_leave_files_for_the_server_and_are_logged_when_shut_out(frontend_process):
+    with contextlib.ExitStack() as opened:
+        clients = [opened.enter_context(frontend_process.connect()) for _ in range(300)]
+        wait_until(lambda: b"connections_rejected" in frontend_process.log.read_bytes())
+        wait_until(lambda: frontend_process.process.num_fds() <= 256 - RESERVED_DESCRIPTORS + FILES_OPENED_LATER)
+        clients[0].sendall(START + b"\r\n")
+        assert clients[0].recv(4096).startswith(b"HTTP/1.1 200 ")
+    assert frontend_process.log.read_bytes().count(b"connections_rejected") == 1
