@@ -110,10 +110,6 @@ async def check_webhook_url(url: str, resolve: ResolveHost, *, allow_private: bo
     if not addresses:
         raise _invalid_webhook(url, f"its host {short_repr(host)} has no address")
     if not allow_private:
-        if port < _FIRST_USER_PORT and port not in _DEFAULT_PORTS.values():
-            raise _invalid_webhook(
-                url, f"its port is {port}; allowed are 80, 443, and those from {_FIRST_USER_PORT} on"
-            )
         for text in addresses:
             if not is_public(text):
                 # The message omits the address: internal addresses must not be disclosed.
@@ -122,6 +118,10 @@ async def check_webhook_url(url: str, resolve: ResolveHost, *, allow_private: bo
                     f"its host {short_repr(host)} has an address that is not public; the operator can allow this "
                     "(jobs.webhook_allow_private)",
                 )
+        if port < _FIRST_USER_PORT and port not in _DEFAULT_PORTS.values():
+            raise _invalid_webhook(
+                url, f"its port is {port}; allowed are 80, 443, and those from {_FIRST_USER_PORT} on"
+            )
     return WebhookTarget(scheme, host, port, addresses[0], path)
 
 
