@@ -228,7 +228,8 @@ class JobStore:
                     num_losses=num_losses,
                     owner=owner,
                     lease_until=now + LEASE_S,
-                    started_at=max(now, candidate.created_at),  # accepted after `now` was read, or by another clock
+                    # It may have been accepted after `now` was read, or by another clock.
+                    started_at=sa.case((jobs.c.created_at > now, jobs.c.created_at), else_=now),
                 )
             if record is not None:
                 claimed.append(record)
