@@ -171,7 +171,7 @@ def test_a_webhook_forwards_the_trace_context_even_without_a_tracer(caller):
         url = f"http://hooks.example:{receiver.port}/in"
         assert (
             send(
-                WebhookDelivery("msg_1", url, "{}", 1, "job_1", parse([caller.traceparent], ["vendor=x"])),
+                WebhookDelivery("msg_1", url, "{}", 1, "job_1", trace=parse([caller.traceparent], ["vendor=x"])),
                 GLOBAL_TRACER,
             )
             is None
@@ -186,7 +186,9 @@ def test_each_try_of_a_webhook_is_a_span_without_secrets(caller, tracer, collect
     with Receiver(503) as receiver:
         url = f"http://hooks.example:{receiver.port}/in?token=secret"
         assert (
-            send(WebhookDelivery("msg_1", url, "{}", 2, "job_1", parse([caller.traceparent], ["vendor=x"])), tracer)
+            send(
+                WebhookDelivery("msg_1", url, "{}", 2, "job_1", trace=parse([caller.traceparent], ["vendor=x"])), tracer
+            )
             == "it answered 503"
         )
     tracer.span_processor.force_flush()
@@ -209,7 +211,7 @@ def test_each_try_of_a_webhook_is_a_span_without_secrets(caller, tracer, collect
 def test_a_webhook_that_was_not_sent_has_a_span_with_the_reason(caller, tracer, collector, allow_private, code):
     assert send(
         WebhookDelivery(
-            "msg_1", "http://hooks.example:9/", "{}", 1, "job_1", parse([caller.traceparent], ["vendor=x"])
+            "msg_1", "http://hooks.example:9/", "{}", 1, "job_1", trace=parse([caller.traceparent], ["vendor=x"])
         ),
         tracer,
         allow_private=allow_private,

@@ -9,10 +9,12 @@ from noria.errors import RequestError, ServingError, all_codes
 from noria.observe.metrics import declarations
 from noria.observe.metrics.outcomes import OTHER, REJECTION_REASONS, count_request, init_model_series
 
-# Codes of requests about existing images, or of bodies that are not parsed yet: HTTP requests, but no image requests.
+# Codes of requests about existing images, or rejected before their bodies are parsed: HTTP requests, but no image requests.
 NEVER_AN_IMAGE_REQUEST_OUTCOME = {
     "invalid_body",
     "unauthorized",
+    "host_not_allowed",
+    "cross_origin",
     "unsupported_media_type",
     "unreadable_image",
     "body_too_large",
