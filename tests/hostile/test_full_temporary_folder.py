@@ -27,7 +27,7 @@ print(exposition()[0].decode())
 def small_folder(tmp_path):
     """A file system of 256 KiB, which needs the right to mount."""
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", tmp_path], check=False).returncode:
-        pytest.skip("cannot mount a file system here")
+        pytest.skip("only root can mount the small file system that this fills; the rest of the suite needs no root")
     yield tmp_path
     subprocess.run(["umount", tmp_path], check=True)
 

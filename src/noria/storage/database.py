@@ -1,6 +1,6 @@
 """Opens SQL databases: SQLite or PostgreSQL, by the same statements. Knows no table but the one of schema versions.
 
-**Time.** A server of PostgreSQL that stands still holds nobody up: `timed_connection.py` bounds each statement.
+**Time.** `timed_connection.py` bounds the time of each statement, also if PostgreSQL does not respond.
 
 **Durability.** A commit must survive a killed process (WAL alone gives that) and also a power failure: SQLite runs in
 WAL mode with `synchronous=FULL`, one fsync a commit. `NORMAL` would sync at checkpoints only and could lose the last

@@ -16,7 +16,7 @@ _POLL_INTERVAL_S = 2.0
 async def follow_keys(setting: str, use: Callable[[tuple[ApiKey, ...]], None]) -> None:
     """Pass the file's keys to `use` now and whenever it has changed, until cancelled.
 
-    A file that cannot be read or is invalid is logged and changes nothing, so that an error in it locks nobody out.
+    A file that cannot be read or is invalid is logged and changes nothing, so the keys of before stay valid.
     """
     last_version = None
     while True:

@@ -1,8 +1,9 @@
 """Rejects requests that a web page makes its reader's browser send to this server.
 
-A page reads responses only of its own host, so one whose name resolves to this server's address (DNS rebinding) is told
-by the Host header, which still has the page's name. Any page can send a POST without reading the response; browsers say
-so in Sec-Fetch-Site and Origin. Other clients send neither header, and nothing is checked for them.
+DNS rebinding: the attacker's host name resolves to this server's address, so the page may read the responses. Its
+requests have the attacker's name as Host, which is rejected. Cross-site requests: any page can send a POST without
+reading the response. Browsers name the page in Sec-Fetch-Site and Origin, and foreign ones are rejected. Other clients
+send neither header, so only their Host is checked.
 """
 
 import functools

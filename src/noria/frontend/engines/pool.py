@@ -175,7 +175,7 @@ class EnginePool:
         await self._engines[number].request_view(message)
 
     def unavailable_error(self, needed: str) -> EngineUnavailable:
-        """Return the error for a request while no engine that holds `needed`, in words, is ready."""
+        """Return the error for a request while no engine that holds `needed` is ready; `needed` is part of its message."""
         states = ", ".join(f"engine {number} is {status.state}" for number, status in enumerate(self.engines))
         which = f"no engine that holds {needed}" if self.ready else "no engine"
         return EngineUnavailable(
