@@ -16,10 +16,11 @@ from sqlalchemy.exc import OperationalError
 
 from jobs.fake_executor import FakeExecutor
 from noria.errors import DeadlineExceeded, EngineLost, EngineUnavailable, GenerationFailed, InternalError, QueueFull
+from noria.jobs.claims import LEASE_S
 from noria.jobs.records import TERMINAL_STATUSES
 from noria.jobs.results import ResultStore
 from noria.jobs.schema import open_jobs_database
-from noria.jobs.store import LEASE_S, JobStore
+from noria.jobs.store import JobStore
 from noria.jobs.thread_offloader import ThreadOffloader
 from noria.jobs.worker import MAX_ENGINE_LOSSES, RESULTS_RETRY_S, TICK_S, JobWorker, Requeue, retry_decision
 from waiting import wait_until_async
