@@ -67,7 +67,7 @@ def plan_stages(out: pathlib.Path, *, small: bool) -> list[Stage]:
                 [*noria, "device", "--device", "cpu", "--quick", "--budget", "60", "-o", str(out / "device.json")],
                 90,
             ),
-            Stage("mixed", [*noria, "mixed", "bundled", "--duration", "10", *served], 200),
+            Stage("mixed", [*noria, "mixed", "bundled", "--duration", "10", *served], 290),
         ]
     return [
         Stage("tests", [*pytest, "-m", "gpu", *executor_tests, *bench_tests], 110),
