@@ -157,7 +157,7 @@ async def to_loopback(host, port):
 
 def send(delivery, tracer, *, allow_private=True):
     async def once():
-        client = WebhookClient(bytes(32), allow_private=allow_private, resolve=to_loopback, tracer=tracer)
+        client = WebhookClient([bytes(32)], allow_private=allow_private, resolve=to_loopback, tracer=tracer)
         try:
             return await client.send(delivery, time.time())
         finally:

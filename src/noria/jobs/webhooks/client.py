@@ -1,36 +1,23 @@
-"""Posts webhooks, signed by the Standard Webhooks specification (https://www.standardwebhooks.com), which Replicate
-uses as well.
-
-    webhook-id: msg_…                  the same for each try: receivers use it to drop duplicates
-    webhook-timestamp: 1795230000      of this try, Unix time
-    webhook-signature: v1,BASE64       HMAC-SHA256 of "{id}.{timestamp}.{body}" with the bytes of the secret
-    traceparent: 00-…                  the trace of the request that created the job, if it has one
+"""Posts webhooks, signed (`signing.py`) and with the trace of the request that created the job, if it has one.
 
 The store adds a delivery to the outbox in the same transaction as the status change, and it stays there until the
-receiver answers 2xx or `MAX_TRIES` failed: delivery is at least once.
+receiver answers 2xx or 410, or `MAX_TRIES` failed: delivery is at least once.
 """
 
 import asyncio
-import base64
-import binascii
-import contextlib
 import logging
-import os
-import pathlib
-import secrets
 import ssl
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 import httpx2
 from opentelemetry.trace import Span, SpanKind, Tracer
-from standardwebhooks import Webhook
 
-from noria.errors import ConfigError, NoriaError, short_repr
+from noria.errors import NoriaError, short_repr
 from noria.jobs.webhooks.outbox import WebhookDelivery
+from noria.jobs.webhooks.signing import secret_of_key, sign
 from noria.jobs.webhooks.url_check import ResolveHost, WebhookTarget, check_webhook_url
 from noria.observe.traces.tracer import GLOBAL_TRACER, fail, trace_headers
-from noria.storage.private_files import make_private_folder
 
 MAX_TRIES = 12  # the last about 4 hours after the first
 
@@ -41,15 +28,8 @@ _READ_TIMEOUT_S = 10.0  # until the response's headers; a receiver should answer
 _TOTAL_TIMEOUT_S = 20.0
 # Responses are ignored; this much is read so that the connection closes in order.
 _MAX_RESPONSE_BYTES = 16_384
-_SECRET_PREFIX = "whsec_"  # noqa: S105 - a prefix, not a secret
-_MIN_SECRET_BYTES = 24  # as the specification demands; generated ones have 32
 
 log = logging.getLogger("noria.webhooks")
-
-
-def sign(secret: bytes, delivery_id: str, timestamp_s: int, body: bytes) -> str:
-    """The `webhook-signature` of one try; `timestamp_s` is Unix time."""
-    return Webhook(secret).sign(delivery_id, datetime.fromtimestamp(timestamp_s, UTC), body.decode())
 
 
 def retry_delay_s(num_tries: int, uniform: float) -> float | None:
@@ -60,46 +40,6 @@ def retry_delay_s(num_tries: int, uniform: float) -> float | None:
     if num_tries >= MAX_TRIES:
         return None
     return min(_FIRST_DELAY_S * 2.5 ** (num_tries - 1), _MAX_DELAY_S) * (0.8 + 0.4 * uniform)
-
-
-def read_secret(setting: str, data_folder: pathlib.Path) -> bytes:
-    """The signing secret in the file that `jobs.webhook_secret_file` names; if that is `auto`, the file is created when
-    missing.
-
-    Raises:
-        ConfigError: the file cannot be read, or does not hold a secret.
-
-    """
-    file = data_folder / "webhook-secret" if setting == "auto" else pathlib.Path(setting)
-    try:
-        if setting == "auto":
-            _create_secret(file)
-        text = file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"the webhook secret cannot be read from {file}: {error}. Set jobs.webhook_secret_file."
-        ) from error
-    try:
-        secret = base64.b64decode(text.removeprefix(_SECRET_PREFIX), validate=True)
-    except binascii.Error as error:
-        raise ConfigError(f"the file {file} holds no secret: a secret is {_SECRET_PREFIX} and base64.") from error
-    if len(secret) < _MIN_SECRET_BYTES:
-        raise ConfigError(f"the secret in {file} has {len(secret)} bytes; the minimum is {_MIN_SECRET_BYTES}.")
-    return secret
-
-
-def _create_secret(file: pathlib.Path) -> None:
-    """Atomically create the file with a new secret, readable by its owner only, unless it exists."""
-    if file.exists():
-        return
-    make_private_folder(file.parent)
-    temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as opened:
-        opened.write(_SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode() + "\n")
-    with contextlib.suppress(FileExistsError):
-        os.link(temporary, file)
-    temporary.unlink()
 
 
 def _attributes(delivery: WebhookDelivery) -> dict[str, str | int]:
@@ -121,9 +61,10 @@ class WebhookClient:
     """Posts deliveries. Call `close` at the end."""
 
     def __init__(
-        self, secret: bytes, *, allow_private: bool, resolve: ResolveHost, tracer: Tracer = GLOBAL_TRACER
+        self, secrets: Sequence[bytes], *, allow_private: bool, resolve: ResolveHost, tracer: Tracer = GLOBAL_TRACER
     ) -> None:
-        self._secret, self._allow_private, self._resolve, self._tracer = secret, allow_private, resolve, tracer
+        """`secrets` are the server's; each API key signs with what is derived from them."""
+        self._secrets, self._allow_private, self._resolve, self._tracer = secrets, allow_private, resolve, tracer
         self._client: httpx2.AsyncClient | None = None
         self._client_lock = asyncio.Lock()
 
@@ -165,13 +106,14 @@ class WebhookClient:
         """Post once. Returns the status code of the response."""
         client = await self._get_client()
         body = delivery.body.encode()
+        signing_secrets = [secret_of_key(secret, delivery.made_by) for secret in self._secrets]
         headers = {
             "Host": target.host_header,
             "Content-Type": "application/json",
             "User-Agent": "noria-webhooks",
             "webhook-id": delivery.id,
             "webhook-timestamp": str(timestamp_s),
-            "webhook-signature": sign(self._secret, delivery.id, timestamp_s, body),
+            "webhook-signature": sign(signing_secrets, delivery.id, timestamp_s, body),
         } | trace_headers(span)
         tls_extensions = {"sni_hostname": target.host} if target.scheme == "https" else {}
         async with client.stream(
