@@ -137,3 +137,9 @@ class Outbox:
         """Delete the delivery: it was accepted or abandoned."""
         with write_transaction(self._engine) as connection:
             connection.execute(deliveries.delete().where(deliveries.c.id == delivery.id))
+
+    def drop_all_to_url(self, delivery: WebhookDelivery) -> int:
+        """Delete the delivery and all others of the same API key to the same URL. Returns their number."""
+        is_same = sa.and_(deliveries.c.url == delivery.url, deliveries.c.made_by == delivery.made_by)
+        with write_transaction(self._engine) as connection:
+            return connection.execute(deliveries.delete().where(is_same)).rowcount
