@@ -28,7 +28,7 @@ from noria.frontend.http.errors import error_response, internal_error_response, 
 from noria.frontend.http.event_loop_lag import monitor_event_loop_lag
 from noria.frontend.http.json_response import json_response
 from noria.frontend.http.middleware import ObservabilityMiddleware
-from noria.frontend.http.paths import OPEN_PATHS
+from noria.frontend.http.paths import OPEN_PATHS, needed_scope
 from noria.frontend.openapi.docs_page import DocsPage, docs_page
 from noria.frontend.openapi.document import openapi
 from noria.frontend.routes.a1111.routes import A1111Routes
@@ -137,7 +137,8 @@ def build_app(
 
 
 def _authenticated(route: Route, clients: ClientDirectory) -> Route:
-    return Route(route.path, AuthenticatedEndpoint(route.endpoint, clients), methods=route.methods)
+    endpoint = AuthenticatedEndpoint(route.endpoint, clients, needed_scope(route.path))
+    return Route(route.path, endpoint, methods=route.methods)
 
 
 def _route_by_path(routes: list[Route], router: ASGIApp, metrics_port: int | None) -> ASGIApp:
@@ -186,11 +187,10 @@ class ServerRoutes:
     async def metrics(self, http: Request) -> Response:
         """Return the metrics, summed over all processes, in Prometheus' text format or OpenMetrics.
 
-        Exemplars name requests, so only clients with a key get them, if the server has keys.
+        Exemplars name requests, so only keys with the scope `metrics` get them, if the server has keys.
         """
         try:
-            self._clients.find(http.headers)
-            with_exemplars = True
+            with_exemplars = self._clients.find(http.headers).has_scope("metrics")
         except Unauthorized:
             with_exemplars = False
         # In a thread, because it reads many files.

@@ -155,13 +155,16 @@ class JobService:
         self._wake()
         return record
 
-    async def erase(self, job_id: str, made_by: str | None = None) -> None:
-        """Delete a job, its images, events and pending webhooks, at once; cancels it before. Raises JobNotFound."""
+    async def erase(self, job_id: str, made_by: str | None = None, erased_by: str | None = None) -> None:
+        """Delete a job, its images, events and pending webhooks, at once; cancels it before. Raises JobNotFound.
+
+        `erased_by` is the name of the caller's API key, for the log.
+        """
         record = await self.cancel(job_id, made_by)
         await self._offload(self._results.delete, job_id)  # before its record, as in `clean_up`
         await self._offload(self._store.delete, job_id, with_deliveries=True)
         with RequestScope(job_id, get_current_span(stored_trace_context(record.request))):
-            log.info("%s is erased", job_id, extra=fields(event="job_erased", key=made_by, job_status=record.status))
+            log.info("%s is erased", job_id, extra=fields(event="job_erased", key=erased_by, job_status=record.status))
 
     async def events(self, job_id: str, after: int) -> list[JobEvent]:
         """The events of a job after event number `after`."""

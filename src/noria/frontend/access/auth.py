@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from noria.errors import Unauthorized
-from noria.frontend.access.api_keys import ApiKey, key_digest
+from noria.frontend.access.api_keys import ApiKey, KeyScope, key_digest
 from noria.frontend.access.quotas import ApiClient
 from noria.observe.logs.log_record import fields
 
@@ -101,15 +101,25 @@ class _Request(Request):
 
 
 class AuthenticatedEndpoint:
-    """The endpoint of a route, behind authentication; puts `api_client` on the request's state."""
+    """The endpoint of a route, behind authentication; puts `api_client` on the request's state.
 
-    def __init__(self, endpoint: Callable[[Request], Awaitable[Response]], clients: ClientDirectory) -> None:
-        self._endpoint, self._clients = endpoint, clients
+    `needed_scope` is that of the route; None: any key will do.
+    """
+
+    def __init__(
+        self,
+        endpoint: Callable[[Request], Awaitable[Response]],
+        clients: ClientDirectory,
+        needed_scope: KeyScope | None = None,
+    ) -> None:
+        self._endpoint, self._clients, self._needed_scope = endpoint, clients, needed_scope
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request if its key is known. Raises Unauthorized."""
+        """Serve one request if its key may make it. Raises Unauthorized and MissingScope."""
         http = _Request(scope, receive)
-        scope["state"]["api_client"] = self._clients.find(http.headers)
+        api_client = scope["state"]["api_client"] = self._clients.find(http.headers)
+        if self._needed_scope is not None:
+            api_client.require_scope(self._needed_scope)
         response = await self._endpoint(http)
         await response(scope, receive, send)
 
