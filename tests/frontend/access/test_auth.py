@@ -370,8 +370,12 @@ def test_a_changed_file_of_keys_adds_and_revokes_without_a_restart(client_of, tm
     wait_until(lambda: "name is missing" in caplog.text)
     assert alice.get("/v1/models").status_code == 200
     events = [record.noria_fields for record in caplog.records if record.name == "noria.keys"]
-    assert [(event["event"], event.get("key")) for event in events] == [
+    changes = [event for event in events if event["event"] != "client_rejected"]
+    assert [(event["event"], event.get("key")) for event in changes] == [
         ("api_key_added", "carol"),
         ("api_key_revoked", "bob"),
+        ("api_key_changed", "alice"),
         ("api_keys_rejected", None),
     ]
+    rejected = {(event["reason"], event["key"]) for event in events if event["event"] == "client_rejected"}
+    assert rejected == {("revoked_key", "bob"), ("missing_scope", "alice")}
