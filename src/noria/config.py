@@ -176,9 +176,8 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
     api_keys_file: Annotated[
         str,
         Meta(
-            description="TOML file of API keys and their limits (`noria key`), read at start-up; empty is no keys: any "
-            "client that reaches "
-            "the port may generate images"
+            description="TOML file of API keys, their scopes and limits (`noria key`), read again when it has changed; "
+            "empty is no keys: any client that reaches the port may do everything"
         ),
     ] = ""
     live: Annotated[
@@ -239,9 +238,9 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     webhook_secret_file: Annotated[
         str,
         Meta(
-            description="file with the secret that signs webhooks, `whsec_` and base64; `auto` is `webhook-secret` in "
-            "`data_dir`, "
-            "created at the first start"
+            description="file with the server's secret, `whsec_` and base64, from which those are derived that sign each "
+            "API key's webhooks (`noria key webhook-secret`); in a second line, the one before it during a rotation. "
+            "`auto` is `webhook-secret` in `data_dir`, created at the first start; not with PostgreSQL"
         ),
     ] = "auto"  # noqa: S105 - where it is, not what
     webhook_allow_private: Annotated[

@@ -5,6 +5,7 @@
     │   ├── InvalidField                 400  a field has a value that is not allowed; names the field
     │   ├── InvalidBody                  400  not JSON, or not of the documented shape
     │   ├── Unauthorized                 401  no API key, or an unknown one
+    │   ├── MissingScope                 403  the API key may not do this
     │   ├── CrossOriginRequest           403  a web page of another origin would change something
     │   ├── UnsupportedMediaType         415
     │   ├── UnreadableImage              422  an uploaded image file without readable generation metadata
@@ -97,6 +98,13 @@ class Unauthorized(RequestError):
 
     code = "unauthorized"
     http_status = 401
+
+
+class MissingScope(RequestError):
+    """The API key is known, but has not the scope that the route needs."""
+
+    code = "missing_scope"
+    http_status = 403
 
 
 class CrossOriginRequest(RequestError):

@@ -18,6 +18,7 @@ from noria.config import Config
 from noria.errors import GenerationFailed, InvalidField, ModelError
 from noria.frontend.access.api_keys import key_digest, read_keys
 from noria.frontend.engines.client import RawImage
+from noria.jobs.webhooks.signing import format_secret, secret_of_key
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.request import EngineRequest, ImageRequestBody
 from noria.settings import list_settings
@@ -94,16 +95,45 @@ def test_generate_builds_a_body_from_its_options(monkeypatch: pytest.MonkeyPatch
     assert (calls[0]["config"].model, calls[0]["config"].engine.threads) == ("m", 1)
 
 
-def test_key_prints_its_table_to_stdout_and_the_key_to_stderr(
+def test_key_create_prints_its_table_to_stdout_and_the_key_to_stderr(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["key", "alice"]) == 0
+    assert main(["key", "create", "alice"]) == 0
     printed = capsys.readouterr()
     (tmp_path / "keys.toml").write_text(printed.out)
     (key,) = read_keys(str(tmp_path / "keys.toml"))
     assert (key.name, key.sha256) == ("alice", key_digest(printed.err.strip().encode()))
-    assert main(["key", "alice and bob"]) == 2
+    assert main(["key", "create", "alice and bob"]) == 2
     assert "name is 'alice and bob'; allowed is 1 to 64" in capsys.readouterr().err
+
+
+def test_key_list_says_what_each_key_may_do(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "keys.toml"
+    assert main(["key", "create", "alice"]) == 0
+    assert main(["key", "create", "prometheus", "--scopes", "metrics,jobs"]) == 0
+    file.write_text(capsys.readouterr().out + 'images_per_minute = 60\npriority = "low"\n')
+    assert main(["key", "list", "--api-keys-file", str(file)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "alice       generate, jobs, metrics",
+        "prometheus  jobs, metrics; 60 images a minute; priority low",
+    ]
+    assert main(["key", "list"]) == 2
+    assert "no file of API keys is named" in capsys.readouterr().err
+    assert main(["key", "create", "bob", "--scopes", "generate,draw"]) == 2
+    assert "scopes is ['generate', 'draw']; allowed is a list of some of generate, jobs" in capsys.readouterr().err
+
+
+def test_key_webhook_secret_prints_what_signs_the_webhooks_of_the_key(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["key", "webhook-secret", "alice", "--data-dir", str(tmp_path)]
+    assert main(command) == 2  # the server makes the file
+    assert "No such file" in capsys.readouterr().err
+    secrets = [bytes(32), bytes(range(32))]
+    (tmp_path / "webhook-secret").write_text("\n".join(map(format_secret, secrets)))
+    assert main(command) == 0
+    own = [format_secret(secret_of_key(secret, "alice")) for secret in secrets]
+    assert capsys.readouterr().out.splitlines() == own
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from frontend.conftest import serving
 from noria.config import Config, FrontendConfig, JobsConfig
 from noria.frontend.access.api_keys import key_digest
+from noria.jobs.webhooks.signing import format_secret
 from waiting import wait_until
 
 NAMES = ("mallory", "alice")  # the attacker and another caller; their keys are `NAME's key`
@@ -19,10 +20,12 @@ def serving_jobs(new_engine, tmp_path, **jobs):
     keys = tmp_path / "keys.toml"
     tables = (f'[[key]]\nname = "{name}"\nsha256 = "{key_digest(f"{name}s-key".encode())}"\n' for name in NAMES)
     keys.write_text("".join(tables))
+    secret = tmp_path / "webhook-secret"
+    secret.write_text(format_secret(bytes(32)))
     config = Config(
         data_dir=str(tmp_path / "data"),
         frontend=FrontendConfig(max_images=4, max_steps=100, drain_s=1, api_keys_file=str(keys)),
-        jobs=JobsConfig(**jobs),
+        jobs=JobsConfig(webhook_secret_file=str(secret), **jobs),
     )
     engine = new_engine()
     engine.never_answers = True

@@ -12,6 +12,7 @@ from jobs.fake_executor import FakeExecutor
 from noria.config import JobsConfig
 from noria.errors import InvalidField, JobNotFound, JobsUnavailable
 from noria.jobs.service import JobService, clean_up
+from noria.jobs.webhooks.signing import open_secrets
 from noria.jobs.worker import JobOutput
 from noria.observe.metrics.declarations import REGISTRY
 
@@ -19,6 +20,12 @@ from noria.observe.metrics.declarations import REGISTRY
 class TwoImagesExecutor(FakeExecutor):
     async def execute(self, record, report_progress):
         return JobOutput([b"first", b"second"], "webp", {})
+
+
+def in_database(database, folder):
+    """The settings for jobs in `database`, which other servers may share."""
+    open_secrets(JobsConfig(), folder)
+    return JobsConfig(database=database, webhook_secret_file=str(folder / "webhook-secret"))
 
 
 @contextlib.asynccontextmanager
@@ -40,7 +47,7 @@ async def wait_until_ended(service, job_id):
 
 def test_a_job_is_accepted_executed_and_read(database, tmp_path, job):
     async def scenario():
-        async with serving(JobsConfig(database=database), tmp_path) as service:
+        async with serving(in_database(database, tmp_path), tmp_path) as service:
             record, created = await service.accept(job())
             assert created
             assert (await wait_until_ended(service, record.id)).status == "succeeded"
@@ -140,7 +147,7 @@ def test_jobs_are_counted_once_at_acceptance_and_once_at_their_end(database, tmp
     before = [sample("noria_jobs_accepted_total"), *(sample("noria_jobs_total", status=s) for s in statuses)]
 
     async def scenario():
-        async with serving(JobsConfig(database=database), tmp_path) as service:
+        async with serving(in_database(database, tmp_path), tmp_path) as service:
             record, _ = await service.accept(job(idempotency_key="once"))
             await service.accept(job(idempotency_key="once"))
             await wait_until_ended(service, record.id)

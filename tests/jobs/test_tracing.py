@@ -157,9 +157,10 @@ async def to_loopback(host, port):
 
 def send(delivery, tracer, *, allow_private=True):
     async def once():
-        client = WebhookClient(bytes(32), allow_private=allow_private, resolve=to_loopback, tracer=tracer)
+        client = WebhookClient([bytes(32)], allow_private=allow_private, resolve=to_loopback, tracer=tracer)
         try:
-            return await client.send(delivery, time.time())
+            failed = await client.send(delivery, time.time())
+            return failed and failed.reason
         finally:
             await client.close()
 

@@ -247,6 +247,13 @@ def test_an_invalid_api_keys_file_is_rejected_before_anything_starts(
     assert "sha256 is missing" in capsys.readouterr().err
 
 
+def test_a_webhook_secret_of_one_server_is_rejected_if_several_share_the_jobs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["serve", "--port", "0", "--database", "postgresql://noria@db.example/noria"]) == 2
+    assert "jobs.webhook_secret_file is 'auto'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("proxy", ["10.0.0.1/8", "proxy.example", "*"])
 def test_a_trusted_proxy_that_is_no_address_is_rejected_before_anything_starts(
     proxy: str, capsys: pytest.CaptureFixture[str]

@@ -1,27 +1,93 @@
-"""`noria key`: generates an API key."""
+"""`noria key`: makes an API key, lists those of the server, prints the secret that signs one's webhooks."""
 
 import argparse
+import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from noria.cli.parser import Parser, add_plain_command
+from noria.cli.parser import Parser, add_command, add_plain_command, add_settings, config_from
+from noria.errors import ConfigError
+from noria.settings import list_settings
+
+if TYPE_CHECKING:
+    from noria.frontend.access.api_keys import ApiKey
+
+_NAME_HELP = "of the key's owner: 1 to 64 of A-Z a-z 0-9 . _ -"
 
 
 def add_to(commands: Any) -> list[Parser]:
-    """Add the command; returns its parser."""
-    parser = add_plain_command(commands, "key", run, "generate an API key")
-    parser.add_argument("name", metavar="NAME", help="of the key's owner: 1 to 64 of A-Z a-z 0-9 . _ -")
-    return [parser]
+    """Add the commands; returns their parsers."""
+    key = commands.add_parser("key", help="make and list API keys")
+    subcommands = key.add_subparsers(metavar="COMMAND", required=True)
+    create = add_plain_command(subcommands, "create", run_create, "make an API key")
+    create.add_argument("name", metavar="NAME", help=_NAME_HELP)
+    create.add_argument(
+        "--scopes",
+        metavar="A,B",
+        help="what it may do, of generate, jobs, metrics, admin (generate,jobs,metrics)",
+    )
+    list_keys = add_command(subcommands, "list", run_list, "[--api-keys-file FILE]", "list the API keys of a server")
+    _add_settings(list_keys, "frontend.api_keys_file")
+    secret = add_command(
+        subcommands, "webhook-secret", run_webhook_secret, "NAME", "print the secret of a key's webhooks"
+    )
+    secret.add_argument("name", metavar="NAME", help=_NAME_HELP)
+    _add_settings(secret, "data_dir", "jobs.database", "jobs.webhook_secret_file")
+    return [create, list_keys, secret]
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Generate an API key.
+def run_create(arguments: argparse.Namespace) -> int:
+    """Make an API key.
 
-    The key is printed to stderr, only this once; its table for the API keys file, with a hash, to stdout.
+    The key is printed to stderr, only this once; its table for the file of API keys, with a hash, to stdout.
     """
     from noria.frontend.access.api_keys import generate_key
 
-    key, table = generate_key(arguments.name)
+    scopes = None if arguments.scopes is None else arguments.scopes.split(",")
+    key, table = generate_key(arguments.name, scopes)
     print(f"{key}\n", file=sys.stderr)
     print(table)
     return 0
+
+
+def run_list(arguments: argparse.Namespace) -> int:
+    """List the keys in the file of API keys: their names, scopes and limits."""
+    from noria.frontend.access.api_keys import read_keys
+
+    keys = read_keys(config_from(arguments).frontend.api_keys_file)
+    if not keys:
+        raise ConfigError("no file of API keys is named; set frontend.api_keys_file (--api-keys-file FILE).")
+    width = max(len(key.name) for key in keys)
+    for key in keys:
+        print(f"{key.name:{width}}  {_describe(key)}")
+    return 0
+
+
+def run_webhook_secret(arguments: argparse.Namespace) -> int:
+    """Print the secret that signs the webhooks of an API key; during a rotation two, the new one first."""
+    from noria.config import data_folder
+    from noria.frontend.access.api_keys import check_name
+    from noria.jobs.webhooks.signing import format_secret, read_secrets, secret_file, secret_of_key
+
+    check_name(arguments.name)
+    config = config_from(arguments)
+    for secret in read_secrets(secret_file(config.jobs, data_folder(config, os.environ))):
+        print(format_secret(secret_of_key(secret, arguments.name)))
+    return 0
+
+
+def _describe(key: "ApiKey") -> str:
+    from noria.frontend.access.api_keys import format_scopes
+
+    parts = [format_scopes(key.scopes)]
+    if key.max_images_in_flight is not None:
+        parts.append(f"{key.max_images_in_flight} images in flight")
+    if key.images_per_minute is not None:
+        parts.append(f"{key.images_per_minute} images a minute")
+    if key.priority != "high":
+        parts.append(f"priority {key.priority}")
+    return "; ".join(parts)
+
+
+def _add_settings(parser: Parser, *keys: str) -> None:
+    add_settings(parser, [setting for setting in list_settings() if setting.key in keys])

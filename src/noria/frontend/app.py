@@ -21,6 +21,7 @@ from noria.errors import EngineUnavailable, NoriaError, Unauthorized
 from noria.frontend.access.api_keys import read_keys
 from noria.frontend.access.auth import AuthenticatedEndpoint, ClientDirectory
 from noria.frontend.access.key_reload import follow_keys
+from noria.frontend.access.rejection_log import RejectionLog
 from noria.frontend.access.request_origin import RequestOriginCheck
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.http.body import JsonBodyReader
@@ -28,7 +29,7 @@ from noria.frontend.http.errors import error_response, internal_error_response, 
 from noria.frontend.http.event_loop_lag import monitor_event_loop_lag
 from noria.frontend.http.json_response import json_response
 from noria.frontend.http.middleware import ObservabilityMiddleware
-from noria.frontend.http.paths import OPEN_PATHS
+from noria.frontend.http.paths import OPEN_PATHS, needed_scope
 from noria.frontend.openapi.docs_page import DocsPage, docs_page
 from noria.frontend.openapi.document import openapi
 from noria.frontend.routes.a1111.routes import A1111Routes
@@ -70,6 +71,7 @@ def build_app(
     clients = ClientDirectory(read_keys(config.frontend.api_keys_file), config.frontend.processes)
     generation_service = GenerationService(engine_pool, config.frontend, tracer=tracer, log_prompts=config.log_prompts)
     body_reader = JsonBodyReader(config.frontend.max_body_bytes)
+    rejection_log = RejectionLog(clients)
     jobs = JobRoutes(
         generation_service,
         body_reader,
@@ -79,7 +81,7 @@ def build_app(
     images = ImageRoutes(generation_service, body_reader)
     openai = OpenAIRoutes(generation_service, body_reader)
     live = LiveRoutes(engine_pool, config.frontend)
-    server_routes = ServerRoutes(config, engine_pool, clients)
+    server_routes = ServerRoutes(config, engine_pool, clients, rejection_log)
     routes = [
         Route("/t2i", images.t2i, methods=["POST"]),
         Route("/v1/images/generations", openai.generations, methods=["POST"]),
@@ -102,6 +104,7 @@ def build_app(
     def respond_to_error(http: Request, error: NoriaError | HTTPException) -> Response:
         if isinstance(error, HTTPException):
             return routing_error_response(http, error, known_paths)
+        rejection_log.record(http, error)
         headers = {"Connection": "close"} if http.scope["state"].get("must_close") else None
         return error_response(error, http, headers)
 
@@ -113,7 +116,7 @@ def build_app(
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         async with engine_pool:
             await jobs.start()
-            tasks = [asyncio.create_task(monitor_event_loop_lag())]
+            tasks = [asyncio.create_task(work) for work in (monitor_event_loop_lag(), rejection_log.run())]
             if keys_file := config.frontend.api_keys_file:
                 tasks.append(asyncio.create_task(follow_keys(keys_file, clients.update)))
             try:
@@ -137,7 +140,8 @@ def build_app(
 
 
 def _authenticated(route: Route, clients: ClientDirectory) -> Route:
-    return Route(route.path, AuthenticatedEndpoint(route.endpoint, clients), methods=route.methods)
+    endpoint = AuthenticatedEndpoint(route.endpoint, clients, needed_scope(route.path))
+    return Route(route.path, endpoint, methods=route.methods)
 
 
 def _route_by_path(routes: list[Route], router: ASGIApp, metrics_port: int | None) -> ASGIApp:
@@ -169,8 +173,10 @@ def _port_has_path(metrics_port: int, scope: Scope) -> bool:
 class ServerRoutes:
     """The routes about the server itself."""
 
-    def __init__(self, config: Config, engine_pool: EnginePool, clients: ClientDirectory) -> None:
-        self._engine_pool, self._clients = engine_pool, clients
+    def __init__(
+        self, config: Config, engine_pool: EnginePool, clients: ClientDirectory, rejection_log: RejectionLog
+    ) -> None:
+        self._engine_pool, self._clients, self._rejection_log = engine_pool, clients, rejection_log
         # Needs no key and takes some milliseconds, so the last result is cached, by default model.
         self._api_docs = functools.lru_cache(maxsize=1)(functools.partial(_ApiDocs.build, config.frontend))
 
@@ -186,12 +192,12 @@ class ServerRoutes:
     async def metrics(self, http: Request) -> Response:
         """Return the metrics, summed over all processes, in Prometheus' text format or OpenMetrics.
 
-        Exemplars name requests, so only clients with a key get them, if the server has keys.
+        Exemplars name requests, so only keys with the scope `metrics` get them, if the server has keys.
         """
         try:
-            self._clients.find(http.headers)
-            with_exemplars = True
-        except Unauthorized:
+            with_exemplars = self._clients.find(http.headers).has_scope("metrics")
+        except Unauthorized as error:
+            self._rejection_log.record(http, error)
             with_exemplars = False
         # In a thread, because it reads many files.
         accept = http.headers.get("accept", "")

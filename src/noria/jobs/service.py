@@ -24,10 +24,11 @@ from noria.jobs.schema import open_jobs_database
 from noria.jobs.store import JobStore, Page
 from noria.jobs.thread_offloader import NUM_WORKER_THREADS, ThreadOffloader
 from noria.jobs.tracing import stored_trace_context
-from noria.jobs.webhooks.client import WebhookClient, read_secret
+from noria.jobs.webhooks.client import WebhookClient
 from noria.jobs.webhooks.dispatcher import WebhookDispatcher
 from noria.jobs.webhooks.outbox import Outbox
 from noria.jobs.webhooks.resolver import Resolver
+from noria.jobs.webhooks.signing import open_secrets
 from noria.jobs.worker import JobExecutor, JobWorker
 from noria.observe.logs.log_record import fields
 from noria.observe.logs.request_log import LogPrompts
@@ -68,10 +69,10 @@ class JobService:
         if data_folder.exists():
             warn_if_open_to_others(data_folder)
         self._results = ResultStore(config.results, data_folder)
-        secret = read_secret(config.webhook_secret_file, data_folder)
+        secrets = open_secrets(config, data_folder)
         self._resolver = Resolver()
         self._webhook_client = WebhookClient(
-            secret, allow_private=config.webhook_allow_private, resolve=self._resolver, tracer=tracer
+            secrets, allow_private=config.webhook_allow_private, resolve=self._resolver, tracer=tracer
         )
         engine = open_jobs_database(config.database, data_folder, config.database_timeout_s)
         self._store, self._outbox = JobStore(engine, JobCompletionReporter(tracer, log_prompts)), Outbox(engine)
@@ -154,13 +155,16 @@ class JobService:
         self._wake()
         return record
 
-    async def erase(self, job_id: str, made_by: str | None = None) -> None:
-        """Delete a job, its images, events and pending webhooks, at once; cancels it before. Raises JobNotFound."""
+    async def erase(self, job_id: str, made_by: str | None = None, erased_by: str | None = None) -> None:
+        """Delete a job, its images, events and pending webhooks, at once; cancels it before. Raises JobNotFound.
+
+        `erased_by` is the name of the caller's API key, for the log.
+        """
         record = await self.cancel(job_id, made_by)
         await self._offload(self._results.delete, job_id)  # before its record, as in `clean_up`
         await self._offload(self._store.delete, job_id, with_deliveries=True)
         with RequestScope(job_id, get_current_span(stored_trace_context(record.request))):
-            log.info("%s is erased", job_id, extra=fields(event="job_erased", key=made_by, job_status=record.status))
+            log.info("%s is erased", job_id, extra=fields(event="job_erased", key=erased_by, job_status=record.status))
 
     async def events(self, job_id: str, after: int) -> list[JobEvent]:
         """The events of a job after event number `after`."""

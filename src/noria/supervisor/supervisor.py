@@ -24,12 +24,13 @@ import setproctitle
 import zmq
 from prometheus_client import multiprocess
 
-from noria.config import Config
+from noria.config import Config, data_folder
 from noria.errors import ConfigError
 from noria.frontend.access.api_keys import read_keys
 from noria.frontend.access.request_origin import check_hosts
 from noria.frontend.access.trusted_proxies import check_proxies
 from noria.jobs.results import reject_password
+from noria.jobs.webhooks.signing import secret_file
 from noria.models.catalog import open_model
 from noria.observe.cgroup import memory_events, num_oom_kills
 from noria.observe.logs.setup import child_log_environment, fields
@@ -72,9 +73,10 @@ def serve(config: Config, build_command: CommandBuilder = child_command) -> int:
     """Serve until a signal stops the server; return the exit status: 0 after a signal, else that of the child given up.
 
     Raises:
-        ConfigError: the API keys file is invalid, `jobs.results` contains a password, tracing is configured but not
-            possible, a trusted proxy is no address, an allowed host is no name, an address cannot be listened on, two
-            models share a name, or TMPDIR cannot be written to, or is too long for Unix sockets.
+        ConfigError: the API keys file is invalid, `jobs.results` contains a password, `jobs.webhook_secret_file` is
+            `auto` although servers share the database, tracing is configured but not possible, a trusted proxy is no
+            address, an allowed host is no name, an address cannot be listened on, two models share a name, or TMPDIR
+            cannot be written to, or is too long for Unix sockets.
         ModelError: a model cannot be served.
 
     """
@@ -88,6 +90,7 @@ def _serve(config: Config, build_command: CommandBuilder, log_collector: LogColl
     # Front ends read the keys again; they are checked here so that errors appear before anything starts.
     read_keys(config.frontend.api_keys_file)
     reject_password(config.jobs.results)  # before it appears in a process's arguments
+    secret_file(config.jobs, data_folder(config, os.environ))
     check_traces(config.traces_endpoint)
     check_proxies(config.frontend.trusted_proxies)
     check_hosts(config.frontend.allowed_hosts)

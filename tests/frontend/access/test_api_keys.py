@@ -38,6 +38,12 @@ def test_a_key_may_have_limits(file):
     assert read_keys(str(file)) == (ApiKey("a", DIGEST, 4, 60, "low"),)
 
 
+def test_a_key_may_have_scopes_and_has_those_of_before_without(file):
+    tables = [generate_key("a", ["metrics", "jobs"])[1], generate_key("b")[1]]
+    file.write_text("\n".join(tables))
+    assert [key.scopes for key in read_keys(str(file))] == [{"jobs", "metrics"}, {"generate", "jobs", "metrics"}]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -58,6 +64,9 @@ def test_a_key_may_have_limits(file):
         (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\nimages_per_minute = 1.5', "images_per_minute is 1.5; allowed is"),
         (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\nmax_images_in_flight = true', "max_images_in_flight is True"),
         (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\npriority = "urgent"', "priority is 'urgent'; allowed is low"),
+        (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\nscopes = ["jobs", "root"]', "scopes is .*root.*; allowed is a list"),
+        (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\nscopes = []', r"scopes is \[\]; allowed is a list of some of generate"),
+        (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\nscopes = "jobs"', "scopes is 'jobs'; allowed is a list"),
         (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\n[[key]]\nname = "a"\nsha256 = "{"1" * 64}"', "1 and .* 2 have the same name"),
         (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\n[[key]]\nname = "b"\nsha256 = "{DIGEST}"', "have the same sha256"),
     ],

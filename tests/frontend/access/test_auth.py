@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 from noria.config import Config, FrontendConfig
 from noria.errors import ConfigError
 from noria.frontend.access import key_reload
-from noria.frontend.access.api_keys import generate_key
+from noria.frontend.access.api_keys import ALL_SCOPES, generate_key
 from noria.frontend.access.auth import AuthenticatedEndpoint, ClientDirectory, presented_key
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
@@ -167,6 +167,12 @@ def test_openapi_has_security_schemes_if_there_are_keys(client_of, client):
         for operation in item.values():
             assert ("security" in operation) is (path not in OPEN_PATHS)
             assert "security" not in operation or "401" in operation["responses"]
+    needed = {path: locked["paths"][path]["get"] for path in ("/v1/jobs", "/v1/models")}
+    assert {path: get["security"][0]["bearer"] for path, get in needed.items()} == {
+        "/v1/jobs": ["jobs"],
+        "/v1/models": [],
+    }
+    assert "missing_scope" in needed["/v1/jobs"]["responses"]["403"]["description"]
     assert "securitySchemes" not in open_to_all["components"]
     assert "security" not in open_to_all["paths"]["/t2i"]["post"]
 
@@ -258,6 +264,66 @@ def test_jobs_submitted_without_keys_are_visible_without_keys_only(
         assert client.get(f"/v1/jobs/{own}").status_code == 200
 
 
+@pytest.fixture
+def client_with_scopes(serve_keys):
+    """Makes clients of one front end by the name of their key: each scope is a key's only one."""
+    with contextlib.ExitStack() as stack:
+        limits = {scope: f'scopes = ["{scope}"]' for scope in sorted(ALL_SCOPES)}
+        address, _, keys = stack.enter_context(serve_keys(**limits, of_before=""))
+
+        def make(name):
+            headers = {"X-Api-Key": keys[name]}
+            return stack.enter_context(httpx.Client(base_url=address, headers=headers, verify=False, timeout=60))
+
+        yield make
+
+
+def test_a_route_needs_its_scope(client_with_scopes):
+    routes = {
+        ("GET", "/v1/models"): ALL_SCOPES,
+        ("GET", "/v1/models/tiny"): ALL_SCOPES,
+        ("POST", "/t2i"): {"generate", "admin"},
+        ("POST", "/v1/images/generations"): {"generate", "admin"},
+        ("POST", "/v1/images/metadata"): {"generate", "admin"},
+        ("GET", "/sdapi/v1/progress"): {"generate", "admin"},
+        ("POST", "/sdapi/v1/interrupt"): {"generate", "admin"},
+        ("GET", "/v1/jobs"): {"jobs", "admin"},
+        ("POST", "/v1/jobs"): {"jobs", "admin"},
+        ("DELETE", "/v1/jobs/job_00000000000000000000000000"): {"jobs", "admin"},
+    }
+    for name in (*sorted(ALL_SCOPES), "of_before"):
+        client = client_with_scopes(name)
+        for (method, path), scopes in routes.items():
+            is_allowed = name in scopes or name == "of_before"
+            assert (client.request(method, path).status_code != 403) is is_allowed, (name, method, path)
+    answer = client_with_scopes("metrics").post("/t2i", json={"prompt": "p"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["retryable"]) == (403, "missing_scope", False)
+    assert "needs the scope generate; the key 'metrics' has metrics." in error["message"]
+
+
+def test_exemplars_need_the_scope_metrics(client_with_scopes):
+    client_with_scopes("generate").post("/t2i", json={"prompt": "p"})
+    headers = {"Accept": "application/openmetrics-text"}
+    has_exemplars = {
+        name: "request_id=" in client_with_scopes(name).get("/metrics", headers=headers).text
+        for name in (*ALL_SCOPES, "of_before")
+    }
+    assert has_exemplars == {"generate": False, "jobs": False, "metrics": True, "admin": True, "of_before": True}
+
+
+def test_an_admin_sees_cancels_and_erases_the_jobs_of_every_key(client_with_scopes, captured_log_fields):
+    admin, client, other = (client_with_scopes(name) for name in ("admin", "jobs", "of_before"))
+    job_ids = [each.post("/v1/jobs", json={"input": {"prompt": "p"}}).json()["id"] for each in (client, other)]
+    assert [job["id"] for job in admin.get("/v1/jobs").json()["results"]] == job_ids[::-1]
+    assert [job["id"] for job in client.get("/v1/jobs").json()["results"]] == job_ids[:1]
+    assert admin.delete(f"/v1/jobs/{job_ids[0]}").json()["completed_at"]
+    with captured_log_fields("noria.jobs") as lines:
+        assert admin.delete(f"/v1/jobs/{job_ids[1]}?erase=true").status_code == 204
+        assert [line["key"] for line in lines() if line["event"] == "job_erased"] == ["admin"]
+    assert other.get(f"/v1/jobs/{job_ids[1]}").status_code == 404
+
+
 def test_a1111s_progress_and_interrupt_cover_only_the_clients_own_requests(client_of):
     client_of.engine.never_answers = True
     alice, bob, answers = client_of("alice"), client_of("bob"), []
@@ -297,12 +363,19 @@ def test_a_changed_file_of_keys_adds_and_revokes_without_a_restart(client_of, tm
     wait_until(lambda: bob.get("/v1/models").status_code == 401)
     assert alice.get("/v1/models").status_code == 200
     assert client_of().get("/v1/models", headers={"X-Api-Key": carols_key}).status_code == 200
+    assert alice.get("/v1/jobs").status_code == 200
+    file.write_text(file.read_text().replace("[[key]]", '[[key]]\nscopes = ["generate"]', 1))  # alice's
+    wait_until(lambda: alice.get("/v1/jobs").status_code == 403)
     file.write_text("[[key]]")
     wait_until(lambda: "name is missing" in caplog.text)
     assert alice.get("/v1/models").status_code == 200
     events = [record.noria_fields for record in caplog.records if record.name == "noria.keys"]
-    assert [(event["event"], event.get("key")) for event in events] == [
+    changes = [event for event in events if event["event"] != "client_rejected"]
+    assert [(event["event"], event.get("key")) for event in changes] == [
         ("api_key_added", "carol"),
         ("api_key_revoked", "bob"),
+        ("api_key_changed", "alice"),
         ("api_keys_rejected", None),
     ]
+    rejected = {(event["reason"], event["key"]) for event in events if event["event"] == "client_rejected"}
+    assert rejected == {("revoked_key", "bob"), ("missing_scope", "alice")}

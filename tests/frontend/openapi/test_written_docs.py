@@ -14,7 +14,7 @@ from noria.frontend.http.paths import ASSETS_PATH
 from noria.frontend.routes.jobs import JobRequestBody
 from noria.frontend.routes.openai_images import GenerationsRequestBody
 from noria.jobs.records import TRANSITIONS, Job
-from noria.jobs.webhooks.client import sign
+from noria.jobs.webhooks.signing import sign
 from noria.protocol.request import ImageRequestBody
 
 DOCS = pathlib.Path(__file__).parents[3] / "docs"
@@ -64,6 +64,7 @@ def test_documented_webhook_verification_accepts_our_signature_only(http_api):
     exec(code, names)
     secret = bytes(range(32))
     text = f"whsec_{base64.b64encode(secret).decode()}\n"
-    headers = {"webhook-id": "msg_1", "webhook-timestamp": "1", "webhook-signature": sign(secret, "msg_1", 1, b"{}")}
+    signatures = sign([bytes(32), secret], "msg_1", 1, b"{}")
+    headers = {"webhook-id": "msg_1", "webhook-timestamp": "1", "webhook-signature": signatures}
     assert names["is_from_noria"](text, headers, b"{}")
     assert not names["is_from_noria"](text, headers, b"{ }")

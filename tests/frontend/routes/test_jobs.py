@@ -382,8 +382,9 @@ def test_webhook_is_sent_at_the_end_and_signed(serve_jobs, tmp_path):
         thread.join()
     ((headers, body),) = received
     assert json.loads(body) == done
-    from noria.jobs.webhooks.client import read_secret, sign
+    from noria.jobs.webhooks.signing import read_secrets, sign
 
-    secret = read_secret("auto", tmp_path)
-    signature = sign(secret, headers["webhook-id"], int(headers["webhook-timestamp"]), body)
+    signature = sign(
+        read_secrets(tmp_path / "webhook-secret"), headers["webhook-id"], int(headers["webhook-timestamp"]), body
+    )
     assert headers["webhook-signature"] == signature

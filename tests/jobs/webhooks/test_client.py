@@ -1,27 +1,28 @@
 """Webhooks: signatures follow the specification, and deliveries go only to the address that was checked."""
 
 import asyncio
-import base64
 import contextlib
-import hashlib
 import http.server
 import json
 import ssl
-import stat
 import subprocess
 import threading
+import time
+from collections import Counter
 
 import pytest
 import sqlalchemy as sa
+from standardwebhooks import Webhook
+from standardwebhooks.webhooks import WebhookVerificationError
 
-from noria.errors import ConfigError
 from noria.jobs.schema import deliveries
 from noria.jobs.store import JobStore
 from noria.jobs.thread_offloader import ThreadOffloader
-from noria.jobs.webhooks.client import MAX_TRIES, WebhookClient, read_secret, retry_delay_s, sign
+from noria.jobs.webhooks.client import MAX_TRIES, WebhookClient, retry_delay_s
 from noria.jobs.webhooks.dispatcher import WebhookDispatcher
-from noria.jobs.webhooks.outbox import CLAIM_S, Outbox, WebhookDelivery
+from noria.jobs.webhooks.outbox import CLAIM_S, MAX_PER_HOST, Outbox, WebhookDelivery
 from noria.jobs.webhooks.resolver import Resolver
+from noria.jobs.webhooks.signing import format_secret, secret_of_key, sign
 from noria.observe.logs.setup import LineHandler, logging_to
 from waiting import POLL_INTERVAL_S, TIMEOUT_S, wait_until_async
 
@@ -77,11 +78,13 @@ async def to_loopback(host, port):
     return ["127.0.0.1"]
 
 
-def send(url, *, resolve=to_loopback, allow_private=True, now=1_795_230_000.9):
+def send(url, *, resolve=to_loopback, allow_private=True, now=1_795_230_000.9, made_by="", secrets=(SECRET,)):
     async def once():
-        client = WebhookClient(SECRET, allow_private=allow_private, resolve=resolve)
+        client = WebhookClient(secrets, allow_private=allow_private, resolve=resolve)
         try:
-            return await client.send(WebhookDelivery("msg_1", url, DELIVERY.body, 1, "job_1"), now)
+            delivery = WebhookDelivery("msg_1", url, DELIVERY.body, 1, "job_1", "", made_by)
+            failed = await client.send(delivery, now)
+            return failed and failed.reason
         finally:
             await client.close()
 
@@ -91,53 +94,19 @@ def send(url, *, resolve=to_loopback, allow_private=True, now=1_795_230_000.9):
 # ── Signing ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_signature_matches_the_example_of_the_specification():
-    secret = base64.b64decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
-    signature = sign(secret, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}')
-    assert signature == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
-
-
-def hmac_by_rfc_2104(key, text):
-    key = key.ljust(64, b"\0")
-    inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in key) + text).digest()
-    return hashlib.sha256(bytes(byte ^ 0x5C for byte in key) + inner).digest()
-
-
-def test_a_receiver_can_verify_the_signature():
+def test_a_receiver_can_verify_the_signature_of_its_key_during_a_rotation():
     with Receiver() as receiver:
-        assert send(f"http://hooks.example:{receiver.port}/in?a=b") is None
+        url = f"http://hooks.example:{receiver.port}/in?a=b"
+        assert send(url, made_by="alice", secrets=(bytes(32), SECRET), now=time.time()) is None
     ((path, headers, content),) = receiver.received
     assert (path, content.decode(), headers["content-type"]) == ("/in?a=b", DELIVERY.body, "application/json")
     assert headers["host"] == f"hooks.example:{receiver.port}"
-    assert (headers["webhook-id"], headers["webhook-timestamp"]) == ("msg_1", "1795230000")
-    signed = b"msg_1.1795230000." + content
-    assert headers["webhook-signature"] == "v1," + base64.b64encode(hmac_by_rfc_2104(SECRET, signed)).decode()
-
-
-def test_a_secret_is_created_once_and_readable_by_its_owner_only(tmp_path):
-    secret = read_secret("auto", tmp_path / "new")
-    file = tmp_path / "new" / "webhook-secret"
-    assert len(secret) == 32
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert read_secret("auto", tmp_path / "new") == read_secret(str(file), tmp_path) == secret
-    assert [path.name for path in file.parent.iterdir()] == ["webhook-secret"]
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("whsec_???", "holds no secret"),
-        ("whsec_c2hvcnQ=", "has 5 bytes"),
-        ("gehört", "cannot be read"),
-        (None, "cannot be read"),
-    ],
-)
-def test_a_file_without_a_secret_is_rejected(tmp_path, text, words):
-    if text is not None:
-        (tmp_path / "secret").write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match=words) as caught:
-        read_secret(str(tmp_path / "secret"), tmp_path)
-    assert text is None or text not in str(caught.value)
+    assert headers["webhook-id"] == "msg_1"
+    for server_secret in (SECRET, bytes(32)):
+        Webhook(format_secret(secret_of_key(server_secret, "alice"))).verify(content, headers)
+        for other in (server_secret, secret_of_key(server_secret, "bob")):
+            with pytest.raises(WebhookVerificationError):
+                Webhook(format_secret(other)).verify(content, headers)
 
 
 # ── Where it goes ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -157,9 +126,10 @@ def test_a_host_that_resolves_to_a_private_address_after_its_check_is_rejected()
         return answers.pop(0)
 
     async def accept_then_send(url):
-        client = WebhookClient(SECRET, allow_private=False, resolve=rebinding)
+        client = WebhookClient((SECRET,), allow_private=False, resolve=rebinding)
         await client.check_url(url)
-        return await client.send(WebhookDelivery("msg_1", url, "{}", 1, "job_1"), 0.0)
+        failed = await client.send(WebhookDelivery("msg_1", url, "{}", 1, "job_1"), 0.0)
+        return failed.reason
 
     with Receiver() as receiver:
         reason = asyncio.run(accept_then_send(f"http://hooks.example:{receiver.port}/"))
@@ -213,15 +183,47 @@ def test_tls_uses_the_host_name_although_the_connection_uses_the_address(certifi
 # ── Retries ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_retries_spread_over_hours_and_then_end():
+def test_retries_spread_over_days_and_then_end():
     waits = [retry_delay_s(number, 0.5) for number in range(1, MAX_TRIES)]
     assert waits[0] == 5.0
     assert waits == sorted(waits)
-    assert max(waits) == 3600.0
-    assert 3 * 3600 < sum(waits) < 24 * 3600
-    assert retry_delay_s(MAX_TRIES, 0.5) is None
+    assert max(waits) == 86_400.0
+    assert 3 * 86_400 < sum(waits) < 4 * 86_400
+    assert retry_delay_s(MAX_TRIES, 0.5, 1.0) is None
     assert retry_delay_s(1, 0.0) == 4.0
     assert retry_delay_s(1, 0.999) < 6.0
+
+
+def test_retry_after_delays_the_next_try_by_a_day_at_most():
+    assert retry_delay_s(1, 0.0, 60.0) == 60.0
+    assert 60.0 < retry_delay_s(1, 0.5, 60.0) < 72.0  # not all at once
+    assert retry_delay_s(1, 0.0, 1e9) == 86_400.0
+    assert retry_delay_s(4, 0.5, 60.0) == 7200.0
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "wait_s"),
+    [
+        (429, "120", 120.0),
+        (503, "Wed, 18 Nov 2026 19:21:00 GMT", 60.0),
+        (503, "Wed, 18 Nov 2026 19:19:00 GMT", 0.0),
+        (500, "120", 0.0),
+        (429, "soon", 0.0),
+        (429, "-5", 0.0),
+        (429, "9" * 400, 0.0),
+    ],
+)
+def test_retry_after_is_read_from_a_busy_receiver(status, text, wait_s):
+    async def once(url):
+        client = WebhookClient((SECRET,), allow_private=True, resolve=to_loopback)
+        try:
+            return await client.send(WebhookDelivery("msg_1", url, "{}", 1, "job_1"), 1_795_029_600.0)
+        finally:
+            await client.close()
+
+    with Receiver([status], headers=[("Retry-After", text)]) as receiver:
+        failed = asyncio.run(once(f"http://hooks.example:{receiver.port}/"))
+    assert (failed.retry_after_s, failed.reason) == (wait_s, f"it answered {status}")
 
 
 def due_at(engine):
@@ -242,35 +244,63 @@ def test_a_claimed_delivery_is_due_again_if_its_dispatcher_dies(store, engine, j
     assert len(outbox.claim_due(9, 1.0 + 2 * CLAIM_S)) == 1
 
 
-def test_a_failing_receiver_gets_the_same_message_until_it_accepts_it(store: JobStore, engine, job):
-    with Receiver([500, 503]) as receiver:
-        new = job(webhook=f"http://hooks.example:{receiver.port}/", webhook_events=("completed",))
+@pytest.fixture
+def deliver_all(engine):
+    """Delivers until nothing is pending. The clock jumps to when the next delivery is due."""
+    now = 0.0
+
+    async def deliver():
+        nonlocal now
+        offload = ThreadOffloader()
+        client = WebhookClient((SECRET,), allow_private=True, resolve=to_loopback)
+        dispatcher = WebhookDispatcher(Outbox(engine), client, offload, clock=lambda: now, uniform=lambda: 0.5)
+        running = asyncio.create_task(dispatcher.run())
+        async with asyncio.timeout(TIMEOUT_S):
+            while (due := await offload(due_at, engine)) is not None:
+                # rescheduled; while a try runs, the clock stands still, however long it takes
+                if due != now + CLAIM_S:
+                    now = due
+                await asyncio.sleep(POLL_INTERVAL_S)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await client.close()
+        offload.close()
+
+    return lambda: asyncio.run(deliver())
+
+
+def test_a_failing_receiver_gets_the_same_message_until_it_accepts_it(store: JobStore, job, deliver_all):
+    with Receiver([500, 503], headers=[("Retry-After", "900")]) as receiver:
+        new = job(webhook=f"http://hooks.example:{receiver.port}/", webhook_events=("completed",), made_by="alice")
         record, _ = store.accept(new, 9, 0.0)
         store.cancel(record.id, 0.0)
-        now = 0.0
-
-        async def deliver():
-            nonlocal now
-            offload = ThreadOffloader()
-            client = WebhookClient(SECRET, allow_private=True, resolve=to_loopback)
-            dispatcher = WebhookDispatcher(Outbox(engine), client, offload, clock=lambda: now, uniform=lambda: 0.5)
-            running = asyncio.create_task(dispatcher.run())
-            async with asyncio.timeout(TIMEOUT_S):
-                while (due := await offload(due_at, engine)) is not None:
-                    # rescheduled; while a try runs, the clock stands still, however long it takes
-                    if due < now + CLAIM_S:
-                        now = due
-                    await asyncio.sleep(POLL_INTERVAL_S)
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-            await client.close()
-            offload.close()
-
-        asyncio.run(deliver())
+        deliver_all()
+    for _, headers, content in receiver.received:
+        secrets = [secret_of_key(SECRET, "alice")]
+        signature = sign(secrets, headers["webhook-id"], int(headers["webhook-timestamp"]), content)
+        assert headers["webhook-signature"] == signature
     assert len({headers["webhook-id"] for _, headers, _ in receiver.received}) == 1
-    assert [headers["webhook-timestamp"] for _, headers, _ in receiver.received] == ["0", "5", "17"]
+    assert [headers["webhook-timestamp"] for _, headers, _ in receiver.received] == ["0", "5", "995"]
     assert len({headers["webhook-signature"] for _, headers, _ in receiver.received}) == 3
     assert [json.loads(content)["status"] for _, _, content in receiver.received] == ["canceled"] * 3
+
+
+def test_a_receiver_that_is_gone_ends_the_deliveries_of_the_key_to_its_url(store: JobStore, job, deliver_all, caplog):
+    with Receiver([410] * 100) as gone, Receiver() as other:
+        for number in range(20):
+            url = f"http://hooks.example:{gone.port if number < 19 else other.port}/"
+            new = job(webhook=url, webhook_events=("completed",), made_by="bob" if number == 18 else "alice")
+            store.cancel(store.accept(new, 99, float(number))[0].id, float(number) - 99)
+        deliver_all()
+    by_id = Counter(headers["webhook-id"] for _, headers, _ in gone.received)
+    assert (
+        len(by_id) <= 1 + MAX_PER_HOST
+    )  # those of alice that were in flight when the first one was answered, and bob's
+    assert set(by_id.values()) == {1}
+    assert len(other.received) == 1
+    dropped = [record.noria_fields for record in caplog.records if "410" in record.message]
+    assert sum(fields["num_dropped"] for fields in dropped) == 19
+    assert {(fields["event"], fields["reason"]) for fields in dropped} == {("webhook_gone", "it answered 410")}
 
 
 def webhook_lines(lines):
@@ -289,7 +319,7 @@ def test_the_log_line_of_a_webhook_names_its_job_and_omits_the_query_of_its_url(
 
         async def try_once():
             offload = ThreadOffloader()
-            client = WebhookClient(SECRET, allow_private=allow_private, resolve=to_loopback)
+            client = WebhookClient((SECRET,), allow_private=allow_private, resolve=to_loopback)
             running = asyncio.create_task(WebhookDispatcher(Outbox(engine), client, offload).run())
             await wait_until_async(lambda: webhook_lines(lines))
             running.cancel()

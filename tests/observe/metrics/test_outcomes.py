@@ -15,6 +15,7 @@ NEVER_AN_IMAGE_REQUEST_OUTCOME = {
     "unauthorized",
     "host_not_allowed",
     "cross_origin",
+    "missing_scope",
     "unsupported_media_type",
     "unreadable_image",
     "body_too_large",

@@ -1,9 +1,10 @@
-"""The TOML file of API keys and their limits. `noria key NAME` generates a key and prints its table.
+"""The TOML file of API keys, their scopes and limits. `noria key create NAME` makes a key and prints its table.
 
     [[key]]
     name = "alice"
     sha256 = "…"                  # of the key; the file does not contain the key itself
-    max_images_in_flight = 4      # optional, as are the next two
+    scopes = ["generate", "jobs"] # what it may do; optional, as is all below
+    max_images_in_flight = 4
     images_per_minute = 60
     priority = "normal"           # the highest that the key may request
 
@@ -14,7 +15,8 @@ import hashlib
 import pathlib
 import secrets
 import tomllib
-from typing import Annotated, Any
+from collections.abc import Collection, Sequence
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -23,6 +25,13 @@ from noria.errors import ConfigError, did_you_mean, short_repr
 from noria.protocol.request import Priority
 
 KeyName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")]  # needs no escaping in logs, headers and TOML
+
+KeyScope = Literal["generate", "jobs", "metrics", "admin"]
+"""What a key may do; `admin` includes the others."""
+
+ALL_SCOPES: frozenset[KeyScope] = frozenset(get_args(KeyScope))
+DEFAULT_SCOPES: frozenset[KeyScope] = ALL_SCOPES - {"admin"}
+"""Those of a key whose table names none: what every key could do before there were scopes."""
 
 
 class ApiKey(Struct, frozen=True):
@@ -33,11 +42,13 @@ class ApiKey(Struct, frozen=True):
     max_images_in_flight: Annotated[int, Meta(ge=1)] | None = None
     images_per_minute: Annotated[int, Meta(ge=1)] | None = None
     priority: Priority = "high"
+    scopes: Annotated[frozenset[KeyScope], Meta(min_length=1)] = DEFAULT_SCOPES
 
 
 _ALLOWED_VALUES = {
     "name": "1 to 64 of A-Z a-z 0-9 . _ -",
-    "sha256": "the key's SHA-256 in 64 lower-case hexadecimal digits, as `noria key NAME` prints it",
+    "sha256": "the key's SHA-256 in 64 lower-case hexadecimal digits, as `noria key create NAME` prints it",
+    "scopes": f"a list of some of {', '.join(get_args(KeyScope))}, or leave it out",
     "max_images_in_flight": "a whole number from 1, or leave it out",
     "images_per_minute": "a whole number from 1, or leave it out",
     "priority": "low, normal, high, or leave it out",
@@ -49,11 +60,28 @@ def key_digest(key: bytes) -> str:
     return hashlib.sha256(key).hexdigest()
 
 
-def generate_key(name: str) -> tuple[str, str]:
-    """Return a new key and its table for the file. Raises ConfigError if `name` is not allowed."""
+def format_scopes(scopes: Collection[KeyScope]) -> str:
+    """Return the names of scopes in their usual order."""
+    return ", ".join(scope for scope in get_args(KeyScope) if scope in scopes)
+
+
+def check_name(name: str) -> None:
+    """Raise ConfigError if `name` is not allowed as the name of a key."""
+    _parse_key({"name": name, "sha256": "0" * 64}, "the key")
+
+
+def generate_key(name: str, scopes: Sequence[str] | None = None) -> tuple[str, str]:
+    """Return a new key and its table for the file. Raises ConfigError if `name` or `scopes` are not allowed."""
     key = f"noria_{secrets.token_urlsafe(32)}"
-    entry = _parse_key({"name": name, "sha256": key_digest(key.encode())}, "the new key")
-    return key, f'[[key]]\nname = "{entry.name}"\nsha256 = "{entry.sha256}"\n'
+    table: dict[str, object] = {"name": name, "sha256": key_digest(key.encode())}
+    if scopes is not None:
+        table["scopes"] = list(scopes)
+    entry = _parse_key(table, "the new key")
+    lines = ["[[key]]", f'name = "{entry.name}"', f'sha256 = "{entry.sha256}"']
+    if scopes is not None:
+        quoted = format_scopes(entry.scopes).replace(", ", '", "')
+        lines.append(f'scopes = ["{quoted}"]')
+    return key, "\n".join(lines) + "\n"
 
 
 def read_keys(setting: str) -> tuple[ApiKey, ...]:
@@ -77,7 +105,7 @@ def read_keys(setting: str) -> tuple[ApiKey, ...]:
     tables = tree.get("key", [])
     if not isinstance(tables, list) or not tables:
         raise ConfigError(
-            f"{file} has no [[key]] table, so no client could use the server. Add one with `noria key NAME >> {file}`, or "
+            f"{file} has no [[key]] table, so no client could use the server. Add one with `noria key create NAME >> {file}`, or "
             "leave frontend.api_keys_file empty."
         )
     keys = tuple(_parse_key(table, f"{file}, [[key]] {number}") for number, table in enumerate(tables, 1))
@@ -100,7 +128,7 @@ def _parse_key(table: Any, where: str) -> ApiKey:
     try:
         return msgspec.convert(table, ApiKey)
     except msgspec.ValidationError as error:
-        name = str(error).rpartition(" - at `$.")[2].rstrip("`")
+        name = str(error).rpartition(" - at `$.")[2].rstrip("`").partition("[")[0]
         # An invalid digest may be the key itself, put in the wrong place: do not print it.
         got = "not a digest" if name == "sha256" else short_repr(table[name])
         raise ConfigError(f"{where}: {name} is {got}; allowed is {_ALLOWED_VALUES[name]}.") from error

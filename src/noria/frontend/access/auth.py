@@ -16,11 +16,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from noria.errors import Unauthorized
-from noria.frontend.access.api_keys import ApiKey, key_digest
+from noria.frontend.access.api_keys import ApiKey, KeyScope, format_scopes, key_digest
 from noria.frontend.access.quotas import ApiClient
 from noria.observe.logs.log_record import fields
 
 _log = logging.getLogger("noria.keys")
+_MAX_REVOKED_KEYS = 1000  # remembered, for the log
 
 
 class ClientDirectory:
@@ -31,20 +32,35 @@ class ClientDirectory:
         self._num_processes = num_processes
         self._clients = {key: ApiClient(key, num_processes) for key in keys}
         self._anonymous_client = None if keys else ApiClient(None, num_processes)
+        self._revoked_names: dict[str, str] = {}  # by digest
+        if keys:
+            described = [f"{key.name}: {format_scopes(key.scopes)}" for key in keys]
+            _log.info("%d keys are accepted", len(keys), extra=fields(event="api_keys_loaded", keys=described))
 
     def update(self, keys: Sequence[ApiKey]) -> None:
-        """Accept these keys from now on, and no others; log which are new and which are revoked.
+        """Accept these keys from now on, and no others; log which are new, changed and revoked.
 
         What a revoked key has begun is completed.
         """
-        before, after = ({key.sha256: key.name for key in each} for each in (self._clients, keys))
+        before, after = ({key.sha256: key for key in each} for each in (self._clients, keys))
         self._clients = {key: self._clients.get(key) or ApiClient(key, self._num_processes) for key in keys}
-        for digest in after.keys() - before.keys():
-            _log.info("the key %r is accepted", after[digest], extra=fields(event="api_key_added", key=after[digest]))
+        for digest, key in after.items():
+            self._revoked_names.pop(digest, None)
+            if digest not in before:
+                _log.info("the key %r is accepted", key.name, extra=_log_fields("api_key_added", key))
+            elif key != before[digest]:
+                _log.info("the key %r is changed", key.name, extra=_log_fields("api_key_changed", key))
         for digest in before.keys() - after.keys():
+            self._revoked_names[digest] = before[digest].name
             _log.info(
-                "the key %r is revoked", before[digest], extra=fields(event="api_key_revoked", key=before[digest])
+                "the key %r is revoked", before[digest].name, extra=_log_fields("api_key_revoked", before[digest])
             )
+        for digest in list(self._revoked_names)[:-_MAX_REVOKED_KEYS]:
+            del self._revoked_names[digest]
+
+    def revoked_name(self, key: bytes) -> str | None:
+        """Return the name of a key that was revoked since the start; None if it was not."""
+        return self._revoked_names.get(key_digest(key))
 
     def find(self, headers: Mapping[str, str]) -> ApiClient:
         """Return the client whose key is in `headers`.
@@ -68,6 +84,11 @@ class ClientDirectory:
         if not matches:
             raise Unauthorized("the API key is not known here; ask the server's operator for one.")
         return matches[0]
+
+
+def _log_fields(event: str, key: ApiKey) -> dict[str, dict[str, object]]:
+    limits = {"max_images_in_flight": key.max_images_in_flight, "images_per_minute": key.images_per_minute}
+    return fields(event=event, key=key.name, scopes=format_scopes(key.scopes), priority=key.priority, **limits)
 
 
 class _Headers(Headers):
@@ -101,15 +122,25 @@ class _Request(Request):
 
 
 class AuthenticatedEndpoint:
-    """The endpoint of a route, behind authentication; puts `api_client` on the request's state."""
+    """The endpoint of a route, behind authentication; puts `api_client` on the request's state.
 
-    def __init__(self, endpoint: Callable[[Request], Awaitable[Response]], clients: ClientDirectory) -> None:
-        self._endpoint, self._clients = endpoint, clients
+    `needed_scope` is that of the route; None: any key will do.
+    """
+
+    def __init__(
+        self,
+        endpoint: Callable[[Request], Awaitable[Response]],
+        clients: ClientDirectory,
+        needed_scope: KeyScope | None = None,
+    ) -> None:
+        self._endpoint, self._clients, self._needed_scope = endpoint, clients, needed_scope
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request if its key is known. Raises Unauthorized."""
+        """Serve one request if its key may make it. Raises Unauthorized and MissingScope."""
         http = _Request(scope, receive)
-        scope["state"]["api_client"] = self._clients.find(http.headers)
+        api_client = scope["state"]["api_client"] = self._clients.find(http.headers)
+        if self._needed_scope is not None:
+            api_client.require_scope(self._needed_scope)
         response = await self._endpoint(http)
         await response(scope, receive, send)
 

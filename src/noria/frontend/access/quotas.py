@@ -1,4 +1,4 @@
-"""What each API key may still do: images per minute, images in flight, and its highest priority.
+"""What each API key may do: its scopes, images per minute, images in flight, and its highest priority.
 
 Pure: `now` is an argument. A front end enforces its share of each limit and does not coordinate with the other front ends.
 """
@@ -7,8 +7,8 @@ from typing import get_args
 
 import msgspec
 
-from noria.errors import InvalidField, RateLimited, short_repr
-from noria.frontend.access.api_keys import ApiKey
+from noria.errors import InvalidField, MissingScope, RateLimited, short_repr
+from noria.frontend.access.api_keys import ALL_SCOPES, ApiKey, KeyScope, format_scopes
 from noria.protocol.request import ImageRequestBody, Priority
 
 # Sums of floats are inexact: a client that waits exactly as long as Retry-After says must pass.
@@ -46,6 +46,7 @@ class ApiClient:
 
     def __init__(self, key: ApiKey | None, num_processes: int) -> None:
         self.name = None if key is None else key.name
+        self._scopes = ALL_SCOPES if key is None else key.scopes
         self._max_priority: Priority = "high" if key is None else key.priority
         self._max_in_flight: int | None = None
         self._token_bucket: TokenBucket | None = None
@@ -54,6 +55,18 @@ class ApiClient:
             self._max_in_flight = max(1, key.max_images_in_flight // num_processes)
         if key is not None and key.images_per_minute is not None:
             self._token_bucket = TokenBucket(max(1.0, key.images_per_minute / num_processes))
+
+    def has_scope(self, scope: KeyScope) -> bool:
+        """Return whether the client may do what `scope` allows."""
+        return scope in self._scopes or "admin" in self._scopes
+
+    def require_scope(self, scope: KeyScope) -> None:
+        """Raise MissingScope if the client may not do what `scope` allows."""
+        if not self.has_scope(scope):
+            raise MissingScope(
+                f"this needs the scope {scope}; the key {self.name!r} has {format_scopes(self._scopes)}. The server's "
+                "operator can add it to the key's scopes."
+            )
 
     def apply_priority(self, body: ImageRequestBody) -> ImageRequestBody:
         """Return `body`, with the key's highest priority if it names none and the default is above that.

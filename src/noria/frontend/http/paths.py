@@ -1,5 +1,7 @@
 """Paths that authentication, access logs and traces treat differently from all others."""
 
+from noria.frontend.access.api_keys import KeyScope
+
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/openapi.json", "/docs", "/live", "/"})
 """Routes that need no API key: none creates, lists or returns images."""
 
@@ -8,3 +10,18 @@ ASSETS_PATH = "/pages"
 
 A1111_ROOT = "/sdapi/v1"
 """The routes of AUTOMATIC1111's API begin with it; their errors carry `detail`."""
+
+_SCOPES: dict[str, KeyScope | None] = {
+    "/t2i": "generate",
+    "/v1/images/": "generate",
+    f"{A1111_ROOT}/": "generate",
+    "/v1/jobs": "jobs",
+    "/v1/models": None,
+    "/v1/live": None,
+}  # by the beginning of the path
+
+
+def needed_scope(path: str) -> KeyScope | None:
+    """Return the scope that an API key needs for a route that is not open; None: any key may use it."""
+    (scope,) = (scope for beginning, scope in _SCOPES.items() if path.startswith(beginning))
+    return scope

@@ -16,6 +16,7 @@ from noria.errors import (
     EngineUnavailable,
     InvalidBody,
     InvalidField,
+    MissingScope,
     ModelNotFound,
     RateLimited,
     RouteNotFound,
@@ -23,7 +24,7 @@ from noria.errors import (
     UnreadableImage,
 )
 from noria.frontend.http.errors import ErrorBody
-from noria.frontend.http.paths import OPEN_PATHS
+from noria.frontend.http.paths import OPEN_PATHS, needed_scope
 from noria.frontend.openapi.a1111 import a1111_paths
 from noria.frontend.openapi.jobs import job_paths
 from noria.frontend.openapi.operations import (
@@ -157,13 +158,15 @@ _SECURITY_SCHEMES = {
 
 
 def _require_keys(paths: dict[str, Any]) -> None:
-    """Add to `paths` which operations need an API key, and the error without one."""
+    """Add to `paths` which operations need an API key, with which scope, and the errors without."""
     for path, item in paths.items():
         if path in OPEN_PATHS:
             continue
+        scope = needed_scope(path)
         for operation_object in item.values():
-            operation_object["security"] = [{name: []} for name in _SECURITY_SCHEMES]
-            operation_object["responses"] |= error_responses([Unauthorized])
+            operation_object["security"] = [{name: [scope] if scope else []} for name in _SECURITY_SCHEMES]
+            for status, response in error_responses([Unauthorized, *([MissingScope] if scope else [])]).items():
+                operation_object["responses"].setdefault(status, response)
 
 
 def _schemas(spec: DiffusionModelSpec | None, config: FrontendConfig) -> dict[str, Any]:

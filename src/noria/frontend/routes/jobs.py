@@ -177,7 +177,7 @@ class JobRoutes:
     async def job(self, http: Request) -> Response:
         """GET returns a job; DELETE cancels it, unless it has ended, and with `erase=true` erases it."""
         if http.method == "DELETE" and _parse_erase(http):
-            await self._service.erase(_job_id(http), _owner(http))
+            await self._service.erase(_job_id(http), _owner(http), erased_by=http.state.api_client.name)
             return Response(status_code=204)
         action = self._service.cancel if http.method == "DELETE" else self._service.get
         record = await action(_job_id(http), _owner(http))
@@ -296,9 +296,9 @@ def _job_id(http: Request) -> str:
 
 
 def _owner(http: Request) -> str | None:
-    """Return the name of the request's API key, which sees its own jobs only; None (without keys) sees all jobs."""
-    name: str | None = http.state.api_client.name
-    return name
+    """Return the name of the request's API key, which sees its own jobs only; None (an admin, or no keys) sees all."""
+    api_client: ApiClient = http.state.api_client
+    return None if api_client.has_scope("admin") else api_client.name
 
 
 def _parse_limit(text: str | None) -> int:

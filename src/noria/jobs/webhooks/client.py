@@ -1,105 +1,72 @@
-"""Posts webhooks, signed by the Standard Webhooks specification (https://www.standardwebhooks.com), which Replicate
-uses as well.
-
-    webhook-id: msg_…                  the same for each try: receivers use it to drop duplicates
-    webhook-timestamp: 1795230000      of this try, Unix time
-    webhook-signature: v1,BASE64       HMAC-SHA256 of "{id}.{timestamp}.{body}" with the bytes of the secret
-    traceparent: 00-…                  the trace of the request that created the job, if it has one
+"""Posts webhooks, signed (`signing.py`) and with the trace of the request that created the job, if it has one.
 
 The store adds a delivery to the outbox in the same transaction as the status change, and it stays there until the
-receiver answers 2xx or `MAX_TRIES` failed: delivery is at least once.
+receiver answers 2xx or 410, or `MAX_TRIES` failed: delivery is at least once.
 """
 
 import asyncio
-import base64
-import binascii
-import contextlib
 import logging
-import os
-import pathlib
-import secrets
+import re
 import ssl
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
 import httpx2
 from opentelemetry.trace import Span, SpanKind, Tracer
-from standardwebhooks import Webhook
 
-from noria.errors import ConfigError, NoriaError, short_repr
+from noria.errors import NoriaError, short_repr
 from noria.jobs.webhooks.outbox import WebhookDelivery
+from noria.jobs.webhooks.signing import secret_of_key, sign
 from noria.jobs.webhooks.url_check import ResolveHost, WebhookTarget, check_webhook_url
 from noria.observe.traces.tracer import GLOBAL_TRACER, fail, trace_headers
-from noria.storage.private_files import make_private_folder
 
-MAX_TRIES = 12  # the last about 4 hours after the first
-
-_FIRST_DELAY_S = 5.0
-_MAX_DELAY_S = 3600.0
+# After each failed try but the last: the schedule of the specification, 76 hours.
+_RETRY_DELAYS_S = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 50_400.0, 72_000.0, 86_400.0)
+MAX_TRIES = 1 + len(_RETRY_DELAYS_S)
+_MAX_RETRY_AFTER_S = 86_400.0
+_RETRY_AFTER_STATUSES = (429, 503)
+_GONE = 410
+_MAX_DATE_CHARS = 40
 _CONNECT_TIMEOUT_S = 5.0
 _READ_TIMEOUT_S = 10.0  # until the response's headers; a receiver should answer first and work later
 _TOTAL_TIMEOUT_S = 20.0
 # Responses are ignored; this much is read so that the connection closes in order.
 _MAX_RESPONSE_BYTES = 16_384
-_SECRET_PREFIX = "whsec_"  # noqa: S105 - a prefix, not a secret
-_MIN_SECRET_BYTES = 24  # as the specification demands; generated ones have 32
 
 log = logging.getLogger("noria.webhooks")
 
 
-def sign(secret: bytes, delivery_id: str, timestamp_s: int, body: bytes) -> str:
-    """The `webhook-signature` of one try; `timestamp_s` is Unix time."""
-    return Webhook(secret).sign(delivery_id, datetime.fromtimestamp(timestamp_s, UTC), body.decode())
+@dataclass(frozen=True)
+class FailedTry:
+    """Why the receiver did not accept a webhook, and what it asked for."""
+
+    reason: str
+    is_gone: bool = False  # no more webhooks are to be sent to this URL
+    retry_after_s: float = 0.0
 
 
-def retry_delay_s(num_tries: int, uniform: float) -> float | None:
+def retry_delay_s(num_tries: int, uniform: float, retry_after_s: float = 0.0) -> float | None:
     """Seconds to wait after try number `num_tries` failed; None after the last try.
 
-    `uniform` in [0, 1) adds ± 20 % jitter.
+    `uniform` in [0, 1) adds ± 20 % jitter. The wait is at least `retry_after_s`, of which at most a day counts, with a
+    jitter of up to 20 % more, so that webhooks that were put off together do not come back together.
     """
     if num_tries >= MAX_TRIES:
         return None
-    return min(_FIRST_DELAY_S * 2.5 ** (num_tries - 1), _MAX_DELAY_S) * (0.8 + 0.4 * uniform)
+    scheduled_s = _RETRY_DELAYS_S[num_tries - 1] * (0.8 + 0.4 * uniform)
+    return max(scheduled_s, min(retry_after_s, _MAX_RETRY_AFTER_S) * (1.0 + 0.2 * uniform))
 
 
-def read_secret(setting: str, data_folder: pathlib.Path) -> bytes:
-    """The signing secret in the file that `jobs.webhook_secret_file` names; if that is `auto`, the file is created when
-    missing.
-
-    Raises:
-        ConfigError: the file cannot be read, or does not hold a secret.
-
-    """
-    file = data_folder / "webhook-secret" if setting == "auto" else pathlib.Path(setting)
+def _parse_retry_after(text: str, now: float) -> float:
+    """The seconds in a Retry-After header (RFC 9110, 10.2.3), a number or a date; 0 if it is neither."""
+    if re.fullmatch(r"\d{1,9}", text, re.ASCII):
+        return float(text)
     try:
-        if setting == "auto":
-            _create_secret(file)
-        text = file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"the webhook secret cannot be read from {file}: {error}. Set jobs.webhook_secret_file."
-        ) from error
-    try:
-        secret = base64.b64decode(text.removeprefix(_SECRET_PREFIX), validate=True)
-    except binascii.Error as error:
-        raise ConfigError(f"the file {file} holds no secret: a secret is {_SECRET_PREFIX} and base64.") from error
-    if len(secret) < _MIN_SECRET_BYTES:
-        raise ConfigError(f"the secret in {file} has {len(secret)} bytes; the minimum is {_MIN_SECRET_BYTES}.")
-    return secret
-
-
-def _create_secret(file: pathlib.Path) -> None:
-    """Atomically create the file with a new secret, readable by its owner only, unless it exists."""
-    if file.exists():
-        return
-    make_private_folder(file.parent)
-    temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as opened:
-        opened.write(_SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode() + "\n")
-    with contextlib.suppress(FileExistsError):
-        os.link(temporary, file)
-    temporary.unlink()
+        return max(parsedate_to_datetime(text[:_MAX_DATE_CHARS]).timestamp() - now, 0.0)
+    except (ValueError, OverflowError):
+        return 0.0
 
 
 def _attributes(delivery: WebhookDelivery) -> dict[str, str | int]:
@@ -121,9 +88,10 @@ class WebhookClient:
     """Posts deliveries. Call `close` at the end."""
 
     def __init__(
-        self, secret: bytes, *, allow_private: bool, resolve: ResolveHost, tracer: Tracer = GLOBAL_TRACER
+        self, secrets: Sequence[bytes], *, allow_private: bool, resolve: ResolveHost, tracer: Tracer = GLOBAL_TRACER
     ) -> None:
-        self._secret, self._allow_private, self._resolve, self._tracer = secret, allow_private, resolve, tracer
+        """`secrets` are the server's; each API key signs with what is derived from them."""
+        self._secrets, self._allow_private, self._resolve, self._tracer = secrets, allow_private, resolve, tracer
         self._client: httpx2.AsyncClient | None = None
         self._client_lock = asyncio.Lock()
 
@@ -131,28 +99,29 @@ class WebhookClient:
         """Resolve and check `url`. Raises InvalidField and JobsUnavailable; see `check_webhook_url`."""
         return await check_webhook_url(url, resolve or self._resolve, allow_private=self._allow_private)
 
-    async def send(self, delivery: WebhookDelivery, now: float) -> str | None:
-        """Try once. Returns None if the receiver accepted it, else the reason in words."""
+    async def send(self, delivery: WebhookDelivery, now: float) -> FailedTry | None:
+        """Try once. Returns None if the receiver accepted it."""
         span = self._tracer.start_span("POST", delivery.trace, SpanKind.CLIENT, _attributes(delivery))
         try:
             async with asyncio.timeout(_TOTAL_TIMEOUT_S):
                 target = await self.check_url(delivery.url)
-                status = await self._post(delivery, target, int(now), span)
+                status, retry_after = await self._post(delivery, target, int(now), span)
         except NoriaError as error:  # of `check_url`
             fail(span, error.code)
-            return error.message.replace(short_repr(delivery.url), short_repr(delivery.safe_url))
+            return FailedTry(error.message.replace(short_repr(delivery.url), short_repr(delivery.safe_url)))
         except TimeoutError:
             fail(span, "timeout")
-            return f"no answer within {_TOTAL_TIMEOUT_S:g} s"
+            return FailedTry(f"no answer within {_TOTAL_TIMEOUT_S:g} s")
         except httpx2.HTTPError as error:
             fail(span, type(error).__name__)
-            return f"{type(error).__name__}: {error}"
+            return FailedTry(f"{type(error).__name__}: {error}")
         else:
             span.set_attribute("http.response.status_code", status)
             if 200 <= status < 300:
                 return None
             fail(span, str(status))
-            return f"it answered {status}"
+            retry_after_s = _parse_retry_after(retry_after, now) if status in _RETRY_AFTER_STATUSES else 0.0
+            return FailedTry(f"it answered {status}", status == _GONE, retry_after_s)
         finally:
             span.end()
 
@@ -161,17 +130,20 @@ class WebhookClient:
         if self._client is not None:
             await self._client.aclose()
 
-    async def _post(self, delivery: WebhookDelivery, target: WebhookTarget, timestamp_s: int, span: Span) -> int:
-        """Post once. Returns the status code of the response."""
+    async def _post(
+        self, delivery: WebhookDelivery, target: WebhookTarget, timestamp_s: int, span: Span
+    ) -> tuple[int, str]:
+        """Post once. Returns the status code of the response, and its Retry-After."""
         client = await self._get_client()
         body = delivery.body.encode()
+        signing_secrets = [secret_of_key(secret, delivery.made_by) for secret in self._secrets]
         headers = {
             "Host": target.host_header,
             "Content-Type": "application/json",
             "User-Agent": "noria-webhooks",
             "webhook-id": delivery.id,
             "webhook-timestamp": str(timestamp_s),
-            "webhook-signature": sign(self._secret, delivery.id, timestamp_s, body),
+            "webhook-signature": sign(signing_secrets, delivery.id, timestamp_s, body),
         } | trace_headers(span)
         tls_extensions = {"sni_hostname": target.host} if target.scheme == "https" else {}
         async with client.stream(
@@ -182,7 +154,7 @@ class WebhookClient:
                 num_bytes += len(chunk)
                 if num_bytes > _MAX_RESPONSE_BYTES:
                     break
-            return response.status_code
+            return response.status_code, response.headers.get("retry-after", "")
 
     async def _get_client(self) -> httpx2.AsyncClient:
         async with self._client_lock:

@@ -12,7 +12,7 @@ from opentelemetry.trace import get_current_span
 from noria.errors import JobsUnavailable
 from noria.jobs.periodic import run_periodically
 from noria.jobs.thread_offloader import ThreadOffloader
-from noria.jobs.webhooks.client import WebhookClient, retry_delay_s
+from noria.jobs.webhooks.client import FailedTry, WebhookClient, retry_delay_s
 from noria.jobs.webhooks.outbox import MAX_IN_FLIGHT, Outbox, WebhookDelivery
 from noria.observe.logs.log_record import fields
 from noria.observe.metrics import declarations
@@ -67,24 +67,32 @@ class WebhookDispatcher:
             task.add_done_callback(self._in_flight.pop)
 
     async def _deliver(self, delivery: WebhookDelivery) -> None:
-        reason = await self._client.send(delivery, self._clock())
-        declarations.WEBHOOK_ATTEMPTS.labels("delivered" if reason is None else "failed").inc()
+        failed = await self._client.send(delivery, self._clock())
+        declarations.WEBHOOK_ATTEMPTS.labels("delivered" if failed is None else "failed").inc()
         try:
-            if reason is None:
+            if failed is None:
                 log_fields = _log_fields(delivery, "webhook_delivered")
                 log.info("webhook %s is delivered", delivery.id, extra=log_fields)
                 await self._offload(self._outbox.drop, delivery)
-                return
-            wait_s = retry_delay_s(delivery.num_tries, self._uniform())
-            if wait_s is None:
-                log_fields = _log_fields(delivery, "webhook_abandoned", reason)
-                log.error("webhook %s is abandoned after %d tries", delivery.id, delivery.num_tries, extra=log_fields)
-                await self._offload(self._outbox.drop, delivery)
-                return
-            log_fields = _log_fields(delivery, "webhook_failed", reason, delay_s=wait_s)
-            log.info(
-                "webhook %s: try %d failed, next in %.0f s", delivery.id, delivery.num_tries, wait_s, extra=log_fields
-            )
-            await self._offload(self._outbox.reschedule, delivery, self._clock() + wait_s)
+            else:
+                await self._handle(failed, delivery)
         except JobsUnavailable as error:  # due again in a minute
             log.warning("webhook %s: %s (%s)", delivery.id, error.message, error.__cause__)
+
+    async def _handle(self, failed: FailedTry, delivery: WebhookDelivery) -> None:
+        """Put the delivery off, or end it, with all others to its URL if the receiver said that it is gone."""
+        if failed.is_gone:
+            num_dropped = await self._offload(self._outbox.drop_all_to_url, delivery)
+            log_fields = _log_fields(delivery, "webhook_gone", failed.reason, num_dropped=num_dropped)
+            message = "webhook %s: the receiver answered 410, so no pending one of the key is sent to its URL"
+            log.warning(message, delivery.id, extra=log_fields)
+            return
+        wait_s = retry_delay_s(delivery.num_tries, self._uniform(), failed.retry_after_s)
+        if wait_s is None:
+            log_fields = _log_fields(delivery, "webhook_abandoned", failed.reason)
+            log.error("webhook %s is abandoned after %d tries", delivery.id, delivery.num_tries, extra=log_fields)
+            await self._offload(self._outbox.drop, delivery)
+            return
+        log_fields = _log_fields(delivery, "webhook_failed", failed.reason, delay_s=wait_s)
+        log.info("webhook %s: try %d failed, next in %.0f s", delivery.id, delivery.num_tries, wait_s, extra=log_fields)
+        await self._offload(self._outbox.reschedule, delivery, self._clock() + wait_s)

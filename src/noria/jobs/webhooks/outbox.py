@@ -88,35 +88,36 @@ class Outbox:
         return claimed
 
     def _due(self, limit: int, now: float, in_flight: Collection[WebhookDelivery]) -> list[Any]:
-        """Rows of due deliveries within the limits, the longest due first."""
+        """Rows of due deliveries within the limits, the longest due first.
+
+        Each query leaves out hosts and keys that have their share, so a long backlog of one is skipped in the index.
+        """
         of_host = Counter(delivery.host for delivery in in_flight)
         of_key = Counter(delivery.made_by for delivery in in_flight if delivery.made_by)
         columns = deliveries.c
-        place_of_host = sa.func.row_number().over(partition_by=columns.host, order_by=columns.due_at)
-        place_of_key = sa.func.row_number().over(partition_by=columns.made_by, order_by=columns.due_at)
-        placed = (
-            sa.select(columns.id, place_of_host.label("of_host"), place_of_key.label("of_key"))
-            .where(
-                columns.due_at <= now,
-                columns.host.not_in([host for host, number in of_host.items() if number >= MAX_PER_HOST]),
-                columns.made_by.not_in([key for key, number in of_key.items() if number >= MAX_PER_KEY]),
-            )
-            .subquery()
-        )
-        query = (
-            sa.select(deliveries)
-            .join(placed, placed.c.id == columns.id)
-            .where(placed.c.of_host <= MAX_PER_HOST, sa.or_(columns.made_by == "", placed.c.of_key <= MAX_PER_KEY))
-            .order_by(columns.due_at)
-        )
-        taken: list[Any] = []
+        taken: dict[str, Any] = {}
         with self._engine.connect() as connection:
-            for row in connection.execute(query):
-                if len(taken) < limit and of_host[row.host] < MAX_PER_HOST and of_key[row.made_by] < MAX_PER_KEY:
-                    taken.append(row)
-                    of_host[row.host] += 1
-                    of_key[row.made_by] += bool(row.made_by)
-        return taken
+            while len(taken) < limit:
+                query = (
+                    sa.select(deliveries)
+                    .where(
+                        columns.due_at <= now,
+                        columns.host.not_in([host for host, number in of_host.items() if number >= MAX_PER_HOST]),
+                        columns.made_by.not_in([key for key, number in of_key.items() if number >= MAX_PER_KEY]),
+                        columns.id.not_in(list(taken)),
+                    )
+                    .order_by(columns.due_at)
+                    .limit(limit - len(taken))
+                )
+                rows = connection.execute(query).all()
+                if not rows:
+                    break
+                for row in rows:
+                    if of_host[row.host] < MAX_PER_HOST and of_key[row.made_by] < MAX_PER_KEY:
+                        taken[row.id] = row
+                        of_host[row.host] += 1
+                        of_key[row.made_by] += bool(row.made_by)
+        return list(taken.values())
 
     def _trace_of_job(self, job_id: str) -> Context:
         """The trace context stored with the job; empty also if the job was deleted meanwhile."""
@@ -137,3 +138,9 @@ class Outbox:
         """Delete the delivery: it was accepted or abandoned."""
         with write_transaction(self._engine) as connection:
             connection.execute(deliveries.delete().where(deliveries.c.id == delivery.id))
+
+    def drop_all_to_url(self, delivery: WebhookDelivery) -> int:
+        """Delete the delivery and all others of the same API key to the same URL. Returns their number."""
+        is_same = sa.and_(deliveries.c.url == delivery.url, deliveries.c.made_by == delivery.made_by)
+        with write_transaction(self._engine) as connection:
+            return connection.execute(deliveries.delete().where(is_same)).rowcount
