@@ -29,6 +29,7 @@ from noria.errors import ConfigError
 from noria.frontend.access.api_keys import read_keys
 from noria.frontend.access.request_origin import check_hosts
 from noria.frontend.access.trusted_proxies import check_proxies
+from noria.frontend.http.tls import check_certificate, open_key_warning
 from noria.jobs.results import reject_password
 from noria.models.catalog import open_model
 from noria.observe.cgroup import memory_events, num_oom_kills
@@ -41,7 +42,13 @@ from noria.protocol.model_spec import ModelSpec
 from noria.protocol.transport import Connected, Disconnected, EngineConnection
 from noria.supervisor.child_process import Child, ChildKind, EngineChild
 from noria.supervisor.hang_detector import HangDetector
-from noria.supervisor.listener import connect_host, open_listeners, raise_file_limit, server_url, wait_until_answering
+from noria.supervisor.listener import (
+    open_listeners,
+    raise_file_limit,
+    server_url,
+    wait_until_answering,
+    warn_if_open,
+)
 from noria.supervisor.log_collector import LogCollector, collecting_logs
 from noria.supervisor.private_folder import private_folder
 from noria.supervisor.ready_banner import print_ready_banner, ready_banner
@@ -73,8 +80,8 @@ def serve(config: Config, build_command: CommandBuilder = child_command) -> int:
 
     Raises:
         ConfigError: the API keys file is invalid, `jobs.results` contains a password, tracing is configured but not
-            possible, a trusted proxy is no address, an allowed host is no name, an address cannot be listened on, two
-            models share a name, or TMPDIR cannot be written to, or is too long for Unix sockets.
+            possible, a trusted proxy is no address, an allowed host is no name, the certificate cannot be used, an
+            address cannot be listened on, two models share a name, or TMPDIR cannot be written to, or is too long for Unix sockets.
         ModelError: a model cannot be served.
 
     """
@@ -91,12 +98,16 @@ def _serve(config: Config, build_command: CommandBuilder, log_collector: LogColl
     check_traces(config.traces_endpoint)
     check_proxies(config.frontend.trusted_proxies)
     check_hosts(config.frontend.allowed_hosts)
+    check_certificate(config.frontend)
+    if warning := open_key_warning(config.frontend):
+        log.warning(warning, extra=fields(event="key_open_to_others"))
     raise_file_limit()
     models = open_models(config)
     with (
         open_listeners(config.frontend) as listeners,
         private_folder() as directory,
     ):
+        warn_if_open(listeners[0], config.frontend)
         _check_space(directory, config.frontend.processes + len(config.engine.devices))
         supervisor = Supervisor(
             config, models, listeners, directory, log_collector, started_s=started_s, build_command=build_command
@@ -144,7 +155,7 @@ class Supervisor:
         # Children are in the same control group as this process.
         self._num_oom_kills = functools.partial(num_oom_kills, memory_events())
         self._server_id = uuid.uuid4().hex
-        self._host, self._port = listeners[0].getsockname()[:2]
+        self._url = server_url(listeners[0], has_tls=bool(config.frontend.ssl_certfile))
         addresses = [f"ipc://{directory}/{engine_name(index)}" for index in range(len(config.engine.devices))]
         _check_address_lengths(addresses)
         self._engines = [
@@ -315,16 +326,15 @@ class Supervisor:
                 connection.close()
 
     async def _announce_when_ready(self, engines_ready: list[asyncio.Event]) -> None:
-        host = connect_host(self._host)
-        await wait_until_answering(host, self._port)
+        await wait_until_answering(self._url)
         for frontend in self._frontends:
             frontend.restart_policy.ready()
         for event in engines_ready:
             await event.wait()
         took_s = time.monotonic() - self._started_s
         names = ", ".join(model_spec.name for model_spec in self._models)
-        url = server_url(host, self._port)
-        print_ready_banner(ready_banner(took_s, names, url, has_api_keys=bool(self._config.frontend.api_keys_file)))
+        has_api_keys = bool(self._config.frontend.api_keys_file)
+        print_ready_banner(ready_banner(took_s, names, self._url, has_api_keys=has_api_keys))
 
     async def _follow_engine(self, engine: EngineChild, connection: EngineConnection, ready: asyncio.Event) -> None:
         """Handle the messages of an engine."""
