@@ -39,6 +39,11 @@ def test_the_health_check_uses_a_route_that_needs_no_key():
     assert path != "/readyz"  # a server that loads a model is healthy
 
 
+def test_one_argument_pins_the_base_image_of_all_stages():
+    assert {stage.one("FROM").split()[0] for stage in stages(DOCKERFILE.read_text())} == {"${BASE}"}
+    assert re.search(r"^ARG BASE=python:\$\{PYTHON\}-slim-\w+$", DOCKERFILE.read_text(), re.MULTILINE)
+
+
 def test_it_runs_as_a_user_without_privileges():
     user, _, group = image().one("USER").partition(":")  # numbers: Kubernetes' runAsNonRoot cannot check a name
     assert int(user) > 0
