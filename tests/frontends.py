@@ -114,7 +114,7 @@ def frontend_process(new_engine: Callable[..., FakeEngine], tmp_path: pathlib.Pa
 
 @contextlib.contextmanager
 def running_frontend(
-    engine: FakeEngine, tmp_path: pathlib.Path, config: FrontendConfig = DEFAULT_FRONTEND
+    engine: FakeEngine, tmp_path: pathlib.Path, config: FrontendConfig = DEFAULT_FRONTEND, max_files: int = 256
 ) -> Iterator[FrontendProcess]:
     """A front end as of `frontend_process`, with the settings of `config` but for its addresses."""
     metrics = tmp_path / "metrics"
@@ -134,7 +134,7 @@ def running_frontend(
             stderr=log,
             env=os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(metrics)},
         )
-        resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (256, 256))
+        resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (max_files, max_files))
         ports = [each.getsockname()[1] for each in (listener, metrics_listener)]
     with child:
         try:

@@ -1,6 +1,7 @@
 """Connections to a TLS port that never become one."""
 
 import contextlib
+import itertools
 import socket
 import ssl
 
@@ -13,7 +14,7 @@ from noria.config import FrontendConfig
 from noria.frontend.http.connection import RESERVED_DESCRIPTORS
 from waiting import wait_until
 
-NUM_CONNECTIONS, MEGABYTE = 200, 2**20
+NUM_CONNECTIONS, MAX_FILES, MEGABYTE = 200, 512, 2**20
 # What an attacker sends instead of a handshake.
 SHAPES = {
     "nothing": b"",
@@ -27,7 +28,7 @@ FILES_OPENED_LATER = 4
 def frontend(new_engine, tmp_path):
     certificate = make_certificate(tmp_path / "certificate")
     config = FrontendConfig(ssl_certfile=str(certificate.certfile), ssl_keyfile=str(certificate.keyfile))
-    with running_frontend(new_engine(), tmp_path, config) as running:
+    with running_frontend(new_engine(), tmp_path, config, MAX_FILES) as running:
         yield running
 
 
@@ -35,18 +36,17 @@ def connect_with_tls(frontend):
     return ssl._create_unverified_context().wrap_socket(frontend.connect())
 
 
-def open_many(opened, frontend, data, number):
-    for _ in range(number):
+def open_many(opened, frontend, number, shapes):
+    for data in itertools.islice(itertools.cycle(shapes), number):
         with contextlib.suppress(ConnectionError):
             opened.enter_context(frontend.connect()).sendall(data)
 
 
-@pytest.mark.parametrize("data", SHAPES.values(), ids=SHAPES)
-def test_a_neighbour_is_served_while_connections_make_no_handshake(frontend, data):
+def test_a_neighbour_is_served_while_200_connections_make_no_handshake(frontend):
     def attack(stopped):
         while not stopped.is_set():
             with contextlib.ExitStack() as opened:
-                open_many(opened, frontend, data, NUM_CONNECTIONS // 2)
+                open_many(opened, frontend, NUM_CONNECTIONS, SHAPES.values())
                 stopped.wait(0.5)
 
     assert_neighbour_is_served(frontend.port, attack, has_tls=True)
@@ -57,9 +57,9 @@ def test_handshakes_that_do_not_end_take_little_memory(frontend):
     connect_with_tls(frontend).close()
     before = frontend.resident_bytes
     with contextlib.ExitStack() as opened:
-        open_many(opened, frontend, SHAPES["the beginning of a ClientHello"], NUM_CONNECTIONS // 2)
+        open_many(opened, frontend, NUM_CONNECTIONS, [SHAPES["the beginning of a ClientHello"]])
         connect_with_tls(frontend).close()  # accepted after them
-        assert frontend.resident_bytes - before < 16 * MEGABYTE
+        assert frontend.resident_bytes - before < 24 * MEGABYTE  # 58 kB each when measured
 
 
 def test_plain_http_is_closed_and_not_served(frontend):
@@ -71,9 +71,9 @@ def test_plain_http_is_closed_and_not_served(frontend):
 def test_connections_without_a_handshake_leave_files_for_the_server(frontend):
     with contextlib.ExitStack() as opened:
         client = opened.enter_context(connect_with_tls(frontend))
-        open_many(opened, frontend, b"", 300)
+        open_many(opened, frontend, MAX_FILES + 50, [b""])
         wait_until(lambda: b"connections_rejected" in frontend.log.read_bytes())
-        wait_until(lambda: frontend.process.num_fds() <= 256 - RESERVED_DESCRIPTORS + FILES_OPENED_LATER)
+        wait_until(lambda: frontend.process.num_fds() <= MAX_FILES - RESERVED_DESCRIPTORS + FILES_OPENED_LATER)
         client.sendall(SHAPES["plain HTTP"])  # within TLS
         assert client.recv(4096).startswith(b"HTTP/1.1 200 ")
 

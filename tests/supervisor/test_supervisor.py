@@ -287,7 +287,7 @@ def test_the_banner_of_a_server_with_api_keys_has_a_command_with_a_key():
 
 @pytest.mark.parametrize("kind", ["Unix socket", "TLS"])
 def test_front_ends_share_a_listener_and_noria_top_reaches_it(
-    kind: str, tmp_path: pathlib.Path, servers: list[FakedServer]
+    kind: str, tmp_path: pathlib.Path, servers: list[FakedServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"frontend.processes": "2", "data_dir": str(tmp_path / "data"), "frontend.drain_s": "1"}
     if kind == "TLS":
@@ -308,11 +308,13 @@ def test_front_ends_share_a_listener_and_noria_top_reaches_it(
         ssl_certfile=settings.get("frontend.ssl_certfile", ""),
     )
 
-    async def first_event() -> object:
-        async with contextlib.aclosing(stream_events(local_url(config), None, config.ssl_certfile)) as events:
+    async def first_event(address: str = local_url(config), certfile: str = config.ssl_certfile) -> object:
+        async with contextlib.aclosing(stream_events(address, None, certfile)) as events:
             return await anext(events)
 
     assert isinstance(asyncio.run(first_event()), EnginesEvent)
+    monkeypatch.setenv("SSL_CERT_FILE", config.ssl_certfile)
+    assert isinstance(asyncio.run(first_event(url, "")), EnginesEvent)
     found = [child for child in psutil.Process(server.process.pid).children() if "noria frontend" in child.cmdline()[0]]
     assert len(found) == 2
     for child in found:  # each alone

@@ -120,6 +120,7 @@ class _DrainingServer(uvicorn.Server):
         super().__init__(config)
         self._engine_pool, self._on_drain, self._drain_s = engine_pool, on_drain, drain_s
         self._certificate = certificate
+        self._following: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start listening."""
@@ -128,6 +129,7 @@ class _DrainingServer(uvicorn.Server):
             return
         with_tls = [each for each in sockets or () if each.family != socket.AF_UNIX]
         await super().startup([each for each in sockets or () if each.family == socket.AF_UNIX])
+        self._following = asyncio.create_task(self._certificate.follow())
         for listener in with_tls:
             server = TlsServer(listener, self._make_protocol, self._certificate)
             self.servers.append(server)  # type: ignore[arg-type]
@@ -138,6 +140,8 @@ class _DrainingServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain and stop."""
         log.info("draining for up to %g s", self._drain_s, extra=fields(event="drain_began", drain_s=self._drain_s))
+        if self._following is not None:
+            self._following.cancel()
         self._on_drain()  # ends the streams of jobs and of the live view; their clients reconnect elsewhere
         loop = asyncio.get_running_loop()
         stop = loop.call_later(self._drain_s, self._engine_pool.stop)

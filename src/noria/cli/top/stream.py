@@ -80,7 +80,11 @@ async def stream_events(url: str, key: str | None, certfile: str = "") -> AsyncG
 
     """
     headers = {"Accept": "text/event-stream"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
-    verify = _own_certificate(certfile) if certfile else True
+    verify: ssl.SSLContext | bool = True
+    if certfile:
+        verify = _own_certificate(certfile)
+    elif url.startswith("https:") and _is_loopback(url):
+        verify = ssl.create_default_context()  # heeds SSL_CERT_FILE, as httpx does if it trusts the environment
     transport, base_url = None, url
     if url.startswith("unix:"):
         transport, base_url = httpx2.AsyncHTTPTransport(uds=url.removeprefix("unix:")), "http://localhost"

@@ -115,7 +115,7 @@ class TlsServer:
         listener.setblocking(False)
         self._listener, self._make_protocol, self._certificate = listener, make_protocol, certificate
         self._loop = asyncio.get_running_loop()
-        self._tasks = {self._loop.create_task(self._accept()), self._loop.create_task(certificate.follow())}
+        self._tasks = {self._loop.create_task(self._accept())}
 
     def close(self) -> None:
         """Accept no more connections, and close those whose handshake has not ended."""
