@@ -24,6 +24,15 @@ def test_a_server_that_others_reach_without_keys_says_so(host, api_keys_file, wa
     assert [record.noria_fields["event"] for record in caplog.records] == ["open_without_keys"] * warns
 
 
+def test_a_key_that_everybody_may_read_is_said_at_the_start(tmp_path, caplog):
+    key = tmp_path / "tls.key"
+    key.touch(0o644)
+    config = FrontendConfig(port=0, ssl_certfile="tls.crt", ssl_keyfile=str(key))
+    with open_listeners(config) as (listener,):
+        warn_if_open(listener, config)
+    assert [record.noria_fields["event"] for record in caplog.records] == ["key_open_to_others"]
+
+
 def test_metrics_may_have_an_address_of_their_own():
     with open_listeners(FrontendConfig(port=0, metrics_address="127.0.0.2:0")) as listeners:
         assert [each.getsockname()[0] for each in listeners] == ["127.0.0.1", "127.0.0.2"]

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from noria.config import FrontendConfig
 from noria.errors import ConfigError, short_repr
+from noria.frontend.http.tls import open_key_warning
 from noria.observe.logs.setup import fields
 
 _BACKLOG = 2048
@@ -43,7 +44,9 @@ def open_listeners(config: FrontendConfig) -> Iterator[list[socket.socket]]:
 
 
 def warn_if_open(listener: socket.socket, config: FrontendConfig) -> None:
-    """Log a warning if other machines can reach a server without API keys."""
+    """Log a warning if everybody may read the key of the certificate, or if other machines reach a server without API keys."""
+    if warning := open_key_warning(config):
+        log.warning(warning, extra=fields(event="key_open_to_others"))
     if listener.family == socket.AF_UNIX or config.api_keys_file:
         return
     address = listener.getsockname()[0]

@@ -29,7 +29,7 @@ from noria.errors import ConfigError
 from noria.frontend.access.api_keys import read_keys
 from noria.frontend.access.request_origin import check_hosts
 from noria.frontend.access.trusted_proxies import check_proxies
-from noria.frontend.http.tls import check_certificate, open_key_warning
+from noria.frontend.http.tls import check_certificate
 from noria.jobs.results import reject_password
 from noria.models.catalog import open_model
 from noria.observe.cgroup import memory_events, num_oom_kills
@@ -81,7 +81,8 @@ def serve(config: Config, build_command: CommandBuilder = child_command) -> int:
     Raises:
         ConfigError: the API keys file is invalid, `jobs.results` contains a password, tracing is configured but not
             possible, a trusted proxy is no address, an allowed host is no name, the certificate cannot be used, an
-            address cannot be listened on, two models share a name, or TMPDIR cannot be written to, or is too long for Unix sockets.
+            address cannot be listened on, two models share a name, or TMPDIR cannot be written to, or is too long for
+            Unix sockets.
         ModelError: a model cannot be served.
 
     """
@@ -99,14 +100,9 @@ def _serve(config: Config, build_command: CommandBuilder, log_collector: LogColl
     check_proxies(config.frontend.trusted_proxies)
     check_hosts(config.frontend.allowed_hosts)
     check_certificate(config.frontend)
-    if warning := open_key_warning(config.frontend):
-        log.warning(warning, extra=fields(event="key_open_to_others"))
     raise_file_limit()
     models = open_models(config)
-    with (
-        open_listeners(config.frontend) as listeners,
-        private_folder() as directory,
-    ):
+    with open_listeners(config.frontend) as listeners, private_folder() as directory:
         warn_if_open(listeners[0], config.frontend)
         _check_space(directory, config.frontend.processes + len(config.engine.devices))
         supervisor = Supervisor(
