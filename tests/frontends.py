@@ -20,13 +20,16 @@ import pytest
 import uvicorn
 from opentelemetry.trace import Tracer
 
-from noria.config import Config
+from noria.config import Config, FrontendConfig
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.process import FrontendTask, http_server
 from noria.observe.traces.tracer import GLOBAL_TRACER
+from noria.supervisor.listener import open_listeners, server_url
 from noria.testing.fake_engine import FakeEngine, FakeEngineState
 from waiting import wait_until_ready
+
+DEFAULT_FRONTEND = FrontendConfig()
 
 
 @contextlib.contextmanager
@@ -49,15 +52,14 @@ def _serving(
 ) -> Iterator[tuple[str, uvicorn.Server]]:
     engine_pool = EnginePool([engine.address], restart_wait_s=restart_wait_s)
     server = http_server(build_app(config, engine_pool, tracer=tracer), engine_pool, config.frontend)
-    listener = socket.create_server(("127.0.0.1", 0))
-    host, port = listener.getsockname()
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        yield f"http://{host}:{port}", server
-    finally:
-        server.should_exit = True
-        thread.join()
+    with open_listeners(msgspec.structs.replace(config.frontend, port=0)) as (listener, *_):
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield server_url(listener, has_tls=bool(config.frontend.ssl_certfile)), server
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 @pytest.fixture
@@ -106,7 +108,15 @@ class FrontendProcess:
 @pytest.fixture
 def frontend_process(new_engine: Callable[..., FakeEngine], tmp_path: pathlib.Path) -> Iterator[FrontendProcess]:
     """A front end as the supervisor starts it, whose /metrics are on a port of their own. It may open 256 files."""
-    engine = new_engine()
+    with running_frontend(new_engine(), tmp_path) as frontend:
+        yield frontend
+
+
+@contextlib.contextmanager
+def running_frontend(
+    engine: FakeEngine, tmp_path: pathlib.Path, config: FrontendConfig = DEFAULT_FRONTEND, max_files: int = 256
+) -> Iterator[FrontendProcess]:
+    """A front end as of `frontend_process`, with the settings of `config` but for its addresses."""
     metrics = tmp_path / "metrics"
     metrics.mkdir()
     with (
@@ -115,7 +125,8 @@ def frontend_process(new_engine: Callable[..., FakeEngine], tmp_path: pathlib.Pa
         (tmp_path / "log").open("wb") as log,
     ):
         fds = [listener.fileno(), metrics_listener.fileno()]
-        task = FrontendTask(Config(data_dir=str(tmp_path / "data")), fds[0], [engine.address], metrics_fd=fds[1])
+        settings = Config(data_dir=str(tmp_path / "data"), frontend=config)
+        task = FrontendTask(settings, fds[0], [engine.address], metrics_fd=fds[1])
         child = subprocess.Popen(
             [sys.executable, "-m", "noria.frontend.process", msgspec.json.encode(task).decode()],
             pass_fds=fds,
@@ -123,11 +134,11 @@ def frontend_process(new_engine: Callable[..., FakeEngine], tmp_path: pathlib.Pa
             stderr=log,
             env=os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(metrics)},
         )
-        resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (256, 256))
+        resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (max_files, max_files))
         ports = [each.getsockname()[1] for each in (listener, metrics_listener)]
     with child:
         try:
-            wait_until_ready(f"http://127.0.0.1:{ports[0]}")
+            wait_until_ready(f"{'https' if config.ssl_certfile else 'http'}://127.0.0.1:{ports[0]}")
             yield FrontendProcess(*ports, psutil.Process(child.pid), tmp_path / "log")
         finally:
             child.kill()

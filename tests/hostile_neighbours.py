@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import ssl
 import statistics
 import threading
 import time
@@ -15,31 +16,35 @@ _FLOOR_MEDIANS = 10
 _ATTEMPTS = 3
 
 
-def assert_neighbour_is_served(port: int, attack: Callable[[threading.Event], None], path: str = "/healthz") -> None:
+def assert_neighbour_is_served(
+    port: int, attack: Callable[[threading.Event], None], path: str = "/healthz", *, has_tls: bool = False
+) -> None:
     """Fail if the p99 of a second client grows more than threefold while `attack` runs until its event is set.
 
     Another program may take the machine for a moment, so only growth in three measurements out of three counts.
     """
     growths: list[float] = []
     for _ in range(_ATTEMPTS):
-        growths.append(growth_of_p99(port, attack, path))
+        growths.append(growth_of_p99(port, attack, path, has_tls=has_tls))
         if growths[-1] <= ALLOWED_GROWTH:
             return
     raise AssertionError(f"a quiet client's p99 grew by the factors {growths}")
 
 
-def growth_of_p99(port: int, attack: Callable[[threading.Event], None], path: str = "/healthz") -> float:
+def growth_of_p99(
+    port: int, attack: Callable[[threading.Event], None], path: str = "/healthz", *, has_tls: bool = False
+) -> float:
     """Return the p99 of a client's requests while `attack` runs, over that without it.
 
     Windows with and without it alternate, and the median window of each kind counts.
     """
     p99_quiet, p99_attacked, quiet = [], [], []
     for _ in range(_WINDOWS):
-        durations_s = _request_durations_s(port, path)
+        durations_s = _request_durations_s(port, path, has_tls=has_tls)
         quiet += durations_s
         p99_quiet.append(_p99(durations_s))
         with _running(attack):
-            p99_attacked.append(_p99(_request_durations_s(port, path)))
+            p99_attacked.append(_p99(_request_durations_s(port, path, has_tls=has_tls)))
     floor_s = _FLOOR_MEDIANS * statistics.median(quiet)
     return statistics.median(p99_attacked) / max(statistics.median(p99_quiet), floor_s)
 
@@ -48,8 +53,11 @@ def _p99(durations_s: list[float]) -> float:
     return statistics.quantiles(durations_s, n=100, method="inclusive")[98]
 
 
-def _request_durations_s(port: int, path: str) -> list[float]:
+def _request_durations_s(port: int, path: str, *, has_tls: bool) -> list[float]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    if has_tls:
+        unverified = ssl._create_unverified_context()
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=120, context=unverified)
     durations_s = []
     with contextlib.closing(connection):
         for _ in range(_REQUESTS_PER_WINDOW):

@@ -118,14 +118,33 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0 picks a free one and prints it")] = 8000
+    uds: Annotated[
+        str,
+        Meta(
+            description="path of a Unix socket to listen on instead of `host` and `port`, without TLS; its mode is 0660"
+        ),
+    ] = ""
+    ssl_certfile: Annotated[
+        str,
+        Meta(
+            description="PEM file with the server's certificate and the chain to its authority: with it the ports speak "
+            "HTTPS only, TLS 1.2 or later. Read again when it or `ssl_keyfile` has changed"
+        ),
+    ] = ""
+    ssl_keyfile: Annotated[
+        str,
+        Meta(
+            description="PEM file with the private key of `ssl_certfile`, without a passphrase; empty is that the key is "
+            "in `ssl_certfile`"
+        ),
+    ] = ""
     trusted_proxies: Annotated[
         tuple[str, ...],
         Meta(
             description="addresses and networks (`10.0.0.0/8`) of proxies whose X-Forwarded-For and X-Forwarded-Proto "
-            "are trusted; those "
-            "of all others are ignored"
+            "are trusted, and `unix` for those that connect to `uds`; those of all others are ignored"
         ),
-    ] = ("127.0.0.1", "::1")
+    ] = ("127.0.0.1", "::1", "unix")
     allowed_hosts: Annotated[
         tuple[str, ...],
         Meta(

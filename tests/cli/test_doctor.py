@@ -13,7 +13,7 @@ from noria.models.catalog import open_model
 from noria.scheduling.costs import CostCurve, CostModel
 from noria.scheduling.types import BatchKey
 from noria.settings import load
-from noria.supervisor.listener import listen
+from noria.supervisor.listener import open_listeners
 
 SPEC = open_model("bundled")
 STABLE_DIFFUSION = msgspec.structs.replace(
@@ -154,7 +154,7 @@ def test_any_error_of_torch_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> Non
         raise RuntimeError("the driver is too old")
 
     monkeypatch.setattr(torch.cuda, "device_count", fail)
-    findings = examine(load(None, {}, {"frontend.port": "0"}), listen)
+    findings = examine(load(None, {}, {"frontend.port": "0"}), open_listeners)
     assert Finding("fail", "torch", "does not work: RuntimeError: the driver is too old") in findings
 
 
@@ -172,7 +172,7 @@ def test_speed_estimates_are_within_a_factor_of_two_of_measurements() -> None:
 
 def test_it_checks_this_machine_and_the_bundled_model() -> None:
     config = load(None, {}, {"frontend.port": "0", "frontend.api_keys_file": "/nowhere/keys.toml"})
-    findings = {finding.topic: finding for finding in examine(config, listen)}
+    findings = {finding.topic: finding for finding in examine(config, open_listeners)}
     for topic in ("python", "torch", "diffusers", "transformers", "attention", "model", "memory", "port"):
         assert findings[topic].verdict == "ok", findings[topic]
     assert "noria-shapes" in findings["model"].text

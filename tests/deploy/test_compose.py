@@ -68,8 +68,6 @@ def check_noria(compose):
         environment = {key: by_default(value) for key, value in service["environment"].items()}
         config = configuration(service.get("command", image().command[1:]), environment)
         assert service["ports"] == [f"127.0.0.1:8000:{config.frontend.port}"]
-        assert service["read_only"]
-        assert service["cap_drop"] == ["ALL"]
         assert "user" not in service  # the image's, which is not root
         assert config.data_dir in [target for _, target in mounts(service)]  # all else is read-only
         assert int(service["stop_grace_period"].removesuffix("s")) >= config.frontend.drain_s + STOP_S
@@ -121,7 +119,21 @@ def check_exposure(compose):
             assert other in compose["services"], name
 
 
-CHECKS = (check_images, check_mounts, check_paths, check_noria, check_targets, check_exposure)
+def check_rights(compose):
+    """Logs and memory are limited, rights are dropped where a service needs none, and no password has a default."""
+    for name, service in compose["services"].items():
+        assert set(service["logging"]["options"]) == {"max-size", "max-file"}, name
+        assert service["mem_limit"] and service["pids_limit"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        if name not in ("cadvisor", "dcgm-exporter"):  # which read what only root may
+            assert service["read_only"] and service["cap_drop"] == ["ALL"] and "privileged" not in service, name
+        assert all("size=" in mount for mount in service.get("tmpfs", ())), name
+        for key, value in service.get("environment", {}).items():
+            if "PASSWORD" in key:
+                assert re.fullmatch(r"\$\{\w+:\?.+\}", value), f"{name}: {key}"
+
+
+CHECKS = (check_images, check_mounts, check_paths, check_noria, check_targets, check_exposure, check_rights)
 
 
 def test_grafanas_data_sources_exist_and_exemplars_link_to_traces():
@@ -188,6 +200,14 @@ def _plant(path, value):
         (check_noria, ("services", "noria", "stop_grace_period"), "10s"),
         (check_targets, ("services", "noria", "networks"), {}),
         (check_exposure, ("services", "grafana", "ports"), ["3000:3000"]),
+        (
+            check_rights,
+            ("services", "grafana", "environment", "GF_SECURITY_ADMIN_PASSWORD"),
+            "${GRAFANA_PASSWORD:-noria}",
+        ),
+        (check_rights, ("services", "noria", "read_only"), False),
+        (check_rights, ("services", "jaeger", "mem_limit"), None),
+        (check_rights, ("services", "cadvisor", "logging", "options"), {}),
     ],
 )
 def test_a_planted_fault_is_found(check, path, value):

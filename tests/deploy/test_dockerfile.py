@@ -39,6 +39,23 @@ def test_the_health_check_uses_a_route_that_needs_no_key():
     assert path != "/readyz"  # a server that loads a model is healthy
 
 
+def test_one_argument_pins_the_base_image_of_all_stages():
+    assert {stage.one("FROM").split()[0] for stage in stages(DOCKERFILE.read_text())} == {"${BASE}"}
+    assert re.search(r"^ARG BASE=python:\$\{PYTHON\}-slim-\w+$", DOCKERFILE.read_text(), re.MULTILINE)
+
+
+def test_every_installation_takes_its_versions_from_the_constraints():
+    """Also that of what builds Noria, which pip would else fetch in any version."""
+    (build, _) = stages(DOCKERFILE.read_text())
+    commands = [command for line in build.all("RUN") for command in line.split("&&") if "pip install" in command]
+    assert len(commands) == 3 and all("constraints.txt" in command for command in commands)
+    assert all("--no-build-isolation" in command for command in commands if '".[' in command)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    for tool in project["build-system"]["requires"]:
+        name = re.split(r"\W", tool)[0]
+        assert re.search(rf"^{name}==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+
+
 def test_it_runs_as_a_user_without_privileges():
     user, _, group = image().one("USER").partition(":")  # numbers: Kubernetes' runAsNonRoot cannot check a name
     assert int(user) > 0

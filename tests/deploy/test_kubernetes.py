@@ -1,6 +1,7 @@
 """The Kubernetes manifests conform to Kubernetes' schemas, and the settings, routes and names in them exist."""
 
 import copy
+import ipaddress
 
 import kubernetes_validate
 import pytest
@@ -37,6 +38,7 @@ def set_up(manifests):
 def check_labels(manifests):
     """All selectors match the Deployment's pods."""
     labels = pod(manifests)["metadata"]["labels"].items()
+    assert manifests["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"].items() <= labels
     for kind in ("Deployment", "PodDisruptionBudget", "PodMonitor"):
         assert manifests[kind]["spec"]["selector"]["matchLabels"].items() <= labels, kind
     assert manifests["Service"]["spec"]["selector"].items() <= labels
@@ -51,7 +53,8 @@ def check_ports(manifests):
     assert ports["http"] == set_up(manifests).frontend.port
     assert set_up(manifests).frontend.host == "0.0.0.0"
     assert {port["targetPort"] for port in manifests["Service"]["spec"]["ports"]} <= set(ports)
-    assert {end["port"] for end in manifests["PodMonitor"]["spec"]["podMetricsEndpoints"]} <= set(ports)
+    assert {end["port"] for end in manifests["PodMonitor"]["spec"]["podMetricsEndpoints"]} == {"metrics"}
+    assert set_up(manifests).frontend.metrics_address == f"0.0.0.0:{ports['metrics']}"
 
 
 def check_probes(manifests):
@@ -85,10 +88,28 @@ def check_image(manifests):
     assert own["capabilities"] == {"drop": ["ALL"]}
 
 
+def check_network(manifests):
+    """Each port has its callers; pods reach names and public addresses, and no token of the cluster is in them."""
+    assert pod(manifests)["spec"]["automountServiceAccountToken"] is False
+    policy = manifests["NetworkPolicy"]["spec"]
+    assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
+    callers = {port["port"]: rule["from"] for rule in policy["ingress"] for port in rule["ports"]}
+    assert set(callers) == {port["name"] for port in container(manifests)["ports"]}
+    assert all(callers.values())  # an empty list is everybody
+    assert {"podSelector": {}} not in callers["metrics"]
+    reached = [peer["ipBlock"] for rule in policy["egress"] for peer in rule["to"] if "ipBlock" in peer]
+    for address in ("10.0.0.1", "169.254.169.254", "168.63.129.16", "192.168.1.1", "172.20.0.1", "fd00:ec2::254"):
+        parsed = ipaddress.ip_address(address)
+        for block in reached:
+            excepted = any(parsed in ipaddress.ip_network(each) for each in block["except"])
+            assert parsed not in ipaddress.ip_network(block["cidr"]) or excepted, address
+
+
 def check_volumes(manifests):
     mounted = {each["mountPath"]: each["name"] for each in container(manifests)["volumeMounts"]}
     assert set(mounted.values()) == {volume["name"] for volume in pod(manifests)["spec"]["volumes"]}
     assert {set_up(manifests).data_dir, "/tmp"} <= set(mounted)  # the rest is read-only
+    assert all(volume["emptyDir"]["sizeLimit"] for volume in pod(manifests)["spec"]["volumes"])
 
 
 def check_scaling(manifests):
@@ -96,7 +117,16 @@ def check_scaling(manifests):
         assert DECLARATIONS[metric["pods"]["metric"]["name"]].kind == "gauge"
 
 
-CHECKS = (check_labels, check_ports, check_probes, check_times, check_image, check_volumes, check_scaling)
+CHECKS = (
+    check_labels,
+    check_ports,
+    check_probes,
+    check_times,
+    check_image,
+    check_network,
+    check_volumes,
+    check_scaling,
+)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
@@ -155,6 +185,9 @@ def _plant(path, value):
         (check_times, (*_CONTAINER, "args"), ["serve", "--drain-s", "60"]),
         (check_image, (*_CONTAINER, "image"), "noria"),
         (check_image, ("Deployment", "spec", "template", "spec", "securityContext", "runAsUser"), 1000),
+        (check_network, ("Deployment", "spec", "template", "spec", "automountServiceAccountToken"), True),
+        (check_network, ("NetworkPolicy", "spec", "ingress", 1, "from"), []),
+        (check_network, ("NetworkPolicy", "spec", "egress", 1, "to", 0, "ipBlock", "except"), ["10.0.0.0/8"]),
         (check_volumes, (*_CONTAINER, "volumeMounts", 0, "mountPath"), "/database"),
     ],
 )

@@ -1,13 +1,16 @@
 """The listening sockets: who can reach them, those of the metrics, and how many files connections may take."""
 
 import logging
+import pathlib
 import resource
+import socket
+import stat
 
 import pytest
 
 from noria.config import FrontendConfig
 from noria.errors import ConfigError
-from noria.supervisor.listener import open_listeners, raise_file_limit
+from noria.supervisor.listener import open_listeners, raise_file_limit, server_url, warn_if_open
 
 
 @pytest.mark.parametrize(
@@ -15,12 +18,19 @@ from noria.supervisor.listener import open_listeners, raise_file_limit
     [("0.0.0.0", "", True), ("0.0.0.0", "keys.toml", False), ("127.0.0.1", "", False), ("localhost", "", False)],
 )
 def test_a_server_that_others_reach_without_keys_says_so(host, api_keys_file, warns, caplog):
-    with (
-        caplog.at_level(logging.WARNING, "noria.supervisor"),
-        open_listeners(FrontendConfig(host=host, port=0, api_keys_file=api_keys_file)) as (listener,),
-    ):
-        assert listener.getsockname()[1]
+    config = FrontendConfig(host=host, port=0, api_keys_file=api_keys_file)
+    with caplog.at_level(logging.WARNING, "noria.supervisor"), open_listeners(config) as (listener,):
+        warn_if_open(listener, config)
     assert [record.noria_fields["event"] for record in caplog.records] == ["open_without_keys"] * warns
+
+
+def test_a_key_that_everybody_may_read_is_said_at_the_start(tmp_path, caplog):
+    key = tmp_path / "tls.key"
+    key.touch(0o644)
+    config = FrontendConfig(port=0, ssl_certfile="tls.crt", ssl_keyfile=str(key))
+    with open_listeners(config) as (listener,):
+        warn_if_open(listener, config)
+    assert [record.noria_fields["event"] for record in caplog.records] == ["key_open_to_others"]
 
 
 def test_metrics_may_have_an_address_of_their_own():
@@ -45,3 +55,72 @@ def test_the_soft_limit_of_open_files_becomes_the_hard_one():
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+# ── Unix sockets ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # pytest's own folders are too long for the path of a socket
+    return pathlib.Path("noria.sock")
+
+
+def test_a_unix_socket_is_for_its_owner_and_group_and_removed_at_the_end(path):
+    with open_listeners(FrontendConfig(uds=str(path))) as (listener,):
+        assert server_url(listener, has_tls=False) == "unix:noria.sock"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o660
+    assert not path.exists()
+
+
+def test_the_socket_of_a_killed_server_is_replaced_and_that_of_a_running_one_is_not(path):
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(path))  # as it is left: nobody listens
+    with open_listeners(FrontendConfig(uds=str(path))):
+        before = path.stat().st_ino
+        with (
+            pytest.raises(ConfigError, match=r"frontend\.uds.*another server listens there"),
+            open_listeners(FrontendConfig(uds=str(path))),
+        ):
+            pass
+        assert path.stat().st_ino == before
+
+
+def test_a_running_server_whose_backlog_is_full_keeps_its_socket(path):
+    with socket.socket(socket.AF_UNIX) as running, socket.socket(socket.AF_UNIX) as client:
+        running.bind(str(path))
+        running.listen(0)
+        client.connect(str(path))  # nobody accepts it
+        with pytest.raises(ConfigError, match="another server"), open_listeners(FrontendConfig(uds=str(path))):
+            pass
+        assert path.exists()
+
+
+def test_the_socket_of_a_successor_is_not_removed(path):
+    with open_listeners(FrontendConfig(uds=str(path))) as (listener,):
+        listener.close()  # as at the beginning of a stop
+        successor = open_listeners(FrontendConfig(uds=str(path)))
+        successor.__enter__()
+    assert path.exists()
+    successor.__exit__(None, None, None)
+    assert not path.exists()
+
+
+def test_a_file_of_another_kind_is_not_replaced(path):
+    path.write_text("mine")
+    with pytest.raises(ConfigError, match="a file of another kind"), open_listeners(FrontendConfig(uds=str(path))):
+        pass
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize("uds", ["no-folder/noria.sock", "long" * 27])
+def test_a_path_that_is_no_place_for_a_socket_is_an_error_with_what_to_do(path, uds):
+    with pytest.raises(ConfigError, match="Its folder must exist"), open_listeners(FrontendConfig(uds=uds)):
+        pass
+
+
+def test_a_unix_socket_without_keys_is_not_open_to_other_machines(path, caplog):
+    config = FrontendConfig(uds=str(path))
+    with open_listeners(config) as (listener,):
+        warn_if_open(listener, config)
+    assert caplog.records == []

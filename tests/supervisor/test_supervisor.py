@@ -1,5 +1,6 @@
 """The supervisor with small fake child processes; its decisions have tests of their own, in virtual time."""
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -18,7 +19,11 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
+from certificates import make_certificate
 from noria.cli.main import main
+from noria.cli.top.events import EnginesEvent
+from noria.cli.top.stream import local_url, stream_events
+from noria.config import FrontendConfig
 from noria.errors import ConfigError
 from noria.settings import load
 from noria.supervisor import supervisor
@@ -94,7 +99,7 @@ while True:
 """
 
 DRIVER = """
-import os, signal, sys
+import json, os, signal, sys
 import noria.supervisor.supervisor
 from noria.settings import load
 from noria.supervisor.supervisor import serve
@@ -103,9 +108,11 @@ noria.supervisor.supervisor.ENGINE_STOP_TIMEOUT_S = 60.0  # a fake stops on SIGT
 noria.supervisor.supervisor.PING_INTERVAL_S = float(os.environ.get("PING_S", "2"))
 flags = {"frontend.port": "0", "engine.devices": sys.argv[2]}
 flags |= {"engine.hang_timeout_s": os.environ.get("HANG_S", "60"), "engine.start_timeout_s": os.environ.get("START_S", "60")}
-flags |= {"frontend.drain_s": sys.argv[3]}
+flags |= {"frontend.drain_s": sys.argv[3]} | json.loads(os.environ.get("FLAGS", "{}"))
 config = load(None, {}, flags)
-sys.exit(serve(config, lambda kind, text: [sys.executable, f"{sys.argv[1]}/{kind}.py", text]))
+real = ["-m", "noria.frontend.process"]
+fake = lambda kind: real if kind == "frontend" and "FLAGS" in os.environ else [f"{sys.argv[1]}/{kind}.py"]
+sys.exit(serve(config, lambda kind, text: [sys.executable, *fake(kind), text]))
 """
 
 
@@ -269,11 +276,60 @@ def test_an_ipv6_address_can_be_listened_on() -> None:
         pass
 
 
+def test_the_banner_of_a_unix_socket_has_a_command_and_no_pages():
+    banner = ready_banner(1.0, "tiny", "unix:/run/noria/a b.sock", has_api_keys=False)
+    assert "  curl -s --unix-socket '/run/noria/a b.sock' http://localhost/t2i -H" in banner
+    assert "/live" not in banner
+
+
 def test_the_banner_of_a_server_with_api_keys_has_a_command_with_a_key():
     assert (
         "curl -s http://h/t2i -H 'content-type: application/json' -H \"authorization: Bearer $NORIA_API_KEY\" -d"
         in ready_banner(1.0, "tiny", "http://h", has_api_keys=True)
     )
+
+
+# ── Listeners, with real front ends ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", ["Unix socket", "TLS"])
+def test_front_ends_share_a_listener_and_noria_top_reaches_it(
+    kind: str, tmp_path: pathlib.Path, servers: list[FakedServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"frontend.processes": "2", "data_dir": str(tmp_path / "data"), "frontend.drain_s": "1"}
+    if kind == "TLS":
+        certificate = make_certificate(tmp_path)
+        settings |= {
+            "frontend.ssl_certfile": str(certificate.certfile),
+            "frontend.ssl_keyfile": str(certificate.keyfile),
+        }
+    else:
+        settings["frontend.uds"] = str(tmp_path / "s")
+    server = FakedServer(tmp_path, FLAGS=json.dumps(settings))
+    servers.append(server)
+    url = server.url.strip()
+    assert url.startswith("https://127.0.0.1:" if kind == "TLS" else f"unix:{tmp_path}/s")
+    config = FrontendConfig(
+        port=urlsplit(url).port or 8000,
+        uds=settings.get("frontend.uds", ""),
+        ssl_certfile=settings.get("frontend.ssl_certfile", ""),
+    )
+
+    async def first_event(address: str = local_url(config), certfile: str = config.ssl_certfile) -> object:
+        async with contextlib.aclosing(stream_events(address, None, certfile)) as events:
+            return await anext(events)
+
+    assert isinstance(asyncio.run(first_event()), EnginesEvent)
+    monkeypatch.setenv("SSL_CERT_FILE", config.ssl_certfile)
+    assert isinstance(asyncio.run(first_event(url, "")), EnginesEvent)
+    found = [child for child in psutil.Process(server.process.pid).children() if "noria frontend" in child.cmdline()[0]]
+    assert len(found) == 2
+    for child in found:  # each alone
+        child.suspend()
+        assert isinstance(asyncio.run(first_event()), EnginesEvent)
+        child.resume()
+    assert server.stop() == 0
+    assert not (tmp_path / "s").exists()
 
 
 # ── With child processes ──────────────────────────────────────────────────────────────────────────────────────────────

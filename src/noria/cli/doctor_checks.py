@@ -5,11 +5,10 @@ Speeds are estimates from the project's own measurements, good to a factor of tw
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
 
 from noria import __version__
-from noria.cli.machine_facts import Facts, Listen, gather
+from noria.cli.finding import Finding
+from noria.cli.machine_facts import Facts, OpenListeners, gather
 from noria.config import Config, EngineConfig
 from noria.engine.diffusion.auto_settings import (
     FULL_SIZE_PARAMETERS,
@@ -23,8 +22,6 @@ from noria.protocol.diffusion import DiffusionModelSpec
 from noria.scheduling.costs import CostModel
 from noria.scheduling.types import BatchKey
 
-Verdict = Literal["ok", "warn", "fail"]
-
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _SLOW_IMAGE_S = 10.0
 _LAUNCH_OVERHEAD_S = 0.007  # of launching the 230 modules of a UNet, independent of their size (measured)
@@ -33,23 +30,14 @@ _CORE_FLOP_S = 130e9  # bfloat16 with AVX512-BF16, measured: SD 1.5's 0.803 TFLO
 _GIB = 2**30
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report."""
-
-    verdict: Verdict
-    topic: str
-    text: str
-
-
-def examine(config: Config, listen: Listen) -> list[Finding]:
-    """Check this machine for `noria serve` with `config`; `listen` is the supervisor's."""
-    return list(judge(gather(config, listen), config))
+def examine(config: Config, open_listeners: OpenListeners) -> list[Finding]:
+    """Check this machine for `noria serve` with `config`; `open_listeners` is the supervisor's."""
+    return list(judge(gather(config, open_listeners), config))
 
 
 def format_report(findings: list[Finding]) -> str:
     """The findings as a table, with a summary."""
-    lines = [f"{finding.verdict:<5} {finding.topic:<9} {finding.text}" for finding in findings]
+    lines = [str(finding) for finding in findings]
     num_failed = sum(finding.verdict == "fail" for finding in findings)
     summary = f"{num_failed} to fix before `noria serve` works." if num_failed else "`noria serve` should work."
     return "\n".join([*lines, "", summary])
@@ -84,7 +72,7 @@ def judge(facts: Facts, config: Config) -> Iterator[Finding]:
         yield _check_costs(facts.costs, spec, engine)
     yield from (Finding("fail", "model", error) for error in facts.additional_model_errors)
     yield from _check_keys(facts, config.frontend.api_keys_file)
-    address = f"{config.frontend.host}, port {config.frontend.port}"
+    address = config.frontend.uds or f"{config.frontend.host}, port {config.frontend.port}"
     yield Finding("fail", "port", facts.port_error) if facts.port_error else Finding("ok", "port", f"{address}: free")
 
 

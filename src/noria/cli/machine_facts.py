@@ -7,20 +7,22 @@ import platform
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from noria.config import Config
+from noria.config import Config, FrontendConfig
 from noria.engine.diffusion.auto_settings import resolve_auto, resolve_device
 from noria.engine.diffusion.loading import cost_cache, detect_machine, max_rows
 from noria.errors import NoriaError
 from noria.frontend.access.api_keys import read_keys
+from noria.frontend.http.tls import check_certificate
 from noria.models.catalog import count_parameters, open_model
 from noria.observe.cgroup import cpu_limit
 from noria.observe.cpuinfo import cpu_model, read_cpuinfo
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.scheduling.costs import CostModel
 
-Listen = Callable[[str, int], socket.socket]
+OpenListeners = Callable[[FrontendConfig], AbstractContextManager[list[socket.socket]]]
 
 _PACKAGES = ("torch", "diffusers", "transformers", "xformers")
 
@@ -55,10 +57,10 @@ class Facts:
     num_parameters: int  # of all the model's parts
     costs: CostModel | None  # measured by an earlier `noria serve`; None if not measured yet
     num_keys: int | str  # in the API keys file, 0 without one; or why it cannot be used
-    port_error: str | None
+    port_error: str | None  # why the server cannot listen, or cannot use its certificate
 
 
-def gather(config: Config, listen: Listen) -> Facts:
+def gather(config: Config, open_listeners: OpenListeners) -> Facts:
     """Gather all facts. Imports torch, and downloads the model of a hub id. Does not raise: errors are facts, too."""
     torch_error, has_sdpa, gpus = _inspect_torch()
     model, num_parameters = _inspect_model(config.model)
@@ -81,7 +83,7 @@ def gather(config: Config, listen: Listen) -> Facts:
         num_parameters=num_parameters,
         costs=None if torch_error is not None or isinstance(model, str) else _load_costs(config, model),
         num_keys=_count_keys(config.frontend.api_keys_file),
-        port_error=_check_port(config.frontend.host, config.frontend.port, listen),
+        port_error=_check_listeners(config.frontend, open_listeners),
     )
 
 
@@ -150,9 +152,10 @@ def _count_keys(setting: str) -> int | str:
         return error.message
 
 
-def _check_port(host: str, port: int, listen: Listen) -> str | None:
+def _check_listeners(config: FrontendConfig, open_listeners: OpenListeners) -> str | None:
     try:
-        listen(host, port).close()
+        check_certificate(config)
+        with open_listeners(config):
+            return None
     except NoriaError as error:
         return error.message
-    return None

@@ -25,6 +25,7 @@ from noria.errors import SetupError
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.http.connection import TimeoutHttpProtocol
+from noria.frontend.http.tls import Certificate, TlsServer
 from noria.jobs.service import open_job_service, random_worker_id
 from noria.observe.logs.setup import fields, logging_here
 from noria.observe.metrics import declarations, outcomes
@@ -44,7 +45,7 @@ class FrontendTask(msgspec.Struct, frozen=True):
     """The task of a front end, which the supervisor passes as JSON in the first argument."""
 
     config: Config
-    fd: int  # a listening TCP socket, inherited
+    fd: int  # a listening socket, inherited
     engines: list[str]  # the addresses of their channels
     default_models: dict[str, str] = {}  # name of the model for requests that name none, by kind
     metrics_fd: int | None = None  # another listening socket, for /metrics alone
@@ -77,11 +78,15 @@ def run(task: FrontendTask) -> None:
 
 
 def http_server(app: Starlette, engine_pool: EnginePool, config: FrontendConfig) -> uvicorn.Server:
-    """Return the uvicorn server of this process: uvloop, httptools, our timeouts, and none of uvicorn's log lines."""
+    """Return the uvicorn server of this process: uvloop, httptools, our timeouts, and none of uvicorn's log lines.
+
+    Raises ConfigError if the certificate cannot be used.
+    """
     return _DrainingServer(
         engine_pool,
         app.state.drain,
         config.drain_s,
+        Certificate(config.ssl_certfile, config.ssl_keyfile) if config.ssl_certfile else None,
         uvicorn.Config(
             app,
             loop="uvloop",
@@ -99,17 +104,44 @@ def http_server(app: Starlette, engine_pool: EnginePool, config: FrontendConfig)
 
 
 class _DrainingServer(uvicorn.Server):
-    """A uvicorn server that drains: it answers the last requests with 503, where uvicorn would close their connections."""
+    """A uvicorn server that drains: it answers the last requests with 503, where uvicorn would close their connections.
+
+    With a certificate its TCP sockets speak TLS. Unix sockets never do: both ends of them are on this machine.
+    """
 
     def __init__(
-        self, engine_pool: EnginePool, on_drain: Callable[[], None], drain_s: float, config: uvicorn.Config
+        self,
+        engine_pool: EnginePool,
+        on_drain: Callable[[], None],
+        drain_s: float,
+        certificate: Certificate | None,
+        config: uvicorn.Config,
     ) -> None:
         super().__init__(config)
         self._engine_pool, self._on_drain, self._drain_s = engine_pool, on_drain, drain_s
+        self._certificate = certificate
+        self._following: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start listening."""
+        if self._certificate is None:
+            await super().startup(sockets)
+            return
+        with_tls = [each for each in sockets or () if each.family != socket.AF_UNIX]
+        await super().startup([each for each in sockets or () if each.family == socket.AF_UNIX])
+        self._following = asyncio.create_task(self._certificate.follow())
+        for listener in with_tls:
+            server = TlsServer(listener, self._make_protocol, self._certificate)
+            self.servers.append(server)  # type: ignore[arg-type]
+
+    def _make_protocol(self) -> TimeoutHttpProtocol:
+        return TimeoutHttpProtocol(self.config, self.server_state, self.lifespan.state)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain and stop."""
         log.info("draining for up to %g s", self._drain_s, extra=fields(event="drain_began", drain_s=self._drain_s))
+        if self._following is not None:
+            self._following.cancel()
         self._on_drain()  # ends the streams of jobs and of the live view; their clients reconnect elsewhere
         loop = asyncio.get_running_loop()
         stop = loop.call_later(self._drain_s, self._engine_pool.stop)

@@ -3,15 +3,21 @@
 import asyncio
 import contextlib
 import errno
+import fcntl
 import ipaddress
 import logging
+import os
+import pathlib
 import re
 import resource
 import socket
+import ssl
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 from noria.config import FrontendConfig
 from noria.errors import ConfigError, short_repr
+from noria.frontend.http.tls import open_key_warning
 from noria.observe.logs.setup import fields
 
 _BACKLOG = 2048
@@ -23,25 +29,34 @@ log = logging.getLogger("noria.supervisor")
 def open_listeners(config: FrontendConfig) -> Iterator[list[socket.socket]]:
     """Open the server's socket and, if it has an address of its own, that of the metrics; close them at the end.
 
-    Logs a warning if other machines can reach a server without API keys. Raises ConfigError.
+    Raises ConfigError.
     """
     with contextlib.ExitStack() as opened:
-        listeners = [opened.enter_context(listen(config.host, config.port))]
+        first = _unix_listener(pathlib.Path(config.uds)) if config.uds else listen(config.host, config.port)
+        listeners = [opened.enter_context(first)]
         if config.metrics_address:
             listeners.append(opened.enter_context(_listen_for_metrics(config.metrics_address)))
-            if listeners[0].getsockname()[1] == listeners[1].getsockname()[1]:
+            if not config.uds and listeners[0].getsockname()[1] == listeners[1].getsockname()[1]:
                 raise ConfigError(  # front ends know by the port what a request may ask for
                     f"setting frontend.metrics_address is {config.metrics_address!r}, the server's own port; choose another."
                 )
-        address = listeners[0].getsockname()[0]
-        if not config.api_keys_file and not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
-            log.warning(
-                "the server listens on %s without API keys: any machine that reaches it may generate images, and see and "
-                "cancel those of others. See `noria key` and frontend.api_keys_file",
-                address,
-                extra=fields(event="open_without_keys", address=address),
-            )
         yield listeners
+
+
+def warn_if_open(listener: socket.socket, config: FrontendConfig) -> None:
+    """Log a warning if everybody may read the key of the certificate, or if other machines reach a server without API keys."""
+    if warning := open_key_warning(config):
+        log.warning(warning, extra=fields(event="key_open_to_others"))
+    if listener.family == socket.AF_UNIX or config.api_keys_file:
+        return
+    address = listener.getsockname()[0]
+    if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+        log.warning(
+            "the server listens on %s without API keys: any machine that reaches it may generate images, and see and "
+            "cancel those of others. See `noria key` and frontend.api_keys_file",
+            address,
+            extra=fields(event="open_without_keys", address=address),
+        )
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -71,6 +86,65 @@ def listen(host: str, port: int) -> socket.socket:
         raise ConfigError(f"host is {short_repr(host)}, which is no address or host name: {error}.") from error
 
 
+@contextlib.contextmanager
+def _unix_listener(path: pathlib.Path) -> Iterator[socket.socket]:
+    """Listen on a Unix socket that its owner and group may use; remove its file at the end, if it is still this one.
+
+    The file of a server that was killed is replaced. Raises ConfigError, also if another server listens there.
+    """
+    with socket.socket(socket.AF_UNIX) as listener:
+        try:
+            with _locked(path.parent):
+                _remove_if_unused(path)
+                listener.bind(str(path))
+                path.chmod(0o660)  # before `listen`, until which nobody can connect
+                listener.listen(_BACKLOG)
+            identity = _identity(path)
+        except OSError as error:
+            reason = error.strerror or error
+            if error.errno == errno.EADDRINUSE:
+                reason = "another server listens there, or it is a file of another kind"
+            raise ConfigError(
+                f"cannot listen on the Unix socket {short_repr(str(path))} (frontend.uds): {reason}. Its folder must "
+                "exist and be writable for this user, and its path have 107 bytes at most."
+            ) from error
+        try:
+            yield listener
+        finally:
+            with contextlib.suppress(OSError):
+                if _identity(path) == identity:
+                    path.unlink()
+
+
+def _identity(path: pathlib.Path) -> tuple[int, ...]:
+    """Return what a successor of the same name has not: an inode alone is used again at once. Raises OSError."""
+    status = path.stat()
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+@contextlib.contextmanager
+def _locked(folder: pathlib.Path) -> Iterator[None]:
+    """Hold a lock of `folder`, so that of two servers that start at once none removes the socket of the other."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _remove_if_unused(path: pathlib.Path) -> None:
+    """Remove the file of a Unix socket on which nobody listens."""
+    if path.is_socket():
+        with socket.socket(socket.AF_UNIX) as client:
+            client.setblocking(False)  # a full backlog means that somebody listens
+            with contextlib.suppress(BlockingIOError):
+                try:
+                    client.connect(str(path))
+                except ConnectionRefusedError:
+                    path.unlink()
+
+
 def _listen_for_metrics(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     if not host or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
@@ -90,23 +164,30 @@ def raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def connect_host(host: str) -> str:
-    """Return the host to connect to for a socket bound to `host`: the loopback address for a wildcard."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - a wildcard includes loopback
+def server_url(listener: socket.socket, *, has_tls: bool) -> str:
+    """Return the URL of a server for clients on this machine, without a trailing slash; of a Unix socket `unix:PATH`."""
+    address = listener.getsockname()
+    if isinstance(address, str):
+        return f"unix:{address}"
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address[0], address[0])  # noqa: S104 - a wildcard includes loopback
+    return f"{'https' if has_tls else 'http'}://{f'[{host}]' if ':' in host else host}:{address[1]}"
 
 
-def server_url(host: str, port: int) -> str:
-    """Return the server's URL without a trailing slash; an IPv6 address is put into brackets."""
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-async def wait_until_answering(host: str, port: int) -> None:
-    """Return once a front end has answered an HTTP request, with any status."""
+async def wait_until_answering(url: str) -> None:
+    """Return once a front end has answered an HTTP request, with any status. `url` is as of `server_url`."""
+    address = urlsplit(url)
+    tls = None
+    if address.scheme == "https":
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE  # nothing is sent that others may not see
     while True:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            reader, writer = await asyncio.open_connection(host, port)
+            if address.scheme == "unix":
+                reader, writer = await asyncio.open_unix_connection(address.path)
+            else:
+                reader, writer = await asyncio.open_connection(address.hostname, address.port, ssl=tls)
             try:
-                writer.write(f"HEAD / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+                writer.write(b"HEAD / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
                 await reader.readexactly(5)
                 return
             finally:

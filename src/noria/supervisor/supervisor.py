@@ -29,6 +29,7 @@ from noria.errors import ConfigError
 from noria.frontend.access.api_keys import read_keys
 from noria.frontend.access.request_origin import check_hosts
 from noria.frontend.access.trusted_proxies import check_proxies
+from noria.frontend.http.tls import check_certificate
 from noria.jobs.results import reject_password
 from noria.jobs.webhooks.signing import secret_file
 from noria.models.catalog import open_model
@@ -42,7 +43,13 @@ from noria.protocol.model_spec import ModelSpec
 from noria.protocol.transport import Connected, Disconnected, EngineConnection
 from noria.supervisor.child_process import Child, ChildKind, EngineChild
 from noria.supervisor.hang_detector import HangDetector
-from noria.supervisor.listener import connect_host, open_listeners, raise_file_limit, server_url, wait_until_answering
+from noria.supervisor.listener import (
+    open_listeners,
+    raise_file_limit,
+    server_url,
+    wait_until_answering,
+    warn_if_open,
+)
 from noria.supervisor.log_collector import LogCollector, collecting_logs
 from noria.supervisor.private_folder import private_folder
 from noria.supervisor.ready_banner import print_ready_banner, ready_banner
@@ -75,8 +82,8 @@ def serve(config: Config, build_command: CommandBuilder = child_command) -> int:
     Raises:
         ConfigError: the API keys file is invalid, `jobs.results` contains a password, `jobs.webhook_secret_file` is
             `auto` although servers share the database, tracing is configured but not possible, a trusted proxy is no
-            address, an allowed host is no name, an address cannot be listened on, two models share a name, or TMPDIR
-            cannot be written to, or is too long for Unix sockets.
+            address, an allowed host is no name, the certificate cannot be used, an address cannot be listened on, two
+            models share a name, or TMPDIR cannot be written to, or is too long for Unix sockets.
         ModelError: a model cannot be served.
 
     """
@@ -94,12 +101,11 @@ def _serve(config: Config, build_command: CommandBuilder, log_collector: LogColl
     check_traces(config.traces_endpoint)
     check_proxies(config.frontend.trusted_proxies)
     check_hosts(config.frontend.allowed_hosts)
+    check_certificate(config.frontend)
     raise_file_limit()
     models = open_models(config)
-    with (
-        open_listeners(config.frontend) as listeners,
-        private_folder() as directory,
-    ):
+    with open_listeners(config.frontend) as listeners, private_folder() as directory:
+        warn_if_open(listeners[0], config.frontend)
         _check_space(directory, config.frontend.processes + len(config.engine.devices))
         supervisor = Supervisor(
             config, models, listeners, directory, log_collector, started_s=started_s, build_command=build_command
@@ -147,7 +153,7 @@ class Supervisor:
         # Children are in the same control group as this process.
         self._num_oom_kills = functools.partial(num_oom_kills, memory_events())
         self._server_id = uuid.uuid4().hex
-        self._host, self._port = listeners[0].getsockname()[:2]
+        self._url = server_url(listeners[0], has_tls=bool(config.frontend.ssl_certfile))
         addresses = [f"ipc://{directory}/{engine_name(index)}" for index in range(len(config.engine.devices))]
         _check_address_lengths(addresses)
         self._engines = [
@@ -318,16 +324,15 @@ class Supervisor:
                 connection.close()
 
     async def _announce_when_ready(self, engines_ready: list[asyncio.Event]) -> None:
-        host = connect_host(self._host)
-        await wait_until_answering(host, self._port)
+        await wait_until_answering(self._url)
         for frontend in self._frontends:
             frontend.restart_policy.ready()
         for event in engines_ready:
             await event.wait()
         took_s = time.monotonic() - self._started_s
         names = ", ".join(model_spec.name for model_spec in self._models)
-        url = server_url(host, self._port)
-        print_ready_banner(ready_banner(took_s, names, url, has_api_keys=bool(self._config.frontend.api_keys_file)))
+        has_api_keys = bool(self._config.frontend.api_keys_file)
+        print_ready_banner(ready_banner(took_s, names, self._url, has_api_keys=has_api_keys))
 
     async def _follow_engine(self, engine: EngineChild, connection: EngineConnection, ready: asyncio.Event) -> None:
         """Handle the messages of an engine."""

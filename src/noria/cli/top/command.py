@@ -7,6 +7,8 @@ from typing import Any
 from noria.cli.parser import Parser, add_command, add_settings, config_from
 from noria.settings import list_settings
 
+_ADDRESS_SETTINGS = ("frontend.host", "frontend.port", "frontend.uds", "frontend.ssl_certfile")
+
 
 def add_to(commands: Any) -> list[Parser]:
     """Add the command; returns its parser."""
@@ -17,7 +19,7 @@ def add_to(commands: Any) -> list[Parser]:
     )
     parser.add_argument("--key-file", metavar="FILE", type=pathlib.Path, help="a file with the API key alone")
     parser.add_argument("--once", action="store_true", help="print one frame of any height and exit")
-    add_settings(parser, [setting for setting in list_settings() if setting.key in ("frontend.host", "frontend.port")])
+    add_settings(parser, [setting for setting in list_settings() if setting.key in _ADDRESS_SETTINGS])
     return [parser]
 
 
@@ -26,5 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     from noria.cli.top import session
     from noria.cli.top.stream import checked_url, local_url
 
-    url = arguments.url or local_url(config_from(arguments).frontend)
-    return session.run(checked_url(url), arguments.key_file, once=arguments.once)
+    if arguments.url is not None:
+        return session.run(checked_url(arguments.url), arguments.key_file, once=arguments.once)
+    frontend = config_from(arguments).frontend
+    return session.run(local_url(frontend), arguments.key_file, once=arguments.once, certfile=frontend.ssl_certfile)

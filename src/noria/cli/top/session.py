@@ -33,18 +33,20 @@ _RETRY_DELAYS_S = (0.5, 1.0, 2.0, 5.0)  # the last one repeats
 _QUIT_HINT: StyledText = ("q quits", "dim")
 
 
-def run(url: str, key_file: pathlib.Path | None, *, once: bool) -> int:
+def run(url: str, key_file: pathlib.Path | None, *, once: bool, certfile: str = "") -> int:
     """Show the server at `url`: one frame, or frames until the user quits. Returns the exit status.
 
+    `certfile` is as of `stream_events`.
+
     Raises:
-        ConfigError: the key file cannot be read, or standard output is no terminal (without `once`).
+        ConfigError: the key file or `certfile` cannot be read, or standard output is no terminal (without `once`).
         LiveError: the server is unreachable at the start, or rejects the request.
 
     """
     key = None if key_file is None else read_key(key_file)
     if once:
         console = Console(highlight=False)
-        state, now = asyncio.run(_fetch_first_state(url, key)), time.monotonic()
+        state, now = asyncio.run(_fetch_first_state(url, key, certfile)), time.monotonic()
         for row in render_frame(state, url, ("", ""), console.width, None, now)[:-1]:
             row.rstrip()
             console.print(row, no_wrap=True, crop=False, end="\n")
@@ -54,7 +56,7 @@ def run(url: str, key_file: pathlib.Path | None, *, once: bool) -> int:
             "noria top needs a terminal; standard input or output is none. `noria top --once` prints one frame "
             "anywhere."
         )
-    asyncio.run(_TopSession(url, key).run())
+    asyncio.run(_TopSession(url, key, certfile).run())
     return 0
 
 
@@ -71,11 +73,14 @@ def read_key(file: pathlib.Path) -> str:
     return key
 
 
-async def _fetch_first_state(url: str, key: str | None) -> ServerState:
+async def _fetch_first_state(url: str, key: str | None, certfile: str) -> ServerState:
     """The state once every engine has sent its view, or whatever has arrived at the timeout."""
     state = ServerState()
     try:
-        async with asyncio.timeout(_FIRST_FRAME_TIMEOUT_S), contextlib.aclosing(stream_events(url, key)) as stream:
+        async with (
+            asyncio.timeout(_FIRST_FRAME_TIMEOUT_S),
+            contextlib.aclosing(stream_events(url, key, certfile)) as stream,
+        ):
             async for event in stream:
                 state.apply(event, time.monotonic())
                 if state.is_complete:
@@ -99,6 +104,7 @@ class _TopSession:
 
     url: str
     key: str | None
+    certfile: str
     _state: ServerState = field(default_factory=ServerState)
     _footer: StyledText = _QUIT_HINT
     _needs_redraw: asyncio.Event = field(default_factory=asyncio.Event)
@@ -145,7 +151,7 @@ class _TopSession:
         attempt = 0
         while True:
             try:
-                async with contextlib.aclosing(stream_events(self.url, self.key)) as stream:
+                async with contextlib.aclosing(stream_events(self.url, self.key, self.certfile)) as stream:
                     async for event in stream:
                         attempt = 0
                         self._state.apply(event, time.monotonic())

@@ -2,6 +2,8 @@
 
 import contextlib
 import ipaddress
+import os
+import ssl
 from collections.abc import AsyncGenerator
 from typing import Any
 from urllib.parse import urlsplit
@@ -34,7 +36,9 @@ class _ErrorBody(Struct):
 
 
 def checked_url(text: str) -> str:
-    """The URL of a server without a trailing slash. Raises ConfigError if `text` is not one."""
+    """The URL of a server without a trailing slash, or `unix:PATH`. Raises ConfigError if `text` is neither."""
+    if text.startswith("unix:/"):
+        return text
     try:
         parts = urlsplit(text)
         is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 0) >= 0
@@ -42,39 +46,58 @@ def checked_url(text: str) -> str:
         is_valid = False
     if not is_valid:
         raise ConfigError(
-            f"the URL is {short_repr(text)}; it must have the form http://HOST:PORT, such as http://127.0.0.1:8000."
+            f"the URL is {short_repr(text)}; it must have the form http://HOST:PORT, such as http://127.0.0.1:8000, "
+            "or unix:/PATH for a Unix socket."
         )
     return text.rstrip("/")
 
 
 def local_url(frontend: FrontendConfig) -> str:
-    """The URL of the server that these settings start on this machine.
+    """The URL of the server that these settings start on this machine, of a Unix socket `unix:PATH`.
 
     Raises ConfigError if they name no fixed port.
     """
+    if frontend.uds:
+        return f"unix:{os.path.abspath(frontend.uds)}"
     if frontend.port == 0:
         raise ConfigError(
             "setting frontend.port is 0, which picks any free port: give the URL that `noria serve` printed."
         )
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(frontend.host, frontend.host)  # noqa: S104 - not listened on
-    return f"http://[{host}]:{frontend.port}" if ":" in host else f"http://{host}:{frontend.port}"
+    scheme = "https" if frontend.ssl_certfile else "http"
+    return f"{scheme}://[{host}]:{frontend.port}" if ":" in host else f"{scheme}://{host}:{frontend.port}"
 
 
-async def stream_events(url: str, key: str | None) -> AsyncGenerator[LiveEvent, None]:
+async def stream_events(url: str, key: str | None, certfile: str = "") -> AsyncGenerator[LiveEvent, None]:
     """The events that the server at `url` sends, until the connection ends.
 
+    With `certfile`, a server on this machine must have a certificate of that file, whatever names it is for.
+
     Raises:
+        ConfigError: `certfile` cannot be used.
         ServerUnreachable: nothing answers, or the connection broke or ended.
         LiveError: the server rejects the request, or is not Noria; a retry is useless.
 
     """
     headers = {"Accept": "text/event-stream"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
-    timeout = httpx2.Timeout(_READ_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
+    verify: ssl.SSLContext | bool = True
+    if certfile:
+        verify = _own_certificate(certfile)
+    elif url.startswith("https:") and _is_loopback(url):
+        verify = ssl.create_default_context()  # heeds SSL_CERT_FILE, as httpx does if it trusts the environment
+    transport, base_url = None, url
+    if url.startswith("unix:"):
+        transport, base_url = httpx2.AsyncHTTPTransport(uds=url.removeprefix("unix:")), "http://localhost"
+    client = httpx2.AsyncClient(
+        timeout=httpx2.Timeout(_READ_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S),
+        trust_env=not _is_loopback(base_url),  # proxies of the environment are not used for this machine
+        verify=verify,
+        transport=transport,
+    )
     try:
         async with (
-            # Proxies of the environment are not used for this machine.
-            httpx2.AsyncClient(timeout=timeout, trust_env=not _is_loopback(url)) as client,
-            client.stream("GET", f"{url}/v1/live", params={"thumbnails": "false"}, headers=headers) as response,
+            client,
+            client.stream("GET", f"{base_url}/v1/live", params={"thumbnails": "false"}, headers=headers) as response,
         ):
             await _check_response(response, url)
             reader = LiveEventParser()
@@ -93,6 +116,17 @@ async def stream_events(url: str, key: str | None) -> AsyncGenerator[LiveEvent, 
             f"{url} sent an event that this version of Noria cannot parse: {reason}. Is it another version?"
         ) from error
     raise ServerUnreachable("it closed the connection")
+
+
+def _own_certificate(certfile: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False  # it is the very certificate, and need not be for this address
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    try:
+        context.load_verify_locations(certfile)
+    except OSError as error:
+        raise ConfigError(f"the certificate {certfile} (frontend.ssl_certfile) cannot be read: {error}.") from error
+    return context
 
 
 async def _lines(response: httpx2.Response, url: str) -> AsyncGenerator[str, None]:

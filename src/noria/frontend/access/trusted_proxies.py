@@ -4,15 +4,18 @@ import ipaddress
 from collections.abc import Sequence
 
 from noria.errors import ConfigError, short_repr
+from noria.frontend.http.connection import UNIX_CLIENT
 
 
 def check_proxies(trusted_proxies: Sequence[str]) -> None:
     """Raise ConfigError if one is neither an address nor a network; uvicorn, which uses them, would ignore it silently."""
     for proxy in trusted_proxies:
+        if proxy == UNIX_CLIENT:
+            continue
         try:
             ipaddress.ip_network(proxy)
         except ValueError as error:
             raise ConfigError(
                 f"setting frontend.trusted_proxies has {short_repr(proxy)}: {error}. Allowed are addresses, such as "
-                "192.0.2.1, and networks, such as 192.0.2.0/24 or 2001:db8::/32."
+                f"192.0.2.1, networks, such as 192.0.2.0/24 or 2001:db8::/32, and {UNIX_CLIENT}."
             ) from error

@@ -12,6 +12,7 @@ import logging
 import math
 import resource
 import socket
+import struct
 import sys
 import termios
 from typing import ClassVar
@@ -34,6 +35,9 @@ STALL_TIMEOUT_S = 30.0
 MIN_READ_BYTES = 32_768
 TCP_USER_TIMEOUT_S = 60.0
 """How long sent data may stay unacknowledged. Linux's own limit is 15 minutes (tcp(7), tcp_retries2)."""
+UNIX_CLIENT = "unix"
+"""Stands for the address of a client on a Unix socket, which has none, in logs, limits and `frontend.trusted_proxies`."""
+_TCP_INFO_BYTES, _BYTES_ACKED_AT = 128, 120  # struct tcp_info of linux/tcp.h; tcpi_bytes_acked is an __u64
 
 
 def _error_response(status: str, text: str) -> bytes:
@@ -105,15 +109,41 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
     _stall_timer: asyncio.TimerHandle | None = None
     # Received since a head ended, or a part of a body: all that the parser may keep, and some that it has passed on.
     _unfinished_bytes = 0
+    _has_tls = False
     _next_log_at: ClassVar[float] = 0.0
+
+    @classmethod
+    def has_reserved_descriptor(cls, fileno: int, now: float) -> bool:
+        """Return whether a new connection has one of the last descriptors; the kernel assigns the lowest that is free.
+
+        Logs a warning, at most once a minute.
+        """
+        num_allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if fileno < num_allowed - RESERVED_DESCRIPTORS:
+            return False
+        if now >= cls._next_log_at:
+            cls._next_log_at = now + _LOG_INTERVAL_S
+            log.warning(
+                "connections are closed unanswered: %d of the %d files that this process may have open are in use; raise "
+                "the limit (ulimit -Hn, LimitNOFILE)",
+                num_allowed - RESERVED_DESCRIPTORS,
+                num_allowed,
+                extra=fields(event="connections_rejected", max_files=num_allowed),
+            )
+        return True
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the keep-alive timer, for a client that never sends anything."""
         super().connection_made(transport)
-        self._reject_if_out_of_descriptors()
-        self._response_writer = _ResponseWriter(transport, self.loop)
         sock = transport.get_extra_info("socket")
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(TCP_USER_TIMEOUT_S * 1000))
+        if self.has_reserved_descriptor(sock.fileno(), self.loop.time()):
+            self.transport.abort()
+        self._response_writer = _ResponseWriter(transport, self.loop)
+        self._has_tls = self.scheme == "https"
+        if sock.family == socket.AF_UNIX:
+            self.client = (UNIX_CLIENT, 0)
+        else:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(TCP_USER_TIMEOUT_S * 1000))
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def data_received(self, data: bytes) -> None:
@@ -194,23 +224,6 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
 
-    def _reject_if_out_of_descriptors(self) -> None:
-        """Close a connection whose descriptor is one of the last; the kernel assigns the lowest that is free."""
-        num_allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if self.transport.get_extra_info("socket").fileno() < num_allowed - RESERVED_DESCRIPTORS:
-            return
-        self.transport.abort()
-        now = self.loop.time()
-        if now >= TimeoutHttpProtocol._next_log_at:
-            TimeoutHttpProtocol._next_log_at = now + _LOG_INTERVAL_S
-            log.warning(
-                "connections are closed unanswered: %d of the %d files that this process may have open are in use; raise "
-                "the limit (ulimit -Hn, LimitNOFILE)",
-                num_allowed - RESERVED_DESCRIPTORS,
-                num_allowed,
-                extra=fields(event="connections_rejected", max_files=num_allowed),
-            )
-
     def _head_bytes(self) -> int:
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)  # ": " and CR LF
 
@@ -226,25 +239,40 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _start_stall_timer_if_unread(self) -> None:
-        if self.transport.get_write_buffer_size() > 0:
+        # With TLS most of what is written waits in a buffer below, whose size cannot be asked for.
+        if self._has_tls or self.transport.get_write_buffer_size() > 0:
             self._start_stall_timer()
 
     def _start_stall_timer(self) -> None:
         """Check the client's reading later. Nothing is written until then: the application waits, or has written all."""
         if self._stall_timer is None:
-            self._stall_timer = self.loop.call_later(STALL_TIMEOUT_S, self._on_stall_timeout, self._unread_bytes())
+            self._stall_timer = self.loop.call_later(STALL_TIMEOUT_S, self._on_stall_timeout, self._progress_bytes())
 
-    def _on_stall_timeout(self, previous_unread_bytes: int) -> None:
-        self._stall_timer, unread_bytes = None, self._unread_bytes()
-        if unread_bytes > max(previous_unread_bytes - MIN_READ_BYTES, 0):
+    def _on_stall_timeout(self, previous_progress_bytes: int) -> None:
+        self._stall_timer = None
+        if self._unread_bytes() == 0:
+            return
+        if self._progress_bytes() - previous_progress_bytes < MIN_READ_BYTES:
             self.transport.abort()  # close() would wait until all is read
-        elif unread_bytes > 0:
+        else:
             self._start_stall_timer()
 
-    def _unread_bytes(self) -> int:
-        """Return how many written bytes the client has not acknowledged, in our buffer and in the kernel's (about 1 MB)."""
+    def _progress_bytes(self) -> int:
+        """Return a number that grows by what the client acknowledges, as long as nothing is written."""
+        if not self._has_tls:
+            return -self._unread_bytes()
         sock = self.transport.get_extra_info("socket")
-        # TIOCOUTQ is the same number as SIOCOUTQ of tcp(7).
+        tcp_info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        (acknowledged,) = struct.unpack_from("=Q", tcp_info, _BYTES_ACKED_AT)
+        return int(acknowledged)
+
+    def _unread_bytes(self) -> int:
+        """Return how many written bytes the client has not acknowledged, in our buffer and in the kernel's (about 1 MB).
+
+        With TLS it is less, but only 0 if there are none.
+        """
+        sock = self.transport.get_extra_info("socket")
+        # TIOCOUTQ is the same number as SIOCOUTQ of tcp(7) and unix(7).
         in_kernel = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, b"\0" * 4)
         return self.transport.get_write_buffer_size() + int.from_bytes(in_kernel, sys.byteorder)
 

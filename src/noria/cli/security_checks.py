@@ -1,0 +1,291 @@
+"""The checks of `noria doctor --security`: what of a server with these settings is open to whom, and what to do.
+
+They look at the settings, at the modes of files and folders as they are now, and at addresses. They start nothing and change
+nothing. A warning is a decision that an operator may have good reasons for, such as a proxy with TLS on another machine.
+"""
+
+import ipaddress
+import os
+import pathlib
+import socket
+from collections.abc import Iterator, Mapping
+from typing import Literal
+from urllib.parse import parse_qs, urlsplit
+
+from noria.cli.finding import Finding
+from noria.config import Config, FrontendConfig, data_folder
+from noria.errors import ConfigError
+from noria.frontend.access.api_keys import read_keys
+from noria.frontend.access.request_origin import check_hosts
+from noria.frontend.access.trusted_proxies import check_proxies
+from noria.frontend.http.connection import UNIX_CLIENT
+from noria.frontend.http.paths import OPEN_PATHS
+from noria.frontend.http.tls import check_certificate, open_key_warning
+from noria.settings import list_settings
+
+Reach = Literal["this machine", "private networks", "all networks of this machine", "the internet"]
+
+_GROUP_AND_OTHERS, _OTHERS_WRITE = 0o077, 0o022
+_LIMITS = (
+    "frontend.max_body_bytes",
+    "frontend.max_images",
+    "frontend.max_prompt_chars",
+    "frontend.request_timeout_s",
+    "engine.queue_limit",
+    "engine.queue_limit_s",
+    "jobs.max_queued",
+)
+_RAISED_FACTOR = 10  # times its default: such a limit protects nobody
+_ENCRYPTED = ("require", "verify-ca", "verify-full")  # values of libpq's sslmode
+
+
+def check_security(config: Config, environment: Mapping[str, str]) -> Iterator[Finding]:
+    """All findings, from the outside in."""
+    frontend = config.frontend
+    try:
+        reach: Reach = "this machine" if frontend.uds else _reach(frontend.host)
+    except OSError as error:
+        yield Finding("fail", "listener", f"{frontend.host} is no address of this machine: {error}")
+        return
+    yield _check_listener(frontend, reach)
+    yield from _check_certificate(frontend)
+    yield from _check_keys(frontend, reach)
+    yield _check_metrics(frontend, reach)
+    yield _check_hosts(frontend)
+    yield _check_proxies(frontend)
+    yield _check_live(frontend, reach)
+    yield from _check_stored(config, environment)
+    yield _check_webhooks(config)
+    yield _check_limits(config)
+    yield _check_log(config)
+    if os.geteuid() == 0:
+        yield Finding(
+            "warn", "user", "root: whatever breaks out of the server owns this machine; use a user of its own"
+        )
+    else:
+        yield Finding("ok", "user", f"number {os.geteuid()}, not root")
+
+
+def _reach(host: str) -> Reach:
+    """Return from where an address of this machine can be reached. Raises OSError if it is none."""
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    addresses = [ipaddress.ip_address(str(each[4][0]).partition("%")[0]) for each in found]
+    if all(address.is_loopback for address in addresses):
+        return "this machine"
+    if any(address.is_unspecified for address in addresses):
+        return "all networks of this machine"
+    return "private networks" if all(address.is_private for address in addresses) else "the internet"
+
+
+def _check_listener(frontend: FrontendConfig, reach: Reach) -> Finding:
+    if frontend.uds:
+        return Finding("ok", "listener", f"the Unix socket {frontend.uds}: its owner and group on this machine")
+    text = f"{frontend.host}, port {frontend.port}: reached from {reach}, {'with' if frontend.ssl_certfile else 'without'} TLS"
+    if reach == "this machine" or frontend.ssl_certfile:
+        return Finding("ok", "listener", text)
+    return Finding(
+        "warn",
+        "listener",
+        f"{text}: others on the way read prompts, images and keys; set frontend.ssl_certfile, or listen on 127.0.0.1 or "
+        "a Unix socket (frontend.uds) behind a proxy with TLS",
+    )
+
+
+def _check_certificate(frontend: FrontendConfig) -> Iterator[Finding]:
+    try:
+        check_certificate(frontend)
+    except ConfigError as error:
+        yield Finding("fail", "TLS", error.message)
+        return
+    if warning := open_key_warning(frontend):
+        yield Finding("warn", "TLS", warning)
+    elif frontend.ssl_certfile:
+        yield Finding("ok", "TLS", f"1.2 or later, with the certificate {frontend.ssl_certfile}")
+
+
+def _check_keys(frontend: FrontendConfig, reach: Reach) -> Iterator[Finding]:
+    file = frontend.api_keys_file
+    try:
+        keys = read_keys(file)
+    except ConfigError as error:
+        yield Finding("fail", "keys", error.message)
+        return
+    if not keys:
+        text = (
+            f"none: whoever reaches the server, from {reach}, may generate images, and see and cancel those of others"
+        )
+        if reach == "this machine":
+            yield Finding("ok", "keys", text)
+        else:
+            yield Finding("warn", "keys", f"{text}; `noria key NAME >> keys.toml`, and set frontend.api_keys_file")
+        return
+    mode = _mode(file)
+    if mode & _OTHERS_WRITE:
+        yield Finding("warn", "keys", f"others may add keys to {file}, whose mode is {mode:o}; chmod go-w {file}")
+    else:
+        yield Finding(
+            "ok", "keys", f"{len(keys)} in {file}; without one: {', '.join(sorted(OPEN_PATHS))} and the pages"
+        )
+    unlimited = [key.name for key in keys if key.max_images_in_flight is None and key.images_per_minute is None]
+    if unlimited and len(keys) > 1:
+        yield Finding(
+            "warn",
+            "quotas",
+            f"none for {', '.join(unlimited)}: one of them can fill the queue for all; set max_images_in_flight or "
+            f"images_per_minute in {file}",
+        )
+
+
+def _check_metrics(frontend: FrontendConfig, reach: Reach) -> Finding:
+    if frontend.metrics_address:
+        host = frontend.metrics_address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+        try:
+            reach = _reach(host)
+        except OSError as error:
+            return Finding("fail", "metrics", f"{frontend.metrics_address} is no address of this machine: {error}")
+        text = f"/metrics on {frontend.metrics_address}: reached from {reach}, without a key"
+        if reach in ("this machine", "private networks"):
+            return Finding("ok", "metrics", text)
+        return Finding("warn", "metrics", f"{text}; choose the address that the monitoring's network has")
+    text = f"/metrics beside the other routes: reached from {reach}, without a key"
+    if reach == "this machine":
+        return Finding("ok", "metrics", text)
+    return Finding("warn", "metrics", f"{text}; set frontend.metrics_address, or let the proxy block it")
+
+
+def _check_hosts(frontend: FrontendConfig) -> Finding:
+    try:
+        check_hosts(frontend.allowed_hosts)
+    except ConfigError as error:
+        return Finding("fail", "hosts", error.message)
+    if "*" in frontend.allowed_hosts:
+        return Finding(
+            "warn",
+            "hosts",
+            "any: a web page can read responses by a name of its own (DNS rebinding); list the server's names in "
+            "frontend.allowed_hosts instead of *",
+        )
+    names = ", ".join(("IP addresses", "localhost", *frontend.allowed_hosts))
+    return Finding("ok", "hosts", f"{names}; pages of other origins may change nothing")
+
+
+def _check_proxies(frontend: FrontendConfig) -> Finding:
+    try:
+        check_proxies(frontend.trusted_proxies)
+    except ConfigError as error:
+        return Finding("fail", "proxies", error.message)
+    networks = [ipaddress.ip_network(each) for each in frontend.trusted_proxies if each != UNIX_CLIENT]
+    public = [str(each) for each in networks if each.num_addresses > 1 and not each.is_private]
+    if public:
+        return Finding(
+            "warn",
+            "proxies",
+            f"everybody in {', '.join(public)} may claim any client's address, and so have no limits; list the proxies' "
+            "own addresses in frontend.trusted_proxies",
+        )
+    return Finding("ok", "proxies", f"{', '.join(frontend.trusted_proxies) or 'nobody'} may say whose request it is")
+
+
+def _check_live(frontend: FrontendConfig, reach: Reach) -> Finding:
+    with_thumbnails = frontend.live == "full" or (frontend.live == "auto" and not frontend.api_keys_file)
+    if not with_thumbnails:
+        return Finding("ok", "live", "/live shows no thumbnails" if frontend.live != "off" else "/live is off")
+    text = "/live shows every caller thumbnails of all images in progress"
+    if reach == "this machine":
+        return Finding("ok", "live", text)
+    return Finding("warn", "live", f"{text}; set frontend.live to no-previews, or API keys and auto")
+
+
+def _check_stored(config: Config, environment: Mapping[str, str]) -> Iterator[Finding]:
+    """The data folder, and the database and the results of jobs if they are elsewhere."""
+    try:
+        yield _check_folder("data", data_folder(config, environment))
+    except ConfigError as error:
+        yield Finding("fail", "data", error.message)
+    database = urlsplit(config.jobs.database)
+    if database.scheme.startswith("sqlite"):
+        yield _check_folder("jobs", pathlib.Path(config.jobs.database.partition(":///")[2]))
+    elif database.scheme:
+        yield _check_postgresql(database.hostname, database.query, environment)
+    results = urlsplit(config.jobs.results)
+    if config.jobs.results != "auto" and results.scheme in ("", "file"):
+        yield _check_folder("results", pathlib.Path(results.path))
+    elif results.scheme:
+        yield Finding("ok", "results", f"in {results.scheme}://{results.hostname}: its own rights count")
+
+
+def _check_folder(topic: str, path: pathlib.Path) -> Finding:
+    try:
+        mode = _mode(path)
+    except FileNotFoundError:
+        return Finding("ok", topic, f"{path} does not exist yet; the server makes it for its own user only")
+    except OSError as error:
+        return Finding("fail", topic, f"{path} cannot be looked at: {error}")
+    if mode & _GROUP_AND_OTHERS:
+        text = f"{path} has the mode {mode:o}: others read prompts and images in it; chmod -R go= {path}"
+        return Finding("warn", topic, text)
+    return Finding("ok", topic, f"{path}: mode {mode:o}, for its owner only")
+
+
+def _check_postgresql(host: str | None, query: str, environment: Mapping[str, str]) -> Finding:
+    host = parse_qs(query).get("host", [host or environment.get("PGHOST", "")])[0]
+    mode = parse_qs(query).get("sslmode", [environment.get("PGSSLMODE", "")])[0]
+    if not host or host.startswith("/") or host in ("localhost", "127.0.0.1", "::1"):
+        return Finding("ok", "jobs", "PostgreSQL on this machine: its own rights count")
+    if mode in _ENCRYPTED:
+        return Finding("ok", "jobs", f"PostgreSQL on {host}, sslmode {mode}: its own rights count")
+    return Finding(
+        "warn",
+        "jobs",
+        f"PostgreSQL on {host}, perhaps without TLS: others on the way read prompts; add ?sslmode=verify-full to "
+        "jobs.database, or set PGSSLMODE",
+    )
+
+
+def _check_webhooks(config: Config) -> Finding:
+    setting = config.jobs.webhook_secret_file
+    if config.jobs.webhook_allow_private:
+        return Finding(
+            "warn",
+            "webhooks",
+            "to private addresses too: callers can make the server send requests to services of its own network; unset "
+            "jobs.webhook_allow_private",
+        )
+    if setting == "auto":
+        if urlsplit(config.jobs.database).scheme.startswith("postgres"):
+            text = "each server that shares the database makes its own secret; set jobs.webhook_secret_file for all"
+            return Finding("warn", "webhooks", text)
+        return Finding("ok", "webhooks", "to public addresses, signed with the secret in the data folder")
+    try:
+        mode = _mode(setting)
+    except OSError as error:
+        return Finding("fail", "webhooks", f"the secret {setting} cannot be looked at: {error}")
+    if mode & _GROUP_AND_OTHERS:
+        return Finding(
+            "warn", "webhooks", f"others may read the secret {setting}, whose mode is {mode:o}; chmod go= {setting}"
+        )
+    return Finding("ok", "webhooks", f"to public addresses, signed with the secret {setting}")
+
+
+def _check_limits(config: Config) -> Finding:
+    defaults = {setting.key: setting.default for setting in list_settings()}
+    raised = []
+    for key in _LIMITS:
+        section, _, name = key.partition(".")
+        value = getattr(getattr(config, section), name)
+        if value > _RAISED_FACTOR * defaults[key]:
+            raised.append(f"{key} is {value:g} (default {defaults[key]:g})")
+    if raised:
+        return Finding("warn", "limits", f"{', '.join(raised)}: one caller may take that much; lower it")
+    return Finding("ok", "limits", "near their defaults: docs/security.md lists them")
+
+
+def _check_log(config: Config) -> Finding:
+    if config.log_prompts == "full":
+        return Finding("warn", "log", "has all prompts; set log_prompts to off, or to hash")
+    return Finding("ok", "log", f"prompts: {config.log_prompts}; secrets are redacted")
+
+
+def _mode(path: str | pathlib.Path) -> int:
+    """Return the rights of a file. Raises OSError."""
+    return os.stat(path).st_mode & 0o7777

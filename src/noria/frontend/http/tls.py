@@ -1,0 +1,153 @@
+"""TLS: the certificate, which is read again when its files have changed, and the handshakes of new connections.
+
+Each connection keeps the certificate that it began with. A TLS server of asyncio tells nobody of a connection before its
+handshake has ended. So this module accepts connections itself: before the handshake they have the same limits of time and
+descriptors as others.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Callable
+from typing import NoReturn
+
+from noria.config import FrontendConfig
+from noria.errors import ConfigError
+from noria.frontend.http import connection
+from noria.observe.logs.log_record import fields
+
+# A client that does not answer the end of a connection; a slow one must have read the rest of its response by then.
+CLOSE_TIMEOUT_S = 75.0
+_POLL_INTERVAL_S = 2.0
+_ACCEPT_RETRY_S = 0.1
+_OTHERS = 0o007  # all but the owner and the group: by a group, such as ssl-cert, administrators give a service its key
+
+log = logging.getLogger("noria.frontend")
+
+
+def check_certificate(config: FrontendConfig) -> None:
+    """Raise ConfigError if the configured certificate, if any, cannot be used."""
+    if config.ssl_certfile:
+        tls_context(config.ssl_certfile, config.ssl_keyfile)
+    elif config.ssl_keyfile:
+        raise ConfigError("setting frontend.ssl_keyfile needs frontend.ssl_certfile, the certificate of the key.")
+
+
+def open_key_warning(config: FrontendConfig) -> str | None:
+    """Return what is wrong if all users of this machine may read the private key."""
+    file = config.ssl_keyfile or config.ssl_certfile
+    with contextlib.suppress(OSError):
+        if file and (mode := os.stat(file).st_mode & 0o7777) & _OTHERS:
+            return f"all users of this machine may read the private key {file}, whose mode is {mode:o}; chmod o= {file}"
+    return None
+
+
+def tls_context(certfile: str, keyfile: str) -> ssl.SSLContext:
+    """Return a server's context with the certificate and its key. Raises ConfigError if they cannot be used."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION  # OpenSSL before 3 lets clients ask for handshakes without end
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(certfile, keyfile or None, password=_reject_passphrase)
+    except OSError as error:
+        key = f" and its key {keyfile}" if keyfile else ""
+        raise ConfigError(
+            f"the certificate {certfile}{key} cannot be used: {error}. frontend.ssl_certfile must be a PEM file with the "
+            "server's certificate and the chain to its authority, frontend.ssl_keyfile one with its private key."
+        ) from error
+    return context
+
+
+def _reject_passphrase() -> NoReturn:
+    raise ConfigError(
+        "the private key in frontend.ssl_keyfile has a passphrase, which nobody could type when the server restarts. "
+        "Write it without one (openssl pkey), readable for the server's user only."
+    )
+
+
+class Certificate:
+    """The certificate for new connections, in `context`."""
+
+    def __init__(self, certfile: str, keyfile: str) -> None:
+        """Raises ConfigError."""
+        self._files = certfile, keyfile
+        self._version = self._read_version()
+        self.context = tls_context(certfile, keyfile)
+
+    async def follow(self) -> None:
+        """Use the files' certificate whenever they have changed, until cancelled; log and ignore it if it is invalid."""
+        while True:
+            await asyncio.sleep(_POLL_INTERVAL_S)
+            version = await asyncio.to_thread(self._read_version)
+            if version == self._version:
+                continue
+            self._version = version
+            try:
+                self.context = await asyncio.to_thread(tls_context, *self._files)
+            except ConfigError as error:
+                message = "%s The certificate of before stays in use."
+                log.error(message, error.message, extra=fields(event="certificate_rejected"))
+            else:
+                message = "new connections get the changed certificate %s"
+                log.info(message, self._files[0], extra=fields(event="certificate_loaded"))
+
+    def _read_version(self) -> list[tuple[int, ...]]:
+        """Return what differs when a file has changed, or a link on the way to it; less if one does not exist."""
+        found: list[tuple[int, ...]] = []
+        for file in self._files:
+            with contextlib.suppress(OSError):
+                status = os.stat(file)
+                found.append((status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size))
+        return found
+
+
+class TlsServer:
+    """Accepts the connections of one listening socket and makes their handshakes; to uvicorn it is an asyncio.Server."""
+
+    def __init__(
+        self, listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol], certificate: Certificate
+    ) -> None:
+        """Must be called in the event loop."""
+        listener.setblocking(False)
+        self._listener, self._make_protocol, self._certificate = listener, make_protocol, certificate
+        self._loop = asyncio.get_running_loop()
+        self._tasks = {self._loop.create_task(self._accept())}
+
+    def close(self) -> None:
+        """Accept no more connections, and close those whose handshake has not ended."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        """Wait until `close` has had its effect."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = await self._loop.sock_accept(self._listener)
+            except OSError:  # it has gone already, or no descriptor is left
+                await asyncio.sleep(_ACCEPT_RETRY_S)
+                continue
+            if connection.TimeoutHttpProtocol.has_reserved_descriptor(client.fileno(), self._loop.time()):
+                client.close()
+                continue
+            handshake = self._loop.create_task(self._make_handshake(client))
+            self._tasks.add(handshake)
+            handshake.add_done_callback(self._tasks.discard)
+
+    async def _make_handshake(self, client: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(
+                self._make_protocol,
+                client,
+                ssl=self._certificate.context,
+                ssl_handshake_timeout=connection.HEAD_TIMEOUT_S,
+                ssl_shutdown_timeout=CLOSE_TIMEOUT_S,
+            )
+        except OSError as error:  # no TLS, an old version, too slow, gone: the transport is closed
+            log.debug("a TLS handshake failed: %s", error)

@@ -1,0 +1,36 @@
+"""A front end on a Unix socket: who its clients are, without an address."""
+
+import logging
+import pathlib
+
+import httpx
+import pytest
+
+from noria.config import Config, FrontendConfig
+
+
+@pytest.mark.parametrize(
+    ("options", "headers", "client"),
+    [
+        ({}, {}, "unix"),
+        ({}, {"X-Forwarded-For": "192.0.2.1, 203.0.113.9"}, "203.0.113.9"),
+        ({}, {"X-Forwarded-For": "unix, 203.0.113.9"}, "203.0.113.9"),  # the first one is what the client says
+        ({"trusted_proxies": ("127.0.0.1",)}, {"X-Forwarded-For": "203.0.113.9"}, "unix"),
+    ],
+)
+def test_a_client_is_named_by_the_proxy_if_it_is_trusted(
+    options, headers, client, serve, new_engine, tmp_path, monkeypatch, captured_log_fields
+):
+    monkeypatch.chdir(tmp_path)  # pytest's own folders are too long for the path of a socket
+    config = Config(frontend=FrontendConfig(uds="noria.sock", **options))
+    transport = httpx.HTTPTransport(uds="noria.sock")
+    with (
+        serve(config, new_engine()) as (url, _),
+        httpx.Client(transport=transport, base_url="http://localhost", timeout=60) as http,
+        captured_log_fields("noria.access", logging.DEBUG) as logged,
+    ):
+        assert url == "unix:noria.sock"
+        assert http.get("/healthz", headers=headers).status_code == 200
+        assert [each["client"] for each in logged()] == [client]
+        assert http.get("/healthz", headers={"Host": "rebound.example"}).status_code == 421
+    assert not pathlib.Path("noria.sock").exists()
