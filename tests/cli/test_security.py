@@ -79,7 +79,7 @@ CASES = [
     ("jobs", "warn", {"jobs__database": "postgresql://noria@db.example/noria"}, "sslmode=verify-full"),
     ("jobs", "ok", {"jobs__database": "postgresql://noria@db.example/noria?sslmode=verify-full"}, "verify-full"),
     ("jobs", "ok", {"jobs__database": "postgresql:///noria?host=/var/run/postgresql"}, "on this machine"),
-    ("webhooks", "warn", {"jobs__database": "postgresql:///noria"}, "makes its own secret"),
+    ("webhooks", "fail", {"jobs__database": "postgresql:///noria"}, "must sign alike"),
     ("webhooks", "warn", {"jobs__webhook_allow_private": "true"}, "its own network"),
     ("webhooks", "fail", {"jobs__webhook_secret_file": "/nowhere"}, "cannot be looked at"),
     ("results", "ok", {"jobs__results": "s3://bucket/folder"}, "s3://bucket"),

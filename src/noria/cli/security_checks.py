@@ -21,6 +21,7 @@ from noria.frontend.access.trusted_proxies import check_proxies
 from noria.frontend.http.connection import UNIX_CLIENT
 from noria.frontend.http.paths import OPEN_PATHS
 from noria.frontend.http.tls import check_certificate, open_key_warning
+from noria.jobs.webhooks.signing import secret_file
 from noria.settings import list_settings
 
 Reach = Literal["this machine", "private networks", "all networks of this machine", "the internet"]
@@ -117,7 +118,9 @@ def _check_keys(frontend: FrontendConfig, reach: Reach) -> Iterator[Finding]:
         if reach == "this machine":
             yield Finding("ok", "keys", text)
         else:
-            yield Finding("warn", "keys", f"{text}; `noria key NAME >> keys.toml`, and set frontend.api_keys_file")
+            yield Finding(
+                "warn", "keys", f"{text}; `noria key create NAME >> keys.toml`, and set frontend.api_keys_file"
+            )
         return
     mode = _mode(file)
     if mode & _OTHERS_WRITE:
@@ -126,6 +129,8 @@ def _check_keys(frontend: FrontendConfig, reach: Reach) -> Iterator[Finding]:
         yield Finding(
             "ok", "keys", f"{len(keys)} in {file}; without one: {', '.join(sorted(OPEN_PATHS))} and the pages"
         )
+    if administrators := [key.name for key in keys if "admin" in key.scopes]:
+        yield Finding("ok", "keys", f"with the scope admin, for the jobs of everybody: {', '.join(administrators)}")
     unlimited = [key.name for key in keys if key.max_images_in_flight is None and key.images_per_minute is None]
     if unlimited and len(keys) > 1:
         yield Finding(
@@ -251,11 +256,12 @@ def _check_webhooks(config: Config) -> Finding:
             "to private addresses too: callers can make the server send requests to services of its own network; unset "
             "jobs.webhook_allow_private",
         )
+    try:
+        file = secret_file(config.jobs, data_folder(config, os.environ))
+    except ConfigError as error:
+        return Finding("fail", "webhooks", error.message)
     if setting == "auto":
-        if urlsplit(config.jobs.database).scheme.startswith("postgres"):
-            text = "each server that shares the database makes its own secret; set jobs.webhook_secret_file for all"
-            return Finding("warn", "webhooks", text)
-        return Finding("ok", "webhooks", "to public addresses, signed with the secret in the data folder")
+        return Finding("ok", "webhooks", f"to public addresses, signed with secrets derived from {file}")
     try:
         mode = _mode(setting)
     except OSError as error:
@@ -264,7 +270,7 @@ def _check_webhooks(config: Config) -> Finding:
         return Finding(
             "warn", "webhooks", f"others may read the secret {setting}, whose mode is {mode:o}; chmod go= {setting}"
         )
-    return Finding("ok", "webhooks", f"to public addresses, signed with the secret {setting}")
+    return Finding("ok", "webhooks", f"to public addresses, signed with secrets derived from {setting}")
 
 
 def _check_limits(config: Config) -> Finding:
