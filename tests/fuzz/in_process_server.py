@@ -173,10 +173,12 @@ class Transport(asyncio.Transport):
     def __init__(self, loop, sockets):
         super().__init__({"socket": sockets[0]})
         self._loop = loop
-        self.is_paused = self.is_closed = False
+        self.is_paused = self.is_closed = self.is_lost = False
         self.heads = []
 
     def write(self, data):
+        if self.is_lost:
+            raise RuntimeError("the handler is closed")  # as uvloop's
         if data.startswith(b"HTTP/1."):
             self.heads.append(bytes(data).partition(b"\r\n\r\n")[0].lower())
 
@@ -198,9 +200,13 @@ class Transport(asyncio.Transport):
     def close(self):
         if not self.is_closed:
             self.is_closed = True
-            self._loop.call_soon(self.protocol.connection_lost, None)
+            self._loop.call_soon(self._lose)
 
     abort = close
+
+    def _lose(self):
+        self.is_lost = True
+        self.protocol.connection_lost(None)
 
 
 def framed(request):
