@@ -22,7 +22,7 @@ FUZZ := $(VENV)/.noria-fuzz-installed
 OUT ?= out/train
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-bench test-slow test-random test-browser test-prometheus chaos fuzz lint bench gpu train dashboards docs clean
+.PHONY: help setup run test test-bench test-slow test-random test-browser test-prometheus chaos fuzz soak lint bench gpu train dashboards docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,6 +79,10 @@ test-prometheus: setup  ## every panel and rule, evaluated by a real Prometheus 
 
 dashboards: $(RUN)  ## write Grafana's dashboards from the code
 	$(VENV)/bin/noria dashboards build
+
+soak: MINUTES ?= 60
+soak: setup  ## an hour of mixed traffic, attacks and kills: what grows; MINUTES=15
+	$(VENV)/bin/noria bench soak --minutes $(MINUTES) $(ARGS)
 
 chaos: setup  ## ten minutes of kill -9 under load; CHAOS_REPORT=file.json for a report
 	$(VENV)/bin/pytest -m chaos $(ARGS)
