@@ -18,11 +18,11 @@ RUN := $(VENV)/.noria-installed
 DEV := $(VENV)/.noria-dev-installed
 BROWSER := $(VENV)/.noria-browser-installed
 DOCS := $(VENV)/.noria-docs-installed
+FUZZ := $(VENV)/.noria-fuzz-installed
 OUT ?= out/train
-MINUTES ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-bench test-slow test-random test-browser test-prometheus chaos lint bench gpu train dashboards docs clean
+.PHONY: help setup run test test-bench test-slow test-random test-browser test-prometheus chaos fuzz soak lint bench gpu train dashboards docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,8 +80,20 @@ test-prometheus: setup  ## every panel and rule, evaluated by a real Prometheus 
 dashboards: $(RUN)  ## write Grafana's dashboards from the code
 	$(VENV)/bin/noria dashboards build
 
+soak: MINUTES ?= 60
+soak: setup  ## an hour of mixed traffic, attacks and kills: what grows; MINUTES=15
+	$(VENV)/bin/noria bench soak --minutes $(MINUTES) $(ARGS)
+
 chaos: setup  ## ten minutes of kill -9 under load; CHAOS_REPORT=file.json for a report
 	$(VENV)/bin/pytest -m chaos $(ARGS)
+
+fuzz: MINUTES ?= 6
+fuzz: $(FUZZ)  ## inputs that nobody sends, for 6 minutes: MINUTES=120 for two hours; ARGS="TARGET …"
+	cd tests && ../$(VENV)/bin/python -m fuzz.run --minutes $(MINUTES) $(ARGS)
+
+$(FUZZ): $(DEV)
+	$(VENV)/bin/python -m pip install --quiet --no-compile -c constraints.txt --group fuzz
+	touch $@
 
 bench: setup  ## measure this machine for two minutes; ARGS="…"
 	$(VENV)/bin/noria bench quick $(ARGS)
@@ -98,6 +110,7 @@ $(DOCS): $(DEV)
 gpu: setup  ## on a machine with a GPU: its tests, the device bench, a served mix, in nine minutes; without one, a small run
 	$(VENV)/bin/python benchmarks/gpu_session.py $(ARGS)
 
+train: MINUTES ?= 60
 train: setup  ## continue the training of the bundled model, resumable: MINUTES=60 OUT=out/train
 	$(VENV)/bin/python examples/demo_model/train.py $(OUT) --minutes $(MINUTES) --start-from src/noria/models/bundled $(ARGS)
 	$(VENV)/bin/python examples/demo_model/evaluate.py $(OUT)/pipeline --captions 300 --guidance 3 --out $(OUT)/evaluation.json

@@ -88,7 +88,12 @@ def _add_others(benches: Any) -> list[Parser]:
     _add_output(streaming)
     device = add_plain_command(benches, "device", _device, "the speed of this device, with UNets of published sizes")
     add_arguments(device)
-    return [report, install, streaming, device]
+    soak = add_plain_command(benches, "soak", _soak, "what grows in an hour of mixed traffic, attacks and kills")
+    soak.add_argument("--minutes", metavar="M", type=argument_type(_minutes), default=60.0, help="(60)")
+    soak.add_argument(
+        "--out", metavar="FOLDER", type=pathlib.Path, help="for the results (bench-results/DATE-TIME-soak)"
+    )
+    return [report, install, streaming, device, soak]
 
 
 def _add_output(parser: Parser) -> None:
@@ -168,6 +173,16 @@ def _batch_size(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 1024:
         raise ValueError(f"{text!r}; a batch size is a whole number from 1 to 1024")
     return int(text)
+
+
+def _minutes(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 10_080:
+        raise ValueError(f"{text!r}; a soak takes more than 0 and at most 10080 minutes")
+    return value
 
 
 def _add_deadlines_options(parser: Parser) -> None:
@@ -329,8 +344,11 @@ def _run_suite(name: str, arguments: argparse.Namespace, plans: Callable[..., An
     from noria_bench.benches import suite
     from noria_bench.reports import writer
 
-    folder = pathlib.Path("bench-results") / f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{name}"
-    return suite.main(config, arguments.out or folder, plans, writer.write_report)
+    return suite.main(config, arguments.out or _results_folder(name), plans, writer.write_report)
+
+
+def _results_folder(name: str) -> pathlib.Path:
+    return pathlib.Path("bench-results") / f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{name}"
 
 
 def _report(arguments: argparse.Namespace) -> int:
@@ -376,3 +394,12 @@ def _streaming(arguments: argparse.Namespace) -> int:
     from noria_bench.benches import streaming
 
     return streaming.main(arguments.output)
+
+
+def _soak(arguments: argparse.Namespace) -> int:
+    """Serve the bundled model under mixed traffic, attacks and kills, and say whether memory, files, threads,
+    connections and stored data stay flat.
+    """
+    from noria_bench.soak import bench
+
+    return bench.main(60 * arguments.minutes, arguments.out or _results_folder("soak"))

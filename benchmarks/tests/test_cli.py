@@ -9,6 +9,7 @@ import noria
 import noria_bench.benches.quick
 import noria_bench.benches.suite
 import noria_bench.cost.bench
+import noria_bench.soak.bench
 import noria_bench.targets.serve
 from noria.cli.main import main
 from noria_bench.benches.deadline_options import DeadlineOptions
@@ -94,6 +95,14 @@ def test_serve_takes_a_target_and_its_settings(monkeypatch):
     assert [call[3] for call in calls] == [TargetSettings(0.25, 4), TargetSettings(stream="chunks")]
 
 
+def test_soak_takes_minutes_and_a_folder(monkeypatch):
+    calls = record_calls(noria_bench.soak.bench, monkeypatch)
+    assert main(["bench", "soak", "--minutes", "1.5", "--out", "there"]) == 0
+    assert main(["bench", "soak"]) == 0
+    assert calls[0] == (90.0, pathlib.Path("there"))
+    assert (calls[1][0], calls[1][1].parent.name) == (3600.0, "bench-results")
+
+
 def test_a_report_of_a_folder_without_runs_is_rejected(tmp_path, capsys):
     assert main(["bench", "report", str(tmp_path)]) == 2
     assert "holds no runs" in capsys.readouterr().err
@@ -108,6 +117,7 @@ def test_a_report_of_a_folder_without_runs_is_rejected(tmp_path, capsys):
         ("mixed --load-percent 50 --rows-per-s 10", "not allowed with argument"),
         ("deadlines --loads fifty", "'fifty'; loads are whole per cents"),
         ("sweep colour", "'attention', 'channels-last'"),
+        ("soak --minutes 0", "'0'; a soak takes more than 0"),
         ("install torchserve", "'litserve', 'bentoml', 'ray'"),
         ("serve triton", "'noria', 'reference-stream-async'"),
     ],

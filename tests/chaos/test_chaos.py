@@ -19,9 +19,9 @@ import httpx
 import psutil
 import pytest
 from clients import JobCreator, User, all_jobs, undisturbed
-from killer import Killer, ReadinessMonitor
 
 from noria_bench.measurement.provenance import collect_provenance
+from noria_bench.soak.killer import Killer, ReadinessMonitor
 from waiting import wait_until
 
 NUM_USERS, NUM_JOB_CREATORS, NUM_OPEN_JOBS = 3, 2, 4

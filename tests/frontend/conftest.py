@@ -73,9 +73,9 @@ def engine(shared_engine: FakeEngine, web: httpx.Client) -> Iterator[FakeEngine]
 
 @pytest.fixture
 def post_and_disconnect(url: str, engine: FakeEngine) -> Callable[..., None]:
-    """Posts a request, and closes the connection once the engine has it; a client's time-out might come earlier."""
+    """Posts a request, and `then` more bytes, and closes the connection once the engine has it; a client's time-out might come earlier."""
 
-    def post(path: str, body: object, headers: Mapping[str, str] = MappingProxyType({})) -> None:
+    def post(path: str, body: object, headers: Mapping[str, str] = MappingProxyType({}), then: bytes = b"") -> None:
         engine.never_answers = True
         content, host = json.dumps(body).encode(), httpx.URL(url)
         names = {
@@ -86,7 +86,7 @@ def post_and_disconnect(url: str, engine: FakeEngine) -> Callable[..., None]:
         }
         head = "".join(f"{name}: {value}\r\n" for name, value in names.items())
         with socket.create_connection((host.host, host.port), 60) as connection:
-            connection.sendall(f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + content)
+            connection.sendall(f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + content + then)
             wait_until(lambda: engine.submitted)
             assert engine.cancelled == []
         wait_until(lambda: engine.cancelled)

@@ -13,46 +13,12 @@ from noria.frontend.http.connection import (
     MAX_PIPELINED_REQUESTS,
     RESERVED_DESCRIPTORS,
 )
+from noria_bench.soak.attacks import CHUNKED, ENDLESS_HEADS, START, begin, heads_without_end, send_endlessly
 from waiting import wait_until
 
-START = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
-CHUNKED = (
-    b"POST /t2i HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n"
-    b"Transfer-Encoding: chunked\r\n\r\n"
-)
-# The beginning of a request, and what continues it without end.
-SHAPES = {
-    "many short fields": (START, b"a:b\r\n"),
-    "a long value": (START + b"a: ", b"v"),
-    "a long name": (START, b"n"),
-    "a long URL": (b"GET /", b"u"),
-    "many trailers": (CHUNKED + b"0\r\n", b"a:b\r\n"),
-    "a long trailer": (CHUNKED + b"0\r\na: ", b"v"),
-    "a long chunk extension": (CHUNKED + b"1;", b"e"),
-}
 NUM_CONNECTIONS, MEGABYTE = 24, 2**20
 FILES_OPENED_LATER = 4  # by the server itself, while the connections had all below the reserved ones
-shapes = pytest.mark.parametrize(("start", "repeated"), SHAPES.values(), ids=SHAPES)
-
-
-def begin(client, start):
-    """Send `start`; what follows a complete head is sent when the server reads the body."""
-    head, end, body = start.partition(b"\r\n\r\n")
-    client.sendall(head + end)
-    if end:
-        assert client.recv(4096).startswith(b"HTTP/1.1 100 ")
-        client.sendall(body)
-
-
-def send_endlessly(client, start, repeated, max_bytes):
-    """Send up to `max_bytes`; return how many were accepted before the connection was closed."""
-    piece = repeated * (MEGABYTE // 4 // len(repeated))
-    begin(client, start)
-    num_sent = 0
-    with contextlib.suppress(ConnectionError):
-        while num_sent < max_bytes:
-            num_sent += client.send(piece)
-    return num_sent
+shapes = pytest.mark.parametrize(("start", "repeated"), ENDLESS_HEADS.values(), ids=ENDLESS_HEADS)
 
 
 def read_all(client):
@@ -86,24 +52,17 @@ def test_a_head_within_the_limits_is_served_also_in_small_pieces(frontend_proces
 def test_heads_without_end_take_no_memory(frontend_process):
     """Each connection would send 2 MB; short fields would take twenty times as much memory."""
     with frontend_process.connect() as client:
-        send_endlessly(client, *SHAPES["many short fields"], MEGABYTE)
+        send_endlessly(client, *ENDLESS_HEADS["many short fields"], MEGABYTE)
     before = frontend_process.resident_bytes
     with contextlib.ExitStack() as opened:
-        for shape in itertools.islice(itertools.cycle(SHAPES.values()), NUM_CONNECTIONS):
+        for shape in itertools.islice(itertools.cycle(ENDLESS_HEADS.values()), NUM_CONNECTIONS):
             client = opened.enter_context(frontend_process.connect())
             send_endlessly(client, *shape, 2 * MEGABYTE)
         assert frontend_process.resident_bytes - before < 16 * MEGABYTE
 
 
 def test_a_neighbour_is_served_while_heads_without_end_arrive(frontend_process):
-    def attack(stopped):
-        for shape in itertools.cycle(SHAPES.values()):
-            if stopped.is_set():
-                return
-            with frontend_process.connect() as client:
-                send_endlessly(client, *shape, 4 * MEGABYTE)
-
-    assert_neighbour_is_served(frontend_process.port, attack)
+    assert_neighbour_is_served(frontend_process.port, lambda stopped: heads_without_end(frontend_process.port, stopped))
 
 
 def test_trailers_never_become_fields_of_the_request(frontend_process):

@@ -229,9 +229,15 @@ def serialize(message: ToEngine | FromEngine) -> bytes:
 
 def deserialize_to_engine(frame: bytes | memoryview) -> ToEngine:
     """Decode a frame sent to an engine; raises msgspec.DecodeError if it is none of these messages."""
-    return _to_engine_decoder.decode(frame)
+    try:
+        return _to_engine_decoder.decode(frame)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error
 
 
 def deserialize_from_engine(frame: bytes | memoryview) -> FromEngine:
     """Decode a frame sent by an engine; raises msgspec.DecodeError if it is none of these messages."""
-    return _from_engine_decoder.decode(frame)
+    try:
+        return _from_engine_decoder.decode(frame)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error

@@ -335,6 +335,10 @@ def test_disconnected_client_is_cancelled_in_the_engine(post_and_disconnect):
     post_and_disconnect("/t2i", {"prompt": "p"})
 
 
+def test_disconnected_client_is_cancelled_also_while_another_of_its_requests_waits(post_and_disconnect):
+    post_and_disconnect("/t2i", {"prompt": "p"}, then=b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2)
+
+
 def test_same_request_id_at_the_same_time_is_two_requests(client, engine, url):
     engine.never_answers = True
     statuses = []

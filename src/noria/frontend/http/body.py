@@ -38,6 +38,9 @@ _MAX_LEVELS = (
     32  # of objects and lists in ignored fields; a response repeats some, and Python's own limit is about 1000
 )
 
+_INVALID_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises; a string in an ignored field is decoded only when the field is."""
+
 _JSON_TYPE_NAMES = {
     "int": "an integer",
     "float": "a number",
@@ -151,10 +154,10 @@ def decode(raw: bytes, struct_type: type[T], *, strict: bool = True) -> T:
         return msgspec.json.decode(raw, type=struct_type, strict=strict)
     except msgspec.ValidationError as error:
         if "got `float`" in str(error):
-            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            with contextlib.suppress(*_INVALID_JSON):
                 return msgspec.convert(_INTEGRAL_DECODER.decode(raw), struct_type)
         raise _translate_validation_error(str(error), raw, struct_type) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except _INVALID_JSON as error:
         raise InvalidBody(_invalid_json_message(raw, error)) from error
 
 
@@ -162,12 +165,12 @@ def decode_object(raw: bytes) -> dict[str, Any]:
     """Return all fields of `raw`, which `decode` has accepted, also those that it ignored.
 
     Raises:
-        InvalidBody: an ignored field has a number out of range, or more levels than `_MAX_LEVELS`.
+        InvalidBody: an ignored field has a number out of range, invalid UTF-8, or more levels than `_MAX_LEVELS`.
 
     """
     try:
         fields: dict[str, Any] = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except _INVALID_JSON as error:
         raise InvalidBody(_invalid_json_message(raw, error)) from error
     level: list[Any] = [fields]
     for _ in range(_MAX_LEVELS):
@@ -210,7 +213,9 @@ def _translate_validation_error(text: str, raw: bytes, struct_type: type[T]) -> 
 def _value_of(field: str, raw: bytes) -> str:
     try:
         return short_repr(msgspec.json.decode(raw)[field])
-    except (msgspec.DecodeError, RecursionError):  # a number out of range, or nesting too deep
+    except UnicodeDecodeError:  # of another field
+        return "in a body that is not UTF-8"
+    except _INVALID_JSON:  # a number out of range, or nesting too deep
         return "out of range"
 
 

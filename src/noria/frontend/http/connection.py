@@ -17,7 +17,8 @@ import sys
 import termios
 from typing import ClassVar
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from noria.observe.logs.log_record import fields
 
@@ -110,6 +111,7 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
     # Received since a head ended, or a part of a body: all that the parser may keep, and some that it has passed on.
     _unfinished_bytes = 0
     _has_tls = False
+    _running_cycle: RequestResponseCycle | None = None  # of pipelined requests, `cycle` is the last
     _next_log_at: ClassVar[float] = 0.0
 
     @classmethod
@@ -218,11 +220,18 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
         self._start_stall_timer_if_unread()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop all timers."""
+        """Stop all timers, and tell the request that is being answered."""
         self._stop_head_timer()
         self._stop_stall_timer()
+        if self._running_cycle is not None:
+            self._running_cycle.disconnected = True
+            self._running_cycle.message_event.set()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running_cycle = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _head_bytes(self) -> int:
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)  # ": " and CR LF

@@ -1,4 +1,4 @@
-"""`kill -9` to a random child of a supervisor at random times, and a monitor that records how long the server was not ready."""
+"""`kill -9` to random children of a supervisor at random times, and how long the server was not ready."""
 
 import os
 import random
@@ -11,8 +11,8 @@ import httpx
 import psutil
 
 
-def role_of(process):
-    """ "engine" or "frontend", also of one that has only just been started."""
+def role_of(process: psutil.Process) -> str | None:
+    """The role of a process: "engine" or "frontend", also of one that has only just been started; None: neither."""
     words = " ".join(process.cmdline())
     return next((role for role in ("engine", "frontend") if f"noria.{role}" in words or f"noria {role}" in words), None)
 
@@ -20,22 +20,32 @@ def role_of(process):
 class Killer(threading.Thread):
     """Kills `num_kills` children within `seconds`, at uniformly random times; each living child is equally likely."""
 
-    def __init__(self, supervisor_pid, num_kills, seconds, seed):
+    def __init__(self, supervisor_pid: int, num_kills: int, seconds: float, seed: int) -> None:
         super().__init__(name="killer", daemon=True)
         self._supervisor = psutil.Process(supervisor_pid)
         self._random = random.Random(seed)
         self._times = sorted(self._random.uniform(0, seconds) for _ in range(num_kills))
-        self.killed = Counter()
-        self.pids = set()
+        self._stopping = threading.Event()
+        self.killed: Counter[str] = Counter()
+        self.killed_at_s: list[float] = []  # since the start
+        self.pids: set[int] = set()
 
-    def run(self):
+    def run(self) -> None:
+        """Kill until all kills are done, or `stop`."""
         started = time.monotonic()
         for at in self._times:
-            time.sleep(max(0.0, started + at - time.monotonic()))
+            if self._stopping.wait(max(0.0, started + at - time.monotonic())):
+                return
             while not self._kill_one():
                 time.sleep(0.05)  # all are dead at this moment
+            self.killed_at_s.append(time.monotonic() - started)
 
-    def _kill_one(self):
+    def stop(self) -> None:
+        """End after the current kill."""
+        self._stopping.set()
+        self.join()
+
+    def _kill_one(self) -> bool:
         children = self._supervisor.children()
         self._random.shuffle(children)
         for child in children:
@@ -54,13 +64,14 @@ class Killer(threading.Thread):
 class ReadinessMonitor(threading.Thread):
     """Polls `/readyz` five times a second, and records how long it was not 200 each time."""
 
-    def __init__(self, url):
+    def __init__(self, url: str) -> None:
         super().__init__(name="readiness", daemon=True)
         self._url = url
         self._stopping = threading.Event()
-        self.outages_s = []
+        self.outages_s: list[float] = []
 
-    def run(self):
+    def run(self) -> None:
+        """Poll until `stop`."""
         since = None
         with httpx.Client(base_url=self._url, timeout=5) as client:
             while not self._stopping.wait(0.2):
@@ -71,12 +82,13 @@ class ReadinessMonitor(threading.Thread):
                     self.outages_s.append(now - since)
                     since = None
 
-    def stop(self):
+    def stop(self) -> None:
+        """End, and wait for the end."""
         self._stopping.set()
         self.join()
 
 
-def _is_ready(client):
+def _is_ready(client: httpx.Client) -> bool:
     try:
         return client.get("/readyz").status_code == 200
     except httpx.TransportError:

@@ -1,0 +1,172 @@
+"""What hostile clients do to a server: each attack runs against a loopback port until its event is set.
+
+None needs a key, and each has a limit of docs/security.md against it.
+"""
+
+import contextlib
+import http.client
+import itertools
+import json
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+
+from noria_bench.load.closed_loop import HEADERS
+
+Attack = Callable[[int, threading.Event], None]
+
+START = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+CHUNKED = (
+    b"POST /t2i HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n"
+)
+ENDLESS_HEADS: Mapping[str, tuple[bytes, bytes]] = MappingProxyType(
+    {
+        "many short fields": (START, b"a:b\r\n"),
+        "a long value": (START + b"a: ", b"v"),
+        "a long name": (START, b"n"),
+        "a long URL": (b"GET /", b"u"),
+        "many trailers": (CHUNKED + b"0\r\n", b"a:b\r\n"),
+        "a long trailer": (CHUNKED + b"0\r\na: ", b"v"),
+        "a long chunk extension": (CHUNKED + b"1;", b"e"),
+    }
+)
+"""The beginning of a request, and what continues it without end."""
+
+_TIMEOUT_S = 60.0
+_PIECE_BYTES = 2**18
+
+
+def begin(client: socket.socket, start: bytes) -> None:
+    """Send `start`; what follows a complete head is sent when the server reads the body."""
+    head, end, body = start.partition(b"\r\n\r\n")
+    client.sendall(head + end)
+    if end:
+        assert client.recv(4096).startswith(b"HTTP/1.1 100 ")
+        client.sendall(body)
+
+
+def send_endlessly(client: socket.socket, start: bytes, repeated: bytes, max_bytes: int) -> int:
+    """Send up to `max_bytes`; return how many were accepted before the connection was closed."""
+    piece = repeated * (_PIECE_BYTES // len(repeated))
+    begin(client, start)
+    num_sent = 0
+    with contextlib.suppress(ConnectionError):
+        while num_sent < max_bytes:
+            num_sent += client.send(piece)
+    return num_sent
+
+
+def heads_without_end(port: int, stopped: threading.Event) -> None:
+    """Send heads of 4 MB of all shapes, one after the other."""
+    for start, repeated in itertools.cycle(ENDLESS_HEADS.values()):
+        if stopped.is_set():
+            return
+        with contextlib.suppress(OSError, AssertionError), _connect(port) as client:
+            send_endlessly(client, start, repeated, 2**22)
+
+
+def idle_connections(port: int, stopped: threading.Event) -> None:
+    """Hold 200 connections, half of them with the beginning of a head."""
+    with contextlib.ExitStack() as opened:
+        for number in range(200):
+            with contextlib.suppress(OSError):
+                client = opened.enter_context(_connect(port))
+                client.sendall(START if number % 2 else b"")
+        stopped.wait()
+
+
+def unfinished_bodies(port: int, stopped: threading.Event) -> None:
+    """Hold 40 requests whose bodies of 1 MB never end."""
+    head = b"POST /t2i HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n\r\n"
+    with contextlib.ExitStack() as opened:
+        for _ in range(40):
+            with contextlib.suppress(OSError):
+                opened.enter_context(_connect(port)).sendall(head + b" " * 500_000)
+        stopped.wait()
+
+
+def unread_responses(port: int, stopped: threading.Event) -> None:
+    """Request a page 64 times on each of 16 connections, and read nothing."""
+    with contextlib.ExitStack() as opened:
+        for _ in range(16):
+            with contextlib.suppress(OSError):
+                opened.enter_context(_connect(port)).sendall(
+                    b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 64
+                )
+        stopped.wait()
+
+
+def image_files(port: int, stopped: threading.Event) -> None:
+    """Upload files of 16 MB that are all empty segments."""
+    file = (b"\xff\xd8" + b"\xff\xe0\0\2" * 2**22)[: 2**24]
+    while not stopped.is_set():
+        _post(port, "/v1/images/metadata", file, "image/jpeg")
+
+
+def deep_json(port: int, stopped: threading.Event) -> None:
+    """Post values and nesting that no schema has."""
+    values = [f"{'[' * depth}{']' * depth}" for depth in (40, 971, 5000)] + [
+        "1" + "0" * 5000,
+        '"' + "x" * 900_000 + '"',
+    ]
+    for value in itertools.cycle(values):
+        if stopped.is_set():
+            return
+        for path in ("/t2i", "/sdapi/v1/txt2img"):
+            _post(port, path, f'{{"prompt": "p", "unknown": {value}}}'.encode(), "application/json")
+
+
+def abandoned_samplers(port: int, stopped: threading.Event) -> None:
+    """Request ever new combinations of scheduler and steps, and leave at once."""
+    chooser = random.Random(1)
+    while not stopped.is_set():
+        scheduler = chooser.choice(("ddim", "euler", "heun", "pndm", "unipc", "dpm++2m", "dpm++2m-karras", "lms"))
+        body = json.dumps({"prompt": "p", "scheduler": scheduler, "inference_steps": chooser.randint(50, 100)}).encode()
+        head = b"POST /t2i HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        with contextlib.suppress(OSError), _connect(port) as client:
+            client.sendall(head % len(body) + body)
+            stopped.wait(0.02)  # so that it reaches the engine
+
+
+def event_streams(port: int, stopped: threading.Event) -> None:
+    """Open streams of /v1/live beyond the limit of one client, again and again."""
+    while not stopped.is_set():
+        with contextlib.ExitStack() as opened:
+            for _ in range(40):
+                with contextlib.suppress(OSError):
+                    opened.enter_context(_connect(port)).sendall(b"GET /v1/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            stopped.wait(2.0)
+
+
+ATTACKS: Mapping[str, Attack] = MappingProxyType(
+    {
+        attack.__name__.replace("_", " "): attack
+        for attack in (
+            heads_without_end,
+            idle_connections,
+            unfinished_bodies,
+            unread_responses,
+            image_files,
+            deep_json,
+            abandoned_samplers,
+            event_streams,
+        )
+    }
+)
+"""All attacks by name."""
+
+
+@contextlib.contextmanager
+def _connect(port: int) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", port), _TIMEOUT_S) as client:
+        yield client
+
+
+def _post(port: int, path: str, body: bytes, content_type: str) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT_S)
+    with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+        connection.request("POST", path, body, {**HEADERS, "content-type": content_type})
+        connection.getresponse().read()

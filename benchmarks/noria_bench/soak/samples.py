@@ -1,0 +1,70 @@
+"""Samples of what a server holds: memory, files, threads and connections of its processes, and the size of its data."""
+
+import contextlib
+import pathlib
+import threading
+import time
+
+import psutil
+
+from noria.testing.server import RunningServer
+from noria_bench.soak.killer import role_of
+
+SUPERVISOR = "supervisor"
+
+
+class Sampler(threading.Thread):
+    """Samples every `interval_s` until `stop`.
+
+    `series` has the values by name, such as "engine threads", each as long as `at_s`; None: there was no such process.
+    PSS is memory in which what processes share is divided among them.
+    """
+
+    def __init__(self, server: RunningServer, data: pathlib.Path, interval_s: float) -> None:
+        super().__init__(name="sampler", daemon=True)
+        self._server, self._data, self._interval_s = server, data, interval_s
+        self._stopping = threading.Event()
+        self.at_s: list[float] = []
+        self.series: dict[str, list[float | None]] = {}
+
+    def run(self) -> None:
+        """Sample until `stop`."""
+        started = time.monotonic()
+        while not self._stopping.wait(self._interval_s):
+            sample = self._sample()
+            for name in self.series.keys() | sample.keys():
+                values = self.series.setdefault(name, [None] * len(self.at_s))
+                values.append(sample.get(name))
+            self.at_s.append(round(time.monotonic() - started, 2))
+
+    def stop(self) -> None:
+        """End, and wait for the end."""
+        self._stopping.set()
+        self.join()
+
+    def _sample(self) -> dict[str, float]:
+        sample: dict[str, float] = {}
+        for process in (self._server.process, *self._server.process.children()):
+            with contextlib.suppress(psutil.Error, OSError):  # killed meanwhile
+                role = SUPERVISOR if process == self._server.process else role_of(process)
+                if role is not None:
+                    memory = process.memory_full_info()
+                    values = {
+                        "PSS": memory.pss,
+                        "RSS": memory.rss,
+                        "files": process.num_fds(),
+                        "threads": process.num_threads(),
+                    }
+                    if role == "frontend":
+                        values["connections"] = len(process.net_connections("tcp"))
+                    for name, value in values.items():
+                        sample[f"{role} {name}"] = sample.get(f"{role} {name}", 0) + value
+        sizes = {path: path.stat().st_size for path in _files(self._data)}
+        sample["data bytes"] = sum(sizes.values())
+        sample["database bytes"] = sum(size for path, size in sizes.items() if ".sqlite" in path.name)
+        return sample
+
+
+def _files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Return the files that are still there when they are looked at."""
+    return [path for path in folder.rglob("*") if path.is_file()]

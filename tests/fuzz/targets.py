@@ -1,0 +1,391 @@
+"""What is fuzzed: the function of each target takes any bytes, raises if it has found a defect, and returns whether they were accepted.
+
+Its seeds are accepted; they are made of the project's own types, so that they stay so. `corpus/` has other inputs.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import io
+import json
+import logging
+import pathlib
+import queue
+import shutil
+import tempfile
+import urllib.parse
+from collections.abc import Callable, Iterable
+
+import msgspec
+import numpy as np
+from PIL import Image
+from safetensors.numpy import save
+
+from fuzz import mutation
+from fuzz.in_process_server import InProcessServer, framed
+from noria.config import FrontendConfig
+from noria.errors import ImageFileError, ModelError
+from noria.frontend.routes.image_metadata import usable_settings
+from noria.images.a1111_metadata import to_infotext
+from noria.images.metadata import GenerationMetadata
+from noria.images.metadata_io import read_metadata, save_options
+from noria.models.catalog import open_model
+from noria.protocol import messages
+from noria.protocol.transport import EngineChannel, EngineConnection
+from noria.testing.fake_engine import FAKE_LOAD, FAKE_MODEL
+from noria.testing.requests import make_image_request
+
+BUNDLED = pathlib.Path(__file__).parents[2] / "src" / "noria" / "models" / "bundled"
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """`open` is a context manager, whose value is the function that takes an input."""
+
+    open: Callable[[], contextlib.AbstractContextManager[Callable[[bytes], bool]]]
+    seeds: Callable[[], Iterable[bytes]]
+    mutator: Callable  # of libFuzzer's own mutation, which changes bytes; returns another one
+    share: float  # of the inputs of a run
+    max_bytes: int = 8192
+
+
+# ── HTTP ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+ALL_FIELDS = {"prompt": "a red circle", "negative_prompt": "blue", "seed": 7, "priority": "low", "deadline_ms": 9000}
+T2I = ALL_FIELDS | {
+    "width": 64,
+    "height": 48,
+    "inference_steps": 3,
+    "guidance_scale": 2.5,
+    "scheduler": "ddim",
+    "n": 2,
+    "model": "tiny",
+    "format": "webp",
+    "stream": False,
+    "partial_images": 0,
+    "metadata": True,
+}
+OPENAI = ALL_FIELDS | {
+    "model": "tiny",
+    "n": 1,
+    "size": "64x48",
+    "output_format": "jpeg",
+    "output_compression": 80,
+    "response_format": "b64_json",
+    "stream": False,
+    "partial_images": 0,
+    "quality": "high",
+    "style": "vivid",
+    "background": "opaque",
+    "moderation": "low",
+    "user": "someone",
+    "safety_identifier": "x",
+    "inference_steps": 3,
+    "guidance_scale": 2,
+    "scheduler": "euler",
+    "metadata": False,
+}
+TXT2IMG = ALL_FIELDS | {
+    "steps": 3,
+    "cfg_scale": 7,
+    "width": 64,
+    "height": 48,
+    "batch_size": 1,
+    "n_iter": 2,
+    "sampler_name": "Euler",
+    "scheduler": "Automatic",
+    "override_settings": {"samples_format": "png", "sd_model_checkpoint": "tiny", "enable_pnginfo": True},
+    "send_images": True,
+    "alwayson_scripts": {"x": {"args": []}},
+    "styles": [],
+    "eta": 0,
+    "metadata": True,
+}
+JOB = {"input": T2I | {"endpoint": "/t2i"}, "webhook": None, "webhook_events_filter": ["start", "completed"]}
+BODIES = (
+    ("POST /t2i", T2I),
+    ("POST /t2i", {"prompt": "p", "stream": True, "partial_images": 2, "n": 2}),
+    ("POST /v1/images/generations", OPENAI),
+    ("POST /v1/images/generations", {"prompt": "p", "stream": True, "partial_images": 1}),
+    ("POST /v1/jobs", JOB),
+    ("POST /v1/jobs", {"input": {"prompt": "p", "endpoint": "/v1/images/generations", "size": "64x48"}}),
+    ("POST /sdapi/v1/txt2img", TXT2IMG),
+    (
+        "POST /sdapi/v1/options",
+        {"samples_format": "webp", "sd_model_checkpoint": "tiny", "CLIP_stop_at_last_layers": 1},
+    ),
+    ("POST /sdapi/v1/interrupt", {}),
+    ("POST /sdapi/v1/skip", {}),
+)
+FIELDS = (
+    "X-Request-Id: a-1",
+    "X-Priority: high",
+    "X-Deadline-Ms: 9000",
+    "Accept: text/event-stream",
+    "Authorization: Basic bm9yaWE6a2V5",
+    "X-Forwarded-For: 192.0.2.1",
+    "traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+    "Idempotency-Key: one",
+    "Last-Event-ID: 1",
+)
+PATHS = (
+    "/",
+    "/live",
+    "/healthz",
+    "/readyz",
+    "/metrics",
+    "/openapi.json",
+    "/docs",
+    "/pages/noria.svg",
+    "/v1/models",
+    "/v1/models/tiny",
+    "/v1/live?thumbnails=false",
+    "/v1/jobs?limit=3&cursor=ff",
+    *(f"/sdapi/v1/{name}" for name in ("options", "sd-models", "samplers", "schedulers", "progress")),
+    *(f"/sdapi/v1/{name}" for name in ("upscalers", "latent-upscale-modes", "sd-vae", "loras")),
+)
+
+
+def request_seeds():
+    """Every route with all fields of its body, in the form of `framed`."""
+    for number, (route, body) in enumerate(BODIES):
+        head = f"{route}\nContent-Type: application/json\n{FIELDS[number % len(FIELDS)]}\n\n"
+        yield head.encode() + json.dumps(body).encode()
+    for number, path in enumerate(PATHS):
+        yield f"GET {path}\n{FIELDS[number % len(FIELDS)]}\n\n".encode()
+    yield b"POST /v1/images/metadata\nContent-Type: image/png\n\n" + next(image_seeds())
+
+
+def http_seeds():
+    """Connections with one request each."""
+    yield from map(framed, request_seeds())
+
+
+@contextlib.contextmanager
+def open_http():
+    with InProcessServer() as server:
+        yield lambda data: max(server.serve(data), default=400) < 400
+
+
+@contextlib.contextmanager
+def open_requests():
+    with InProcessServer() as server:
+        yield lambda data: max(server.serve(framed(data)), default=400) < 400
+
+
+# ── Jobs' cursors and Last-Event-ID ───────────────────────────────────────────────────────────────────────────────────
+
+
+def job_seeds():
+    """Cursor, limit, Last-Event-ID, job and image, each in a line."""
+    yield b"ff\n3\n1\nA\n0"
+    yield b"1\n100\n0\nA\n00"
+
+
+@contextlib.contextmanager
+def open_jobs():
+    with InProcessServer() as server:
+        for _ in range(5):
+            server.serve(framed(b'POST /v1/jobs\nContent-Type: application/json\n\n{"input": {"prompt": "p"}}'))
+        known = json.loads(server.bodies[0])["id"]
+
+        def read(data):
+            cursor, limit, last_event_id, job, image, *_ = [*data.split(b"\n"), b"", b"", b"", b"", b""]
+            job, image = (urllib.parse.quote(known if each == b"A" else each, "").encode() for each in (job, image))
+            query = urllib.parse.urlencode({"cursor": cursor, "limit": limit}).encode()
+            field = last_event_id.replace(b"\r", b"")
+            statuses = []
+            for request in (
+                b"GET /v1/jobs?%s\n\n" % query,
+                b"GET /v1/jobs/%s/events\nLast-Event-ID: %s\n\n" % (job, field),
+                b"GET /v1/jobs/%s/images/%s\n\n" % (job, image),
+            ):
+                statuses += server.serve(framed(request))
+            return 200 in statuses
+
+        yield read
+
+
+# ── Image files ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+METADATA = GenerationMetadata(
+    "a red circle", "blurry, dark", 7, 64, 48, 20, 7.5, "dpm++2m-karras", "tiny", "0123456789ab", "0.1.0"
+)
+
+
+def image_seeds():
+    """Files of the three formats, of Noria and of A1111."""
+    for file_format in ("png", "webp", "jpeg"):
+        for metadata in (METADATA, msgspec.structs.replace(METADATA, noria=None, prompt="ü" * 40)):
+            file = io.BytesIO()
+            Image.new("RGB", (1, 1)).save(file, file_format, **save_options(metadata, file_format))
+            yield file.getvalue()
+    text = to_infotext(METADATA) + ', Hires: "a, \\"b\\"", Lora hashes: x'
+    comment = b"UNICODE\0" + text.encode("utf-16-le")
+    exif = Image.Exif()
+    exif.get_ifd(0x8769)[0x9286] = comment
+    file = io.BytesIO()
+    Image.new("RGB", (1, 1)).save(file, "jpeg", exif=exif.tobytes())
+    yield file.getvalue()
+
+
+@contextlib.contextmanager
+def open_images():
+    config = FrontendConfig()
+
+    def read(data):
+        try:
+            metadata = read_metadata(io.BytesIO(data), "the file")
+        except ImageFileError as error:
+            error.message.encode()  # it is sent
+            return False
+        msgspec.json.encode((usable_settings(metadata, FAKE_MODEL, config), metadata))
+        return True
+
+    yield read
+
+
+# ── Model folders ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+TENSORS = {
+    "text_encoder/model.safetensors": ("text_model.embeddings.token_embedding.weight", "vocab_size", "hidden_size"),
+    "unet/diffusion_pytorch_model.safetensors": ("conv_in.weight", None, "in_channels"),
+    "vae/diffusion_pytorch_model.safetensors": ("decoder.layers.0.weight", None, "latent_channels"),
+}
+
+
+@contextlib.contextmanager
+def _model_folder():
+    """The bundled model with one tensor in each part."""
+    with tempfile.TemporaryDirectory(prefix="noria-fuzz-") as name:
+        folder = pathlib.Path(name) / "model"
+        shutil.copytree(BUNDLED, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+        for file, (tensor, *keys) in TENSORS.items():
+            config = json.loads((folder / file).with_name("config.json").read_text())
+            shape = [1 if key is None else config[key] for key in keys]
+            (folder / file).write_bytes(save({tensor: np.zeros(shape, np.int8)}))
+        yield folder
+
+
+def model_folder_seeds():
+    """The path of a file in the folder, a line feed, and what is in it."""
+    with _model_folder() as folder:
+        for file in sorted(folder.rglob("*")):
+            if file.suffix in (".json", ".safetensors") and file.stat().st_size < 40_000:
+                yield f"{file.relative_to(folder)}\n".encode() + file.read_bytes()
+    yield b'noria.json\n{"name": "a/b", "default_scheduler": "ddim", "default_steps": 3, "default_guidance": 2.5}'
+    index = {"metadata": {}, "weight_map": {"conv_in.weight": "diffusion_pytorch_model.safetensors"}}
+    yield b"unet/diffusion_pytorch_model.safetensors.index.json\n" + json.dumps(index).encode()
+
+
+@contextlib.contextmanager
+def open_model_folders():
+    known = {seed.partition(b"\n")[0].decode() for seed in model_folder_seeds()}
+    with _model_folder() as folder:
+        kept = {name: (folder / name).read_bytes() for name in known if (folder / name).exists()}
+
+        def inspect(data):
+            name, _, content = data.partition(b"\n")
+            name = name.decode(errors="replace")
+            if name not in known:
+                return False
+            (folder / name).write_bytes(content)
+            try:
+                msgspec.msgpack.encode(open_model(str(folder)))
+                return True
+            except ModelError as error:
+                error.message.encode()
+                return False
+            finally:
+                if name in kept:
+                    (folder / name).write_bytes(kept[name])
+                else:
+                    (folder / name).unlink()
+
+        yield inspect
+
+
+# ── Messages between processes ────────────────────────────────────────────────────────────────────────────────────────
+
+MESSAGES = (
+    messages.Hello("front end"),
+    messages.Submit(make_image_request("a", "tiny", deadline_s=3.0, client="alice")),
+    messages.Cancel("a"),
+    messages.Ping(),
+    messages.LoadAck(),
+    messages.ViewRequest(None, with_thumbnails=True),
+    messages.EngineState("1", "ready", (FAKE_MODEL,), "cpu", "crashed", ("a",)),
+    FAKE_LOAD,
+    messages.Pong("1", 0.5, 60.0),
+    messages.Progress("a", None, 1, 3, 0.0, 0.5),
+    messages.Preview("a", 0, 1, 4, 3),
+    messages.ImageDone("a", 0, 7, 64, 48),
+    messages.Finished("a", messages.Timings(0.1), 3, 2.0),
+    messages.Failed("a", "queue_full", "full", retry_after_s=1.0),
+)
+
+
+def message_seeds():
+    """A byte, E for an engine and C for a client, and a frame."""
+    for message in MESSAGES:
+        is_for_engine = isinstance(message, messages.ToEngine)
+        yield (b"E" if is_for_engine else b"C") + messages.serialize(message)
+
+
+class _Socket:
+    """Receives one message of two frames."""
+
+    def __init__(self, frame):
+        self._frame = frame
+
+    def recv_multipart(self):
+        return [b"client", self._frame, b"data"]
+
+
+class _ClientSocket(_Socket):
+    async def recv_multipart(self, copy):
+        frame, self._frame = self._frame, None
+        if frame is None:
+            raise EOFError
+        return [_Frame(frame), _Frame(b"data")]
+
+
+@dataclasses.dataclass
+class _Frame:
+    buffer: bytes
+
+
+@contextlib.contextmanager
+def open_messages():
+    engine, client = EngineChannel.__new__(EngineChannel), EngineConnection.__new__(EngineConnection)
+    logger = logging.getLogger("noria.protocol.transport")
+    logger.disabled = True  # it has a line for each invalid message
+
+    def receive(data):
+        if data[:1] == b"E":
+            engine.inbox, engine._socket = queue.SimpleQueue(), _Socket(data[1:])
+            engine._receive()
+            received = [] if engine.inbox.empty() else [engine.inbox.get()[1]]
+        else:
+            inbox, client._socket = asyncio.Queue(), _ClientSocket(data[1:])
+            with contextlib.suppress(EOFError):
+                client._read_messages(inbox).send(None)
+            received = [] if inbox.empty() else [inbox.get_nowait()[0]]
+        for message in received:
+            messages.serialize(message)
+        return bool(received)
+
+    yield receive
+    logger.disabled = False
+
+
+TARGETS = {
+    "http": Target(open_http, http_seeds, lambda mutate: None, 0.05),
+    "requests": Target(open_requests, request_seeds, lambda mutate: mutation.json_after(b"\n\n", mutate), 0.06),
+    "jobs": Target(open_jobs, job_seeds, lambda mutate: None, 0.02, max_bytes=300),
+    "images": Target(open_images, image_seeds, mutation.png_checksums, 0.45),
+    "model_folders": Target(
+        open_model_folders, model_folder_seeds, lambda mutate: mutation.json_after(b"\n", mutate), 0.1, max_bytes=40_000
+    ),
+    "messages": Target(open_messages, message_seeds, mutation.message_pack, 0.32, max_bytes=2000),
+}
