@@ -28,18 +28,23 @@ def assert_neighbour_is_served(port: int, attack: Callable[[threading.Event], No
     raise AssertionError(f"a quiet client's p99 grew by the factors {growths}")
 
 
-def growth_of_p99(port: int, attack: Callable[[threading.Event], None], path: str = "/healthz") -> float:
+def growth_of_p99(
+    port: int,
+    attack: Callable[[threading.Event], None],
+    path: str = "/healthz",
+    requests_per_window: int = _REQUESTS_PER_WINDOW,
+) -> float:
     """Return the p99 of a client's requests while `attack` runs, over that without it.
 
     Windows with and without it alternate, and the median window of each kind counts.
     """
     p99_quiet, p99_attacked, quiet = [], [], []
     for _ in range(_WINDOWS):
-        durations_s = _request_durations_s(port, path)
+        durations_s = _request_durations_s(port, path, requests_per_window)
         quiet += durations_s
         p99_quiet.append(_p99(durations_s))
         with _running(attack):
-            p99_attacked.append(_p99(_request_durations_s(port, path)))
+            p99_attacked.append(_p99(_request_durations_s(port, path, requests_per_window)))
     floor_s = _FLOOR_MEDIANS * statistics.median(quiet)
     return statistics.median(p99_attacked) / max(statistics.median(p99_quiet), floor_s)
 
@@ -48,11 +53,11 @@ def _p99(durations_s: list[float]) -> float:
     return statistics.quantiles(durations_s, n=100, method="inclusive")[98]
 
 
-def _request_durations_s(port: int, path: str) -> list[float]:
+def _request_durations_s(port: int, path: str, num_requests: int) -> list[float]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     durations_s = []
     with contextlib.closing(connection):
-        for _ in range(_REQUESTS_PER_WINDOW):
+        for _ in range(num_requests):
             started = time.perf_counter()
             connection.request("GET", path)
             response = connection.getresponse()
