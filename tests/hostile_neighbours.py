@@ -32,7 +32,12 @@ def assert_neighbour_is_served(
 
 
 def growth_of_p99(
-    port: int, attack: Callable[[threading.Event], None], path: str = "/healthz", *, has_tls: bool = False
+    port: int,
+    attack: Callable[[threading.Event], None],
+    path: str = "/healthz",
+    requests_per_window: int = _REQUESTS_PER_WINDOW,
+    *,
+    has_tls: bool = False,
 ) -> float:
     """Return the p99 of a client's requests while `attack` runs, over that without it.
 
@@ -40,11 +45,11 @@ def growth_of_p99(
     """
     p99_quiet, p99_attacked, quiet = [], [], []
     for _ in range(_WINDOWS):
-        durations_s = _request_durations_s(port, path, has_tls=has_tls)
+        durations_s = _request_durations_s(port, path, requests_per_window, has_tls=has_tls)
         quiet += durations_s
         p99_quiet.append(_p99(durations_s))
         with _running(attack):
-            p99_attacked.append(_p99(_request_durations_s(port, path, has_tls=has_tls)))
+            p99_attacked.append(_p99(_request_durations_s(port, path, requests_per_window, has_tls=has_tls)))
     floor_s = _FLOOR_MEDIANS * statistics.median(quiet)
     return statistics.median(p99_attacked) / max(statistics.median(p99_quiet), floor_s)
 
@@ -53,14 +58,14 @@ def _p99(durations_s: list[float]) -> float:
     return statistics.quantiles(durations_s, n=100, method="inclusive")[98]
 
 
-def _request_durations_s(port: int, path: str, *, has_tls: bool) -> list[float]:
+def _request_durations_s(port: int, path: str, num_requests: int, *, has_tls: bool) -> list[float]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     if has_tls:
         unverified = ssl._create_unverified_context()
         connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=120, context=unverified)
     durations_s = []
     with contextlib.closing(connection):
-        for _ in range(_REQUESTS_PER_WINDOW):
+        for _ in range(num_requests):
             started = time.perf_counter()
             connection.request("GET", path)
             response = connection.getresponse()

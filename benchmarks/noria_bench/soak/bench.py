@@ -5,7 +5,6 @@ that the same processes live long, and growth in it is judged (`flatness.py`). T
 """
 
 import itertools
-import json
 import pathlib
 import signal
 import sys
@@ -42,7 +41,7 @@ def main(seconds: float, folder: pathlib.Path, seed: int = 1) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     with sigterm_interrupts():
         result = measure(seconds, folder, seed)
-    (folder / "soak.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    (folder / "soak.json").write_bytes(msgspec.json.encode(result) + b"\n")
     plot_soak(result, folder / "soak.svg")
     print(tables(result))
     return int(bool(result["faults"]))

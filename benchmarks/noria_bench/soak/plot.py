@@ -24,7 +24,7 @@ def plot_soak(result: Mapping[str, Any], file: pathlib.Path) -> pathlib.Path:
     minutes = [at / 60 for at in result["at_s"]]
     with report_style():
         figure, grid = pyplot.subplots(
-            len(_ROWS + _LAST_ROWS), 1, figsize=(8.4, 8.0), sharex=True, squeeze=False, layout="constrained"
+            len(_ROWS + _LAST_ROWS), 1, figsize=(8.4, 7.0), sharex=True, squeeze=False, layout="constrained"
         )
         for axes, (word, label, unit) in zip(grid[:, 0], _ROWS + _LAST_ROWS, strict=True):
             _plot_series(axes, minutes, result["series"], word, unit)
@@ -33,7 +33,7 @@ def plot_soak(result: Mapping[str, Any], file: pathlib.Path) -> pathlib.Path:
             for at in result["killed_at_s"]:
                 axes.axvline(at / 60, color=FAILED_COLOUR, linewidth=0.5, alpha=0.6)
             axes.axvspan(minutes[-1] / 2, minutes[-1], color="0.94", zorder=-1)
-            axes.legend(loc="upper left", ncols=3, frameon=False, fontsize=8)
+            axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=8)
         grid[0, 0].set_title("red lines: kills; grey: the half whose growth is judged")
         grid[-1, 0].set_xlabel("minutes")
         return save_figure(figure, file)

@@ -183,7 +183,7 @@ class CostCache:
             cached = msgspec.json.decode(self.path.read_bytes(), type=CachedCosts)
         except FileNotFoundError:
             return False
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             _log.warning("the cached costs in %s cannot be used and are measured again: %s", self.path, error)
             return False
         curves = [*cached.steps, *cached.decodes]
