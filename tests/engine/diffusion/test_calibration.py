@@ -151,7 +151,7 @@ def test_a_missing_cache_logs_nothing(spec, tmp_path, caplog):
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b'{"key": 3}', b"\xff\xfe"])
+@pytest.mark.parametrize("damage", [b"", b"{", b'{"key": 3}', b"\xff\xfe", b'{"key": "\xff"}'])
 def test_a_damaged_file_is_logged_and_not_loaded(spec, tmp_path, caplog, damage):
     cache, costs = CostCache(tmp_path, spec, CONFIG, "a device"), CostModel()
     cache.path.write_bytes(damage)
