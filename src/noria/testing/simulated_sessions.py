@@ -4,10 +4,11 @@ import heapq
 import itertools
 import math
 import random
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from noria.scheduling.batch.scheduler import BatchScheduler
 from noria.scheduling.types import (
     BatchKey,
     BatchPlan,
@@ -93,6 +94,37 @@ def run_closed_loop(
                 on_end(event.attempt_id, now)
                 send()
     return Simulated(num_tokens * token_s / (num_sessions * now), sorted(latencies_s))
+
+
+def run_open_loop(
+    scheduler: BatchScheduler,
+    texts_per_s: float,
+    num_requests: int,
+    batch_s: Callable[[int], float],
+    deadlines_s: Sequence[float],
+) -> Counter[str]:
+    """Send texts at random times, each with one of `deadlines_s`; calls take up to 10 % more or less than `batch_s`.
+
+    Returns how many met their deadline, how many were rejected because of it, and how many were late.
+    """
+    rng, ends = random.Random(3), list[tuple[float, int, BatchPlan, float]]()  # noqa: S311 - traffic needs no secrets
+    outcomes, names = Counter[str](), {FinishReason.FINISHED: "met", FinishReason.UNMEETABLE: "rejected"}
+    now, arrives_at, num_sent = 0.0, 0.0, 0
+    while ends or num_sent < num_requests:
+        if ends and (ends[0][0] <= arrives_at or num_sent == num_requests):
+            now, _, plan, seconds = heapq.heappop(ends)
+            events = scheduler.expire(now) + scheduler.commit(plan, IterationResult(), now, seconds)
+        else:
+            now, deadline = arrives_at, arrives_at + rng.choice(deadlines_s)
+            request = text_request(f"r{num_sent}", log_normal_length(rng), deadline=deadline, expires_at=deadline)
+            events = scheduler.submit(request, now)
+            num_sent += 1
+            arrives_at += rng.expovariate(texts_per_s)
+        outcomes.update(names.get(each.finish_reason, "late") for each in events if isinstance(each, RequestFinished))
+        while (next_plan := scheduler.plan(now)) is not None:
+            seconds = batch_s(next_plan.padded_tokens) * rng.uniform(0.9, 1.1)
+            heapq.heappush(ends, (now + seconds, next_plan.session, next_plan, seconds))
+    return outcomes
 
 
 class FifoBatches:

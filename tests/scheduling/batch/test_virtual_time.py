@@ -6,7 +6,7 @@ import pytest
 
 from noria.scheduling.batch.scheduler import BatchScheduler
 from noria.scheduling.types import FinishReason, IterationResult, RequestFinished
-from noria.testing.simulated_sessions import FifoBatches, run_closed_loop, text_request
+from noria.testing.simulated_sessions import FifoBatches, run_closed_loop, run_open_loop, text_request
 
 TOKEN_S = 0.00023
 
@@ -38,6 +38,14 @@ def test_predictions_are_right_on_average():
     run_closed_loop(scheduler, 32, 1000, batch_s, TOKEN_S, on_submit=on_submit, on_end=on_end)
     mean_s = sum(latencies[200:]) / len(latencies[200:])
     assert abs(sum(errors[200:]) / len(errors[200:])) < 0.15 * mean_s
+
+
+@pytest.mark.parametrize(("load", "met"), [(0.5, 0.99), (1.0, 0.9)])
+def test_nearly_all_accepted_deadlines_are_met(load, met):
+    """A load of 1, 167 texts per second, keeps both sessions busy if 90 % of their time goes to real tokens."""
+    outcomes = run_open_loop(BatchScheduler(), 167.0 * load, 1000, batch_s, (0.1, 0.3, 1.0))
+    assert outcomes["met"] >= met * (1000 - outcomes["rejected"])
+    assert outcomes["met"] >= (met - 0.1) * 1000
 
 
 def test_no_text_starves_under_an_endless_stream_of_other_lengths():
