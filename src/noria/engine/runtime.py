@@ -18,7 +18,7 @@ from noria.errors import SetupError
 from noria.protocol.kinds import SettingsView
 from noria.protocol.messages import FromEngine, ShapeCosts
 from noria.protocol.model_spec import ModelSpec
-from noria.protocol.request import EngineRequest
+from noria.protocol.request import AnyRequest
 from noria.scheduling.types import BatchKey, ImageId, IterationPlan, IterationResult, Phase, Scheduler
 
 THUMBNAIL_MAX_PX = 64
@@ -67,7 +67,7 @@ class PreparedRequest(Protocol):
     """A request after the preparation that needs no device."""
 
     @property
-    def request(self) -> EngineRequest:
+    def request(self) -> AnyRequest:
         """The request, with the version of the model that it runs on."""
         ...
 
@@ -121,14 +121,14 @@ class Executor(Protocol[RequestT]):
     `prepare` and `is_compiled` may be called from other threads, everything else from the loop's only.
     """
 
-    def prepare(self, request: EngineRequest, data: memoryview | None = None) -> RequestT:
+    def prepare(self, request: AnyRequest, data: memoryview | None = None) -> RequestT:
         """Prepare a request for `accept`. `data` is the frame beside its message.
 
         Raises `errors.RequestError` if it cannot be served.
         """
         ...
 
-    def is_compiled(self, request: EngineRequest) -> bool:
+    def is_compiled(self, request: AnyRequest) -> bool:
         """Whether `prepare` would return at once because it has nothing new to compile."""
         ...
 

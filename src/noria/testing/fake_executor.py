@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from noria.engine.diffusion.request import BaseImageRequest, preview_calls
 from noria.engine.diffusion.results import DecodedImage, PreviewPixels
-from noria.protocol.request import EngineRequest
+from noria.protocol.request import ImageRequest
 from noria.scheduling.types import ImageId, IterationPlan, IterationResult, Phase, Step
 from noria.testing.virtual_clock import VirtualClock
 
@@ -60,11 +60,11 @@ class FakeExecutor:
         self._accepted: dict[str, FakePreparedRequest] = {}
         self._slots: dict[int, tuple[ImageId, int]] = {}  # by slot: its image, and that image's next call
 
-    def prepare(self, request: EngineRequest, data: memoryview | None = None) -> FakePreparedRequest:  # noqa: ARG002
+    def prepare(self, request: ImageRequest, data: memoryview | None = None) -> FakePreparedRequest:  # noqa: ARG002
         """Wrap the request; there is nothing to prepare."""
         return FakePreparedRequest(request)
 
-    def is_compiled(self, request: EngineRequest) -> bool:  # noqa: ARG002
+    def is_compiled(self, request: ImageRequest) -> bool:  # noqa: ARG002
         """True."""
         return True
 

@@ -29,7 +29,7 @@ from noria.engine.runtime import THUMBNAIL_MAX_PX
 from noria.errors import InvalidField
 from noria.models.diffusion.diffusion_model import DiffusionModel
 from noria.observe.logs.log_record import fields
-from noria.protocol.request import EngineRequest
+from noria.protocol.request import ImageRequest
 from noria.sampling.compile import compile_sampler, is_compiled
 from noria.sampling.noise import NoiseStream
 from noria.sampling.previews import clean_latents, clean_weights, downscale, preview_pixels
@@ -86,7 +86,7 @@ class DiffusionExecutor:
         # Whether to wait for the device after each phase, which can then be timed by the host's clock.
         self.is_synchronous = model.device.type == "cpu"
 
-    def prepare(self, request: EngineRequest, data: memoryview | None = None) -> PreparedImageRequest:
+    def prepare(self, request: ImageRequest, data: memoryview | None = None) -> PreparedImageRequest:
         """Compile the request's sampler (up to 1.5 s the first time); no request has a frame of `data` yet.
 
         Raises `errors.InvalidField` if diffusers rejects it, or if it has more images than slots and queue hold.
@@ -101,7 +101,7 @@ class DiffusionExecutor:
         table = compile_sampler(payload.scheduler, self.model.scheduler_config, payload.inference_steps)
         return PreparedImageRequest(request, table, preview_calls(table.num_calls, payload.partial_images))
 
-    def is_compiled(self, request: EngineRequest) -> bool:
+    def is_compiled(self, request: ImageRequest) -> bool:
         """Whether this scheduler with this number of steps is in the cache, as a table or as a rejection."""
         return is_compiled(request.payload.scheduler, self.model.scheduler_config, request.payload.inference_steps)
 

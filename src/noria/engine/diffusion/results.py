@@ -5,7 +5,7 @@ from typing import Protocol
 
 from noria.protocol import messages
 from noria.protocol.messages import ImageDone
-from noria.protocol.request import EngineRequest
+from noria.protocol.request import ImageRequest
 from noria.scheduling.types import ImageId
 
 
@@ -24,7 +24,7 @@ class Pixels(Protocol):
 class DecodedImage:
     """Image `index` of a request."""
 
-    request: EngineRequest
+    request: ImageRequest
     index: int
     pixels: Pixels
 
