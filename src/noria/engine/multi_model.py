@@ -13,7 +13,7 @@ import msgspec
 from noria.engine.runtime import Executor, Preview, RequestT, Result, Thumbnail
 from noria.protocol.model_spec import ModelKey
 from noria.protocol.request import AnyRequest
-from noria.scheduling.types import ImageId, IterationPlan, IterationResult, PhaseTimings, SlotAssignment, Step
+from noria.scheduling.types import ItemId, IterationPlan, IterationResult, PhaseTimings, SlotAssignment, Step
 
 PlanItemT = TypeVar("PlanItemT", SlotAssignment, Step)
 
@@ -96,7 +96,7 @@ class MultiModelExecutor(Generic[RequestT]):
                 break
         return replace(total, phase_timings=timings[0] if len(timings) == 1 else CombinedTimings(tuple(timings)))
 
-    def take_result(self, image: ImageId) -> Result:
+    def take_result(self, image: ItemId) -> Result:
         """The result of an image that the last iteration decoded."""
         return self._executor_by_attempt[image.attempt_id].take_result(image)
 

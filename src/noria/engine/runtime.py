@@ -19,7 +19,7 @@ from noria.protocol.kinds import SettingsView
 from noria.protocol.messages import FromEngine, ShapeCosts
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import AnyRequest
-from noria.scheduling.types import BatchKey, ImageId, IterationPlan, IterationResult, Phase, Scheduler
+from noria.scheduling.types import BatchKey, ItemId, IterationPlan, IterationResult, Phase, Scheduler
 
 THUMBNAIL_MAX_PX = 64
 """The longest side of a thumbnail: 64 of them are less than a megabyte, sent five times a second."""
@@ -40,7 +40,7 @@ class Preview(Result, Protocol):
     """An early view of a result."""
 
     @property
-    def image(self) -> ImageId:
+    def image(self) -> ItemId:
         """The image that it shows."""
         ...
 
@@ -147,7 +147,7 @@ class Executor(Protocol[RequestT]):
         """
         ...
 
-    def take_result(self, image: ImageId) -> Result:
+    def take_result(self, image: ItemId) -> Result:
         """The result of an image that the last iteration decoded. Each can be taken once."""
         ...
 

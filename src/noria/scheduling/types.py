@@ -18,7 +18,7 @@ from noria.protocol.request import Priority
 
 
 @dataclass(frozen=True, slots=True)
-class ImageId:
+class ItemId:
     """Image or text `index` of a request."""
 
     attempt_id: str
@@ -57,7 +57,7 @@ class SchedulableRequest:
 class SlotAssignment:
     """An image and its slot in the batch."""
 
-    image: ImageId
+    image: ItemId
     slot: int
 
 
@@ -65,7 +65,7 @@ class SlotAssignment:
 class Step:
     """One model call for one running image: row `call` of its sampler's table."""
 
-    image: ImageId
+    image: ItemId
     slot: int
     call: int
 
@@ -89,7 +89,7 @@ class BatchPlan:
 
     session: int  # that executes it, from 0; no other plan has it until this one is committed
     batch_key: BatchKey
-    rows: tuple[ImageId, ...]
+    rows: tuple[ItemId, ...]
     num_tokens: tuple[int, ...]  # of each row, without padding
 
     @property
@@ -151,7 +151,7 @@ NO_TIMINGS = MeasuredTimings()
 class IterationResult:
     """The result of executing a plan. `failed` names single images, so one bad request never fails its batch."""
 
-    failed: Mapping[ImageId, str] = field(default_factory=dict)  # the reasons, as text
+    failed: Mapping[ItemId, str] = field(default_factory=dict)  # the reasons, as text
     oom_phase: Phase | None = None  # ran out of memory: neither this phase nor any after it was executed
     is_timed: bool = True  # False while a device's queue fills: the iteration's duration says nothing of its work
     phase_timings: PhaseTimings | None = None  # None: the phases were not timed
@@ -215,7 +215,7 @@ class RequestProgress:
 class RunningImageSnapshot:
     """An image with a slot, between two iterations."""
 
-    image: ImageId
+    image: ItemId
     request: SchedulableRequest
     slot: int
     call: int
@@ -242,10 +242,10 @@ class SchedulerSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class ImageDecoded:
-    """An image is decoded and has left its slot."""
+class ItemFinished:
+    """An image is decoded and has left its slot, or a text's batch is done."""
 
-    image: ImageId
+    item: ItemId
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +261,7 @@ class RequestFinished:
     finished_at: float = 0.0  # monotonic seconds
 
 
-SchedulerEvent = ImageDecoded | RequestFinished
+SchedulerEvent = ItemFinished | RequestFinished
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from noria.scheduling.types import (
     BatchKey,
     BatchPlan,
     FinishReason,
-    ImageId,
+    ItemId,
     IterationResult,
     RequestFinished,
     SchedulableRequest,
@@ -145,7 +145,7 @@ class FifoBatches:
             return None
         taken = [self._waiting.popleft() for _ in range(min(self._max_rows, len(self._waiting)))]
         rows, lengths = (
-            tuple(ImageId(each.attempt_id, 0) for each in taken),
+            tuple(ItemId(each.attempt_id, 0) for each in taken),
             tuple(each.num_tokens[0] for each in taken),
         )
         return BatchPlan(self._idle_sessions.pop(), TEXT_KEY, rows, lengths)

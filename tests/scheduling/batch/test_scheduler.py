@@ -12,8 +12,8 @@ from noria.scheduling.policies import POLICIES
 from noria.scheduling.types import (
     BatchKey,
     FinishReason,
-    ImageDecoded,
-    ImageId,
+    ItemFinished,
+    ItemId,
     IterationResult,
     RequestFinished,
     RequestTimings,
@@ -65,12 +65,12 @@ def test_texts_of_similar_length_share_a_batch_and_each_request_ends_with_its_la
     submit(scheduler, "a", 30, 200)
     submit(scheduler, "b", 201, now=1.0)
     plan = scheduler.plan(2.0)
-    assert (plan.rows, plan.length, plan.padded_tokens) == ((ImageId("a", 1), ImageId("b", 0)), 201, 402)
+    assert (plan.rows, plan.length, plan.padded_tokens) == ((ItemId("a", 1), ItemId("b", 0)), 201, 402)
     assert (scheduler.num_waiting, scheduler.num_running, scheduler.oldest_age_s(2.5)) == (1, 2, 2.5)
     events = scheduler.commit(plan, IterationResult(), 3.0)
     assert events == [
-        ImageDecoded(ImageId("a", 1)),
-        ImageDecoded(ImageId("b", 0)),
+        ItemFinished(ItemId("a", 1)),
+        ItemFinished(ItemId("b", 0)),
         RequestFinished(
             "b", FINISHED, "", RequestTimings(queue_s=1.0, slot_s=1.0, mean_batch=2, num_calls=1), finished_at=3.0
         ),
@@ -195,9 +195,9 @@ def test_a_failed_text_fails_its_request_and_no_other():
     scheduler = make_scheduler()
     submit(scheduler, "bad", 30, 30)
     submit(scheduler, "good", 30)
-    events = run_batch(scheduler, result=IterationResult({ImageId("bad", 1): "NaN"}))[1]
+    events = run_batch(scheduler, result=IterationResult({ItemId("bad", 1): "NaN"}))[1]
     assert ends(events) == {"bad": FinishReason.FAILED, "good": FINISHED}
-    assert ImageDecoded(ImageId("bad", 0)) not in events
+    assert ItemFinished(ItemId("bad", 0)) not in events
 
 
 def test_what_runs_out_of_memory_is_tried_again_in_half_and_fails_only_alone():
@@ -345,7 +345,7 @@ class BatchSchedulerMachine(RuleBasedStateMachine):
         self.now, self.count = 0.0, 0
         self.open: dict[str, SchedulableRequest] = {}
         self.ended: set[str] = set()
-        self.done: set[ImageId] = set()
+        self.done: set[ItemId] = set()
         self.plans = []
 
     def record(self, events):
@@ -355,7 +355,7 @@ class BatchSchedulerMachine(RuleBasedStateMachine):
                 self.ended.add(event.attempt_id)
                 request = self.open.pop(event.attempt_id)
                 if event.finish_reason is FINISHED:
-                    assert all(ImageId(request.attempt_id, index) in self.done for index in range(request.num_images))
+                    assert all(ItemId(request.attempt_id, index) in self.done for index in range(request.num_images))
             else:
                 assert event.image not in self.done, "computed twice"
                 assert event.image.attempt_id in self.open

@@ -44,8 +44,8 @@ from noria.scheduling.types import (
     BatchPlan,
     BatchSnapshot,
     FinishReason,
-    ImageDecoded,
-    ImageId,
+    ItemFinished,
+    ItemId,
     IterationResult,
     RequestFinished,
     RequestProgress,
@@ -286,7 +286,7 @@ class BatchScheduler:
             return self._finish(active.request.attempt_id, FinishReason.FAILED, message, now)
         return []
 
-    def _complete(self, row: ImageId, active: ActiveRequest, running: RunningBatch, now: float) -> list[SchedulerEvent]:
+    def _complete(self, row: ItemId, active: ActiveRequest, running: RunningBatch, now: float) -> list[SchedulerEvent]:
         active.unfinished.discard(row.index)
         active.timings = RequestTimings(
             queue_s=running.started_at - active.arrived_at,
@@ -294,7 +294,7 @@ class BatchScheduler:
             mean_batch=len(running.plan.rows),
             num_calls=1,
         )
-        events: list[SchedulerEvent] = [ImageDecoded(row)]
+        events: list[SchedulerEvent] = [ItemFinished(row)]
         if active.unfinished:
             return events
         self._predictor.record_finished(active, now)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from noria.protocol.request import Priority
-from noria.scheduling.types import BatchKey, ImageId, RequestTimings, SchedulableRequest
+from noria.scheduling.types import BatchKey, ItemId, RequestTimings, SchedulableRequest
 
 
 class WaitingText(NamedTuple):
@@ -20,9 +20,9 @@ class WaitingText(NamedTuple):
     attempt_id: str
 
     @property
-    def row(self) -> ImageId:
+    def row(self) -> ItemId:
         """Its identity in plans and events."""
-        return ImageId(self.attempt_id, self.text_index)
+        return ItemId(self.attempt_id, self.text_index)
 
 
 class Group(NamedTuple):
