@@ -7,7 +7,7 @@ from noria.engine.loop import EngineLoop, Iteration
 from noria.observe.metrics import declarations
 from noria.observe.metrics.declarations import REGISTRY
 from noria.scheduling.step.scheduler import StepScheduler
-from noria.scheduling.types import ImageId, IterationPlan, IterationResult, Step
+from noria.scheduling.types import ItemId, IterationPlan, IterationResult, Step
 from noria.testing.fake_executor import FakeExecutor, FakePreparedRequest
 from noria.testing.requests import make_image_request
 from noria.testing.virtual_clock import VirtualClock
@@ -38,7 +38,7 @@ def metric_delta():
 
 
 def make_iteration(side_px=64, images=2, oom_phase=None):
-    steps = tuple(Step(ImageId(f"r{k}", 0), k, 0) for k in range(images))
+    steps = tuple(Step(ItemId(f"r{k}", 0), k, 0) for k in range(images))
     stepped = FakePreparedRequest(make_image_request(model="m", width=side_px, height=side_px))
     return Iteration(IterationPlan((), steps, ()), IterationResult(oom_phase=oom_phase), 0.03, stepped)
 

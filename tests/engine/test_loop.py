@@ -7,7 +7,7 @@ import pytest
 
 from noria.engine.loop import EngineLoop, PreviewReady, ProgressChanged, RequestEnded, ResultReady
 from noria.scheduling.step.scheduler import StepScheduler
-from noria.scheduling.types import FinishReason, ImageId
+from noria.scheduling.types import FinishReason, ItemId
 from noria.testing.fake_executor import FakeExecutor
 from noria.testing.requests import make_image_request
 from noria.testing.virtual_clock import VirtualClock
@@ -81,7 +81,7 @@ def test_a_failing_image_fails_no_other_request():
     harness = Harness()
     harness.submit(request("bad", steps=9))
     harness.submit(request("good", steps=9))
-    harness.executor.failing[ImageId("bad", 0)] = "overflow"
+    harness.executor.failing[ItemId("bad", 0)] = "overflow"
     harness.run()
     assert harness.ends() == {"bad": FinishReason.FAILED, "good": FinishReason.FINISHED}
 

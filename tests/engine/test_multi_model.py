@@ -13,7 +13,7 @@ from noria.models.catalog import open_model
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import (
     FinishReason,
-    ImageId,
+    ItemId,
     IterationPlan,
     IterationResult,
     MeasuredTimings,
@@ -166,7 +166,7 @@ def test_an_iteration_of_two_models_joins_all_then_steps_then_decodes(two_models
     first, second = (executor.prepare(make_request(spec, number)) for number, spec in enumerate(models))
     for prepared in (first, second):
         spied_executor.accept(prepared)
-    a, b = ImageId("r0", 0), ImageId("r1", 0)
+    a, b = ItemId("r0", 0), ItemId("r1", 0)
     outcome = spied_executor.execute(IterationPlan((SlotAssignment(b, 1),), (Step(b, 1, 0),), (SlotAssignment(a, 0),)))
     names = [spec.name for spec in models]
     assert order == [(names[1], 1, 0, 0), (names[1], 0, 1, 0), (names[0], 0, 0, 1)]

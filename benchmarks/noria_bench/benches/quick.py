@@ -17,7 +17,8 @@ from typing import Any
 import msgspec
 
 from noria.config import Config
-from noria.models.catalog import open_model
+from noria.models.catalog import open_model_of
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria.testing.server import RunningServer, config_flags, running_server
 from noria_bench.load import closed_loop
 from noria_bench.load.workload import caption
@@ -59,7 +60,7 @@ def measure(config: Config) -> dict[str, Any]:
     from noria_bench.targets.pipeline import Pipeline, time_calls
 
     header = collect_provenance()
-    spec = open_model(config.model)
+    spec = open_model_of(DiffusionModelSpec, config.model)
     machine = detect_machine()
     device = resolve_device(config.engine.devices[0], machine)
     settings = resolve_auto(config.engine, spec, device, machine)

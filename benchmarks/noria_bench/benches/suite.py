@@ -21,7 +21,7 @@ import msgspec
 
 from noria.config import Config, EngineConfig
 from noria.errors import ConfigError, NoriaError
-from noria.models.catalog import open_model
+from noria.models.catalog import open_model_of
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.process_signals import sigterm_interrupts
 from noria.testing.server import NO_PROXY_OPENER, RunningServer
@@ -199,7 +199,7 @@ def main(
         NoriaError: the model cannot be opened, or the folder cannot be created.
 
     """
-    spec = open_model(config.model)
+    spec = open_model_of(DiffusionModelSpec, config.model)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -28,7 +28,8 @@ from typing import Any
 import msgspec
 
 from noria.config import Config
-from noria.models.catalog import open_model
+from noria.models.catalog import open_model_of
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.process_signals import sigterm_interrupts
 from noria.testing.server import RunningServer, config_flags, running_process
 from noria_bench.cost import summary
@@ -89,7 +90,7 @@ class CostBench:
     _since_scrape_s: float = math.inf
 
     def __post_init__(self) -> None:
-        self._spec = open_model(self.config.model)
+        self._spec = open_model_of(DiffusionModelSpec, self.config.model)
         self._templates = list(itertools.islice(mixed(self._spec).templates(self.options.seed), 4096))
         self._provenance = collect_provenance()
 

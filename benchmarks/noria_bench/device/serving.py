@@ -25,7 +25,7 @@ from noria.engine.diffusion.loading import max_rows
 from noria.engine.loop import EngineEvent, EngineLoop, RequestEnded, ResultReady
 from noria.images import scheduler_names
 from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload
-from noria.protocol.request import EngineRequest
+from noria.protocol.request import EngineRequest, ImageRequest
 from noria.scheduling.costs import CostModel
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import FinishReason
@@ -288,7 +288,7 @@ def run_engine_loop(setup: ServingSetup, templates: Iterator[RequestTemplate], e
     return users.log
 
 
-def _request(template: RequestTemplate, number: int, spec: DiffusionModelSpec) -> EngineRequest:
+def _request(template: RequestTemplate, number: int, spec: DiffusionModelSpec) -> ImageRequest:
     return EngineRequest(
         request_id=f"request-{number}",
         attempt_id=f"request-{number}",

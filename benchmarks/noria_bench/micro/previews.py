@@ -18,8 +18,8 @@ from noria.config import EngineConfig
 from noria.engine.diffusion.loading import load_executor
 from noria.engine.loop import EngineLoop
 from noria.frontend.live.sprite_sheet import make_sprite_sheet
-from noria.models.catalog import open_model
-from noria.protocol.kinds import AnyModelSpec
+from noria.models.catalog import open_model_of
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.live_views import ThumbnailView
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.testing.requests import make_image_request
@@ -39,7 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-o", "--output", type=pathlib.Path)
     output = parser.parse_args().output
-    spec = open_model("bundled")
+    spec = open_model_of(DiffusionModelSpec, "bundled")
     executor, config = load_executor(spec, EngineConfig(), "auto")
     assert isinstance(config.slots, int)
     num_slots = config.slots
@@ -84,7 +84,7 @@ def main() -> None:
         )
 
 
-def _measure_previews_s(executor: "DiffusionExecutor", spec: AnyModelSpec) -> float:
+def _measure_previews_s(executor: "DiffusionExecutor", spec: DiffusionModelSpec) -> float:
     """Median seconds of the previews of one step of all images: estimate the clean latents, map to colours, convert."""
     import torch
 

@@ -20,7 +20,7 @@ import msgspec
 
 from noria.engine.loop import EngineLoop, ProgressChanged, RequestEnded
 from noria.protocol.model_spec import ModelKey
-from noria.protocol.request import EngineRequest
+from noria.protocol.request import ImageRequest
 from noria.scheduling.costs import CostCurve, CostModel
 from noria.scheduling.policies import POLICIES
 from noria.scheduling.step import forecast, scheduler
@@ -69,7 +69,7 @@ def make_simulation(
     return device, step_scheduler, EngineLoop(step_scheduler, device, on_event, device.clock)
 
 
-def make_request(number: int, rng: random.Random, num_images: int) -> EngineRequest:
+def make_request(number: int, rng: random.Random, num_images: int) -> ImageRequest:
     guidance = 3.0 if rng.random() < 0.8 else 1.0
     name, num_steps = f"r{number}", rng.choice(STEPS)
     return make_image_request(

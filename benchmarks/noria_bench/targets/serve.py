@@ -15,7 +15,8 @@ import psutil
 
 from noria.config import Config
 from noria.errors import ConfigError, did_you_mean, short_repr
-from noria.models.catalog import open_model
+from noria.models.catalog import open_model_of
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.process_signals import sigterm_interrupts
 from noria.testing.server import RunningServer
 from noria_bench.load import locustfiles
@@ -42,7 +43,7 @@ def main(config: Config, target: str, port: int = DEFAULT_PORT, settings: Target
             f"{short_repr(target)} is not a target; targets are {', '.join(TARGETS)}.{did_you_mean(target, TARGETS)}"
         )
     _check_free(port)
-    spec = open_model(config.model)
+    spec = open_model_of(DiffusionModelSpec, config.model)
     with tempfile.TemporaryDirectory(prefix="noria-body-") as folder, sigterm_interrupts():
         body = pathlib.Path(folder) / "body.json"
         body.write_text(json.dumps({"prompt": caption(1), "seed": 1}), encoding="utf-8")

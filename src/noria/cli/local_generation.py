@@ -19,10 +19,10 @@ from noria.frontend.services.image_writer import write_images
 from noria.frontend.services.request_validation import validate
 from noria.images.metadata import GenerationMetadata, metadata_for
 from noria.images.metadata_io import read_metadata
-from noria.models.catalog import open_model
+from noria.models.catalog import open_model_of
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.messages import ImageDone
-from noria.protocol.request import EngineRequest, ImageRequestBody
+from noria.protocol.request import ImageRequest, ImageRequestBody
 
 if TYPE_CHECKING:
     from noria.engine.diffusion.executor import PreparedImageRequest
@@ -69,7 +69,7 @@ def generate_files(
 
     """
     _check_writable(output)
-    spec = open_model(config.model)
+    spec = open_model_of(DiffusionModelSpec, config.model)
     for warning in _differences(source, spec) if source else ():
         print(f"noria: warning: {warning}", file=sys.stderr)
     request = validate(body, spec, config.frontend, request_id="generate", draw_seed=lambda: secrets.randbelow(2**32))
@@ -108,7 +108,7 @@ def _differences(source: SourceImage, spec: DiffusionModelSpec) -> list[str]:
     return differences
 
 
-def _file_bytes(image: RawImage, body: ImageRequestBody, request: EngineRequest, spec: DiffusionModelSpec) -> bytes:
+def _file_bytes(image: RawImage, body: ImageRequestBody, request: ImageRequest, spec: DiffusionModelSpec) -> bytes:
     metadata = [metadata_for(request, spec, image.seed)] if body.metadata else None
     return write_images([image], body.format, metadata=metadata)[0]
 
@@ -123,7 +123,7 @@ def _check_writable(output: pathlib.Path) -> None:
         raise ConfigError(f"output {str(output)!r} cannot be written by this user. Choose another folder.")
 
 
-def _run_engine(config: Config, spec: DiffusionModelSpec, request: EngineRequest) -> list[RawImage]:
+def _run_engine(config: Config, spec: DiffusionModelSpec, request: ImageRequest) -> list[RawImage]:
     """Generate the images of the request, with a progress bar on a terminal."""
     from tqdm import tqdm
 

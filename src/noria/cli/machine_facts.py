@@ -15,8 +15,7 @@ from noria.engine.diffusion.auto_settings import resolve_auto, resolve_device
 from noria.engine.diffusion.loading import cost_cache, detect_machine, max_rows
 from noria.errors import NoriaError
 from noria.frontend.access.api_keys import read_keys
-from noria.frontend.http.tls import check_certificate
-from noria.models.catalog import count_parameters, open_model
+from noria.models.catalog import count_parameters, open_model, open_model_of
 from noria.observe.cgroup import cpu_limit
 from noria.observe.cpuinfo import cpu_model, read_cpuinfo
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -113,7 +112,7 @@ def _inspect_torch() -> tuple[str | None, bool, tuple[Gpu, ...]]:
 
 def _inspect_model(name: str) -> tuple[DiffusionModelSpec | str, int]:
     try:
-        spec = open_model(name)
+        spec = open_model_of(DiffusionModelSpec, name)
     except NoriaError as error:
         return error.message, 0
     return spec, count_parameters(spec)
@@ -122,10 +121,12 @@ def _inspect_model(name: str) -> tuple[DiffusionModelSpec | str, int]:
 def _check_additional_models(config: Config, first: DiffusionModelSpec | str) -> tuple[str, ...]:
     errors, names = [], {first.name} if isinstance(first, DiffusionModelSpec) else set()
     for name in config.additional_models:
-        spec, _ = _inspect_model(name)
-        if isinstance(spec, str):
-            errors.append(spec)
-        elif spec.name in names:
+        try:
+            spec = open_model(name)
+        except NoriaError as error:
+            errors.append(error.message)
+            continue
+        if spec.name in names:
             errors.append(f"two models are named {spec.name!r}: rename one in its noria.json")
         else:
             names.add(spec.name)

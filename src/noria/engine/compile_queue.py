@@ -8,7 +8,7 @@ a usual request is compiled before the costly ones.
 
 from dataclasses import dataclass
 
-from noria.protocol.request import EngineRequest
+from noria.protocol.request import AnyRequest
 from noria.protocol.transport import ClientId
 
 MAX_WAITING = 64
@@ -20,7 +20,7 @@ class CompileTask:
     """A request to prepare, as it arrived."""
 
     connection: ClientId
-    request: EngineRequest
+    request: AnyRequest
     data: memoryview | None
     arrived: float  # monotonic seconds
 
@@ -73,4 +73,5 @@ class CompileQueue:
 
 
 def _num_steps(task: CompileTask) -> int:
-    return task.request.payload.num_steps
+    num_steps: int = task.request.payload.num_steps
+    return num_steps

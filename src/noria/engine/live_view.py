@@ -22,7 +22,7 @@ from noria.protocol.live_views import DepartureView, IterationView, RatesView, S
 from noria.protocol.messages import EngineView, ViewRequest
 from noria.scheduling.types import (
     FinishReason,
-    ImageId,
+    ItemId,
     IterationPlan,
     RunningImageSnapshot,
     Scheduler,
@@ -81,7 +81,7 @@ class LiveViewPublisher(Generic[SubscriberT]):
         self._in_iteration = False
         self._num_running = 0  # images in slots during the iteration
         self._last_iteration_s = 0.0
-        self._image_states: dict[ImageId, _ImageState] = {}
+        self._image_states: dict[ItemId, _ImageState] = {}
         self._subscribers: dict[SubscriberT, _Subscriber] = {}
         self._version = 0  # incremented at every change of the state
         self._num_views = 0  # views made; one answers all requests that are due
@@ -174,7 +174,7 @@ class LiveViewPublisher(Generic[SubscriberT]):
 
     def _record_departure(self, prepared: PreparedRequest, index: int, outcome: str) -> None:
         request = prepared.request
-        state = self._image_states.pop(ImageId(request.attempt_id, index), None)
+        state = self._image_states.pop(ItemId(request.attempt_id, index), None)
         if state is not None:
             iteration = self._last_iteration + self._in_iteration
             self._departures.append(DepartureView(iteration, state.slot, request.request_id, index, outcome))
@@ -273,7 +273,7 @@ class LiveViewPublisher(Generic[SubscriberT]):
             paused=self._is_paused(each.image, now),
         )
 
-    def _is_paused(self, image: ImageId, now: float) -> bool:
+    def _is_paused(self, image: ItemId, now: float) -> bool:
         state = self._image_states.get(image)
         if state is None:
             return False

@@ -12,7 +12,7 @@ from typing import Generic
 
 from noria.engine.runtime import Executor, PreparedRequest, Preview, RequestT, Result, Thumbnail
 from noria.scheduling.types import (
-    ImageDecoded,
+    ItemFinished,
     IterationPlan,
     IterationResult,
     RequestFinished,
@@ -155,9 +155,9 @@ class EngineLoop(Generic[RequestT]):
     def _handle_events(self, events: list[SchedulerEvent]) -> None:
         for event in events:
             match event:
-                case ImageDecoded(image):
+                case ItemFinished(item):
                     self._on_event(
-                        ResultReady(self._requests[image.attempt_id], image.index, self._executor.take_result(image))
+                        ResultReady(self._requests[item.attempt_id], item.index, self._executor.take_result(item))
                     )
                 case RequestFinished():
                     prepared = self._requests.pop(event.attempt_id)

@@ -12,8 +12,8 @@ import msgspec
 
 from noria.engine.runtime import Executor, Preview, RequestT, Result, Thumbnail
 from noria.protocol.model_spec import ModelKey
-from noria.protocol.request import EngineRequest
-from noria.scheduling.types import ImageId, IterationPlan, IterationResult, PhaseTimings, SlotAssignment, Step
+from noria.protocol.request import AnyRequest
+from noria.scheduling.types import ItemId, IterationPlan, IterationResult, PhaseTimings, SlotAssignment, Step
 
 PlanItemT = TypeVar("PlanItemT", SlotAssignment, Step)
 
@@ -56,14 +56,14 @@ class MultiModelExecutor(Generic[RequestT]):
         self._executors = executors
         self._executor_by_attempt: dict[str, Executor[RequestT]] = {}
 
-    def prepare(self, request: EngineRequest, data: memoryview | None = None) -> RequestT:
+    def prepare(self, request: AnyRequest, data: memoryview | None = None) -> RequestT:
         """Prepare a request; raises `errors.RequestError` if it cannot be served."""
         key = self._key(request)
         if request.model_version != key.version:
             request = msgspec.structs.replace(request, model_version=key.version)
         return self._executors[key].prepare(request, data)
 
-    def is_compiled(self, request: EngineRequest) -> bool:
+    def is_compiled(self, request: AnyRequest) -> bool:
         """Whether `prepare` would return at once."""
         return self._executors[self._key(request)].is_compiled(request)
 
@@ -96,7 +96,7 @@ class MultiModelExecutor(Generic[RequestT]):
                 break
         return replace(total, phase_timings=timings[0] if len(timings) == 1 else CombinedTimings(tuple(timings)))
 
-    def take_result(self, image: ImageId) -> Result:
+    def take_result(self, image: ItemId) -> Result:
         """The result of an image that the last iteration decoded."""
         return self._executor_by_attempt[image.attempt_id].take_result(image)
 
@@ -112,7 +112,7 @@ class MultiModelExecutor(Generic[RequestT]):
         """Device memory of all models together."""
         return next(iter(self._executors.values())).memory_bytes()  # each executor reports the process's
 
-    def _key(self, request: EngineRequest) -> ModelKey:
+    def _key(self, request: AnyRequest) -> ModelKey:
         name, version = request.model, request.model_version
         return next(key for key in self._executors if key.name == name and version in ("", key.version))
 

@@ -36,7 +36,7 @@ from noria.protocol.messages import (
     Timings,
     ViewRequest,
 )
-from noria.protocol.request import EngineRequest
+from noria.protocol.request import AnyRequest
 from noria.protocol.transport import ClientId, EngineChannel
 from noria.scheduling.types import RequestTimings
 
@@ -176,7 +176,7 @@ class RequestReceiver(threading.Thread):
             self.crash_journal.previous_in_flight,
         )
 
-    def _submit(self, client: ClientId, request: EngineRequest, data: memoryview | None) -> None:
+    def _submit(self, client: ClientId, request: AnyRequest, data: memoryview | None) -> None:
         executor, arrived = self._executor, time.monotonic()
         if executor is None or not self._holds(request):
             missing = (
@@ -213,7 +213,7 @@ class RequestReceiver(threading.Thread):
         if task is not None:  # else it was cancelled or rejected
             self._prepare(executor, task)
 
-    def _holds(self, request: EngineRequest) -> bool:
+    def _holds(self, request: AnyRequest) -> bool:
         """Whether the request's model is loaded, in its version."""
         return any(spec.matches(request.model, request.model_version) for spec in self._models)
 
@@ -248,11 +248,11 @@ class RequestReceiver(threading.Thread):
         for task in self._compile_queue.discard(client, attempt_id):
             self._record_span(task.request, task.arrived, RequestCancelled.code)
 
-    def _reject(self, client: ClientId, request: EngineRequest, arrived: float, failed: Failed) -> None:
+    def _reject(self, client: ClientId, request: AnyRequest, arrived: float, failed: Failed) -> None:
         self._send_failed(client, failed, arrived)
         self._record_span(request, arrived, failed.code)
 
-    def _record_span(self, request: EngineRequest, arrived: float, code: str) -> None:
+    def _record_span(self, request: AnyRequest, arrived: float, code: str) -> None:
         now = time.monotonic()
         self._spans.record(request, RequestTimings(queue_s=now - arrived), now, code)
 

@@ -11,7 +11,7 @@ from opentelemetry.util.types import AttributeValue
 
 from noria.engine.runtime import PreparedRequest
 from noria.observe.traces.tracer import fail, nanoseconds, parse
-from noria.protocol.request import EngineRequest
+from noria.protocol.request import AnyRequest
 from noria.scheduling.types import RequestTimings
 
 
@@ -24,7 +24,7 @@ class StageSpans:
 
     def record(
         self,
-        request: EngineRequest,
+        request: AnyRequest,
         timings: RequestTimings,
         at: float,
         code: str | None = None,

@@ -18,8 +18,8 @@ from noria.errors import SetupError
 from noria.protocol.kinds import SettingsView
 from noria.protocol.messages import FromEngine, ShapeCosts
 from noria.protocol.model_spec import ModelSpec
-from noria.protocol.request import EngineRequest
-from noria.scheduling.types import BatchKey, ImageId, IterationPlan, IterationResult, Phase, Scheduler
+from noria.protocol.request import AnyRequest
+from noria.scheduling.types import BatchKey, ItemId, IterationPlan, IterationResult, Phase, Scheduler
 
 THUMBNAIL_MAX_PX = 64
 """The longest side of a thumbnail: 64 of them are less than a megabyte, sent five times a second."""
@@ -40,7 +40,7 @@ class Preview(Result, Protocol):
     """An early view of a result."""
 
     @property
-    def image(self) -> ImageId:
+    def image(self) -> ItemId:
         """The image that it shows."""
         ...
 
@@ -67,7 +67,7 @@ class PreparedRequest(Protocol):
     """A request after the preparation that needs no device."""
 
     @property
-    def request(self) -> EngineRequest:
+    def request(self) -> AnyRequest:
         """The request, with the version of the model that it runs on."""
         ...
 
@@ -121,14 +121,14 @@ class Executor(Protocol[RequestT]):
     `prepare` and `is_compiled` may be called from other threads, everything else from the loop's only.
     """
 
-    def prepare(self, request: EngineRequest, data: memoryview | None = None) -> RequestT:
+    def prepare(self, request: AnyRequest, data: memoryview | None = None) -> RequestT:
         """Prepare a request for `accept`. `data` is the frame beside its message.
 
         Raises `errors.RequestError` if it cannot be served.
         """
         ...
 
-    def is_compiled(self, request: EngineRequest) -> bool:
+    def is_compiled(self, request: AnyRequest) -> bool:
         """Whether `prepare` would return at once because it has nothing new to compile."""
         ...
 
@@ -147,7 +147,7 @@ class Executor(Protocol[RequestT]):
         """
         ...
 
-    def take_result(self, image: ImageId) -> Result:
+    def take_result(self, image: ItemId) -> Result:
         """The result of an image that the last iteration decoded. Each can be taken once."""
         ...
 

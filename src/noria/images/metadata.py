@@ -11,7 +11,7 @@ from noria import __version__
 from noria.errors import ImageFileError, InvalidField, short_repr
 from noria.protocol.diffusion import ImageSettings
 from noria.protocol.model_spec import ModelSpec
-from noria.protocol.request import EngineRequest
+from noria.protocol.request import ImageRequest
 
 
 class GenerationMetadata(ImageSettings, frozen=True, omit_defaults=True):
@@ -40,7 +40,7 @@ class GenerationMetadata(ImageSettings, frozen=True, omit_defaults=True):
                 ) from error
 
 
-def metadata_for(request: EngineRequest, spec: ModelSpec, seed: int) -> GenerationMetadata:
+def metadata_for(request: ImageRequest, spec: ModelSpec, seed: int) -> GenerationMetadata:
     """Return the metadata of the image of `request` whose own seed is `seed`."""
     settings = {name: getattr(request.payload, name) for name in ImageSettings.__struct_fields__}
     return GenerationMetadata(

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Struct
 
 from noria.protocol.diffusion import DiffusionPayload
-from noria.protocol.request import EngineRequest, ImageFormat
+from noria.protocol.request import ImageFormat, ImageRequest
 
 # Until 0.1 a stored request had its settings beside its other fields, some under other names.
 _OLD_NAMES = {
@@ -21,7 +21,7 @@ _OLD_NAMES = {
 class StoredRequest(Struct, frozen=True):
     """A request with its defaults and its seed, and the form of its files."""
 
-    request: EngineRequest
+    request: ImageRequest
     file_format: ImageFormat
     quality: int | None
     metadata: bool

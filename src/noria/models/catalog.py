@@ -8,11 +8,12 @@ torch.
 import hashlib
 import pathlib
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
+from noria.errors import ModelError
 from noria.models.families import FAMILIES, Family, identify_family
 from noria.models.location import locate
 from noria.models.weights import num_tensor_parameters, read_struct, read_text, read_weights, weight_files
@@ -20,6 +21,8 @@ from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.model_spec import ModelSpec
 
 _SAMPLED_BYTES = 65_536
+
+SpecT = TypeVar("SpecT", bound=ModelSpec)
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.+/-]{1,128}\Z")]  # valid in an HTTP header
 
@@ -44,6 +47,19 @@ def open_model(name: str) -> AnyModelSpec:
     spec = family.inspect(folder)
     overrides = read_struct(folder / "noria.json", _Overrides) if (folder / "noria.json").exists() else _Overrides()
     return msgspec.structs.replace(spec, name=overrides.name or default_name, fingerprint=_fingerprint(folder, family))
+
+
+def open_model_of(spec_type: type[SpecT], name: str) -> SpecT:
+    """Check a model of one kind and return its spec.
+
+    Raises:
+        ModelError: as `open_model`, or the model is of another kind.
+
+    """
+    spec = open_model(name)
+    if isinstance(spec, spec_type):
+        return spec
+    raise ModelError(f"{name} is a model of kind {spec.kind}; this needs one of kind {spec_type.kind}.")
 
 
 def count_parameters(spec: ModelSpec) -> int:

@@ -4,12 +4,13 @@ The members are tagged, so that they are decoded as what they are.
 """
 
 from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload, ImageSettingsView
+from noria.protocol.text import EncoderModelSpec, TextPayload, TextSettingsView
 
-AnyModelSpec = DiffusionModelSpec
+AnyModelSpec = DiffusionModelSpec | EncoderModelSpec
 """The spec of a model."""
 
-Payload = DiffusionPayload
+Payload = DiffusionPayload | TextPayload
 """What a request to an engine asks for. Each has `num_results` and `num_steps`."""
 
-SettingsView = ImageSettingsView
+SettingsView = ImageSettingsView | TextSettingsView
 """What a live view shows of a payload."""

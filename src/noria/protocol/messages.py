@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from noria.protocol.kinds import AnyModelSpec
+from noria.protocol.kinds import AnyModelSpec, Payload
 from noria.protocol.live_views import DepartureView, IterationView, RatesView, SlotView, ThumbnailView, WaitingView
 from noria.protocol.request import EngineRequest
 
@@ -40,7 +40,7 @@ class Submit(Struct, frozen=True, tag=True):
     A frame beside it belongs to the request's payload.
     """
 
-    request: EngineRequest
+    request: EngineRequest[Payload]
 
 
 class Cancel(Struct, frozen=True, tag=True):

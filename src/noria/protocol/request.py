@@ -6,16 +6,19 @@ are filled in and its bounds are checked (by `frontend/services/request_validati
 model files or on schedulers.
 """
 
-from typing import Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from msgspec import Struct
 
-from noria.protocol.diffusion import ImageSettings
+from noria.protocol.diffusion import DiffusionPayload, ImageSettings
 from noria.protocol.kinds import Payload
+from noria.protocol.text import TextPayload
 
 ImageFormat = Literal["png", "webp", "jpeg"]
 
 Priority = Literal["low", "normal", "high"]
+
+PayloadT_co = TypeVar("PayloadT_co", bound=Payload, covariant=True)
 
 
 class ImageRequestBody(ImageSettings, frozen=True, forbid_unknown_fields=True):
@@ -34,7 +37,7 @@ class ImageRequestBody(ImageSettings, frozen=True, forbid_unknown_fields=True):
     metadata: bool = True
 
 
-class EngineRequest(Struct, frozen=True):
+class EngineRequest(Struct, Generic[PayloadT_co], frozen=True):
     """An admitted request.
 
     Each attempt at an engine has an `attempt_id` of its own, since two clients may send the same `request_id`, and a
@@ -43,7 +46,7 @@ class EngineRequest(Struct, frozen=True):
 
     request_id: str  # the one that clients, logs and traces use
     model: str
-    payload: Payload
+    payload: PayloadT_co
     timeout_s: float  # from its arrival at the engine
     attempt_id: str = ""  # what engines call it; empty until it is submitted to one
     model_version: str = ""  # ModelSpec.fingerprint; empty: the first that the engine holds
@@ -54,3 +57,8 @@ class EngineRequest(Struct, frozen=True):
     exclusive: bool = False  # never batched with other requests, because an engine crashed while this one was in flight
     traceparent: str = ""  # W3C trace context of the submitting span; empty: not part of a trace
     tracestate: str = ""  # W3C trace context, vendor-specific part
+
+
+AnyRequest = EngineRequest[Any]
+ImageRequest = EngineRequest[DiffusionPayload]
+TextRequest = EngineRequest[TextPayload]

@@ -30,7 +30,7 @@ IMPLICIT_DEADLINE_S: Mapping[Priority, float] = MappingProxyType({"high": 5.0, "
 
 _PRIORITY_OFFSET_S: Mapping[Priority, float] = MappingProxyType({"high": -30.0, "normal": 0.0, "low": 30.0})
 # Ranks an image that cannot meet its deadline behind all that can, and behind images that have waited for an hour.
-_INFEASIBLE_PENALTY_S = 3600.0
+INFEASIBLE_PENALTY_S = 3600.0
 # Costs are known to within 15 %: an image predicted to be late by less than that may still meet its deadline.
 COST_UNCERTAINTY = 0.85
 _AGING_RATE = 0.5  # seconds of work offset by one second of waiting
@@ -48,7 +48,7 @@ def least_slack(image: Candidate, now: float) -> float:
         return image.arrived_at + IMPLICIT_DEADLINE_S[image.priority] - now
     left_s = image.deadline - now
     if left_s < COST_UNCERTAINTY * image.min_remaining_s:
-        return left_s + _INFEASIBLE_PENALTY_S
+        return left_s + INFEASIBLE_PENALTY_S
     return left_s + _PRIORITY_OFFSET_S[image.priority]
 
 

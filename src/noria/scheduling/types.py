@@ -3,6 +3,9 @@
 An *image* is the unit of scheduling: a request for four images takes four slots, possibly at different iterations. An
 *iteration* executes one `IterationPlan`: new images join, one model call steps running images of one batch key,
 finished latents are decoded.
+
+For text encoders the unit is a *text*, a row of a batch; a `BatchPlan` is one model call with texts of one model. Both
+kinds share requests, results and events: there, read "text" where a name or a field says image.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,15 +18,18 @@ from noria.protocol.request import Priority
 
 
 @dataclass(frozen=True, slots=True)
-class ImageId:
-    """Image `index` of a request."""
+class ItemId:
+    """Image or text `index` of a request."""
 
     attempt_id: str
     index: int
 
 
 class BatchKey(NamedTuple):
-    """Images with equal keys (one version of one model, one size, the same adapters) can share a model call."""
+    """Images with equal keys (one version of one model, one size, the same adapters) can share a model call.
+
+    Texts have no size: their width and height are 0.
+    """
 
     width_px: int
     height_px: int
@@ -44,13 +50,14 @@ class SchedulableRequest:
     rows: int = 1  # of one image in a model call: 2 with guidance
     priority: Priority = "normal"
     exclusive: bool = False  # runs with no other request in the batch
+    num_tokens: tuple[int, ...] = ()  # of each of its `num_images` texts, special tokens included; empty for images
 
 
 @dataclass(frozen=True, slots=True)
 class SlotAssignment:
     """An image and its slot in the batch."""
 
-    image: ImageId
+    image: ItemId
     slot: int
 
 
@@ -58,7 +65,7 @@ class SlotAssignment:
 class Step:
     """One model call for one running image: row `call` of its sampler's table."""
 
-    image: ImageId
+    image: ItemId
     slot: int
     call: int
 
@@ -74,6 +81,26 @@ class IterationPlan:
     joins: tuple[SlotAssignment, ...]
     steps: tuple[Step, ...]
     decodes: tuple[SlotAssignment, ...]  # includes images whose last step is in this plan
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """One model call for texts of one batch key, padded to the longest. Made by `BatchScheduler.plan`."""
+
+    session: int  # that executes it, from 0; no other plan has it until this one is committed
+    batch_key: BatchKey
+    rows: tuple[ItemId, ...]
+    num_tokens: tuple[int, ...]  # of each row, without padding
+
+    @property
+    def length(self) -> int:
+        """Tokens of each row, padding included."""
+        return max(self.num_tokens)
+
+    @property
+    def padded_tokens(self) -> int:
+        """Tokens that the call computes, padding included."""
+        return len(self.rows) * self.length
 
 
 Phase = Literal["joins", "steps", "decodes"]
@@ -124,7 +151,7 @@ NO_TIMINGS = MeasuredTimings()
 class IterationResult:
     """The result of executing a plan. `failed` names single images, so one bad request never fails its batch."""
 
-    failed: Mapping[ImageId, str] = field(default_factory=dict)  # the reasons, as text
+    failed: Mapping[ItemId, str] = field(default_factory=dict)  # the reasons, as text
     oom_phase: Phase | None = None  # ran out of memory: neither this phase nor any after it was executed
     is_timed: bool = True  # False while a device's queue fills: the iteration's duration says nothing of its work
     phase_timings: PhaseTimings | None = None  # None: the phases were not timed
@@ -188,7 +215,7 @@ class RequestProgress:
 class RunningImageSnapshot:
     """An image with a slot, between two iterations."""
 
-    image: ImageId
+    image: ItemId
     request: SchedulableRequest
     slot: int
     call: int
@@ -215,10 +242,10 @@ class SchedulerSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class ImageDecoded:
-    """An image is decoded and has left its slot."""
+class ItemFinished:
+    """An image is decoded and has left its slot, or a text's batch is done."""
 
-    image: ImageId
+    item: ItemId
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +261,24 @@ class RequestFinished:
     finished_at: float = 0.0  # monotonic seconds
 
 
-SchedulerEvent = ImageDecoded | RequestFinished
+SchedulerEvent = ItemFinished | RequestFinished
+
+
+@dataclass(frozen=True, slots=True)
+class RunningBatchSnapshot:
+    """A batch in flight."""
+
+    plan: BatchPlan
+    started_at: float  # monotonic seconds
+    finish_in_s: float  # predicted
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSnapshot:
+    """Batches in flight and waiting requests."""
+
+    running: tuple[RunningBatchSnapshot, ...]  # by session
+    waiting: tuple[WaitingRequestSnapshot, ...]  # the first ones, in the policy's order
 
 
 class Scheduler(Protocol):

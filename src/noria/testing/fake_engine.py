@@ -37,7 +37,7 @@ from noria.protocol.messages import (
     Timings,
     ViewRequest,
 )
-from noria.protocol.request import EngineRequest
+from noria.protocol.request import AnyRequest
 from noria.protocol.transport import EngineChannel
 
 FakeEngineState = Literal["ready", "loading", "dead"]
@@ -100,7 +100,7 @@ class FakeEngine:
     def reset(self) -> None:
         """Forget all messages and behave by default again. The state stays."""
         # What it has received.
-        self.submitted: list[EngineRequest] = []  # one for each attempt
+        self.submitted: list[AnyRequest] = []  # one for each attempt
         self.data: list[bytes | None] = []  # the frames beside them
         self.cancelled: list[str] = []
         self.view_requests: list[ViewRequest] = []
@@ -190,7 +190,7 @@ class FakeEngine:
             case Submit(request=request):
                 self._submit(channel, client, request)
 
-    def _submit(self, channel: EngineChannel, client: bytes, request: EngineRequest) -> None:
+    def _submit(self, channel: EngineChannel, client: bytes, request: AnyRequest) -> None:
         # Decided before the request is in `submitted`: a test that sees it there may change the behaviour for the next
         # one.
         crashes = self._crashes_on(request)
@@ -206,7 +206,7 @@ class FakeEngine:
         for message, data in replies:
             channel.send(client, message, data)
 
-    def _crashes_on(self, request: EngineRequest) -> bool:
+    def _crashes_on(self, request: AnyRequest) -> bool:
         if request.payload.seed == self.crash_seed:
             time.sleep(_CRASH_DELAY_S)
             return True
@@ -215,7 +215,7 @@ class FakeEngine:
         self.num_crashes_left -= 1
         return True
 
-    def _replies(self, request: EngineRequest, withholds: bool) -> Iterator[tuple[FromEngine, bytes | None]]:
+    def _replies(self, request: AnyRequest, withholds: bool) -> Iterator[tuple[FromEngine, bytes | None]]:
         """Yield each reply with the bytes beside it; only the acceptance if it withholds the rest."""
         attempt_id, payload = request.attempt_id, request.payload
         if not self.failure:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from noria.engine.diffusion.request import BaseImageRequest, preview_calls
 from noria.engine.diffusion.results import DecodedImage, PreviewPixels
-from noria.protocol.request import EngineRequest
-from noria.scheduling.types import ImageId, IterationPlan, IterationResult, Phase, Step
+from noria.protocol.request import ImageRequest
+from noria.scheduling.types import ItemId, IterationPlan, IterationResult, Phase, Step
 from noria.testing.virtual_clock import VirtualClock
 
 
@@ -54,17 +54,17 @@ class FakeExecutor:
         self.clock = clock
         self.iteration_s = iteration_s
         self.memory = memory or {}
-        self.failing: dict[ImageId, str] = {}
+        self.failing: dict[ItemId, str] = {}
         self._previews: list[PreviewPixels] = []
         self._thumbnails: list[PreviewPixels] = []
         self._accepted: dict[str, FakePreparedRequest] = {}
-        self._slots: dict[int, tuple[ImageId, int]] = {}  # by slot: its image, and that image's next call
+        self._slots: dict[int, tuple[ItemId, int]] = {}  # by slot: its image, and that image's next call
 
-    def prepare(self, request: EngineRequest, data: memoryview | None = None) -> FakePreparedRequest:  # noqa: ARG002
+    def prepare(self, request: ImageRequest, data: memoryview | None = None) -> FakePreparedRequest:  # noqa: ARG002
         """Wrap the request; there is nothing to prepare."""
         return FakePreparedRequest(request)
 
-    def is_compiled(self, request: EngineRequest) -> bool:  # noqa: ARG002
+    def is_compiled(self, request: ImageRequest) -> bool:  # noqa: ARG002
         """True."""
         return True
 
@@ -129,7 +129,7 @@ class FakeExecutor:
         """0."""
         return 0
 
-    def take_result(self, image: ImageId) -> DecodedImage:
+    def take_result(self, image: ItemId) -> DecodedImage:
         """A flat image of the request's size."""
         request = self._accepted[image.attempt_id].request
         payload = request.payload

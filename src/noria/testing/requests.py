@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from noria.protocol.diffusion import DiffusionPayload
-from noria.protocol.request import EngineRequest
+from noria.protocol.request import EngineRequest, ImageRequest
 
 _SETTINGS = DiffusionPayload(
     prompt="a circle",
@@ -18,7 +18,7 @@ _SETTINGS = DiffusionPayload(
 )
 
 
-def make_image_request(request_id: str = "a", model: str = "", **changes: Any) -> EngineRequest:
+def make_image_request(request_id: str = "a", model: str = "", **changes: Any) -> ImageRequest:
     """A small request without a time limit; `changes` are fields of `DiffusionPayload` or of `EngineRequest`."""
     settings = {name: getattr(_SETTINGS, name) for name in DiffusionPayload.__struct_fields__}
     payload = DiffusionPayload(**{name: changes.pop(name, value) for name, value in settings.items()})

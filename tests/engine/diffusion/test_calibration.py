@@ -22,7 +22,7 @@ from noria.errors import ModelError
 from noria.models.catalog import open_model
 from noria.protocol.model_spec import ModelKey
 from noria.scheduling.costs import CostCurve, CostModel
-from noria.scheduling.types import BatchKey, ImageId, MeasuredTimings
+from noria.scheduling.types import BatchKey, ItemId, MeasuredTimings
 from noria.testing.fake_executor import FakeExecutor
 from noria.testing.virtual_clock import VirtualClock
 
@@ -95,7 +95,7 @@ def test_the_budget_limits_the_batch_sizes(spec, device):
 
 
 def test_a_model_that_cannot_generate_raises_at_the_start_and_leaves_the_executor_as_it_was(spec, device):
-    device.failing[ImageId("warmup-1", 0)] = "no kernel for this device"
+    device.failing[ItemId("warmup-1", 0)] = "no kernel for this device"
     with pytest.raises(ModelError, match=r"cannot generate images with these settings: .*no kernel for this device"):
         measure_costs(device, spec, CONFIG, CostModel())
     assert device.is_synchronous is False

@@ -5,7 +5,7 @@ import pytest
 from noria.protocol.model_spec import ModelKey
 from noria.scheduling.costs import CostCurve, CostModel
 from noria.scheduling.step.forecast import SimulatedImage, forecast
-from noria.scheduling.types import BatchKey, ImageId
+from noria.scheduling.types import BatchKey, ItemId
 
 MODEL = ModelKey("m")
 
@@ -24,7 +24,7 @@ def costs(max_rows=8, steps=None, decodes=None, text_encode_s=0.0):
 
 
 def image(name, calls, batch_key=SMALL, rows=1, running=False, exclusive=False, index=0):
-    return SimulatedImage(ImageId(name, index), batch_key, rows, calls, running, exclusive)
+    return SimulatedImage(ItemId(name, index), batch_key, rows, calls, running, exclusive)
 
 
 def forecast_times(images, num_slots=4, cost_model=None, expected_batch_size=None, decode_batch=4):

@@ -7,7 +7,7 @@ from noria.scheduling.costs import CostCurve, CostModel
 from noria.scheduling.policies import least_slack
 from noria.scheduling.step.predictor import CompletionPredictor
 from noria.scheduling.step.request_table import RequestTable
-from noria.scheduling.types import BatchKey, ImageId, SchedulableRequest
+from noria.scheduling.types import BatchKey, ItemId, SchedulableRequest
 
 MODEL = ModelKey("m")
 
@@ -35,8 +35,8 @@ def test_predictions_are_cached_until_the_table_changes():
     predictor = make_predictor()
     predictor.table.add(make_request("a"), 0.0)
     assert predictor.predict_uncorrected(0.0) is predictor.predict_uncorrected(1.0)
-    predictor.table.assign(ImageId("a", 0), 1.0)
-    predictor.table.record_step(ImageId("a", 0), 1, 1)
+    predictor.table.assign(ItemId("a", 0), 1.0)
+    predictor.table.record_step(ItemId("a", 0), 1, 1)
     assert predictor.predict_requests(1.0)["a"].finish_in_s == 4.0
 
 
@@ -44,7 +44,7 @@ def test_queue_positions_count_the_images_that_join_before():
     predictor = make_predictor()
     predictor.table.add(make_request("a", images=2), 0.0)
     predictor.table.add(make_request("urgent", deadline=20.0), 0.0)
-    assert predictor.queue_positions(0.0) == {ImageId("urgent", 0): 0, ImageId("a", 0): 1, ImageId("a", 1): 2}
+    assert predictor.queue_positions(0.0) == {ItemId("urgent", 0): 0, ItemId("a", 0): 1, ItemId("a", 1): 2}
 
 
 def test_predict_without_changes_neither_the_table_nor_later_predictions():
@@ -92,7 +92,7 @@ def test_the_expected_batch_size_of_a_key_without_running_images_decays_while_ot
     predictor = make_predictor()
     predictor.record_iteration(LARGE, 240, 0.1, now=0.0)
     predictor.table.add(make_request("runs", batch_key=SMALL), 0.0)
-    predictor.table.assign(ImageId("runs", 0), 0.0)
+    predictor.table.assign(ItemId("runs", 0), 0.0)
     for iteration in range(300):
         predictor.record_iteration(SMALL, 1, 0.1, now=0.1 * iteration)
     predictor.table.remove("runs")

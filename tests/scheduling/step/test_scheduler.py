@@ -13,8 +13,8 @@ from noria.scheduling.types import (
     NO_TIMINGS,
     BatchKey,
     FinishReason,
-    ImageDecoded,
-    ImageId,
+    ItemFinished,
+    ItemId,
     IterationResult,
     MeasuredTimings,
     RequestFinished,
@@ -57,9 +57,9 @@ def test_a_request_joins_steps_through_its_table_and_leaves():
     second, events = run_iteration(scheduler, now=3.0, decode_s=0.25)
     assert second.joins == ()
     assert [step.call for step in second.steps] == [1]
-    assert [assignment.image for assignment in second.decodes] == [ImageId("a", 0)]
+    assert [assignment.image for assignment in second.decodes] == [ItemId("a", 0)]
     decoded, ended = events
-    assert decoded == ImageDecoded(ImageId("a", 0))
+    assert decoded == ItemFinished(ItemId("a", 0))
     assert (ended.finish_reason, ended.timings.queue_s, ended.timings.decode_s, ended.timings.denoise_s) == (
         FinishReason.FINISHED,
         1.0,
@@ -123,9 +123,9 @@ def test_images_of_one_request_join_as_slots_become_free():
     scheduler.submit(make_request("a", calls=1, images=3), 0)
     first, events = run_iteration(scheduler)
     assert len(first.steps) == 2
-    assert events == [ImageDecoded(ImageId("a", 0)), ImageDecoded(ImageId("a", 1))]
+    assert events == [ItemFinished(ItemId("a", 0)), ItemFinished(ItemId("a", 1))]
     _, events = run_iteration(scheduler)
-    assert events[0] == ImageDecoded(ImageId("a", 2))
+    assert events[0] == ItemFinished(ItemId("a", 2))
     assert events[1].finish_reason is FinishReason.FINISHED
 
 
@@ -161,7 +161,7 @@ def test_an_iteration_decodes_one_batch_key_only():
     scheduler.submit(make_request("a", calls=1, images=2, batch_key=SMALL), 0)
     scheduler.submit(make_request("b", calls=1, batch_key=LARGE), 0)
     decoded = [[assignment.image for assignment in run_iteration(scheduler)[0].decodes] for _ in range(3)]
-    assert decoded == [[ImageId("a", 0)], [ImageId("a", 1)], [ImageId("b", 0)]]
+    assert decoded == [[ItemId("a", 0)], [ItemId("a", 1)], [ItemId("b", 0)]]
 
 
 def test_a_cancelled_request_is_gone_from_the_next_plan_and_its_slot_is_free():
@@ -180,7 +180,7 @@ def test_commit_skips_a_request_cancelled_during_its_iteration():
     scheduler.submit(make_request("a", calls=1), 0)
     plan = scheduler.plan(0)
     assert scheduler.cancel("a", 0)[0].finish_reason is FinishReason.CANCELLED
-    assert scheduler.commit(plan, IterationResult(failed={ImageId("a", 0): "broken"}), 0) == []
+    assert scheduler.commit(plan, IterationResult(failed={ItemId("a", 0): "broken"}), 0) == []
     assert scheduler.plan(0) is None
 
 
@@ -196,7 +196,7 @@ def test_a_failed_image_fails_its_request_and_no_other():
     scheduler = StepScheduler(4)
     scheduler.submit(make_request("a", calls=3, images=2), 0)
     scheduler.submit(make_request("b", calls=3), 0)
-    _, events = run_iteration(scheduler, failed={ImageId("a", 1): "not finite"})
+    _, events = run_iteration(scheduler, failed={ItemId("a", 1): "not finite"})
     assert [(event.attempt_id, event.finish_reason, event.message) for event in events] == [
         ("a", FinishReason.FAILED, "not finite")
     ]
@@ -449,8 +449,8 @@ def test_a_snapshot_lists_running_images_by_slot_and_waiting_requests_in_order()
     run_iteration(scheduler, now=5.0)
     snapshot = scheduler.snapshot(6.0, 9)
     first, second = snapshot.running
-    assert (first.image, first.slot, first.call, first.joined_at) == (ImageId("a", 0), 0, 2, 2.0)
-    assert (second.image, second.slot, second.call, second.joined_at) == (ImageId("b", 0), 1, 1, 5.0)
+    assert (first.image, first.slot, first.call, first.joined_at) == (ItemId("a", 0), 0, 2, 2.0)
+    assert (second.image, second.slot, second.call, second.joined_at) == (ItemId("b", 0), 1, 1, 5.0)
     assert (second.finish_in_s, first.finish_in_s) == (1.0, 2.0)
     b, c = snapshot.waiting
     assert (b.request.attempt_id, b.num_images, b.arrived_at, b.start_in_s) == ("b", 2, 3.0, 1.0)
@@ -529,7 +529,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now, self.count = 0.0, 0
         self.open: dict[str, SchedulableRequest] = {}
         self.ended: set[str] = set()
-        self.calls_made: dict[ImageId, int] = {}
+        self.calls_made: dict[ItemId, int] = {}
         self.plan = None
 
     def record(self, events):
@@ -539,7 +539,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.ended.add(event.attempt_id)
                 done = self.open.pop(event.attempt_id)
                 if event.finish_reason is FinishReason.FINISHED:
-                    images = [ImageId(done.attempt_id, k) for k in range(done.num_images)]
+                    images = [ItemId(done.attempt_id, k) for k in range(done.num_images)]
                     assert all(self.calls_made[image] == done.num_calls for image in images)
             else:
                 assert self.calls_made[event.image] == self.open[event.image.attempt_id].num_calls

@@ -14,7 +14,10 @@ from noria.cli.top.events import EngineInfo
 from noria.cli.top.server_state import EngineHistory, ServerState
 from noria.cli.top.slots import slot_rows
 from noria.cli.top.text import SEPARATOR, StyledText, flow, format_number, format_seconds, line, sparkline
+from noria.protocol.diffusion import ImageSettingsView
+from noria.protocol.kinds import SettingsView
 from noria.protocol.live_views import WaitingView
+from noria.protocol.text import TextSettingsView
 
 _STATES = {"ready": "green", "loading": "yellow", "unknown": "red"}
 _MAX_WAITING_LINES = 12  # lines, even where there is room
@@ -188,19 +191,26 @@ def _waiting_request(request: WaitingView, server_time_s: float, *, with_model: 
     start_in_s = None if request.start_at is None else max(0.0, request.start_at - server_time_s)
     pieces: list[StyledText] = [
         ("waits ", "yellow"),
-        (f"{count}{request.settings.width}×{request.settings.height}", ""),
+        (f"{count}{_size(request.settings)}", ""),
         (f" starts {_relative_time(start_in_s)}", ""),
     ]
     if request.deadline_at is not None:
         remaining_s = request.deadline_at - server_time_s
         is_late = remaining_s < 0
         pieces.append((" late" if is_late else f" due {_relative_time(remaining_s)}", "red" if is_late else ""))
-    pieces.append((f" {request.settings.inference_steps} steps {request.settings.scheduler}", "green"))
+    if isinstance(request.settings, ImageSettingsView):
+        pieces.append((f" {request.settings.inference_steps} steps {request.settings.scheduler}", "green"))
     if with_model:
         pieces.append((f" {request.model}", ""))
     if request.priority != "normal":
         pieces.append((f" {request.priority}", "bold"))
     return [*pieces, (f" {request.request_id}", "dim")]
+
+
+def _size(settings: SettingsView) -> str:
+    if isinstance(settings, TextSettingsView):
+        return f"{settings.num_tokens} tokens"
+    return f"{settings.width}×{settings.height}"
 
 
 def _relative_time(wait_s: float | None) -> str:

@@ -10,7 +10,9 @@ from rich.text import Text
 
 from noria.cli.top.server_state import EngineHistory
 from noria.cli.top.text import StyledText, bar, elide_middle, format_number, format_seconds, level, line
+from noria.protocol.kinds import SettingsView
 from noria.protocol.live_views import DepartureView, SlotView
+from noria.protocol.text import TextSettingsView
 
 _BAR_WIDTH = 10  # cells, as long as fields can be dropped
 _MAX_BAR_WIDTH = 24
@@ -166,18 +168,26 @@ def _field_text(name: str, image: SlotView, server_time_s: float) -> StyledText:
             )
         case "model":
             return image.model, ""
-        case "size":
-            return f"{image.settings.width}×{image.settings.height}", ""
-        case "scheduler":
-            return image.settings.scheduler, "green"
-        case "steps":
-            return str(image.settings.inference_steps), ""
-        case "guidance":
-            return format_number(image.settings.guidance_scale), ""
+        case "size" | "scheduler" | "steps" | "guidance":
+            return _setting_text(name, image.settings)
         case "priority":
             return image.priority, "dim" if image.priority == "normal" else "bold"
         case _:
             return image.request_id if image.index == 0 else f"{image.request_id}[{image.index}]", "dim"
+
+
+def _setting_text(name: str, settings: SettingsView) -> StyledText:
+    if isinstance(settings, TextSettingsView):
+        return f"{settings.num_tokens} tok" if name == "size" else "", ""
+    match name:
+        case "size":
+            return f"{settings.width}×{settings.height}", ""
+        case "scheduler":
+            return settings.scheduler, "green"
+        case "steps":
+            return str(settings.inference_steps), ""
+        case _:
+            return format_number(settings.guidance_scale), ""
 
 
 def _free_slot(departure: tuple[DepartureView, float] | None, now: float, width: int) -> StyledText:

@@ -29,13 +29,13 @@ from noria.engine.runtime import THUMBNAIL_MAX_PX
 from noria.errors import InvalidField
 from noria.models.diffusion.diffusion_model import DiffusionModel
 from noria.observe.logs.log_record import fields
-from noria.protocol.request import EngineRequest
+from noria.protocol.request import ImageRequest
 from noria.sampling.compile import compile_sampler, is_compiled
 from noria.sampling.noise import NoiseStream
 from noria.sampling.previews import clean_latents, clean_weights, downscale, preview_pixels
 from noria.sampling.step import advance, guide, init_slot, model_inputs, samples
 from noria.sampling.tables import SamplerTable
-from noria.scheduling.types import BatchKey, ImageId, IterationPlan, IterationResult, Phase, SlotAssignment, Step
+from noria.scheduling.types import BatchKey, ItemId, IterationPlan, IterationResult, Phase, SlotAssignment, Step
 
 _log = logging.getLogger(__name__)
 # Iterations that the loop may be ahead of a GPU: enough to keep it busy, few enough that a new request joins soon.
@@ -69,7 +69,7 @@ class DiffusionExecutor:
         self._max_images = config.slots + config.queue_limit  # of a request
         self._buckets = sorted(config.buckets)
         self._requests: dict[str, PreparedImageRequest] = {}
-        self._noise: dict[ImageId, NoiseStream] = {}
+        self._noise: dict[ItemId, NoiseStream] = {}
         self._latents = LatentSlots(config.slots, model.latent_channels, model.latent_scale, model.device)
         # Row 2·slot is a slot's negative prompt, row 2·slot + 1 its prompt.
         self._conditioning = {
@@ -77,7 +77,7 @@ class DiffusionExecutor:
             for name, spec in model.conditioning_specs.items()
         }
         self._embeddings = PromptEmbeddingCache(model.text_encode, config.embedding_cache, 8 if self._buckets else None)
-        self._decoded: dict[ImageId, HostPixels] = {}
+        self._decoded: dict[ItemId, HostPixels] = {}
         self._pending_events: deque[torch.cuda.Event] = deque()
         self._fill_detector = PipelineFillDetector(_MAX_ITERATIONS_AHEAD)
         self._previews: list[PreviewPixels] = []
@@ -86,7 +86,7 @@ class DiffusionExecutor:
         # Whether to wait for the device after each phase, which can then be timed by the host's clock.
         self.is_synchronous = model.device.type == "cpu"
 
-    def prepare(self, request: EngineRequest, data: memoryview | None = None) -> PreparedImageRequest:
+    def prepare(self, request: ImageRequest, data: memoryview | None = None) -> PreparedImageRequest:
         """Compile the request's sampler (up to 1.5 s the first time); no request has a frame of `data` yet.
 
         Raises `errors.InvalidField` if diffusers rejects it, or if it has more images than slots and queue hold.
@@ -101,7 +101,7 @@ class DiffusionExecutor:
         table = compile_sampler(payload.scheduler, self.model.scheduler_config, payload.inference_steps)
         return PreparedImageRequest(request, table, preview_calls(table.num_calls, payload.partial_images))
 
-    def is_compiled(self, request: EngineRequest) -> bool:
+    def is_compiled(self, request: ImageRequest) -> bool:
         """Whether this scheduler with this number of steps is in the cache, as a table or as a rejection."""
         return is_compiled(request.payload.scheduler, self.model.scheduler_config, request.payload.inference_steps)
 
@@ -113,10 +113,10 @@ class DiffusionExecutor:
         """Release what is held for a request; its slots are overwritten by the next images in them."""
         request = self._requests.pop(attempt_id).request
         for index in range(request.payload.n):
-            self._noise.pop(ImageId(attempt_id, index), None)
-            self._decoded.pop(ImageId(attempt_id, index), None)
+            self._noise.pop(ItemId(attempt_id, index), None)
+            self._decoded.pop(ItemId(attempt_id, index), None)
 
-    def take_result(self, image: ImageId) -> DecodedImage:
+    def take_result(self, image: ItemId) -> DecodedImage:
         """An image that the last iteration decoded; each can be taken once."""
         return DecodedImage(self._requests[image.attempt_id].request, image.index, self._decoded.pop(image))
 
@@ -143,12 +143,12 @@ class DiffusionExecutor:
         A phase that does not fit the memory ends the iteration without having changed anything, so that it can be
         planned again in smaller batches.
         """
-        failed: dict[ImageId, str] = {}
+        failed: dict[ItemId, str] = {}
         began = time.perf_counter()
         self._fill_detector.begin_iteration(began)
         stopwatch = HostStopwatch() if self.is_synchronous else DeviceStopwatch()
 
-        def run_phase(phase: Phase, action: Callable[[], None], images: list[ImageId]) -> bool:
+        def run_phase(phase: Phase, action: Callable[[], None], images: list[ItemId]) -> bool:
             with stopwatch.timing(phase):
                 return self._run_phase(action, images, failed)
 
@@ -169,7 +169,7 @@ class DiffusionExecutor:
         is_timed = self._fill_detector.end_iteration(time.perf_counter()) or self.is_synchronous
         return IterationResult(failed, is_timed=is_timed, phase_timings=stopwatch.timings(), join_s=join_s)
 
-    def _run_phase(self, action: Callable[[], None], images: list[ImageId], failed: dict[ImageId, str]) -> bool:
+    def _run_phase(self, action: Callable[[], None], images: list[ItemId], failed: dict[ItemId, str]) -> bool:
         """Run `action`; add its `images` to `failed` if it raises. Returns whether it fitted the memory."""
         fits = True
         try:
@@ -321,7 +321,7 @@ class DiffusionExecutor:
         for b, assignment in enumerate(assignments):
             self._decoded[assignment.image] = HostPixels(pixels_BHWC[b], finite_B[b], copied)
 
-    def _log_fields(self, event: str, images: list[ImageId]) -> dict[str, dict[str, object]]:
+    def _log_fields(self, event: str, images: list[ItemId]) -> dict[str, dict[str, object]]:
         ids = sorted({self._requests[image.attempt_id].request.request_id for image in images})
         return fields(event=event, num_images=len(images), request_ids=ids)
 

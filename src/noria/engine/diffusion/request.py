@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from noria.protocol.diffusion import ImageSettingsView
 from noria.protocol.model_spec import ModelKey
-from noria.protocol.request import EngineRequest
+from noria.protocol.request import ImageRequest
 from noria.scheduling.types import BatchKey, Phase
 
 _STAGES: Mapping[Phase, str] = {"joins": "text_encode", "steps": "denoise", "decodes": "decode"}
@@ -15,7 +15,7 @@ _STAGES: Mapping[Phase, str] = {"joins": "text_encode", "steps": "denoise", "dec
 class BaseImageRequest:
     """What the engine's threads ask of every prepared image request."""
 
-    request: EngineRequest
+    request: ImageRequest
 
     @property
     def batch_key(self) -> BatchKey:

@@ -5,8 +5,8 @@ from typing import Protocol
 
 from noria.protocol import messages
 from noria.protocol.messages import ImageDone
-from noria.protocol.request import EngineRequest
-from noria.scheduling.types import ImageId
+from noria.protocol.request import ImageRequest
+from noria.scheduling.types import ItemId
 
 
 class Pixels(Protocol):
@@ -24,7 +24,7 @@ class Pixels(Protocol):
 class DecodedImage:
     """Image `index` of a request."""
 
-    request: EngineRequest
+    request: ImageRequest
     index: int
     pixels: Pixels
 
@@ -39,7 +39,7 @@ class DecodedImage:
 class PreviewPixels:
     """A preview or thumbnail of an image, computed from its model output at `call`."""
 
-    image: ImageId
+    image: ItemId
     call: int
     width_px: int
     height_px: int

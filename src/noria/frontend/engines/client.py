@@ -38,7 +38,7 @@ from noria.protocol.messages import (
     ViewRequest,
 )
 from noria.protocol.model_spec import ModelSpec
-from noria.protocol.request import EngineRequest
+from noria.protocol.request import AnyRequest
 from noria.protocol.transport import EngineConnection
 
 log = logging.getLogger("noria.frontend")
@@ -119,7 +119,7 @@ class AttemptLostError(Exception):
 class _Attempt:
     """One request at one engine, until its `outcome` is done."""
 
-    request: EngineRequest
+    request: AnyRequest
     outcome: asyncio.Future[EngineResult]
     on_update: OnUpdate | None
     images: dict[int, RawImage] = field(default_factory=dict)
@@ -177,9 +177,7 @@ class EngineClient:
         device = None if state.device == "auto" else state.device  # an engine resolves "auto" when it loads its model
         return EngineStatus(state.state, device, state.incarnation)
 
-    async def submit(
-        self, request: EngineRequest, on_update: OnUpdate | None, data: bytes | None = None
-    ) -> EngineResult:
+    async def submit(self, request: AnyRequest, on_update: OnUpdate | None, data: bytes | None = None) -> EngineResult:
         """Generate the images of `request` at this engine; `data` is what its payload has beside it.
 
         Cancelling this call cancels the request there.

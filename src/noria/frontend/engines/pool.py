@@ -33,7 +33,7 @@ from noria.observe.metrics import outcomes
 from noria.protocol import messages
 from noria.protocol.messages import EngineLoad, EngineState, EngineView, FromEngine, ViewRequest
 from noria.protocol.model_spec import ModelKey, ModelSpec
-from noria.protocol.request import EngineRequest
+from noria.protocol.request import AnyRequest
 from noria.protocol.transport import Connected, Disconnected, EngineConnection
 
 _RETRY_AFTER_S = 5.0  # an engine restarts within seconds with a small model, within a minute with a large one
@@ -183,7 +183,7 @@ class EnginePool:
         )
 
     async def submit(
-        self, request: EngineRequest, on_update: OnUpdate | None = None, data: bytes | None = None
+        self, request: AnyRequest, on_update: OnUpdate | None = None, data: bytes | None = None
     ) -> EngineResult:
         """Generate the images of `request`; `data` is what its payload has beside it.
 
@@ -223,7 +223,7 @@ class EnginePool:
                 timer.reschedule(0.0)
 
     async def _submit_with_retries(
-        self, request: EngineRequest, started: float, on_update: OnUpdate | None, data: bytes | None
+        self, request: AnyRequest, started: float, on_update: OnUpdate | None, data: bytes | None
     ) -> EngineResult:
         """Attempt until a reply arrives or `crash_attribution.py` allows no further attempt."""
         history = AttemptHistory(num_not_at_fault=MAX_NOT_AT_FAULT_SHARED) if request.exclusive else AttemptHistory()
@@ -255,13 +255,13 @@ class EnginePool:
             )
 
     async def _resubmit(
-        self, request: EngineRequest, started: float, on_update: OnUpdate | None, data: bytes | None
+        self, request: AnyRequest, started: float, on_update: OnUpdate | None, data: bytes | None
     ) -> EngineResult:
         engine = await self._wait_for_engine(request)
         return await engine.submit(_remaining(request, started), on_update, data)
 
     async def _submit_exclusive(
-        self, request: EngineRequest, started: float, on_update: OnUpdate | None, data: bytes | None
+        self, request: AnyRequest, started: float, on_update: OnUpdate | None, data: bytes | None
     ) -> EngineResult:
         while True:
             await self._wait_for_engine(request)
@@ -272,7 +272,7 @@ class EnginePool:
                         _remaining(msgspec.structs.replace(request, exclusive=True), started), on_update, data
                     )
 
-    async def _wait_for_engine(self, request: EngineRequest) -> EngineClient:
+    async def _wait_for_engine(self, request: AnyRequest) -> EngineClient:
         """Wait until an engine can serve the request and return it. Raises EngineLost if none is ready in time."""
         while (engine := self._route(request)) is None:
             try:
@@ -286,7 +286,7 @@ class EnginePool:
                 ) from error
         return engine
 
-    async def _classify_loss(self, lost: AttemptLostError, request: EngineRequest, was_exclusive: bool) -> LossCause:
+    async def _classify_loss(self, lost: AttemptLostError, request: AnyRequest, was_exclusive: bool) -> LossCause:
         """Wait for the report of how the engine ended. Return how the loss counts: "suspected" if no report comes in time.
 
         If another engine is ready, the wait ends after a few seconds; but a request whose attempt was exclusive waits
@@ -305,7 +305,7 @@ class EnginePool:
                 log.debug("%s: no report of how its engine ended", lost.attempt_id)
         return exit_report.result().loss_cause(lost.attempt_id) if exit_report.done() else "suspected"
 
-    def _route(self, request: EngineRequest) -> EngineClient | None:
+    def _route(self, request: AnyRequest) -> EngineClient | None:
         return route(self._engines, request.model, request.model_version)
 
     async def _read_events(self, engine: EngineClient) -> None:
@@ -349,12 +349,12 @@ class EnginePool:
             self._models.setdefault(spec.name, spec)
 
 
-def _limit_s(request: EngineRequest) -> float:
+def _limit_s(request: AnyRequest) -> float:
     """Return after how many seconds the result is of no use to the client."""
     return request.timeout_s if request.deadline_s is None else min(request.timeout_s, request.deadline_s)
 
 
-def _remaining(request: EngineRequest, started: float) -> EngineRequest:
+def _remaining(request: AnyRequest, started: float) -> AnyRequest:
     """Return the request for its next attempt, with the time that is left: engines count from the arrival.
 
     It was accepted once, so it is not checked against its deadline again: the deadline becomes a timeout and high

@@ -28,7 +28,7 @@ from noria.frontend.services.model_capabilities import ModelCapabilities, capabi
 from noria.frontend.services.request_validation import apply_headers
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.messages import ShapeCosts
-from noria.protocol.request import EngineRequest, ImageFormat, ImageRequestBody, Priority
+from noria.protocol.request import ImageFormat, ImageRequest, ImageRequestBody, Priority
 
 MAX_IGNORED_CHARS = 1024
 IgnoredText = Annotated[str, Meta(max_length=MAX_IGNORED_CHARS)]
@@ -278,7 +278,7 @@ class _EventFrames:
         return sse.serialize_event(completed.type, completed)
 
 
-def _size(request: EngineRequest) -> str:
+def _size(request: ImageRequest) -> str:
     return f"{request.payload.width}x{request.payload.height}"
 
 

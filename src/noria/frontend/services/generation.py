@@ -41,7 +41,7 @@ from noria.observe.metrics.exposition import observe
 from noria.observe.traces.tracer import GLOBAL_TRACER, fail, nanoseconds, trace_headers
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.model_spec import ModelSpec
-from noria.protocol.request import EngineRequest, ImageFormat, ImageRequestBody
+from noria.protocol.request import ImageFormat, ImageRequest, ImageRequestBody
 
 _POSTPROCESS_WEIGHT = 0.1  # of the newest request in the smoothed time
 DEFAULT_MODEL_ALIAS = "noria"  # names the default model, for clients that cannot leave `model` out
@@ -66,7 +66,7 @@ class ResponseTimings(Struct, frozen=True):
 class AdmittedRequest:
     """A validated request, its model, and the requested form of its images."""
 
-    request: EngineRequest
+    request: ImageRequest
     spec: ModelSpec
     file_format: ImageFormat
     quality: int | None  # of WebP and JPEG, 0 to 100; None: the default of `image_writer.py`
@@ -86,7 +86,7 @@ class GenerationResult:
     mean_batch: float  # mean number of images in its steps' batches, its own included
 
     @property
-    def request(self) -> EngineRequest:
+    def request(self) -> ImageRequest:
         """The validated request."""
         return self.admitted.request
 
@@ -239,7 +239,7 @@ class GenerationService:
         finally:
             admitted.api_client.release(admitted.request.payload.n)
 
-    def _prepare_for_engine(self, request: EngineRequest) -> EngineRequest:
+    def _prepare_for_engine(self, request: ImageRequest) -> ImageRequest:
         """Return `request` with the current trace context, its deadline reduced by the time to write the files."""
         request = with_trace_context(request)
         if request.deadline_s is None:
@@ -253,7 +253,7 @@ class GenerationService:
         return await asyncio.get_running_loop().run_in_executor(self._thread_pool, to_base64, result.files)
 
 
-def with_trace_context(request: EngineRequest) -> EngineRequest:
+def with_trace_context(request: ImageRequest) -> ImageRequest:
     """Return `request` with the context of the current span, if there is one."""
     return msgspec.structs.replace(request, **trace_headers(get_current_span()))
 

@@ -17,7 +17,7 @@ from noria.jobs.stored_request import StoredRequest, deserialize, serialize
 from noria.jobs.worker import JobOutput
 from noria.observe.metrics import declarations
 from noria.protocol.model_spec import ModelKey
-from noria.protocol.request import EngineRequest
+from noria.protocol.request import ImageRequest
 
 _DEFAULT_NUM_SLOTS = 16  # until the engines have reported theirs
 
@@ -75,7 +75,7 @@ class GenerationJobExecutor:
         timings = {**msgspec.structs.asdict(result.timings), "num_steps_run": result.num_steps_run}
         return JobOutput(result.files, stored.file_format, timings)
 
-    def _with_remaining_time(self, record: JobRecord, request: EngineRequest) -> EngineRequest:
+    def _with_remaining_time(self, record: JobRecord, request: ImageRequest) -> ImageRequest:
         """Return `request` with what is left of its deadline since the job's acceptance; without one, with no timeout."""
         if request.deadline_s is None:  # `request_timeout_s` is for requests with a waiting client
             return msgspec.structs.replace(request, timeout_s=math.inf)

@@ -15,7 +15,7 @@ from noria.config import FrontendConfig
 from noria.errors import InvalidField, did_you_mean, short_repr
 from noria.images import scheduler_names
 from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload
-from noria.protocol.request import EngineRequest, ImageRequestBody, Priority
+from noria.protocol.request import EngineRequest, ImageRequest, ImageRequestBody, Priority
 
 # torch's generators take a signed 64-bit seed; image k takes seed + k. Equal to MAX_SEED of sampling/noise.py, which a
 # front end cannot import because it imports torch; a test compares them.
@@ -59,7 +59,7 @@ def validate(
     request_id: str,
     draw_seed: Callable[[], int],
     client: str = "",
-) -> EngineRequest:
+) -> ImageRequest:
     """Return `body` as a complete, valid request of `client` (the name of an API key, or "") for an engine.
 
     Raises:

@@ -7,10 +7,10 @@ Prompts and negative prompts, which may be secrets, are not among them.
 from opentelemetry.trace import Span
 from opentelemetry.util.types import AttributeValue
 
-from noria.protocol.request import EngineRequest
+from noria.protocol.request import ImageRequest
 
 
-def add_request_attributes(span: Span, request: EngineRequest) -> None:
+def add_request_attributes(span: Span, request: ImageRequest) -> None:
     """Set what the request asks for. Does nothing if the span is not recorded."""
     if not span.is_recording():
         return

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from typing import Literal, Self
 
 from noria.observe.logs.log_record import fields
-from noria.protocol.request import EngineRequest
+from noria.protocol.request import ImageRequest
 
 log = logging.getLogger("noria.requests")
 
@@ -99,7 +99,7 @@ def current_log_record() -> RequestLogRecord:
     return _CURRENT_RECORD.get() or RequestLogRecord()
 
 
-def request_fields(request: EngineRequest, model_version: str, prompts: LogPrompts) -> dict[str, object]:
+def request_fields(request: ImageRequest, model_version: str, prompts: LogPrompts) -> dict[str, object]:
     """Return the fields that describe the request; `model_version` is the fingerprint of its model."""
     payload = request.payload
     return {

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 
 from noria.scheduling.costs import CostModel
 from noria.scheduling.step.batch_selection import BatchLimits, select_batch
-from noria.scheduling.types import BatchKey, ImageId
+from noria.scheduling.types import BatchKey, ItemId
 
 
 @dataclass(slots=True, eq=False)
 class SimulatedImage:
     """An image of the simulation."""
 
-    image: ImageId
+    image: ItemId
     batch_key: BatchKey
     rows: int
     calls_left: float
@@ -46,7 +46,7 @@ def forecast(
     costs: CostModel,
     expected_batch_size: Mapping[BatchKey, float],
     decode_batch: int = 4,
-) -> dict[ImageId, Forecast]:
+) -> dict[ItemId, Forecast]:
     """Predict the start and finish of all images, running and waiting, given in the policy's order.
 
     Modifies the images.
@@ -122,7 +122,7 @@ class _Simulation:
     groups: dict[BatchKey, _KeyGroup] = field(default_factory=dict)
     denoised: list[SimulatedImage] = field(default_factory=list)  # not yet decoded
     exclusive_attempt_id: str | None = None  # of the running exclusive request
-    done: dict[ImageId, Forecast] = field(default_factory=dict)
+    done: dict[ItemId, Forecast] = field(default_factory=dict)
 
     def assign(self, each: SimulatedImage) -> None:
         """Give an image a slot at the current time."""

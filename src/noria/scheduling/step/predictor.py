@@ -14,7 +14,7 @@ from noria.scheduling.costs import CostModel
 from noria.scheduling.policies import Candidate, Policy, uses_deadlines
 from noria.scheduling.step.forecast import Forecast, SimulatedImage, forecast
 from noria.scheduling.step.request_table import ActiveRequest, RequestTable
-from noria.scheduling.types import BatchKey, ImageId, SchedulableRequest
+from noria.scheduling.types import BatchKey, ItemId, SchedulableRequest
 
 _BATCH_SIZE_ITERATIONS = 30.0  # over which the expected batch size is averaged
 _CORRECTION_WEIGHT = 0.05  # of one finished request
@@ -37,9 +37,9 @@ class _Prediction:
     """Forecasts for one version of the request table."""
 
     version: int
-    images: Mapping[ImageId, Forecast]
+    images: Mapping[ItemId, Forecast]
     requests: Mapping[str, Forecast]
-    queue_positions: Mapping[ImageId, int]
+    queue_positions: Mapping[ItemId, int]
 
 
 @dataclass(slots=True)
@@ -58,13 +58,13 @@ class CompletionPredictor:
 
     # Order.
 
-    def sort_by_policy(self, images: Iterable[ImageId], now: float) -> list[ImageId]:
+    def sort_by_policy(self, images: Iterable[ItemId], now: float) -> list[ItemId]:
         """Sort `images` by the policy; images with equal keys, such as those of one request, keep their order."""
         keys: dict[tuple[str, int], float] = {}
         costs_cache: CostsCache = {}
         next_call = self.table.next_call
 
-        def key(image: ImageId) -> float:
+        def key(image: ItemId) -> float:
             cursor = image.attempt_id, next_call(image)
             if cursor not in keys:
                 keys[cursor] = self.policy_key(*cursor, costs_cache, now)
@@ -103,7 +103,7 @@ class CompletionPredictor:
         """First start and last finish of each request, in seconds from now, with the learned correction."""
         return {attempt_id: self._corrected(each) for attempt_id, each in self.predict_uncorrected(now).items()}
 
-    def predict_images(self, now: float) -> dict[ImageId, Forecast]:
+    def predict_images(self, now: float) -> dict[ItemId, Forecast]:
         """Start and finish of each image, in seconds from now, with the learned correction."""
         return {image: self._corrected(each) for image, each in self._predict(now).images.items()}
 
@@ -123,11 +123,11 @@ class CompletionPredictor:
         self._cached = replace(cached, version=self.table.version)
         return forecasts
 
-    def queue_positions(self, now: float) -> Mapping[ImageId, int]:
+    def queue_positions(self, now: float) -> Mapping[ItemId, int]:
         """Waiting images, and the number of images that join before each."""
         return self._predict(now).queue_positions
 
-    def to_simulated(self, image: ImageId, now: float) -> SimulatedImage:
+    def to_simulated(self, image: ItemId, now: float) -> SimulatedImage:
         """Convert `image` to the input of a forecast."""
         request, running = self.table.request_of(image), self.table.running.get(image)
         deadline_s = request.deadline - now if request.deadline is not None and uses_deadlines(self.policy) else None
@@ -165,7 +165,7 @@ class CompletionPredictor:
     def unloaded_s(self, request: SchedulableRequest) -> float:
         """Duration of a request on an idle server, without the learned correction."""
         images = [
-            SimulatedImage(ImageId(request.attempt_id, index), request.batch_key, request.rows, request.num_calls)
+            SimulatedImage(ItemId(request.attempt_id, index), request.batch_key, request.rows, request.num_calls)
             for index in range(request.num_images)
         ]
         done = forecast(images, self.max_running, self.costs, {}, self.decode_batch)

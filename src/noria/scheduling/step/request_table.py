@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from noria.scheduling.step.forecast import Forecast
 from noria.scheduling.step.slots import Slots
-from noria.scheduling.types import NO_TIMINGS, ImageId, PhaseTimings, RequestTimings, SchedulableRequest
+from noria.scheduling.types import NO_TIMINGS, ItemId, PhaseTimings, RequestTimings, SchedulableRequest
 
 
 @dataclass(slots=True)
@@ -20,9 +20,9 @@ class ActiveRequest:
     priority_penalty: float = 0.0  # added to the policy's key, to rank it behind accepted deadlines that it would break
 
     @property
-    def images(self) -> list[ImageId]:
+    def images(self) -> list[ItemId]:
         """Its images that are not yet decoded, in order."""
-        return [ImageId(self.request.attempt_id, index) for index in sorted(self.undecoded)]
+        return [ItemId(self.request.attempt_id, index) for index in sorted(self.undecoded)]
 
 
 @dataclass(slots=True)
@@ -49,8 +49,8 @@ class RequestTable:
     num_slots: int
     version: int = field(init=False, default=0)  # changes whenever forecasts become outdated
     requests: dict[str, ActiveRequest] = field(init=False, default_factory=dict)
-    waiting: dict[ImageId, None] = field(init=False, default_factory=dict)
-    running: dict[ImageId, RunningImage] = field(init=False, default_factory=dict)
+    waiting: dict[ItemId, None] = field(init=False, default_factory=dict)
+    running: dict[ItemId, RunningImage] = field(init=False, default_factory=dict)
     _slots: Slots = field(init=False)
 
     def __post_init__(self) -> None:
@@ -77,19 +77,19 @@ class RequestTable:
         self.waiting |= dict.fromkeys(active.images)
         self.bump_version()
 
-    def assign(self, image: ImageId, now: float) -> None:
+    def assign(self, image: ItemId, now: float) -> None:
         """Give a waiting image a slot; one must be free."""
         del self.waiting[image]
         self.running[image] = RunningImage(self._slots.acquire(), self.requests[image.attempt_id].request, now)
         self.bump_version()
 
-    def record_step(self, image: ImageId, call: int, batch_size: int) -> None:
+    def record_step(self, image: ItemId, call: int, batch_size: int) -> None:
         """Record a model call shared by `batch_size` images; the next one of this image is `call`."""
         self.running[image].call = call
         self.running[image].batch_size_sum += batch_size
         self.bump_version()
 
-    def requeue(self, images: Iterable[ImageId]) -> None:
+    def requeue(self, images: Iterable[ItemId]) -> None:
         """Move running images to the front of the queue."""
         images = list(images)
         for image in images:
@@ -97,7 +97,7 @@ class RequestTable:
         self.waiting = dict.fromkeys(images) | self.waiting
         self.bump_version()
 
-    def complete(self, image: ImageId) -> RunningImage:
+    def complete(self, image: ItemId) -> RunningImage:
         """Remove a running image that was decoded, and free its slot."""
         running = self.running.pop(image)
         self._slots.release(running.slot)
@@ -131,11 +131,11 @@ class RequestTable:
             num_calls=furthest.call,
         )
 
-    def request_of(self, image: ImageId) -> SchedulableRequest:
+    def request_of(self, image: ItemId) -> SchedulableRequest:
         """Return the request of an image."""
         return self.requests[image.attempt_id].request
 
-    def next_call(self, image: ImageId) -> int:
+    def next_call(self, image: ItemId) -> int:
         """Return the next row of the image's sampler table; 0 while it waits."""
         running = self.running.get(image)
         return running.call if running is not None else 0

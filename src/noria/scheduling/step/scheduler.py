@@ -34,8 +34,8 @@ from noria.scheduling.types import (
     NO_TIMINGS,
     BatchKey,
     FinishReason,
-    ImageDecoded,
-    ImageId,
+    ItemFinished,
+    ItemId,
     IterationPlan,
     IterationResult,
     Phase,
@@ -150,7 +150,7 @@ class StepScheduler:
 
     def snapshot(self, now: float, max_waiting: int) -> SchedulerSnapshot:
         """Return all running images and the first `max_waiting` waiting requests, with predictions."""
-        forecasts, num_images, first = self._predictor.predict_images(now), Counter[str](), dict[str, ImageId]()
+        forecasts, num_images, first = self._predictor.predict_images(now), Counter[str](), dict[str, ItemId]()
         for image in self._predictor.queue_positions(now):
             num_images[image.attempt_id] += 1
             first.setdefault(image.attempt_id, image)
@@ -206,7 +206,7 @@ class StepScheduler:
         num_free = self._predictor.max_running - len(self._table.running)
         in_flight = {image.attempt_id for image in self._table.running}
         exclusive = any(self._table.requests[attempt_id].request.exclusive for attempt_id in in_flight)
-        joining: list[ImageId] = []
+        joining: list[ItemId] = []
         for image in self._predictor.sort_by_policy(self._table.waiting, now)[:num_free] if num_free > 0 else ():
             exclusive = exclusive or self._table.request_of(image).exclusive
             if exclusive and in_flight - {image.attempt_id}:
@@ -218,7 +218,7 @@ class StepScheduler:
         return tuple(SlotAssignment(image, self._table.running[image].slot) for image in joining)
 
     def _next_steps(self, now: float) -> tuple[Step, ...]:
-        by_key: dict[BatchKey, list[ImageId]] = {}
+        by_key: dict[BatchKey, list[ItemId]] = {}
         for image, running_image in self._table.running.items():
             if not running_image.is_denoised:
                 by_key.setdefault(running_image.request.batch_key, []).append(image)
@@ -237,7 +237,7 @@ class StepScheduler:
         running_images = self._table.running
         return tuple(Step(image, running_images[image].slot, running_images[image].call) for image in chosen)
 
-    def _select_batch(self, images: list[ImageId], batch_key: BatchKey, now: float) -> list[ImageId]:
+    def _select_batch(self, images: list[ItemId], batch_key: BatchKey, now: float) -> list[ItemId]:
         running = self._table.running.values()
         limits = BatchLimits(
             rows_limit=self.costs.exploration_limit(batch_key),
@@ -250,7 +250,7 @@ class StepScheduler:
         chosen = {each.image for each in select_batch(in_order, limits, now=0.0)[0]}
         return [image for image in images if image in chosen]
 
-    def _count_rows(self, images: Iterable[ImageId]) -> int:
+    def _count_rows(self, images: Iterable[ItemId]) -> int:
         return sum(self._table.request_of(image).rows for image in images)
 
     def _next_decodes(self, steps: Iterable[Step]) -> tuple[SlotAssignment, ...]:
@@ -324,7 +324,7 @@ class StepScheduler:
                 self._decode_limits[batch_key] = len(named) // 2
         return []
 
-    def _complete_image(self, image: ImageId, result: IterationResult, now: float) -> list[SchedulerEvent]:
+    def _complete_image(self, image: ItemId, result: IterationResult, now: float) -> list[SchedulerEvent]:
         active, running = self._table.requests[image.attempt_id], self._table.complete(image)
         # A departure frees memory: try one more image, or all slots once the batch is empty.
         max_running = self._predictor.max_running + 1 if self._table.running else self.num_slots
@@ -337,7 +337,7 @@ class StepScheduler:
             mean_batch=running.batch_size_sum / running.request.num_calls,
             num_calls=running.request.num_calls,
         )
-        events: list[SchedulerEvent] = [ImageDecoded(image)]
+        events: list[SchedulerEvent] = [ItemFinished(image)]
         if active.undecoded:
             return events
         self._predictor.record_finished(active, now)

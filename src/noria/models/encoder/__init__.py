@@ -1,0 +1,1 @@
+"""Text encoders: their folders, their tokenizers, and how they are loaded."""

@@ -1,0 +1,63 @@
+"""Selection of a batch: the window of lengths around the leader that costs least per real token."""
+
+import dataclasses
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from noria.scheduling.batch.selection import BatchLimits, num_to_fill, select_window
+
+LIMITS = BatchLimits(max_rows=8, max_tokens=512, batch_s=lambda tokens: 15.0 + tokens)
+
+
+def select(lengths, leader, **limits):
+    start, end = select_window(lengths, leader, dataclasses.replace(LIMITS, **limits))
+    return lengths[start:end]
+
+
+def test_texts_of_similar_length_share_a_batch():
+    assert select([30, 31, 32, 200], 1) == [30, 31, 32]
+
+
+def test_a_text_that_would_only_add_padding_is_left_out():
+    assert select([5, 100, 100, 100], 1) == [100, 100, 100]
+
+
+def test_a_leader_longer_than_the_budget_goes_alone():
+    assert select([100, 600, 600], 1) == [600]
+
+
+def test_a_batch_takes_no_longer_than_the_leaders_deadline_allows():
+    assert select([30] * 8, 0, max_s=15.0 + 90) == [30] * 3
+    assert select([30] * 8, 0, max_s=1.0) == [30]
+
+
+def test_rows_that_are_left_are_filled_by_the_longest_texts_that_fit():
+    assert num_to_fill([40, 40], [3, 38, 39, 40], LIMITS) == 3  # 3 real tokens are not worth 40
+    assert num_to_fill([40] * 7, [39, 40], LIMITS) == 1
+    assert num_to_fill([40, 40], [], LIMITS) == 0
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=10).map(sorted),
+    data=st.data(),
+    max_rows=st.integers(1, 8),
+    max_tokens=st.integers(1, 120),
+)
+def test_no_window_within_the_limits_costs_less(lengths, data, max_rows, max_tokens):
+    leader = data.draw(st.integers(0, len(lengths) - 1))
+    limits = dataclasses.replace(LIMITS, max_rows=max_rows, max_tokens=max_tokens)
+    start, end = select_window(lengths, leader, limits)
+    assert start <= leader < end
+
+    def cost(window):
+        return limits.batch_s(len(window) * window[-1]) / sum(window)
+
+    allowed = [
+        lengths[first:last]
+        for first, last in itertools.product(range(leader + 1), range(leader + 1, len(lengths) + 1))
+        if limits.allow(last - first, lengths[last - 1]) or last - first == 1
+    ]
+    assert lengths[start:end] in allowed
+    assert cost(lengths[start:end]) == min(map(cost, allowed))
