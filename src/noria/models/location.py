@@ -67,7 +67,7 @@ def _download(hub_id: str) -> pathlib.Path:
         missing = [
             stem
             for stem in weights
-            if (folder / stem).with_name("config.json" if stem.parent.name == "" else "").exists()
+            if (folder / stem.parent / ("" if stem.parent.name else "config.json")).exists()
             and not any((folder / stem.parent).glob("*.safetensors"))
         ]
         half = [f"{stem}.fp16{infix}.safetensors" for stem in missing for infix in ("", "-?????-of-?????")]
