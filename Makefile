@@ -34,7 +34,7 @@ $(RUN): pyproject.toml constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(if $(TORCH),$(VENV)/bin/python -m pip install $(TORCH))
 	@echo "Installing into $(VENV): about a minute when pip has the packages, longer the first time."
-	$(VENV)/bin/python -m pip install --quiet --no-compile -c constraints.txt -e .
+	$(VENV)/bin/python -m pip install --quiet --no-compile -c constraints.txt -e ".[diffusion,minilm]"
 	touch $@
 
 $(DEV): $(RUN) benchmarks/pyproject.toml

@@ -135,5 +135,5 @@ def test_the_benches_and_the_server_require_one_another_s_version():
         for up in (1, 2)
     )
     assert bench["version"] == noria.__version__
-    assert f"noria-serve=={noria.__version__}" in bench["dependencies"]
+    assert f"noria-serve[diffusion]=={noria.__version__}" in bench["dependencies"]
     assert server["optional-dependencies"]["bench"] == [f"noria-bench=={noria.__version__}"]

@@ -4,6 +4,7 @@
 and docs/settings.md from these declarations.
 """
 
+import os.path
 import pathlib
 from collections.abc import Mapping
 from typing import Annotated, Literal
@@ -68,7 +69,9 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ] = 120.0
     cache_dir: Annotated[
         str,
-        Meta(description="folder of measured costs and compiled code; empty is `noria` in $XDG_CACHE_HOME or ~/.cache"),
+        Meta(
+            description="folder of measured costs, compiled code and exported encoders; empty is `noria` in $XDG_CACHE_HOME or ~/.cache"
+        ),
     ] = ""
     queue_limit: Annotated[
         int, Meta(ge=0, description="maximum images waiting for a slot; more are rejected with 429")
@@ -92,6 +95,29 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     compile: Annotated[bool, Meta(description="torch.compile the UNet: about a minute at start-up; needs buckets")] = (
         False
     )
+    encoder_precision: Annotated[
+        Literal["auto", "float32", "bfloat16", "int8"],
+        Meta(
+            description="precision of text encoders; `auto` is bfloat16 on a GPU and float32 on a CPU, where bfloat16 "
+            "needs `noria-serve[openvino]`"
+        ),
+    ] = "auto"
+    encoder_min_fidelity: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="an encoder whose precision keeps less of float32's results is refused: the smallest cosine of "
+            "an embedding on 200 lines of documents, or 1 less the largest difference of a score",
+        ),
+    ] = 0.999
+    encoder_sessions: Annotated[
+        Annotated[int, Meta(ge=1, le=256)] | Auto,
+        Meta(
+            description="batches that a text encoder computes at once on a CPU, each with `threads`; `auto` is one for "
+            "each core, 2 for a large model"
+        ),
+    ] = "auto"
     embedding_cache: Annotated[int, Meta(ge=0, description="prompt embeddings kept for reuse, in prompts")] = 256
     hang_timeout_s: Annotated[
         float,
@@ -271,7 +297,9 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """The whole configuration: models, engines, front ends, jobs, logs, traces."""
 
-    model: Annotated[str, Meta(description="a folder in diffusers format, a hub id, or `bundled`")] = "bundled"
+    model: Annotated[
+        str, Meta(description="a folder in diffusers or transformers format, a hub id, `bundled` or `minilm`")
+    ] = "bundled"
     additional_models: Annotated[
         tuple[str, ...],
         Meta(description="additional models on the same engines; a request selects one with `model`"),
@@ -334,3 +362,10 @@ def data_folder(config: Config, environment: Mapping[str, str]) -> pathlib.Path:
         raise ConfigError(
             "setting data_dir is 'auto', and there is neither $XDG_DATA_HOME nor a home folder. Set --data-dir FOLDER."
         ) from error
+
+
+def cache_folder(cache_dir: str, environment: Mapping[str, str]) -> pathlib.Path:
+    """`cache_dir`, or a folder in the user's cache folder if that is empty; it is not created."""
+    if cache_dir:
+        return pathlib.Path(cache_dir)
+    return pathlib.Path(environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "noria"

@@ -31,6 +31,7 @@
     │   └── RequestCancelled             499  the client disconnected; no response is sent
     └── SetupError                       the operator's mistake: the process prints it and exits non-zero
         ├── ConfigError                  a setting, a configuration file, an environment variable, a port
+        ├── MissingExtra                 an optional package is not installed; names the extra that has it
         ├── ModelError                   a model folder: missing, damaged, or of an unsupported kind
         ├── ImageFileError               an image file that cannot be read, or has no generation metadata
         └── LiveError                    `noria top`: the server is unreachable, is not Noria, or rejects
@@ -284,6 +285,13 @@ class ConfigError(SetupError):
     """A setting is unknown or has a value that is not allowed."""
 
     code = "config"
+    exit_status = 2
+
+
+class MissingExtra(SetupError):
+    """An optional package is not installed; the message names the extra of noria-serve that has it."""
+
+    code = "missing_extra"
     exit_status = 2
 
 

@@ -8,8 +8,12 @@ import pytest
 import torch
 
 from noria.cli.doctor_checks import Finding, estimate_image_s, examine, format_report, judge
+from noria.cli.encoder_checks import EncoderFacts
 from noria.cli.machine_facts import Facts, Gpu
+from noria.engine.encoder.fidelity import Fidelity
 from noria.models.catalog import open_model
+from noria.models.encoder.onnx_export import ExportRecord
+from noria.protocol.text import EncoderModelSpec
 from noria.scheduling.costs import CostCurve, CostModel
 from noria.scheduling.types import BatchKey
 from noria.settings import load
@@ -40,6 +44,10 @@ FACTS = Facts(
     num_keys=0,
     port_error=None,
 )
+FAKE_ENCODER = EncoderModelSpec(
+    name="fake", folder="/models/fake", fingerprint="", family="text-encoder", num_parameters=1_000_000, task="embedding",
+    architecture="BertModel", dimensions=8, max_length=64, vocab_size=100, inputs=("input_ids",), pooling=("mean",),
+)  # fmt: skip
 GPU = Gpu("A GPU", 80 * 2**30)
 
 
@@ -98,7 +106,13 @@ def test_with_a_gpu_no_cpu_checks_are_reported() -> None:
 
 CASES: list[tuple[str, str, dict[str, str], dict[str, Any], str]] = [
     ("fail", "python", {}, {"python": (3, 10, 1)}, "3.10.1"),
-    ("fail", "diffusers", {}, {"versions": dict(FACTS.versions) | {"diffusers": None}}, "pip install diffusers"),
+    (
+        "fail",
+        "diffusers",
+        {},
+        {"versions": dict(FACTS.versions) | {"diffusers": None}},
+        "pip install 'noria-serve[diffusion]'",
+    ),
     ("fail", "torch", {}, {"torch_error": "libcudart.so"}, "libcudart"),
     ("fail", "attention", {"engine.attention": "xformers"}, {}, "--attention sdpa"),
     ("fail", "attention", {}, {"has_sdpa": False}, "torch 2.6"),
@@ -178,3 +192,40 @@ def test_it_checks_this_machine_and_the_bundled_model() -> None:
     assert "noria-shapes" in findings["model"].text
     assert findings["keys"].verdict == "fail"
     assert "/nowhere/keys.toml" in findings["keys"].text
+
+
+ENCODER_FACTS = EncoderFacts("cpu", "float32", 2, 1, has_openvino=True, missing=(), export=None, fidelity=None)
+EXPORT = ExportRecord("torchscript", 2e-7, ("input_ids",), "logits", {})
+ENCODER_CASES: list[tuple[str, str, dict[str, Any], str]] = [
+    ("ok", "onnx", {}, "not exported yet: the next"),
+    ("ok", "onnx", {"export": EXPORT}, "exported by torchscript; differs from transformers by 2.0e-07"),
+    ("fail", "onnx", {"missing": ("torch",)}, "torch are not installed: pip install 'noria-serve[encoders-export]'"),
+    ("ok", "threads", {}, "2 sessions of 1 threads"),
+    ("ok", "dtype", {}, "float32"),
+    ("ok", "dtype", {"precision": "bfloat16"}, "bfloat16; its fidelity to float32 is measured at the next start"),
+    ("fail", "dtype", {"precision": "bfloat16", "has_openvino": False}, "pip install 'noria-serve[openvino]'"),
+    ("ok", "dtype", {"precision": "bfloat16", "fidelity": Fidelity(0.9999, 1.0, 200)}, "min 0.99990, mean 1.00000"),
+    ("fail", "dtype", {"precision": "int8", "fidelity": Fidelity(0.98, 0.99, 200)}, "less than engine.encoder_min"),
+    ("fail", "device", {"error": "device 'cuda:1' does not exist"}, "'cuda:1' does not exist"),
+]
+
+
+@pytest.mark.parametrize(("verdict", "topic", "changes", "words"), ENCODER_CASES)
+def test_an_encoder_is_judged(verdict: str, topic: str, changes: dict[str, Any], words: str) -> None:
+    encoder = dataclasses.replace(ENCODER_FACTS, **changes)
+    versions = {"onnxruntime": "1.31.1", "tokenizers": "0.23.3"}  # and no torch
+    findings = findings_for(model=FAKE_ENCODER, encoder=encoder, versions=versions, torch_error="not installed")
+    (text,) = (finding.text for finding in findings if (finding.verdict, finding.topic) == (verdict, topic))
+    assert words in text
+    assert [finding.verdict for finding in findings].count("fail") == (verdict == "fail")
+
+
+def test_it_checks_the_bundled_encoder() -> None:
+    findings = {
+        finding.topic: finding for finding in examine(load(None, {}, {"model": "minilm", "frontend.port": "0"}), listen)
+    }
+    assert {finding.verdict for finding in findings.values()} == {"ok"}
+    assert findings["model"].text.startswith(
+        "minilm: 22.7 M parameters, embedding, 384 dimensions, mean pooling, normalized"
+    )
+    assert not {"diffusers", "attention", "costs"} & findings.keys()

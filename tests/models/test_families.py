@@ -44,6 +44,8 @@ ENCODER = Family(
     index_file="config.json",
     class_names=("BertModel", "bert"),
     parts={"": Part(("BertModel",), "model")},
+    extra="",
+    packages=(),
     inspect_with="",
     load_with="",
 )
@@ -55,7 +57,7 @@ ENCODER = Family(
 def test_a_folder_without_model_index_json_is_known_by_its_config_json(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, object]
 ) -> None:
-    monkeypatch.setattr("noria.models.families.FAMILIES", FAMILIES | {ENCODER.name: ENCODER})
+    monkeypatch.setattr("noria.models.families.FAMILIES", {ENCODER.name: ENCODER})
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert identify_family(tmp_path) is ENCODER
     (tmp_path / "model_index.json").write_text('{"_class_name": "BertModel"}')  # then it is a pipeline of diffusers

@@ -74,6 +74,24 @@ def test_a_hub_models_fp16_variant_is_downloaded_only_if_there_is_no_other(
     assert {pattern.partition("/")[0] for pattern in patterns[1]} == {"unet"}
 
 
+def test_an_encoder_of_the_hub_is_downloaded_at_once(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).touch()
+    patterns: list[list[str]] = []
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda _, allow_patterns: patterns.append(allow_patterns) or str(tmp_path)
+    )
+    assert locate("org/tiny") == (tmp_path, "org/tiny")
+    assert len(patterns) == 1
+    assert {"*.json", "1_Pooling/*.json", "model.safetensors"} <= set(patterns[0])
+
+
+def test_minilm_is_the_folder_in_its_package() -> None:
+    folder, name = locate("minilm")
+    assert name == "minilm"
+    assert (folder / "model.safetensors").is_file()
+
+
 def test_a_failed_download_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def download(hub_id: str, allow_patterns: list[str]) -> str:
         raise huggingface_hub.errors.LocalEntryNotFoundError("no route\nto the hub")

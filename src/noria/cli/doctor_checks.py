@@ -7,8 +7,8 @@ Speeds are estimates from the project's own measurements, good to a factor of tw
 from collections.abc import Iterator
 
 from noria import __version__
-from noria.cli.finding import Finding
-from noria.cli.machine_facts import Facts, OpenListeners, gather
+from noria.cli import encoder_checks
+from noria.cli.machine_facts import Facts, Listen, gather
 from noria.config import Config, EngineConfig
 from noria.engine.diffusion.auto_settings import (
     FULL_SIZE_PARAMETERS,
@@ -18,7 +18,9 @@ from noria.engine.diffusion.auto_settings import (
     usable_cores,
 )
 from noria.engine.diffusion.calibration import BUDGET_S
+from noria.models.families import FAMILIES, Family
 from noria.protocol.diffusion import DiffusionModelSpec
+from noria.protocol.text import EncoderModelSpec
 from noria.scheduling.costs import CostModel
 from noria.scheduling.types import BatchKey
 
@@ -45,48 +47,70 @@ def format_report(findings: list[Finding]) -> str:
 
 def judge(facts: Facts, config: Config) -> Iterator[Finding]:
     """All findings, in the order of a start-up."""
-    yield from _check_installation(facts, config.engine)
+    is_encoder = isinstance(facts.model, EncoderModelSpec)
+    yield from _check_packages(facts, FAMILIES["text-encoder" if is_encoder else "stable-diffusion"])
+    if not is_encoder:
+        yield from _check_torch(facts, config.engine)
     yield _check_cpu(facts)
-    machine = Machine(num_cores=usable_cores(facts.num_cores, facts.cgroup_cpus), has_cuda=bool(facts.gpus))
-    devices = [resolve_device(name, machine) for name in config.engine.devices]
-    for device in devices:
-        yield _check_device(facts, device)
     if isinstance(facts.model, str):
+        yield from _check_devices(facts, config.engine)
         yield Finding("fail", "model", facts.model)
+    elif isinstance(facts.model, EncoderModelSpec):
+        assert facts.encoder is not None
+        for verdict, topic, text in encoder_checks.judge(facts.encoder, facts.model, config.engine):
+            yield Finding(verdict, topic, text)
     else:
-        spec = facts.model
-        engine = resolve_auto(config.engine, spec, devices[0], machine)
-        yield Finding(
-            "ok",
-            "model",
-            f"{spec.name}: {facts.num_parameters / 1e6:.1f} M parameters, "
-            f"{spec.default_width_px}×{spec.default_height_px} px, "
-            f"{spec.default_steps} steps of {spec.default_scheduler}, in {spec.folder}",
-        )
-        if devices[0] == "cpu" or facts.gpus:
-            yield _check_memory(facts, engine, devices)
-        if "cpu" in devices:
-            yield _check_precision(facts, engine)
-            yield from _check_threads(facts, engine, devices.count("cpu"))
-            yield _check_speed(facts, spec, engine)
-        yield _check_costs(facts.costs, spec, engine)
+        yield from _check_devices(facts, config.engine)
+        yield from _check_diffusion(facts, facts.model, config.engine)
     yield from (Finding("fail", "model", error) for error in facts.additional_model_errors)
     yield from _check_keys(facts, config.frontend.api_keys_file)
     address = config.frontend.uds or f"{config.frontend.host}, port {config.frontend.port}"
     yield Finding("fail", "port", facts.port_error) if facts.port_error else Finding("ok", "port", f"{address}: free")
 
 
-def _check_installation(facts: Facts, engine: EngineConfig) -> Iterator[Finding]:
+def _machine(facts: Facts) -> Machine:
+    return Machine(num_cores=usable_cores(facts.num_cores, facts.cgroup_cpus), has_cuda=bool(facts.gpus))
+
+
+def _check_devices(facts: Facts, engine: EngineConfig) -> Iterator[Finding]:
+    for name in engine.devices:
+        yield _check_device(facts, resolve_device(name, _machine(facts)))
+
+
+def _check_diffusion(facts: Facts, spec: DiffusionModelSpec, engine: EngineConfig) -> Iterator[Finding]:
+    machine = _machine(facts)
+    devices = [resolve_device(name, machine) for name in engine.devices]
+    engine = resolve_auto(engine, spec, devices[0], machine)
+    yield Finding(
+        "ok",
+        "model",
+        f"{spec.name}: {facts.num_parameters / 1e6:.1f} M parameters, "
+        f"{spec.default_width_px}×{spec.default_height_px} px, "
+        f"{spec.default_steps} steps of {spec.default_scheduler}, in {spec.folder}",
+    )
+    if devices[0] == "cpu" or facts.gpus:
+        yield _check_memory(facts, engine, devices)
+    if "cpu" in devices:
+        yield _check_precision(facts, engine)
+        yield from _check_threads(facts, engine, devices.count("cpu"))
+        yield _check_speed(facts, spec, engine)
+    yield _check_costs(facts.costs, spec, engine)
+
+
+def _check_packages(facts: Facts, family: Family) -> Iterator[Finding]:
     version = ".".join(map(str, facts.python))
     yield Finding("ok" if facts.python >= (3, 11, 0) else "fail", "python", f"{version} (3.11 or newer is needed)")
     yield Finding("ok", "noria", __version__)
-    for package in ("torch", "diffusers", "transformers"):
+    for package in family.packages:
         found = facts.versions[package]
         yield (
             Finding("ok", package, found)
             if found
-            else Finding("fail", package, f"not installed: pip install {package}")
+            else Finding("fail", package, f"not installed: pip install 'noria-serve[{family.extra}]'")
         )
+
+
+def _check_torch(facts: Facts, engine: EngineConfig) -> Iterator[Finding]:
     if facts.torch_error is not None:
         yield Finding("fail", "torch", f"does not work: {facts.torch_error}")
     if engine.attention == "xformers" and not facts.versions["xformers"]:

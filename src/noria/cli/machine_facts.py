@@ -10,20 +10,23 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from noria.config import Config, FrontendConfig
+from noria.cli import encoder_checks
+from noria.config import Config
 from noria.engine.diffusion.auto_settings import resolve_auto, resolve_device
 from noria.engine.diffusion.loading import cost_cache, detect_machine, max_rows
 from noria.errors import NoriaError
 from noria.frontend.access.api_keys import read_keys
-from noria.models.catalog import count_parameters, open_model, open_model_of
+from noria.models.catalog import count_parameters, open_model
 from noria.observe.cgroup import cpu_limit
 from noria.observe.cpuinfo import cpu_model, read_cpuinfo
 from noria.protocol.diffusion import DiffusionModelSpec
+from noria.protocol.kinds import AnyModelSpec
+from noria.protocol.text import EncoderModelSpec
 from noria.scheduling.costs import CostModel
 
 OpenListeners = Callable[[FrontendConfig], AbstractContextManager[list[socket.socket]]]
 
-_PACKAGES = ("torch", "diffusers", "transformers", "xformers")
+_PACKAGES = ("torch", "diffusers", "transformers", "xformers", "onnxruntime", "tokenizers")
 
 
 @dataclass(frozen=True)
@@ -51,12 +54,13 @@ class Facts:
     cgroup_cpus: float | None  # the container's CPU limit, in cores; None is no limit
     memory_bytes: int  # available to a new process
     environment: Mapping[str, str]
-    model: DiffusionModelSpec | str  # or why it cannot be served
+    model: AnyModelSpec | str  # or why it cannot be served
     additional_model_errors: tuple[str, ...]  # why the server would not start with its additional models
     num_parameters: int  # of all the model's parts
     costs: CostModel | None  # measured by an earlier `noria serve`; None if not measured yet
     num_keys: int | str  # in the API keys file, 0 without one; or why it cannot be used
-    port_error: str | None  # why the server cannot listen, or cannot use its certificate
+    port_error: str | None
+    encoder: encoder_checks.EncoderFacts | None = None  # if the model is one
 
 
 def gather(config: Config, open_listeners: OpenListeners) -> Facts:
@@ -80,9 +84,10 @@ def gather(config: Config, open_listeners: OpenListeners) -> Facts:
         model=model,
         additional_model_errors=_check_additional_models(config, model),
         num_parameters=num_parameters,
-        costs=None if torch_error is not None or isinstance(model, str) else _load_costs(config, model),
+        costs=_load_costs(config, model) if torch_error is None and isinstance(model, DiffusionModelSpec) else None,
         num_keys=_count_keys(config.frontend.api_keys_file),
-        port_error=_check_listeners(config.frontend, open_listeners),
+        port_error=_check_port(config.frontend.host, config.frontend.port, listen),
+        encoder=encoder_checks.gather(config.engine, model) if isinstance(model, EncoderModelSpec) else None,
     )
 
 
@@ -110,16 +115,16 @@ def _inspect_torch() -> tuple[str | None, bool, tuple[Gpu, ...]]:
     return None, hasattr(torch.nn.functional, "scaled_dot_product_attention"), gpus
 
 
-def _inspect_model(name: str) -> tuple[DiffusionModelSpec | str, int]:
+def _inspect_model(name: str) -> tuple[AnyModelSpec | str, int]:
     try:
-        spec = open_model_of(DiffusionModelSpec, name)
+        spec = open_model(name)
     except NoriaError as error:
         return error.message, 0
     return spec, count_parameters(spec)
 
 
-def _check_additional_models(config: Config, first: DiffusionModelSpec | str) -> tuple[str, ...]:
-    errors, names = [], {first.name} if isinstance(first, DiffusionModelSpec) else set()
+def _check_additional_models(config: Config, first: AnyModelSpec | str) -> tuple[str, ...]:
+    errors, names = [], set() if isinstance(first, str) else {first.name}
     for name in config.additional_models:
         try:
             spec = open_model(name)

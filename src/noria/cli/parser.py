@@ -57,7 +57,11 @@ def argument_type(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 def add_model_and_settings(parser: Parser) -> None:
     """Add the argument MODEL, a flag for each other setting, and --config."""
-    parser.add_argument("model", nargs="?", help="a folder in diffusers format, a hub id, or bundled (the default)")
+    parser.add_argument(
+        "model",
+        nargs="?",
+        help="a folder in diffusers or transformers format, a hub id, bundled (the default) or minilm",
+    )
     add_settings(parser, [setting for setting in list_settings() if setting.key != "model"])
 
 

@@ -36,9 +36,10 @@ class _Overrides(Struct, frozen=True):
 def open_model(name: str) -> AnyModelSpec:
     """Check a model and return its spec.
 
-    `name` is `bundled`, a folder in diffusers format, or a hub id, which is downloaded once.
+    `name` is `bundled`, `minilm`, a folder in diffusers or transformers format, or a hub id, which is downloaded once.
 
     Raises:
+        MissingExtra: a package that serving it needs is not installed.
         ModelError: the model does not exist, a file is damaged, or its family or a part is not supported.
 
     """

@@ -14,6 +14,8 @@ from typing import Any
 
 from noria.config import EngineConfig
 from noria.errors import ModelError, short_repr
+from noria.extras import check_installed
+from noria.models.encoder.architectures import CLASS_PREFIXES, CLASSES
 from noria.models.weights import REDOWNLOAD_HINT, read_object
 from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.model_spec import ModelSpec
@@ -39,6 +41,8 @@ class Family:
     index_file: str  # a key of `_CLASS_KEYS`: the file that names one of the classes below
     class_names: tuple[str, ...]
     parts: Mapping[str, Part]
+    extra: str  # of noria-serve, which installs the packages below
+    packages: tuple[str, ...]  # that serving it needs
     # "module:name" of what is called, which is imported only then:
     inspect_with: str  # (folder, family) → spec; the module must not import torch
     load_with: str  # (spec, config, device) → what the kind's runtime runs
@@ -57,16 +61,18 @@ class Family:
         """
         allowed = self.parts[part].classes
         if name not in allowed:
-            raise ModelError(f"{file}: the {part} is a {short_repr(name)}; supported: {', '.join(allowed)}.")
+            raise ModelError(f"{file}: the {part or 'model'} is a {short_repr(name)}; supported: {', '.join(allowed)}.")
         return str(name)
 
     def inspect(self, folder: pathlib.Path) -> AnyModelSpec:
         """Check a folder and return its spec, without name and fingerprint.
 
         Raises:
+            MissingExtra: a package that serving it needs is not installed.
             ModelError: a file is damaged, or a part is not supported.
 
         """
+        check_installed(self.packages, self.extra, f"the model in {folder}")
         spec: AnyModelSpec = pkgutil.resolve_name(self.inspect_with)(folder, self)
         return spec
 
@@ -95,8 +101,21 @@ _ROWS = (
                 "scheduler": Part(),  # images/scheduler_names.py knows its classes
             }
         ),
+        extra="diffusion",
+        packages=("torch", "diffusers", "transformers"),
         inspect_with="noria.models.diffusion.stable_diffusion_folder:inspect",
         load_with="noria.models.diffusion.stable_diffusion:StableDiffusion.load",
+    ),
+    Family(
+        name="text-encoder",
+        description="text encoders: embeddings, classification, reranking",
+        index_file="config.json",
+        class_names=tuple(CLASS_PREFIXES),
+        parts=MappingProxyType({"": Part(CLASSES, "model"), "1_Pooling": Part()}),
+        extra="encoders",
+        packages=("tokenizers", "onnxruntime"),
+        inspect_with="noria.models.encoder.encoder_folder:inspect",
+        load_with="noria.models.encoder.checkpoint:load",
     ),
 )
 
@@ -124,5 +143,5 @@ def identify_family(folder: pathlib.Path) -> Family:
         if family.index_file == file.name and any(name in family.class_names for name in names):
             return family
     got = " and ".join(f"{key} is {short_repr(value)}" for key, value in found.items())
-    known = ", ".join(f"{name} ({family.description})" for family in FAMILIES.values() for name in family.class_names)
+    known = "; ".join(f"{', '.join(family.class_names)} ({family.description})" for family in FAMILIES.values())
     raise ModelError(f"{file}: {got}, which no model family has. Known are: {known}.")

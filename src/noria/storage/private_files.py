@@ -16,6 +16,19 @@ def make_private_folder(folder: pathlib.Path) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
 
 
+def make_own_folder(folder: pathlib.Path) -> None:
+    """Create `folder` for its owner only, or check an existing one: code and models in it must be nobody else's.
+
+    Raises:
+        OSError: it cannot be created, or other users can change what is in it.
+
+    """
+    make_private_folder(folder)
+    status = folder.stat()
+    if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+        raise PermissionError(f"{folder} can be changed by other users")
+
+
 def create_private_file(file: pathlib.Path) -> None:
     """Create an empty file for its owner only, unless it exists. Raises OSError."""
     os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from noria import __version__
-from noria.config import EngineConfig
+from noria.config import EngineConfig, cache_folder
 from noria.engine.loop import EngineEvent, EngineLoop, RequestEnded, ResultReady
 from noria.errors import GenerationFailed, ModelError, NoriaError
 from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload
@@ -246,12 +246,4 @@ def cost_key(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> dic
 
 def cost_folder(cache_dir: str) -> pathlib.Path:
     """The folder for cost files: below `cache_dir`, or below the user's cache folder if that is empty."""
-    return cache_folder(cache_dir) / "costs"
-
-
-def cache_folder(cache_dir: str) -> pathlib.Path:
-    """`cache_dir`, or a folder in the user's cache folder if that is empty."""
-    if cache_dir:
-        return pathlib.Path(cache_dir)
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return pathlib.Path(base) / "noria"
+    return cache_folder(cache_dir, os.environ) / "costs"

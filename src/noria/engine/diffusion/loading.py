@@ -9,11 +9,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from noria.config import EngineConfig
+from noria.config import EngineConfig, cache_folder
 from noria.engine.diffusion.auto_settings import Machine, resolve_auto, resolve_device, usable_cores
 from noria.engine.diffusion.calibration import (
     CostCache,
-    cache_folder,
     cost_folder,
     measure_costs,
     run_warmup_request,
@@ -30,6 +29,7 @@ from noria.protocol.model_spec import ModelKey
 from noria.scheduling.costs import CostModel
 from noria.scheduling.policies import POLICIES
 from noria.scheduling.step.scheduler import StepScheduler
+from noria.storage.private_files import make_own_folder
 
 if TYPE_CHECKING:
     import torch
@@ -177,12 +177,9 @@ def _use_private_compile_cache(config: EngineConfig) -> None:
     """
     if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
         return
-    folder = cache_folder(config.cache_dir) / "compiled"
+    folder = cache_folder(config.cache_dir, os.environ) / "compiled"
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
-        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-            raise PermissionError(f"{folder} can be changed by other users")
+        make_own_folder(folder)
     except OSError as error:
         if config.compile:
             raise ConfigError(

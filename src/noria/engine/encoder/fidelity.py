@@ -1,0 +1,112 @@
+"""How well a faster form of a text encoder keeps the results of float32, measured on lines of documents.
+
+The measurement is kept beside the export of the model. A form below the floor is refused.
+"""
+
+import itertools
+import logging
+import pathlib
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+
+from noria.errors import ModelError
+from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
+from noria.models.encoder.token_rows import FloatArray, Session, TokenRow, compute
+from noria.protocol.text import Activation, EncoderModelSpec
+from noria.storage.private_files import make_own_folder
+
+_log = logging.getLogger(__name__)
+
+_CORPUS = pathlib.Path(__file__).with_name("corpus.txt")
+
+
+class Fidelity(msgspec.Struct, frozen=True):
+    """How near the results are to float32's, 1 being equal: for each text, or token if tokens are classified.
+
+    For embeddings it is the cosine. For labels it is 1 - the largest difference of a score: a logit has no direction.
+    """
+
+    min: float
+    mean: float
+    num_texts: int
+
+    def __str__(self) -> str:
+        """As messages and `noria doctor` show it."""
+        return f"min {self.min:.5f}, mean {self.mean:.5f} on {self.num_texts} texts"
+
+
+def check_fidelity(
+    spec: EncoderModelSpec,
+    session: Session,
+    load_float32: Callable[[], Session],
+    floor: float,
+    file: pathlib.Path,
+) -> Fidelity:
+    """Return the fidelity of `session`, which is in `file`, or else measured now and kept there.
+
+    Raises:
+        ModelError: it is below `floor`.
+
+    """
+    fidelity = read_fidelity(file)
+    if fidelity is None:
+        fidelity = measure_fidelity(spec, load_float32(), session, corpus_rows(spec))
+        _write(file, fidelity)
+        _log.info("%s compared with float32: fidelity %s", spec.name, fidelity)
+    if not fidelity.min >= floor:  # NaN is refused, too
+        raise ModelError(
+            f"{spec.name} in this precision differs too much from float32: fidelity {fidelity}; "
+            f"engine.encoder_min_fidelity is {floor:g}. Use engine.encoder_precision float32, or allow less."
+        )
+    return fidelity
+
+
+def read_fidelity(file: pathlib.Path) -> Fidelity | None:
+    """Return an earlier measurement, if there is one."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Fidelity)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _write(file: pathlib.Path, fidelity: Fidelity) -> None:
+    try:
+        make_own_folder(file.parent)
+        file.write_bytes(msgspec.json.encode(fidelity))
+    except OSError as error:
+        _log.warning("the measured fidelity cannot be kept: %s", error)
+
+
+def corpus_rows(spec: EncoderModelSpec) -> list[TokenRow]:
+    """The lines of the corpus as the model sees them; for a model that ranks, each with the line after it."""
+    lines = _CORPUS.read_text(encoding="utf-8").splitlines()
+    pairs = list(itertools.pairwise(lines))
+    texts = HuggingFaceTokenizer(spec).encode(pairs if spec.task == "reranking" else lines)
+    return [TokenRow.of(text) for text in texts]
+
+
+def measure_fidelity(
+    spec: EncoderModelSpec, reference: Session, session: Session, rows: Sequence[TokenRow]
+) -> Fidelity:
+    """Compute `rows` with both sessions, and compare."""
+    results = zip(compute(reference, rows), compute(session, rows), strict=True)
+    values = [_likeness(spec, right, got) for right, got in results]
+    return Fidelity(float(np.min(values)), float(np.mean(values)), len(values))
+
+
+def _likeness(spec: EncoderModelSpec, right: FloatArray, got: FloatArray) -> float:
+    if spec.task == "embedding":
+        return float(right @ got / (np.linalg.norm(right) * np.linalg.norm(got)))
+    return 1.0 - float(np.abs(_scores(right, spec.activation) - _scores(got, spec.activation)).max())
+
+
+def _scores(logits: FloatArray, activation: Activation) -> FloatArray:
+    """Scores of logits; of those without an activation, too, the sigmoid is compared, since they have no scale."""
+    if activation == "softmax":
+        powers = np.exp(logits - logits.max(-1, keepdims=True))
+        softmax: FloatArray = powers / powers.sum(-1, keepdims=True)
+        return softmax
+    sigmoid: FloatArray = (1.0 / (1.0 + np.exp(-logits))).astype(np.float32)
+    return sigmoid

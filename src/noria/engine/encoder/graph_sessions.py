@@ -1,0 +1,110 @@
+"""Text encoders on a CPU, as an ONNX graph: by ONNX Runtime in float32 and int8, by OpenVINO in bfloat16."""
+
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from noria.errors import ConfigError, ModelError
+from noria.extras import require
+from noria.models.encoder.onnx_export import OnnxFile
+from noria.models.encoder.token_rows import FloatArray, IntArray, TokenRow, pad, unpad
+
+
+class GraphSession:
+    """A `Session` that computes a graph."""
+
+    def __init__(self, graph: OnnxFile, run: Callable[[dict[str, IntArray]], FloatArray]) -> None:
+        """`run` returns the graph's result of its inputs by name."""
+        self._inputs, self._run = graph.record.inputs, run
+
+    def run(self, rows: Sequence[TokenRow]) -> list[FloatArray]:
+        """Compute texts; see `Session.run`."""
+        return unpad(self._run(pad(rows, self._inputs)), rows)
+
+
+def load_onnx(graph: OnnxFile, num_sessions: int, threads: int, file: pathlib.Path | None = None) -> list[GraphSession]:
+    """Open `file`, or the graph's own, with ONNX Runtime.
+
+    Sessions of one thread compute in the thread that calls them; they share one copy of the weights. Memory is freed
+    after each batch: kept for reuse, it grows with each new shape (onnxruntime#11627), and was no faster. Threads sleep
+    between batches: spinning, they took half as much CPU time again.
+    """
+    onnxruntime = require("onnxruntime", "encoders", "a text encoder on a CPU")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+    options.log_severity_level = 3  # errors
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    file = file or graph.file
+
+    def open_session() -> GraphSession:
+        try:
+            session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # the library's classes have no other common base
+            raise ModelError(f"{file}: ONNX Runtime cannot load it: {error}.") from error
+
+        def run(inputs: dict[str, IntArray]) -> FloatArray:
+            result: FloatArray = session.run([graph.record.output], inputs)[0]
+            return result
+
+        return GraphSession(graph, run)
+
+    if threads == 1:
+        return [open_session()] * num_sessions
+    return [open_session() for _ in range(num_sessions)]
+
+
+def load_int8(graph: OnnxFile, num_sessions: int, threads: int) -> list[GraphSession]:
+    """Quantize the weights to int8, each channel by itself, once; open that with ONNX Runtime."""
+    file = graph.file.with_name("model-int8.onnx")
+    if not file.exists():
+        require("onnx", "encoders-export", "quantizing a model to int8")
+        from onnxruntime.quantization import QuantType, quantize_dynamic
+
+        temporary = file.with_suffix(f".{os.getpid()}")
+        quantize_dynamic(graph.file, temporary, per_channel=True, weight_type=QuantType.QInt8)
+        temporary.replace(file)  # atomic, because another engine may read the file now
+    return load_onnx(graph, num_sessions, threads, file)
+
+
+def load_openvino(graph: OnnxFile, num_sessions: int, threads: int) -> list[GraphSession]:
+    """Compile the graph with OpenVINO for bfloat16.
+
+    Raises:
+        ConfigError: this CPU has no bfloat16.
+
+    """
+    core = import_openvino().Core()
+    if "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        raise ConfigError(
+            "engine.encoder_precision is 'bfloat16', which this CPU lacks (neither AVX512-BF16 nor AMX). Use float32."
+        )
+    compiled = core.compile_model(
+        str(graph.file),
+        "CPU",
+        {
+            "INFERENCE_PRECISION_HINT": "bf16",
+            "NUM_STREAMS": num_sessions,
+            "INFERENCE_NUM_THREADS": num_sessions * threads,
+            "ENABLE_CPU_PINNING": False,
+        },
+    )
+
+    def open_session() -> GraphSession:
+        request = compiled.create_infer_request()
+
+        def run(inputs: dict[str, IntArray]) -> FloatArray:
+            result: FloatArray = request.infer(inputs)[graph.record.output].copy()  # the next call uses its memory
+            return result
+
+        return GraphSession(graph, run)
+
+    return [open_session() for _ in range(num_sessions)]
+
+
+def import_openvino() -> Any:
+    """Import OpenVINO without its telemetry, which would start a thread that reports to its makers."""
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    return require("openvino", "openvino", "engine.encoder_precision 'bfloat16' on a CPU")

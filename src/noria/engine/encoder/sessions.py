@@ -1,0 +1,127 @@
+"""Loads the sessions of a text encoder on a device, in the form that the settings choose, and checks what it costs.
+
+On a CPU, ONNX Runtime computes in float32 and int8, OpenVINO in bfloat16 (`graph_sessions.py`); on a GPU, torch does
+(`torch_session.py`). Every form but float32 is compared with float32, and refused if it differs too much.
+"""
+
+import importlib.metadata
+import os
+import pathlib
+
+import msgspec
+
+from noria.config import EngineConfig, cache_folder
+from noria.engine.encoder.fidelity import check_fidelity
+from noria.engine.encoder.graph_sessions import load_int8, load_onnx, load_openvino
+from noria.errors import ConfigError
+from noria.extras import require
+from noria.models.encoder.onnx_export import find_or_export, model_cache
+from noria.models.encoder.token_rows import Session
+from noria.observe.cgroup import cpu_limit
+from noria.observe.cpuinfo import cpu_model
+from noria.protocol.text import EncoderModelSpec
+
+_SMALL_PARAMETERS = 60_000_000
+"""Up to this, a core computes a text in some milliseconds (MiniLM has 23 M), and threads of one text would wait for each
+other more than they compute. Larger models get more cores for each text."""
+
+_CPU_FORMS = {"float32": (load_onnx, "onnxruntime"), "int8": (load_int8, "onnxruntime"), "bfloat16": (load_openvino, "openvino")}  # fmt: skip
+
+
+def load_sessions(spec: EncoderModelSpec, config: EngineConfig, device: str) -> list[Session]:
+    """Load a model on `device` ("auto", "cpu", "cuda" or "cuda:N"): one session on a GPU, several on a CPU.
+
+    Raises:
+        ConfigError: the device does not exist, or cannot compute in `config.encoder_precision`.
+        MissingExtra: a package is not installed.
+        ModelError: the model cannot be exported or loaded, or its precision costs too much fidelity.
+
+    """
+    device = find_device(device)
+    precision, cache = resolve_precision(config, device), cache_folder(config.cache_dir, os.environ)
+    sessions = _load(spec, config, device, precision, cache)
+    if precision != "float32":
+        check_fidelity(
+            spec,
+            sessions[0],
+            lambda: _load(spec, config, device, "float32", cache)[0],
+            config.encoder_min_fidelity,
+            fidelity_file(spec, config, device),
+        )
+    return sessions
+
+
+def fidelity_file(spec: EncoderModelSpec, config: EngineConfig, device: str) -> pathlib.Path:
+    """Where the fidelity of a model is kept: by the digest of its weights, and all that it depends on besides them."""
+    precision = resolve_precision(config, device)
+    if device == "cpu":
+        package, hardware = _CPU_FORMS[precision][1], cpu_model()
+    else:
+        import torch
+
+        package, hardware = "torch", torch.cuda.get_device_name(device)
+    parts = (precision, package, importlib.metadata.version(package), *hardware.split())
+    name = "".join(letter if letter.isalnum() or letter == "." else "-" for letter in "-".join(parts))
+    return model_cache(spec, cache_folder(config.cache_dir, os.environ)) / f"fidelity-{name}.json"
+
+
+def find_device(name: str) -> str:
+    """Return "cpu" or "cuda:N". "auto" is a GPU if there is one and torch is installed; without a driver, torch stays out.
+
+    Raises:
+        ConfigError: there is no such device.
+        MissingExtra: a GPU is named, and torch is not installed.
+
+    """
+    if name == "cpu" or (name == "auto" and not _has_gpu()):
+        return "cpu"
+    torch = require("torch", "encoders-export", f"device {name!r}")
+    index = int(name.partition(":")[2] or 0)
+    if index >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device {name!r} does not exist: torch sees {torch.cuda.device_count()} CUDA devices. "
+            "Use --devices cpu or auto."
+        )
+    return f"cuda:{index}"
+
+
+def _has_gpu() -> bool:
+    if not pathlib.Path("/proc/driver/nvidia/version").exists():
+        return False
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch.cuda.is_available()
+
+
+def resolve_precision(config: EngineConfig, device: str) -> str:
+    """Return the precision that `config` means on `device`: by default float32 on a CPU and bfloat16 on a GPU."""
+    if config.encoder_precision == "auto":
+        return "float32" if device == "cpu" else "bfloat16"
+    return config.encoder_precision
+
+
+def num_cores(config: EngineConfig) -> int:
+    """The cores that each engine may use: those of the process's affinity and control group, divided by the engines."""
+    return max(1, min(len(os.sched_getaffinity(0)), int(cpu_limit() or 1_000_000)) // len(config.devices))
+
+
+def resolve_sessions(config: EngineConfig, num_parameters: int, cores: int) -> tuple[int, int]:
+    """Return the number of sessions on a CPU, of which `cores` are this engine's, and the threads of each."""
+    small = num_parameters <= _SMALL_PARAMETERS
+    num_sessions = (cores if small else min(2, cores)) if config.encoder_sessions == "auto" else config.encoder_sessions
+    return num_sessions, max(1, cores // num_sessions) if config.threads == "auto" else config.threads
+
+
+def _load(
+    spec: EncoderModelSpec, config: EngineConfig, device: str, precision: str, cache: pathlib.Path
+) -> list[Session]:
+    if device == "cpu":
+        graph = find_or_export(spec, cache)
+        return [*_CPU_FORMS[precision][0](graph, *resolve_sessions(config, spec.num_parameters, num_cores(config)))]
+    if precision == "int8":
+        raise ConfigError("engine.encoder_precision is 'int8', which is for CPUs. Use bfloat16.")
+    from noria.engine.encoder.torch_session import TorchSession
+
+    return [TorchSession(spec, msgspec.structs.replace(config, dtype=precision), device)]

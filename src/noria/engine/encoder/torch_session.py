@@ -1,0 +1,79 @@
+"""Text encoders in torch: on a GPU by CUDA graphs, on a CPU for tests.
+
+Launching the kernels of a small encoder takes longer than they run. On a GPU each shape is captured as a CUDA graph when
+it first occurs, and replayed from then on. So that there are few, rows and lengths are padded up to a bucket.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from noria.config import EngineConfig
+from noria.models.encoder import checkpoint
+from noria.models.encoder.token_rows import INPUTS, FloatArray, TokenRow, pad, unpad
+from noria.protocol.text import EncoderModelSpec
+
+_MIN_LENGTH = 16  # tokens
+
+
+class TorchSession:
+    """A `Session` of a checkpoint. There is one for a device."""
+
+    def __init__(self, spec: EncoderModelSpec, config: EngineConfig, device: str) -> None:
+        """Load the checkpoint in `config.dtype`. Raises as `checkpoint.load` does."""
+        module = checkpoint.load(spec, config, device)
+        self._forward: Callable[..., torch.Tensor] = torch.compile(module, dynamic=True) if config.compile else module
+        self._inputs, self._max_length, self._device = spec.inputs, spec.max_length, device
+        self._graphs: dict[torch.Size, _Graph] | None = None if device == "cpu" else {}
+
+    def run(self, rows: Sequence[TokenRow]) -> list[FloatArray]:
+        """Compute texts; see `Session.run`."""
+        tensors = [torch.from_numpy(array) for array in pad(rows, self._inputs).values()]
+        with torch.inference_mode():
+            result = self._forward(*tensors) if self._graphs is None else self._replay(tensors, self._graphs)
+            return unpad(result[: len(rows)].cpu().numpy(), rows)
+
+    def _replay(self, tensors: list[torch.Tensor], graphs: "dict[torch.Size, _Graph]") -> torch.Tensor:
+        """Compute by the graph of the next larger bucket."""
+        num_rows, length = tensors[0].shape
+        shape = torch.Size((bucket(num_rows, 1), min(bucket(length, _MIN_LENGTH), self._max_length)))
+        with torch.cuda.device(self._device):
+            if shape not in graphs:
+                ones = [torch.ones(shape, dtype=torch.int64, device=self._device) for _ in tensors]
+                graphs[shape] = _Graph(self._forward, ones)
+            return graphs[shape].replay(tensors)
+
+
+class _Graph:
+    """A call with tensors of one shape, captured."""
+
+    def __init__(self, forward: Callable[..., torch.Tensor], tensors: list[torch.Tensor]) -> None:
+        self._tensors, stream = tensors, torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):  # in the first calls libraries allocate memory and choose kernels
+                forward(*tensors)
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._result: torch.Tensor = forward(*tensors)
+
+    def replay(self, tensors: list[torch.Tensor]) -> torch.Tensor:
+        """Compute with other values, of this shape or smaller; the result is valid until the next replay.
+
+        Rows that are only padding see their first token, since a row that sees nothing becomes NaN.
+        """
+        for own, new in zip(self._tensors, tensors, strict=True):
+            own.zero_()
+            own[: new.shape[0], : new.shape[1]].copy_(new)
+        self._tensors[INPUTS.index("attention_mask")][tensors[0].shape[0] :, 0] = 1
+        self._graph.replay()
+        return self._result
+
+
+def bucket(number: int, smallest: int) -> int:
+    """Round up to a power of two times `smallest`, or to three quarters of one: to at most half as much again."""
+    size = smallest
+    while size < number:
+        size *= 2
+    return size * 3 // 4 if size > smallest and size * 3 // 4 >= number else size

@@ -1,0 +1,73 @@
+"""Batches of tokenized texts as padded tensors."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from noria.models.encoder.tokens import TokenizedText
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float32]
+
+_BATCH = 8  # rows; larger ones are no faster (docs/scheduling.md)
+
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+"""The tensors of a batch, as transformers names them."""
+
+
+class TokenRow(NamedTuple):
+    """The tokens of one text, special tokens included."""
+
+    ids: NDArray[Any]  # integers
+    type_ids: NDArray[Any] | None = None  # 1 in the second text of a pair; None: all 0
+
+    @classmethod
+    def of(cls, text: TokenizedText) -> "TokenRow":
+        """The tokens of a tokenized text."""
+        ids = np.frombuffer(text.token_ids, f"<u{len(text.token_ids) // text.num_tokens}")
+        return cls(ids, np.frombuffer(text.type_ids, np.uint8) if text.type_ids else None)
+
+
+class Session(Protocol):
+    """Computes batches of one model. One thread at a time calls it; sessions of a model may run side by side."""
+
+    def run(self, rows: Sequence[TokenRow]) -> list[FloatArray]:
+        """Compute texts, padded to the longest, and return what belongs to each, without padding.
+
+        That is [dimensions], not normalized, or [tokens, labels] if tokens are classified. Releases the interpreter
+        lock while it computes.
+        """
+        ...
+
+
+def pad(rows: Sequence[TokenRow], names: Sequence[str] = INPUTS) -> dict[str, IntArray]:
+    """Return the tensors `names` [rows, tokens of the longest]: zeros where a row has no token.
+
+    As all padding is on the right and masked, its ids do not matter.
+    """
+    shape = (len(rows), max(len(row.ids) for row in rows))
+    ids, mask, types = (np.zeros(shape, np.int64) for _ in INPUTS)
+    for index, row in enumerate(rows):
+        ids[index, : len(row.ids)] = row.ids
+        mask[index, : len(row.ids)] = 1
+        if row.type_ids is not None:
+            types[index, : len(row.ids)] = row.type_ids
+    tensors = dict(zip(INPUTS, (ids, mask, types), strict=True))
+    return {name: tensors[name] for name in names}
+
+
+def unpad(result: FloatArray, rows: Sequence[TokenRow]) -> list[FloatArray]:
+    """Return what belongs to each row: [D], or [tokens, labels] without the padding."""
+    return [each[: len(row.ids)] if each.ndim == 2 else each for each, row in zip(result, rows, strict=True)]
+
+
+def compute(session: Session, rows: Sequence[TokenRow]) -> list[FloatArray]:
+    """Compute any number of rows, in batches of similar length; the results are in the order of `rows`."""
+    by_length = sorted(range(len(rows)), key=lambda index: len(rows[index].ids))
+    results: dict[int, FloatArray] = {}
+    for start in range(0, len(rows), _BATCH):
+        indices = by_length[start : start + _BATCH]
+        results.update(zip(indices, session.run([rows[index] for index in indices]), strict=True))
+    return [results[index] for index in range(len(rows))]

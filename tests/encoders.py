@@ -1,0 +1,125 @@
+"""Small text encoders with random weights, as folders: transformers writes them, and the tests compare with it."""
+
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+TEXTS = [
+    "a red circle",
+    "",
+    "The quick brown fox jumps over the lazy dog, and then it sleeps under a tree until the evening.",
+    "Größe, naïve café — 東京 ✓",
+    "one",
+    "words " * 40,
+]
+"""Of 2 to 40 tokens or more, one of them empty."""
+
+PAIRS = [("what is red?", "a red circle"), ("", "b"), ("long " * 30, "short"), ("short", "long " * 50)]
+
+_SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "Bert": _SMALL | {"max_position_embeddings": 64},
+    "DistilBert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "max_position_embeddings": 64},
+    "Roberta": _SMALL | {"max_position_embeddings": 66, "type_vocab_size": 1, "pad_token_id": 1},
+    # Local attention in one of two layers, so that padding matters there, too.
+    "ModernBert": _SMALL | {"max_position_embeddings": 64, "local_attention": 8, "global_attn_every_n_layers": 2,
+                            "pad_token_id": 1, "cls_token_id": 0, "sep_token_id": 2},
+}  # fmt: skip
+
+
+def make_encoder(
+    folder: pathlib.Path, architecture: str = "BertModel", config: dict[str, Any] | None = None, **files: Any
+) -> pathlib.Path:
+    """Write a small model with seeded random weights and a tokenizer.
+
+    `config` adds to config.json; `files` are other JSON files, by their names with "__" for "/" and without ".json".
+    """
+    import torch
+    import transformers
+
+    prefix = next(name for name in sorted(_SETTINGS, key=len, reverse=True) if architecture.startswith(name))
+    size = make_tokenizer(folder, is_roberta=prefix in ("Roberta", "ModernBert"))
+    model_class = getattr(transformers, architecture)
+    torch.manual_seed(0)
+    settings = _SETTINGS[prefix] | {"vocab_size": size} | (config or {})
+    model = model_class(model_class.config_class(**settings))
+    for parameter in model.parameters():  # the library's are so small that texts would hardly differ
+        torch.nn.init.normal_(parameter, std=0.2)
+    model.save_pretrained(folder)
+    for name, content in files.items():
+        write_json(folder / f"{name.replace('__', '/')}.json", content)
+    return folder
+
+
+def make_tokenizer(folder: pathlib.Path, *, is_roberta: bool = False) -> int:
+    """Write tokenizer.json: WordPiece in lower case, or byte-level BPE as RoBERTa's. Returns the size of its vocabulary."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+    folder.mkdir(parents=True, exist_ok=True)
+    corpus = pathlib.Path(__file__).with_name("encoders.py").read_text(encoding="utf-8").splitlines()
+    if is_roberta:
+        tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=500,
+            special_tokens=["<s>", "<pad>", "</s>", "<unk>"],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(corpus, trainer)
+        tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    else:
+        tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        tokenizer.normalizer = normalizers.BertNormalizer()
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        trainer = trainers.WordPieceTrainer(
+            vocab_size=300, special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]"], show_progress=False
+        )
+        tokenizer.train_from_iterator(corpus, trainer)
+        tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    size: int = tokenizer.get_vocab_size()
+    return size
+
+
+def sentence_transformer(width: int = 32, *, normalize: bool = True, **pooling: Any) -> dict[str, Any]:
+    """The files of sentence-transformers, for `make_encoder`: mean pooling unless `pooling` says otherwise."""
+    modules = ["Transformer", "Pooling"] + ["Normalize"] * normalize
+    paths = ["", "1_Pooling", "2_Normalize"]
+    return {
+        "modules": [
+            {"idx": index, "name": str(index), "path": paths[index], "type": f"sentence_transformers.models.{name}"}
+            for index, name in enumerate(modules)
+        ],
+        "1_Pooling__config": {"word_embedding_dimension": width} | (pooling or {"pooling_mode_mean_tokens": True}),
+    }
+
+
+def write_json(file: pathlib.Path, content: Any) -> None:
+    """Write a JSON file, and its folder."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(content))
+
+
+def change_json(file: pathlib.Path, **changes: Any) -> None:
+    """Change keys of a JSON file; None removes one."""
+    tree = json.loads(file.read_text()) | changes
+    write_json(file, {key: value for key, value in tree.items() if value is not None})
+
+
+def transformers_alone(folder: pathlib.Path, architecture: str, rows: Sequence[Any]) -> list[Any]:
+    """Compute rows by transformers, each alone and without padding: logits, or the tokens' embeddings."""
+    import torch
+    import transformers
+
+    model = getattr(transformers, architecture).from_pretrained(folder).eval()
+    results = []
+    with torch.no_grad():
+        for row in rows:
+            inputs = {"input_ids": torch.tensor([row.ids.tolist()])}
+            if row.type_ids is not None:
+                inputs["token_type_ids"] = torch.tensor([row.type_ids.tolist()])
+            results.append(model(**inputs)[0][0].numpy())
+    return results

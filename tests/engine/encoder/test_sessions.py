@@ -1,0 +1,198 @@
+"""Sessions: results equal sentence-transformers' and transformers' in any batch, and settings choose the form."""
+
+import pathlib
+import threading
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from encoders import PAIRS, TEXTS, make_encoder, transformers_alone
+from noria.config import EngineConfig
+from noria.engine.encoder import sessions as module
+from noria.engine.encoder.fidelity import corpus_rows
+from noria.engine.encoder.graph_sessions import import_openvino
+from noria.engine.encoder.sessions import find_device, load_sessions, resolve_sessions
+from noria.engine.encoder.torch_session import TorchSession, bucket
+from noria.errors import ConfigError, MissingExtra, ModelError
+from noria.models.catalog import open_model_of
+from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
+from noria.models.encoder.token_rows import TokenRow, compute
+from noria.protocol.text import EncoderModelSpec
+
+CONFIG = EngineConfig(encoder_sessions=2, threads=1)
+
+
+def tokenize(spec: EncoderModelSpec, inputs: list[Any]) -> list[TokenRow]:
+    return [TokenRow.of(text) for text in HuggingFaceTokenizer(spec).encode(inputs)]
+
+
+def test_minilms_embeddings_equal_sentence_transformers_in_any_batch(minilm: EncoderModelSpec) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    texts = [*TEXTS[2:], "word " * 400, "a"]
+    expected = SentenceTransformer(minilm.folder, device="cpu").encode(texts)
+    first, second = load_sessions(minilm, CONFIG, "cpu")
+    rows = tokenize(minilm, texts)
+    for session, batches in ((first, [rows]), (second, [rows[3:], rows[:3]]), (first, [[row] for row in rows])):
+        got = np.stack([embedding for batch in batches for embedding in session.run(batch)])
+        got /= np.linalg.norm(got, axis=1, keepdims=True)
+        right = np.concatenate([expected[3:], expected[:3]]) if len(batches) == 2 else expected
+        np.testing.assert_allclose(got, right, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "num_labels", "inputs"),
+    [
+        ("BertForSequenceClassification", 3, TEXTS),
+        ("BertForSequenceClassification", 1, PAIRS),
+        ("DistilBertForSequenceClassification", 2, TEXTS),
+        ("RobertaForTokenClassification", 5, TEXTS),
+        ("ModernBertForSequenceClassification", 1, PAIRS),
+        ("ModernBertModel", 2, TEXTS),
+    ],
+)
+def test_results_equal_transformers_with_each_text_alone(
+    tmp_path: pathlib.Path, architecture: str, num_labels: int, inputs: list[Any]
+) -> None:
+    folder = make_encoder(tmp_path / "model", architecture, {"num_labels": num_labels})
+    spec = open_model_of(EncoderModelSpec, str(folder))
+    config = msgspec.structs.replace(CONFIG, cache_dir=str(tmp_path / "cache"))
+    rows = tokenize(spec, inputs)
+    expected = transformers_alone(folder, architecture, rows)
+    if spec.task == "embedding":
+        expected = [tokens.mean(0) for tokens in expected]
+    on_torch = TorchSession(spec, EngineConfig(dtype="float32"), "cpu")
+    for session in (*load_sessions(spec, config, "cpu"), on_torch):
+        for got, right in zip(session.run(rows), expected, strict=True):
+            np.testing.assert_allclose(got, right, atol=1e-5 * max(1.0, np.abs(right).max()))
+
+
+def test_sessions_of_one_thread_share_the_weights_and_run_side_by_side(minilm: EncoderModelSpec) -> None:
+    first, second = load_sessions(minilm, CONFIG, "cpu")
+    assert first is second
+    rows = corpus_rows(minilm)[:32]
+    expected = compute(first, rows)
+    results: list[list[Any]] = []
+    threads = [threading.Thread(target=lambda: results.append(compute(first, rows))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for result in results:
+        np.testing.assert_array_equal(result, expected)
+    assert len(results) == 4
+
+
+class AnyCore:
+    """OpenVINO's Core on a CPU with the given capabilities."""
+
+    capabilities = ("FP32", "BF16")
+    core = import_openvino().Core
+
+    def __init__(self) -> None:
+        self._core = self.core()
+
+    def get_property(self, *_: Any) -> tuple[str, ...]:
+        return self.capabilities
+
+    def compile_model(self, *arguments: Any) -> Any:
+        return self._core.compile_model(*arguments)
+
+
+def test_bfloat16_on_a_cpu_keeps_the_embeddings(minilm: EncoderModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without bfloat16, OpenVINO computes in float32."""
+    monkeypatch.setattr(import_openvino(), "Core", AnyCore)
+    sessions = load_sessions(minilm, msgspec.structs.replace(CONFIG, encoder_precision="bfloat16"), "cpu")
+    rows = corpus_rows(minilm)[:24]
+    (reference, _), results = load_sessions(minilm, CONFIG, "cpu"), dict[int, Any]()
+    threads = [
+        threading.Thread(target=lambda index=index: results.update({index: compute(sessions[index], rows)}))
+        for index in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    exact = np.stack(compute(reference, rows))
+    for got in map(np.stack, results.values()):
+        assert ((exact * got).sum(1) / np.linalg.norm(exact, axis=1) / np.linalg.norm(got, axis=1)).min() > 0.9995
+    assert len(results) == 2
+
+
+def test_int8_is_refused_by_the_floor_unless_it_is_lowered(minilm: EncoderModelSpec) -> None:
+    config = msgspec.structs.replace(CONFIG, encoder_precision="int8")
+    with pytest.raises(ModelError, match=r"fidelity min 0\.9\d+, mean 0\.99\d+ on 200 texts; .* is 0.999"):
+        load_sessions(minilm, config, "cpu")
+    assert len(load_sessions(minilm, msgspec.structs.replace(config, encoder_min_fidelity=0.9), "cpu")) == 2
+
+
+def test_a_cpu_without_bfloat16_is_refused(small: EncoderModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_openvino(), "Core", AnyCore)
+    monkeypatch.setattr(AnyCore, "capabilities", ("FP32",))
+    with pytest.raises(ConfigError, match=r"'bfloat16', which this CPU lacks .* Use float32"):
+        load_sessions(small, msgspec.structs.replace(CONFIG, encoder_precision="bfloat16"), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("precision", "package", "extra"), [("float32", "onnxruntime", "encoders"), ("bfloat16", "openvino", "openvino")]
+)
+def test_a_missing_package_is_named_with_its_extra(
+    small: EncoderModelSpec, monkeypatch: pytest.MonkeyPatch, precision: str, package: str, extra: str
+) -> None:
+    load_sessions(small, CONFIG, "cpu")
+    installed = module.importlib.util.find_spec  # type: ignore[attr-defined]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else installed(name))
+    with pytest.raises(MissingExtra, match=rf"{package}, which is not installed: pip install 'noria-serve\[{extra}\]'"):
+        load_sessions(small, msgspec.structs.replace(CONFIG, encoder_precision=precision), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_parameters", "cores", "expected"),
+    [
+        ({}, 23_000_000, 2, (2, 1)),
+        ({}, 23_000_000, 16, (16, 1)),
+        ({}, 335_000_000, 16, (2, 8)),
+        ({}, 335_000_000, 1, (1, 1)),
+        ({"encoder_sessions": 4}, 23_000_000, 16, (4, 4)),
+        ({"encoder_sessions": 4}, 23_000_000, 2, (4, 1)),
+        ({"threads": 3}, 23_000_000, 2, (2, 3)),
+    ],
+)
+def test_small_models_have_a_session_for_each_core(
+    settings: dict[str, Any], num_parameters: int, cores: int, expected: tuple[int, int]
+) -> None:
+    assert resolve_sessions(EngineConfig(**settings), num_parameters, cores) == expected
+
+
+def test_a_device_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_device("cpu") == "cpu"
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    assert find_device("cuda") == "cuda:0"
+    with pytest.raises(ConfigError, match="'cuda:1' does not exist: torch sees 1 CUDA devices"):
+        find_device("cuda:1")
+
+
+def test_int8_is_refused_on_a_gpu(small: EncoderModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    with pytest.raises(ConfigError, match="is for CPUs"):
+        load_sessions(small, msgspec.structs.replace(CONFIG, encoder_precision="int8"), "cuda")
+
+
+def test_buckets_waste_at_most_a_half() -> None:
+    assert [bucket(number, 1) for number in (1, 2, 3, 4, 5, 6, 7, 9, 13)] == [1, 2, 3, 4, 6, 6, 8, 12, 16]
+    assert [bucket(number, 16) for number in (3, 16, 17, 25, 200)] == [16, 16, 24, 32, 256]
+    assert all(number <= bucket(number, 16) < 1.5 * number for number in range(16, 1000))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_graphs_on_a_gpu_compute_what_the_cpu_does(minilm: EncoderModelSpec, dtype: str) -> None:
+    session = TorchSession(minilm, EngineConfig(dtype=dtype), "cuda:0")  # type: ignore[arg-type]
+    exact = TorchSession(minilm, EngineConfig(dtype="float32"), "cpu")
+    rows = corpus_rows(minilm)
+    for batch in (rows[:1], rows[:5], rows[5:13], rows[:2], rows[20:60], rows[:5]):
+        for got, right in zip(session.run(batch), exact.run(batch), strict=True):
+            cosine = got @ right / np.linalg.norm(got) / np.linalg.norm(right)
+            assert cosine > (0.99999 if dtype == "float32" else 0.999)
