@@ -16,8 +16,8 @@ from databases import database, postgresql  # noqa: F401 - fixtures
 from leaks import no_leaks  # noqa: F401 - a fixture of every test
 from waiting import wait_until
 
-# The same examples at every run, so that a failure comes from the change; `make test-random` searches for others. No deadline per
-# example (Hypothesis's default is 200 ms), because a busy machine would miss it.
+# The same examples at every run, so that a failure comes from the change; `make test-random` searches for others. No
+# deadline per example (Hypothesis's default is 200 ms), because a busy machine would miss it.
 _NO_DEADLINE = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("repeatable", derandomize=True, **_NO_DEADLINE)
 settings.register_profile("searching", derandomize=False, print_blob=True, **_NO_DEADLINE)
@@ -44,7 +44,8 @@ LONGEST = (
 TESTS = pathlib.Path(__file__).parent
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # Workers share the cores: idle OpenMP threads spin for about 10 µs, as in the servers (ADR 5), not for milliseconds.
+    # Workers share the cores: idle OpenMP threads spin for about 10 µs, as in the servers (ADR 5), not for
+    # milliseconds.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 BUNDLED = pathlib.Path(__file__).parent.parent / "src" / "noria" / "models" / "bundled"

@@ -13,6 +13,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import psutil
@@ -26,6 +27,7 @@ from noria.frontend.engines.pool import EnginePool
 from noria.frontend.process import FrontendTask, http_server
 from noria.observe.traces.tracer import GLOBAL_TRACER
 from noria.supervisor.listener import open_listeners, server_url
+from noria.testing.fake_encoder import FakeTokenizer
 from noria.testing.fake_engine import FakeEngine, FakeEngineState
 from waiting import wait_until_ready
 
@@ -51,7 +53,9 @@ def _serving(
     config: Config, engine: FakeEngine, tracer: Tracer, restart_wait_s: float
 ) -> Iterator[tuple[str, uvicorn.Server]]:
     engine_pool = EnginePool([engine.address], restart_wait_s=restart_wait_s)
-    server = http_server(build_app(config, engine_pool, tracer=tracer), engine_pool, config.frontend)
+    server = http_server(
+        build_app(config, engine_pool, tracer=tracer, load_tokenizer=FakeTokenizer), engine_pool, config.frontend
+    )
     with open_listeners(msgspec.structs.replace(config.frontend, port=0)) as (listener, *_):
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
@@ -79,8 +83,8 @@ def new_engine(folder: pathlib.Path) -> Iterator[Callable[..., FakeEngine]]:
     """Starts engines for this test only."""
     engines: list[FakeEngine] = []
 
-    def make(state: FakeEngineState = "ready") -> FakeEngine:
-        engines.append(FakeEngine(f"ipc://{folder}/{uuid.uuid4().hex[:8]}", state))
+    def make(state: FakeEngineState = "ready", **options: Any) -> FakeEngine:
+        engines.append(FakeEngine(f"ipc://{folder}/{uuid.uuid4().hex[:8]}", state, **options))
         return engines[-1]
 
     yield make

@@ -25,8 +25,8 @@ from noria.testing.server import running_process, running_server
 from waiting import wait_until
 
 PROMPT = "a red circle above a blue square"
-# One thread, because other tests use the other cores: of two, the slower would hold up the other in every operation. With the
-# same settings, only the first server measures costs.
+# One thread, because other tests use the other cores: of two, the slower would hold up the other in every operation.
+# With the same settings, only the first server measures costs.
 BUNDLED = ("bundled", "--slots", "4", "--threads", "1")
 
 

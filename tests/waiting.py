@@ -1,7 +1,7 @@
 """Waits for what happens in another thread or process, by polling.
 
-The time-out only says that it will never happen. It makes no claim about speed and is far above what anything here takes, so that
-a busy machine fails no test.
+The time-out only says that it will never happen. It makes no claim about speed and is far above what anything here
+takes, so that a busy machine fails no test.
 """
 
 import asyncio

@@ -119,6 +119,26 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = "auto"
     embedding_cache: Annotated[int, Meta(ge=0, description="prompt embeddings kept for reuse, in prompts")] = 256
+    encoder_batch_texts: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)] | Auto,
+        Meta(description="maximum texts of one batch of a text encoder; `auto` is 8 on a CPU, 64 on a GPU"),
+    ] = "auto"
+    encoder_batch_tokens: Annotated[
+        Annotated[int, Meta(ge=1, le=1_048_576)] | Auto,
+        Meta(
+            description="maximum tokens of one batch of a text encoder, padding included; a longer text is a batch of "
+            "its own; `auto` is 512 on a CPU, 16384 on a GPU"
+        ),
+    ] = "auto"
+    encoder_max_wait_ms: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=10_000,
+            description="how long a batch of texts waits for more of them while another batch runs; a lone request never "
+            "waits",
+        ),
+    ] = 0.0
     hang_timeout_s: Annotated[
         float,
         Meta(
@@ -190,6 +210,16 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_body_bytes: Annotated[int, Meta(ge=1024, description="maximum size of a request body")] = 1_048_576
     max_images: Annotated[int, Meta(ge=1, le=1024, description="maximum images of one request")] = 16
     max_steps: Annotated[int, Meta(ge=1, le=1000, description="maximum inference steps of one request")] = 200
+    max_texts: Annotated[int, Meta(ge=1, le=65_536, description="maximum texts of one request to a text encoder")] = (
+        2048
+    )
+    truncate_texts: Annotated[
+        bool,
+        Meta(
+            description="cut texts that are longer than a text encoder takes, and say so in X-Noria-Truncated; false "
+            "rejects them. A request can decide otherwise"
+        ),
+    ] = True
     max_prompt_chars: Annotated[int, Meta(ge=1, description="maximum length of a prompt, in characters")] = 4000
     request_timeout_s: Annotated[
         float,

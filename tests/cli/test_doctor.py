@@ -222,7 +222,8 @@ def test_an_encoder_is_judged(verdict: str, topic: str, changes: dict[str, Any],
 
 def test_it_checks_the_bundled_encoder() -> None:
     findings = {
-        finding.topic: finding for finding in examine(load(None, {}, {"model": "minilm", "frontend.port": "0"}), listen)
+        finding.topic: finding
+        for finding in examine(load(None, {}, {"model": "minilm", "frontend.port": "0"}), open_listeners)
     }
     assert {finding.verdict for finding in findings.values()} == {"ok"}
     assert findings["model"].text.startswith(

@@ -3,12 +3,17 @@
 import io
 import json
 import pathlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from encoders import make_encoder
 from noria.cli.main import main
+from noria.models.catalog import open_model_of
+from noria.models.encoder.onnx_export import export
+from noria.protocol.text import EncoderModelSpec
 
 TEXTS = ["a red circle", "a blue square", "word " * 300]
 
@@ -62,3 +67,23 @@ def test_a_model_that_only_classifies_is_rejected(tmp_path: pathlib.Path, capsys
     make_encoder(tmp_path, "BertForSequenceClassification")
     assert main(["embed", "a", "--model", str(tmp_path)]) == 2
     assert "whose task is classification" in capsys.readouterr().err
+
+
+def test_an_installation_for_encoders_alone_needs_no_torch(tmp_path: pathlib.Path) -> None:
+    folder, file = make_encoder(tmp_path / "model"), tmp_path / "out.npy"
+    cache = ["--cache-dir", str(tmp_path / "cache")]
+    export(open_model_of(EncoderModelSpec, str(folder)), tmp_path / "cache")
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(['torch', 'diffusers', 'transformers', 'scipy', 'tqdm']));"
+        "from noria.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+
+    assert run("embed", "a", "--model", str(folder), "-o", str(file), *cache).returncode == 0
+    assert np.load(file).shape == (1, 32)
+    for command in (["doctor", "bundled"], ["generate", "a circle"], ["serve"]):
+        result = run(*command, *cache)
+        assert result.returncode == (1 if command[0] == "doctor" else 2), result.stderr
+        assert "pip install 'noria-serve[diffusion]'" in result.stdout + result.stderr

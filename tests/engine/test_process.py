@@ -1,6 +1,5 @@
 """The engine's threads around the loop, with a real channel, a real client socket and a fake device."""
 
-import contextlib
 import threading
 import time
 import uuid
@@ -11,10 +10,10 @@ import msgspec
 import pytest
 import zmq
 
+from ending_receiver import EndingReceiver
 from noria.engine import live_view, process
 from noria.engine.crash_journal import CrashJournal
 from noria.engine.process import Engine
-from noria.engine.receiver import RequestReceiver
 from noria.engine.runtime import Runtime
 from noria.engine.watchdog import HangWatchdog
 from noria.errors import GenerationFailed, InvalidField
@@ -108,26 +107,6 @@ class SlowPixels:
 class NonFinitePixels:
     def rgb(self):
         raise GenerationFailed("not finite")
-
-
-class EndOfThread(Exception):
-    """Raised where it is unpacked."""
-
-    def __iter__(self):
-        raise self
-
-
-class EndingReceiver(RequestReceiver):
-    """Ends with its test; an engine's receiver lasts as long as its process."""
-
-    def run(self):
-        with contextlib.suppress(EndOfThread):
-            super().run()
-
-    def stop(self):
-        self._compiler.shutdown()
-        self._channel.inbox.put(EndOfThread())
-        self.join()
 
 
 class Client:

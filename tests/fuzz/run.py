@@ -3,8 +3,8 @@
     python -m fuzz.run [--minutes M | --inputs N] [--output FILE] [TARGET ...]
 
 Each target runs in a process of its own, which ends with the first defect: an exception, or an input beyond a bound of
-CPU time or memory (`child.py`). The input is then in tests/fuzz/corpus/TARGET/, to be committed with the mending, and so
-replayed by `make test`. Inputs that reach new code are kept in build/fuzz/TARGET/, where the next run begins. To an
+CPU time or memory (`child.py`). The input is then in tests/fuzz/corpus/TARGET/, to be committed with the mending, and
+so replayed by `make test`. Inputs that reach new code are kept in build/fuzz/TARGET/, where the next run begins. To an
 output that exists, the counts are added.
 """
 

@@ -286,7 +286,7 @@ DAMAGES: dict[str, tuple[str, Callable[[pathlib.Path], Any], str]] = {
     "an endless config": ("vae/config.json", lambda file: (file.unlink(), file.symlink_to("/dev/zero")), "a device, not a file"),
     "a pipe for a config": ("vae/config.json", lambda file: (file.unlink(), os.mkfifo(file)), "not a file"),
     "a pipe for weights": (UNET, lambda file: (file.unlink(), os.mkfifo(file)), "not a file"),
-    "a huge config": ("vae/config.json", lambda file: os.truncate(file, 2**24 + 1), "16777217 bytes"),
+    "a huge config": ("vae/config.json", lambda file: os.truncate(file, 2**26 + 1), "67108865 bytes"),
     "huge images": ("unet/config.json", lambda file: edit(file, sample_size=513), "<= 512"),
     "a hundred blocks": ("vae/config.json", lambda file: edit(file, block_out_channels=[4] * 100), "block_out_channels"),
     "no tokenizer config": ("tokenizer/tokenizer_config.json", pathlib.Path.unlink, "missing"),

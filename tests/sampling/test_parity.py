@@ -1,6 +1,7 @@
 """The real diffusers schedulers in their own loop, and the same images through Noria's tables, noise and step: sample by sample equal.
 
-Both start from one seed and ask one toy model, which is not linear, so that an error in a sample comes back in all that follow.
+Both start from one seed and ask one toy model, which is not linear, so that an error in a sample comes back in all that
+follow.
 """
 
 import contextlib
@@ -40,9 +41,9 @@ STABLE_DIFFUSION = {
 }
 FLOW = {"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1000, "shift": 3.0}
 EDM = {"_class_name": "EDMEulerScheduler", "sigma_min": 0.002, "sigma_max": 80.0, "sigma_data": 0.5}
-# Both sides round to float32 (6e-8 of the largest term of a sum) at every call, in different orders; the worst seen is 1e-6 of the
-# largest sample so far, but 9e-6 for kdpm2-a in 2 steps: there diffusers' own (x - (x - σm)) / σ cancels, and in float64 it comes
-# 27 times nearer to ours than its float32. An error in a table is 1e-3 and more.
+# Both sides round to float32 (6e-8 of the largest term of a sum) at every call, in different orders; the worst seen is
+# 1e-6 of the largest sample so far, but 9e-6 for kdpm2-a in 2 steps: there diffusers' own (x - (x - σm)) / σ cancels,
+# and in float64 it comes 27 times nearer to ours than its float32. An error in a table is 1e-3 and more.
 TOLERANCE = 2e-5
 SEED = 7
 

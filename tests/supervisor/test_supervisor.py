@@ -29,6 +29,7 @@ from noria.settings import load
 from noria.supervisor import supervisor
 from noria.supervisor.listener import listen
 from noria.supervisor.ready_banner import ready_banner
+from noria.testing.fake_engine import FAKE_MODEL
 from noria.testing.server import NO_PROXY_OPENER
 from waiting import TIMEOUT_S
 
@@ -277,7 +278,7 @@ def test_an_ipv6_address_can_be_listened_on() -> None:
 
 
 def test_the_banner_of_a_unix_socket_has_a_command_and_no_pages():
-    banner = ready_banner(1.0, "tiny", "unix:/run/noria/a b.sock", has_api_keys=False)
+    banner = ready_banner(1.0, [FAKE_MODEL], "unix:/run/noria/a b.sock", has_api_keys=False)
     assert "  curl -s --unix-socket '/run/noria/a b.sock' http://localhost/t2i -H" in banner
     assert "/live" not in banner
 
@@ -285,7 +286,7 @@ def test_the_banner_of_a_unix_socket_has_a_command_and_no_pages():
 def test_the_banner_of_a_server_with_api_keys_has_a_command_with_a_key():
     assert (
         "curl -s http://h/t2i -H 'content-type: application/json' -H \"authorization: Bearer $NORIA_API_KEY\" -d"
-        in ready_banner(1.0, "tiny", "http://h", has_api_keys=True)
+        in ready_banner(1.0, [FAKE_MODEL], "http://h", has_api_keys=True)
     )
 
 

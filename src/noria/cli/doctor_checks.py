@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from noria import __version__
 from noria.cli import encoder_checks
-from noria.cli.machine_facts import Facts, Listen, gather
+from noria.cli.finding import Finding
+from noria.cli.machine_facts import Facts, OpenListeners, gather
 from noria.config import Config, EngineConfig
 from noria.engine.diffusion.auto_settings import (
     FULL_SIZE_PARAMETERS,

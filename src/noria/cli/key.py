@@ -84,6 +84,10 @@ def _describe(key: "ApiKey") -> str:
         parts.append(f"{key.max_images_in_flight} images in flight")
     if key.images_per_minute is not None:
         parts.append(f"{key.images_per_minute} images a minute")
+    if key.max_texts_in_flight is not None:
+        parts.append(f"{key.max_texts_in_flight} texts in flight")
+    if key.texts_per_minute is not None:
+        parts.append(f"{key.texts_per_minute} texts a minute")
     if key.priority != "high":
         parts.append(f"priority {key.priority}")
     return "; ".join(parts)

@@ -11,11 +11,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from noria.cli import encoder_checks
-from noria.config import Config
+from noria.config import Config, FrontendConfig
 from noria.engine.diffusion.auto_settings import resolve_auto, resolve_device
 from noria.engine.diffusion.loading import cost_cache, detect_machine, max_rows
 from noria.errors import NoriaError
 from noria.frontend.access.api_keys import read_keys
+from noria.frontend.http.tls import check_certificate
 from noria.models.catalog import count_parameters, open_model
 from noria.observe.cgroup import cpu_limit
 from noria.observe.cpuinfo import cpu_model, read_cpuinfo
@@ -59,7 +60,7 @@ class Facts:
     num_parameters: int  # of all the model's parts
     costs: CostModel | None  # measured by an earlier `noria serve`; None if not measured yet
     num_keys: int | str  # in the API keys file, 0 without one; or why it cannot be used
-    port_error: str | None
+    port_error: str | None  # why the server cannot listen, or cannot use its certificate
     encoder: encoder_checks.EncoderFacts | None = None  # if the model is one
 
 
@@ -86,7 +87,7 @@ def gather(config: Config, open_listeners: OpenListeners) -> Facts:
         num_parameters=num_parameters,
         costs=_load_costs(config, model) if torch_error is None and isinstance(model, DiffusionModelSpec) else None,
         num_keys=_count_keys(config.frontend.api_keys_file),
-        port_error=_check_port(config.frontend.host, config.frontend.port, listen),
+        port_error=_check_listeners(config.frontend, open_listeners),
         encoder=encoder_checks.gather(config.engine, model) if isinstance(model, EncoderModelSpec) else None,
     )
 

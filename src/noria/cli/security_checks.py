@@ -1,7 +1,8 @@
 """The checks of `noria doctor --security`: what of a server with these settings is open to whom, and what to do.
 
-They look at the settings, at the modes of files and folders as they are now, and at addresses. They start nothing and change
-nothing. A warning is a decision that an operator may have good reasons for, such as a proxy with TLS on another machine.
+They look at the settings, at the modes of files and folders as they are now, and at addresses. They start nothing and
+change nothing. A warning is a decision that an operator may have good reasons for, such as a proxy with TLS on another
+machine.
 """
 
 import ipaddress

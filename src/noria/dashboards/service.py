@@ -111,6 +111,19 @@ _TRAFFIC_ROW = Row(
             stacked=True,
         ),
         timeseries(
+            "Texts by model",
+            "Whose results were sent to clients.",
+            Query(f"sum by (model) (rate(noria_texts_total{{{_INSTANCE_FILTER}}}[1m]))", "{{model}}"),
+            stacked=True,
+        ),
+        timeseries(
+            "Tokens",
+            "Computed by text encoders: those of texts, and padding to the longest text of a batch.",
+            Query(f"sum(rate(noria_tokens_total{{{_INSTANCE_FILTER}}}[1m])) or vector(0)", "tokens"),
+            Query(f"sum(rate(noria_padding_tokens_total{{{_INSTANCE_FILTER}}}[1m])) or vector(0)", "padding"),
+            stacked=True,
+        ),
+        timeseries(
             "In flight",
             "Requests in progress, including waiting ones; and pages and terminals with a live view.",
             Query(f"sum(noria_requests_in_flight{{{_INSTANCE_FILTER}}})", "requests"),

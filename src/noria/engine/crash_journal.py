@@ -1,8 +1,8 @@
 """Keeps the requests in flight in a file, from which the next process reads which ones may have caused a crash.
 
 One small file per engine, in the server's private folder. The kernel holds what a process has written, so it survives
-SIGKILL and SIGSEGV. Nothing is synced to disk, because the file is not needed after the machine restarts. While the disk
-is full, requests in flight are unknown after a crash.
+SIGKILL and SIGSEGV. Nothing is synced to disk, because the file is not needed after the machine restarts. While the
+disk is full, requests in flight are unknown after a crash.
 """
 
 import contextlib
@@ -39,6 +39,13 @@ class CrashJournal:
     def record_iteration(self, attempt_ids: Iterable[str]) -> None:
         """Record that an iteration with these attempts is about to begin."""
         with self._lock:
+            self._iterations.append(frozenset(attempt_ids))
+            self._write()
+
+    def record_in_flight(self, attempt_ids: Iterable[str]) -> None:
+        """Record that these attempts are in flight, and no others: batches do not end in the order of their starts."""
+        with self._lock:
+            self._iterations.clear()
             self._iterations.append(frozenset(attempt_ids))
             self._write()
 

@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+from noria.engine.batch_loop import ExecutedBatch
 from noria.engine.loop import EngineEvent, Iteration, RequestEnded, ResultReady
 from noria.engine.runtime import Executor
 from noria.engine.sender import ERROR_CODE_BY_REASON
@@ -38,7 +39,26 @@ class EngineMetrics:
                 iteration.duration_s
             )
 
-    def update_occupancy(self, scheduler: Scheduler) -> None:
+    def on_batch(self, executed: ExecutedBatch[Any], num_sessions: int) -> None:
+        """Count an executed batch."""
+        batch, name = executed.batch, self._name
+        num_rows, num_tokens = len(batch.plan.rows), sum(batch.plan.num_tokens)
+        declarations.ITERATIONS.labels(name).inc()
+        declarations.ENGINE_BUSY_SECONDS.labels(name).inc(batch.seconds / num_sessions)
+        declarations.JOINS.labels(name).inc(num_rows)
+        if batch.result.oom_phase is not None:
+            declarations.OUT_OF_MEMORY.labels(name, batch.result.oom_phase).inc()
+            return
+        declarations.DEPARTURES.labels(name, "ok").inc(num_rows - len(batch.result.failed))
+        declarations.BATCH_SIZE.labels(name).observe(num_rows)
+        declarations.TOKENS.labels(name, batch.plan.batch_key.model.name).inc(num_tokens)
+        declarations.PADDING_TOKENS.labels(name, batch.plan.batch_key.model.name).inc(
+            batch.plan.padded_tokens - num_tokens
+        )
+        label = f"{batch.plan.length} tokens"
+        declarations.ITERATION_SECONDS.labels(self._bounded(label)).observe(batch.seconds)
+
+    def update_occupancy(self, scheduler: Scheduler[Any, Any]) -> None:
         """Set the gauges, between two iterations."""
         declarations.SLOTS_USED.labels(self._name).set(scheduler.num_running)
         declarations.QUEUE_DEPTH.labels(self._name).set(scheduler.num_waiting)

@@ -7,9 +7,9 @@ time.
 
 import math
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -67,7 +67,11 @@ class LiveViewPublisher(Generic[SubscriberT]):
     """Publishes the views of one engine to its subscribers."""
 
     def __init__(
-        self, incarnation: str, scheduler: Scheduler, find_request: Callable[[str], PreparedRequest], now: float
+        self,
+        incarnation: str,
+        scheduler: Scheduler[Any, Any],
+        find_request: Callable[[str], PreparedRequest],
+        now: float,
     ) -> None:
         """`find_request` returns a request that has not ended, by its id in the scheduler."""
         self._incarnation, self._scheduler, self._find_request = incarnation, scheduler, find_request
@@ -246,7 +250,7 @@ class LiveViewPublisher(Generic[SubscriberT]):
             captured_at=at,
             last_iteration=self._last_iteration,
             num_slots=self._scheduler.num_slots,
-            slots=tuple(self._slot_view(each, now, at) for each in snapshot.running),
+            slots=self._slot_views(snapshot.running, now, at),
             waiting=tuple(self._waiting_view(each, now, at) for each in snapshot.waiting),
             num_waiting=self._scheduler.num_waiting,
             backlog_s=self._scheduler.backlog_s,
@@ -254,6 +258,10 @@ class LiveViewPublisher(Generic[SubscriberT]):
             departures=(),
             rates=rates,
         )
+
+    def _slot_views(self, running: Sequence[Any], now: float, at: float) -> tuple[SlotView, ...]:
+        """What runs, from the scheduler's snapshot."""
+        return tuple(self._slot_view(each, now, at) for each in running)
 
     def _slot_view(self, each: RunningImageSnapshot, now: float, at: float) -> SlotView:
         prepared, schedulable = self._find_request(each.image.attempt_id), each.request

@@ -1,18 +1,19 @@
-"""The engine loop: plan, execute, commit, repeat. The scheduler decides, the executor computes.
+"""The engine loops: plan, execute, commit, repeat. The scheduler decides, the executor computes.
 
-It is synchronous and single-threaded. `process.py` runs it on the main thread of the engine; `noria generate`, the
-bench and the tests run it on their own. What happens to requests is passed to a callback on the same thread, which must
-not block.
+They are single-threaded. `process.py` runs one on the main thread of the engine; `noria generate`, the bench and the
+tests run one on their own. What happens to requests is passed to a callback on the same thread, which must not block.
+`EngineLoop` executes each iteration itself; `batch_loop.py` has one whose batches run in other threads.
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic
+from typing import Any, Generic
 
-from noria.engine.runtime import Executor, PreparedRequest, Preview, RequestT, Result, Thumbnail
+from noria.engine.runtime import Executor, IterationExecutor, PreparedRequest, Preview, RequestT, Result, Thumbnail
 from noria.scheduling.types import (
     ItemFinished,
+    ItemId,
     IterationPlan,
     IterationResult,
     RequestFinished,
@@ -20,6 +21,7 @@ from noria.scheduling.types import (
     SchedulableRequest,
     Scheduler,
     SchedulerEvent,
+    StepwiseScheduler,
 )
 
 _PROGRESS_INTERVAL_S = 0.1  # of streaming requests; each report costs the loop a forecast
@@ -56,6 +58,7 @@ class RequestEnded(Generic[RequestT]):
 
     prepared: RequestT
     event: RequestFinished
+    predicted_s: float | None = None  # time to its end, predicted at acceptance; None: `ProgressChanged` said it
 
 
 EngineEvent = ProgressChanged[RequestT] | PreviewReady[RequestT] | ResultReady[RequestT] | RequestEnded[RequestT]
@@ -73,25 +76,23 @@ class Iteration:
     thumbnails: Sequence[Thumbnail] = ()  # of all images that stepped, if requested
 
 
-class EngineLoop(Generic[RequestT]):
-    """Runs one scheduler and one executor, and holds the requests of both."""
+class RequestLoop(Generic[RequestT]):
+    """What all loops share: the requests of one scheduler and one executor, and what happens to them."""
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: Scheduler[Any, Any],
         executor: Executor[RequestT],
         on_event: Callable[[EngineEvent[RequestT]], None],
         clock: Callable[[], float],
-        on_plan: Callable[[IterationPlan], bool] = lambda _plan: False,
     ) -> None:
-        """`on_plan` is called with each plan before it is executed; it returns whether to make thumbnails."""
         self.scheduler = scheduler
-        self._executor = executor
-        self._on_event = on_event
         self._clock = clock
-        self._on_plan = on_plan
+        self._on_event = on_event
+        self._request_executor = executor
         self._requests: dict[str, RequestT] = {}
         self._streaming: set[str] = set()
+        self._predicted_s: dict[str, float] = {}  # of requests whose acceptance is not reported
         self._last_progress_s = -math.inf
 
     def submit(self, prepared: RequestT, arrived: float | None = None) -> None:
@@ -104,22 +105,72 @@ class EngineLoop(Generic[RequestT]):
         arrived = now if arrived is None else arrived
         assert request.attempt_id and request.attempt_id not in self._requests, request.attempt_id
         self._requests[request.attempt_id] = prepared
-        self._executor.accept(prepared)
-        self._handle_events(self.scheduler.submit(_schedulable(prepared, arrived), now, arrived))
+        self._request_executor.accept(prepared)
+        schedulable = _schedulable(prepared, arrived)
+        self._handle_events(self.scheduler.submit(schedulable, now, arrived))
         if request.attempt_id in self._requests:  # it was not rejected
-            self._report_progress([request.attempt_id], now)
-            if request.stream_progress:
-                self._streaming.add(request.attempt_id)
+            self._on_accepted(schedulable, now)
+
+    def _on_accepted(self, schedulable: SchedulableRequest, now: float) -> None:
+        """Report the progress of a request that was not rejected."""
+        attempt_id = schedulable.attempt_id
+        self._report_progress([attempt_id], now)
+        if self._requests[attempt_id].request.stream_progress:
+            self._streaming.add(attempt_id)
 
     def cancel(self, attempt_id: str) -> None:
-        """End a request; the next iteration is without it. An unknown id is ignored."""
+        """End a request; no later plan has it. An unknown id is ignored."""
         self._handle_events(self.scheduler.cancel(attempt_id, self._clock()))
+
+    def find_request(self, attempt_id: str) -> RequestT:
+        """A request that has not ended; raises KeyError for any other id."""
+        return self._requests[attempt_id]
+
+    def _on_item(self, item: ItemId) -> None:
+        """Do nothing; called for each item that is finished."""
+
+    def _report_progress(self, attempt_ids: Iterable[str], now: float) -> None:
+        for attempt_id, progress in self.scheduler.progress(attempt_ids, now).items():
+            self._on_event(ProgressChanged(self._requests[attempt_id], progress))
+
+    def _report_streaming(self, now: float) -> None:
+        """Report the progress of the requests that stream it, at most every `_PROGRESS_INTERVAL_S`."""
+        if self._streaming and now - self._last_progress_s >= _PROGRESS_INTERVAL_S:
+            self._last_progress_s = now
+            self._report_progress(self._streaming, now)
+
+    def _handle_events(self, events: list[SchedulerEvent]) -> None:
+        for event in events:
+            match event:
+                case ItemFinished(item):
+                    self._on_item(item)
+                case RequestFinished():
+                    prepared = self._requests.pop(event.attempt_id)
+                    self._request_executor.forget(event.attempt_id)
+                    self._streaming.discard(event.attempt_id)
+                    self._on_event(RequestEnded(prepared, event, self._predicted_s.pop(event.attempt_id, None)))
+
+
+class EngineLoop(RequestLoop[RequestT]):
+    """Runs one scheduler of images and one executor, on the calling thread."""
+
+    def __init__(
+        self,
+        scheduler: StepwiseScheduler,
+        executor: IterationExecutor[RequestT],
+        on_event: Callable[[EngineEvent[RequestT]], None],
+        clock: Callable[[], float],
+        on_plan: Callable[[IterationPlan], bool] = lambda _plan: False,
+    ) -> None:
+        """`on_plan` is called with each plan before it is executed; it returns whether to make thumbnails."""
+        super().__init__(scheduler, executor, on_event, clock)
+        self._scheduler, self._executor, self._on_plan = scheduler, executor, on_plan
 
     def run_iteration(self) -> Iteration | None:
         """Execute one iteration; None if there is nothing to do."""
         started = self._clock()
-        self._handle_events(self.scheduler.expire(started))
-        plan = self.scheduler.plan(started)
+        self._handle_events(self._scheduler.expire(started))
+        plan = self._scheduler.plan(started)
         if plan is None:
             return None
         with_thumbnails = self._on_plan(plan)
@@ -129,10 +180,8 @@ class EngineLoop(Generic[RequestT]):
         for preview in self._executor.previews():
             if preview.image.attempt_id in self._requests:
                 self._on_event(PreviewReady(self._requests[preview.image.attempt_id], preview))
-        self._handle_events(self.scheduler.commit(plan, outcome, now, now - started))
-        if self._streaming and now - self._last_progress_s >= _PROGRESS_INTERVAL_S:
-            self._last_progress_s = now
-            self._report_progress(self._streaming, now)
+        self._handle_events(self._scheduler.commit(plan, outcome, now, now - started))
+        self._report_streaming(now)
         joined = [
             assignment
             for assignment in plan.joins
@@ -144,26 +193,9 @@ class EngineLoop(Generic[RequestT]):
         thumbnails = self._executor.thumbnails() if with_thumbnails else []
         return Iteration(plan, outcome, now - started, stepped, len(joined), thumbnails)
 
-    def find_request(self, attempt_id: str) -> RequestT:
-        """A request that has not ended; raises KeyError for any other id."""
-        return self._requests[attempt_id]
-
-    def _report_progress(self, attempt_ids: Iterable[str], now: float) -> None:
-        for attempt_id, progress in self.scheduler.progress(attempt_ids, now).items():
-            self._on_event(ProgressChanged(self._requests[attempt_id], progress))
-
-    def _handle_events(self, events: list[SchedulerEvent]) -> None:
-        for event in events:
-            match event:
-                case ItemFinished(item):
-                    self._on_event(
-                        ResultReady(self._requests[item.attempt_id], item.index, self._executor.take_result(item))
-                    )
-                case RequestFinished():
-                    prepared = self._requests.pop(event.attempt_id)
-                    self._executor.forget(event.attempt_id)
-                    self._streaming.discard(event.attempt_id)
-                    self._on_event(RequestEnded(prepared, event))
+    def _on_item(self, item: ItemId) -> None:
+        result = self._executor.take_result(item)
+        self._on_event(ResultReady(self._requests[item.attempt_id], item.index, result))
 
 
 def _schedulable(prepared: PreparedRequest, arrived: float) -> SchedulableRequest:
@@ -181,4 +213,5 @@ def _schedulable(prepared: PreparedRequest, arrived: float) -> SchedulableReques
         rows=prepared.num_rows,
         priority=request.priority,
         exclusive=request.exclusive,
+        num_tokens=prepared.num_tokens,
     )

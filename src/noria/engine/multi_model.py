@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from noria.engine.runtime import Executor, Preview, RequestT, Result, Thumbnail
+from noria.engine.runtime import IterationExecutor, Preview, RequestT, Result, Thumbnail
 from noria.protocol.model_spec import ModelKey
 from noria.protocol.request import AnyRequest
 from noria.scheduling.types import ItemId, IterationPlan, IterationResult, PhaseTimings, SlotAssignment, Step
@@ -51,10 +51,10 @@ class MultiModelExecutor(Generic[RequestT]):
     A request without a version goes to the first model of its name.
     """
 
-    def __init__(self, executors: Mapping[ModelKey, Executor[RequestT]]) -> None:
+    def __init__(self, executors: Mapping[ModelKey, IterationExecutor[RequestT]]) -> None:
         """`executors` by model, in the order of the configuration, all on one device and with the same number of slots."""
         self._executors = executors
-        self._executor_by_attempt: dict[str, Executor[RequestT]] = {}
+        self._executor_by_attempt: dict[str, IterationExecutor[RequestT]] = {}
 
     def prepare(self, request: AnyRequest, data: memoryview | None = None) -> RequestT:
         """Prepare a request; raises `errors.RequestError` if it cannot be served."""
@@ -116,7 +116,7 @@ class MultiModelExecutor(Generic[RequestT]):
         name, version = request.model, request.model_version
         return next(key for key in self._executors if key.name == name and version in ("", key.version))
 
-    def _split(self, plan: IterationPlan) -> list[tuple[Executor[RequestT], IterationPlan]]:
+    def _split(self, plan: IterationPlan) -> list[tuple[IterationExecutor[RequestT], IterationPlan]]:
         """The plan unchanged if one model has all of it, else its phases in order, each split by executor.
 
         So every model's joins come before any step: a phase that does not fit the memory leaves no later phase partly
@@ -126,7 +126,7 @@ class MultiModelExecutor(Generic[RequestT]):
         executor_ids = {id(self._executor_by_attempt[image.attempt_id]) for image in images}
         if len(executor_ids) == 1:
             return [(executor, plan) for executor in self._executors.values() if id(executor) in executor_ids]
-        sub_plans: list[tuple[Executor[RequestT], IterationPlan]] = []
+        sub_plans: list[tuple[IterationExecutor[RequestT], IterationPlan]] = []
         for phase in (
             IterationPlan(plan.joins, (), ()),
             IterationPlan((), plan.steps, ()),
@@ -138,7 +138,7 @@ class MultiModelExecutor(Generic[RequestT]):
                     sub_plans.append((executor, sub_plan))
         return sub_plans
 
-    def _only_of(self, executor: Executor[RequestT], phase: IterationPlan) -> IterationPlan:
+    def _only_of(self, executor: IterationExecutor[RequestT], phase: IterationPlan) -> IterationPlan:
         def keep_own(items: tuple[PlanItemT, ...]) -> tuple[PlanItemT, ...]:
             return tuple(item for item in items if self._executor_by_attempt[item.image.attempt_id] is executor)
 

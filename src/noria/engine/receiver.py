@@ -1,5 +1,6 @@
 """The thread that reads an engine's messages: it answers clients, prepares requests and passes them to the loop."""
 
+import contextlib
 import logging
 import queue
 import threading
@@ -16,7 +17,7 @@ from opentelemetry.trace import Tracer
 from noria.engine.compile_queue import CompileQueue, CompileTask
 from noria.engine.crash_journal import CrashJournal
 from noria.engine.request_spans import StageSpans
-from noria.engine.runtime import Executor, PreparedRequest, Runtime
+from noria.engine.runtime import AnyRuntime, Executor, FinishedBatch, PreparedRequest
 from noria.engine.watchdog import HangWatchdog
 from noria.errors import EngineUnavailable, QueueFull, RequestCancelled, RequestError
 from noria.observe.logs.log_record import fields
@@ -69,6 +70,10 @@ class SubscribeCommand:
     view_request: ViewRequest
 
 
+Command = SubmitCommand | CancelCommand | SubscribeCommand | FinishedBatch
+"""What the loop's thread waits for. Sessions put the batches that they have executed into the same queue."""
+
+
 class RequestReceiver(threading.Thread):
     """Answers clients and fills `commands`, the queue of the loop; requests that cannot be prepared are rejected here.
 
@@ -90,7 +95,7 @@ class RequestReceiver(threading.Thread):
         super().__init__(name="receiver", daemon=True)
         self._spans = StageSpans(tracer)
         self.watchdog, self.crash_journal = watchdog, crash_journal
-        self.commands: queue.SimpleQueue[SubmitCommand | CancelCommand | SubscribeCommand | None] = queue.SimpleQueue()
+        self.commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._channel, self._models, self._device = channel, tuple(models), device
         self._previous_exit: ExitCause = previous_exit
         self.incarnation = uuid.uuid4().hex
@@ -105,7 +110,7 @@ class RequestReceiver(threading.Thread):
         # protects _executor, _clients, _load, _unacked_loads, _preparing and _compile_queue
         self._lock = threading.Lock()
 
-    def set_ready(self, runtime: Runtime[Any]) -> None:
+    def set_ready(self, runtime: AnyRuntime) -> None:
         """Announce to every client that the models are loaded."""
         with self._lock:
             self._executor, self._device = runtime.executor, runtime.device
@@ -191,7 +196,7 @@ class RequestReceiver(threading.Thread):
             self._preparing[client, request.attempt_id] = arrived
         task = CompileTask(client, request, data, arrived)
         if executor.is_compiled(request):
-            self._prepare(executor, task)
+            self._prepare(executor, task, contextlib.nullcontext())
         else:
             self._enqueue(executor, task)
 
@@ -217,11 +222,14 @@ class RequestReceiver(threading.Thread):
         """Whether the request's model is loaded, in its version."""
         return any(spec.matches(request.model, request.model_version) for spec in self._models)
 
-    def _prepare(self, executor: Executor[Any], task: CompileTask) -> None:
+    def _prepare(
+        self, executor: Executor[Any], task: CompileTask, journal: contextlib.AbstractContextManager[None] | None = None
+    ) -> None:
+        """Prepare a request; `journal` replaces the crash journal for one that has nothing to compile."""
         client, request, arrived = task.connection, task.request, task.arrived
         attempt_id, failed, prepared = request.attempt_id, None, None
         try:
-            with self.crash_journal.preparing(attempt_id):
+            with journal or self.crash_journal.preparing(attempt_id):
                 prepared = executor.prepare(request, task.data)
         except RequestError as error:
             failed = Failed(attempt_id, error.code, error.message, error.field)

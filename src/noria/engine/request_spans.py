@@ -12,7 +12,7 @@ from opentelemetry.util.types import AttributeValue
 from noria.engine.runtime import PreparedRequest
 from noria.observe.traces.tracer import fail, nanoseconds, parse
 from noria.protocol.request import AnyRequest
-from noria.scheduling.types import RequestTimings
+from noria.scheduling.types import Phase, RequestTimings
 
 
 class StageSpans:
@@ -65,7 +65,12 @@ def _stages(
     """The stages that the request reached, with their seconds; each begins when the one before it ends."""
     stages = [("queue", timings.queue_s)]
     if prepared is not None and (is_generated or timings.text_encode_s + timings.denoise_s > 0):
-        stages += [(prepared.stages["joins"], timings.text_encode_s), (prepared.stages["steps"], timings.denoise_s)]
+        stages += _named(prepared, ("joins", timings.text_encode_s), ("steps", timings.denoise_s))
     if prepared is not None and is_generated:
-        stages.append((prepared.stages["decodes"], timings.decode_s))
+        stages += _named(prepared, ("decodes", timings.decode_s))
     return stages
+
+
+def _named(prepared: PreparedRequest, *phases: tuple[Phase, float]) -> list[tuple[str, float]]:
+    """The phases that this kind of request has, by the names of its spans."""
+    return [(prepared.stages[phase], seconds) for phase, seconds in phases if phase in prepared.stages]

@@ -1,8 +1,8 @@
 """The interface between an engine and the kind of model that it runs.
 
 A *runtime* is models of one kind, loaded on one device: an `Executor`, which prepares requests and executes the
-scheduler's plans, and its `Scheduler`. `engine/diffusion` loads that of diffusion models. `engine/multi_model` is an
-executor that combines several; `testing/fake_executor` is one without a device.
+scheduler's plans, and its `Scheduler`. `engine/diffusion` loads that of diffusion models, `engine/encoder` that of text
+encoders. `engine/multi_model` is an executor that combines several; `testing/fake_executor` is one without a device.
 
 The engine's threads know payloads, results, conditioning and schedulers only through these protocols. The loop decides
 nothing and computes nothing; an executor does not know which requests wait, or why a plan is what it is.
@@ -15,11 +15,21 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from noria.config import EngineConfig
 from noria.errors import SetupError
-from noria.protocol.kinds import SettingsView
-from noria.protocol.messages import FromEngine, ShapeCosts
+from noria.protocol.kinds import FinalResult, SettingsView
+from noria.protocol.messages import AnyTimings, FromEngine, ShapeCosts
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import AnyRequest
-from noria.scheduling.types import BatchKey, ItemId, IterationPlan, IterationResult, Phase, Scheduler
+from noria.scheduling.types import (
+    BatchKey,
+    BatchPlan,
+    BatchwiseScheduler,
+    ItemId,
+    IterationPlan,
+    IterationResult,
+    Phase,
+    RequestTimings,
+    StepwiseScheduler,
+)
 
 THUMBNAIL_MAX_PX = 64
 """The longest side of a thumbnail: 64 of them are less than a megabyte, sent five times a second."""
@@ -92,6 +102,11 @@ class PreparedRequest(Protocol):
         ...
 
     @property
+    def num_tokens(self) -> tuple[int, ...]:
+        """Tokens of each of its texts; empty for images."""
+        ...
+
+    @property
     def shape_label(self) -> str:
         """The label of its iterations' durations in metrics, the same for equal batch keys."""
         ...
@@ -111,12 +126,20 @@ class PreparedRequest(Protocol):
         """The settings that the trace span of its model calls has."""
         ...
 
+    def timings(self, measured: RequestTimings) -> AnyTimings:
+        """What its client is told of its time in the engine; may wait for the device."""
+        ...
+
+    def final_result(self) -> tuple[FinalResult | None, bytes | memoryview | None]:
+        """What is sent with its end: results that were not sent one by one, and their description. Any thread."""
+        ...
+
 
 RequestT = TypeVar("RequestT", bound=PreparedRequest)
 
 
 class Executor(Protocol[RequestT]):
-    """Executes iterations on one device.
+    """Holds the requests of one device.
 
     `prepare` and `is_compiled` may be called from other threads, everything else from the loop's only.
     """
@@ -140,6 +163,14 @@ class Executor(Protocol[RequestT]):
         """Release a request that has ended; no later plan names it."""
         ...
 
+    def memory_bytes(self) -> int:
+        """Device memory that the executor holds."""
+        ...
+
+
+class IterationExecutor(Executor[RequestT], Protocol[RequestT]):
+    """Executes iterations on one device, on the loop's thread."""
+
     def execute(self, plan: IterationPlan, *, with_thumbnails: bool = False) -> IterationResult:
         """Execute one iteration. May return while the device still works. Failures of single images are in the result.
 
@@ -159,17 +190,35 @@ class Executor(Protocol[RequestT]):
         """The thumbnails of the last iteration. They are returned once."""
         ...
 
-    def memory_bytes(self) -> int:
-        """Device memory that the executor holds."""
+
+@dataclass(frozen=True, slots=True)
+class FinishedBatch:
+    """A batch that a session has executed."""
+
+    plan: BatchPlan
+    result: IterationResult
+    seconds: float  # that the session took
+
+
+class BatchExecutor(Executor[RequestT], Protocol[RequestT]):
+    """Executes batches on one device, beside the loop's thread."""
+
+    def start(self, plan: BatchPlan, on_done: Callable[[FinishedBatch], None]) -> None:
+        """Execute a batch in its session, which is idle; return at once.
+
+        `on_done` is called once, by any thread. Results of requests that were forgotten meanwhile are dropped.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the sessions, once they are idle."""
         ...
 
 
-@dataclass(frozen=True)
-class Runtime(Generic[RequestT]):
-    """Models of one kind, loaded on one device and ready to serve."""
+@dataclass(frozen=True, kw_only=True)
+class LoadedModels:
+    """What the runtimes of all kinds tell of their models, which are loaded on one device and ready to serve."""
 
-    executor: Executor[RequestT]
-    scheduler: Scheduler
     device: str = "cpu"  # as torch names it
     longest_iteration_s: float = 0.0  # measured; longer ones may be a hang
     shape_costs: Callable[[], tuple[ShapeCosts, ...]] = lambda: ()  # the measured costs, as clients get them
@@ -178,10 +227,30 @@ class Runtime(Generic[RequestT]):
     resolved_settings: Mapping[str, Any] = field(default_factory=dict)  # what "auto" was resolved to, for the log
 
 
-_LOADERS = {"diffusion": "noria.engine.diffusion.loading"}
+@dataclass(frozen=True)
+class Runtime(LoadedModels, Generic[RequestT]):
+    """Models whose iterations the loop executes itself."""
+
+    executor: IterationExecutor[RequestT]
+    scheduler: StepwiseScheduler
 
 
-def load_runtime(models: Sequence[ModelSpec], config: EngineConfig, device: str) -> Runtime[Any]:
+@dataclass(frozen=True)
+class BatchRuntime(LoadedModels, Generic[RequestT]):
+    """Models whose batches `num_sessions` sessions execute beside the loop."""
+
+    executor: BatchExecutor[RequestT]
+    scheduler: BatchwiseScheduler
+    num_sessions: int
+
+
+AnyRuntime = Runtime[Any] | BatchRuntime[Any]
+
+
+_LOADERS = {"diffusion": "noria.engine.diffusion.loading", "encoder": "noria.engine.encoder.loading"}
+
+
+def load_runtime(models: Sequence[ModelSpec], config: EngineConfig, device: str) -> AnyRuntime:
     """Load `models`, all of one kind, on `device`, warm them up and measure their costs.
 
     Raises:
@@ -192,5 +261,5 @@ def load_runtime(models: Sequence[ModelSpec], config: EngineConfig, device: str)
     if others:
         raise SetupError(f"an engine loads models of one kind; got {', '.join(sorted([kind, *others]))}")
     loader = importlib.import_module(_LOADERS[kind])
-    runtime: Runtime[Any] = loader.load_runtime(models, config, device)
+    runtime: AnyRuntime = loader.load_runtime(models, config, device)
     return runtime

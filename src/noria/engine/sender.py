@@ -11,7 +11,7 @@ from noria.engine.pending_view import PendingView, resolve_view
 from noria.engine.receiver import CancelCommand, RequestReceiver
 from noria.engine.request_spans import StageSpans
 from noria.errors import DeadlineUnmeetable, NoriaError, QueueFull
-from noria.protocol.messages import Failed, Finished, Progress, Timings
+from noria.protocol.messages import Failed, Finished, FromEngine, Progress
 from noria.protocol.transport import ClientId, EngineChannel
 from noria.scheduling.types import FinishReason
 
@@ -25,14 +25,21 @@ ERROR_CODE_BY_REASON = {
 """The error codes (of `noria.errors`) of requests that did not finish."""
 
 
+EndedItem = tuple[ClientId, RequestEnded[Any]]
+OutboxItem = tuple[ClientId, EngineEvent[Any] | PendingView]
+
+
 class ResponseSender(threading.Thread):
-    """Sends the items of `outbox` in order; each is an event or a view with the client that gets it."""
+    """Sends the items of `outbox` in order.
+
+    Each is an event or a view with the client that gets it, or a list of requests that ended at the same time.
+    """
 
     def __init__(self, channel: EngineChannel, receiver: RequestReceiver, spans: StageSpans) -> None:
         super().__init__(name="sender", daemon=True)
         self._spans = spans
         self._commands, self._busy_timer = receiver.commands, receiver.watchdog.sender
-        self.outbox: queue.SimpleQueue[tuple[ClientId, EngineEvent[Any] | PendingView] | None] = queue.SimpleQueue()
+        self.outbox: queue.SimpleQueue[OutboxItem | list[EndedItem] | None] = queue.SimpleQueue()
         self._channel = channel
         # By attempt: when its last result was complete, in monotonic seconds.
         self._result_ready_s: dict[str, float] = {}
@@ -42,8 +49,11 @@ class ResponseSender(threading.Thread):
     def run(self) -> None:
         """Send until the outbox yields None."""
         while (item := self.outbox.get()) is not None:
-            client, event = item
             with self._busy_timer:
+                if isinstance(item, list):
+                    self._send_ends(item)
+                    continue
+                client, event = item
                 match event:
                     case ProgressChanged():
                         self._channel.send(client, _progress(event))
@@ -52,7 +62,7 @@ class ResponseSender(threading.Thread):
                     case ResultReady():
                         self._send_result(client, event)
                     case RequestEnded():
-                        self._send_end(client, event)
+                        self._channel.send(client, *self._end_message(event))
                     case PendingView():
                         self._channel.send(client, *resolve_view(event))
 
@@ -69,7 +79,15 @@ class ResponseSender(threading.Thread):
         self._result_ready_s[attempt_id] = time.monotonic()
         self._channel.send(client, message, data)
 
-    def _send_end(self, client: ClientId, ended: RequestEnded[Any]) -> None:
+    def _send_ends(self, items: list[EndedItem]) -> None:
+        """Send the ends of several requests, those of one client together."""
+        messages: dict[ClientId, list[tuple[FromEngine, bytes | memoryview | None]]] = {}
+        for client, ended in items:
+            messages.setdefault(client, []).append(self._end_message(ended))
+        for client, group in messages.items():
+            self._channel.send_group(client, group)
+
+    def _end_message(self, ended: RequestEnded[Any]) -> tuple[FromEngine, bytes | memoryview | None]:
         event = ended.event
         error = self._failed.pop(event.attempt_id, None)
         is_generated = event.finish_reason is FinishReason.FINISHED
@@ -86,14 +104,18 @@ class ResponseSender(threading.Thread):
             ended.prepared,
             is_generated=is_generated,
         )
-        timings = Timings(
-            request_timings.queue_s, request_timings.text_encode_s, request_timings.denoise_s, request_timings.decode_s
-        )
+        timings = ended.prepared.timings(request_timings)
         if code is None:
-            self._channel.send(
-                client, Finished(event.attempt_id, timings, request_timings.num_calls, request_timings.mean_batch)
+            result, data = ended.prepared.final_result()
+            finished = Finished(
+                event.attempt_id,
+                timings,
+                request_timings.num_calls,
+                request_timings.mean_batch,
+                ended.predicted_s,
+                result,
             )
-            return
+            return finished, data
         failed = Failed(
             event.attempt_id,
             code,
@@ -103,7 +125,7 @@ class ResponseSender(threading.Thread):
             num_steps_run=request_timings.num_calls,
             mean_batch=request_timings.mean_batch,
         )
-        self._channel.send(client, failed)
+        return failed, None
 
 
 def _progress(event: ProgressChanged[Any]) -> Progress:

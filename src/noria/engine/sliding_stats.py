@@ -42,9 +42,9 @@ class SlidingStats:
         bucket.num_iterations += num_stepped > 0
         bucket.num_steps += num_stepped
 
-    def add_image(self, now: float) -> None:
-        """Count a completed image."""
-        self._bucket(now).num_images += 1
+    def add_image(self, now: float, count: int = 1) -> None:
+        """Count completed images or texts."""
+        self._bucket(now).num_images += count
 
     def add_request(self, latency_s: float, now: float) -> None:
         """Count a request that finished `latency_s` after its arrival."""

@@ -18,13 +18,21 @@ class BusyTimer:
         self._clock = clock
         self._since: float | None = None
 
-    def __enter__(self) -> None:
+    def start(self) -> None:
+        """Begin a piece of work."""
         self._since = self._clock()
 
-    def __exit__(self, *_: object) -> None:
+    def stop(self) -> None:
+        """End it."""
         assert self._since is not None
         self.longest_s = max(self.longest_s, self._clock() - self._since)
         self._since = None
+
+    def __enter__(self) -> None:
+        self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     @property
     def busy_s(self) -> float:
@@ -34,11 +42,21 @@ class BusyTimer:
 
 
 class HangWatchdog:
-    """The threads that wait for the device: the loop (a piece of work is an iteration) and the sender (a message)."""
+    """The threads that wait for the device: the loop (a piece of work is an iteration) and the sender (a message).
+
+    The sessions of a loop whose batches run beside it have a timer each (a batch).
+    """
 
     def __init__(self, hang_timeout_s: float, clock: Callable[[], float]) -> None:
         self.loop, self.sender = BusyTimer(clock), BusyTimer(clock)
-        self._hang_timeout_s = hang_timeout_s
+        self._clock, self._hang_timeout_s = clock, hang_timeout_s
+        self._timers: tuple[BusyTimer, ...] = (self.loop, self.sender)
+
+    def add_sessions(self, count: int) -> tuple[BusyTimer, ...]:
+        """Return the timers of so many sessions."""
+        sessions = tuple(BusyTimer(self._clock) for _ in range(count))
+        self._timers += sessions
+        return sessions
 
     def expect_iteration(self, iteration_s: float) -> None:
         """Raise the limit for iterations of `iteration_s` seconds, as seen during warm-up."""
@@ -47,9 +65,9 @@ class HangWatchdog:
     @property
     def busy_s(self) -> float:
         """Seconds that the longer-busy thread has spent on its current piece of work."""
-        return max(self.loop.busy_s, self.sender.busy_s)
+        return max(timer.busy_s for timer in self._timers)
 
     @property
     def hang_limit_s(self) -> float:
         """Seconds of `busy_s` above which the engine counts as hung."""
-        return max(self._hang_timeout_s, _HANG_FACTOR * max(self.loop.longest_s, self.sender.longest_s))
+        return max(self._hang_timeout_s, _HANG_FACTOR * max(timer.longest_s for timer in self._timers))

@@ -37,13 +37,17 @@ from noria.frontend.routes.image_metadata import ImageMetadataRoute
 from noria.frontend.routes.images import ImageRoutes
 from noria.frontend.routes.jobs import JobRoutes
 from noria.frontend.routes.live import LiveRoutes
+from noria.frontend.routes.openai_embeddings import EmbeddingRoutes
 from noria.frontend.routes.openai_images import OpenAIRoutes
 from noria.frontend.routes.static_pages import PAGE_HEADERS, page_routes
+from noria.frontend.services.encoding import EncodingService
 from noria.frontend.services.generation import GenerationService
 from noria.jobs.service import JobService, open_job_service, random_worker_id
+from noria.models.encoder.tokens import Tokenizer
 from noria.observe.metrics.exposition import exposition
 from noria.observe.traces.tracer import GLOBAL_TRACER
 from noria.protocol.diffusion import DiffusionModelSpec
+from noria.protocol.text import EncoderModelSpec
 
 PAGES = {
     "/": "playground.html",
@@ -57,12 +61,13 @@ def build_app(
     open_jobs: Callable[[], JobService] | None = None,
     tracer: Tracer = GLOBAL_TRACER,
     metrics_port: int | None = None,
+    load_tokenizer: Callable[[EncoderModelSpec], Tokenizer] | None = None,
 ) -> Starlette:
     """Return the application in front of `engine_pool`. Its lifespan connects the pool and runs the jobs.
 
     `open_jobs` opens the jobs; by default as the only front end. The caller closes `tracer`, and calls
     `app.state.drain` when the server stops accepting connections. `metrics_port` is the port that serves /metrics
-    alone; None: there is none.
+    alone; None: there is none. `load_tokenizer` loads the tokenizer of a text encoder; by default that of its folder.
 
     Raises:
         ConfigError: the file of API keys is invalid.
@@ -71,6 +76,7 @@ def build_app(
     clients = ClientDirectory(read_keys(config.frontend.api_keys_file), config.frontend.processes)
     generation_service = GenerationService(engine_pool, config.frontend, tracer=tracer, log_prompts=config.log_prompts)
     body_reader = JsonBodyReader(config.frontend.max_body_bytes)
+    encoding_service = EncodingService(engine_pool, config.frontend, load_tokenizer or _load_tokenizer, tracer)
     rejection_log = RejectionLog(clients)
     jobs = JobRoutes(
         generation_service,
@@ -85,6 +91,7 @@ def build_app(
     routes = [
         Route("/t2i", images.t2i, methods=["POST"]),
         Route("/v1/images/generations", openai.generations, methods=["POST"]),
+        Route("/v1/embeddings", EmbeddingRoutes(encoding_service, body_reader).embeddings, methods=["POST"]),
         Route("/v1/images/metadata", ImageMetadataRoute(generation_service).metadata, methods=["POST"]),
         Route("/v1/models", openai.models),
         Route("/v1/models/{model:path}", openai.model),
@@ -137,6 +144,13 @@ def build_app(
     app.state.drain = drain
     app.router.redirect_slashes = False  # "/t2i/" is a 404: clients handle a redirected POST differently
     return app
+
+
+def _load_tokenizer(spec: EncoderModelSpec) -> Tokenizer:
+    """Return the tokenizer of a folder; front ends without text encoders never import the library."""
+    from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
+
+    return HuggingFaceTokenizer(spec)
 
 
 def _authenticated(route: Route, clients: ClientDirectory) -> Route:

@@ -1,7 +1,7 @@
 """Finds texts and EXIF in PNG, WebP and JPEG files, which may be hostile.
 
-Only the chunks that are wanted are read, and of EXIF only the entries. So a file costs at most `MAX_CHUNKS` small reads and
-a few times `MAX_BYTES` of memory. Pillow would keep every segment: 16 MiB of empty ones take 14 s and 600 MB.
+Only the chunks that are wanted are read, and of EXIF only the entries. So a file costs at most `MAX_CHUNKS` small reads
+and a few times `MAX_BYTES` of memory. Pillow would keep every segment: 16 MiB of empty ones take 14 s and 600 MB.
 """
 
 import struct

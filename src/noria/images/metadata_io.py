@@ -5,8 +5,8 @@
     WebP   EXIF's MakerNote                      EXIF's UserComment, "UNICODE" and big-endian UTF-16, as A1111 writes it
     JPEG   the same                              the same, if both fit into its 64 kB
 
-Writing does not change pixels. Reading does not decode them, and `metadata_chunks.py` finds the metadata in bounded time and
-memory, so a hostile file costs nothing.
+Writing does not change pixels. Reading does not decode them, and `metadata_chunks.py` finds the metadata in bounded
+time and memory, so a hostile file costs nothing.
 """
 
 import contextlib

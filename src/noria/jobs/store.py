@@ -32,8 +32,8 @@ from noria.jobs.schema import deliveries, events, jobs
 from noria.jobs.transitions import publish_status
 from noria.storage.database import interrupt, write_transaction
 
-# Of the texts of the jobs of one page, unless a single one is longer. Only jobs of older versions, and those whose prompts
-# are longer than by default, have more than 10,000 characters.
+# Of the texts of the jobs of one page, unless a single one is longer. Only jobs of older versions, and those whose
+# prompts are longer than by default, have more than 10,000 characters.
 MAX_PAGE_CHARS = 1_048_576
 
 

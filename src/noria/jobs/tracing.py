@@ -1,8 +1,8 @@
 """Spans of jobs: a job is part of the trace of the request that created it, however much later it runs.
 
 The spans of a job, its attempts and its webhooks are children of that request's span, not linked traces of their own:
-one request creates one job, so the trace stays a tree, and the trace id in the response to the POST finds all of it. The
-trace context is stored with the job's request.
+one request creates one job, so the trace stays a tree, and the trace id in the response to the POST finds all of it.
+The trace context is stored with the job's request.
 """
 
 import msgspec

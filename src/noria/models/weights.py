@@ -26,7 +26,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MAX_HEADER_BYTES = 100_000_000  # limit of the safetensors library
 # What newer and older versions of the library say of a file that is truncated or too long.
 _WRONG_SIZE_REASONS = ("incomplete metadata, file not fully covered", "MetadataIncompleteBuffer")
-_MAX_TEXT_BYTES = 2**24  # CLIP's tokenizer.json has 2 to 4 MB
+_MAX_TEXT_BYTES = 2**26  # a tokenizer.json of CLIP has 2 to 4 MB, of XLM-RoBERTa 17, of Gemma 33
 
 
 T = TypeVar("T")

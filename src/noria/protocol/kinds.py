@@ -4,7 +4,7 @@ The members are tagged, so that they are decoded as what they are.
 """
 
 from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload, ImageSettingsView
-from noria.protocol.text import EncoderModelSpec, TextPayload, TextSettingsView
+from noria.protocol.text import EncoderModelSpec, TextPayload, TextResult, TextSettingsView
 
 AnyModelSpec = DiffusionModelSpec | EncoderModelSpec
 """The spec of a model."""
@@ -14,3 +14,6 @@ Payload = DiffusionPayload | TextPayload
 
 SettingsView = ImageSettingsView | TextSettingsView
 """What a live view shows of a payload."""
+
+FinalResult = TextResult
+"""Describes results that are sent with the end of a request. Diffusion models have none: each image is sent alone."""

@@ -40,6 +40,15 @@ class WaitingView(Struct, frozen=True):
     deadline_at: float | None
 
 
+class BatchView(Struct, frozen=True):
+    """The one batch of an iteration of texts."""
+
+    session: int  # that executed it, from 0
+    model: str
+    num_tokens: int  # without padding
+    padded_tokens: int  # with padding
+
+
 class IterationView(Struct, frozen=True):
     """One iteration. The part of `duration_s` that is neither text encoding nor decoding is denoising."""
 
@@ -51,6 +60,7 @@ class IterationView(Struct, frozen=True):
     num_joined: int
     num_stepped: int
     num_decoded: int
+    batch: BatchView | None = None  # None: it was an iteration of images
 
 
 class DepartureView(Struct, frozen=True):

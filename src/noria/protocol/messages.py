@@ -6,8 +6,8 @@ its message, so that it is never copied into MessagePack. Engines know a request
     to an engine     Hello, Submit, Cancel, Ping, LoadAck (for every EngineLoad), ViewRequest
     from an engine   EngineState (after Hello, and at every change), EngineLoad (when it changes), Pong,
                      EngineView (one for every ViewRequest);
-                     for every Submit one Progress when it is accepted, (Progress | Preview | ImageDone)*,
-                     then one of Finished | Failed
+                     for every Submit (Progress | Preview | ImageDone)*, then one of Finished | Failed; the first
+                     Progress when it is accepted (of texts only with `stream_progress`)
 """
 
 from typing import Literal
@@ -15,9 +15,10 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from noria.protocol.kinds import AnyModelSpec, Payload
+from noria.protocol.kinds import AnyModelSpec, FinalResult, Payload
 from noria.protocol.live_views import DepartureView, IterationView, RatesView, SlotView, ThumbnailView, WaitingView
 from noria.protocol.request import EngineRequest
+from noria.protocol.text import TextTimings
 
 
 def engine_name(number: int) -> str:
@@ -178,8 +179,8 @@ class ImageDone(Struct, frozen=True, tag=True):
     height_px: int
 
 
-class Timings(Struct, frozen=True):
-    """Seconds that a request spent in each stage of the engine, by the image that finished last.
+class Timings(Struct, frozen=True, tag="diffusion"):
+    """Seconds that an image request spent in each stage of the engine, by the image that finished last.
 
     For a failed request: until its end, by its image that was furthest among those not decoded. Stages not reached have
     0.
@@ -191,14 +192,19 @@ class Timings(Struct, frozen=True):
     decode_s: float = 0.0
 
 
+AnyTimings = Timings | TextTimings
+
+
 class Finished(Struct, frozen=True, tag=True):
-    """All images of the request were sent."""
+    """The request is complete. All its images were sent, or `result` describes its results in the frame beside it."""
 
     attempt_id: str
-    timings: Timings
+    timings: AnyTimings
     # model calls of that image: PNDM makes one more than the requested steps, Heun almost twice as many
     num_steps_run: int
     mean_batch: float = 0.0  # mean number of images in these calls, including this one
+    predicted_s: float | None = None  # time to its end, predicted at acceptance; None: `Progress` said it
+    result: FinalResult | None = None
 
 
 class Failed(Struct, frozen=True, tag=True):
@@ -209,7 +215,7 @@ class Failed(Struct, frozen=True, tag=True):
     message: str
     field: str | None = None
     retry_after_s: float | None = None
-    timings: Timings | None = None  # None: it was rejected before it was queued
+    timings: AnyTimings | None = None  # None: it was rejected before it was queued
     num_steps_run: int = 0  # this and mean_batch as in `Finished`, until its end
     mean_batch: float = 0.0
 

@@ -85,6 +85,16 @@ class TextPayload(TextSettingsView, frozen=True, tag="encoder", kw_only=True):
         return TextSettingsView(self.task, self.num_texts, self.num_tokens, self.num_truncated)
 
 
+class TextTimings(Struct, frozen=True, tag="encoder"):
+    """Seconds that a request spent in each stage of the engine, by the text that finished last.
+
+    For a failed request: until its end. A stage not reached has 0.
+    """
+
+    queue_s: float
+    infer_s: float = 0.0  # the whole batch
+
+
 class TextResult(Struct, frozen=True, tag="encoder"):
     """The shape of the results of a finished request.
 

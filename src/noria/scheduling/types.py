@@ -11,7 +11,7 @@ kinds share requests, results and events: there, read "text" where a name or a f
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from noria.protocol.model_spec import ModelKey
 from noria.protocol.request import Priority
@@ -281,26 +281,31 @@ class BatchSnapshot:
     waiting: tuple[WaitingRequestSnapshot, ...]  # the first ones, in the policy's order
 
 
-class Scheduler(Protocol):
-    """Decides what each iteration does. Executes nothing: the engine loop and the simulations drive it.
+PlanT = TypeVar("PlanT")
+SnapshotT_co = TypeVar("SnapshotT_co", covariant=True)
 
-    Calls of `plan` and `commit` alternate; the others can come between any two calls. Every `submit` ends in exactly
-    one `RequestFinished`. `now` is monotonic seconds. `step/scheduler.py` schedules images.
+
+class Scheduler(Protocol[PlanT, SnapshotT_co]):
+    """Decides what each plan does. Executes nothing: the engine loop and the simulations drive it.
+
+    Every `submit` ends in exactly one `RequestFinished`. `now` is monotonic seconds. `step/scheduler.py` schedules
+    images: calls of its `plan` and `commit` alternate. `batch/scheduler.py` schedules texts: each of its sessions can
+    have a plan that is not committed yet. All other calls can come between any two calls.
     """
 
     @property
     def num_slots(self) -> int:
-        """The largest number of images that can have a slot."""
+        """The largest number of items that can run at once: the slots of images, the rows of all sessions."""
         ...
 
     @property
     def num_waiting(self) -> int:
-        """Number of images without a slot."""
+        """Number of items that wait."""
         ...
 
     @property
     def num_running(self) -> int:
-        """Number of images with a slot."""
+        """Number of items that run."""
         ...
 
     @property
@@ -309,7 +314,7 @@ class Scheduler(Protocol):
         ...
 
     def oldest_age_s(self, now: float) -> float:
-        """Age of the oldest request with an image that waits for a slot; 0 if there is none."""
+        """Age of the oldest request with an item that waits; 0 if there is none."""
         ...
 
     def submit(self, request: SchedulableRequest, now: float, arrived_at: float | None = None) -> list[SchedulerEvent]:
@@ -324,13 +329,11 @@ class Scheduler(Protocol):
         """End every request whose `expires_at` has passed."""
         ...
 
-    def plan(self, now: float) -> IterationPlan | None:
-        """Return the next iteration's plan, or None if there is nothing to do."""
+    def plan(self, now: float) -> PlanT | None:
+        """Return the next plan, or None if there is nothing to do now."""
         ...
 
-    def commit(
-        self, plan: IterationPlan, result: IterationResult, now: float, seconds: float = 0.0
-    ) -> list[SchedulerEvent]:
+    def commit(self, plan: PlanT, result: IterationResult, now: float, seconds: float = 0.0) -> list[SchedulerEvent]:
         """Apply the result of an executed plan, which took `seconds`. Requests cancelled meanwhile are skipped."""
         ...
 
@@ -338,6 +341,18 @@ class Scheduler(Protocol):
         """Return the progress of requests by id, with predictions; requests that have ended are left out."""
         ...
 
-    def snapshot(self, now: float, max_waiting: int) -> SchedulerSnapshot:
-        """Return all running images and the first `max_waiting` waiting requests, with predictions."""
+    def snapshot(self, now: float, max_waiting: int) -> SnapshotT_co:
+        """Return all that runs and the first `max_waiting` waiting requests, with predictions."""
+        ...
+
+
+StepwiseScheduler = Scheduler[IterationPlan, SchedulerSnapshot]
+"""A scheduler of images."""
+
+
+class BatchwiseScheduler(Scheduler[BatchPlan, BatchSnapshot], Protocol):
+    """A scheduler of texts."""
+
+    def next_deadline(self) -> float | None:
+        """Return when to call `plan` again, if its last call returned None because a batch waits for company."""
         ...

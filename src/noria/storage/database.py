@@ -96,7 +96,8 @@ def database_url(schema: Schema, value: str, auto_file: pathlib.Path) -> URL:
 def open_database(schema: Schema, url: URL, num_connections: int, timeout_s: float = 10.0) -> Engine:
     """A pool of up to `num_connections` connections to a database whose tables are those of `schema`.
 
-    A statement that PostgreSQL does not answer within `timeout_s` fails with an OperationalError. Creates the tables in an empty database and migrates those of an older version.
+    A statement that PostgreSQL does not answer within `timeout_s` fails with an OperationalError. Creates the tables in
+    an empty database and migrates those of an older version.
 
     Raises:
         ConfigError: the database cannot be reached or written, its driver is missing, or its tables are of a newer

@@ -3,32 +3,39 @@
 import contextlib
 import shlex
 import threading
+from collections.abc import Sequence
 
 from noria.observe.logs.writer import write_all
+from noria.protocol.model_spec import ModelSpec
 
 _STDOUT = 1
 
 
-def ready_banner(took_s: float, models: str, url: str, *, has_api_keys: bool) -> str:
-    """Return the banner: the server's pages at `url`, and a first command, with an API key if the server needs one.
+_FIRST_COMMANDS = {
+    "diffusion": ("/t2i", '{"prompt": "a red circle above a blue square"}', " -o image.png"),
+    "encoder": ("/v1/embeddings", '{"input": "a red circle above a blue square"}', ""),
+}
+"""By kind of model: the route, the body, and where the response goes."""
 
-    A browser has no URL for a Unix socket, so its banner has only the command.
+
+def ready_banner(took_s: float, models: Sequence[ModelSpec], url: str, *, has_api_keys: bool) -> str:
+    """Return the banner: the server's pages at `url`, and a first command for each kind of model.
+
+    The command has an API key if the server needs one. A browser has no URL for a Unix socket, so its banner has only
+    commands.
     """
     auth_option = '-H "authorization: Bearer $NORIA_API_KEY" ' if has_api_keys else ""
-    pages = (
-        f"  {url}/       generate images in a browser\n"
-        f"  {url}/live   watch the running batch\n"
-        f"  {url}/docs   the HTTP API\n\n"
-    )
+    kinds, names = list(dict.fromkeys(spec.kind for spec in models)), ", ".join(spec.name for spec in models)
+    pages = f"  {url}/       generate images in a browser\n" if "diffusion" in kinds else ""
+    pages += f"  {url}/live   watch the running batch\n  {url}/docs   the HTTP API\n\n"
     target = url
     if url.startswith("unix:"):
         pages, target = "", f"--unix-socket {shlex.quote(url.removeprefix('unix:'))} http://localhost"
-    return (
-        f"\nnoria: ready after {took_s:.1f} s, serving {models} on {url}\n\n"
-        f"{pages}"
-        f"  curl -s {target}/t2i -H 'content-type: application/json' {auth_option}"
-        '-d \'{"prompt": "a red circle above a blue square"}\' -o image.png\n\n'
-    )
+    commands = [
+        f"  curl -s {target}{path} -H 'content-type: application/json' {auth_option}-d '{body}'{output}\n"
+        for path, body, output in map(_FIRST_COMMANDS.__getitem__, kinds)
+    ]
+    return f"\nnoria: ready after {took_s:.1f} s, serving {names} on {url}\n\n{pages}{''.join(commands)}\n"
 
 
 def print_ready_banner(banner: str) -> None:

@@ -106,7 +106,7 @@ def _serve(config: Config, build_command: CommandBuilder, log_collector: LogColl
     models = open_models(config)
     with open_listeners(config.frontend) as listeners, private_folder() as directory:
         warn_if_open(listeners[0], config.frontend)
-        _check_space(directory, config.frontend.processes + len(config.engine.devices))
+        _check_space(directory, config.frontend.processes + len(engine_groups(config, models)))
         supervisor = Supervisor(
             config, models, listeners, directory, log_collector, started_s=started_s, build_command=build_command
         )
@@ -134,6 +134,14 @@ def open_models(config: Config) -> list[ModelSpec]:
     return list(models.values())
 
 
+def engine_groups(config: Config, models: Sequence[ModelSpec]) -> list[tuple[str, list[ModelSpec]]]:
+    """Return the device and the models of each engine: on every device, one for each kind of model."""
+    kinds = dict.fromkeys(spec.kind for spec in models)
+    return [
+        (device, [spec for spec in models if spec.kind == kind]) for kind in kinds for device in config.engine.devices
+    ]
+
+
 class Supervisor:
     """One run of the server, from the start of the first child to the end of the last."""
 
@@ -154,11 +162,12 @@ class Supervisor:
         self._num_oom_kills = functools.partial(num_oom_kills, memory_events())
         self._server_id = uuid.uuid4().hex
         self._url = server_url(listeners[0], has_tls=bool(config.frontend.ssl_certfile))
-        addresses = [f"ipc://{directory}/{engine_name(index)}" for index in range(len(config.engine.devices))]
+        groups = engine_groups(config, models)
+        addresses = [f"ipc://{directory}/{engine_name(index)}" for index in range(len(groups))]
         _check_address_lengths(addresses)
         self._engines = [
-            self._make_engine(engine_name(index), device, address)
-            for index, (device, address) in enumerate(zip(config.engine.devices, addresses, strict=True))
+            self._make_engine(engine_name(index), device, address, held)
+            for index, ((device, held), address) in enumerate(zip(groups, addresses, strict=True))
         ]
         self._frontends = [
             self._make_frontend(f"frontend-{index}", addresses) for index in range(config.frontend.processes)
@@ -167,11 +176,11 @@ class Supervisor:
         self._killing = asyncio.Event()
         self._exit_status = 0
 
-    def _make_engine(self, name: str, device: str, address: str) -> EngineChild:
+    def _make_engine(self, name: str, device: str, address: str, models: Sequence[ModelSpec]) -> EngineChild:
         config = self._config.engine
         task: dict[str, object] = {
             "config": config,
-            "models": self._models,
+            "models": models,
             "device": device,
             "address": address,
             "name": name,
@@ -330,9 +339,8 @@ class Supervisor:
         for event in engines_ready:
             await event.wait()
         took_s = time.monotonic() - self._started_s
-        names = ", ".join(model_spec.name for model_spec in self._models)
         has_api_keys = bool(self._config.frontend.api_keys_file)
-        print_ready_banner(ready_banner(took_s, names, self._url, has_api_keys=has_api_keys))
+        print_ready_banner(ready_banner(took_s, self._models, self._url, has_api_keys=has_api_keys))
 
     async def _follow_engine(self, engine: EngineChild, connection: EngineConnection, ready: asyncio.Event) -> None:
         """Handle the messages of an engine."""

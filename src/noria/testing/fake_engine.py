@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
+import numpy as np
+
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.messages import (
@@ -37,8 +39,10 @@ from noria.protocol.messages import (
     Timings,
     ViewRequest,
 )
-from noria.protocol.request import AnyRequest
+from noria.protocol.request import AnyRequest, EngineRequest
+from noria.protocol.text import TextPayload, TextResult, TextTimings
 from noria.protocol.transport import EngineChannel
+from noria.testing.fake_encoder import fake_vector
 
 FakeEngineState = Literal["ready", "loading", "dead"]
 
@@ -207,7 +211,7 @@ class FakeEngine:
             channel.send(client, message, data)
 
     def _crashes_on(self, request: AnyRequest) -> bool:
-        if request.payload.seed == self.crash_seed:
+        if not isinstance(request.payload, TextPayload) and request.payload.seed == self.crash_seed:
             time.sleep(_CRASH_DELAY_S)
             return True
         if self.num_crashes_left == 0:
@@ -218,6 +222,9 @@ class FakeEngine:
     def _replies(self, request: AnyRequest, withholds: bool) -> Iterator[tuple[FromEngine, bytes | None]]:
         """Yield each reply with the bytes beside it; only the acceptance if it withholds the rest."""
         attempt_id, payload = request.attempt_id, request.payload
+        if isinstance(payload, TextPayload):
+            yield from self._text_replies(request, withholds)
+            return
         if not self.failure:
             yield Progress(attempt_id, 0, 0, payload.inference_steps, 0.0, 0.5), None
         if withholds:
@@ -240,6 +247,24 @@ class FakeEngine:
             yield done, bytes(self.colour(seed)) * (payload.width * payload.height)
         timings = Timings(queue_s=0.001, text_encode_s=0.002, denoise_s=0.003, decode_s=0.004)
         yield Finished(attempt_id, timings, payload.inference_steps, mean_batch=2.5), None
+
+    def _text_replies(
+        self, request: EngineRequest[TextPayload], withholds: bool
+    ) -> Iterator[tuple[FromEngine, bytes | None]]:
+        """Yield the reply: `fake_vector` of each text, cut but not normalized."""
+        attempt_id, payload = request.attempt_id, request.payload
+        if withholds:
+            return
+        if self.failure:
+            yield Failed(attempt_id, **self.failure), None
+            return
+        ids, start, vectors = np.frombuffer(payload.token_ids, f"<u{payload.id_bytes}"), 0, []
+        for length in payload.lengths:
+            vectors.append(fake_vector(ids[start : start + length])[: payload.dimensions])
+            start += length
+        values = np.stack(vectors)
+        timings, result = TextTimings(queue_s=0.001, infer_s=0.002), TextResult(*values.shape)
+        yield Finished(attempt_id, timings, 1, 2.5, predicted_s=0.5, result=result), values.tobytes()
 
 
 class _Run:

@@ -284,6 +284,7 @@ def test_a_route_needs_its_scope(client_with_scopes):
         ("GET", "/v1/models/tiny"): ALL_SCOPES,
         ("POST", "/t2i"): {"generate", "admin"},
         ("POST", "/v1/images/generations"): {"generate", "admin"},
+        ("POST", "/v1/embeddings"): {"generate", "admin"},
         ("POST", "/v1/images/metadata"): {"generate", "admin"},
         ("GET", "/sdapi/v1/progress"): {"generate", "admin"},
         ("POST", "/sdapi/v1/interrupt"): {"generate", "admin"},

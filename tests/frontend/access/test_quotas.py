@@ -73,40 +73,40 @@ def test_one_minutes_worth_passes_at_once_and_then_one_at_a_time():
 
 def test_images_are_in_flight_until_released():
     client = ApiClient(ApiKey("a", "0" * 64, max_images_in_flight=4), 1)
-    client.acquire(3, 0.0, 7.5)
+    client.images.acquire(3, 0.0, 7.5)
     with pytest.raises(RateLimited, match=r"3 images .* limit of 4") as caught:
-        client.acquire(2, 0.0, 7.5)
+        client.images.acquire(2, 0.0, 7.5)
     assert caught.value.retry_after_s == 7.5
-    client.acquire(1, 0.0, 7.5)
-    client.release(3)
-    client.acquire(3, 0.0, 7.5)
+    client.images.acquire(1, 0.0, 7.5)
+    client.images.release(3)
+    client.images.acquire(3, 0.0, 7.5)
 
 
 def test_a_rejection_for_one_limit_does_not_charge_the_other():
     client = ApiClient(ApiKey("a", "0" * 64, max_images_in_flight=2, images_per_minute=3), 1)
-    client.acquire(2, 0.0, 1.0)
+    client.images.acquire(2, 0.0, 1.0)
     with pytest.raises(RateLimited, match="in flight"):
-        client.acquire(1, 0.0, 1.0)
-    client.release(2)
-    client.acquire(1, 0.0, 1.0)
+        client.images.acquire(1, 0.0, 1.0)
+    client.images.release(2)
+    client.images.acquire(1, 0.0, 1.0)
     with pytest.raises(RateLimited, match="3 images a minute; 1 more are allowed in 20"):
-        client.acquire(1, 0.0, 1.0)
-    client.release(1)
-    client.acquire(1, 20.0, 1.0)
+        client.images.acquire(1, 0.0, 1.0)
+    client.images.release(1)
+    client.images.acquire(1, 20.0, 1.0)
 
 
 def test_front_ends_share_a_keys_limits_and_each_allows_at_least_one():
     key = ApiKey("a", "0" * 64, max_images_in_flight=4, images_per_minute=10)
     client = ApiClient(key, 3)
     with pytest.raises(InvalidField, match="n is 2; the key 'a' has 1 images in flight"):
-        client.acquire(2, 0.0, 0.0)
+        client.images.acquire(2, 0.0, 0.0)
     with pytest.raises(InvalidField, match="n is 4; the key 'a' has 3 images a minute"):
         client.apply_priority(ImageRequestBody("p", n=4))
     lone = ApiClient(key, 64)
-    lone.acquire(1, 0.0, 0.0)
-    lone.release(1)
+    lone.images.acquire(1, 0.0, 0.0)
+    lone.images.release(1)
     with pytest.raises(RateLimited, match="1 images a minute; 1 more are allowed in 60"):
-        lone.acquire(1, 0.0, 0.0)
+        lone.images.acquire(1, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from noria.errors import DeadlineExceeded, EngineCrashed, EngineLost, EngineUnav
 from noria.frontend.engines import pool
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.services.request_validation import validate
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.live_views import RatesView
 from noria.protocol.messages import EngineView
 from noria.protocol.request import ImageRequestBody
@@ -371,7 +372,9 @@ def test_every_load_is_acknowledged(new_engine):
 
     async def scenario():
         async with EnginePool([engine.address]) as engine_pool:
-            await wait_until_async(lambda: engine_pool.num_slots == 4)  # which the engine sends after its state
+            await wait_until_async(
+                lambda: engine_pool.num_slots(DiffusionModelSpec) == 4
+            )  # which the engine sends after its state
             await wait_until_async(lambda: engine.num_load_acks == 1)
 
     asyncio.run(scenario())

@@ -114,7 +114,7 @@ def test_a_models_load_is_that_of_the_engines_that_hold_it(tmp_path):
     async def scenario():
         async with EnginePool([engine.address for engine in (both, other, newer)]) as pool:
             assert pool.load(FAKE_MODEL) == PoolLoad(0.0, 0, 0, 0)
-            await wait_until_async(lambda: pool.num_slots == 3 * 4)
+            await wait_until_async(lambda: pool.num_slots(DiffusionModelSpec) == 3 * 4)
             assert pool.load(FAKE_MODEL) == PoolLoad(1.5, 2, 3, 4)
             assert pool.load(OTHER_MODEL) == PoolLoad(0.5, 4, 6, 8)
             assert [pool.backlog_s(spec) for spec in (FAKE_MODEL, OTHER_MODEL, NEWER)] == [1.5, 0.5, 9.0]

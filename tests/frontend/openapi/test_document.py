@@ -160,7 +160,7 @@ def test_document_and_page_are_built_once_per_model(serve, new_engine, monkeypat
                 page = client.get("/docs", headers={"host": f"a{number}.localhost"}).text
                 assert description in page and f"http://a{number}.localhost/t2i" in page
 
-        check_all("The model is still loading.")
+        check_all("No image model is ready.")
         engine.set_state("ready")
         wait_until(lambda: client.get("/readyz").status_code == 200)
         check_all("Serving tiny.")

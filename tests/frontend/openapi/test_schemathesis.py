@@ -1,7 +1,7 @@
 """schemathesis sends what /openapi.json allows and what it forbids, and finds nothing.
 
-It runs as its own program with its default checks: no 5xx; statuses, media types and bodies are declared; what the document allows
-is accepted, what it forbids is rejected.
+It runs as its own program with its default checks: no 5xx; statuses, media types and bodies are declared; what the
+document allows is accepted, what it forbids is rejected.
 """
 
 import json

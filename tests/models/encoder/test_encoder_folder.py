@@ -1,5 +1,7 @@
 """What the folder of a text encoder says, and which ones are rejected."""
 
+import contextlib
+import json
 import pathlib
 import shutil
 import subprocess
@@ -7,6 +9,8 @@ import sys
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from encoders import change_json, make_encoder, sentence_transformer, write_json
 from noria.errors import ModelError
@@ -229,3 +233,32 @@ def test_an_adapter_is_rejected(folder: pathlib.Path) -> None:
 
 def test_positions_before_the_first_token_are_not_counted(tmp_path: pathlib.Path) -> None:
     assert open_encoder(make_encoder(tmp_path, "RobertaModel", **sentence_transformer())).max_length == 64
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=8),
+    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=8), children, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(data=st.data())
+def test_any_value_in_any_file_is_accepted_or_rejected_as_a_model_error(
+    embedding_folder: pathlib.Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = shutil.copytree(embedding_folder, tmp_path_factory.mktemp("fuzzed") / "model")
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": 20, "do_lower_case": True})
+    write_json(folder / "config_sentence_transformers.json", {"prompts": {"q": "q: "}, "default_prompt_name": "q"})
+    write_json(folder / "tokenizer_config.json", {"model_max_length": 30})
+    file = data.draw(st.sampled_from(sorted(folder.rglob("*.json"))))
+    tree: Any = json.loads(file.read_text())
+    target = tree[data.draw(st.integers(0, 2))] if isinstance(tree, list) else tree
+    extra = ["id2label", "problem_type", "pooling_mode", "sentence_transformers", "architectures"]
+    target[data.draw(st.sampled_from(sorted(target) + extra))] = data.draw(JSON)
+    if file.name == "config.json" and data.draw(st.booleans()):
+        target["architectures"] = ["BertForSequenceClassification"]
+        (folder / "modules.json").unlink(missing_ok=True)
+    write_json(file, tree)
+    with contextlib.suppress(ModelError):
+        assert isinstance(open_model(str(folder)), EncoderModelSpec)
+    shutil.rmtree(folder.parent)

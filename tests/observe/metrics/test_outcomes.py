@@ -9,7 +9,8 @@ from noria.errors import RequestError, ServingError, all_codes
 from noria.observe.metrics import declarations
 from noria.observe.metrics.outcomes import OTHER, REJECTION_REASONS, count_request, init_model_series
 
-# Codes of requests about existing images, or rejected before their bodies are parsed: HTTP requests, but no image requests.
+# Codes of requests about existing images, or rejected before their bodies are parsed: HTTP requests, but no image
+# requests.
 NEVER_AN_IMAGE_REQUEST_OUTCOME = {
     "invalid_body",
     "unauthorized",

@@ -357,9 +357,9 @@ class BatchSchedulerMachine(RuleBasedStateMachine):
                 if event.finish_reason is FINISHED:
                     assert all(ItemId(request.attempt_id, index) in self.done for index in range(request.num_images))
             else:
-                assert event.image not in self.done, "computed twice"
-                assert event.image.attempt_id in self.open
-                self.done.add(event.image)
+                assert event.item not in self.done, "computed twice"
+                assert event.item.attempt_id in self.open
+                self.done.add(event.item)
 
     @rule(
         target=requests,

@@ -542,7 +542,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                     images = [ItemId(done.attempt_id, k) for k in range(done.num_images)]
                     assert all(self.calls_made[image] == done.num_calls for image in images)
             else:
-                assert self.calls_made[event.image] == self.open[event.image.attempt_id].num_calls
+                assert self.calls_made[event.item] == self.open[event.item.attempt_id].num_calls
 
     @rule(
         target=requests,

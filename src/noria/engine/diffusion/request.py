@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from noria.protocol.diffusion import ImageSettingsView
+from noria.protocol.messages import Timings
 from noria.protocol.model_spec import ModelKey
 from noria.protocol.request import ImageRequest
-from noria.scheduling.types import BatchKey, Phase
+from noria.scheduling.types import BatchKey, Phase, RequestTimings
 
 _STAGES: Mapping[Phase, str] = {"joins": "text_encode", "steps": "denoise", "decodes": "decode"}
 
@@ -35,6 +36,11 @@ class BaseImageRequest:
         return 2 if self.request.payload.guided else 1
 
     @property
+    def num_tokens(self) -> tuple[int, ...]:
+        """None: it has no texts of its own to schedule."""
+        return ()
+
+    @property
     def shape_label(self) -> str:
         """WIDTHxHEIGHT of its images."""
         return f"{self.request.payload.width}x{self.request.payload.height}"
@@ -54,6 +60,14 @@ class BaseImageRequest:
         """The settings that the trace span of its model calls has."""
         payload = self.request.payload
         return {"noria.inference_steps": payload.inference_steps, "noria.scheduler": payload.scheduler}
+
+    def timings(self, measured: RequestTimings) -> Timings:
+        """Its stages; waits for the device."""
+        return Timings(measured.queue_s, measured.text_encode_s, measured.denoise_s, measured.decode_s)
+
+    def final_result(self) -> tuple[None, None]:
+        """None: each image is sent alone."""
+        return None, None
 
 
 def preview_calls(num_calls: int, num_previews: int) -> frozenset[int]:

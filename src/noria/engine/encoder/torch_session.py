@@ -1,10 +1,11 @@
 """Text encoders in torch: on a GPU by CUDA graphs, on a CPU for tests.
 
-Launching the kernels of a small encoder takes longer than they run. On a GPU each shape is captured as a CUDA graph when
-it first occurs, and replayed from then on. So that there are few, rows and lengths are padded up to a bucket.
+Launching the kernels of a small encoder takes longer than they run. On a GPU each shape is captured as a CUDA graph
+when it first occurs, and replayed from then on. So that there are few, rows and lengths are padded up to a bucket.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -25,6 +26,8 @@ class TorchSession:
         self._forward: Callable[..., torch.Tensor] = torch.compile(module, dynamic=True) if config.compile else module
         self._inputs, self._max_length, self._device = spec.inputs, spec.max_length, device
         self._graphs: dict[torch.Size, _Graph] | None = None if device == "cpu" else {}
+        # All graphs use the same memory: one runs at a time, and its result is copied before the next.
+        self._pool = None if device == "cpu" else torch.cuda.graph_pool_handle()
 
     def run(self, rows: Sequence[TokenRow]) -> list[FloatArray]:
         """Compute texts; see `Session.run`."""
@@ -40,14 +43,14 @@ class TorchSession:
         with torch.cuda.device(self._device):
             if shape not in graphs:
                 ones = [torch.ones(shape, dtype=torch.int64, device=self._device) for _ in tensors]
-                graphs[shape] = _Graph(self._forward, ones)
+                graphs[shape] = _Graph(self._forward, ones, self._pool)
             return graphs[shape].replay(tensors)
 
 
 class _Graph:
     """A call with tensors of one shape, captured."""
 
-    def __init__(self, forward: Callable[..., torch.Tensor], tensors: list[torch.Tensor]) -> None:
+    def __init__(self, forward: Callable[..., torch.Tensor], tensors: list[torch.Tensor], pool: Any) -> None:
         self._tensors, stream = tensors, torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -55,7 +58,7 @@ class _Graph:
                 forward(*tensors)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        with torch.cuda.graph(self._graph, pool=pool):
             self._result: torch.Tensor = forward(*tensors)
 
     def replay(self, tensors: list[torch.Tensor]) -> torch.Tensor:

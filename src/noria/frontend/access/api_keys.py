@@ -7,8 +7,11 @@
     max_images_in_flight = 4
     images_per_minute = 60
     priority = "normal"           # the highest that the key may request
+    max_texts_in_flight = 64      # as for images: texts to embed or classify
+    texts_per_minute = 6000
 
-A key is 256 random bits, so one unsalted round of SHA-256 protects it: salt and stretching protect guessable secrets only.
+A key is 256 random bits, so one unsalted round of SHA-256 protects it: salt and stretching protect guessable secrets
+only.
 """
 
 import hashlib
@@ -43,6 +46,8 @@ class ApiKey(Struct, frozen=True):
     images_per_minute: Annotated[int, Meta(ge=1)] | None = None
     priority: Priority = "high"
     scopes: Annotated[frozenset[KeyScope], Meta(min_length=1)] = DEFAULT_SCOPES
+    max_texts_in_flight: Annotated[int, Meta(ge=1)] | None = None
+    texts_per_minute: Annotated[int, Meta(ge=1)] | None = None
 
 
 _ALLOWED_VALUES = {
@@ -52,6 +57,8 @@ _ALLOWED_VALUES = {
     "max_images_in_flight": "a whole number from 1, or leave it out",
     "images_per_minute": "a whole number from 1, or leave it out",
     "priority": "low, normal, high, or leave it out",
+    "max_texts_in_flight": "a whole number from 1, or leave it out",
+    "texts_per_minute": "a whole number from 1, or leave it out",
 }
 
 

@@ -1,6 +1,7 @@
-"""What each API key may do: its scopes, images per minute, images in flight, and its highest priority.
+"""What each API key may do: its scopes, images and texts per minute and in flight, and its highest priority.
 
-Pure: `now` is an argument. A front end enforces its share of each limit and does not coordinate with the other front ends.
+Pure: `now` is an argument. A front end enforces its share of each limit and does not coordinate with the other front
+ends.
 """
 
 from typing import get_args
@@ -17,28 +18,92 @@ _PRIORITIES: tuple[Priority, ...] = get_args(Priority)  # from the lowest
 
 
 class TokenBucket:
-    """Limits images per minute. Holds one minute's worth of tokens and starts full.
+    """Limits images or texts per minute. Holds one minute's worth of tokens and starts full.
 
     The state is one number, the time at which the bucket will be full (generic cell rate algorithm, ITU-T I.371).
     """
 
-    def __init__(self, images_per_minute: float) -> None:
-        self.capacity = images_per_minute  # that can pass at once
-        self._emission_interval_s = 60.0 / images_per_minute
+    def __init__(self, per_minute: float) -> None:
+        self.capacity = per_minute  # that can pass at once
+        self._emission_interval_s = 60.0 / per_minute
         self._full_at = 0.0
 
-    def take(self, num_images: int, now: float) -> float:
-        """Take `num_images` ≤ `capacity` tokens and return 0; or take none and return the seconds until they are available."""
-        full_at = max(self._full_at, now) + num_images * self._emission_interval_s
+    def take(self, count: int, now: float) -> float:
+        """Take `count` ≤ `capacity` tokens and return 0; or take none and return the seconds until they are available."""
+        full_at = max(self._full_at, now) + count * self._emission_interval_s
         wait_s = full_at - now - 60.0
         if wait_s > _TOLERANCE_S:
             return wait_s
         self._full_at = full_at
         return 0.0
 
-    def refund(self, num_images: int) -> None:
+    def refund(self, count: int) -> None:
         """Undo a successful `take`."""
-        self._full_at -= num_images * self._emission_interval_s
+        self._full_at -= count * self._emission_interval_s
+
+
+class Quota:
+    """How many results of one kind a key may have in flight and per minute; None: any number."""
+
+    def __init__(self, key_name: str | None, unit: str, max_in_flight: int | None, per_minute: float | None) -> None:
+        """`unit` names the results, in the plural."""
+        self._key_name, self._unit, self._max_in_flight = key_name, unit, max_in_flight
+        self._token_bucket = None if per_minute is None else TokenBucket(per_minute)
+        self._num_in_flight = 0
+
+    def check_rate(self, count: int) -> None:
+        """Raise InvalidField if `count` is more than the key has per minute."""
+        if self._token_bucket is not None:
+            self._check_size(count, int(self._token_bucket.capacity), "a minute")
+
+    def acquire(self, count: int, now: float, backlog_s: float) -> None:
+        """Count results as in flight until `release`, and charge them to the rate. `backlog_s` becomes Retry-After.
+
+        Raises:
+            InvalidField: more than may ever be in flight.
+            RateLimited: more than the limits allow now; nothing is counted then.
+
+        """
+        if self._max_in_flight is not None:
+            self._check_size(count, self._max_in_flight, "in flight")
+            if self._num_in_flight + count > self._max_in_flight:
+                raise RateLimited(
+                    f"the key {self._key_name!r} has {self._num_in_flight} {self._unit} in flight; {count} more would exceed "
+                    f"its limit of {self._max_in_flight}. Try again when some are done.",
+                    retry_after_s=backlog_s,
+                )
+        self.charge(count, now)
+        self._num_in_flight += count
+
+    def release(self, count: int) -> None:
+        """Undo `acquire` when the request has ended, whatever its outcome. The rate stays charged."""
+        self._num_in_flight -= count
+
+    def charge(self, count: int, now: float) -> None:
+        """Charge results to the rate only. Raises RateLimited."""
+        if self._token_bucket is None:
+            return
+        if wait_s := self._token_bucket.take(count, now):
+            raise RateLimited(
+                f"the key {self._key_name!r} allows {self._token_bucket.capacity:g} {self._unit} a minute; {count} more are "
+                f"allowed in {wait_s:.1f} s.",
+                retry_after_s=wait_s,
+            )
+
+    def refund(self, count: int) -> None:
+        """Undo `charge` for a request that was not accepted after all."""
+        if self._token_bucket is not None:
+            self._token_bucket.refund(count)
+
+    def _check_size(self, count: int, limit: int, limit_name: str) -> None:
+        if count > limit:
+            field, got = (
+                ("n", f"n is {count}") if self._unit == "images" else ("input", f"input has {count} {self._unit}")
+            )
+            raise InvalidField(
+                f"{got}; the key {self._key_name!r} has {limit} {self._unit} {limit_name}: allowed are 1 to {limit}.",
+                field=field,
+            )
 
 
 class ApiClient:
@@ -48,13 +113,21 @@ class ApiClient:
         self.name = None if key is None else key.name
         self._scopes = ALL_SCOPES if key is None else key.scopes
         self._max_priority: Priority = "high" if key is None else key.priority
-        self._max_in_flight: int | None = None
-        self._token_bucket: TokenBucket | None = None
-        self._num_in_flight = 0
-        if key is not None and key.max_images_in_flight is not None:
-            self._max_in_flight = max(1, key.max_images_in_flight // num_processes)
-        if key is not None and key.images_per_minute is not None:
-            self._token_bucket = TokenBucket(max(1.0, key.images_per_minute / num_processes))
+
+        self.images = self.texts = Quota(None, "", None, None)
+        if key is not None:
+            self.images = Quota(
+                key.name,
+                "images",
+                _share_in_flight(key.max_images_in_flight, num_processes),
+                _share_per_minute(key.images_per_minute, num_processes),
+            )
+            self.texts = Quota(
+                key.name,
+                "texts",
+                _share_in_flight(key.max_texts_in_flight, num_processes),
+                _share_per_minute(key.texts_per_minute, num_processes),
+            )
 
     def has_scope(self, scope: KeyScope) -> bool:
         """Return whether the client may do what `scope` allows."""
@@ -75,60 +148,26 @@ class ApiClient:
             InvalidField: the priority is above the key's, or `n` is more images than the key has per minute.
 
         """
-        if self._token_bucket is not None:
-            self._check_size(body.n, int(self._token_bucket.capacity), "a minute")
+        self.images.check_rate(body.n)
+        priority = self.allowed_priority(body.priority)
+        return body if priority == body.priority else msgspec.structs.replace(body, priority=priority)
+
+    def allowed_priority(self, priority: Priority | None) -> Priority | None:
+        """Return `priority`, or the key's highest if it is None and the default is above that. Raises InvalidField."""
+        if priority is None and self._max_priority == "low":
+            return self._max_priority
         allowed = _PRIORITIES[: _PRIORITIES.index(self._max_priority) + 1]
-        if body.priority is None:
-            return body if "normal" in allowed else msgspec.structs.replace(body, priority=self._max_priority)
-        if body.priority not in allowed:
+        if priority is not None and priority not in allowed:
             raise InvalidField(
-                f"priority is {short_repr(body.priority)}; allowed for the key {self.name!r} are {', '.join(allowed)}.",
+                f"priority is {short_repr(priority)}; allowed for the key {self.name!r} are {', '.join(allowed)}.",
                 field="priority",
             )
-        return body
+        return priority
 
-    def acquire(self, num_images: int, now: float, backlog_s: float) -> None:
-        """Count images as in flight until `release`, and charge them to the rate. `backlog_s` becomes Retry-After.
 
-        Raises:
-            InvalidField: more images than may ever be in flight.
-            RateLimited: more images than the limits allow now; nothing is counted then.
+def _share_in_flight(limit: int | None, num_processes: int) -> int | None:
+    return None if limit is None else max(1, limit // num_processes)
 
-        """
-        if self._max_in_flight is not None:
-            self._check_size(num_images, self._max_in_flight, "in flight")
-            if self._num_in_flight + num_images > self._max_in_flight:
-                raise RateLimited(
-                    f"the key {self.name!r} has {self._num_in_flight} images in flight; {num_images} more would exceed "
-                    f"its limit of {self._max_in_flight}. Try again when some are done.",
-                    retry_after_s=backlog_s,
-                )
-        self.charge(num_images, now)
-        self._num_in_flight += num_images
 
-    def release(self, num_images: int) -> None:
-        """Undo `acquire` when the request has ended, whatever its outcome. The rate stays charged."""
-        self._num_in_flight -= num_images
-
-    def charge(self, num_images: int, now: float) -> None:
-        """Charge images to the rate only. Raises RateLimited."""
-        if self._token_bucket is None:
-            return
-        if wait_s := self._token_bucket.take(num_images, now):
-            raise RateLimited(
-                f"the key {self.name!r} allows {self._token_bucket.capacity:g} images a minute; {num_images} more are "
-                f"allowed in {wait_s:.1f} s.",
-                retry_after_s=wait_s,
-            )
-
-    def refund(self, num_images: int) -> None:
-        """Undo `charge` for a request that was not accepted after all."""
-        if self._token_bucket is not None:
-            self._token_bucket.refund(num_images)
-
-    def _check_size(self, num_images: int, max_images: int, limit_name: str) -> None:
-        if num_images > max_images:
-            raise InvalidField(
-                f"n is {num_images}; the key {self.name!r} has {max_images} images {limit_name}: allowed are 1 to {max_images}.",
-                field="n",
-            )
+def _share_per_minute(limit: int | None, num_processes: int) -> float | None:
+    return None if limit is None else max(1.0, limit / num_processes)

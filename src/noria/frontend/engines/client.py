@@ -6,6 +6,7 @@ decides about retries.
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import secrets
 from collections.abc import Callable
@@ -20,7 +21,9 @@ from noria.frontend.engines.crash_attribution import ExitReport
 from noria.observe.logs.log_record import fields
 from noria.observe.logs.request_log import current_log_record
 from noria.protocol import messages
+from noria.protocol.kinds import FinalResult
 from noria.protocol.messages import (
+    AnyTimings,
     Cancel,
     EngineLoad,
     EngineState,
@@ -34,7 +37,6 @@ from noria.protocol.messages import (
     Pong,
     Preview,
     Submit,
-    Timings,
     ViewRequest,
 )
 from noria.protocol.model_spec import ModelSpec
@@ -59,13 +61,15 @@ class RawImage:
 
 @dataclass(frozen=True)
 class EngineResult:
-    """All images of a request, ordered by index."""
+    """What a request results in: images, ordered by index, or what `final` describes."""
 
     images: tuple[RawImage, ...]
-    timings: Timings
+    timings: AnyTimings
     num_steps_run: int
     mean_batch: float  # mean number of images in its steps' batches, its own included
     predicted_s: float  # time to finish that the engine predicted when it accepted the request
+    final: FinalResult | None = None
+    data: memoryview | None = None  # what `final` describes
 
 
 @dataclass(frozen=True)
@@ -153,16 +157,14 @@ class EngineClient:
         # Pending while the engine's process is gone and its successor has not reported yet.
         self._exit_report: asyncio.Future[ExitReport] | None = None
         self._attempts: dict[str, _Attempt] = {}
+        self.num_results_in_flight = 0  # that the requests in flight at it ask for
+        # Together unique among all attempts of all front ends; random bytes for each would cost a system call.
+        self._nonce, self._numbers = secrets.token_hex(6), itertools.count()
 
     @property
     def ready(self) -> bool:
         """Whether it accepts requests."""
         return self._last_state is not None and self._last_state.state == "ready"
-
-    @property
-    def num_results_in_flight(self) -> int:
-        """The number of results that the requests in flight at it ask for."""
-        return sum(attempt.request.payload.num_results for attempt in self._attempts.values())
 
     @property
     def models(self) -> tuple[ModelSpec, ...]:
@@ -187,14 +189,14 @@ class EngineClient:
             NoriaError: the engine's rejection or failure.
 
         """
-        attempt_id = f"{request.request_id}.{secrets.token_hex(4)}"
+        attempt_id = f"{request.request_id}.{self._nonce}{next(self._numbers):x}"
         request = msgspec.structs.replace(request, attempt_id=attempt_id)
         attempt = _Attempt(request, asyncio.get_running_loop().create_future(), on_update)
         self._attempts[attempt_id] = attempt
+        self.num_results_in_flight += request.payload.num_results
         try:
             await self.connection.send(Submit(request), data)
-            await asyncio.wait([attempt.outcome])  # unlike awaiting it, does not cancel it when this call is cancelled
-            return attempt.outcome.result()
+            return await asyncio.shield(attempt.outcome)  # which is not cancelled when this call is
         except zmq.Again as error:  # the engine ended, and `Disconnected` has not arrived yet
             attempt.outcome.cancel()
             self.handle_disconnect()
@@ -204,6 +206,7 @@ class EngineClient:
             raise
         finally:
             self._attempts.pop(attempt_id, None)
+            self.num_results_in_flight -= request.payload.num_results
             attempt.add_to_request_log()
 
     async def _cancel(self, attempt: _Attempt) -> None:
@@ -305,10 +308,14 @@ def _apply_message(
         case ImageDone(index=index, seed=seed, width_px=width_px, height_px=height_px):
             assert data is not None, "an image comes with its pixels"
             attempt.images[index] = RawImage(seed, width_px, height_px, data)
-        case Finished(timings=timings, num_steps_run=num_steps_run, mean_batch=mean_batch):
-            images = tuple(attempt.images[index] for index in range(attempt.request.payload.num_results))
-            assert attempt.predicted_s is not None, "a request is accepted before it is finished"
-            attempt.outcome.set_result(EngineResult(images, timings, num_steps_run, mean_batch, attempt.predicted_s))
+        case Finished(timings=timings, num_steps_run=num_steps_run, mean_batch=mean_batch, result=final):
+            num_images = attempt.request.payload.num_results if final is None else 0
+            images = tuple(attempt.images[index] for index in range(num_images))
+            predicted_s = attempt.predicted_s if message.predicted_s is None else message.predicted_s
+            assert predicted_s is not None, "a request is accepted before it is finished"
+            assert (final is None) == (data is None), "results come with their description"
+            result = EngineResult(images, timings, num_steps_run, mean_batch, predicted_s, final, data)
+            attempt.outcome.set_result(result)
         case Failed(code=code, message=text, field=field_name, retry_after_s=retry_after_s):
             attempt.failure = message
             kind: type[NoriaError] = all_codes().get(code, GenerationFailed)

@@ -11,7 +11,7 @@ not read pixels.
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
@@ -31,10 +31,10 @@ from noria.frontend.engines.router import holds, route
 from noria.observe.logs.log_record import fields
 from noria.observe.metrics import outcomes
 from noria.protocol import messages
-from noria.protocol.messages import EngineLoad, EngineState, EngineView, FromEngine, ViewRequest
+from noria.protocol.messages import EngineLoad, EngineState, EngineView, ViewRequest
 from noria.protocol.model_spec import ModelKey, ModelSpec
 from noria.protocol.request import AnyRequest
-from noria.protocol.transport import Connected, Disconnected, EngineConnection
+from noria.protocol.transport import Connected, ConnectionEvent, Disconnected, EngineConnection
 
 _RETRY_AFTER_S = 5.0  # an engine restarts within seconds with a small model, within a minute with a large one
 # Engines report a missed deadline themselves; these are for an engine that does not answer.
@@ -82,6 +82,8 @@ class EnginePool:
         self._timers: set[asyncio.Timeout] = set()  # of all running calls of `submit`
         self._models: dict[str, ModelSpec] = {}
         self._default_models = default_models or {}
+        # Called with the models that became known; must not block.
+        self.on_models: Callable[[Iterable[ModelSpec]], None] = lambda _: None
         # For the live view; called in the event loop, must not block. `on_view` gets engine number, view and
         # thumbnails.
         self.on_change: Callable[[], None] = lambda: None
@@ -124,6 +126,10 @@ class EnginePool:
             raise self.unavailable_error(repr(name) if name else f"a {spec_type.kind} model")
         return models[name]
 
+    def serves(self, spec_type: type[ModelSpec]) -> bool:
+        """Whether the server has models of this kind, loaded or not; true as long as none of its models is known."""
+        return not self._models or spec_type.kind in self._default_models or bool(self.models_of(spec_type))
+
     def find_model(self, name: str, version: str) -> ModelSpec | None:
         """The model in this version, if any engine held it when it last reported."""
         known = (spec for engine in self._engines for spec in engine.known_models)
@@ -151,10 +157,13 @@ class EnginePool:
         engines = [engine for engine in self._engines if holds(engine, spec.name, spec.fingerprint)]
         return [engine.load for engine in engines if engine.load is not None]
 
-    @property
-    def num_slots(self) -> int:
-        """The slots of all ready engines, as last reported; 0 until then."""
-        return sum(engine.load.num_slots for engine in self._engines if engine.ready and engine.load is not None)
+    def num_slots(self, spec_type: type[ModelSpec]) -> int:
+        """The slots of all ready engines with models of one kind, as last reported; 0 until then."""
+        return sum(
+            engine.load.num_slots
+            for engine in self._engines
+            if engine.load is not None and any(isinstance(spec, spec_type) for spec in engine.models)
+        )
 
     def costs(self, spec: ModelSpec) -> list[messages.ShapeCosts]:
         """Return the costs that the ready engines with this version of the model measured, in the engines' order."""
@@ -200,14 +209,14 @@ class EnginePool:
         """
         if self._stopping:
             raise _stopped_error()
-        if self._route(request) is None:
+        if (engine := self._route(request)) is None:
             raise self.unavailable_error(f"{request.model!r} in version {request.model_version or 'any'}")
         started, limit_s = asyncio.get_running_loop().time(), _limit_s(request)
         timer = asyncio.timeout_at(started + limit_s + (_GRACE_S if request.deadline_s is None else _DEADLINE_GRACE_S))
         self._timers.add(timer)
         try:
             async with timer:
-                return await self._submit_with_retries(request, started, on_update, data)
+                return await self._submit_with_retries(engine, request, started, on_update, data)
         except TimeoutError as error:
             if self._stopping:
                 raise _stopped_error() from error
@@ -223,11 +232,10 @@ class EnginePool:
                 timer.reschedule(0.0)
 
     async def _submit_with_retries(
-        self, request: AnyRequest, started: float, on_update: OnUpdate | None, data: bytes | None
+        self, engine: EngineClient, request: AnyRequest, started: float, on_update: OnUpdate | None, data: bytes | None
     ) -> EngineResult:
         """Attempt until a reply arrives or `crash_attribution.py` allows no further attempt."""
         history = AttemptHistory(num_not_at_fault=MAX_NOT_AT_FAULT_SHARED) if request.exclusive else AttemptHistory()
-        engine = await self._wait_for_engine(request)
         attempt = (
             self._submit_exclusive(request, started, on_update, data)
             if request.exclusive
@@ -317,9 +325,7 @@ class EnginePool:
         finally:
             engine.handle_disconnect()
 
-    async def _handle_event(
-        self, engine: EngineClient, event: Connected | Disconnected | tuple[FromEngine, memoryview | None]
-    ) -> None:
+    async def _handle_event(self, engine: EngineClient, event: ConnectionEvent) -> None:
         match event:
             case Connected():
                 await engine.send_hello()
@@ -344,9 +350,10 @@ class EnginePool:
     def _update_models(self) -> None:
         known = [spec for engine in self._engines for spec in engine.known_models]
         known.sort(key=lambda spec: spec.name != self._default_models.get(spec.kind))
-        self._models = {}
+        before, self._models = self._models, {}
         for spec in known:
             self._models.setdefault(spec.name, spec)
+        self.on_models([spec for spec in self._models.values() if before.get(spec.name) != spec])
 
 
 def _limit_s(request: AnyRequest) -> float:

@@ -82,7 +82,8 @@ class JsonBodyReader:
 
         Raises:
             UnsupportedMediaType: the Content-Type is not application/json.
-            RateLimited: too many large bodies are being received. With a Content-Length, raised before any of the body is read.
+            RateLimited: too many large bodies are being received. With a Content-Length, raised before any of the body
+                is read.
             BodyTooLarge, InvalidBody, RequestCancelled: see `read_bytes`.
 
         """

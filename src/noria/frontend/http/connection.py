@@ -1,9 +1,10 @@
 """uvicorn's HTTP protocol with limits for request heads, for clients that do not read, and for vanished clients.
 
-Such a connection holds no slot of an engine, but it holds memory and a file descriptor; uvicorn would wait forever, and keep
-whatever arrives. The limits of request bodies are in `body.py`.
+Such a connection holds no slot of an engine, but it holds memory and a file descriptor; uvicorn would wait forever, and
+keep whatever arrives. The limits of request bodies are in `body.py`.
 
-It also sends the head and the body of a response together; uvicorn makes a system call, and the kernel a packet, for each.
+It also sends the head and the body of a response together; uvicorn makes a system call, and the kernel a packet, for
+each.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ import socket
 import struct
 import sys
 import termios
+from collections.abc import Callable
 from typing import ClassVar
 
 from uvicorn._types import ASGI3Application
@@ -32,7 +34,8 @@ RESERVED_DESCRIPTORS = 16
 """The last file descriptors of the process are for files and databases: a connection that gets one of them is closed."""
 HEAD_TIMEOUT_S = 30.0  # as for a body
 STALL_TIMEOUT_S = 30.0
-# What a client must read per STALL_TIMEOUT_S. At 1 kB/s an image takes minutes; receivers acknowledge in steps of some kB.
+# What a client must read per STALL_TIMEOUT_S. At 1 kB/s an image takes minutes; receivers acknowledge in steps of some
+# kB.
 MIN_READ_BYTES = 32_768
 TCP_USER_TIMEOUT_S = 60.0
 """How long sent data may stay unacknowledged. Linux's own limit is 15 minutes (tcp(7), tcp_retries2)."""
@@ -63,8 +66,8 @@ class _RejectedError(Exception):
 class _ResponseWriter:
     """A transport that sends the first two writes of a response, its head and the first of its body, together.
 
-    The first waits at most for the rest of this iteration of the event loop, since a stream may have nothing to send for
-    a long time.
+    The first waits at most for the rest of this iteration of the event loop, since a stream may have nothing to send
+    for a long time.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -108,6 +111,7 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
 
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
+    _on_disconnect: Callable[[], object] | None = None
     # Received since a head ended, or a part of a body: all that the parser may keep, and some that it has passed on.
     _unfinished_bytes = 0
     _has_tls = False
@@ -176,7 +180,8 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
             super().send_400_response(msg)
 
     def on_headers_complete(self) -> None:
-        """Begin a request. Puts `abort` on its state, which closes the connection at once and drops unread data.
+        """Begin a request. Puts `abort` on its state, which closes the connection at once and drops unread data, and
+        `watch_disconnect`.
 
         A client that sends another request has read the last response, unless writing is still paused.
         """
@@ -187,13 +192,22 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
             self._reject_head()
             raise _RejectedError
         self._unfinished_bytes = 0
-        self.scope["state"]["abort"] = self.transport.abort
+        self.scope["state"] |= {"abort": self.transport.abort, "watch_disconnect": self.watch_disconnect}
         self._stop_head_timer()
         if not self.flow.write_paused:
             self._stop_stall_timer()
         super().on_headers_complete()
         self.headers = []  # of the trailers; the request keeps its own
         self.cycle.transport = self._response_writer  # type: ignore[assignment]
+
+    def watch_disconnect(self, on_disconnect: Callable[[], object] | None) -> None:
+        """Have `on_disconnect` called once when the client disconnects; None: nothing any more.
+
+        For the request that is being answered, of which a connection has one at a time.
+        """
+        self._on_disconnect = on_disconnect
+        if on_disconnect is not None and self.transport.is_closing():
+            self.loop.call_soon(on_disconnect)
 
     def on_message_complete(self) -> None:
         """End a request's body. Puts `body_has_arrived` on its state."""
@@ -227,6 +241,8 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
             self._running_cycle.disconnected = True
             self._running_cycle.message_event.set()
         super().connection_lost(exc)
+        if self._on_disconnect is not None:
+            self._on_disconnect()
         self._unset_keepalive_if_required()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:

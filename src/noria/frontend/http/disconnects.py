@@ -1,7 +1,7 @@
 """Cancels the work for a client when the client disconnects."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -26,10 +26,15 @@ async def run_until(end: Coroutine[Any, Any, object], work: Coroutine[Any, Any, 
 async def cancel_on_disconnect(http: Request, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`; cancel it when the client disconnects. The body of `http` must have been read.
 
+    Runs in the calling task if the connection tells of its end (`connection.py`): two more tasks take 60 µs.
+
     Raises:
         RequestCancelled: the client disconnected first.
 
     """
+    watch_disconnect = http.scope["state"].get("watch_disconnect")
+    if watch_disconnect is not None:
+        return await _cancel_when_told(watch_disconnect, work)
 
     async def client_disconnected() -> None:
         while (await http.receive())["type"] != "http.disconnect":
@@ -39,3 +44,25 @@ async def cancel_on_disconnect(http: Request, work: Coroutine[Any, Any, T]) -> T
     if work_task.cancelled():
         raise RequestCancelled("the client closed the connection.")
     return work_task.result()
+
+
+async def _cancel_when_told(
+    watch_disconnect: Callable[[Callable[[], object] | None], None], work: Coroutine[Any, Any, T]
+) -> T:
+    task, has_disconnected = asyncio.current_task(), False
+    assert task is not None
+
+    def on_disconnect() -> None:
+        nonlocal has_disconnected
+        has_disconnected = True
+        task.cancel()
+
+    watch_disconnect(on_disconnect)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if has_disconnected and task.uncancel() == 0:
+            raise RequestCancelled("the client closed the connection.") from None
+        raise
+    finally:
+        watch_disconnect(None)

@@ -74,8 +74,8 @@ def error_response(error: NoriaError, http: Request, headers: dict[str, str] | N
     response = json_response(body, error.http_status, headers)
     if isinstance(error, Unauthorized):
         response.headers.append("WWW-Authenticate", 'Bearer realm="noria"')
-        # A separate header, because Chromium ignores a second challenge in one. Not for our pages' scripts: the browser's dialog
-        # for name and password would open before the page's own field for the key.
+        # A separate header, because Chromium ignores a second challenge in one. Not for our pages' scripts: the
+        # browser's dialog for name and password would open before the page's own field for the key.
         if "x-requested-with" not in http.headers:
             response.headers.append("WWW-Authenticate", 'Basic realm="noria", charset="UTF-8"')
     return response

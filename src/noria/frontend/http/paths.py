@@ -14,6 +14,7 @@ A1111_ROOT = "/sdapi/v1"
 _SCOPES: dict[str, KeyScope | None] = {
     "/t2i": "generate",
     "/v1/images/": "generate",
+    "/v1/embeddings": "generate",
     f"{A1111_ROOT}/": "generate",
     "/v1/jobs": "jobs",
     "/v1/models": None,

@@ -1,7 +1,7 @@
 """The span of an HTTP request, with the attributes of OpenTelemetry's semantic conventions.
 
-https://opentelemetry.io/docs/specs/semconv/http/http-spans/. Attributes that the conventions do not have begin with `noria.`.
-No span contains the query of a URL, which may be a secret.
+https://opentelemetry.io/docs/specs/semconv/http/http-spans/. Attributes that the conventions do not have begin with
+`noria.`. No span contains the query of a URL, which may be a secret.
 """
 
 from opentelemetry.context import Context
@@ -18,7 +18,8 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 
 _UNTRACED_PATHS = OPEN_PATHS | {"/live", "/v1/live"}  # probes, pages, and a stream without end
 _UNTRACED_PREFIX = f"{ASSETS_PATH}/"
-# 4xx that are no mistake of the client: overload and disconnects. The conventions set no error on a server's span for other 4xx.
+# 4xx that are no mistake of the client: overload and disconnects. The conventions set no error on a server's span for
+# other 4xx.
 _FAILURE_STATUSES = frozenset({429, 499})
 
 

@@ -47,9 +47,9 @@ class EventStream(Response):
     ) -> None:
         """`on_close` is called once, even if the client disconnects before the first frame.
 
-        `draining` is for frames without an end of their own: once set, the stream ends, and a moment later the connection
-        is closed, whether the client has read everything or not; it is expected to reconnect to another server. If it is
-        None, a server that drains waits for the end of the frames.
+        `draining` is for frames without an end of their own: once set, the stream ends, and a moment later the
+        connection is closed, whether the client has read everything or not; it is expected to reconnect to another
+        server. If it is None, a server that drains waits for the end of the frames.
         """
         super().__init__(headers=SSE_HEADERS)
         del self.headers["content-length"]
@@ -76,7 +76,8 @@ class EventStream(Response):
         if not write_task.cancelled():
             write_task.result()
             return
-        # The timer is not cancelled when all is sent: the client may not have read it yet. The connection closes when it has.
+        # The timer is not cancelled when all is sent: the client may not have read it yet. The connection closes when
+        # it has.
         asyncio.get_running_loop().call_later(_FLUSH_GRACE_S, scope["state"]["abort"])
         await send({"type": "http.response.body", "body": b""})
 

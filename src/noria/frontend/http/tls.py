@@ -1,8 +1,8 @@
 """TLS: the certificate, which is read again when its files have changed, and the handshakes of new connections.
 
-Each connection keeps the certificate that it began with. A TLS server of asyncio tells nobody of a connection before its
-handshake has ended. So this module accepts connections itself: before the handshake they have the same limits of time and
-descriptors as others.
+Each connection keeps the certificate that it began with. A TLS server of asyncio tells nobody of a connection before
+its handshake has ended. So this module accepts connections itself: before the handshake they have the same limits of
+time and descriptors as others.
 """
 
 import asyncio

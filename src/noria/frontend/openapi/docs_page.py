@@ -21,6 +21,7 @@ _ORIGIN_PLACEHOLDER = "\ue000"
 # Path prefixes by group; a path belongs to the first group with a matching prefix.
 _GROUPS = {
     "Generate": ("/t2i", "/v1/images/"),
+    "Encode texts": ("/v1/embeddings",),
     "Models": ("/v1/models",),
     "Jobs": ("/v1/jobs",),
     "The running batch": ("/v1/live",),
@@ -267,7 +268,9 @@ def _with_inline_code(text: str) -> str:
 
 
 def _resolve_ref(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
-    resolved: dict[str, Any] = schemas[schema["$ref"].rpartition("/")[2]]
+    """Of several that are possible, the first."""
+    reference: str = schema.get("oneOf", [schema])[0]["$ref"]
+    resolved: dict[str, Any] = schemas[reference.rpartition("/")[2]]
     return resolved
 
 

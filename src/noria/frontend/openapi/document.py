@@ -43,8 +43,10 @@ from noria.frontend.routes.image_metadata import MAX_BYTES, RecoveredSettings
 from noria.frontend.routes.image_metadata import PATH as IMAGE_METADATA_PATH
 from noria.frontend.routes.images import ImagesResponse
 from noria.frontend.routes.jobs import ENDPOINTS, JobList, JobRequestBody
+from noria.frontend.routes.openai_embeddings import EmbeddingsRequestBody, EmbeddingsResponse
 from noria.frontend.routes.openai_images import (
     IGNORED_FIELDS,
+    EncoderDetail,
     GenerationsRequestBody,
     GenerationsResponse,
     ModelCard,
@@ -88,6 +90,21 @@ _DESCRIPTIONS_A1111 = A1111_DESCRIPTIONS | {
     "samples_format": "the file format of later requests of this API: `png`, `webp` or `jpg`",
 }
 
+_MAX_DIMENSIONS = 65_536  # of any text encoder
+
+_DESCRIPTIONS_EMBEDDINGS = {
+    "input": "a text, a list of texts, the token ids of a text, or a list of those, at most `frontend.max_texts` texts; none may be empty",
+    "model": "the name of a served text encoder, or `noria` for the first one",
+    "dimensions": "cut the embeddings to so many numbers",
+    "encoding_format": "`float`: numbers; `base64`: little-endian float32",
+    "user": DESCRIPTIONS["user"],
+    "normalize": "whether embeddings have length 1; default: as the model's own configuration says",
+    "truncate": "cut texts that are too long, or reject them; default: `frontend.truncate_texts`",
+    "prompt_name": "name of the model's prompt to put before each text; default: the model's default prompt",
+    "priority": "`low`, `normal` or `high`: the order in which waiting texts are encoded",
+    "deadline_ms": "milliseconds from now in which the embeddings are needed; rejected at once if that is not possible",
+}
+
 _DESCRIPTIONS_JOBS = {
     "input": 'a body of `POST /t2i`, or, with `"endpoint": "/v1/images/generations"` in it, of that route; '
     "without a seed, a random one is added",
@@ -103,6 +120,9 @@ _STRUCTS = (
     ModelList,
     ModelCard,
     ModelDetail,
+    EncoderDetail,
+    EmbeddingsRequestBody,
+    EmbeddingsResponse,
     RecoveredSettings,
     Txt2Img,
     Txt2ImgResponse,
@@ -119,6 +139,7 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
     "GenerationsRequestBody": {"prompt": "a red circle above a blue square", "n": 2, "output_format": "webp"},
     "Txt2Img": {"prompt": "a red circle above a blue square", "sampler_name": "Euler", "steps": 20, "seed": -1},
     "Options": {"samples_format": "png"},
+    "EmbeddingsRequestBody": {"input": ["a red circle", "a blue square"]},
     "JobRequestBody": {"input": {"prompt": "a red circle above a blue square", "seed": 7}},
 }
 
@@ -135,7 +156,8 @@ def openapi(spec: DiffusionModelSpec | None, config: FrontendConfig) -> dict[str
         "info": {
             "title": "Noria",
             "version": __version__,
-            "description": "Images from text. " + (f"Serving {spec.name}." if spec else "The model is still loading."),
+            "description": "Images from text, and embeddings of texts. "
+            + (f"Serving {spec.name}." if spec else "No image model is ready."),
         },
         "paths": paths,
         "components": components,
@@ -177,6 +199,7 @@ def _schemas(spec: DiffusionModelSpec | None, config: FrontendConfig) -> dict[st
         (Txt2Img, _DESCRIPTIONS_A1111),
         (Options, _DESCRIPTIONS_A1111),
         (JobRequestBody, _DESCRIPTIONS_JOBS),
+        (EmbeddingsRequestBody, _DESCRIPTIONS_EMBEDDINGS),
     ):
         schema = schemas[body.__name__]
         schema["example"] = _EXAMPLES[body.__name__]
@@ -201,6 +224,7 @@ def _schemas(spec: DiffusionModelSpec | None, config: FrontendConfig) -> dict[st
             {"properties": {"stream": {"const": True}}, "required": ["stream"]},
         ]
     _describe_size(schemas["GenerationsRequestBody"]["properties"], spec)
+    _describe_embeddings(schemas["EmbeddingsRequestBody"]["properties"])
     schemas["Options"]["properties"]["samples_format"] = {"enum": [*FILE_FORMATS, "", None]} | {
         "description": _DESCRIPTIONS_A1111["samples_format"]
     }
@@ -240,6 +264,14 @@ def _describe_size(properties: dict[str, Any], spec: DiffusionModelSpec | None) 
         sides = f"({'|'.join(map(str, range(spec.min_side_px, spec.max_side_px + 1, spec.multiple_px)))})"
     properties["size"] |= {"anyOf": [{"type": "string", "pattern": f"^(auto|{sides}x{sides})$"}, {"type": "null"}]}
     properties["response_format"]["anyOf"] = [{"enum": ["b64_json"]}, {"type": "null"}]
+
+
+def _describe_embeddings(properties: dict[str, Any]) -> None:
+    """Describe the four forms of `input`, and the bounds that do not depend on the model."""
+    text, token_ids = {"type": "string", "minLength": 1}, {"type": "array", "minItems": 1, "items": {"type": "integer"}}
+    several = {"type": "array", "minItems": 1}
+    properties["input"]["anyOf"] = [text, several | {"items": text}, token_ids, several | {"items": token_ids}]
+    _add_bounds(properties["dimensions"], Limits(1, _MAX_DIMENSIONS, None))
 
 
 def _a1111_bounds(
@@ -304,6 +336,15 @@ def _paths() -> dict[str, Any]:
                 content=json_content(GenerationsResponse) | EVENT_STREAM_CONTENT,
             )
         },
+        "/v1/embeddings": {
+            "post": operation(
+                "Embed texts with OpenAI's API",
+                "The unmodified OpenAI clients work; send Noria's own fields in `extra_body`. X-Noria-Truncated has the "
+                "number of texts that were too long and were cut.",
+                body=EmbeddingsRequestBody,
+                content=json_content(EmbeddingsResponse),
+            )
+        },
         IMAGE_METADATA_PATH: {"post": _image_metadata_operation()},
         "/v1/models": {
             "get": operation(
@@ -317,7 +358,15 @@ def _paths() -> dict[str, Any]:
             "get": operation(
                 "Get one model",
                 "In the form of OpenAI's API, with the model's defaults, load and measured costs.",
-                content=json_content(ModelDetail),
+                content={
+                    "application/json": {
+                        "schema": {
+                            "oneOf": [
+                                {"$ref": f"#/components/schemas/{name}"} for name in ("ModelDetail", "EncoderDetail")
+                            ]
+                        }
+                    }
+                },
                 errors=[ModelNotFound, EngineUnavailable],
             )
             | {"parameters": [parameter("model", "path")]}

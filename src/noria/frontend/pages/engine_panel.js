@@ -2,7 +2,7 @@
 // first frame after a view, so that a slot's label and its circle always show the same view.
 
 import { make, prefersReducedMotion, setText } from "./dom.js";
-import { describeBatch, describeSlot, engineNotice, engineStats, formatProgress, formatSeconds, formatStart, pluralize } from "./format.js";
+import { describeBatch, describeSize, describeSlot, describeWork, engineNotice, engineStats, formatProgress, formatSeconds, formatStart } from "./format.js";
 import { SlotRing } from "./slot_ring.js";
 import { Slots, slotLayout } from "./slots.js";
 import { imageKey } from "./state.js";
@@ -147,7 +147,7 @@ export class EnginePanel {
     item.firstChild.className = `swatch hue-${this.#hues[settings.scheduler] ?? 0}`;
     const times = num_images > 1 ? ` × ${num_images}` : "";
     const start = start_at === null ? "" : ` · ${formatStart(start_at - now)}`;
-    setText(item.lastChild, `${settings.scheduler}, ${pluralize(settings.inference_steps, "step")}${times}${priority === "normal" ? "" : ` · ${priority}`}${start}`);
+    setText(item.lastChild, `${settings.scheduler}, ${describeWork(settings)}${times}${priority === "normal" ? "" : ` · ${priority}`}${start}`);
   }
 
   #writeDeparture(item, { key, outcome, settings, slot }) {
@@ -162,7 +162,7 @@ export class EnginePanel {
     } else {
       canvas.className = `swatch hue-${this.#hues[settings?.scheduler] ?? 0}`;
     }
-    const text = `${settings ? `${settings.scheduler}, ${settings.inference_steps} steps` : "an image"}, from slot ${slot}: ${outcome}`;
+    const text = `${settings ? `${settings.scheduler}, ${describeWork(settings)}` : "an image"}, from slot ${slot}: ${outcome}`;
     item.className = outcome === "ok" ? "ok" : "failed";
     item.title = text;
     item.replaceChildren(canvas, make("span", { class: "visually-hidden", text }));
@@ -202,8 +202,8 @@ export class EnginePanel {
         image.settings.scheduler,
         formatProgress(image),
         image.model,
-        `${image.settings.width} × ${image.settings.height}`,
-        String(image.settings.guidance_scale),
+        describeSize(image.settings),
+        String(image.settings.guidance_scale ?? "–"),
         image.priority,
         image.finish_at === null ? "–" : formatSeconds(Math.max(0, image.finish_at - now)),
         deadline_at === null ? "–" : deadline_at < now ? "late" : formatSeconds(deadline_at - now),

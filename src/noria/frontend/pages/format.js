@@ -31,9 +31,20 @@ export function deadlineState({ deadline_at, joined_at, finish_at }, now) {
   return deadline_at - now < (deadline_at - joined_at) / 4 ? "close" : "kept";
 }
 
+const isText = (settings) => settings.type === "encoder";
+
+/** "20 steps" of an image, "12 tokens" of a request of texts. */
+export const describeWork = (settings) =>
+  isText(settings) ? pluralize(settings.num_tokens, "token") : pluralize(settings.inference_steps, "step");
+
+/** "64 × 64" of an image, "2 texts" of a request of texts. */
+export const describeSize = (settings) =>
+  isText(settings) ? pluralize(settings.num_texts, "text") : `${settings.width} × ${settings.height}`;
+
 /** The settings of an image in a slot, which do not change while it is there. */
 export function describeImage(image) {
   const { settings } = image;
+  if (isText(settings)) return `${settings.scheduler}, ${describeSize(settings)}, ${describeWork(settings)}`;
   const size = `${settings.width} × ${settings.height} px`;
   const parts = [settings.scheduler, pluralize(image.num_calls, "call"), size, `guidance ${settings.guidance_scale}`];
   if (image.priority !== "normal") parts.push(`${image.priority} priority`);
@@ -56,6 +67,10 @@ export function describeRunning(image, now) {
 /** A summary of the running batch. */
 export function describeBatch(slots) {
   if (!slots.length) return "Nothing is running. Send sample traffic, generate in the playground, or use the command below.";
+  if (isText(slots[0].settings)) {
+    const requests = pluralize(new Set(slots.map(({ request_id }) => request_id)).size, "request");
+    return `Running: ${pluralize(slots.length, "text")} of ${requests}.`;
+  }
   if (slots.length === 1) return "One image is running. The next request joins at the next iteration and shares its model calls.";
   const distinct = (pick) => new Set(slots.map(pick)).size;
   const range = (pick, unit) => {

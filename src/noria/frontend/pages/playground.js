@@ -60,7 +60,9 @@ async function loadModels() {
       return true;
     }
     if (!response.ok) return false;
-    showModels((await response.json()).data);
+    const models = (await response.json()).data.filter(({ noria }) => noria.kind === "diffusion");
+    if (models.length) showModels(models);
+    else setStatus("serves no image model", "warn");
     return true;
   } catch {
     setStatus("not reached", "bad");

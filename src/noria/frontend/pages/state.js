@@ -32,7 +32,14 @@ function mergeEngine(state, engine) {
   return { ...engine, view: before?.view ?? null };
 }
 
-function withView(state, received, at) {
+/** A slot or waiting request; where an image has its scheduler, a text has the task of its model. */
+function withLabel(item) {
+  if (item.settings.type !== "encoder") return item;
+  return { ...item, settings: { ...item.settings, scheduler: item.settings.task.replaceAll("_", " ") } };
+}
+
+function withView(state, view, at) {
+  const received = { ...view, slots: view.slots.map(withLabel), waiting: view.waiting.map(withLabel) };
   const engines = state.engines.map((engine) =>
     engine.name === received.engine ? { ...engine, view: applyView(engine.view, received, at) } : engine,
   );

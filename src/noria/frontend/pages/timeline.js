@@ -1,6 +1,7 @@
 // Draws the last seconds on one time axis: which image was in which slot, and the stages of the iterations.
 
 import { colours, resizeCanvas } from "./dom.js";
+import { describeWork } from "./format.js";
 
 export const BIN_S = 0.25;
 const GUTTER_PX = 26;
@@ -75,7 +76,8 @@ function drawBar(context, bar, row, toX, now, hues, width) {
   }
   const visible = Math.max(from, GUTTER_PX);
   if (row < 15 || bar.settings === null || to - visible < 28) return;
-  const text = to - visible > 66 ? `${bar.settings.inference_steps} steps` : String(bar.settings.inference_steps);
+  const work = describeWork(bar.settings);
+  const text = to - visible > 66 ? work : work.split(" ")[0];
   context.fillStyle = theme["on-hue"];
   context.textAlign = "left";
   context.fillText(text, visible + 6, row * bar.slot + row / 2 + 0.5);

@@ -155,12 +155,12 @@ class JobRoutes:
         """
         num_images, is_new = admitted.request.payload.n, False
         try:
-            api_client.charge(num_images, time.monotonic())
+            api_client.images.charge(num_images, time.monotonic())
             try:
                 record, is_new = await self._service.accept(new_job)
             finally:
                 if not is_new:
-                    api_client.refund(num_images)
+                    api_client.images.refund(num_images)
         except NoriaError as error:
             outcomes.count_request(new_job.model, error.code)
             raise

@@ -24,11 +24,18 @@ from noria.frontend.http.json_response import json_response
 from noria.frontend.routes.generation_stream import stream_generation
 from noria.frontend.services.generation import AdmittedRequest, GenerationResult, GenerationService, ResponseTimings
 from noria.frontend.services.image_writer import preview_as_base64
-from noria.frontend.services.model_capabilities import ModelCapabilities, capabilities_of
+from noria.frontend.services.model_capabilities import (
+    EncoderCapabilities,
+    ModelCapabilities,
+    capabilities_of,
+    encoder_capabilities_of,
+)
 from noria.frontend.services.request_validation import apply_headers
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.messages import ShapeCosts
+from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import ImageFormat, ImageRequest, ImageRequestBody, Priority
+from noria.protocol.text import EncoderModelSpec
 
 MAX_IGNORED_CHARS = 1024
 IgnoredText = Annotated[str, Meta(max_length=MAX_IGNORED_CHARS)]
@@ -129,7 +136,7 @@ class ModelCard(Struct, frozen=True):
 
     id: str
     created: int
-    noria: ModelCapabilities
+    noria: ModelCapabilities | EncoderCapabilities
     object: Literal["model"] = "model"
     owned_by: str = "noria"
 
@@ -153,6 +160,18 @@ class ModelDetail(Struct, frozen=True):
     owned_by: str = "noria"
 
 
+class EncoderDetail(Struct, frozen=True):
+    """The response of `GET /v1/models/{model}` for a text encoder."""
+
+    id: str
+    created: int
+    fingerprint: str
+    load: PoolLoad
+    noria: EncoderCapabilities
+    object: Literal["model"] = "model"
+    owned_by: str = "noria"
+
+
 class ModelList(Struct, frozen=True):
     """The response of `GET /v1/models`."""
 
@@ -165,6 +184,7 @@ class OpenAIRoutes:
 
     def __init__(self, generation_service: GenerationService, body_reader: JsonBodyReader) -> None:
         self._generation_service, self._body_reader = generation_service, body_reader
+        self._engine_pool, self._config = generation_service.engine_pool, generation_service.config
         self._created = int(time.time())
 
     async def generations(self, http: Request) -> Response:
@@ -187,11 +207,19 @@ class OpenAIRoutes:
 
     async def models(self, _: Request) -> Response:
         """List the models served."""
-        return json_response(ModelList([self._card(spec) for spec in self._generation_service.list_models()]))
+        specs = list(self._engine_pool.models.values())
+        if not specs:
+            raise self._engine_pool.unavailable_error("a model")
+        return json_response(ModelList([self._card(spec) for spec in specs]))
 
     async def model(self, http: Request) -> Response:
         """Return one model by its name or alias, with its load and measured costs."""
-        spec = self._generation_service.resolve_model(http.path_params["model"])
+        name = http.path_params["model"]
+        spec = self._engine_pool.models.get(name) or self._generation_service.resolve_model(name)
+        if isinstance(spec, EncoderModelSpec):
+            load, capabilities = self._engine_pool.load(spec), encoder_capabilities_of(spec, self._config)
+            return json_response(EncoderDetail(spec.name, self._created, spec.fingerprint, load, capabilities))
+        assert isinstance(spec, DiffusionModelSpec)
         detail = ModelDetail(
             id=spec.name,
             created=self._created,
@@ -202,14 +230,17 @@ class OpenAIRoutes:
             default_guidance=spec.default_guidance,
             default_scheduler=spec.default_scheduler,
             schedulers=spec.schedulers,
-            load=self._generation_service.engine_pool.load(spec),
-            costs=self._generation_service.engine_pool.costs(spec),
-            noria=capabilities_of(spec, self._generation_service.config),
+            load=self._engine_pool.load(spec),
+            costs=self._engine_pool.costs(spec),
+            noria=capabilities_of(spec, self._config),
         )
         return json_response(detail)
 
-    def _card(self, spec: DiffusionModelSpec) -> ModelCard:
-        return ModelCard(spec.name, self._created, capabilities_of(spec, self._generation_service.config))
+    def _card(self, spec: ModelSpec) -> ModelCard:
+        if isinstance(spec, EncoderModelSpec):
+            return ModelCard(spec.name, self._created, encoder_capabilities_of(spec, self._config))
+        assert isinstance(spec, DiffusionModelSpec)
+        return ModelCard(spec.name, self._created, capabilities_of(spec, self._config))
 
 
 def admit_generation(

@@ -20,13 +20,7 @@ from opentelemetry.trace import Tracer, format_trace_id, get_current_span
 
 from noria.config import FrontendConfig
 from noria.errors import (
-    DeadlineExceeded,
-    InternalError,
-    ModelNotFound,
     NoriaError,
-    RequestCancelled,
-    RequestError,
-    short_repr,
 )
 from noria.frontend.access.quotas import ApiClient
 from noria.frontend.engines.client import OnUpdate, RawImage
@@ -34,17 +28,17 @@ from noria.frontend.engines.pool import EnginePool
 from noria.frontend.services.image_writer import to_base64, write_images
 from noria.frontend.services.request_validation import validate
 from noria.frontend.services.span_attributes import add_request_attributes
+from noria.frontend.services.submission import record_outcome, resolve_model, with_trace_context
 from noria.images.metadata import metadata_for
 from noria.observe.logs.request_log import LogPrompts, current_log_record, prompt_fields, request_fields
 from noria.observe.metrics import declarations, outcomes
 from noria.observe.metrics.exposition import observe
-from noria.observe.traces.tracer import GLOBAL_TRACER, fail, nanoseconds, trace_headers
+from noria.observe.traces.tracer import GLOBAL_TRACER, nanoseconds
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import ImageFormat, ImageRequest, ImageRequestBody
 
 _POSTPROCESS_WEIGHT = 0.1  # of the newest request in the smoothed time
-DEFAULT_MODEL_ALIAS = "noria"  # names the default model, for clients that cannot leave `model` out
 
 
 class ResponseTimings(Struct, frozen=True):
@@ -145,17 +139,7 @@ class GenerationService:
             ModelNotFound: no such model; names those that are served.
 
         """
-        models = self.models
-        if not models or name is None or (name == DEFAULT_MODEL_ALIAS and name not in models):
-            return self.engine_pool.default_model(DiffusionModelSpec)
-        if name not in models:
-            served = ", ".join(repr(known) for known in models)
-            raise ModelNotFound(
-                f"model {short_repr(name)} is not served here; allowed are {served} (or leave it out, or send "
-                f"{DEFAULT_MODEL_ALIAS!r}).",
-                field="model",
-            )
-        return models[name]
+        return resolve_model(self.engine_pool, DiffusionModelSpec, name)
 
     def admit(
         self, body: ImageRequestBody, api_client: ApiClient, request_id: str, quality: int | None = None
@@ -201,7 +185,11 @@ class GenerationService:
 
         """
         current_log_record().add(**request_fields(admitted.request, admitted.spec.fingerprint, self._log_prompts))
-        with _record_outcome(admitted), self._hold_quota(admitted):
+        has_deadline, is_job = admitted.request.deadline_s is not None, admitted.api_client is None
+        with (
+            record_outcome(admitted.spec.name, has_deadline=has_deadline, is_job=is_job),
+            self._hold_quota(admitted),
+        ):
             started = time.perf_counter()
             result = await self.engine_pool.submit(self._prepare_for_engine(admitted.request), on_update)
             generated = time.perf_counter()
@@ -231,13 +219,13 @@ class GenerationService:
         if admitted.api_client is None:
             yield
             return
-        admitted.api_client.acquire(
+        admitted.api_client.images.acquire(
             admitted.request.payload.n, time.monotonic(), self.engine_pool.backlog_s(admitted.spec)
         )
         try:
             yield
         finally:
-            admitted.api_client.release(admitted.request.payload.n)
+            admitted.api_client.images.release(admitted.request.payload.n)
 
     def _prepare_for_engine(self, request: ImageRequest) -> ImageRequest:
         """Return `request` with the current trace context, its deadline reduced by the time to write the files."""
@@ -253,50 +241,11 @@ class GenerationService:
         return await asyncio.get_running_loop().run_in_executor(self._thread_pool, to_base64, result.files)
 
 
-def with_trace_context(request: ImageRequest) -> ImageRequest:
-    """Return `request` with the context of the current span, if there is one."""
-    return msgspec.structs.replace(request, **trace_headers(get_current_span()))
-
-
 def _write_files(admitted: AdmittedRequest, images: Sequence[RawImage]) -> list[bytes]:
     metadata = (
         [metadata_for(admitted.request, admitted.spec, image.seed) for image in images] if admitted.metadata else None
     )
     return write_images(images, admitted.file_format, admitted.quality, metadata)
-
-
-@contextlib.contextmanager
-def _record_outcome(admitted: AdmittedRequest) -> Iterator[None]:
-    """Record the outcome of the request that runs in this context, in metrics, log and span.
-
-    An attempt of a job is not counted as a request, since it may be retried; `jobs/completion.py` counts the job when
-    it ends.
-    """
-    outcome, is_client_error = InternalError.code, False
-    started, log_record = time.perf_counter(), current_log_record()
-    try:
-        with declarations.REQUESTS_IN_FLIGHT.track_inprogress():
-            yield
-        outcome = outcomes.OK
-    except NoriaError as error:
-        outcome, is_client_error = error.code, isinstance(error, RequestError)
-        log_record.add(error=error.message)
-        if outcome == DeadlineExceeded.code and admitted.request.deadline_s is not None:
-            declarations.DEADLINES_MISSED.labels(admitted.spec.name).inc()
-        raise
-    except asyncio.CancelledError:
-        outcome = RequestCancelled.code
-        raise
-    finally:
-        span = get_current_span()
-        span.set_attribute("noria.outcome", outcome)
-        if outcome != outcomes.OK and not is_client_error:  # needed for streams, whose status is 200
-            fail(span, outcome)
-        if admitted.api_client is not None:
-            outcomes.count_request(admitted.spec.name, outcome)
-        log_record.add(outcome=outcome)
-        if outcome != outcomes.OK:  # else it is the response's
-            log_record.add(total_s=time.perf_counter() - started)
 
 
 def _record_metrics(admitted: AdmittedRequest, timings: ResponseTimings, num_images: int) -> None:

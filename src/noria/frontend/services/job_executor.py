@@ -10,12 +10,14 @@ from opentelemetry.trace import get_current_span
 
 from noria.errors import DeadlineExceeded, EngineUnavailable
 from noria.frontend.engines.client import ProgressUpdate, Update
-from noria.frontend.services.generation import AdmittedRequest, GenerationService, with_trace_context
+from noria.frontend.services.generation import AdmittedRequest, GenerationService
 from noria.frontend.services.span_attributes import add_request_attributes
+from noria.frontend.services.submission import with_trace_context
 from noria.jobs.records import JobRecord
 from noria.jobs.stored_request import StoredRequest, deserialize, serialize
 from noria.jobs.worker import JobOutput
 from noria.observe.metrics import declarations
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.model_spec import ModelKey
 from noria.protocol.request import ImageRequest
 
@@ -52,7 +54,7 @@ class GenerationJobExecutor:
         """
         if self._concurrency != "auto":
             return self._concurrency
-        num_slots = self._generation_service.engine_pool.num_slots or _DEFAULT_NUM_SLOTS
+        num_slots = self._generation_service.engine_pool.num_slots(DiffusionModelSpec) or _DEFAULT_NUM_SLOTS
         return math.ceil(2 * num_slots / self._num_frontends)
 
     async def execute(self, record: JobRecord, on_progress: Callable[[bytes], None]) -> JobOutput:

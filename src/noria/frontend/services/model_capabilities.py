@@ -10,6 +10,7 @@ from noria.config import FrontendConfig
 from noria.frontend.services.request_validation import limits
 from noria.images import scheduler_names
 from noria.protocol.diffusion import DiffusionModelSpec
+from noria.protocol.text import EncoderModelSpec, EncoderTask
 
 
 class Bounds(Struct, frozen=True):
@@ -28,8 +29,8 @@ class SchedulerInfo(Struct, frozen=True):
     description: str
 
 
-class ModelCapabilities(Struct, frozen=True):
-    """What forms and clients need to know about a model. The keys of `settings` are fields of `POST /t2i`."""
+class ModelCapabilities(Struct, frozen=True, tag_field="kind", tag="diffusion"):
+    """What forms and clients need to know about an image model. The keys of `settings` are fields of `POST /t2i`."""
 
     version: str  # the model's fingerprint
     pipeline: str  # its diffusers class
@@ -37,6 +38,35 @@ class ModelCapabilities(Struct, frozen=True):
     default_scheduler: str
     schedulers: list[SchedulerInfo]
     max_prompt_chars: int
+
+
+class EncoderCapabilities(Struct, frozen=True, tag_field="kind", tag="encoder"):
+    """What clients need to know about a text encoder."""
+
+    version: str  # the model's fingerprint
+    task: EncoderTask
+    architecture: str  # its transformers class
+    dimensions: int  # of an embedding, or the number of labels
+    max_length: int  # tokens of a text, special tokens included
+    max_texts: int  # of a request
+    prompts: list[str]  # names
+    default_prompt: str | None
+    labels: list[str]
+
+
+def encoder_capabilities_of(spec: EncoderModelSpec, config: FrontendConfig) -> EncoderCapabilities:
+    """Return what the encoder accepts behind a front end with this `config`."""
+    return EncoderCapabilities(
+        version=spec.fingerprint,
+        task=spec.task,
+        architecture=spec.architecture,
+        dimensions=spec.dimensions,
+        max_length=spec.max_length,
+        max_texts=config.max_texts,
+        prompts=[name for name, _ in spec.prompts],
+        default_prompt=spec.default_prompt,
+        labels=list(spec.labels),
+    )
 
 
 def capabilities_of(spec: DiffusionModelSpec, config: FrontendConfig) -> ModelCapabilities:

@@ -7,7 +7,7 @@ Pure: the model's limits, the operator's limits and the source of seeds are argu
 import functools
 import re
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, get_args
+from typing import NamedTuple, Protocol, TypeVar, get_args
 
 import msgspec
 
@@ -95,7 +95,19 @@ def validate(
     )
 
 
-def apply_headers(body: ImageRequestBody, headers: Mapping[str, str]) -> ImageRequestBody:
+class _Urgency(Protocol):
+    """The part of a body that headers can have instead."""
+
+    @property
+    def priority(self) -> Priority | None: ...
+    @property
+    def deadline_ms(self) -> int | None: ...
+
+
+BodyT = TypeVar("BodyT", bound=_Urgency)
+
+
+def apply_headers(body: BodyT, headers: Mapping[str, str]) -> BodyT:
     """Return `body`, with the headers X-Noria-Priority and X-Noria-Deadline-Ms where it has no value of its own.
 
     The headers are for gateways and for clients of other APIs, which cannot change the body.
@@ -111,14 +123,14 @@ def apply_headers(body: ImageRequestBody, headers: Mapping[str, str]) -> ImageRe
                 f"header X-Noria-Priority is {short_repr(priority)}; allowed are {', '.join(get_args(Priority))}.",
                 field="X-Noria-Priority",
             )
-        body = msgspec.structs.replace(body, priority=priority)
+        body = msgspec.structs.replace(body, priority=priority)  # type: ignore[type-var]
     if body.deadline_ms is None and deadline_ms is not None:
         if not re.fullmatch(r"\d{1,9}", deadline_ms, re.ASCII):
             raise InvalidField(
                 f"header X-Noria-Deadline-Ms is {short_repr(deadline_ms)}; allowed is a whole number of milliseconds.",
                 field="X-Noria-Deadline-Ms",
             )
-        body = msgspec.structs.replace(body, deadline_ms=int(deadline_ms))
+        body = msgspec.structs.replace(body, deadline_ms=int(deadline_ms))  # type: ignore[type-var]
     return body
 
 

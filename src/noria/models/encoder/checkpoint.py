@@ -75,8 +75,8 @@ def pool(mode: Pooling, hidden_BTD: torch.Tensor, mask_BT1: torch.Tensor) -> tor
             return hidden_BTD.gather(1, last_B[:, None, None].expand(-1, 1, hidden_BTD.shape[-1])).squeeze(1)
 
 
-def load(spec: EncoderModelSpec, config: EngineConfig, device: str) -> EncoderModule:
-    """Read the checkpoint in `spec.folder` onto `device`, in `config.dtype`.
+def load(spec: EncoderModelSpec, config: EngineConfig, device: str, attention: str = "sdpa") -> EncoderModule:
+    """Read the checkpoint in `spec.folder` onto `device`, in `config.dtype`; `attention` is one of transformers' names.
 
     Raises:
         MissingExtra: transformers is not installed.
@@ -92,7 +92,7 @@ def load(spec: EncoderModelSpec, config: EngineConfig, device: str) -> EncoderMo
                 spec.folder,
                 config=model_class.config_class.from_dict(_without_code(tree)),
                 dtype=_DTYPES[config.dtype],
-                attn_implementation="sdpa" if model_class._supports_sdpa else "eager",
+                attn_implementation=attention if model_class._supports_sdpa else "eager",
                 use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,

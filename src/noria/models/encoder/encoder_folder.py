@@ -107,7 +107,7 @@ class _SentenceTransformers(Struct, frozen=True):
 class _Tokenizer(Struct, frozen=True):
     """tokenizer_config.json; transformers writes 1e30 for a tokenizer without a maximum."""
 
-    model_max_length: float | None = None
+    model_max_length: Annotated[float, Meta(ge=1)] | None = None
 
 
 class _Overrides(Struct, frozen=True, forbid_unknown_fields=True):

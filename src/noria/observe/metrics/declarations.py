@@ -112,6 +112,7 @@ REJECTED = _counter(
     _SECTION, "noria_rejected", "Image requests rejected before any generation, by reason.", "model", "reason"
 )
 IMAGES = _counter(_SECTION, "noria_images", "Images sent to clients.", "model")
+TEXTS = _counter(_SECTION, "noria_texts", "Texts whose results were sent to clients.", "model")
 REQUEST_SECONDS = _histogram(
     _SECTION,
     "noria_request_seconds",
@@ -129,7 +130,7 @@ STAGE_SECONDS = _histogram(
     _SECTION,
     "noria_stage_seconds",
     "Time of a request in one stage: `queue`, `text_encode` (the prompt), `denoise`, `decode` (latents to pixels), "
-    "`postprocess` (pixels to files).",
+    "`postprocess` (pixels to files); of texts `tokenize`, `queue`, `infer` (the batch).",
     "stage",
     buckets=(0.001, *DURATION_BUCKETS_S),
 )
@@ -232,7 +233,17 @@ ITERATION_SECONDS = _histogram(
     "shape",
     buckets=_ITERATION_BUCKETS_S,
 )
-BATCH_SIZE = _histogram(_SECTION, "noria_batch_size", "Images in an iteration.", "engine", buckets=_BATCH_SIZE_BUCKETS)
+BATCH_SIZE = _histogram(
+    _SECTION, "noria_batch_size", "Images or texts in an iteration.", "engine", buckets=_BATCH_SIZE_BUCKETS
+)
+TOKENS = _counter(_SECTION, "noria_tokens", "Tokens of texts that were encoded, without padding.", "engine", "model")
+PADDING_TOKENS = _counter(
+    _SECTION,
+    "noria_padding_tokens",
+    "Tokens by which texts were padded to the longest of their batch.",
+    "engine",
+    "model",
+)
 SLOTS = _gauge(_SECTION, "noria_slots", "Slots: the largest number of images in the running batch.", "engine")
 SLOTS_USED = _gauge(_SECTION, "noria_slots_used", "Images in the running batch.", "engine")
 QUEUE_DEPTH = _gauge(_SECTION, "noria_queue_depth", "Images waiting for a slot.", "engine")

@@ -74,6 +74,7 @@ def init_model_series(names: Iterable[str]) -> None:
             if outcome != ModelNotFound.code:
                 _init_series(name, outcome)
         declarations.IMAGES.labels(name)
+        declarations.TEXTS.labels(name)
         declarations.DEADLINES_MISSED.labels(name)
         _known_models.add(name)
 

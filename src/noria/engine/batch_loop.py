@@ -1,0 +1,78 @@
+"""The loop of batches that sessions execute side by side: plan all that can start, and commit what a session finished.
+
+A batch finishes in a thread of the executor, which passes it to `on_done`; whoever drives the loop calls `finish` with
+it on the loop's thread.
+"""
+
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic
+
+from noria.engine.loop import EngineEvent, RequestLoop
+from noria.engine.runtime import BatchExecutor, FinishedBatch, RequestT
+from noria.scheduling.types import BatchPlan, BatchwiseScheduler, SchedulableRequest
+
+
+@dataclass(frozen=True)
+class ExecutedBatch(Generic[RequestT]):
+    """A batch after its commit, for metrics and live views."""
+
+    batch: FinishedBatch
+    requests: tuple[RequestT | None, ...]  # of each row; None: it had ended before the batch did
+
+
+class BatchLoop(RequestLoop[RequestT]):
+    """Runs one scheduler of texts and the sessions of one executor."""
+
+    def __init__(
+        self,
+        scheduler: BatchwiseScheduler,
+        executor: BatchExecutor[RequestT],
+        on_event: Callable[[EngineEvent[RequestT]], None],
+        clock: Callable[[], float],
+        on_plan: Callable[[BatchPlan], None],
+        on_done: Callable[[FinishedBatch], None],
+    ) -> None:
+        """`on_plan` is called with each plan before it is executed, `on_done` by any thread when it was."""
+        super().__init__(scheduler, executor, on_event, clock)
+        self._scheduler, self._executor, self._on_plan, self._on_done = scheduler, executor, on_plan, on_done
+        self._expiries: list[tuple[float, str]] = []  # a heap; those of requests that have ended leave it at its top
+
+    def start_batches(self) -> None:
+        """End the requests whose time has passed, and start every batch that can start now."""
+        now = self._clock()
+        if self._next_expiry() <= now:
+            self._handle_events(self._scheduler.expire(now))
+        while (plan := self._scheduler.plan(now)) is not None:
+            self._on_plan(plan)
+            self._executor.start(plan, self._on_done)
+        self._report_streaming(now)
+
+    def finish(self, batch: FinishedBatch) -> ExecutedBatch[RequestT]:
+        """Commit a batch that `on_done` was called with."""
+        requests = tuple(self._requests.get(row.attempt_id) for row in batch.plan.rows)
+        self._handle_events(self._scheduler.commit(batch.plan, batch.result, self._clock(), batch.seconds))
+        return ExecutedBatch(batch, requests)
+
+    def wait_s(self, now: float) -> float | None:
+        """Return for how long `start_batches` has nothing to do unless something else happens; None: for ever."""
+        wait_ends_at, due = self._scheduler.next_deadline(), self._next_expiry()
+        due = due if wait_ends_at is None else min(due, wait_ends_at)
+        return None if due == math.inf else max(due - now, 0.0)
+
+    def _next_expiry(self) -> float:
+        while self._expiries and self._expiries[0][1] not in self._requests:
+            heapq.heappop(self._expiries)
+        return self._expiries[0][0] if self._expiries else math.inf
+
+    def _on_accepted(self, schedulable: SchedulableRequest, now: float) -> None:
+        """Keep when it expires and what is predicted; report its progress only if it streams it."""
+        attempt_id = schedulable.attempt_id
+        if schedulable.expires_at is not None:
+            heapq.heappush(self._expiries, (schedulable.expires_at, attempt_id))
+        if self._requests[attempt_id].request.stream_progress:
+            super()._on_accepted(schedulable, now)
+        else:
+            self._predicted_s[attempt_id] = self._scheduler.progress([attempt_id], now)[attempt_id].finish_in_s

@@ -1,0 +1,340 @@
+"""Tokenizes texts and has an engine encode them, for every route of text models.
+
+A request passes through `tokenization.py` (to token ids), `engines/pool.py` (to float32 numbers) and back to its route,
+which knows what the numbers mean to its clients.
+"""
+
+import array
+import functools
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from msgspec import Struct
+from opentelemetry.trace import Tracer, format_trace_id, get_current_span
+from prometheus_client import Counter, Histogram
+
+from noria.config import FrontendConfig
+from noria.errors import InvalidField, NoriaError, short_repr
+from noria.frontend.access.quotas import ApiClient
+from noria.frontend.engines.pool import EnginePool
+from noria.frontend.services.submission import record_outcome, resolve_model, with_trace_context
+from noria.frontend.services.tokenization import TokenizationThread
+from noria.models.encoder.tokens import TextInput, TokenizedText, Tokenizer, TruncationSide
+from noria.observe.logs.request_log import current_log_record
+from noria.observe.metrics import declarations, outcomes
+from noria.observe.metrics.exposition import observe
+from noria.observe.traces.tracer import GLOBAL_TRACER
+from noria.protocol.model_spec import ModelSpec
+from noria.protocol.request import EngineRequest, Priority
+from noria.protocol.text import EncoderModelSpec, EncoderTask, TextPayload, TextTimings
+
+_NOT_SERVED = {
+    "embedding": "an embedding model",
+    "classification": "a classification model",
+    "token_classification": "a model that classifies tokens",
+    "reranking": "a reranking model",
+}
+
+
+class TextRequestSettings(Struct, frozen=True, kw_only=True):
+    """What a client asks for, as far as it is given; the same for every protocol."""
+
+    inputs: Sequence[TextInput] = ()
+    token_ids: Sequence[Sequence[int]] = ()  # instead of `inputs`: texts that the client has tokenized
+    model: str | None = None
+    dimensions: int | None = None
+    normalize: bool | None = None  # None: as the model's own configuration says
+    truncate: bool | None = None  # None: the server's setting
+    truncation_side: TruncationSide = "right"
+    prompt_name: str | None = None  # None: the model's default prompt
+    priority: Priority | None = None
+    deadline_ms: int | None = None
+
+    @property
+    def num_texts(self) -> int:
+        """A pair counts as one."""
+        return len(self.inputs) + len(self.token_ids)
+
+
+class EncodingTimings(Struct, frozen=True):
+    """How long each stage took, in seconds. `predicted_s` is the engine's prediction of queue and infer together."""
+
+    tokenize_s: float
+    queue_s: float
+    infer_s: float
+    total_s: float
+    predicted_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EncodingResult:
+    """The numbers of a request, and measurements."""
+
+    spec: EncoderModelSpec
+    numbers: "memoryview[float]"  # float32, one row after the other
+    num_rows: int  # one for each text; for each token, if tokens are classified
+    num_columns: int
+    texts: Sequence[TokenizedText]
+    timings: EncodingTimings
+    mean_batch: float
+
+    @property
+    def rows(self) -> "list[memoryview[float]]":
+        """The numbers of each row."""
+        width = self.num_columns
+        return [self.numbers[start : start + width] for start in range(0, self.num_rows * width, width)]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all texts, special tokens included."""
+        return sum(text.num_tokens for text in self.texts)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Response headers, the same for every protocol."""
+        timings = self.timings
+        headers = {
+            "X-Noria-Model": _header_value(self.spec.name),
+            "X-Noria-Mean-Batch": f"{self.mean_batch:.2f}",
+            "Server-Timing": (
+                f"tokenize;dur={1000 * timings.tokenize_s:.1f}, queue;dur={1000 * timings.queue_s:.1f}, "
+                f"infer;dur={1000 * timings.infer_s:.1f}, predicted;dur={1000 * timings.predicted_s:.1f}"
+            ),
+        }
+        if num_truncated := _num_truncated(self.texts):
+            headers["X-Noria-Truncated"] = str(num_truncated)
+        return headers
+
+
+class EncodingService:
+    """Admits requests of texts and has them encoded."""
+
+    def __init__(
+        self,
+        engine_pool: EnginePool,
+        config: FrontendConfig,
+        load_tokenizer: Callable[[EncoderModelSpec], Tokenizer],
+        tracer: Tracer = GLOBAL_TRACER,
+    ) -> None:
+        self.engine_pool, self.config, self._tracer = engine_pool, config, tracer
+        self._tokenization = TokenizationThread(load_tokenizer)
+        engine_pool.on_models = self._load_tokenizers
+
+    @property
+    def models(self) -> Mapping[str, EncoderModelSpec]:
+        """The text encoders, by name, the default one first; empty until an engine was ready."""
+        return self.engine_pool.models_of(EncoderModelSpec)
+
+    def resolve_model(self, name: str | None, task: EncoderTask) -> EncoderModelSpec:
+        """Return the model named `name`, or the default one.
+
+        Raises:
+            EngineUnavailable: no engine has been ready yet.
+            ModelNotFound: no such model.
+            InvalidField: the model is of another task.
+
+        """
+        spec = resolve_model(self.engine_pool, EncoderModelSpec, name)
+        if spec.task == task:
+            return spec
+        served = [repr(each.name) for each in self.models.values() if each.task == task]
+        raise InvalidField(
+            f"model {spec.name!r} is {_NOT_SERVED[spec.task]}; this route needs {_NOT_SERVED[task]}: "
+            f"{', '.join(served) or 'none is served here'}.",
+            field="model",
+        )
+
+    def _load_tokenizers(self, specs: Iterable[ModelSpec]) -> None:
+        """Load the tokenizers of new models before their first request."""
+        for spec in specs:
+            if isinstance(spec, EncoderModelSpec):
+                self._tokenization.tokenize(spec, ()).add_done_callback(lambda done: done.exception())
+
+    async def encode(
+        self, settings: TextRequestSettings, task: EncoderTask, api_client: ApiClient, request_id: str
+    ) -> EncodingResult:
+        """Tokenize the texts and encode them. Cancelling this call removes them from the engine.
+
+        Raises:
+            NoriaError: the request was rejected or failed.
+
+        """
+        started = time.perf_counter()
+        try:
+            spec = self.resolve_model(settings.model, task)
+        except NoriaError as error:
+            outcomes.count_request(None, error.code)
+            current_log_record().add(model=settings.model, task=task, outcome=error.code, error=error.message)
+            raise
+        deadline_ms, num_texts = settings.deadline_ms, settings.num_texts
+        with record_outcome(spec.name, has_deadline=deadline_ms is not None):
+            log_record = current_log_record()
+            log_record.add(model=spec.name, model_version=spec.fingerprint, task=task, num_texts=num_texts)
+            self._check(settings, spec)
+            priority = api_client.allowed_priority(settings.priority) or "normal"
+            api_client.texts.check_rate(num_texts)
+            api_client.texts.acquire(num_texts, time.monotonic(), self.engine_pool.backlog_s(spec))
+            try:
+                texts = await self._tokenize(settings, spec)
+                tokenized = time.perf_counter()
+                payload = make_payload(texts, spec, settings)
+                deadline_s = None if deadline_ms is None else max(deadline_ms / 1000 - (tokenized - started), 0.001)
+                log_record.add(
+                    num_tokens=payload.num_tokens,
+                    num_truncated=payload.num_truncated or None,
+                    priority=priority if priority != "normal" else None,
+                    deadline_s=None if deadline_ms is None else deadline_ms / 1000,
+                )
+                request = EngineRequest(
+                    request_id,
+                    spec.name,
+                    payload,
+                    self.config.request_timeout_s,
+                    model_version=spec.fingerprint,
+                    client=api_client.name or "",
+                    priority=priority,
+                    deadline_s=deadline_s,
+                )
+                result = await self.engine_pool.submit(with_trace_context(request))
+            finally:
+                api_client.texts.release(num_texts)
+            assert isinstance(result.timings, TextTimings) and result.final is not None and result.data is not None
+            numbers, final = result.data.cast("B").cast("f"), result.final  # both sides are little-endian
+            assert len(numbers) == final.num_rows * final.num_columns
+            timings = EncodingTimings(
+                tokenized - started,
+                result.timings.queue_s,
+                result.timings.infer_s,
+                time.perf_counter() - started,
+                result.predicted_s,
+            )
+            if deadline_ms is not None and 1000 * timings.total_s > deadline_ms:
+                declarations.DEADLINES_MISSED.labels(spec.name).inc()
+            _record_metrics(spec, timings, num_texts, request_id)
+            log_record.add(
+                tokenize_s=timings.tokenize_s,
+                queue_s=timings.queue_s,
+                infer_s=timings.infer_s,
+                total_s=timings.total_s,
+                predicted_s=timings.predicted_s,
+                mean_batch=result.mean_batch,
+            )
+            return EncodingResult(spec, numbers, final.num_rows, final.num_columns, texts, timings, result.mean_batch)
+
+    def _check(self, settings: TextRequestSettings, spec: EncoderModelSpec) -> None:
+        """Check what needs no tokenizer. Raises InvalidField."""
+        num_texts, max_texts = settings.num_texts, self.config.max_texts
+        if not 1 <= num_texts <= max_texts:
+            raise InvalidField(f"input has {num_texts} texts; allowed are 1 to {max_texts}.", field="input")
+        for index, text in enumerate(settings.inputs):
+            if not text or (not isinstance(text, str) and not all(text)):
+                raise InvalidField(f"text {index} of input is empty.", field="input")
+        if settings.dimensions is not None and not 1 <= settings.dimensions <= spec.dimensions:
+            raise InvalidField(
+                f"dimensions is {settings.dimensions}; allowed for {spec.name} are 1 to {spec.dimensions}.",
+                field="dimensions",
+            )
+        max_deadline_ms = int(self.config.request_timeout_s * 1000)
+        if settings.deadline_ms is not None and not 1 <= settings.deadline_ms <= max_deadline_ms:
+            raise InvalidField(
+                f"deadline_ms is {settings.deadline_ms}; allowed are 1 to {max_deadline_ms}.", field="deadline_ms"
+            )
+        if settings.prompt_name is not None and settings.prompt_name not in dict(spec.prompts):
+            names = ", ".join(name for name, _ in spec.prompts) or "none: the model has no prompts"
+            raise InvalidField(
+                f"prompt_name is {short_repr(settings.prompt_name)}; allowed are {names}.", field="prompt_name"
+            )
+
+    async def _tokenize(self, settings: TextRequestSettings, spec: EncoderModelSpec) -> Sequence[TokenizedText]:
+        """Return the texts as the model sees them. Raises InvalidField."""
+        texts: list[TokenizedText] = [
+            pack_token_ids(ids, index, spec, settings.truncation_side) for index, ids in enumerate(settings.token_ids)
+        ]
+        if settings.inputs:
+            prompt = dict(spec.prompts).get(settings.prompt_name or spec.default_prompt or "", "")
+            inputs = [prompt + text if isinstance(text, str) else text for text in settings.inputs] if prompt else None
+            texts += await self._tokenization.tokenize(spec, inputs or settings.inputs, settings.truncation_side)
+        truncates = self.config.truncate_texts if settings.truncate is None else settings.truncate
+        if not truncates:
+            for index, text in enumerate(texts):
+                if text.num_cut:
+                    raise InvalidField(
+                        f"text {index} of input has {text.num_tokens + text.num_cut} tokens; {spec.name} takes at most "
+                        f"{spec.max_length}. Shorten it, or allow truncation.",
+                        field="input",
+                    )
+        return texts
+
+
+def pack_token_ids(ids: Sequence[int], index: int, spec: EncoderModelSpec, side: TruncationSide) -> TokenizedText:
+    """Return a text that the client has tokenized, with whatever special tokens it has.
+
+    Raises:
+        InvalidField: it is empty, or has an id that the model does not know.
+
+    """
+    if not ids:
+        raise InvalidField(f"text {index} of input is empty.", field="input")
+    if min(ids) < 0 or max(ids) >= spec.vocab_size:
+        wrong = next(token_id for token_id in ids if not 0 <= token_id < spec.vocab_size)
+        raise InvalidField(
+            f"text {index} of input has the token id {wrong}; {spec.name} has the ids 0 to {spec.vocab_size - 1}. Send the "
+            "text itself, unless your tokens are of this model's tokenizer (LangChain's are, with "
+            "check_embedding_ctx_length=False).",
+            field="input",
+        )
+    kept = ids[: spec.max_length] if side == "right" else ids[-spec.max_length :]
+    packed = array.array("H" if spec.vocab_size <= 65_536 else "I", kept)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return TokenizedText(len(kept), packed.tobytes(), num_cut=len(ids) - len(kept))
+
+
+def make_payload(texts: Sequence[TokenizedText], spec: EncoderModelSpec, settings: TextRequestSettings) -> TextPayload:
+    """Return the payload of tokenized texts."""
+    lengths = tuple(text.num_tokens for text in texts)
+    type_ids = b""
+    if any(text.type_ids for text in texts):
+        type_ids = b"".join(text.type_ids or bytes(text.num_tokens) for text in texts)
+    return TextPayload(
+        spec.task,
+        len(texts),
+        sum(lengths),
+        _num_truncated(texts),
+        lengths=lengths,
+        token_ids=texts[0].token_ids if len(texts) == 1 else b"".join([text.token_ids for text in texts]),
+        type_ids=type_ids,
+        id_bytes=2 if spec.vocab_size <= 65_536 else 4,
+        dimensions=settings.dimensions,
+        normalize=spec.normalize if settings.normalize is None else settings.normalize,
+    )
+
+
+def _num_truncated(texts: Sequence[TokenizedText]) -> int:
+    return sum(text.num_cut > 0 for text in texts)
+
+
+@functools.cache
+def _header_value(name: str) -> str:
+    return quote(name, safe="/:@+ ")  # headers allow neither é nor line ends
+
+
+@functools.cache
+def _bound(metric: Counter | Histogram, label: str) -> Any:
+    return metric.labels(label)
+
+
+def _record_metrics(spec: EncoderModelSpec, timings: EncodingTimings, num_texts: int, request_id: str) -> None:
+    span = get_current_span().get_span_context()
+    # The id of an unsampled trace would lead nowhere.
+    exemplar = {"trace_id": format_trace_id(span.trace_id)} if span.trace_flags.sampled else {}
+    exemplar["request_id"] = request_id
+    _bound(declarations.TEXTS, spec.name).inc(num_texts)
+    observe(declarations.REQUEST_SECONDS, timings.total_s, {"model": spec.name}, exemplar)
+    _bound(declarations.QUEUE_SECONDS, spec.name).observe(timings.queue_s)
+    for stage, seconds in (("tokenize", timings.tokenize_s), ("queue", timings.queue_s), ("infer", timings.infer_s)):
+        _bound(declarations.STAGE_SECONDS, stage).observe(seconds)

@@ -1,0 +1,94 @@
+"""What the services of all kinds of model share: finding the model, the trace context, and recording the outcome."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import TypeVar
+
+import msgspec
+from opentelemetry.trace import get_current_span
+
+from noria.errors import (
+    DeadlineExceeded,
+    InternalError,
+    ModelNotFound,
+    NoriaError,
+    RequestCancelled,
+    RequestError,
+    short_repr,
+)
+from noria.frontend.engines.pool import EnginePool
+from noria.observe.logs.request_log import current_log_record
+from noria.observe.metrics import declarations, outcomes
+from noria.observe.traces.tracer import fail, trace_headers
+from noria.protocol.model_spec import ModelSpec
+from noria.protocol.request import AnyRequest
+
+DEFAULT_MODEL_ALIAS = "noria"  # names the default model, for clients that cannot leave `model` out
+
+SpecT = TypeVar("SpecT", bound=ModelSpec)
+RequestT = TypeVar("RequestT", bound=AnyRequest)
+
+
+def resolve_model(engine_pool: EnginePool, spec_type: type[SpecT], name: str | None) -> SpecT:
+    """Return the model of one kind named `name`; its default model for None or `DEFAULT_MODEL_ALIAS`.
+
+    Raises:
+        EngineUnavailable: no engine has been ready yet, so the models are unknown, or none with the default model.
+        ModelNotFound: no such model, or none of this kind; names those that are served.
+
+    """
+    if not engine_pool.serves(spec_type):
+        served = ", ".join(f"{known!r} ({spec.kind})" for known, spec in engine_pool.models.items())
+        raise ModelNotFound(f"this needs a model of kind {spec_type.kind}; this server has {served}.", field="model")
+    models = engine_pool.models_of(spec_type)
+    if not models or name is None or (name == DEFAULT_MODEL_ALIAS and name not in models):
+        return engine_pool.default_model(spec_type)
+    if name not in models:
+        served = ", ".join(repr(known) for known in models)
+        raise ModelNotFound(
+            f"model {short_repr(name)} is not served here; allowed are {served} (or leave it out, or send "
+            f"{DEFAULT_MODEL_ALIAS!r}).",
+            field="model",
+        )
+    return models[name]
+
+
+def with_trace_context(request: RequestT) -> RequestT:
+    """Return `request` with the context of the current span, if there is one."""
+    return msgspec.structs.replace(request, **trace_headers(get_current_span()))
+
+
+@contextlib.contextmanager
+def record_outcome(model: str, *, has_deadline: bool, is_job: bool = False) -> Iterator[None]:
+    """Record the outcome of the request that runs in this context, in metrics, log and span.
+
+    An attempt of a job is not counted as a request, since it may be retried; `jobs/completion.py` counts the job when
+    it ends.
+    """
+    outcome, is_client_error = InternalError.code, False
+    started, log_record = time.perf_counter(), current_log_record()
+    try:
+        with declarations.REQUESTS_IN_FLIGHT.track_inprogress():
+            yield
+        outcome = outcomes.OK
+    except NoriaError as error:
+        outcome, is_client_error = error.code, isinstance(error, RequestError)
+        log_record.add(error=error.message)
+        if outcome == DeadlineExceeded.code and has_deadline:
+            declarations.DEADLINES_MISSED.labels(model).inc()
+        raise
+    except asyncio.CancelledError:
+        outcome = RequestCancelled.code
+        raise
+    finally:
+        span = get_current_span()
+        span.set_attribute("noria.outcome", outcome)
+        if outcome != outcomes.OK and not is_client_error:  # needed for streams, whose status is 200
+            fail(span, outcome)
+        if not is_job:
+            outcomes.count_request(model, outcome)
+        log_record.add(outcome=outcome)
+        if outcome != outcomes.OK:  # else it is the response's
+            log_record.add(total_s=time.perf_counter() - started)

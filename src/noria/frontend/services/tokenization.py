@@ -1,0 +1,112 @@
+"""The thread of a front end that tokenizes texts, so that the event loop does not.
+
+Whenever it is free it takes all texts that wait, and answers them together: passing a text to another thread and back
+costs as much as tokenizing 30 tokens. It loads the tokenizer of a model when that is first used.
+"""
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from noria.errors import InternalError, InvalidField, NoriaError
+from noria.models.encoder.tokens import TextInput, TokenizedText, Tokenizer, TruncationSide
+from noria.observe.logs.log_record import fields
+from noria.protocol.model_spec import ModelKey
+from noria.protocol.text import EncoderModelSpec
+
+_MAX_TEXTS = 256  # taken at once, unless one request has more: the first must not wait long for the last
+_log = logging.getLogger("noria.frontend")
+
+
+class _Job(NamedTuple):
+    spec: EncoderModelSpec
+    inputs: Sequence[TextInput]
+    side: TruncationSide
+    outcome: "asyncio.Future[list[TokenizedText]]"
+    loop: asyncio.AbstractEventLoop
+
+
+class TokenizationThread:
+    """Tokenizes for all requests of one process. Starts its thread with the first text."""
+
+    def __init__(self, load: Callable[[EncoderModelSpec], Tokenizer]) -> None:
+        """`load` loads the tokenizer of a model; it may raise."""
+        self._load = load
+        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._tokenizers: dict[ModelKey, Tokenizer] = {}
+        self._thread: threading.Thread | None = None
+
+    def tokenize(
+        self, spec: EncoderModelSpec, inputs: Sequence[TextInput], side: TruncationSide = "right"
+    ) -> "asyncio.Future[list[TokenizedText]]":
+        """Return the texts as the model sees them, one for each of `inputs`.
+
+        The future raises InvalidField for a text that cannot be tokenized, InternalError if the tokenizer cannot be
+        loaded.
+        """
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="tokenizer", daemon=True)
+            self._thread.start()
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[list[TokenizedText]] = loop.create_future()
+        self._jobs.put(_Job(spec, inputs, side, outcome, loop))
+        return outcome
+
+    def _run(self) -> None:
+        while True:
+            jobs = [self._jobs.get()]
+            num_texts = len(jobs[0].inputs)
+            with contextlib.suppress(queue.Empty):
+                while num_texts < _MAX_TEXTS:
+                    jobs.append(self._jobs.get_nowait())
+                    num_texts += len(jobs[-1].inputs)
+            answers = list(zip(jobs, self._tokenize(jobs), strict=True))
+            with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+                jobs[0].loop.call_soon_threadsafe(_deliver, answers)
+
+    def _tokenize(self, jobs: list[_Job]) -> list[list[TokenizedText] | NoriaError]:
+        """Return the texts of each job, or why there are none."""
+        first = jobs[0]
+        if all(job.spec is first.spec and job.side == first.side for job in jobs[1:]):
+            try:
+                texts = iter(
+                    self._tokenizer(first.spec).encode([text for job in jobs for text in job.inputs], first.side)
+                )
+                return [[next(texts) for _ in job.inputs] for job in jobs]
+            except Exception as error:  # `tokenizers` raises Exception itself; one text may be at fault
+                if len(jobs) == 1:
+                    return [_as_noria_error(error, first.spec)]
+        return [self._tokenize([job])[0] for job in jobs]
+
+    def _tokenizer(self, spec: EncoderModelSpec) -> Tokenizer:
+        if spec.key not in self._tokenizers:
+            try:
+                self._tokenizers[spec.key] = self._load(spec)
+            except Exception as error:
+                _log.exception(
+                    "the tokenizer of %s cannot be loaded", spec.name, extra=fields(event="tokenizer_failed")
+                )
+                raise InternalError(
+                    f"the tokenizer of {spec.name} cannot be loaded; the log has the details."
+                ) from error
+        return self._tokenizers[spec.key]
+
+
+def _as_noria_error(error: Exception, spec: EncoderModelSpec) -> NoriaError:
+    if isinstance(error, NoriaError):
+        return error
+    return InvalidField(f"a text cannot be tokenized for {spec.name}: {error}.", field="input")
+
+
+def _deliver(answers: list[tuple[_Job, list[TokenizedText] | NoriaError]]) -> None:
+    for job, answer in answers:
+        if job.outcome.done():  # cancelled
+            continue
+        if isinstance(answer, NoriaError):
+            job.outcome.set_exception(answer)
+        else:
+            job.outcome.set_result(answer)

@@ -1,0 +1,119 @@
+"""A text encoder without a model: its vectors follow from the token ids, and its batches take as long as a test says."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from noria.models.encoder.token_rows import FloatArray, TokenRow
+from noria.models.encoder.tokens import TextInput, TokenizedText, TokenSpan, TruncationSide
+from noria.protocol.request import EngineRequest, TextRequest
+from noria.protocol.text import EncoderModelSpec, TextPayload
+
+FAKE_ENCODER = EncoderModelSpec(
+    name="fake-encoder",
+    folder="/models/fake-encoder",
+    fingerprint="0123456789ab",
+    family="text-encoder",
+    num_parameters=1_000_000,
+    task="embedding",
+    architecture="BertModel",
+    dimensions=8,
+    max_length=64,
+    vocab_size=1000,
+    inputs=("input_ids", "attention_mask"),
+    pooling=("mean",),
+    normalize=True,
+)
+"""The spec of a small embedding model."""
+
+
+def fake_vector(token_ids: ArrayLike, dimensions: int = FAKE_ENCODER.dimensions) -> FloatArray:
+    """The vector of a text, not normalized; it does not depend on the batch."""
+    angles = np.outer(np.asarray(token_ids, np.float64) + 1, np.arange(1, dimensions + 1)) * 0.1
+    mean: FloatArray = np.cos(angles).mean(0).astype(np.float32)
+    return mean
+
+
+class FakeSession:
+    """A session whose batches call `on_batch` first, which may wait or raise. Keeps the sizes of all batches."""
+
+    def __init__(
+        self,
+        on_batch: Callable[[Sequence[TokenRow]], None] = lambda _rows: None,
+        spec: EncoderModelSpec = FAKE_ENCODER,
+    ) -> None:
+        self.batch_sizes: list[int] = []
+        self._on_batch, self._spec = on_batch, spec
+        self._is_running = threading.Lock()
+
+    def run(self, rows: Sequence[TokenRow]) -> list[FloatArray]:
+        """Return `fake_vector` of each row; of each token, if tokens are classified."""
+        assert self._is_running.acquire(blocking=False), "two threads call one session"
+        try:
+            self.batch_sizes.append(len(rows))
+            self._on_batch(rows)
+            if self._spec.task != "token_classification":
+                return [fake_vector(row.ids, self._spec.dimensions) for row in rows]
+            return [np.stack([fake_vector([each], self._spec.dimensions) for each in row.ids]) for row in rows]
+        finally:
+            self._is_running.release()
+
+
+class FakeTokenizer:
+    """A `Tokenizer` that makes a token of each word, between the special tokens 1 and 2.
+
+    A text with a NUL character raises ValueError.
+    """
+
+    def __init__(self, spec: EncoderModelSpec = FAKE_ENCODER) -> None:
+        self.max_length = spec.max_length
+        self.id_bytes: Literal[2, 4] = 2
+        self.batch_sizes: list[int] = []  # of each call
+
+    def encode(self, inputs: Sequence[TextInput], side: TruncationSide = "right") -> list[TokenizedText]:
+        """Tokenize texts; cut those that are too long."""
+        self.batch_sizes.append(len(inputs))
+        return [self._encode(each if isinstance(each, str) else " ".join(each), side) for each in inputs]
+
+    def spans(self, text: str, *, add_special_tokens: bool = True) -> list[TokenSpan]:  # noqa: ARG002
+        """Return the words of a text."""
+        return [
+            TokenSpan(word_id(word), word, False, start, start + len(word))
+            for word in dict.fromkeys(text.split())
+            for start in [text.index(word)]
+        ]
+
+    def _encode(self, text: str, side: TruncationSide) -> TokenizedText:
+        if "\0" in text:
+            raise ValueError("NUL")
+        words, room = [word_id(word) for word in text.split()], self.max_length - 2
+        kept = words[:room] if side == "right" else words[-room:]
+        return TokenizedText(len(kept) + 2, np.array([1, *kept, 2], "<u2").tobytes(), num_cut=len(words) - len(kept))
+
+
+def word_id(word: str) -> int:
+    """The token id of a word for `FakeTokenizer`."""
+    return 10 + sum(word.encode()) % 900
+
+
+def make_text_request(
+    request_id: str, *texts: Sequence[int], model: EncoderModelSpec = FAKE_ENCODER, **changes: object
+) -> TextRequest:
+    """A request of texts, given as token ids; `changes` are fields of `TextPayload` or of `EngineRequest`."""
+    settings = {name: changes.pop(name) for name in TextPayload.__struct_fields__ if name in changes}
+    lengths = tuple(map(len, texts))
+    payload = TextPayload(
+        **{  # type: ignore[arg-type]
+            "task": model.task,
+            "num_texts": len(texts),
+            "num_tokens": sum(lengths),
+            "lengths": lengths,
+            "token_ids": np.concatenate([np.asarray(text, "<u2") for text in texts]).tobytes(),
+        }
+        | settings
+    )
+    envelope = {"attempt_id": request_id, "timeout_s": 60.0} | changes
+    return EngineRequest(request_id, model.name, payload, **envelope)  # type: ignore[arg-type]

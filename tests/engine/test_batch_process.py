@@ -1,0 +1,177 @@
+"""The threads of an engine whose sessions execute batches, with a real channel and sessions without a model."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import zmq
+
+from ending_receiver import EndingReceiver
+from noria.config import EngineConfig
+from noria.engine.crash_journal import CrashJournal, read_in_flight
+from noria.engine.encoder.loading import make_runtime
+from noria.engine.process import BatchEngine
+from noria.engine.watchdog import HangWatchdog
+from noria.observe.metrics.declarations import REGISTRY
+from noria.protocol.messages import (
+    Cancel,
+    EngineLoad,
+    EngineView,
+    Failed,
+    Finished,
+    Hello,
+    LoadAck,
+    Ping,
+    Submit,
+    ViewRequest,
+    deserialize_from_engine,
+    serialize,
+)
+from noria.protocol.text import TextResult, TextSettingsView
+from noria.protocol.transport import EngineChannel
+from noria.testing.fake_encoder import FAKE_ENCODER, FakeSession, fake_vector, make_text_request
+from waiting import TIMEOUT_S
+
+
+class Harness:
+    """An engine with two sessions and a client with one blocking socket."""
+
+    def __init__(self, folder):
+        self.held, self.go_on = threading.Event(), threading.Event()
+        self.journal = folder / "in-flight"
+        self.channel = EngineChannel(f"ipc://{folder}/e")
+        self.watchdog = HangWatchdog(60.0, time.monotonic)
+        self.receiver = EndingReceiver(
+            self.channel, [FAKE_ENCODER], "cpu", watchdog=self.watchdog, crash_journal=CrashJournal(self.journal)
+        )
+        self.receiver.start()
+        self.sessions = [FakeSession(self.on_batch), FakeSession(self.on_batch)]
+        self.runtime = make_runtime({FAKE_ENCODER: self.sessions}, EngineConfig(), "cpu")
+        self.engine = BatchEngine("engine-7", self.channel, self.receiver, self.runtime)
+        self.receiver.set_ready(self.runtime)
+        self.thread = threading.Thread(target=self.engine.run)
+        self.thread.start()
+        self.received = []
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.connect(f"ipc://{folder}/e")
+        self.socket.setsockopt(zmq.RCVTIMEO, int(TIMEOUT_S * 1000))
+
+    def on_batch(self, rows):
+        """Token 500 waits until `go_on` is set; token 501 fails."""
+        ids = {int(each) for row in rows for each in row.ids}
+        if 500 in ids:
+            self.held.set()
+            assert self.go_on.wait(TIMEOUT_S)
+        if 501 in ids:
+            raise RuntimeError("501 is not liked")
+
+    def send(self, *messages):
+        for message in messages:
+            self.socket.send(serialize(message))
+
+    def receive(self, ignored=(EngineLoad,)):
+        while True:
+            while not self.received:
+                frames = self.socket.recv_multipart()
+                data = [*frames[1::2], None]
+                self.received = [(deserialize_from_engine(m), d) for m, d in zip(frames[::2], data, strict=False)]
+            message, data = self.received.pop(0)
+            if not isinstance(message, ignored):
+                return message, data
+
+    def close(self):
+        self.go_on.set()
+        self.engine.stop()
+        self.thread.join(TIMEOUT_S)
+        self.runtime.executor.close()
+        self.receiver.stop()
+        self.socket.close(0)
+        self.context.term()
+        self.channel.close()
+
+
+@pytest.fixture
+def harness(tmp_path):
+    made = Harness(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_request_is_answered_by_one_message_with_all_its_vectors(harness):
+    harness.send(Submit(make_text_request("a", [1, 7, 2], [1, 8, 9, 2], normalize=False)))
+    finished, data = harness.receive()
+    assert isinstance(finished, Finished)
+    assert (finished.attempt_id, finished.result, finished.num_steps_run) == ("a", TextResult(2, 8), 1)
+    assert finished.timings.infer_s > 0
+    assert finished.predicted_s is not None
+    values = np.frombuffer(data, "<f4").reshape(2, 8)
+    np.testing.assert_array_equal(values, [fake_vector([1, 7, 2]), fake_vector([1, 8, 9, 2])])
+
+
+def test_both_sessions_run_at_once_and_the_journal_has_what_is_in_flight(harness):
+    harness.send(Submit(make_text_request("slow", [1, 500, 2])))
+    assert harness.held.wait(TIMEOUT_S)
+    for name in ("b", "c", "d", "e"):
+        harness.send(Submit(make_text_request(name, [1, 2])))
+        assert harness.receive()[0].attempt_id == name
+    harness.held.clear()
+    harness.send(Submit(make_text_request("slow2", [1, 500, 2])))
+    assert harness.held.wait(TIMEOUT_S)
+    assert set(read_in_flight(harness.journal)) >= {"slow", "slow2"}
+    harness.send(Ping())
+    assert harness.receive()[0].busy_s > 0
+    harness.go_on.set()
+    assert {harness.receive()[0].attempt_id for _ in range(2)} == {"slow", "slow2"}
+    harness.send(Ping())
+    assert harness.receive()[0].busy_s == 0
+
+
+def test_failed_cancelled_late_and_invalid_requests_are_answered(harness):
+    harness.send(
+        Submit(make_text_request("bad", [1, 501, 2])),
+        Submit(make_text_request("invalid", [1, 2], lengths=(3,))),
+    )
+    failures = {harness.receive()[0] for _ in range(2)}
+    assert {(each.attempt_id, each.code) for each in failures} == {
+        ("bad", "generation_failed"),
+        ("invalid", "invalid_field"),
+    }
+    harness.send(Submit(make_text_request("late", [1, 500, 2], timeout_s=0.05)))
+    late, _ = harness.receive()
+    assert (late.attempt_id, late.code) == ("late", "deadline_exceeded")
+    harness.send(Submit(make_text_request("gone", [1, 500, 2])), Cancel("gone"))
+    gone, _ = harness.receive()
+    assert isinstance(gone, Failed)
+    assert (gone.attempt_id, gone.code) == ("gone", "cancelled")
+    harness.go_on.set()
+    harness.send(Submit(make_text_request("next", [1, 2])))
+    assert isinstance(harness.receive()[0], Finished)
+
+
+def test_a_view_shows_the_batches(harness):
+    harness.send(Submit(make_text_request("a", [1, 500, 2], [1, 2])))
+    assert harness.held.wait(TIMEOUT_S)
+    harness.send(ViewRequest(None, with_thumbnails=False))
+    view, _ = harness.receive()
+    assert isinstance(view, EngineView)
+    assert view.num_slots == 16
+    assert {slot.settings for slot in view.slots} == {TextSettingsView("embedding", 2, 5)}
+    harness.go_on.set()
+    harness.receive()
+    harness.send(ViewRequest(0, with_thumbnails=False))
+    after, _ = harness.receive()
+    assert sum(each.batch.num_tokens for each in after.iterations) == 5
+    assert ("a", 0, "ok") in {(each.request_id, each.index, each.outcome) for each in after.departures}
+    assert after.rates.images_per_s > 0
+
+
+def test_the_load_is_sent_when_the_engine_becomes_idle(harness):
+    harness.send(Hello("front"))
+    harness.receive()
+    load, _ = harness.receive(ignored=())
+    assert (load.num_running, load.num_waiting, load.num_slots) == (0, 0, 16)
+    harness.send(LoadAck(), Submit(make_text_request("a", [1, 2])))
+    harness.receive()
+    assert REGISTRY.get_sample_value("noria_tokens_total", {"engine": "engine-7", "model": "fake-encoder"}) >= 2
