@@ -25,7 +25,8 @@ from noria.frontend.process import http_server
 from noria.jobs.webhooks.resolver import Resolver
 from noria.observe.logs.log_record import as_json, as_text
 from noria.observe.logs.setup import LineHandler, logging_to
-from noria.testing.fake_engine import FakeEngine
+from noria.testing.fake_encoder import FAKE_ENCODER, FakeTokenizer
+from noria.testing.fake_engine import FAKE_MODEL, FakeEngine
 from waiting import wait_until_async
 
 MAX_BODY_BYTES = 16_384
@@ -47,7 +48,7 @@ class InProcessServer:
         self._stack.enter_context(logging_to(_Log(self._note), "debug"))
         folder = pathlib.Path(tempfile.mkdtemp(prefix="noria-fuzz-"))
         self._stack.callback(shutil.rmtree, folder)
-        engine = self._stack.enter_context(FakeEngine(f"ipc://{folder}/engine"))
+        engine = self._stack.enter_context(FakeEngine(f"ipc://{folder}/engine", models=(FAKE_MODEL, FAKE_ENCODER)))
         self._loop = asyncio.new_event_loop()
         self._stack.callback(self._loop.close)
         self._stack.callback(lambda: self._loop.run_until_complete(self._loop.shutdown_default_executor()))
@@ -60,7 +61,7 @@ class InProcessServer:
         )
         self._stack.enter_context(mock.patch("noria.jobs.service.Resolver", new=_find_no_host))
         pool = EnginePool([engine.address])
-        self.app = build_app(config, pool)
+        self.app = build_app(config, pool, load_tokenizer=FakeTokenizer)
         self._config = http_server(self.app, pool, config.frontend).config
         self._config.load()
         self._config.loaded_app = self._noting_responses(self._config.loaded_app)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 import numpy as np
+import zmq
 from PIL import Image
 from safetensors.numpy import save
 
@@ -101,12 +102,26 @@ TXT2IMG = ALL_FIELDS | {
     "eta": 0,
     "metadata": True,
 }
+EMBEDDINGS = {
+    "input": ["a red circle", "b"],
+    "model": "fake-encoder",
+    "dimensions": 2,
+    "encoding_format": "float",
+    "user": "u",
+    "normalize": False,
+    "truncate": True,
+    "prompt_name": None,
+    "priority": "low",
+    "deadline_ms": 9000,
+}
 JOB = {"input": T2I | {"endpoint": "/t2i"}, "webhook": None, "webhook_events_filter": ["start", "completed"]}
 BODIES = (
     ("POST /t2i", T2I),
     ("POST /t2i", {"prompt": "p", "stream": True, "partial_images": 2, "n": 2}),
     ("POST /v1/images/generations", OPENAI),
     ("POST /v1/images/generations", {"prompt": "p", "stream": True, "partial_images": 1}),
+    ("POST /v1/embeddings", EMBEDDINGS),
+    ("POST /v1/embeddings", {"input": [[1, 2], [3]], "encoding_format": "base64"}),
     ("POST /v1/jobs", JOB),
     ("POST /v1/jobs", {"input": {"prompt": "p", "endpoint": "/v1/images/generations", "size": "64x48"}}),
     ("POST /sdapi/v1/txt2img", TXT2IMG),
@@ -343,10 +358,10 @@ class _Socket:
 
 
 class _ClientSocket(_Socket):
-    async def recv_multipart(self, copy):
+    def recv_multipart(self, flags, copy):
         frame, self._frame = self._frame, None
         if frame is None:
-            raise EOFError
+            raise zmq.Again
         return [_Frame(frame), _Frame(b"data")]
 
 
@@ -367,10 +382,9 @@ def open_messages():
             engine._receive()
             received = [] if engine.inbox.empty() else [engine.inbox.get()[1]]
         else:
-            inbox, client._socket = asyncio.Queue(), _ClientSocket(data[1:])
-            with contextlib.suppress(EOFError):
-                client._read_messages(inbox).send(None)
-            received = [] if inbox.empty() else [inbox.get_nowait()[0]]
+            client._events, client._socket, client._is_read = asyncio.Queue(), _ClientSocket(data[1:]), True
+            client._read_messages()
+            received = [] if client._events.empty() else [client._events.get_nowait()[0]]
         for message in received:
             messages.serialize(message)
         return bool(received)

@@ -207,7 +207,12 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
         """
         self._on_disconnect = on_disconnect
         if on_disconnect is not None and self.transport.is_closing():
-            self.loop.call_soon(on_disconnect)
+            self.loop.call_soon(self._report_disconnect)
+
+    def _report_disconnect(self) -> None:
+        on_disconnect, self._on_disconnect = self._on_disconnect, None
+        if on_disconnect is not None:
+            on_disconnect()
 
     def on_message_complete(self) -> None:
         """End a request's body. Puts `body_has_arrived` on its state."""
@@ -241,8 +246,7 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
             self._running_cycle.disconnected = True
             self._running_cycle.message_event.set()
         super().connection_lost(exc)
-        if self._on_disconnect is not None:
-            self._on_disconnect()
+        self._report_disconnect()
         self._unset_keepalive_if_required()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
