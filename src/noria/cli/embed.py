@@ -48,6 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
             f"--model is {spec.name}, whose task is {spec.task}; embeddings need one of sentence-transformers."
         )
     texts = [line for text in arguments.texts for line in (sys.stdin.read().splitlines() if text == "-" else [text])]
+    if not texts:
+        raise InvalidField("standard input has no text.")
     if empty := [index for index, text in enumerate(texts) if not text.strip()]:
         raise InvalidField(f"text {empty[0]} (counted from 0) is empty.")
     import numpy as np

@@ -132,6 +132,7 @@ def build_app(
                 for task in tasks:
                     task.cancel()
                 await jobs.stop()
+                encoding_service.close()
 
     app = Starlette(routes=routes, lifespan=lifespan)
     # Starlette's own stack has two layers more, for errors; ours responds to all errors.

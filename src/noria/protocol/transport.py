@@ -123,6 +123,7 @@ class EngineConnection:
         self._socket.setsockopt(zmq.IMMEDIATE, 1)  # do not queue while no engine is connected
         self._socket.setsockopt(zmq.RECONNECT_IVL, 50)  # ms
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+        self._socket.setsockopt(zmq.SNDHWM, 0)  # with a limit, a full queue could not be told from a lost engine
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self._socket.connect(address)

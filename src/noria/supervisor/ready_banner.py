@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from noria.observe.logs.writer import write_all
 from noria.protocol.model_spec import ModelSpec
+from noria.protocol.text import EncoderModelSpec
 
 _STDOUT = 1
 
@@ -31,9 +32,10 @@ def ready_banner(took_s: float, models: Sequence[ModelSpec], url: str, *, has_ap
     target = url
     if url.startswith("unix:"):
         pages, target = "", f"--unix-socket {shlex.quote(url.removeprefix('unix:'))} http://localhost"
+    usable = {spec.kind for spec in models if not isinstance(spec, EncoderModelSpec) or spec.task == "embedding"}
     commands = [
         f"  curl -s {target}{path} -H 'content-type: application/json' {auth_option}-d '{body}'{output}\n"
-        for path, body, output in map(_FIRST_COMMANDS.__getitem__, kinds)
+        for path, body, output in (_FIRST_COMMANDS[kind] for kind in kinds if kind in usable)
     ]
     return f"\nnoria: ready after {took_s:.1f} s, serving {names} on {url}\n\n{pages}{''.join(commands)}\n"
 

@@ -103,8 +103,9 @@ class EnginePool:
 
     @property
     def ready(self) -> bool:
-        """Whether any engine is ready for a request."""
-        return any(engine.ready for engine in self._engines)
+        """Whether of each kind of model that is served an engine is ready for a request."""
+        kinds = {spec.kind for engine in self._engines for spec in engine.models}
+        return bool(kinds) and kinds >= self._default_models.keys()
 
     @property
     def models(self) -> Mapping[str, ModelSpec]:
@@ -186,7 +187,7 @@ class EnginePool:
     def unavailable_error(self, needed: str) -> EngineUnavailable:
         """Return the error for a request while no engine that holds `needed` is ready; `needed` is part of its message."""
         states = ", ".join(f"engine {number} is {status.state}" for number, status in enumerate(self.engines))
-        which = f"no engine that holds {needed}" if self.ready else "no engine"
+        which = f"no engine that holds {needed}" if any(engine.ready for engine in self._engines) else "no engine"
         return EngineUnavailable(
             f"{which} is ready ({states}); try again in a few seconds.", retry_after_s=_RETRY_AFTER_S
         )

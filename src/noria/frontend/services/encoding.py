@@ -5,6 +5,7 @@ which knows what the numbers mean to its clients.
 """
 
 import array
+import asyncio
 import functools
 import sys
 import time
@@ -18,10 +19,10 @@ from opentelemetry.trace import Tracer, format_trace_id, get_current_span
 from prometheus_client import Counter, Histogram
 
 from noria.config import FrontendConfig
-from noria.errors import InvalidField, NoriaError, short_repr
+from noria.errors import DeadlineExceeded, InvalidField, NoriaError, short_repr
 from noria.frontend.access.quotas import ApiClient
 from noria.frontend.engines.pool import EnginePool
-from noria.frontend.services.submission import record_outcome, resolve_model, with_trace_context
+from noria.frontend.services.submission import DEFAULT_MODEL_ALIAS, record_outcome, resolve_model, with_trace_context
 from noria.frontend.services.tokenization import TokenizationThread
 from noria.models.encoder.tokens import TextInput, TokenizedText, Tokenizer, TruncationSide
 from noria.observe.logs.request_log import current_log_record
@@ -130,7 +131,7 @@ class EncodingService:
         return self.engine_pool.models_of(EncoderModelSpec)
 
     def resolve_model(self, name: str | None, task: EncoderTask) -> EncoderModelSpec:
-        """Return the model named `name`, or the default one.
+        """Return the model named `name`, or the default one: the first of this task.
 
         Raises:
             EngineUnavailable: no engine has been ready yet.
@@ -141,7 +142,10 @@ class EncodingService:
         spec = resolve_model(self.engine_pool, EncoderModelSpec, name)
         if spec.task == task:
             return spec
-        served = [repr(each.name) for each in self.models.values() if each.task == task]
+        of_task = [each for each in self.models.values() if each.task == task]
+        if of_task and name in (None, DEFAULT_MODEL_ALIAS):
+            return of_task[0]
+        served = [repr(each.name) for each in of_task]
         raise InvalidField(
             f"model {spec.name!r} is {_NOT_SERVED[spec.task]}; this route needs {_NOT_SERVED[task]}: "
             f"{', '.join(served) or 'none is served here'}.",
@@ -168,7 +172,9 @@ class EncodingService:
             spec = self.resolve_model(settings.model, task)
         except NoriaError as error:
             outcomes.count_request(None, error.code)
-            current_log_record().add(model=settings.model, task=task, outcome=error.code, error=error.message)
+            current_log_record().add(
+                model=settings.model and short_repr(settings.model), task=task, outcome=error.code, error=error.message
+            )
             raise
         deadline_ms, num_texts = settings.deadline_ms, settings.num_texts
         with record_outcome(spec.name, has_deadline=deadline_ms is not None):
@@ -179,7 +185,8 @@ class EncodingService:
             api_client.texts.check_rate(num_texts)
             api_client.texts.acquire(num_texts, time.monotonic(), self.engine_pool.backlog_s(spec))
             try:
-                texts = await self._tokenize(settings, spec)
+                timeout_s = self.config.request_timeout_s if deadline_ms is None else deadline_ms / 1000
+                texts = await self._tokenize_within(timeout_s, settings, spec)
                 tokenized = time.perf_counter()
                 payload = make_payload(texts, spec, settings)
                 deadline_s = None if deadline_ms is None else max(deadline_ms / 1000 - (tokenized - started), 0.001)
@@ -235,7 +242,7 @@ class EncodingService:
                 raise InvalidField(f"text {index} of input is empty.", field="input")
         if settings.dimensions is not None and not 1 <= settings.dimensions <= spec.dimensions:
             raise InvalidField(
-                f"dimensions is {settings.dimensions}; allowed for {spec.name} are 1 to {spec.dimensions}.",
+                f"dimensions is {short_repr(settings.dimensions)}; allowed for {spec.name} are 1 to {spec.dimensions}.",
                 field="dimensions",
             )
         max_deadline_ms = int(self.config.request_timeout_s * 1000)
@@ -248,6 +255,20 @@ class EncodingService:
             raise InvalidField(
                 f"prompt_name is {short_repr(settings.prompt_name)}; allowed are {names}.", field="prompt_name"
             )
+
+    async def _tokenize_within(
+        self, timeout_s: float, settings: TextRequestSettings, spec: EncoderModelSpec
+    ) -> Sequence[TokenizedText]:
+        """Return the texts as the model sees them. Raises InvalidField and DeadlineExceeded."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._tokenize(settings, spec)
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"the texts were not tokenized within {timeout_s:g} s.") from error
+
+    def close(self) -> None:
+        """End the thread that tokenizes."""
+        self._tokenization.close()
 
     async def _tokenize(self, settings: TextRequestSettings, spec: EncoderModelSpec) -> Sequence[TokenizedText]:
         """Return the texts as the model sees them. Raises InvalidField."""
@@ -282,7 +303,7 @@ def pack_token_ids(ids: Sequence[int], index: int, spec: EncoderModelSpec, side:
     if min(ids) < 0 or max(ids) >= spec.vocab_size:
         wrong = next(token_id for token_id in ids if not 0 <= token_id < spec.vocab_size)
         raise InvalidField(
-            f"text {index} of input has the token id {wrong}; {spec.name} has the ids 0 to {spec.vocab_size - 1}. Send the "
+            f"text {index} of input has the token id {short_repr(wrong)}; {spec.name} has the ids 0 to {spec.vocab_size - 1}. Send the "
             "text itself, unless your tokens are of this model's tokenizer (LangChain's are, with "
             "check_embedding_ctx_length=False).",
             field="input",

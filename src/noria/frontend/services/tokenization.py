@@ -36,7 +36,7 @@ class TokenizationThread:
     def __init__(self, load: Callable[[EncoderModelSpec], Tokenizer]) -> None:
         """`load` loads the tokenizer of a model; it may raise."""
         self._load = load
-        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._tokenizers: dict[ModelKey, Tokenizer] = {}
         self._thread: threading.Thread | None = None
 
@@ -56,17 +56,30 @@ class TokenizationThread:
         self._jobs.put(_Job(spec, inputs, side, outcome, loop))
         return outcome
 
+    def close(self) -> None:
+        """End the thread when it has tokenized what waits."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+
     def _run(self) -> None:
-        while True:
-            jobs = [self._jobs.get()]
-            num_texts = len(jobs[0].inputs)
+        while (first := self._jobs.get()) is not None:
+            jobs, num_texts, is_last = [first], len(first.inputs), False
             with contextlib.suppress(queue.Empty):
-                while num_texts < _MAX_TEXTS:
-                    jobs.append(self._jobs.get_nowait())
-                    num_texts += len(jobs[-1].inputs)
-            answers = list(zip(jobs, self._tokenize(jobs), strict=True))
-            with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits any more
-                jobs[0].loop.call_soon_threadsafe(_deliver, answers)
+                while num_texts < _MAX_TEXTS and not is_last:
+                    job = self._jobs.get_nowait()
+                    if job is None:
+                        is_last = True
+                    else:
+                        jobs.append(job)
+                        num_texts += len(job.inputs)
+            jobs = [job for job in jobs if not job.outcome.done()]  # else it was cancelled
+            if jobs:
+                answers = list(zip(jobs, self._tokenize(jobs), strict=True))
+                with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+                    jobs[0].loop.call_soon_threadsafe(_deliver, answers)
+            if is_last:
+                return
 
     def _tokenize(self, jobs: list[_Job]) -> list[list[TokenizedText] | NoriaError]:
         """Return the texts of each job, or why there are none."""
@@ -77,8 +90,8 @@ class TokenizationThread:
                     self._tokenizer(first.spec).encode([text for job in jobs for text in job.inputs], first.side)
                 )
                 return [[next(texts) for _ in job.inputs] for job in jobs]
-            except Exception as error:  # `tokenizers` raises Exception itself; one text may be at fault
-                if len(jobs) == 1:
+            except BaseException as error:  # `tokenizers` raises Exception, and for a panic in Rust BaseException
+                if len(jobs) == 1:  # else one text may be at fault
                     return [_as_noria_error(error, first.spec)]
         return [self._tokenize([job])[0] for job in jobs]
 
@@ -86,7 +99,7 @@ class TokenizationThread:
         if spec.key not in self._tokenizers:
             try:
                 self._tokenizers[spec.key] = self._load(spec)
-            except Exception as error:
+            except BaseException as error:
                 _log.exception(
                     "the tokenizer of %s cannot be loaded", spec.name, extra=fields(event="tokenizer_failed")
                 )
@@ -96,7 +109,7 @@ class TokenizationThread:
         return self._tokenizers[spec.key]
 
 
-def _as_noria_error(error: Exception, spec: EncoderModelSpec) -> NoriaError:
+def _as_noria_error(error: BaseException, spec: EncoderModelSpec) -> NoriaError:
     if isinstance(error, NoriaError):
         return error
     return InvalidField(f"a text cannot be tokenized for {spec.name}: {error}.", field="input")

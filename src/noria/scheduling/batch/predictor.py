@@ -64,8 +64,8 @@ class FinishPredictor:
         return self._token_limits.get(batch_key, self.token_budget)
 
     def record_oom(self, batch_key: BatchKey, padded_tokens: int) -> None:
-        """Halve the budget after a batch of `padded_tokens` ran out of memory."""
-        self._token_limits[batch_key] = max(padded_tokens // 2, 1)
+        """Limit batches to half of `padded_tokens`, of a batch that ran out of memory, unless their limit is lower."""
+        self._token_limits[batch_key] = max(min(self.token_limit(batch_key), padded_tokens // 2), 1)
 
     def batch_s(self, batch_key: BatchKey, padded_tokens: int) -> float:
         """Duration of a call; 0 if nothing is measured."""
