@@ -18,6 +18,12 @@ from noria.protocol.text import EncoderModelSpec
 TEXTS = ["a red circle", "a blue square", "word " * 300]
 
 
+def test_no_text_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert main(["embed", "-"]) != 0
+    assert "no text" in capsys.readouterr().err
+
+
 def test_each_text_is_a_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
     from sentence_transformers import SentenceTransformer
 

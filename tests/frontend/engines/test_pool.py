@@ -17,6 +17,8 @@ from noria.protocol.live_views import RatesView
 from noria.protocol.messages import EngineView
 from noria.protocol.request import ImageRequestBody
 from noria.protocol.transport import Disconnected
+from noria.testing.fake_encoder import FAKE_ENCODER
+from noria.testing.fake_engine import FakeEngine
 from waiting import wait_until_async
 
 
@@ -37,6 +39,20 @@ def test_a_request_is_rejected_at_once_if_no_engine_is_ready(request_of, folder)
             with pytest.raises(EngineUnavailable, match="engine 0 is unknown, engine 1 is unknown") as caught:
                 await engine_pool.submit(request_of())
             assert caught.value.retry_after_s > 0
+
+    asyncio.run(scenario())
+
+
+def test_a_server_is_ready_when_an_engine_of_each_kind_is(new_engine, folder, spec):
+    async def scenario():
+        images = new_engine()
+        defaults = {"diffusion": spec.name, "encoder": FAKE_ENCODER.name}
+        addresses = [images.address, f"ipc://{folder}/texts-later"]
+        async with EnginePool(addresses, default_models=defaults) as engine_pool:
+            await wait_until_async(lambda: engine_pool.engines[0].state == "ready")
+            assert not engine_pool.ready
+            with FakeEngine(addresses[1], models=(FAKE_ENCODER,)):
+                await wait_until_async(lambda: engine_pool.ready)
 
     asyncio.run(scenario())
 

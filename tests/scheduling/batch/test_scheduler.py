@@ -203,12 +203,13 @@ def test_a_failed_text_fails_its_request_and_no_other():
 def test_what_runs_out_of_memory_is_tried_again_in_half_and_fails_only_alone():
     scheduler = make_scheduler()
     submit(scheduler, "a", *[64] * 8)
-    submit(scheduler, "long", 300)
+    submit(scheduler, "long", 600)
     plan, events = run_batch(scheduler, result=OOM)
     assert (len(plan.rows), events) == (8, [])
     assert [len(run_batch(scheduler)[0].rows) for _ in range(2)] == [4, 4]
     assert ends(run_batch(scheduler, result=OOM)[1]) == {"long": FinishReason.FAILED}
-    assert scheduler.plan(0.0) is None
+    submit(scheduler, "b", *[64] * 8)  # the limit that "a" has taught is not raised again
+    assert len(run_batch(scheduler)[0].rows) == 4
 
 
 def test_a_text_that_does_not_fit_beside_another_batch_is_tried_alone():

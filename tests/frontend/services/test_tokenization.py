@@ -1,0 +1,76 @@
+"""The thread that tokenizes for all requests of a front end."""
+
+import asyncio
+
+import pytest
+
+from noria.errors import InternalError, InvalidField
+from noria.frontend.services.tokenization import TokenizationThread
+from noria.testing.fake_encoder import FAKE_ENCODER, FakeTokenizer
+
+
+class PanicError(BaseException):
+    """As `tokenizers` raises it for a panic in Rust."""
+
+
+class PanickingTokenizer(FakeTokenizer):
+    def encode(self, texts, side="right"):
+        if "panic" in texts:
+            raise PanicError
+        return super().encode(texts, side)
+
+
+@pytest.fixture
+def tokenization():
+    made = TokenizationThread(PanickingTokenizer)
+    yield made
+    made.close()
+
+
+def test_a_panic_is_an_error_of_its_text_alone(tokenization):
+    async def scenario():
+        outcomes = [tokenization.tokenize(FAKE_ENCODER, [text]) for text in ("a b", "panic", "c")]
+        return await asyncio.gather(*outcomes, return_exceptions=True)
+
+    before, panicked, after = asyncio.run(scenario())
+    assert isinstance(panicked, InvalidField)
+    assert (before[0].num_tokens, after[0].num_tokens) == (4, 3)
+
+
+def test_a_tokenizer_that_cannot_be_loaded_is_an_error_of_each_request():
+    def load(_):
+        raise PanicError
+
+    async def scenario():
+        for _ in range(2):
+            with pytest.raises(InternalError):
+                await tokenization.tokenize(FAKE_ENCODER, ["a"])
+
+    tokenization = TokenizationThread(load)
+    asyncio.run(scenario())
+    tokenization.close()
+
+
+def test_texts_of_clients_that_have_gone_are_not_tokenized():
+    tokenizer = FakeTokenizer()
+
+    async def scenario():
+        blocked = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def load(_):
+            asyncio.run_coroutine_threadsafe(blocked.wait(), loop).result()
+            return tokenizer
+
+        tokenization = TokenizationThread(load)
+        first = tokenization.tokenize(FAKE_ENCODER, ["a"])
+        await asyncio.sleep(0.05)  # the thread waits for the tokenizer with the first text only
+        gone = tokenization.tokenize(FAKE_ENCODER, ["b"])
+        gone.cancel()
+        blocked.set()
+        await first
+        await tokenization.tokenize(FAKE_ENCODER, ["c"])
+        await asyncio.to_thread(tokenization.close)
+
+    asyncio.run(scenario())
+    assert tokenizer.batch_sizes == [1, 1]
