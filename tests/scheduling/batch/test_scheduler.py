@@ -203,7 +203,7 @@ def test_a_failed_text_fails_its_request_and_no_other():
 def test_what_runs_out_of_memory_is_tried_again_in_half_and_fails_only_alone():
     scheduler = make_scheduler()
     submit(scheduler, "a", *[64] * 8)
-    submit(scheduler, "long", 600)
+    submit(scheduler, "long", 1100)
     plan, events = run_batch(scheduler, result=OOM)
     assert (len(plan.rows), events) == (8, [])
     assert [len(run_batch(scheduler)[0].rows) for _ in range(2)] == [4, 4]
