@@ -380,3 +380,10 @@ def test_a_changed_file_of_keys_adds_and_revokes_without_a_restart(client_of, tm
     ]
     rejected = {(event["reason"], event["key"]) for event in events if event["event"] == "client_rejected"}
     assert rejected == {("revoked_key", "bob"), ("missing_scope", "alice")}
+
+
+def test_a_changed_mode_has_the_file_of_keys_read_again(tmp_path):
+    file = tmp_path / "keys.toml"
+    file.touch()
+    before = key_reload._file_version(str(file))
+    wait_until(lambda: file.chmod(0o640) or key_reload._file_version(str(file)) != before)

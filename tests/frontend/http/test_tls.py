@@ -207,3 +207,9 @@ def test_a_key_with_a_passphrase_is_rejected_without_asking_for_it(certificate):
 def test_a_key_that_everybody_may_read_is_said(certificate, mode, is_open):
     certificate.keyfile.chmod(mode)
     assert bool(open_key_warning(settings(certificate))) == is_open
+
+
+def test_a_changed_mode_of_the_key_has_the_files_read_again(certificate):
+    current = tls.Certificate(str(certificate.certfile), str(certificate.keyfile))
+    before = current._read_version()
+    wait_until(lambda: certificate.keyfile.chmod(0o640) or current._read_version() != before)
