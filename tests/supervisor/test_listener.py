@@ -1,15 +1,19 @@
 """The listening sockets: who can reach them, those of the metrics, and how many files connections may take."""
 
+import fcntl
 import logging
+import os
 import pathlib
 import resource
 import socket
 import stat
+import threading
 
 import pytest
 
 from noria.config import FrontendConfig
 from noria.errors import ConfigError
+from noria.supervisor import listener as listener_module
 from noria.supervisor.listener import open_listeners, raise_file_limit, server_url, warn_if_open
 
 
@@ -104,6 +108,28 @@ def test_the_socket_of_a_successor_is_not_removed(path):
     assert path.exists()
     successor.__exit__(None, None, None)
     assert not path.exists()
+
+
+def test_a_folder_that_stays_locked_is_an_error_with_what_to_do(path, monkeypatch):
+    monkeypatch.setattr(listener_module, "_LOCK_TIMEOUT_S", 0.2)
+    folder = os.open(".", os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    with (
+        pytest.raises(ConfigError, match="is locked by another process"),
+        open_listeners(FrontendConfig(uds=str(path))),
+    ):
+        pass
+    os.close(folder)
+    with open_listeners(FrontendConfig(uds=str(path))):
+        pass
+
+
+def test_a_folder_that_is_locked_for_a_moment_is_waited_for(path):
+    folder = os.open(".", os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    threading.Timer(0.2, os.close, [folder]).start()
+    with open_listeners(FrontendConfig(uds=str(path))):
+        pass
 
 
 def test_a_file_of_another_kind_is_not_replaced(path):

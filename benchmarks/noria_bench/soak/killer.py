@@ -36,12 +36,13 @@ class Killer(threading.Thread):
         for at in self._times:
             if self._stopping.wait(max(0.0, started + at - time.monotonic())):
                 return
-            while not self._kill_one():
-                time.sleep(0.05)  # all are dead at this moment
+            while not self._kill_one():  # all are dead at this moment
+                if self._stopping.wait(0.05):
+                    return
             self.killed_at_s.append(time.monotonic() - started)
 
     def stop(self) -> None:
-        """End after the current kill."""
+        """End after the current kill, if there is still a child to kill."""
         self._stopping.set()
         self.join()
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import pathlib
+import stat
 import threading
 import time
 
@@ -59,12 +60,18 @@ class Sampler(threading.Thread):
                         values["connections"] = len(process.net_connections("tcp"))
                     for name, value in values.items():
                         sample[f"{role} {name}"] = sample.get(f"{role} {name}", 0) + value
-        sizes = {path: path.stat().st_size for path in _files(self._data)}
+        sizes = _sizes(self._data)
         sample["data bytes"] = sum(sizes.values())
         sample["database bytes"] = sum(size for path, size in sizes.items() if ".sqlite" in path.name)
         return sample
 
 
-def _files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Return the files that are still there when they are looked at."""
-    return [path for path in folder.rglob("*") if path.is_file()]
+def _sizes(folder: pathlib.Path) -> dict[pathlib.Path, int]:
+    """Return the sizes of the files that are still there when they are looked at."""
+    sizes = {}
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            status = path.stat()
+            if stat.S_ISREG(status.st_mode):
+                sizes[path] = status.st_size
+    return sizes

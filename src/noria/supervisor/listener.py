@@ -12,6 +12,7 @@ import re
 import resource
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -21,6 +22,8 @@ from noria.frontend.http.tls import open_key_warning
 from noria.observe.logs.setup import fields
 
 _BACKLOG = 2048
+_LOCK_TIMEOUT_S = 5.0  # a server that starts holds the lock for milliseconds
+_LOCK_RETRY_S = 0.05
 
 log = logging.getLogger("noria.supervisor")
 
@@ -124,13 +127,31 @@ def _identity(path: pathlib.Path) -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def _locked(folder: pathlib.Path) -> Iterator[None]:
-    """Hold a lock of `folder`, so that of two servers that start at once none removes the socket of the other."""
+    """Hold a lock of `folder`, so that of two servers that start at once none removes the socket of the other.
+
+    Raises ConfigError if another process, of any user that may read the folder, keeps it locked.
+    """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        give_up_at = time.monotonic() + _LOCK_TIMEOUT_S
+        while not _try_lock(fd):
+            if time.monotonic() > give_up_at:
+                raise ConfigError(
+                    f"the folder {short_repr(str(folder.absolute()))} of the Unix socket (frontend.uds) is locked by "
+                    "another process, which `lslocks` names. Choose a folder that only this user can open."
+                )
+            time.sleep(_LOCK_RETRY_S)
         yield
     finally:
         os.close(fd)
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _remove_if_unused(path: pathlib.Path) -> None:

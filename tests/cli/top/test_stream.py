@@ -8,8 +8,9 @@ import threading
 import pytest
 from fake_live_server import engine_view, engines_event, unreachable_url, view_event
 
+from certificates import make_certificate
 from noria.cli.top.events import EnginesEvent, EngineViewEvent
-from noria.cli.top.stream import ServerUnreachable, checked_url, local_url, stream_events
+from noria.cli.top.stream import ServerUnreachable, _own_certificate, checked_url, local_url, stream_events
 from noria.config import FrontendConfig
 from noria.errors import ConfigError, LiveError
 
@@ -134,3 +135,19 @@ def test_the_url_of_the_local_server_comes_from_the_settings(host, url):
 def test_port_0_names_no_server():
     with pytest.raises(ConfigError, match=r"frontend\.port is 0"):
         local_url(FrontendConfig(port=0))
+
+
+def test_of_a_chain_only_the_servers_own_certificate_is_trusted(tmp_path):
+    own, authority = make_certificate(tmp_path / "own"), make_certificate(tmp_path / "authority")
+    chain = tmp_path / "chain.pem"
+    chain.write_text("von Müller\n" + own.certfile.read_text() + authority.certfile.read_text())
+    context = _own_certificate(str(chain))
+    assert context.cert_store_stats()["x509"] == 1
+    assert context.get_ca_certs(binary_form=True) == [own.der]
+
+
+@pytest.mark.parametrize("content", ["", "no certificate", "-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----"])
+def test_a_file_without_a_certificate_is_an_error(content, tmp_path):
+    (tmp_path / "tls.crt").write_text(content)
+    with pytest.raises(ConfigError, match=r"frontend\.ssl_certfile"):
+        _own_certificate(str(tmp_path / "tls.crt"))

@@ -15,9 +15,9 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from noria.config import Config, FrontendConfig
-from noria.errors import ConfigError
+from noria.errors import ConfigError, RateLimited
 from noria.frontend.access import key_reload
-from noria.frontend.access.api_keys import ALL_SCOPES, generate_key
+from noria.frontend.access.api_keys import ALL_SCOPES, ApiKey, generate_key
 from noria.frontend.access.auth import AuthenticatedEndpoint, ClientDirectory, presented_key
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
@@ -380,3 +380,41 @@ def test_a_changed_file_of_keys_adds_and_revokes_without_a_restart(client_of, tm
     ]
     rejected = {(event["reason"], event["key"]) for event in events if event["event"] == "client_rejected"}
     assert rejected == {("revoked_key", "bob"), ("missing_scope", "alice")}
+
+
+def test_a_changed_mode_has_the_file_of_keys_read_again(tmp_path):
+    file = tmp_path / "keys.toml"
+    file.touch()
+    before = key_reload._file_version(str(file))
+    wait_until(lambda: file.chmod(0o640) or key_reload._file_version(str(file)) != before)
+
+
+def test_a_changed_key_keeps_what_is_in_flight_and_charged():
+    before = ApiKey("alice", "a" * 64, max_images_in_flight=4, images_per_minute=60)
+    clients = ClientDirectory([before], 1)
+    (client,) = clients._clients.values()
+    client.images.acquire(3, 1000.0, 0.0)
+    changed = ApiKey("al", "a" * 64, max_images_in_flight=2, images_per_minute=20, scopes=frozenset({"jobs"}))
+    clients.update([changed, ApiKey("alice", "b" * 64)])
+    assert clients._clients[changed] is client
+    assert (client.name, client.has_scope("generate"), client.has_scope("jobs")) == ("al", False, True)
+    with pytest.raises(RateLimited, match=r"'al' has 3 images in flight.*limit of 2"):
+        client.images.acquire(1, 1000.0, 0.0)
+    client.images.release(3)
+    with pytest.raises(RateLimited, match="20 images a minute"):  # 3 of 60 are charged: 1 of 20
+        client.images.charge(20, 1000.0)
+    client.images.charge(19, 1000.0)
+
+
+def test_limits_that_a_changed_key_loses_and_gets_are_applied():
+    limited, unlimited = ApiKey("alice", "a" * 64, texts_per_minute=1, priority="low"), ApiKey("alice", "a" * 64)
+    clients = ClientDirectory([limited], 1)
+    (client,) = clients._clients.values()
+    clients.update([unlimited])
+    client.texts.acquire(100, 1000.0, 0.0)
+    assert client.allowed_priority("high") == "high"
+    clients.update([limited])
+    client.texts.charge(1, 1000.0)
+    with pytest.raises(RateLimited):
+        client.texts.charge(1, 1000.0)
+    assert client.allowed_priority(None) == "low"

@@ -6,9 +6,11 @@ import os
 import shutil
 import socket
 import ssl
+import time
 from urllib.parse import urlsplit
 
 import httpx
+import msgspec
 import pytest
 
 from certificates import make_certificate
@@ -152,6 +154,32 @@ def test_a_server_stops_while_a_handshake_is_under_way(serve, new_engine, certif
             assert client.recv(1) == b""
 
 
+def test_a_client_that_does_not_answer_the_end_of_its_connection_delays_no_stop(serve, new_engine, certificate):
+    config = Config(frontend=msgspec.structs.replace(settings(certificate), drain_s=20.0))
+    with contextlib.ExitStack() as opened:
+        with serve(config, new_engine()) as (url, server):
+            address = urlsplit(url)
+            client = opened.enter_context(socket.create_connection((address.hostname, address.port), 60))
+            mute = opened.enter_context(certificate.client_context().wrap_socket(client, server_hostname="localhost"))
+            mute.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert mute.recv(65_536).startswith(b"HTTP/1.1 200")
+            wait_until(lambda: server.server_state.connections)
+            started = time.monotonic()
+        assert time.monotonic() - started < 10
+
+
+def test_a_client_that_does_not_answer_the_end_of_an_idle_connection_loses_it(serve, new_engine, certificate):
+    with serve(Config(frontend=settings(certificate)), new_engine()) as (url, server):
+        server.config.timeout_keep_alive = 0.1
+        address = urlsplit(url)
+        with (
+            socket.create_connection((address.hostname, address.port), 60) as client,
+            certificate.client_context().wrap_socket(client, server_hostname="localhost"),
+        ):
+            wait_until(lambda: server.server_state.connections)
+            wait_until(lambda: not server.server_state.connections)
+
+
 def test_a_certificate_that_cannot_be_used_is_an_error_with_what_to_do(certificate, tmp_path):
     other = make_certificate(tmp_path / "other")
     for certfile, keyfile, words in [
@@ -179,3 +207,9 @@ def test_a_key_with_a_passphrase_is_rejected_without_asking_for_it(certificate):
 def test_a_key_that_everybody_may_read_is_said(certificate, mode, is_open):
     certificate.keyfile.chmod(mode)
     assert bool(open_key_warning(settings(certificate))) == is_open
+
+
+def test_a_changed_mode_of_the_key_has_the_files_read_again(certificate):
+    current = tls.Certificate(str(certificate.certfile), str(certificate.keyfile))
+    before = current._read_version()
+    wait_until(lambda: certificate.keyfile.chmod(0o640) or current._read_version() != before)

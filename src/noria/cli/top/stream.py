@@ -3,6 +3,8 @@
 import contextlib
 import ipaddress
 import os
+import pathlib
+import re
 import ssl
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -21,6 +23,9 @@ _CONNECT_TIMEOUT_S = 5.0
 _READ_TIMEOUT_S = 40.0  # the server sends a keep-alive every 15 s
 _MAX_LINE_BYTES = 8 * 2**20  # a view of 256 slots with a long queue has some 200 kB
 _MAX_ERROR_BODY_BYTES = 64 * 2**10
+_PEM_CERTIFICATE = re.compile(
+    r"-----BEGIN (TRUSTED |X509 )?CERTIFICATE-----[ -~\s]*?-----END (TRUSTED |X509 )?CERTIFICATE-----", re.ASCII
+)
 
 
 class ServerUnreachable(Exception):
@@ -119,13 +124,16 @@ async def stream_events(url: str, key: str | None, certfile: str = "") -> AsyncG
 
 
 def _own_certificate(certfile: str) -> ssl.SSLContext:
+    """A context that trusts the first certificate of `certfile`, the server's own, and none of its authorities."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False  # it is the very certificate, and need not be for this address
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     try:
-        context.load_verify_locations(certfile)
-    except OSError as error:
-        raise ConfigError(f"the certificate {certfile} (frontend.ssl_certfile) cannot be read: {error}.") from error
+        content = pathlib.Path(certfile).read_text("latin-1")  # text around a block may be anything
+        own = _PEM_CERTIFICATE.search(content)
+        context.load_verify_locations(cadata=own[0] if own else "")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the certificate {certfile} (frontend.ssl_certfile) cannot be used: {error}.") from error
     return context
 
 

@@ -25,7 +25,7 @@ _MAX_REVOKED_KEYS = 1000  # remembered, for the log
 
 
 class ClientDirectory:
-    """The clients of one front end: one `ApiClient` per key, kept until the key is revoked or changed."""
+    """The clients of one front end: one `ApiClient` per key, kept until the key is revoked."""
 
     def __init__(self, keys: Sequence[ApiKey], num_processes: int) -> None:
         """`num_processes` front ends share each key's limits."""
@@ -40,10 +40,16 @@ class ClientDirectory:
     def update(self, keys: Sequence[ApiKey]) -> None:
         """Accept these keys from now on, and no others; log which are new, changed and revoked.
 
-        What a revoked key has begun is completed.
+        What a revoked key has begun is completed; what a changed one has begun still counts.
         """
         before, after = ({key.sha256: key for key in each} for each in (self._clients, keys))
-        self._clients = {key: self._clients.get(key) or ApiClient(key, self._num_processes) for key in keys}
+        clients = {key.sha256: client for key, client in self._clients.items()}
+        for digest, key in after.items():
+            if digest not in before:
+                clients[digest] = ApiClient(key, self._num_processes)
+            elif key != before[digest]:
+                clients[digest].update(key, self._num_processes)
+        self._clients = {key: clients[key.sha256] for key in keys}
         for digest, key in after.items():
             self._revoked_names.pop(digest, None)
             if digest not in before:

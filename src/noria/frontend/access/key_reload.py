@@ -32,9 +32,9 @@ async def follow_keys(setting: str, use: Callable[[tuple[ApiKey, ...]], None]) -
 
 
 def _file_version(setting: str) -> tuple[int, ...]:
-    """Return what differs when the file has changed; nothing if there is none."""
+    """Return what differs when the file or its mode has changed; nothing if there is none."""
     try:
         status = os.stat(setting)
     except OSError:
         return ()
-    return status.st_ino, status.st_mtime_ns, status.st_size
+    return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size

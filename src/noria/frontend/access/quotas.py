@@ -24,9 +24,13 @@ class TokenBucket:
     """
 
     def __init__(self, per_minute: float) -> None:
+        self._full_at = 0.0
+        self.update(per_minute)
+
+    def update(self, per_minute: float) -> None:
+        """Change the limit; the bucket stays as full as it is, in proportion."""
         self.capacity = per_minute  # that can pass at once
         self._emission_interval_s = 60.0 / per_minute
-        self._full_at = 0.0
 
     def take(self, count: int, now: float) -> float:
         """Take `count` ≤ `capacity` tokens and return 0; or take none and return the seconds until they are available."""
@@ -47,9 +51,19 @@ class Quota:
 
     def __init__(self, key_name: str | None, unit: str, max_in_flight: int | None, per_minute: float | None) -> None:
         """`unit` names the results, in the plural."""
-        self._key_name, self._unit, self._max_in_flight = key_name, unit, max_in_flight
-        self._token_bucket = None if per_minute is None else TokenBucket(per_minute)
-        self._num_in_flight = 0
+        self._unit, self._num_in_flight = unit, 0
+        self._token_bucket: TokenBucket | None = None
+        self.update(key_name, max_in_flight, per_minute)
+
+    def update(self, key_name: str | None, max_in_flight: int | None, per_minute: float | None) -> None:
+        """Change the limits; what is in flight and charged stays so."""
+        self._key_name, self._max_in_flight = key_name, max_in_flight
+        if per_minute is None:
+            self._token_bucket = None
+        elif self._token_bucket is None:
+            self._token_bucket = TokenBucket(per_minute)
+        else:
+            self._token_bucket.update(per_minute)
 
     def check_rate(self, count: int) -> None:
         """Raise InvalidField if `count` is more than the key has per minute."""
@@ -110,24 +124,26 @@ class ApiClient:
     """The holder of one API key and the state of its limits. With `key` None: all clients of a server without keys, unlimited."""
 
     def __init__(self, key: ApiKey | None, num_processes: int) -> None:
-        self.name = None if key is None else key.name
-        self._scopes = ALL_SCOPES if key is None else key.scopes
-        self._max_priority: Priority = "high" if key is None else key.priority
-
-        self.images = self.texts = Quota(None, "", None, None)
+        self.name: str | None = None
+        self._scopes: frozenset[KeyScope] = ALL_SCOPES
+        self._max_priority: Priority = "high"
+        self.images, self.texts = Quota(None, "images", None, None), Quota(None, "texts", None, None)
         if key is not None:
-            self.images = Quota(
-                key.name,
-                "images",
-                _share_in_flight(key.max_images_in_flight, num_processes),
-                _share_per_minute(key.images_per_minute, num_processes),
-            )
-            self.texts = Quota(
-                key.name,
-                "texts",
-                _share_in_flight(key.max_texts_in_flight, num_processes),
-                _share_per_minute(key.texts_per_minute, num_processes),
-            )
+            self.update(key, num_processes)
+
+    def update(self, key: ApiKey, num_processes: int) -> None:
+        """Adopt the changed table of the key; what is in flight and charged stays so."""
+        self.name, self._scopes, self._max_priority = key.name, key.scopes, key.priority
+        self.images.update(
+            key.name,
+            _share_in_flight(key.max_images_in_flight, num_processes),
+            _share_per_minute(key.images_per_minute, num_processes),
+        )
+        self.texts.update(
+            key.name,
+            _share_in_flight(key.max_texts_in_flight, num_processes),
+            _share_per_minute(key.texts_per_minute, num_processes),
+        )
 
     def has_scope(self, scope: KeyScope) -> bool:
         """Return whether the client may do what `scope` allows."""

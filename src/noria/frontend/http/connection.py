@@ -34,6 +34,7 @@ RESERVED_DESCRIPTORS = 16
 """The last file descriptors of the process are for files and databases: a connection that gets one of them is closed."""
 HEAD_TIMEOUT_S = 30.0  # as for a body
 STALL_TIMEOUT_S = 30.0
+_TLS_CLOSE_S = 1.0  # within which a client should answer the end of an idle connection; without TLS the kernel does
 # What a client must read per STALL_TIMEOUT_S. At 1 kB/s an image takes minutes; receivers acknowledge in steps of some
 # kB.
 MIN_READ_BYTES = 32_768
@@ -111,6 +112,7 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
 
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
+    _close_timer: asyncio.TimerHandle | None = None
     _on_disconnect: Callable[[], object] | None = None
     # Received since a head ended, or a part of a body: all that the parser may keep, and some that it has passed on.
     _unfinished_bytes = 0
@@ -200,6 +202,16 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
         self.headers = []  # of the trailers; the request keeps its own
         self.cycle.transport = self._response_writer  # type: ignore[assignment]
 
+    def shutdown(self) -> None:
+        """Close the connection, if it is idle, or have it closed after the response."""
+        super().shutdown()
+        self._start_close_timer()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close the connection, on which nothing has arrived for too long."""
+        super().timeout_keep_alive_handler()
+        self._start_close_timer()
+
     def watch_disconnect(self, on_disconnect: Callable[[], object] | None) -> None:
         """Have `on_disconnect` called once when the client disconnects; None: nothing any more.
 
@@ -242,6 +254,8 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
         """Stop all timers, and tell the request that is being answered."""
         self._stop_head_timer()
         self._stop_stall_timer()
+        if self._close_timer is not None:
+            self._close_timer.cancel()
         if self._running_cycle is not None:
             self._running_cycle.disconnected = True
             self._running_cycle.message_event.set()
@@ -285,6 +299,19 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
             self.transport.abort()  # close() would wait until all is read
         else:
             self._start_stall_timer()
+
+    def _start_close_timer(self) -> None:
+        """Abort a closed TLS connection if the client does not answer its end; its transport would wait much longer."""
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if self._has_tls and not answering and self._close_timer is None:
+            self._close_timer = self.loop.call_later(_TLS_CLOSE_S, self._on_close_timeout)
+
+    def _on_close_timeout(self) -> None:
+        self._close_timer = None
+        if self._unread_bytes() == 0:
+            self.transport.abort()
+        else:  # the client still reads its last response; the stall timer is for one that does not
+            self._start_close_timer()
 
     def _progress_bytes(self) -> int:
         """Return a number that grows by what the client acknowledges, as long as nothing is written."""

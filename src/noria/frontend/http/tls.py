@@ -96,12 +96,13 @@ class Certificate:
                 log.info(message, self._files[0], extra=fields(event="certificate_loaded"))
 
     def _read_version(self) -> list[tuple[int, ...]]:
-        """Return what differs when a file has changed, or a link on the way to it; less if one does not exist."""
+        """Return what differs when a file, its mode or a link to it has changed; less if one does not exist."""
         found: list[tuple[int, ...]] = []
         for file in self._files:
             with contextlib.suppress(OSError):
                 status = os.stat(file)
-                found.append((status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size))
+                times = status.st_mtime_ns, status.st_ctime_ns
+                found.append((status.st_dev, status.st_ino, *times, status.st_size))
         return found
 
 
