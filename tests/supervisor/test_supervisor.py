@@ -31,7 +31,7 @@ from noria.supervisor.listener import listen
 from noria.supervisor.ready_banner import ready_banner
 from noria.testing.fake_engine import FAKE_MODEL
 from noria.testing.server import NO_PROXY_OPENER
-from waiting import TIMEOUT_S
+from waiting import TIMEOUT_S, wait_until
 
 FAKE_ENGINE = """
 import os, pathlib, signal, sys, time
@@ -323,9 +323,13 @@ def test_front_ends_share_a_listener_and_noria_top_reaches_it(
     assert isinstance(asyncio.run(first_event()), EnginesEvent)
     monkeypatch.setenv("SSL_CERT_FILE", config.ssl_certfile)
     assert isinstance(asyncio.run(first_event(url, "")), EnginesEvent)
-    found = [child for child in psutil.Process(server.process.pid).children() if "noria frontend" in child.cmdline()[0]]
-    assert len(found) == 2
-    for child in found:  # each alone
+
+    def front_ends() -> list[psutil.Process]:
+        children = psutil.Process(server.process.pid).children()
+        return [child for child in children if "noria frontend" in "".join(child.cmdline()[:1])]
+
+    wait_until(lambda: len(front_ends()) == 2)  # the banner is printed when the first one answers
+    for child in front_ends():  # each alone
         child.suspend()
         assert isinstance(asyncio.run(first_event()), EnginesEvent)
         child.resume()
