@@ -331,6 +331,30 @@ def test_a_failing_results_folder_requeues_jobs_without_counting_a_loss(store, r
     asyncio.run(scenario())
 
 
+def test_a_job_that_is_erased_while_its_images_are_written_delays_no_other(store, results, job, monkeypatch):
+    save = results.save
+
+    def erase_while_saving(job_id, *arguments):
+        if job_id == erased:
+            store.cancel(job_id, time.time())
+            store.delete(job_id)
+            raise FileNotFoundError(job_id)
+        return save(job_id, *arguments)
+
+    monkeypatch.setattr(results, "save", erase_while_saving)
+    erased = accept(store, job())
+
+    async def scenario():
+        async with running(store, results, FakeExecutor()) as worker:
+            await wait_until_async(lambda: store.states([erased]) == {})
+            other, began = accept(store, job()), time.monotonic()
+            worker.wake()
+            await wait_until_async(lambda: status_of(store, other) == "succeeded")
+            assert time.monotonic() - began < RESULTS_RETRY_S
+
+    asyncio.run(scenario())
+
+
 def test_leases_are_renewed_while_all_request_threads_are_blocked(store, results, job):
     released = threading.Event()
 

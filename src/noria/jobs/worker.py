@@ -259,7 +259,12 @@ class JobWorker:
                 self._results.save, claim.job_id, claim.attempt, output.files, output.suffix
             )
         except Exception as error:  # object stores share no base class of errors
-            await self._requeue_unsaved(running_job, error)
+            if await self._offload_database(self._store.still_held, [claim]):
+                await self._requeue_unsaved(running_job, error)
+            else:  # it was erased, with the folder of its files
+                await self._discard_files(claim)
+                fail(running_job.span, RequestCancelled.code)
+                await self._abandon(running_job)
             return
         # If this raises, the job may have succeeded or not: keep its files, which are deleted together with the job.
         if not await self._offload_database(
@@ -280,15 +285,15 @@ class JobWorker:
             error.__cause__ or error,
         )
         self._no_claims_before = asyncio.get_running_loop().time() + RESULTS_RETRY_S
+        await self._discard_files(claim)
+        await self._requeue(running_job, "its images could not be written", RESULTS_RETRY_S)
+
+    async def _discard_files(self, claim: Claim) -> None:
+        """Delete what was written of a job's files; what cannot be deleted now is deleted together with the job."""
         try:
             await self._offload_files(self._results.discard, claim.job_id, claim.attempt)
-        except Exception as cleanup_error:  # leftovers are deleted together with the job
-            log.debug(
-                "the images of %s could not be deleted either: %s",
-                claim.job_id,
-                cleanup_error.__cause__ or cleanup_error,
-            )
-        await self._requeue(running_job, "its images could not be written", RESULTS_RETRY_S)
+        except Exception as error:
+            log.debug("the images of %s could not be deleted either: %s", claim.job_id, error.__cause__ or error)
 
     async def _fail(self, running_job: _RunningJob, error: BaseException) -> None:
         claim = running_job.claim
