@@ -37,7 +37,7 @@ _LIMITS = (
     "engine.queue_limit_s",
     "jobs.max_queued",
 )
-_RAISED_FACTOR = 10  # times its default: such a limit protects nobody
+_RAISED_FACTOR = 10  # a limit that is raised to this many times its default gets a warning
 _ENCRYPTED = ("require", "verify-ca", "verify-full")  # values of libpq's sslmode
 
 
@@ -113,9 +113,7 @@ def _check_keys(frontend: FrontendConfig, reach: Reach) -> Iterator[Finding]:
         yield Finding("fail", "keys", error.message)
         return
     if not keys:
-        text = (
-            f"none: whoever reaches the server, from {reach}, may generate images, and see and cancel those of others"
-        )
+        text = f"none: every client that reaches the server, from {reach}, may send requests, and see and cancel those of others"
         if reach == "this machine":
             yield Finding("ok", "keys", text)
         else:
@@ -189,7 +187,9 @@ def _check_proxies(frontend: FrontendConfig) -> Finding:
             f"everybody in {', '.join(public)} may claim any client's address, and so have no limits; list the proxies' "
             "own addresses in frontend.trusted_proxies",
         )
-    return Finding("ok", "proxies", f"{', '.join(frontend.trusted_proxies) or 'nobody'} may say whose request it is")
+    return Finding(
+        "ok", "proxies", f"X-Forwarded-For is believed from {', '.join(frontend.trusted_proxies) or 'no proxy'}"
+    )
 
 
 def _check_live(frontend: FrontendConfig, reach: Reach) -> Finding:
