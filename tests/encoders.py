@@ -1,9 +1,15 @@
 """Small text encoders with random weights, as folders: transformers writes them, and the tests compare with it."""
 
 import json
+import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any
+
+from noria.config import cache_folder
+from noria.models.catalog import open_model_of
+from noria.models.encoder.onnx_export import export
+from noria.protocol.text import EncoderModelSpec
 
 TEXTS = [
     "a red circle",
@@ -50,6 +56,13 @@ def make_encoder(
     for name, content in files.items():
         write_json(folder / f"{name.replace('__', '/')}.json", content)
     return folder
+
+
+def open_exported(model: str, cache: str = "") -> EncoderModelSpec:
+    """Open a model and export it in this process, which has torch already; the product's own process would import it."""
+    spec = open_model_of(EncoderModelSpec, model)
+    export(spec, cache_folder(cache, os.environ))
+    return spec
 
 
 def make_tokenizer(folder: pathlib.Path, *, is_roberta: bool = False) -> int:

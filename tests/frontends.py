@@ -109,10 +109,16 @@ class FrontendProcess:
         return self.process.memory_info().rss
 
 
-@pytest.fixture
-def frontend_process(new_engine: Callable[..., FakeEngine], tmp_path: pathlib.Path) -> Iterator[FrontendProcess]:
-    """A front end as the supervisor starts it, whose /metrics are on a port of their own. It may open 256 files."""
-    with running_frontend(new_engine(), tmp_path) as frontend:
+@pytest.fixture(scope="module")
+def frontend_process(folder: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontendProcess]:
+    """A front end as the supervisor starts it, whose /metrics are on a port of their own. It may open 256 files.
+
+    The tests of a file share it: a start costs two seconds.
+    """
+    with (
+        FakeEngine(f"ipc://{folder}/{uuid.uuid4().hex[:8]}") as engine,
+        running_frontend(engine, tmp_path_factory.mktemp("frontend")) as frontend,
+    ):
         yield frontend
 
 

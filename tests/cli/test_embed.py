@@ -9,11 +9,8 @@ import sys
 import numpy as np
 import pytest
 
-from encoders import make_encoder
+from encoders import make_encoder, open_exported
 from noria.cli.main import main
-from noria.models.catalog import open_model_of
-from noria.models.encoder.onnx_export import export
-from noria.protocol.text import EncoderModelSpec
 
 TEXTS = ["a red circle", "a blue square", "word " * 300]
 
@@ -29,6 +26,7 @@ def test_each_text_is_a_line_of_json(capsys: pytest.CaptureFixture[str]) -> None
 
     from noria.models.location import locate
 
+    open_exported("minilm")
     assert main(["embed", *TEXTS]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["text"] for line in lines] == TEXTS
@@ -42,6 +40,7 @@ def test_a_file_can_be_written_and_texts_read_from_standard_input(
     suffix: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = make_encoder(tmp_path / "model")
+    open_exported(str(folder))
     file = tmp_path / f"out{suffix}"
     monkeypatch.setattr("sys.stdin", io.StringIO("first\nsecond\n"))
     assert main(["embed", "-", "third", "--model", str(folder), "-o", str(file)]) == 0
@@ -78,7 +77,7 @@ def test_a_model_that_only_classifies_is_rejected(tmp_path: pathlib.Path, capsys
 def test_an_installation_for_encoders_alone_needs_no_torch(tmp_path: pathlib.Path) -> None:
     folder, file = make_encoder(tmp_path / "model"), tmp_path / "out.npy"
     cache = ["--cache-dir", str(tmp_path / "cache")]
-    export(open_model_of(EncoderModelSpec, str(folder)), tmp_path / "cache")
+    open_exported(str(folder), str(tmp_path / "cache"))
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['torch', 'diffusers', 'transformers', 'scipy', 'tqdm']));"
         "from noria.cli.main import main; sys.exit(main(sys.argv[1:]))"

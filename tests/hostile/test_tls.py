@@ -12,6 +12,7 @@ from frontends import running_frontend
 from hostile_neighbours import assert_neighbour_is_served
 from noria.config import FrontendConfig
 from noria.frontend.http.connection import RESERVED_DESCRIPTORS
+from noria.testing.fake_engine import FakeEngine
 from waiting import wait_until
 
 NUM_CONNECTIONS, MAX_FILES, MEGABYTE = 200, 512, 2**20
@@ -24,11 +25,12 @@ SHAPES = {
 FILES_OPENED_LATER = 4
 
 
-@pytest.fixture
-def frontend(new_engine, tmp_path):
+@pytest.fixture(scope="module")
+def frontend(folder, tmp_path_factory):
+    tmp_path = tmp_path_factory.mktemp("frontend")
     certificate = make_certificate(tmp_path / "certificate")
     config = FrontendConfig(ssl_certfile=str(certificate.certfile), ssl_keyfile=str(certificate.keyfile))
-    with running_frontend(new_engine(), tmp_path, config, MAX_FILES) as running:
+    with FakeEngine(f"ipc://{folder}/tls") as engine, running_frontend(engine, tmp_path, config, MAX_FILES) as running:
         yield running
 
 
