@@ -208,6 +208,8 @@ class JobWorker:
 
     async def _heartbeat(self) -> None:
         """Renew leases and store progress where due; cancel the execution of jobs whose claim is void."""
+        if not self._running_jobs:
+            return
         now = asyncio.get_running_loop().time()
         running_jobs = {running_job.claim: running_job for running_job in self._running_jobs}
         renewals: dict[Claim, bytes | None] = {}
