@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import noria.cli.doctor_checks
+import noria.cli.doctor.machine_checks
 import noria.cli.local_generation
 import noria.supervisor.supervisor
 from noria import __version__
@@ -257,9 +257,9 @@ def test_doctor_fails_when_a_finding_does(
     verdict: Any, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        noria.cli.doctor_checks,
+        noria.cli.doctor.machine_checks,
         "examine",
-        lambda config, listen: [noria.cli.doctor_checks.Finding(verdict, "cpu", "words")],
+        lambda config, listen: [noria.cli.doctor.machine_checks.Finding(verdict, "cpu", "words")],
     )
     assert main(["doctor"]) == status
     assert "words" in capsys.readouterr().out

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 import torch
 
-from noria.cli.doctor_checks import Finding, estimate_image_s, examine, format_report, judge
-from noria.cli.encoder_checks import EncoderFacts
-from noria.cli.machine_facts import Facts, Gpu
+from noria.cli.doctor.encoder_checks import EncoderFacts
+from noria.cli.doctor.machine_checks import Finding, estimate_image_s, examine, format_report, judge
+from noria.cli.doctor.machine_facts import Facts, Gpu
 from noria.engine.encoder.fidelity import Fidelity
 from noria.models.catalog import open_model
 from noria.models.encoder.onnx_export import ExportRecord

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 from urllib.parse import parse_qs, urlsplit
 
-from noria.cli.finding import Finding
+from noria.cli.doctor.finding import Finding
 from noria.config import Config, FrontendConfig, data_folder
 from noria.errors import ConfigError
 from noria.frontend.access.api_keys import read_keys
