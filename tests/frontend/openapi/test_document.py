@@ -14,7 +14,8 @@ from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.http.paths import ASSETS_PATH
 from noria.frontend.openapi.docs_page import docs_page
-from noria.frontend.openapi.document import DESCRIPTIONS, openapi
+from noria.frontend.openapi.document import openapi
+from noria.frontend.openapi.images import DESCRIPTIONS
 from noria.frontend.openapi.operations import served_errors
 from noria.frontend.routes.openai_images import GenerationsRequestBody
 from noria.observe.metrics.declarations import DECLARATIONS
