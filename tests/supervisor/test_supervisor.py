@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import pathlib
-import shutil
 import signal
 import socket
 import struct
@@ -25,7 +24,6 @@ from noria.cli.top.events import EnginesEvent
 from noria.cli.top.stream import local_url, stream_events
 from noria.config import FrontendConfig
 from noria.errors import ConfigError
-from noria.settings import load
 from noria.supervisor import supervisor
 from noria.supervisor.listener import listen
 from noria.supervisor.ready_banner import ready_banner
@@ -493,15 +491,6 @@ def test_a_child_that_cannot_be_started_does_not_keep_others_from_being_stopped(
         if " started " in line:
             with pytest.raises(ProcessLookupError):
                 os.kill(pid(line), 0)
-
-
-def test_two_models_with_one_name_are_rejected(tmp_path, bundled_folder):
-    shutil.copytree(bundled_folder, tmp_path / "copy")
-    config = load(None, {}, {"model": str(bundled_folder), "additional_models": (str(tmp_path / "copy"),)})
-    with pytest.raises(ConfigError, match="both called 'noria-shapes'"):
-        supervisor.open_models(config)
-    (tmp_path / "copy" / "noria.json").write_text('{"name": "other"}')
-    assert [spec.name for spec in supervisor.open_models(config)] == ["noria-shapes", "other"]
 
 
 # ── The log ───────────────────────────────────────────────────────────────────────────────────────────────────────────
