@@ -54,7 +54,8 @@ _OVERVIEW_ROW = Row(
         stat(
             "Engines busy",
             "Share of time in iterations. Near 1 the devices are saturated: more load only adds waiting time.",
-            f"sum(rate(noria_engine_busy_seconds_total{{{_INSTANCE_FILTER}}}[1m])) / (sum(noria_engine_up{{{_INSTANCE_FILTER}}}) > 0)",
+            f"sum(rate(noria_engine_busy_seconds_total{{{_INSTANCE_FILTER}}}[1m])) / "
+            f"(sum(noria_engine_up{{{_INSTANCE_FILTER}}}) > 0)",
             unit="percentunit",
         ),
     ),
@@ -73,7 +74,8 @@ _LATENCY_ROW = Row(
             "Time by stage",
             "Mean time of a request in each stage.",
             Query(
-                f"sum by (stage) (rate(noria_stage_seconds_sum{{{_INSTANCE_FILTER}}}[5m])) / (sum by (stage) (rate(noria_stage_seconds_count{{{_INSTANCE_FILTER}}}[5m])) > 0)",
+                f"sum by (stage) (rate(noria_stage_seconds_sum{{{_INSTANCE_FILTER}}}[5m])) / "
+                f"(sum by (stage) (rate(noria_stage_seconds_count{{{_INSTANCE_FILTER}}}[5m])) > 0)",
                 "{{stage}}",
             ),
             unit="s",

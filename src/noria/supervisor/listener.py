@@ -41,7 +41,8 @@ def open_listeners(config: FrontendConfig) -> Iterator[list[socket.socket]]:
             listeners.append(opened.enter_context(_listen_for_metrics(config.metrics_address)))
             if not config.uds and listeners[0].getsockname()[1] == listeners[1].getsockname()[1]:
                 raise ConfigError(  # front ends know by the port what a request may ask for
-                    f"setting frontend.metrics_address is {config.metrics_address!r}, the server's own port; choose another."
+                    f"setting frontend.metrics_address is {config.metrics_address!r}, the server's own port; "
+                    "choose another."
                 )
         yield listeners
 
@@ -170,8 +171,8 @@ def _listen_for_metrics(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     if not host or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
         raise ConfigError(
-            f"setting frontend.metrics_address is {short_repr(address)}; allowed is ADDRESS:PORT, such as 127.0.0.1:9464 "
-            "or [::1]:9464."
+            f"setting frontend.metrics_address is {short_repr(address)}; allowed is ADDRESS:PORT, such as "
+            "127.0.0.1:9464 or [::1]:9464."
         )
     return listen(host.removeprefix("[").removesuffix("]"), int(port))
 

@@ -33,7 +33,8 @@ def test_the_table_of_a_generated_key_is_valid_and_does_not_contain_the_key(file
 
 def test_a_key_may_have_limits(file):
     file.write_text(
-        f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\nmax_images_in_flight = 4\nimages_per_minute = 60\npriority = "low"\n'
+        f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\nmax_images_in_flight = 4\nimages_per_minute = 60\n'
+        'priority = "low"\n'
     )
     assert read_keys(str(file)) == (ApiKey("a", DIGEST, 4, 60, "low"),)
 

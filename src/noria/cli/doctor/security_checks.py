@@ -88,8 +88,8 @@ def _check_listener(frontend: FrontendConfig, reach: Reach) -> Finding:
     return Finding(
         "warn",
         "listener",
-        f"{text}: others on the way read prompts, images and keys; set frontend.ssl_certfile, or listen on 127.0.0.1 or "
-        "a Unix socket (frontend.uds) behind a proxy with TLS",
+        f"{text}: others on the way read prompts, images and keys; set frontend.ssl_certfile, or listen on 127.0.0.1 "
+        "or a Unix socket (frontend.uds) behind a proxy with TLS",
     )
 
 
@@ -184,8 +184,8 @@ def _check_proxies(frontend: FrontendConfig) -> Finding:
         return Finding(
             "warn",
             "proxies",
-            f"everybody in {', '.join(public)} may claim any client's address, and so have no limits; list the proxies' "
-            "own addresses in frontend.trusted_proxies",
+            f"everybody in {', '.join(public)} may claim any client's address, and so have no limits; list the "
+            "proxies' own addresses in frontend.trusted_proxies",
         )
     return Finding(
         "ok", "proxies", f"X-Forwarded-For is believed from {', '.join(frontend.trusted_proxies) or 'no proxy'}"

@@ -82,8 +82,8 @@ class Quota:
             self._check_size(count, self._max_in_flight, "in flight")
             if self._num_in_flight + count > self._max_in_flight:
                 raise RateLimited(
-                    f"the key {self._key_name!r} has {self._num_in_flight} {self._unit} in flight; {count} more would exceed "
-                    f"its limit of {self._max_in_flight}. Try again when some are done.",
+                    f"the key {self._key_name!r} has {self._num_in_flight} {self._unit} in flight; {count} more would "
+                    f"exceed its limit of {self._max_in_flight}. Try again when some are done.",
                     retry_after_s=backlog_s,
                 )
         self.charge(count, now)
@@ -99,8 +99,8 @@ class Quota:
             return
         if wait_s := self._token_bucket.take(count, now):
             raise RateLimited(
-                f"the key {self._key_name!r} allows {self._token_bucket.capacity:g} {self._unit} a minute; {count} more are "
-                f"allowed in {wait_s:.1f} s.",
+                f"the key {self._key_name!r} allows {self._token_bucket.capacity:g} {self._unit} a minute; {count} "
+                f"more are allowed in {wait_s:.1f} s.",
                 retry_after_s=wait_s,
             )
 

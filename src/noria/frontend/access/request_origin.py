@@ -57,7 +57,8 @@ class RequestOriginCheck:
             if not self._allows(hosts[0]):
                 raise HostNotAllowed(
                     f"Host is {short_repr(hosts[0].decode('latin-1'))}; allowed are IP addresses, localhost and the "
-                    "names in frontend.allowed_hosts (--allowed-hosts), to which the server's operator can add this one."
+                    "names in frontend.allowed_hosts (--allowed-hosts), to which the server's operator "
+                    "can add this one."
                 )
             if scope["method"] not in _SAFE_METHODS:
                 self._check_origin(scope, hosts[0])

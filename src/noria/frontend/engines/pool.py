@@ -381,8 +381,8 @@ def _raise_if_exhausted(history: AttemptHistory) -> None:
     """Raise if a request with these losses is not retried."""
     if history.crashes_engines:
         raise EngineCrashed(
-            f"the engine crashed {history.num_crashes} times while it generated this request, the last time with nothing else "
-            "in flight."
+            f"the engine crashed {history.num_crashes} times while it generated this request, the last time with "
+            "nothing else in flight."
         )
     if history.retries_exhausted:
         num_kills = history.num_not_at_fault + history.num_not_at_fault_exclusive

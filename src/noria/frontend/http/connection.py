@@ -132,8 +132,8 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
         if now >= cls._next_log_at:
             cls._next_log_at = now + _LOG_INTERVAL_S
             log.warning(
-                "connections are closed unanswered: %d of the %d files that this process may have open are in use; raise "
-                "the limit (ulimit -Hn, LimitNOFILE)",
+                "connections are closed unanswered: %d of the %d files that this process may have open are in use; "
+                "raise the limit (ulimit -Hn, LimitNOFILE)",
                 num_allowed - RESERVED_DESCRIPTORS,
                 num_allowed,
                 extra=fields(event="connections_rejected", max_files=num_allowed),

@@ -56,8 +56,8 @@ def tls_context(certfile: str, keyfile: str) -> ssl.SSLContext:
     except OSError as error:
         key = f" and its key {keyfile}" if keyfile else ""
         raise ConfigError(
-            f"the certificate {certfile}{key} cannot be used: {error}. frontend.ssl_certfile must be a PEM file with the "
-            "server's certificate and the chain to its authority, frontend.ssl_keyfile one with its private key."
+            f"the certificate {certfile}{key} cannot be used: {error}. frontend.ssl_certfile must be a PEM file with "
+            "the server's certificate and the chain to its authority, frontend.ssl_keyfile one with its private key."
         ) from error
     return context
 

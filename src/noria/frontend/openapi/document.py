@@ -197,9 +197,9 @@ def _paths() -> dict[str, Any]:
         "/v1/live": {
             "get": operation(
                 "Stream the running batches",
-                "Server-sent events without an end: `engines`, the state of each engine, at every change; `engine_view`, "
-                "up to five times a second for each engine: its slots, queue, last iterations and, unless `thumbnails` is "
-                "false, thumbnails of its images.",
+                "Server-sent events without an end: `engines`, the state of each engine, at every change; "
+                "`engine_view`, up to five times a second for each engine: its slots, queue, last iterations and, "
+                "unless `thumbnails` is false, thumbnails of its images.",
                 content=EVENT_STREAM_CONTENT,
                 errors=[InvalidField, RouteNotFound, RateLimited],
             )

@@ -10,7 +10,8 @@ from noria.frontend.services.request_validation import Limits
 _MAX_DIMENSIONS = 65_536  # of any text encoder
 
 DESCRIPTIONS = {
-    "input": "a text, a list of texts, the token ids of a text, or a list of those, at most `frontend.max_texts` texts; none may be empty",
+    "input": "a text, a list of texts, the token ids of a text, or a list of those, at most `frontend.max_texts` "
+    "texts; none may be empty",
     "model": "the name of a served text encoder, or `noria` for the first one",
     "dimensions": "cut the embeddings to so many numbers",
     "encoding_format": "`float`: numbers; `base64`: little-endian float32",
@@ -38,8 +39,8 @@ def paths() -> dict[str, Any]:
         "/v1/embeddings": {
             "post": operation(
                 "Embed texts with OpenAI's API",
-                "The unmodified OpenAI clients work; send Noria's own fields in `extra_body`. X-Noria-Truncated has the "
-                "number of texts that were too long and were cut.",
+                "The unmodified OpenAI clients work; send Noria's own fields in `extra_body`. X-Noria-Truncated has "
+                "the number of texts that were too long and were cut.",
                 body=EmbeddingsRequestBody,
                 content=json_content(EmbeddingsResponse),
             )

@@ -58,8 +58,8 @@ def paths() -> dict[str, Any]:
     events_operation["responses"]["204"] = {"description": "the job has ended, and has no later events"}
     delete_operation = operation(
         "Cancel or erase a job",
-        "Its images leave the running batch. A job that has ended is not changed. With `erase=true` the job, its images "
-        "and its pending webhooks are deleted at once, whether it has ended or not.",
+        "Its images leave the running batch. A job that has ended is not changed. With `erase=true` the job, its "
+        "images and its pending webhooks are deleted at once, whether it has ended or not.",
         content=json_content(Job),
         errors=[InvalidField, *job_errors],
     )

@@ -64,8 +64,8 @@ def secret_file(config: JobsConfig, data_folder: pathlib.Path) -> pathlib.Path:
         return pathlib.Path(setting)
     if config.database.startswith("postgres"):
         raise ConfigError(
-            "setting jobs.webhook_secret_file is 'auto', a file that each server makes for itself, and jobs.database is "
-            "PostgreSQL, whose servers deliver each other's webhooks: they must sign alike. Make one file (echo "
+            "setting jobs.webhook_secret_file is 'auto', a file that each server makes for itself, and jobs.database "
+            "is PostgreSQL, whose servers deliver each other's webhooks: they must sign alike. Make one file (echo "
             f'"{_PREFIX}$(openssl rand -base64 32)" > FILE) and name it in the settings of all of them.'
         )
     return data_folder / "webhook-secret"

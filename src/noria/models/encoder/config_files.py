@@ -113,13 +113,13 @@ def read_modules(folder: pathlib.Path) -> list[Module]:
     names = [module.name for module in modules]
     if names not in (["Transformer"], ["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise ModelError(
-            f"{file}: the modules are {', '.join(names) or 'none'}; supported are Transformer, Pooling and, optionally, "
-            "Normalize, in this order, or Transformer alone for a cross-encoder."
+            f"{file}: the modules are {', '.join(names) or 'none'}; supported are Transformer, Pooling and, "
+            "optionally, Normalize, in this order, or Transformer alone for a cross-encoder."
         )
     if modules[0].path:
         raise ModelError(
-            f"{file}: the Transformer is in the subfolder {modules[0].path!r}, as sentence-transformers before 1.0 wrote "
-            "it. Save the model again with a newer version."
+            f"{file}: the Transformer is in the subfolder {modules[0].path!r}, as sentence-transformers before 1.0 "
+            "wrote it. Save the model again with a newer version."
         )
     return modules
 

@@ -235,8 +235,8 @@ def _read_pooling(file: pathlib.Path, spec: EncoderModelSpec, *, has_prompts: bo
         )
     if tree.get("include_prompt") is False and has_prompts:
         raise ModelError(
-            f"{file}: include_prompt is false: the tokens of prompts would have to be left out of the pooling, which is "
-            "not supported."
+            f"{file}: include_prompt is false: the tokens of prompts would have to be left out of the pooling, which "
+            "is not supported."
         )
     if "pooling_mode" in tree:
         mode = tree["pooling_mode"]
