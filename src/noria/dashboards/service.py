@@ -25,7 +25,8 @@ _OVERVIEW_ROW = Row(
         stat(
             "Failures",
             "Share of requests that failed because of the server. Rejected requests are not included.",
-            f'sum(rate(noria_requests_total{{{_INSTANCE_FILTER},outcome=~"engine_lost|engine_crashed|generation_failed|internal"}}[5m]) or vector(0))'
+            f"sum(rate(noria_requests_total{{{_INSTANCE_FILTER},"
+            'outcome=~"engine_lost|engine_crashed|generation_failed|internal"}[5m]) or vector(0))'
             f" / (sum(rate(noria_requests_total{{{_INSTANCE_FILTER}}}[5m])) > 0)",
             unit="percentunit",
             threshold=0.01,
@@ -33,7 +34,8 @@ _OVERVIEW_ROW = Row(
         stat(
             "Rejected",
             "Share of requests rejected because of overload, or because no engine was ready.",
-            f'(sum(rate(noria_rejected_total{{{_INSTANCE_FILTER},reason=~"queue_full|deadline_unmeetable|engine_unavailable"}}[5m])) or vector(0))'
+            f"(sum(rate(noria_rejected_total{{{_INSTANCE_FILTER},"
+            'reason=~"queue_full|deadline_unmeetable|engine_unavailable"}[5m])) or vector(0))'
             f" / (sum(rate(noria_requests_total{{{_INSTANCE_FILTER}}}[5m])) > 0)",
             unit="percentunit",
             threshold=0.05,

@@ -138,7 +138,7 @@ class BaseEngine(abc.ABC):
             self._receiver.publish_load(load)
 
     def _process_commands(self) -> bool:
-        """Process all queued commands, after waiting for one if there is nothing to do; False once `stop` was called."""
+        """Process all queued commands; wait for one if there is nothing to do. False once `stop` was called."""
         timeout_s = self._wait_s(time.monotonic())
         waits = timeout_s is None or timeout_s > 0.0
         while True:

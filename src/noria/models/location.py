@@ -1,4 +1,4 @@
-"""Finds the folder of a model: in a package, given as a path, or downloaded from the hub. Does not check what is in it."""
+"""Finds the folder of a model: in a package, a path, or downloaded from the hub. Does not check what is in it."""
 
 import importlib.util
 import pathlib

@@ -48,7 +48,7 @@ def open_listeners(config: FrontendConfig) -> Iterator[list[socket.socket]]:
 
 
 def warn_if_open(listener: socket.socket, config: FrontendConfig) -> None:
-    """Log a warning if everybody may read the key of the certificate, or if other machines reach a server without API keys."""
+    """Log a warning if all may read the certificate's key, or if other machines reach a server without API keys."""
     if warning := open_key_warning(config):
         log.warning(warning, extra=fields(event="key_open_to_others"))
     if listener.family == socket.AF_UNIX or config.api_keys_file:
@@ -187,7 +187,7 @@ def raise_file_limit() -> None:
 
 
 def server_url(listener: socket.socket, *, has_tls: bool) -> str:
-    """Return the URL of a server for clients on this machine, without a trailing slash; of a Unix socket `unix:PATH`."""
+    """Return a server's URL for clients on this machine, without a trailing slash; of a Unix socket `unix:PATH`."""
     address = listener.getsockname()
     if isinstance(address, str):
         return f"unix:{address}"

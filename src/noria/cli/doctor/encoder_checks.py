@@ -1,4 +1,4 @@
-"""The checks of `noria doctor` that only text encoders have. `gather` finds facts, `judge` is a pure function of them."""
+"""The checks of `noria doctor` that only text encoders have: `gather` finds facts, `judge` judges them, purely."""
 
 import importlib.util
 import os

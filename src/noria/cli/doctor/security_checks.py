@@ -82,7 +82,8 @@ def _reach(host: str) -> Reach:
 def _check_listener(frontend: FrontendConfig, reach: Reach) -> Finding:
     if frontend.uds:
         return Finding("ok", "listener", f"the Unix socket {frontend.uds}: its owner and group on this machine")
-    text = f"{frontend.host}, port {frontend.port}: reached from {reach}, {'with' if frontend.ssl_certfile else 'without'} TLS"
+    tls = "with TLS" if frontend.ssl_certfile else "without TLS"
+    text = f"{frontend.host}, port {frontend.port}: reached from {reach}, {tls}"
     if reach == "this machine" or frontend.ssl_certfile:
         return Finding("ok", "listener", text)
     return Finding(
@@ -113,7 +114,10 @@ def _check_keys(frontend: FrontendConfig, reach: Reach) -> Iterator[Finding]:
         yield Finding("fail", "keys", error.message)
         return
     if not keys:
-        text = f"none: every client that reaches the server, from {reach}, may send requests, and see and cancel those of others"
+        text = (
+            f"none: every client that reaches the server, from {reach}, may send requests, "
+            "and see and cancel those of others"
+        )
         if reach == "this machine":
             yield Finding("ok", "keys", text)
         else:

@@ -1,6 +1,7 @@
-"""Limits how many uses of a resource run at once, in total and per client. For what holds memory as long as its client wants.
+"""Limits how many uses of a resource run at once, in total and per client.
 
-A client is an API key; without keys, an IPv4 address or an IPv6 /64 network.
+For what holds memory as long as its client wants. A client is an API key; without keys, an IPv4 address or an IPv6 /64
+network.
 """
 
 import contextlib

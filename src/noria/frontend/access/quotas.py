@@ -33,7 +33,7 @@ class TokenBucket:
         self._emission_interval_s = 60.0 / per_minute
 
     def take(self, count: int, now: float) -> float:
-        """Take `count` ≤ `capacity` tokens and return 0; or take none and return the seconds until they are available."""
+        """Take `count` ≤ `capacity` tokens and return 0; or take none and return the seconds until there are enough."""
         full_at = max(self._full_at, now) + count * self._emission_interval_s
         wait_s = full_at - now - 60.0
         if wait_s > _TOLERANCE_S:
@@ -121,7 +121,7 @@ class Quota:
 
 
 class ApiClient:
-    """The holder of one API key and the state of its limits. With `key` None: all clients of a server without keys, unlimited."""
+    """The holder of one API key, and the state of its limits. `key` None: all clients of a server without keys."""
 
     def __init__(self, key: ApiKey | None, num_processes: int) -> None:
         self.name: str | None = None

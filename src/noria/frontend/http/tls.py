@@ -79,7 +79,7 @@ class Certificate:
         self.context = tls_context(certfile, keyfile)
 
     async def follow(self) -> None:
-        """Use the files' certificate whenever they have changed, until cancelled; log and ignore it if it is invalid."""
+        """Use the files' certificate whenever they change, until cancelled; log and ignore it if it is invalid."""
         while True:
             await asyncio.sleep(_POLL_INTERVAL_S)
             version = await asyncio.to_thread(self._read_version)
@@ -107,7 +107,7 @@ class Certificate:
 
 
 class TlsServer:
-    """Accepts the connections of one listening socket and makes their handshakes; to uvicorn it is an asyncio.Server."""
+    """Accepts one listening socket's connections and makes their handshakes; to uvicorn it is an asyncio.Server."""
 
     def __init__(
         self, listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol], certificate: Certificate

@@ -1,4 +1,4 @@
-"""Signs webhooks by the Standard Webhooks specification (https://www.standardwebhooks.com), which Replicate uses as well.
+"""Signs webhooks by the Standard Webhooks specification (https://www.standardwebhooks.com), as Replicate does.
 
     webhook-id: msg_…                  the same for each try: receivers use it to drop duplicates
     webhook-timestamp: 1795230000      of this try, Unix time

@@ -42,13 +42,15 @@ QUERIES = {
     "Utilisation of each engine": "rate(noria_engine_busy_seconds_total[1m])",
     "Mean iteration time of each engine": "rate(noria_engine_busy_seconds_total[5m]) / "
     "(rate(noria_iterations_total[5m]) > 0)",
-    "Requests rejected because the queue is full, per second": 'sum(rate(noria_rejected_total{reason="queue_full"}[1m]))',
+    "Requests rejected because the queue is full, per second": "sum("
+    'rate(noria_rejected_total{reason="queue_full"}[1m]))',
     "Share of all requests that were accepted and missed their deadline": "sum(rate(noria_deadline_missed_total[5m]))"
     " / (sum(rate(noria_requests_total[5m])) > 0)",
     "Predicted wait of a new request": "max(noria_backlog_seconds)",
     "Number of engines that are not ready": "sum(noria_engines_configured) - sum(noria_engine_up)",
     "Which engines are not ready": "noria_engine_up == 0",
-    "Which engines crashed or were killed": 'sum by (instance, engine) (increase(noria_engine_starts_total{previous_exit!="none"}[15m])) > 0',
+    "Which engines crashed or were killed": "sum by (instance, engine) "
+    '(increase(noria_engine_starts_total{previous_exit!="none"}[15m])) > 0',
     "Which front ends restart repeatedly": "sum by (instance, process) "
     "(increase(noria_frontend_starts_total[15m])) > 2.5",
     "Which engines ran out of device memory": "sum by (instance, engine) "
