@@ -57,7 +57,10 @@ def test_python_m_noria_prints_its_version() -> None:
 
 
 def test_serve_takes_a_model_and_every_setting(served_configs: list[Config]) -> None:
-    arguments = "serve org/name --port 9000 --slots 4 --no-channels-last --compile --devices cpu,cpu --buckets 8,16 --log-level error"
+    arguments = (
+        "serve org/name --port 9000 --slots 4 --no-channels-last --compile --devices cpu,cpu --buckets 8,16 "
+        "--log-level error"
+    )
     assert main(arguments.split()) == 0
     (config,) = served_configs
     assert (config.model, config.frontend.port, config.engine.slots) == ("org/name", 9000, 4)
@@ -85,7 +88,10 @@ def test_flags_override_the_environment_and_the_file(
 def test_generate_builds_a_body_from_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[dict[str, Any]] = []
     monkeypatch.setattr(noria.cli.local_generation, "generate_files", lambda **options: calls.append(options) or 0)
-    options = "-o out.JPG --negative-prompt dark --seed 7 --width 64 --height 96 --steps 5 --guidance 2.5 --scheduler ddim -n 2"
+    options = (
+        "-o out.JPG --negative-prompt dark --seed 7 --width 64 --height 96 --steps 5 --guidance 2.5 "
+        "--scheduler ddim -n 2"
+    )
     assert main(["generate", "a red circle", *options.split(), "--model", "m", "--threads", "1"]) == 0
     body = ImageRequestBody(
         "a red circle", "dark", 7, 64, 96, inference_steps=5, guidance_scale=2.5, n=2, scheduler="ddim", format="jpeg"

@@ -49,7 +49,8 @@ print(os.environ.get("FAKES_SAY", ""))
 record("after " + previous_exit)
 if os.environ.get("ENGINE_EXITS"):
     sys.exit(int(os.environ["ENGINE_EXITS"]))
-record("environment " + os.environ["GOMP_SPINCOUNT"] + " " + str(pathlib.Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]).is_dir()))
+has_metrics_folder = pathlib.Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]).is_dir()
+record("environment " + os.environ["GOMP_SPINCOUNT"] + " " + str(has_metrics_folder))
 channel = EngineChannel(task["address"])
 def stop(*_):
     record("stopped")
@@ -106,7 +107,8 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # even if the tests run under nohu
 noria.supervisor.supervisor.ENGINE_STOP_TIMEOUT_S = 60.0  # a fake stops on SIGTERM, but maybe slowly on a busy machine
 noria.supervisor.supervisor.PING_INTERVAL_S = float(os.environ.get("PING_S", "2"))
 flags = {"frontend.port": "0", "engine.devices": sys.argv[2]}
-flags |= {"engine.hang_timeout_s": os.environ.get("HANG_S", "60"), "engine.start_timeout_s": os.environ.get("START_S", "60")}
+flags["engine.hang_timeout_s"] = os.environ.get("HANG_S", "60")
+flags["engine.start_timeout_s"] = os.environ.get("START_S", "60")
 flags |= {"frontend.drain_s": sys.argv[3]} | json.loads(os.environ.get("FLAGS", "{}"))
 config = load(None, {}, flags)
 real = ["-m", "noria.frontend.process"]

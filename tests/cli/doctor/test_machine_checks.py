@@ -45,8 +45,9 @@ FACTS = Facts(
     port_error=None,
 )
 FAKE_ENCODER = EncoderModelSpec(
-    name="fake", folder="/models/fake", fingerprint="", family="text-encoder", num_parameters=1_000_000, task="embedding",
-    architecture="BertModel", dimensions=8, max_length=64, vocab_size=100, inputs=("input_ids",), pooling=("mean",),
+    name="fake", folder="/models/fake", fingerprint="", family="text-encoder", num_parameters=1_000_000,
+    task="embedding", architecture="BertModel", dimensions=8, max_length=64, vocab_size=100, inputs=("input_ids",),
+    pooling=("mean",),
 )  # fmt: skip
 GPU = Gpu("A GPU", 80 * 2**30)
 

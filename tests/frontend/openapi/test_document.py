@@ -61,7 +61,8 @@ def test_defaults_and_bounds_are_those_of_the_model(document, spec):
     for body in ("ImageRequestBody", "GenerationsRequestBody"):
         fields = document["components"]["schemas"][body]["properties"]
         assert fields["inference_steps"] == {
-            "type": ["integer", "null"], "minimum": 1, "maximum": 100, "default": spec.default_steps, "description": DESCRIPTIONS["inference_steps"],
+            "type": ["integer", "null"], "minimum": 1, "maximum": 100, "default": spec.default_steps,
+            "description": DESCRIPTIONS["inference_steps"],
         }  # fmt: skip
         assert fields["guidance_scale"]["default"] == spec.default_guidance
         assert fields["scheduler"]["default"] == spec.default_scheduler
