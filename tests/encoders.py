@@ -66,7 +66,7 @@ def open_exported(model: str, cache: str = "") -> EncoderModelSpec:
 
 
 def make_tokenizer(folder: pathlib.Path, *, is_roberta: bool = False) -> int:
-    """Write tokenizer.json: WordPiece in lower case, or byte-level BPE as RoBERTa's. Returns the size of its vocabulary."""
+    """Write tokenizer.json: WordPiece in lower case, or byte-level BPE as RoBERTa's. Returns its vocabulary's size."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
     folder.mkdir(parents=True, exist_ok=True)

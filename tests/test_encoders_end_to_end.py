@@ -1,4 +1,4 @@
-"""Images and texts from one server: real processes, a small encoder and the bundled model, the unmodified openai client."""
+"""Images and texts from one server: real processes, a small encoder, the bundled model, OpenAI's own client."""
 
 import concurrent.futures
 import pathlib

@@ -70,7 +70,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     cache_dir: Annotated[
         str,
         Meta(
-            description="folder of measured costs, compiled code and exported encoders; empty is `noria` in $XDG_CACHE_HOME or ~/.cache"
+            description="folder of measured costs, compiled code and exported encoders; empty is `noria` in "
+            "$XDG_CACHE_HOME or ~/.cache"
         ),
     ] = ""
     queue_limit: Annotated[
@@ -135,8 +136,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             le=10_000,
-            description="how long a batch of texts waits for more of them while another batch runs; a lone request never "
-            "waits",
+            description="how long a batch of texts waits for more of them while another batch runs; a lone request "
+            "never waits",
         ),
     ] = 0.0
     hang_timeout_s: Annotated[
@@ -173,15 +174,15 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ssl_certfile: Annotated[
         str,
         Meta(
-            description="PEM file with the server's certificate and the chain to its authority: with it the ports speak "
-            "HTTPS only, TLS 1.2 or later. Read again when it or `ssl_keyfile` has changed"
+            description="PEM file with the server's certificate and the chain to its authority: with it the ports "
+            "speak HTTPS only, TLS 1.2 or later. Read again when it or `ssl_keyfile` has changed"
         ),
     ] = ""
     ssl_keyfile: Annotated[
         str,
         Meta(
-            description="PEM file with the private key of `ssl_certfile`, without a passphrase; empty is that the key is "
-            "in `ssl_certfile`"
+            description="PEM file with the private key of `ssl_certfile`, without a passphrase; empty is that the key "
+            "is in `ssl_certfile`"
         ),
     ] = ""
     trusted_proxies: Annotated[
@@ -281,8 +282,8 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=1,
             le=600,
-            description="a statement that PostgreSQL does not answer within this time fails, and a request that waits as "
-            "long for a free thread; either is answered 503",
+            description="a statement that PostgreSQL does not answer within this time fails, and a request that waits "
+            "as long for a free thread; either is answered 503",
         ),
     ] = 10.0
     results: Annotated[
@@ -313,9 +314,9 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     webhook_secret_file: Annotated[
         str,
         Meta(
-            description="file with the server's secret, `whsec_` and base64, from which those are derived that sign each "
-            "API key's webhooks (`noria key webhook-secret`); in a second line, the one before it during a rotation. "
-            "`auto` is `webhook-secret` in `data_dir`, created at the first start; not with PostgreSQL"
+            description="file with the server's secret, `whsec_` and base64, from which those are derived that sign "
+            "each API key's webhooks (`noria key webhook-secret`); in a second line, the one before it during a "
+            "rotation. `auto` is `webhook-secret` in `data_dir`, created at the first start; not with PostgreSQL"
         ),
     ] = "auto"  # noqa: S105 - where it is, not what
     webhook_allow_private: Annotated[

@@ -73,7 +73,7 @@ def engine(shared_engine: FakeEngine, web: httpx.Client) -> Iterator[FakeEngine]
 
 @pytest.fixture
 def post_and_disconnect(url: str, engine: FakeEngine) -> Callable[..., None]:
-    """Posts a request, and `then` more bytes, and closes the connection once the engine has it; a client's time-out might come earlier."""
+    """Posts a request and `then` more bytes; disconnects once the engine has it, as no client's time-out can."""
 
     def post(path: str, body: object, headers: Mapping[str, str] = MappingProxyType({}), then: bytes = b"") -> None:
         engine.never_answers = True

@@ -1,6 +1,7 @@
-"""What is fuzzed: the function of each target takes any bytes, raises if it has found a defect, and returns whether they were accepted.
+"""What is fuzzed: each target has a function of any bytes, which returns whether they were accepted.
 
-Its seeds are accepted; they are made of the project's own types, so that they stay so. `corpus/` has other inputs.
+It raises if it has found a defect. The target's seeds are accepted; they are made of the project's own types, so that
+they stay so. `corpus/` has other inputs.
 """
 
 import asyncio

@@ -37,7 +37,7 @@ _FLAGS = ("--slots", "4", "--drain-s", "5", "--ttl-s", "60")
 
 
 def main(seconds: float, folder: pathlib.Path, seed: int = 1) -> int:
-    """Soak for `seconds`, print tables, write soak.json and soak.svg into `folder`; returns 1 if something grew or failed."""
+    """Soak for `seconds`, print tables, write soak.json and .svg into `folder`; return 1 on growth or failure."""
     folder.mkdir(parents=True, exist_ok=True)
     with sigterm_interrupts():
         result = measure(seconds, folder, seed)

@@ -65,7 +65,7 @@ class JobExecutor(Protocol):
         """The models that an engine serves now."""
 
     def capacity(self) -> int:
-        """The maximum number of jobs to execute at once, of all models together: the oldest jobs may be of one model."""
+        """The maximum number of jobs to execute at once, of all models: the oldest jobs may be of one model."""
 
     async def execute(self, record: JobRecord, report_progress: Callable[[bytes], None]) -> JobOutput:
         """Execute one job; `report_progress` takes its progress as JSON. Raises NoriaError."""

@@ -41,13 +41,14 @@ def open_listeners(config: FrontendConfig) -> Iterator[list[socket.socket]]:
             listeners.append(opened.enter_context(_listen_for_metrics(config.metrics_address)))
             if not config.uds and listeners[0].getsockname()[1] == listeners[1].getsockname()[1]:
                 raise ConfigError(  # front ends know by the port what a request may ask for
-                    f"setting frontend.metrics_address is {config.metrics_address!r}, the server's own port; choose another."
+                    f"setting frontend.metrics_address is {config.metrics_address!r}, the server's own port; "
+                    "choose another."
                 )
         yield listeners
 
 
 def warn_if_open(listener: socket.socket, config: FrontendConfig) -> None:
-    """Log a warning if everybody may read the key of the certificate, or if other machines reach a server without API keys."""
+    """Log a warning if all may read the certificate's key, or if other machines reach a server without API keys."""
     if warning := open_key_warning(config):
         log.warning(warning, extra=fields(event="key_open_to_others"))
     if listener.family == socket.AF_UNIX or config.api_keys_file:
@@ -170,8 +171,8 @@ def _listen_for_metrics(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     if not host or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
         raise ConfigError(
-            f"setting frontend.metrics_address is {short_repr(address)}; allowed is ADDRESS:PORT, such as 127.0.0.1:9464 "
-            "or [::1]:9464."
+            f"setting frontend.metrics_address is {short_repr(address)}; allowed is ADDRESS:PORT, such as "
+            "127.0.0.1:9464 or [::1]:9464."
         )
     return listen(host.removeprefix("[").removesuffix("]"), int(port))
 
@@ -186,7 +187,7 @@ def raise_file_limit() -> None:
 
 
 def server_url(listener: socket.socket, *, has_tls: bool) -> str:
-    """Return the URL of a server for clients on this machine, without a trailing slash; of a Unix socket `unix:PATH`."""
+    """Return a server's URL for clients on this machine, without a trailing slash; of a Unix socket `unix:PATH`."""
     address = listener.getsockname()
     if isinstance(address, str):
         return f"unix:{address}"

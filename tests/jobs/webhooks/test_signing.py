@@ -1,4 +1,4 @@
-"""The secrets of webhooks: one file for all servers, a derived secret for each key, and signatures by the specification."""
+"""The secrets of webhooks: one file for all servers, a derived secret for each key, standard signatures."""
 
 import base64
 import hashlib

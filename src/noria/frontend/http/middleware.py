@@ -1,4 +1,4 @@
-"""Middleware around every HTTP request: request id, metrics, span, log line, and the response to an unexpected exception.
+"""Middleware around every HTTP request: request id, metrics, span, log line, response to unexpected exceptions.
 
 An image request has one line in the log of `observe/logs/request_log.py`, with status and duration; any other request
 has one in the access log.
@@ -60,7 +60,7 @@ _new_ids = _random_ids()
 
 
 class ObservabilityMiddleware:
-    """Puts `request_id` on the request's state, and X-Request-Id and nosniff on its response; counts, times, traces and logs the request.
+    """Counts, times, traces and logs each request; adds its id to its state and response, and nosniff to the latter.
 
     `error_response` makes the response to an error of ours or of the routing; `internal_error_response` that to an
     unexpected exception, from the request id. The traceback goes to the log.

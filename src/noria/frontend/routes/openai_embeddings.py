@@ -111,7 +111,8 @@ def split_input(got: str | list[str | int | list[int]]) -> tuple[Sequence[str], 
     if len(rows) == len(got):
         return (), rows
     raise InvalidField(
-        "input mixes texts and token ids; allowed are a text, a list of texts, a list of token ids, or a list of those.",
+        "input mixes texts and token ids; allowed are a text, a list of texts, a list of token ids, "
+        "or a list of those.",
         field="input",
     )
 

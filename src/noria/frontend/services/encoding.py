@@ -303,9 +303,9 @@ def pack_token_ids(ids: Sequence[int], index: int, spec: EncoderModelSpec, side:
     if min(ids) < 0 or max(ids) >= spec.vocab_size:
         wrong = next(token_id for token_id in ids if not 0 <= token_id < spec.vocab_size)
         raise InvalidField(
-            f"text {index} of input has the token id {short_repr(wrong)}; {spec.name} has the ids 0 to {spec.vocab_size - 1}. Send the "
-            "text itself, unless your tokens are of this model's tokenizer (LangChain's are, with "
-            "check_embedding_ctx_length=False).",
+            f"text {index} of input has the token id {short_repr(wrong)}; {spec.name} has the ids 0 to "
+            f"{spec.vocab_size - 1}. Send the text itself, unless your tokens are of this model's tokenizer "
+            "(LangChain's are, with check_embedding_ctx_length=False).",
             field="input",
         )
     kept = ids[: spec.max_length] if side == "right" else ids[-spec.max_length :]

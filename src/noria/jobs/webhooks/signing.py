@@ -1,4 +1,4 @@
-"""Signs webhooks by the Standard Webhooks specification (https://www.standardwebhooks.com), which Replicate uses as well.
+"""Signs webhooks by the Standard Webhooks specification (https://www.standardwebhooks.com), as Replicate does.
 
     webhook-id: msg_…                  the same for each try: receivers use it to drop duplicates
     webhook-timestamp: 1795230000      of this try, Unix time
@@ -64,8 +64,8 @@ def secret_file(config: JobsConfig, data_folder: pathlib.Path) -> pathlib.Path:
         return pathlib.Path(setting)
     if config.database.startswith("postgres"):
         raise ConfigError(
-            "setting jobs.webhook_secret_file is 'auto', a file that each server makes for itself, and jobs.database is "
-            "PostgreSQL, whose servers deliver each other's webhooks: they must sign alike. Make one file (echo "
+            "setting jobs.webhook_secret_file is 'auto', a file that each server makes for itself, and jobs.database "
+            "is PostgreSQL, whose servers deliver each other's webhooks: they must sign alike. Make one file (echo "
             f'"{_PREFIX}$(openssl rand -base64 32)" > FILE) and name it in the settings of all of them.'
         )
     return data_folder / "webhook-secret"

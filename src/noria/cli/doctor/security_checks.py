@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 from urllib.parse import parse_qs, urlsplit
 
-from noria.cli.finding import Finding
+from noria.cli.doctor.finding import Finding
 from noria.config import Config, FrontendConfig, data_folder
 from noria.errors import ConfigError
 from noria.frontend.access.api_keys import read_keys
@@ -82,14 +82,15 @@ def _reach(host: str) -> Reach:
 def _check_listener(frontend: FrontendConfig, reach: Reach) -> Finding:
     if frontend.uds:
         return Finding("ok", "listener", f"the Unix socket {frontend.uds}: its owner and group on this machine")
-    text = f"{frontend.host}, port {frontend.port}: reached from {reach}, {'with' if frontend.ssl_certfile else 'without'} TLS"
+    tls = "with TLS" if frontend.ssl_certfile else "without TLS"
+    text = f"{frontend.host}, port {frontend.port}: reached from {reach}, {tls}"
     if reach == "this machine" or frontend.ssl_certfile:
         return Finding("ok", "listener", text)
     return Finding(
         "warn",
         "listener",
-        f"{text}: others on the way read prompts, images and keys; set frontend.ssl_certfile, or listen on 127.0.0.1 or "
-        "a Unix socket (frontend.uds) behind a proxy with TLS",
+        f"{text}: others on the way read prompts, images and keys; set frontend.ssl_certfile, or listen on 127.0.0.1 "
+        "or a Unix socket (frontend.uds) behind a proxy with TLS",
     )
 
 
@@ -113,7 +114,10 @@ def _check_keys(frontend: FrontendConfig, reach: Reach) -> Iterator[Finding]:
         yield Finding("fail", "keys", error.message)
         return
     if not keys:
-        text = f"none: every client that reaches the server, from {reach}, may send requests, and see and cancel those of others"
+        text = (
+            f"none: every client that reaches the server, from {reach}, may send requests, "
+            "and see and cancel those of others"
+        )
         if reach == "this machine":
             yield Finding("ok", "keys", text)
         else:
@@ -184,8 +188,8 @@ def _check_proxies(frontend: FrontendConfig) -> Finding:
         return Finding(
             "warn",
             "proxies",
-            f"everybody in {', '.join(public)} may claim any client's address, and so have no limits; list the proxies' "
-            "own addresses in frontend.trusted_proxies",
+            f"everybody in {', '.join(public)} may claim any client's address, and so have no limits; list the "
+            "proxies' own addresses in frontend.trusted_proxies",
         )
     return Finding(
         "ok", "proxies", f"X-Forwarded-For is believed from {', '.join(frontend.trusted_proxies) or 'no proxy'}"

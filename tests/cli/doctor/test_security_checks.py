@@ -5,8 +5,8 @@ import os
 import pytest
 
 from certificates import make_certificate
+from noria.cli.doctor.security_checks import check_security
 from noria.cli.main import main
-from noria.cli.security_checks import check_security
 from noria.frontend.access.api_keys import generate_key
 from noria.settings import load
 
