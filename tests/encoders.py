@@ -59,7 +59,7 @@ def make_encoder(
 
 
 def open_exported(model: str, cache: str = "") -> EncoderModelSpec:
-    """Open a model and export it in this process, which has torch already; the product's own process would import it."""
+    """Open a model and export it in this process: one of its own, as the product starts, would import torch again."""
     spec = open_model_of(EncoderModelSpec, model)
     export(spec, cache_folder(cache, os.environ))
     return spec
