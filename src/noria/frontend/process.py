@@ -38,6 +38,8 @@ _REJECT_GRACE_S = 2.0  # after a drain, to answer 503 to the requests in flight;
 _CLOSE_GRACE_S = 1.0  # after that, for the work of closed connections to end by itself before uvicorn cancels it
 # Longer than clients keep an idle connection (httpx 5 s, nginx 60 s), so that none sends into a closing one.
 _KEEP_ALIVE_S = 75
+# New objects until a collection; the requests in flight alone have more than Python's 700.
+_GC_THRESHOLD = 5000
 
 log = logging.getLogger("noria.frontend")
 
@@ -73,6 +75,7 @@ def run(task: FrontendTask) -> None:
     app = build_app(config, engine_pool, lambda: jobs, tracer, metrics_port)
     server = http_server(app, engine_pool, config.frontend)
     gc.collect()
+    gc.set_threshold(_GC_THRESHOLD)
     gc.freeze()  # else each full collection would stop the event loop for 50 ms, to scan what was loaded and stays
     server.run(sockets=listeners)
     close_tracer()
