@@ -11,6 +11,7 @@ import logging
 import mmap
 import os
 import struct
+from collections.abc import Callable
 from typing import Any
 
 from prometheus_client import values
@@ -100,12 +101,16 @@ def write_allocated_files() -> None:
     """Make prometheus_client write its files with `AllocatedMmapDict`; call it before the first metric is made."""
     values.MmapedDict = AllocatedMmapDict  # type: ignore[attr-defined,assignment]
     if values.ValueClass._multiprocess:
-        lock = inspect.getclosurevars(values.ValueClass.inc).nonlocals["lock"]
+        lock = inspect.getclosurevars(values.ValueClass.inc).nonlocals.get("lock")
+        if lock is not None:  # a later prometheus_client may have none
+            values.ValueClass.inc = _inc_without_looking_for_forks(lock)
 
-        def inc(value: Any, amount: float) -> None:
-            """Add `amount`. prometheus_client also looks for a fork each time; no process of ours forks."""
-            with lock:
-                value._value += amount
-                value._file.write_value(value._key, value._value, 0.0)
 
-        values.ValueClass.inc = inc
+def _inc_without_looking_for_forks(lock: Any) -> Callable[[Any, float], None]:
+    def inc(value: Any, amount: float) -> None:
+        """Add `amount`. prometheus_client's own asks for the process id each time; no process of ours forks."""
+        with lock:
+            value._value += amount
+            value._file.write_value(value._key, value._value, 0.0)
+
+    return inc
