@@ -1,6 +1,7 @@
 """Front ends on loopback ports, in front of fake engines: in a thread of this process, or in a process of their own."""
 
 import contextlib
+import logging
 import os
 import pathlib
 import resource
@@ -152,3 +153,8 @@ def running_frontend(
             yield FrontendProcess(*ports, psutil.Process(child.pid), tmp_path / "log")
         finally:
             child.kill()
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """What was logged as a warning or error, but for the rejections of earlier tests by the shared front end."""
+    return [each for each in caplog.records if each.levelno >= logging.WARNING and each.name != "noria.keys"]
