@@ -21,7 +21,7 @@ from noria.frontend.access.api_keys import ALL_SCOPES, ApiKey, generate_key
 from noria.frontend.access.auth import AuthenticatedEndpoint, ClientDirectory, presented_key
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
-from noria.frontend.http.paths import ASSETS_PATH, OPEN_PATHS
+from noria.frontend.http import paths
 from waiting import wait_until
 
 
@@ -29,8 +29,8 @@ def basic(password, user="user"):
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
-def is_open(path):
-    return path in OPEN_PATHS or path.startswith(f"{ASSETS_PATH}/")
+def is_open(method, path):
+    return paths.is_open(method, path) or path.startswith(f"{paths.ASSETS_PATH}/")
 
 
 def test_every_route_but_the_open_ones_needs_a_key(client_of):
@@ -39,8 +39,9 @@ def test_every_route_but_the_open_ones_needs_a_key(client_of):
         path = re.sub(r"{.*?}", "x", route.path)
         for method in route.methods - {"HEAD"}:
             answer = anonymous.request(method, path)
-            assert (answer.status_code == 401) is (not is_open(route.path)), (method, path, answer.status_code)
-    assert {"/healthz", "/readyz", "/metrics", "/openapi.json", "/docs", "/live", "/"} == OPEN_PATHS
+            assert (answer.status_code == 401) is (not is_open(method, route.path)), (method, path, answer.status_code)
+    open_paths = {"/healthz", "/health", "/readyz", "/metrics", "/openapi.json", "/docs", "/live", "/"}
+    assert open_paths == paths.OPEN_PATHS
 
 
 def test_a_key_opens_every_route(client_of):
@@ -164,8 +165,8 @@ def test_openapi_has_security_schemes_if_there_are_keys(client_of, client):
     schemes = locked["components"]["securitySchemes"]
     assert {scheme["type"] for scheme in schemes.values()} == {"http", "apiKey"}
     for path, item in locked["paths"].items():
-        for operation in item.values():
-            assert ("security" in operation) is (path not in OPEN_PATHS)
+        for method, operation in item.items():
+            assert ("security" in operation) is not paths.is_open(method.upper(), path)
             assert "security" not in operation or "401" in operation["responses"]
     needed = {path: locked["paths"][path]["get"] for path in ("/v1/jobs", "/v1/models")}
     assert {path: get["security"][0]["bearer"] for path, get in needed.items()} == {

@@ -24,7 +24,7 @@ from noria.errors import (
     UnreadableImage,
 )
 from noria.frontend.http.errors import ErrorBody
-from noria.frontend.http.paths import OPEN_PATHS, needed_scope
+from noria.frontend.http.paths import is_open, needed_scope
 from noria.frontend.openapi.a1111 import a1111_paths
 from noria.frontend.openapi.jobs import job_paths
 from noria.frontend.openapi.operations import (
@@ -36,6 +36,7 @@ from noria.frontend.openapi.operations import (
     operation,
     parameter,
 )
+from noria.frontend.openapi.tei import TEI_STRUCTS, describe_tei_schemas, tei_paths, tei_root
 from noria.frontend.routes.a1111.bodies import DESCRIPTIONS as A1111_DESCRIPTIONS
 from noria.frontend.routes.a1111.bodies import FILE_FORMATS, Txt2Img
 from noria.frontend.routes.a1111.routes import Options, ProgressResponse, Txt2ImgResponse
@@ -132,6 +133,7 @@ _STRUCTS = (
     Job,
     JobList,
     ErrorBody,
+    *TEI_STRUCTS,
 )
 
 _EXAMPLES: dict[str, dict[str, Any]] = {
@@ -182,10 +184,10 @@ _SECURITY_SCHEMES = {
 def _require_keys(paths: dict[str, Any]) -> None:
     """Add to `paths` which operations need an API key, with which scope, and the errors without."""
     for path, item in paths.items():
-        if path in OPEN_PATHS:
-            continue
-        scope = needed_scope(path)
-        for operation_object in item.values():
+        for method, operation_object in item.items():
+            if is_open(method.upper(), path):
+                continue
+            scope = needed_scope(path)
             operation_object["security"] = [{name: [scope] if scope else []} for name in _SECURITY_SCHEMES]
             for status, response in error_responses([Unauthorized, *([MissingScope] if scope else [])]).items():
                 operation_object["responses"].setdefault(status, response)
@@ -224,6 +226,7 @@ def _schemas(spec: DiffusionModelSpec | None, config: FrontendConfig) -> dict[st
             {"properties": {"stream": {"const": True}}, "required": ["stream"]},
         ]
     _describe_size(schemas["GenerationsRequestBody"]["properties"], spec)
+    describe_tei_schemas(schemas, config)
     _describe_embeddings(schemas["EmbeddingsRequestBody"]["properties"])
     schemas["Options"]["properties"]["samples_format"] = {"enum": [*FILE_FORMATS, "", None]} | {
         "description": _DESCRIPTIONS_A1111["samples_format"]
@@ -383,6 +386,7 @@ def _paths() -> dict[str, Any]:
             )
             | {"parameters": [parameter("thumbnails", "query", type="boolean", default=True)]}
         },
+        **tei_paths(),
         **a1111_paths(),
         "/healthz": get_only("Check liveness", "200 as long as the process responds.", "application/json"),
         "/readyz": {"get": _readiness_operation()},
@@ -394,7 +398,7 @@ def _paths() -> dict[str, Any]:
         "/live": get_only(
             "Open the live view", "A page with the running batch, its queue and its statistics.", "text/html"
         ),
-        "/": get_only("Open the playground", "A page that generates images.", "text/html"),
+        "/": get_only("Open the playground", "A page that generates images.", "text/html") | {"post": tei_root()},
     }
 
 
