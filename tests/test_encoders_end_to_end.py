@@ -1,8 +1,12 @@
-"""Images and texts from one server: real processes, a small encoder, the bundled model, OpenAI's own client."""
+"""Real processes and small encoders of each task, compared with transformers and sentence-transformers.
+
+One server has images and texts, another one all tasks of models with labels.
+"""
 
 import concurrent.futures
 import pathlib
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import numpy as np
@@ -71,3 +75,80 @@ def test_texts_whose_engine_is_killed_are_encoded_by_its_next_process(server: Ru
             engine.kill()
         assert not future.done()
         np.testing.assert_allclose(future.result(), expected, atol=1e-5)
+
+
+LABELS = {
+    "moods": ("BertForSequenceClassification", ["bad", "neutral", "good"]),
+    "ranker": ("BertForSequenceClassification", ["LABEL_0"]),
+    "names": ("BertForTokenClassification", ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]),
+}
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path]:
+    """Folders of models with labels, by name."""
+    folder = tmp_path_factory.mktemp("labelled")
+    return {
+        name: make_encoder(
+            folder / name,
+            architecture,
+            {"id2label": dict(enumerate(labels)), "label2id": {label: index for index, label in enumerate(labels)}},
+        )
+        for name, (architecture, labels) in LABELS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def labels_web(labelled: dict[str, pathlib.Path]) -> Iterator[httpx.Client]:
+    """A client of a server with all of them."""
+    first, *others = map(str, labelled.values())
+    with (
+        running_server([first, "--additional-models", ",".join(others), "--threads", "1"]) as running,
+        httpx.Client(base_url=f"http://127.0.0.1:{running.port}", timeout=60) as web,
+    ):
+        yield web
+
+
+def pipeline(task: str, folder: pathlib.Path, **options: Any) -> Any:
+    """transformers' own, by the same tokenizer.json."""
+    import transformers
+
+    special = {"unk_token": "[UNK]", "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **special)
+    architecture = getattr(transformers, LABELS[folder.name][0])
+    return transformers.pipeline(task, architecture.from_pretrained(folder), tokenizer=tokenizer, **options)
+
+
+SHORT = [text for text in TEXTS if text and len(text) < 100]
+
+
+def test_scores_labels_and_ranks_equal_transformers(
+    labels_web: httpx.Client, labelled: dict[str, pathlib.Path]
+) -> None:
+    expected = pipeline("text-classification", labelled["moods"], top_k=None)(SHORT)
+    got = labels_web.post("/predict", json={"inputs": [[text] for text in SHORT]}).json()
+    for one, other in zip(got, expected, strict=True):
+        assert [each["label"] for each in one] == [each["label"] for each in other]
+        assert [each["score"] for each in one] == pytest.approx([each["score"] for each in other], abs=1e-5)
+    pairs = [{"text": "what is red?", "text_pair": text} for text in SHORT]
+    scores = [each["score"] for each in pipeline("text-classification", labelled["ranker"])(pairs)]
+    ranked = labels_web.post("/rerank", json={"query": "what is red?", "texts": SHORT}).json()
+    assert [each["score"] for each in ranked] == pytest.approx(sorted(scores, reverse=True), abs=1e-5)
+    assert [scores[each["index"]] for each in ranked] == pytest.approx(sorted(scores, reverse=True), abs=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["none", "simple"])
+def test_entities_equal_transformers(
+    labels_web: httpx.Client, labelled: dict[str, pathlib.Path], strategy: str
+) -> None:
+    expected = pipeline("token-classification", labelled["names"], aggregation_strategy=strategy)(SHORT)
+    parameters = {"aggregation_strategy": strategy}
+    got = labels_web.post("/", json={"inputs": SHORT, "parameters": parameters, "model": "names"}).json()
+    assert sum(map(len, got)) > len(SHORT)
+    for text, one, other in zip(SHORT, got, expected, strict=True):
+        field = "entity" if strategy == "none" else "entity_group"
+        assert [(each[field], each["start"], each["end"]) for each in one] == [
+            (each[field], each["start"], each["end"]) for each in other
+        ]
+        assert [each["score"] for each in one] == pytest.approx([each["score"] for each in other], abs=1e-5)
+        assert all(each["word"] == text[each["start"] : each["end"]] for each in one)

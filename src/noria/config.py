@@ -221,6 +221,14 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "rejects them. A request can decide otherwise"
         ),
     ] = True
+    max_text_chars: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="maximum length of a text to a text encoder, in characters; a longer one would hold up the "
+            "tokenizing of others",
+        ),
+    ] = 100_000
     max_prompt_chars: Annotated[int, Meta(ge=1, description="maximum length of a prompt, in characters")] = 4000
     request_timeout_s: Annotated[
         float,

@@ -3,6 +3,7 @@
     NoriaError
     ├── RequestError                     the caller's mistake: nothing reached the engine
     │   ├── InvalidField                 400  a field has a value that is not allowed; names the field
+    │   │                                     (EmptyInput, UntokenizableText, WrongTask: some protocols tell them apart)
     │   ├── InvalidBody                  400  not JSON, or not of the documented shape
     │   ├── Unauthorized                 401  no API key, or an unknown one
     │   ├── MissingScope                 403  the API key may not do this
@@ -86,6 +87,18 @@ class InvalidField(RequestError):
     """A field has a value that is not allowed; `field` names it."""
 
     code = "invalid_field"
+
+
+class EmptyInput(InvalidField):
+    """There is no text, or an empty one."""
+
+
+class UntokenizableText(InvalidField):
+    """The tokenizer rejects a text, or makes no token of it."""
+
+
+class WrongTask(InvalidField):
+    """The model is of another task than the route needs."""
 
 
 class InvalidBody(RequestError):

@@ -29,7 +29,7 @@ from noria.frontend.http.errors import error_response, internal_error_response, 
 from noria.frontend.http.event_loop_lag import monitor_event_loop_lag
 from noria.frontend.http.json_response import json_response
 from noria.frontend.http.middleware import ObservabilityMiddleware
-from noria.frontend.http.paths import OPEN_PATHS, needed_scope
+from noria.frontend.http.paths import is_open, needed_scope
 from noria.frontend.openapi.docs_page import DocsPage, docs_page
 from noria.frontend.openapi.document import openapi
 from noria.frontend.routes.a1111.routes import A1111Routes
@@ -40,6 +40,7 @@ from noria.frontend.routes.live import LiveRoutes
 from noria.frontend.routes.openai_embeddings import EmbeddingRoutes
 from noria.frontend.routes.openai_images import OpenAIRoutes
 from noria.frontend.routes.static_pages import PAGE_HEADERS, page_routes
+from noria.frontend.routes.tei.routes import TeiRoutes
 from noria.frontend.services.encoding import EncodingService
 from noria.frontend.services.generation import GenerationService
 from noria.jobs.service import JobService, open_job_service, random_worker_id
@@ -98,14 +99,19 @@ def build_app(
         *jobs.routes,
         *live.routes,
         *A1111Routes(generation_service, body_reader).routes,
+        *TeiRoutes(encoding_service, body_reader, config).routes,
         Route("/healthz", server_routes.healthz),
         Route("/readyz", server_routes.readyz),
         Route("/metrics", server_routes.metrics),
         Route("/openapi.json", server_routes.openapi),
         Route("/docs", server_routes.docs),
     ]
-    routes = [route if route.path in OPEN_PATHS else _authenticated(route, clients) for route in routes]
-    routes += page_routes(PAGES)  # need no key: a page requests all that it shows with its reader's key
+    routes = [
+        route if any(is_open(method, route.path) for method in route.methods or ()) else _authenticated(route, clients)
+        for route in routes
+    ]
+    # Pages need no key: a page requests all that it shows with its reader's key.
+    routes = _with_pages(routes, page_routes(PAGES))
     known_paths = [route.path for route in routes]
 
     def respond_to_error(http: Request, error: NoriaError | HTTPException) -> Response:
@@ -152,6 +158,30 @@ def _load_tokenizer(spec: EncoderModelSpec) -> Tokenizer:
     from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
 
     return HuggingFaceTokenizer(spec)
+
+
+def _with_pages(routes: list[Route], pages: list[Route]) -> list[Route]:
+    """Return all routes; a page and the POST of its path are one, so that its 405 names both methods."""
+    posts = {route.path: route for route in routes if route.methods == {"POST"}}
+    merged = [
+        Route(page.path, _PageAndPost(page.app, posts.pop(page.path).app), methods=["GET", "POST"])
+        if page.path in posts
+        else page
+        for page in pages
+    ]
+    replaced = {route.path for route in merged}
+    return [*(route for route in routes if route.path not in replaced), *merged]
+
+
+class _PageAndPost:
+    """The endpoint of a page and of the POST of its path."""
+
+    def __init__(self, page: ASGIApp, post: ASGIApp) -> None:
+        self._page, self._post = page, post
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        await (self._post if scope["method"] == "POST" else self._page)(scope, receive, send)
 
 
 def _authenticated(route: Route, clients: ClientDirectory) -> Route:

@@ -40,7 +40,7 @@ from noria.protocol.messages import (
     ViewRequest,
 )
 from noria.protocol.request import AnyRequest, EngineRequest
-from noria.protocol.text import TextPayload, TextResult, TextTimings
+from noria.protocol.text import EncoderModelSpec, TextPayload, TextResult, TextTimings
 from noria.protocol.transport import EngineChannel
 from noria.testing.fake_encoder import fake_vector
 
@@ -251,16 +251,19 @@ class FakeEngine:
     def _text_replies(
         self, request: EngineRequest[TextPayload], withholds: bool
     ) -> Iterator[tuple[FromEngine, bytes | None]]:
-        """Yield the reply: `fake_vector` of each text, cut but not normalized."""
+        """Yield the reply: `fake_vector` of each text, or of each token if tokens are classified; not normalized."""
         attempt_id, payload = request.attempt_id, request.payload
         if withholds:
             return
         if self.failure:
             yield Failed(attempt_id, **self.failure), None
             return
+        spec = next(each for each in self.models if each.name == request.model)
+        assert isinstance(spec, EncoderModelSpec)
         ids, start, vectors = np.frombuffer(payload.token_ids, f"<u{payload.id_bytes}"), 0, []
-        for length in payload.lengths:
-            vectors.append(fake_vector(ids[start : start + length])[: payload.dimensions])
+        lengths = payload.lengths if spec.task != "token_classification" else [1] * len(ids)
+        for length in lengths:
+            vectors.append(fake_vector(ids[start : start + length], spec.dimensions)[: payload.dimensions])
             start += length
         values = np.stack(vectors)
         timings, result = TextTimings(queue_s=0.001, infer_s=0.002), TextResult(*values.shape)

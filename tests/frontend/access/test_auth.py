@@ -21,7 +21,7 @@ from noria.frontend.access.api_keys import ALL_SCOPES, ApiKey, generate_key
 from noria.frontend.access.auth import AuthenticatedEndpoint, ClientDirectory, presented_key
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
-from noria.frontend.http.paths import ASSETS_PATH, OPEN_PATHS
+from noria.frontend.http import paths
 from waiting import wait_until
 
 
@@ -29,8 +29,8 @@ def basic(password, user="user"):
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
-def is_open(path):
-    return path in OPEN_PATHS or path.startswith(f"{ASSETS_PATH}/")
+def is_open(method, path):
+    return paths.is_open(method, path) or path.startswith(f"{paths.ASSETS_PATH}/")
 
 
 def test_every_route_but_the_open_ones_needs_a_key(client_of):
@@ -39,8 +39,9 @@ def test_every_route_but_the_open_ones_needs_a_key(client_of):
         path = re.sub(r"{.*?}", "x", route.path)
         for method in route.methods - {"HEAD"}:
             answer = anonymous.request(method, path)
-            assert (answer.status_code == 401) is (not is_open(route.path)), (method, path, answer.status_code)
-    assert {"/healthz", "/readyz", "/metrics", "/openapi.json", "/docs", "/live", "/"} == OPEN_PATHS
+            assert (answer.status_code == 401) is (not is_open(method, route.path)), (method, path, answer.status_code)
+    open_paths = {"/healthz", "/health", "/readyz", "/metrics", "/openapi.json", "/docs", "/live", "/"}
+    assert open_paths == paths.OPEN_PATHS
 
 
 def test_a_key_opens_every_route(client_of):
@@ -164,8 +165,8 @@ def test_openapi_has_security_schemes_if_there_are_keys(client_of, client):
     schemes = locked["components"]["securitySchemes"]
     assert {scheme["type"] for scheme in schemes.values()} == {"http", "apiKey"}
     for path, item in locked["paths"].items():
-        for operation in item.values():
-            assert ("security" in operation) is (path not in OPEN_PATHS)
+        for method, operation in item.items():
+            assert ("security" in operation) is not paths.is_open(method.upper(), path)
             assert "security" not in operation or "401" in operation["responses"]
     needed = {path: locked["paths"][path]["get"] for path in ("/v1/jobs", "/v1/models")}
     assert {path: get["security"][0]["bearer"] for path, get in needed.items()} == {
@@ -359,15 +360,21 @@ def test_a_changed_file_of_keys_adds_and_revokes_without_a_restart(client_of, tm
     caplog.set_level("INFO")
     alice, bob, file = client_of("alice"), client_of("bob"), tmp_path / "keys.toml"
     carols_key, carols_table = generate_key("carol")
+
+    def rewrite(content):
+        new = file.with_suffix(".new")
+        new.write_text(content)
+        new.replace(file)  # at once, so that no half of it is read
+
     assert alice.get("/v1/models").status_code == bob.get("/v1/models").status_code == 200
-    file.write_text(file.read_text().partition('[[key]]\nname = "bob"')[0] + carols_table)
+    rewrite(file.read_text().partition('[[key]]\nname = "bob"')[0] + carols_table)
     wait_until(lambda: bob.get("/v1/models").status_code == 401)
     assert alice.get("/v1/models").status_code == 200
     assert client_of().get("/v1/models", headers={"X-Api-Key": carols_key}).status_code == 200
     assert alice.get("/v1/jobs").status_code == 200
-    file.write_text(file.read_text().replace("[[key]]", '[[key]]\nscopes = ["generate"]', 1))  # alice's
+    rewrite(file.read_text().replace("[[key]]", '[[key]]\nscopes = ["generate"]', 1))  # alice's
     wait_until(lambda: alice.get("/v1/jobs").status_code == 403)
-    file.write_text("[[key]]")
+    rewrite("[[key]]")
     wait_until(lambda: "name is missing" in caplog.text)
     assert alice.get("/v1/models").status_code == 200
     events = [record.noria_fields for record in caplog.records if record.name == "noria.keys"]
@@ -379,7 +386,10 @@ def test_a_changed_file_of_keys_adds_and_revokes_without_a_restart(client_of, tm
         ("api_keys_rejected", None),
     ]
     rejected = {(event["reason"], event["key"]) for event in events if event["event"] == "client_rejected"}
-    assert rejected == {("revoked_key", "bob"), ("missing_scope", "alice")}
+    assert rejected == {
+        ("revoked_key", "bob"),
+        ("missing_scope", "alice"),
+    }
 
 
 def test_a_changed_mode_has_the_file_of_keys_read_again(tmp_path):

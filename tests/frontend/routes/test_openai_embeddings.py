@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from noria.config import Config, FrontendConfig
-from noria.frontend.routes import openai_embeddings
+from noria.frontend.routes import encoding_response
 from noria.testing.fake_encoder import FAKE_ENCODER, fake_vector, word_id
 from noria.testing.fake_engine import FAKE_LOAD, FAKE_MODEL, FakeEngine
 from waiting import wait_until
@@ -83,7 +83,7 @@ def test_a_text_token_ids_and_lists_of_them(texts):
 @pytest.mark.parametrize("encoding_format", ["float", "base64"])
 def test_a_large_response_is_encoded_beside_the_event_loop(texts, monkeypatch, encoding_format):
     inline = post(texts, input=["a cat", "dogs"], encoding_format=encoding_format).content
-    monkeypatch.setattr(openai_embeddings, "_MAX_INLINE_NUMBERS", 0)
+    monkeypatch.setattr(encoding_response, "_MAX_INLINE_NUMBERS", 0)
     assert post(texts, input=["a cat", "dogs"], encoding_format=encoding_format).content == inline
 
 
@@ -112,17 +112,17 @@ def test_a_text_that_is_too_long_is_cut_or_rejected(texts):
     assert texts.engine.submitted[0].payload.lengths == (64, 3)
     rejected = post(texts, input=["short", long], truncate=False)
     assert rejected.status_code == 400
-    assert "text 1 of input has 102 tokens; fake-encoder takes at most 64" in rejected.json()["error"]["message"]
+    assert "text 1 has 102 tokens; fake-encoder takes at most 64" in rejected.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
     ("body", "param", "says"),
     [
-        ({"input": ""}, "input", "text 0 of input is empty"),
-        ({"input": ["a", ""]}, "input", "text 1 of input is empty"),
-        ({"input": []}, "input", "input has 0 texts; allowed are 1 to 8"),
-        ({"input": [[]]}, "input", "text 0 of input is empty"),
-        ({"input": ["a"] * 9}, "input", "input has 9 texts"),
+        ({"input": ""}, "input", "text 0 is empty"),
+        ({"input": ["a", ""]}, "input", "text 1 is empty"),
+        ({"input": []}, "input", "the request has 0 texts; allowed are 1 to 8"),
+        ({"input": [[]]}, "input", "text 0 is empty"),
+        ({"input": ["a"] * 9}, "input", "the request has 9 texts"),
         ({"input": ["a", 1]}, "input", "mixes texts and token ids"),
         ({"input": [1, 1000]}, "input", "the token id 1000; fake-encoder has the ids 0 to 999"),
         ({"input": [1, -1]}, "input", "the token id -1"),

@@ -112,7 +112,7 @@ class Quota:
     def _check_size(self, count: int, limit: int, limit_name: str) -> None:
         if count > limit:
             field, got = (
-                ("n", f"n is {count}") if self._unit == "images" else ("input", f"input has {count} {self._unit}")
+                ("n", f"n is {count}") if self._unit == "images" else ("input", f"the request has {count} {self._unit}")
             )
             raise InvalidField(
                 f"{got}; the key {self._key_name!r} has {limit} {self._unit} {limit_name}: allowed are 1 to {limit}.",

@@ -200,6 +200,8 @@ def _translate_validation_error(text: str, raw: bytes, struct_type: type[T]) -> 
     field = re.split(r"[.\[]", path.strip("`").lstrip("."))[0]
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", problem, re.DOTALL):
         name = unknown[1]
+        if field:
+            return InvalidField(f"{field} has the unknown field {short_repr(name)}.", field=field)
         hint = did_you_mean(name, fields)
         return InvalidField(f"unknown field {short_repr(name)}.{hint} Known are: {', '.join(fields)}.", field=name[:80])
     if missing := re.fullmatch(r"Object missing required field `(.*)`", problem):
@@ -208,6 +210,8 @@ def _translate_validation_error(text: str, raw: bytes, struct_type: type[T]) -> 
         return InvalidBody(f"the body is not an object: {problem}.")
     if too_long := re.fullmatch(r"Expected `str` of length <= (\d+)", problem):
         return InvalidField(f"{field} has more than {too_long[1]} characters.", field=field)
+    if "." in path.strip("`."):  # of an object in the body
+        return InvalidField(f"{path.strip('`.')}: {problem}.", field=field)
     return InvalidField(f"{field} is {_value_of(field, raw)}; {_allowed_types(field, struct_type)}.", field=field)
 
 
@@ -229,6 +233,8 @@ def _type_names(declared: Any) -> list[str]:
     """Return `int | None` as ["an integer", "null"], and `Literal["png", "webp"]` as ['"png"', '"webp"']."""
     if declared is NoneType:
         return ["null"]
+    if isinstance(declared, type) and issubclass(declared, msgspec.Struct):
+        return ["an object"]
     if isinstance(declared, type):
         return [_JSON_TYPE_NAMES.get(declared.__name__, declared.__name__)]
     if isinstance(declared, str | int | float):

@@ -4,10 +4,13 @@ OpenAI's clients read it too:
 
 {"error": {"code": …, "message": …, "type": …, "param": …, "retryable": …, "request_id": …}}
 
-A1111's routes repeat the message as `detail`, the field that A1111's clients read.
+A1111's routes repeat the message as `detail`, the field that A1111's clients read. Those of text-embeddings-inference
+have its form, {"error": …, "error_type": …}, and its statuses.
 """
 
 import math
+from collections.abc import Mapping
+from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 from starlette.exceptions import HTTPException
@@ -15,16 +18,29 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from noria.errors import (
+    DeadlineUnmeetable,
+    EmptyInput,
+    EngineCrashed,
+    EngineLost,
+    EngineUnavailable,
+    GenerationFailed,
     InternalError,
+    InvalidBody,
+    InvalidField,
     MethodNotAllowed,
     NoriaError,
+    QueueFull,
+    RateLimited,
+    RequestError,
     RouteNotFound,
     Unauthorized,
+    UntokenizableText,
+    WrongTask,
     did_you_mean,
     short_repr,
 )
 from noria.frontend.http.json_response import json_response
-from noria.frontend.http.paths import A1111_ROOT
+from noria.frontend.http.paths import A1111_ROOT, TEI_PATHS
 
 # The `type` that OpenAI's API gives to a status.
 _TYPE_BY_STATUS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 499: "cancelled_error"}
@@ -48,6 +64,38 @@ class ErrorBody(Struct, frozen=True):
     detail: str | UnsetType = UNSET
 
 
+TeiErrorType = Literal["Validation", "Empty", "Tokenizer", "Overloaded", "Backend", "Unhealthy"]
+
+_TEI_ERRORS: Mapping[type[NoriaError], tuple[TeiErrorType, int]] = {
+    InvalidField: ("Validation", 422),
+    InvalidBody: ("Validation", 422),
+    EmptyInput: ("Empty", 400),
+    UntokenizableText: ("Tokenizer", 422),
+    WrongTask: ("Backend", 424),
+    QueueFull: ("Overloaded", 429),
+    RateLimited: ("Overloaded", 429),
+    DeadlineUnmeetable: ("Overloaded", 429),
+    GenerationFailed: ("Backend", 424),
+    EngineCrashed: ("Backend", 424),
+    EngineUnavailable: ("Unhealthy", 503),
+    EngineLost: ("Unhealthy", 503),
+}
+"""text-embeddings-inference's type and status of an error. All others keep their status: it has none for them."""
+
+
+class TeiErrorBody(Struct, frozen=True):
+    """The body of every error response of text-embeddings-inference's routes."""
+
+    error: str
+    error_type: TeiErrorType
+
+
+def tei_error(error_type: type[NoriaError]) -> tuple[TeiErrorType, int]:
+    """Return text-embeddings-inference's type and status of an error."""
+    default: TeiErrorType = "Validation" if issubclass(error_type, RequestError) else "Backend"
+    return _TEI_ERRORS.get(error_type, (default, error_type.http_status))
+
+
 def error_body(error: NoriaError, request_id: str, *, for_a1111: bool = False) -> ErrorBody:
     """Return `error` as JSON for its client."""
     return ErrorBody(
@@ -69,9 +117,7 @@ def error_response(error: NoriaError, http: Request, headers: dict[str, str] | N
     headers = dict(headers or {})
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
-    for_a1111 = http.scope["path"].startswith(f"{A1111_ROOT}/")
-    body = error_body(error, http.scope["state"]["request_id"], for_a1111=for_a1111)
-    response = json_response(body, error.http_status, headers)
+    response = _response(error, http, headers)
     if isinstance(error, Unauthorized):
         response.headers.append("WWW-Authenticate", 'Bearer realm="noria"')
         # A separate header, because Chromium ignores a second challenge in one. Not for our pages' scripts: the
@@ -96,11 +142,21 @@ def routing_error_response(http: Request, error: HTTPException, known_paths: lis
     return error_response(noria_error, http)
 
 
-def internal_error_response(request_id: str) -> Response:
+def internal_error_response(http: Request) -> Response:
     """Return the response to an unexpected exception. Reveals only the id under which the log has the details."""
+    request_id = http.scope["state"]["request_id"]
     message = f"the server failed on this request; its log has the details under {request_id}."
-    error = InternalError(message)
-    return json_response(error_body(error, request_id), error.http_status)
+    return _response(InternalError(message), http, {})
+
+
+def _response(error: NoriaError, http: Request, headers: dict[str, str]) -> Response:
+    path: str = http.scope["path"]
+    if path in TEI_PATHS:
+        tei_type, status = tei_error(type(error))
+        return json_response(TeiErrorBody(error.message, tei_type), status, headers)
+    for_a1111 = path.startswith(f"{A1111_ROOT}/")
+    body = error_body(error, http.scope["state"]["request_id"], for_a1111=for_a1111)
+    return json_response(body, error.http_status, headers)
 
 
 def _type_of(status: int) -> str:

@@ -34,7 +34,7 @@ log = logging.getLogger("noria.access")
 
 _VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 # Requested every few seconds, or by the dozen when a page opens: logged at debug level.
-_DEBUG_LEVEL_PATHS = frozenset({"/healthz", "/readyz", "/metrics", f"{ASSETS_PATH}/{{name}}"})
+_DEBUG_LEVEL_PATHS = frozenset({"/healthz", "/health", "/readyz", "/metrics", f"{ASSETS_PATH}/{{name}}"})
 
 _MAX_CLIENT_CHARS = 64  # longer than an address; a trusted proxy may pass on whatever its client sent
 _NOSNIFF = (b"x-content-type-options", b"nosniff")  # else a browser may take JSON with a client's text in it for a page
@@ -63,14 +63,14 @@ class ObservabilityMiddleware:
     """Counts, times, traces and logs each request; adds its id to its state and response, and nosniff to the latter.
 
     `error_response` makes the response to an error of ours or of the routing; `internal_error_response` that to an
-    unexpected exception, from the request id. The traceback goes to the log.
+    unexpected exception. The traceback goes to the log.
     """
 
     def __init__(
         self,
         app: ASGIApp,
         error_response: Callable[[Request, NoriaError | HTTPException], Response],
-        internal_error_response: Callable[[str], Response],
+        internal_error_response: Callable[[Request], Response],
         tracer: Tracer = GLOBAL_TRACER,
     ) -> None:
         self._app = app
@@ -111,7 +111,8 @@ class ObservabilityMiddleware:
                 scope["state"]["error_code"] = InternalError.code
                 fail(span, InternalError.code)  # even if a successful status was already sent
                 if status is None:
-                    await self._internal_error_response(request_id)(scope, receive, send_with_request_id)
+                    response = self._internal_error_response(Request(scope, receive))
+                    await response(scope, receive, send_with_request_id)
             finally:
                 status = status or 499  # none: cancelled by a disconnect or by the end of the server
                 _record_http_request(scope, status, time.perf_counter() - started, log_record)

@@ -2,8 +2,8 @@
 
 from noria.frontend.access.api_keys import KeyScope
 
-OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/openapi.json", "/docs", "/live", "/"})
-"""Routes that need no API key: none creates, lists or returns images."""
+OPEN_PATHS = frozenset({"/healthz", "/health", "/readyz", "/metrics", "/openapi.json", "/docs", "/live", "/"})
+"""Paths whose GET needs no API key: none creates, lists or returns images or results."""
 
 ASSETS_PATH = "/pages"
 """The files of the pages are served at /pages/NAME, also without a key."""
@@ -11,10 +11,19 @@ ASSETS_PATH = "/pages"
 A1111_ROOT = "/sdapi/v1"
 """The routes of AUTOMATIC1111's API begin with it; their errors carry `detail`."""
 
+TEI_PATHS = frozenset({"/", "/embed", "/predict", "/rerank", "/similarity", "/tokenize", "/info", "/health"})
+"""The routes of text-embeddings-inference, whose errors have its own form; GET / is a page."""
+
 _SCOPES: dict[str, KeyScope | None] = {
     "/t2i": "generate",
     "/v1/images/": "generate",
     "/v1/embeddings": "generate",
+    "/embed": "generate",
+    "/predict": "generate",
+    "/rerank": "generate",
+    "/similarity": "generate",
+    "/tokenize": "generate",
+    "/info": None,
     f"{A1111_ROOT}/": "generate",
     "/v1/jobs": "jobs",
     "/v1/models": None,
@@ -22,7 +31,14 @@ _SCOPES: dict[str, KeyScope | None] = {
 }  # by the beginning of the path
 
 
+def is_open(method: str, path: str) -> bool:
+    """Return whether a route needs no API key. POST / is a route of text-embeddings-inference."""
+    return path in OPEN_PATHS and method != "POST"
+
+
 def needed_scope(path: str) -> KeyScope | None:
     """Return the scope that an API key needs for a route that is not open; None: any key may use it."""
+    if path == "/":
+        return "generate"
     (scope,) = (scope for beginning, scope in _SCOPES.items() if path.startswith(beginning))
     return scope

@@ -10,13 +10,13 @@ from opentelemetry.util.types import AttributeValue
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import Message, Scope
 
-from noria.frontend.http.paths import ASSETS_PATH, OPEN_PATHS
+from noria.frontend.http.paths import ASSETS_PATH, is_open
 from noria.observe.traces.tracer import fail, parse, trace_headers
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 """The methods named in metrics and spans. Clients may invent others, without end."""
 
-_UNTRACED_PATHS = OPEN_PATHS | {"/live", "/v1/live"}  # probes, pages, and a stream without end
+_STREAM_PATH = "/v1/live"  # without end
 _UNTRACED_PREFIX = f"{ASSETS_PATH}/"
 # 4xx that are no mistake of the client: overload and disconnects. The conventions set no error on a server's span for
 # other 4xx.
@@ -26,11 +26,11 @@ _FAILURE_STATUSES = frozenset({429, 499})
 def begin(tracer: Tracer, scope: Scope, headers: Headers, request_id: str) -> Span:
     """Start the span of a request, as a child of the client's span if its headers name one."""
     path: str = scope["path"]
-    if path in _UNTRACED_PATHS or path.startswith(_UNTRACED_PREFIX):
+    method: str = scope["method"]
+    if is_open(method, path) or path == _STREAM_PATH or path.startswith(_UNTRACED_PREFIX):
         return INVALID_SPAN
     traceparents = headers.getlist("traceparent")
     parent = parse(traceparents, headers.getlist("tracestate")) if traceparents else Context()
-    method: str = scope["method"]
     attributes: dict[str, AttributeValue] = {
         "url.path": path,
         "url.scheme": scope["scheme"],

@@ -21,7 +21,7 @@ _ORIGIN_PLACEHOLDER = "\ue000"
 # Path prefixes by group; a path belongs to the first group with a matching prefix.
 _GROUPS = {
     "Generate": ("/t2i", "/v1/images/"),
-    "Encode texts": ("/v1/embeddings",),
+    "Encode texts": ("/v1/embeddings", "/embed", "/predict", "/rerank", "/similarity", "/tokenize", "/info"),
     "Models": ("/v1/models",),
     "Jobs": ("/v1/jobs",),
     "The running batch": ("/v1/live",),
@@ -159,7 +159,7 @@ def _allowed_values(field: dict[str, Any]) -> str:
 def _type_name(schema: dict[str, Any]) -> str:
     if "enum" in schema:
         return " or ".join(value for value in schema["enum"] if value)
-    type_name = schema["type"]
+    type_name = schema.get("type", "object")
     return type_name if isinstance(type_name, str) else str(type_name[0])
 
 
@@ -268,9 +268,9 @@ def _with_inline_code(text: str) -> str:
 
 
 def _resolve_ref(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
-    """Of several that are possible, the first."""
-    reference: str = schema.get("oneOf", [schema])[0]["$ref"]
-    resolved: dict[str, Any] = schemas[reference.rpartition("/")[2]]
+    """Of several that are possible, the first; what is no reference stays."""
+    first: dict[str, Any] = schema.get("oneOf", schema.get("anyOf", [schema]))[0]
+    resolved: dict[str, Any] = schemas[first["$ref"].rpartition("/")[2]] if "$ref" in first else first
     return resolved
 
 

@@ -24,8 +24,8 @@ from noria.errors import (
     UnreadableImage,
 )
 from noria.frontend.http.errors import ErrorBody
-from noria.frontend.http.paths import OPEN_PATHS, needed_scope
-from noria.frontend.openapi import a1111, embeddings, images, jobs
+from noria.frontend.http.paths import is_open, needed_scope
+from noria.frontend.openapi import a1111, embeddings, images, jobs, tei
 from noria.frontend.openapi.operations import (
     EVENT_STREAM_CONTENT,
     IMAGE_CONTENT,
@@ -76,6 +76,7 @@ _STRUCTS = (
     Job,
     JobList,
     ErrorBody,
+    *tei.STRUCTS,
 )
 
 _EXAMPLES: dict[str, dict[str, Any]] = {
@@ -126,10 +127,10 @@ _SECURITY_SCHEMES = {
 def _require_keys(paths: dict[str, Any]) -> None:
     """Add to `paths` which operations need an API key, with which scope, and the errors without."""
     for path, item in paths.items():
-        if path in OPEN_PATHS:
-            continue
-        scope = needed_scope(path)
-        for operation_object in item.values():
+        for method, operation_object in item.items():
+            if is_open(method.upper(), path):
+                continue
+            scope = needed_scope(path)
             operation_object["security"] = [{name: [scope] if scope else []} for name in _SECURITY_SCHEMES]
             for status, response in error_responses([Unauthorized, *([MissingScope] if scope else [])]).items():
                 operation_object["responses"].setdefault(status, response)
@@ -158,6 +159,7 @@ def _schemas(spec: DiffusionModelSpec | None, config: FrontendConfig) -> dict[st
             field["description"] = descriptions[name]
     images.add_to_schemas(schemas, spec)
     embeddings.add_to_schemas(schemas)
+    tei.add_to_schemas(schemas, config)
     a1111.add_to_schemas(schemas, spec, config)
     jobs.add_to_schemas(schemas)
     return schemas
@@ -205,6 +207,7 @@ def _paths() -> dict[str, Any]:
             )
             | {"parameters": [parameter("thumbnails", "query", type="boolean", default=True)]}
         },
+        **tei.paths(),
         **a1111.paths(),
         "/healthz": get_only("Check liveness", "200 as long as the process responds.", "application/json"),
         "/readyz": {"get": _readiness_operation()},
@@ -216,7 +219,7 @@ def _paths() -> dict[str, Any]:
         "/live": get_only(
             "Open the live view", "A page with the running batch, its queue and its statistics.", "text/html"
         ),
-        "/": get_only("Open the playground", "A page that generates images.", "text/html"),
+        "/": get_only("Open the playground", "A page that generates images.", "text/html") | {"post": tei.root()},
     }
 
 

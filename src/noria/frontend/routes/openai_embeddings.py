@@ -1,6 +1,5 @@
 """OpenAI's embeddings API: `POST /v1/embeddings`. The unmodified openai-python client works."""
 
-import asyncio
 import binascii
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -13,12 +12,11 @@ from starlette.responses import Response
 from noria.errors import InvalidField
 from noria.frontend.http.body import JsonBodyReader
 from noria.frontend.http.disconnects import cancel_on_disconnect
+from noria.frontend.routes.encoding_response import encoding_response
 from noria.frontend.routes.openai_images import IgnoredText
 from noria.frontend.services.encoding import EncodingResult, EncodingService, TextRequestSettings
 from noria.frontend.services.request_validation import apply_headers
 from noria.protocol.request import Priority
-
-_MAX_INLINE_NUMBERS = 16_384  # of a response that the event loop encodes itself, in at most a millisecond
 
 
 class EmbeddingsRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,14 +69,10 @@ class EmbeddingRoutes:
         body = apply_headers(await self._body_reader.read_json(http, EmbeddingsRequestBody), http.headers)
         settings = as_settings(body)
         state = http.state
-        work = self._encoding_service.encode(settings, "embedding", state.api_client, state.request_id)
+        work = self._encoding_service.encode(settings, ("embedding",), state.api_client, state.request_id)
         result = await cancel_on_disconnect(http, work)
         encoding_format = body.encoding_format or "float"
-        if len(result.numbers) > _MAX_INLINE_NUMBERS:
-            content = await asyncio.to_thread(response_body, result, encoding_format)
-        else:
-            content = response_body(result, encoding_format)
-        return Response(content, headers=result.headers, media_type="application/json")
+        return await encoding_response(result, lambda: response_body(result, encoding_format))
 
 
 def as_settings(body: EmbeddingsRequestBody) -> TextRequestSettings:
@@ -97,8 +91,10 @@ def as_settings(body: EmbeddingsRequestBody) -> TextRequestSettings:
     )
 
 
-def split_input(got: str | list[str | int | list[int]]) -> tuple[Sequence[str], Sequence[Sequence[int]]]:
-    """Return the texts, and the texts that are token ids; one of both is empty. Raises InvalidField."""
+def split_input(
+    got: str | list[str | int | list[int]], field: str = "input"
+) -> tuple[Sequence[str], Sequence[Sequence[int]]]:
+    """Return the texts, and the texts that are token ids; one of both is empty. Raises InvalidField, naming `field`."""
     if isinstance(got, str):
         return [got], ()
     texts = [each for each in got if isinstance(each, str)]
@@ -111,9 +107,9 @@ def split_input(got: str | list[str | int | list[int]]) -> tuple[Sequence[str], 
     if len(rows) == len(got):
         return (), rows
     raise InvalidField(
-        "input mixes texts and token ids; allowed are a text, a list of texts, a list of token ids, "
-        "or a list of those.",
-        field="input",
+        f"{field} mixes texts and token ids; allowed are a text, a list of texts, a list of token ids, or a list of "
+        "those.",
+        field=field,
     )
 
 

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from msgspec import Struct
@@ -19,12 +19,20 @@ from opentelemetry.trace import Tracer, format_trace_id, get_current_span
 from prometheus_client import Counter, Histogram
 
 from noria.config import FrontendConfig
-from noria.errors import DeadlineExceeded, InvalidField, NoriaError, short_repr
+from noria.errors import (
+    DeadlineExceeded,
+    EmptyInput,
+    InvalidField,
+    NoriaError,
+    UntokenizableText,
+    WrongTask,
+    short_repr,
+)
 from noria.frontend.access.quotas import ApiClient
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.services.submission import DEFAULT_MODEL_ALIAS, record_outcome, resolve_model, with_trace_context
 from noria.frontend.services.tokenization import TokenizationThread
-from noria.models.encoder.tokens import TextInput, TokenizedText, Tokenizer, TruncationSide
+from noria.models.encoder.tokens import TextInput, TokenizedText, Tokenizer, TokenSpan, TruncationSide
 from noria.observe.logs.request_log import current_log_record
 from noria.observe.metrics import declarations, outcomes
 from noria.observe.metrics.exposition import observe
@@ -32,6 +40,8 @@ from noria.observe.traces.tracer import GLOBAL_TRACER
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import EngineRequest, Priority
 from noria.protocol.text import EncoderModelSpec, EncoderTask, TextPayload, TextTimings
+
+T = TypeVar("T")
 
 _NOT_SERVED = {
     "embedding": "an embedding model",
@@ -130,25 +140,30 @@ class EncodingService:
         """The text encoders, by name, the default one first; empty until an engine was ready."""
         return self.engine_pool.models_of(EncoderModelSpec)
 
-    def resolve_model(self, name: str | None, task: EncoderTask) -> EncoderModelSpec:
-        """Return the model named `name`, or the default one: the first of this task.
+    def resolve_model(self, name: str | None, tasks: Sequence[EncoderTask] = ()) -> EncoderModelSpec:
+        """Return the model named `name`, or the default one: the first of the first of `tasks` that has one.
+
+        Without `tasks` a model of any will do.
 
         Raises:
             EngineUnavailable: no engine has been ready yet.
             ModelNotFound: no such model.
-            InvalidField: the model is of another task.
+            WrongTask: the model is of another task.
 
         """
         spec = resolve_model(self.engine_pool, EncoderModelSpec, name)
-        if spec.task == task:
+        if not tasks or spec.task == tasks[0]:
             return spec
-        of_task = [each for each in self.models.values() if each.task == task]
-        if of_task and name in (None, DEFAULT_MODEL_ALIAS):
-            return of_task[0]
-        served = [repr(each.name) for each in of_task]
-        raise InvalidField(
-            f"model {spec.name!r} is {_NOT_SERVED[spec.task]}; this route needs {_NOT_SERVED[task]}: "
-            f"{', '.join(served) or 'none is served here'}.",
+        is_chosen = name not in (None, DEFAULT_MODEL_ALIAS)
+        if is_chosen and spec.task in tasks:
+            return spec
+        allowed = [each for task in tasks for each in self.models.values() if each.task == task]
+        if allowed and not is_chosen:
+            return allowed[0]
+        needed = " or ".join(_NOT_SERVED[task] for task in tasks)
+        raise WrongTask(
+            f"model {spec.name!r} is {_NOT_SERVED[spec.task]}; this route needs {needed}: "
+            f"{', '.join(repr(each.name) for each in allowed) or 'none is served here'}.",
             field="model",
         )
 
@@ -159,9 +174,9 @@ class EncodingService:
                 self._tokenization.tokenize(spec, ()).add_done_callback(lambda done: done.exception())
 
     async def encode(
-        self, settings: TextRequestSettings, task: EncoderTask, api_client: ApiClient, request_id: str
+        self, settings: TextRequestSettings, tasks: Sequence[EncoderTask], api_client: ApiClient, request_id: str
     ) -> EncodingResult:
-        """Tokenize the texts and encode them. Cancelling this call removes them from the engine.
+        """Tokenize the texts and encode them by a model of one of `tasks`. Cancelling it removes them from the engine.
 
         Raises:
             NoriaError: the request was rejected or failed.
@@ -169,17 +184,20 @@ class EncodingService:
         """
         started = time.perf_counter()
         try:
-            spec = self.resolve_model(settings.model, task)
+            spec = self.resolve_model(settings.model, tasks)
         except NoriaError as error:
             outcomes.count_request(None, error.code)
             current_log_record().add(
-                model=settings.model and short_repr(settings.model), task=task, outcome=error.code, error=error.message
+                model=settings.model and short_repr(settings.model),
+                task=tasks[0],
+                outcome=error.code,
+                error=error.message,
             )
             raise
         deadline_ms, num_texts = settings.deadline_ms, settings.num_texts
         with record_outcome(spec.name, has_deadline=deadline_ms is not None):
             log_record = current_log_record()
-            log_record.add(model=spec.name, model_version=spec.fingerprint, task=task, num_texts=num_texts)
+            log_record.add(model=spec.name, model_version=spec.fingerprint, task=spec.task, num_texts=num_texts)
             self._check(settings, spec)
             priority = api_client.allowed_priority(settings.priority) or "normal"
             api_client.texts.check_rate(num_texts)
@@ -232,14 +250,50 @@ class EncodingService:
             )
             return EncodingResult(spec, numbers, final.num_rows, final.num_columns, texts, timings, result.mean_batch)
 
+    async def with_tokenizer(
+        self,
+        settings: TextRequestSettings,
+        api_client: ApiClient,
+        work: Callable[[Tokenizer, Sequence[TextInput]], T],
+    ) -> T:
+        """Return what `work` makes of the texts, their prompts before them, in the thread that tokenizes.
+
+        Raises:
+            NoriaError: the request was rejected, or a text cannot be tokenized.
+
+        """
+        spec = self.resolve_model(settings.model)
+        self._check(settings, spec)
+        api_client.texts.check_rate(settings.num_texts)
+        api_client.texts.acquire(settings.num_texts, time.monotonic(), 0.0)
+        try:
+            inputs = _with_prompt(settings, spec)
+            return await self._tokenization.run(spec, lambda tokenizer: work(tokenizer, inputs))
+        finally:
+            api_client.texts.release(settings.num_texts)
+
+    async def token_spans(self, spec: EncoderModelSpec, inputs: Sequence[str]) -> list[list[TokenSpan]]:
+        """Return the tokens of texts, special tokens included, not cut. Raises UntokenizableText."""
+        return await self._tokenization.run(spec, lambda tokenizer: [tokenizer.spans(text) for text in inputs])
+
     def _check(self, settings: TextRequestSettings, spec: EncoderModelSpec) -> None:
         """Check what needs no tokenizer. Raises InvalidField."""
-        num_texts, max_texts = settings.num_texts, self.config.max_texts
+        num_texts, max_texts, max_chars = settings.num_texts, self.config.max_texts, self.config.max_text_chars
         if not 1 <= num_texts <= max_texts:
-            raise InvalidField(f"input has {num_texts} texts; allowed are 1 to {max_texts}.", field="input")
+            error_type = InvalidField if num_texts else EmptyInput
+            raise error_type(f"the request has {num_texts} texts; allowed are 1 to {max_texts}.", field="input")
         for index, text in enumerate(settings.inputs):
-            if not text or (not isinstance(text, str) and not all(text)):
-                raise InvalidField(f"text {index} of input is empty.", field="input")
+            if not text:
+                raise EmptyInput(f"text {index} is empty.", field="input")
+            if not isinstance(text, str) and not all(text):
+                raise EmptyInput(f"text {index} is a pair with an empty text.", field="input")
+            num_chars = len(text) if isinstance(text, str) else max(map(len, text))
+            if num_chars > max_chars:
+                raise InvalidField(
+                    f"text {index} has {num_chars} characters; allowed are at most {max_chars} "
+                    "(frontend.max_text_chars). Split it.",
+                    field="input",
+                )
         if settings.dimensions is not None and not 1 <= settings.dimensions <= spec.dimensions:
             raise InvalidField(
                 f"dimensions is {short_repr(settings.dimensions)}; allowed for {spec.name} are 1 to {spec.dimensions}.",
@@ -276,19 +330,32 @@ class EncodingService:
             pack_token_ids(ids, index, spec, settings.truncation_side) for index, ids in enumerate(settings.token_ids)
         ]
         if settings.inputs:
-            prompt = dict(spec.prompts).get(settings.prompt_name or spec.default_prompt or "", "")
-            inputs = [prompt + text if isinstance(text, str) else text for text in settings.inputs] if prompt else None
-            texts += await self._tokenization.tokenize(spec, inputs or settings.inputs, settings.truncation_side)
+            inputs = _with_prompt(settings, spec)
+            texts += await self._tokenization.tokenize(spec, inputs, settings.truncation_side)
+        if not all(text.num_tokens for text in texts):
+            index = next(index for index, text in enumerate(texts) if not text.num_tokens)
+            raise UntokenizableText(
+                f"text {index} has no tokens: the tokenizer of {spec.name} leaves nothing of it. Send words.",
+                field="input",
+            )
         truncates = self.config.truncate_texts if settings.truncate is None else settings.truncate
         if not truncates:
             for index, text in enumerate(texts):
                 if text.num_cut:
                     raise InvalidField(
-                        f"text {index} of input has {text.num_tokens + text.num_cut} tokens; {spec.name} takes at most "
+                        f"text {index} has {text.num_tokens + text.num_cut} tokens; {spec.name} takes at most "
                         f"{spec.max_length}. Shorten it, or allow truncation.",
                         field="input",
                     )
         return texts
+
+
+def _with_prompt(settings: TextRequestSettings, spec: EncoderModelSpec) -> Sequence[TextInput]:
+    """Return the texts with the prompt before each; pairs have none."""
+    prompt = dict(spec.prompts).get(settings.prompt_name or spec.default_prompt or "", "")
+    if not prompt:
+        return settings.inputs
+    return [prompt + text if isinstance(text, str) else text for text in settings.inputs]
 
 
 def pack_token_ids(ids: Sequence[int], index: int, spec: EncoderModelSpec, side: TruncationSide) -> TokenizedText:
@@ -299,13 +366,13 @@ def pack_token_ids(ids: Sequence[int], index: int, spec: EncoderModelSpec, side:
 
     """
     if not ids:
-        raise InvalidField(f"text {index} of input is empty.", field="input")
+        raise EmptyInput(f"text {index} is empty.", field="input")
     if min(ids) < 0 or max(ids) >= spec.vocab_size:
         wrong = next(token_id for token_id in ids if not 0 <= token_id < spec.vocab_size)
         raise InvalidField(
-            f"text {index} of input has the token id {short_repr(wrong)}; {spec.name} has the ids 0 to "
-            f"{spec.vocab_size - 1}. Send the text itself, unless your tokens are of this model's tokenizer "
-            "(LangChain's are, with check_embedding_ctx_length=False).",
+            f"text {index} has the token id {short_repr(wrong)}; {spec.name} has the ids 0 to {spec.vocab_size - 1}. "
+            "Send the text itself, unless your tokens are of this model's tokenizer (LangChain's are, with "
+            "check_embedding_ctx_length=False).",
             field="input",
         )
     kept = ids[: spec.max_length] if side == "right" else ids[-spec.max_length :]

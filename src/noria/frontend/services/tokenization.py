@@ -10,13 +10,15 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from noria.errors import InternalError, InvalidField, NoriaError
+from noria.errors import InternalError, NoriaError, UntokenizableText
 from noria.models.encoder.tokens import TextInput, TokenizedText, Tokenizer, TruncationSide
 from noria.observe.logs.log_record import fields
 from noria.protocol.model_spec import ModelKey
 from noria.protocol.text import EncoderModelSpec
+
+T = TypeVar("T")
 
 _MAX_TEXTS = 256  # taken at once, unless one request has more: the first must not wait long for the last
 _log = logging.getLogger("noria.frontend")
@@ -26,8 +28,9 @@ class _Job(NamedTuple):
     spec: EncoderModelSpec
     inputs: Sequence[TextInput]
     side: TruncationSide
-    outcome: "asyncio.Future[list[TokenizedText]]"
+    outcome: "asyncio.Future[Any]"
     loop: asyncio.AbstractEventLoop
+    work: Callable[[Tokenizer], Any] | None = None  # instead of tokenizing `inputs`
 
 
 class TokenizationThread:
@@ -45,15 +48,28 @@ class TokenizationThread:
     ) -> "asyncio.Future[list[TokenizedText]]":
         """Return the texts as the model sees them, one for each of `inputs`.
 
-        The future raises InvalidField for a text that cannot be tokenized, InternalError if the tokenizer cannot be
-        loaded.
+        The future raises UntokenizableText for a text that cannot be tokenized, InternalError if the tokenizer cannot
+        be loaded.
         """
+        return self._put(spec, inputs, side)
+
+    def run(self, spec: EncoderModelSpec, work: Callable[[Tokenizer], T]) -> "asyncio.Future[T]":
+        """Return what `work` makes with the tokenizer of a model. The future raises as that of `tokenize`."""
+        return self._put(spec, work=work)
+
+    def _put(
+        self,
+        spec: EncoderModelSpec,
+        inputs: Sequence[TextInput] = (),
+        side: TruncationSide = "right",
+        work: Callable[[Tokenizer], Any] | None = None,
+    ) -> "asyncio.Future[Any]":
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="tokenizer", daemon=True)
             self._thread.start()
         loop = asyncio.get_running_loop()
-        outcome: asyncio.Future[list[TokenizedText]] = loop.create_future()
-        self._jobs.put(_Job(spec, inputs, side, outcome, loop))
+        outcome: asyncio.Future[Any] = loop.create_future()
+        self._jobs.put(_Job(spec, inputs, side, outcome, loop, work))
         return outcome
 
     def close(self) -> None:
@@ -81,11 +97,15 @@ class TokenizationThread:
             if is_last:
                 return
 
-    def _tokenize(self, jobs: list[_Job]) -> list[list[TokenizedText] | NoriaError]:
-        """Return the texts of each job, or why there are none."""
+    def _tokenize(self, jobs: list[_Job]) -> list[Any]:
+        """Return the texts of each job, or what its work returns, or the error that there is instead."""
         first = jobs[0]
-        if all(job.spec is first.spec and job.side == first.side for job in jobs[1:]):
+        if all(
+            job.work is first.work is None and job.spec is first.spec and job.side == first.side for job in jobs[1:]
+        ):
             try:
+                if first.work is not None:
+                    return [first.work(self._tokenizer(first.spec))]
                 texts = iter(
                     self._tokenizer(first.spec).encode([text for job in jobs for text in job.inputs], first.side)
                 )
@@ -112,10 +132,10 @@ class TokenizationThread:
 def _as_noria_error(error: BaseException, spec: EncoderModelSpec) -> NoriaError:
     if isinstance(error, NoriaError):
         return error
-    return InvalidField(f"a text cannot be tokenized for {spec.name}: {error}.", field="input")
+    return UntokenizableText(f"a text cannot be tokenized for {spec.name}: {error}.", field="input")
 
 
-def _deliver(answers: list[tuple[_Job, list[TokenizedText] | NoriaError]]) -> None:
+def _deliver(answers: list[tuple[_Job, Any]]) -> None:
     for job, answer in answers:
         if job.outcome.done():  # cancelled
             continue

@@ -1,0 +1,200 @@
+"""The bodies of text-embeddings-inference's routes: its fields, those that huggingface_hub adds, then Noria's."""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from noria.errors import EmptyInput, InvalidField
+from noria.frontend.services.encoding import TextRequestSettings
+from noria.frontend.services.scores import Aggregation
+from noria.models.encoder.tokens import TextInput, TruncationSide
+from noria.protocol.request import Priority
+
+TruncationDirection = Literal["right", "left", "Right", "Left"]
+
+
+class TextOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of all bodies."""
+
+    truncate: bool | None = None
+    truncation_direction: TruncationDirection | None = None
+    model: str | None = None
+    priority: Priority | None = None
+    deadline_ms: int | None = None
+
+
+class EmbedRequestBody(TextOptions, frozen=True, kw_only=True):
+    """The body of `POST /embed`."""
+
+    inputs: str | list[str | int | list[int]]  # a text, texts, the token ids of a text, or those of texts
+    normalize: bool | None = None
+    prompt_name: str | None = None
+    dimensions: int | None = None
+    encoding_format: Literal["float"] | None = None
+
+
+class ClassificationParameters(Struct, frozen=True, forbid_unknown_fields=True):
+    """huggingface_hub's options of a classification."""
+
+    top_k: Annotated[int, Meta(ge=1)] | None = None
+    function_to_apply: Literal["sigmoid", "softmax", "none"] | None = None
+
+
+class PredictRequestBody(TextOptions, frozen=True, kw_only=True):
+    """The body of `POST /predict`."""
+
+    inputs: str | list[str | list[str]]  # a text, a pair, or a list of lists with a text or a pair each
+    raw_scores: bool | None = None
+    parameters: ClassificationParameters | None = None
+
+
+class RerankRequestBody(TextOptions, frozen=True, kw_only=True):
+    """The body of `POST /rerank`."""
+
+    query: str
+    texts: list[str]
+    raw_scores: bool | None = None
+    return_text: bool | None = None
+
+
+class SimilarityInputs(Struct, frozen=True, forbid_unknown_fields=True):
+    """A sentence, and those that it is compared with."""
+
+    source_sentence: str
+    sentences: list[str]
+
+
+class SimilarityParameters(Struct, frozen=True, forbid_unknown_fields=True):
+    """The options of `POST /similarity`."""
+
+    truncate: bool | None = None
+    truncation_direction: TruncationDirection | None = None
+    prompt_name: str | None = None
+
+
+class SimilarityRequestBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /similarity`."""
+
+    inputs: SimilarityInputs
+    parameters: SimilarityParameters | None = None
+    model: str | None = None
+    priority: Priority | None = None
+    deadline_ms: int | None = None
+
+
+class TokenizeRequestBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /tokenize`."""
+
+    inputs: str | list[str]
+    add_special_tokens: bool | None = None
+    prompt_name: str | None = None
+    model: str | None = None
+
+
+class TokenClassificationParameters(Struct, frozen=True, forbid_unknown_fields=True):
+    """huggingface_hub's options of a classification of tokens."""
+
+    aggregation_strategy: Aggregation | None = None
+    ignore_labels: list[str] | None = None
+
+
+class TokenClassificationRequestBody(TextOptions, frozen=True, kw_only=True):
+    """The body of `POST /` for a model that classifies tokens."""
+
+    inputs: str | list[str]
+    parameters: TokenClassificationParameters | None = None
+
+
+class BodyKind(Struct, frozen=True):
+    """What a body of `POST /` shows of its route."""
+
+    model: str | None = None
+    inputs: msgspec.Raw = msgspec.Raw()  # empty: it has none
+    query: msgspec.Raw = msgspec.Raw()
+
+    @property
+    def has_query(self) -> bool:
+        """Whether it is for `POST /rerank`."""
+        return len(memoryview(self.query)) > 0
+
+    @property
+    def has_sentences(self) -> bool:
+        """Whether it is for `POST /similarity`."""
+        return bytes(memoryview(self.inputs)[:1]) == b"{"
+
+
+def truncation_side(direction: TruncationDirection | None) -> TruncationSide:
+    """Return the side; by default the right one."""
+    return "left" if direction in ("left", "Left") else "right"
+
+
+def as_settings(
+    body: TextOptions,
+    inputs: Sequence[TextInput] = (),
+    token_ids: Sequence[Sequence[int]] = (),
+    *,
+    dimensions: int | None = None,
+    normalize: bool | None = None,
+    prompt_name: str | None = None,
+) -> TextRequestSettings:
+    """Return what the body asks for."""
+    return TextRequestSettings(
+        inputs=inputs,
+        token_ids=token_ids,
+        model=body.model,
+        dimensions=dimensions,
+        normalize=normalize,
+        truncate=body.truncate,
+        truncation_side=truncation_side(body.truncation_direction),
+        prompt_name=prompt_name,
+        priority=body.priority,
+        deadline_ms=body.deadline_ms,
+    )
+
+
+def similarity_settings(body: SimilarityRequestBody) -> TextRequestSettings:
+    """Return what the body asks for: embeddings of length 1, that of the source first. Raises EmptyInput."""
+    if not body.inputs.sentences:
+        raise EmptyInput("sentences is empty; send at least one.", field="inputs")
+    parameters = body.parameters or SimilarityParameters()
+    return TextRequestSettings(
+        inputs=[body.inputs.source_sentence, *body.inputs.sentences],
+        model=body.model,
+        normalize=True,
+        truncate=parameters.truncate,
+        truncation_side=truncation_side(parameters.truncation_direction),
+        prompt_name=parameters.prompt_name,
+        priority=body.priority,
+        deadline_ms=body.deadline_ms,
+    )
+
+
+def split_predict_inputs(got: str | list[str | list[str]]) -> tuple[Sequence[TextInput], bool]:
+    """Return the texts and pairs, and whether they are a batch. Raises InvalidField."""
+    if isinstance(got, str):
+        return [got], False
+    texts = [each for each in got if isinstance(each, str)]
+    if len(texts) == len(got):
+        return [_text_or_pair(texts)] if texts else [], False
+    rows = [each for each in got if isinstance(each, list)]
+    if len(rows) < len(got):
+        raise InvalidField(
+            'inputs mixes texts and lists; allowed are a text, a pair ["a", "b"], or a list of lists with a text or a '
+            'pair each, such as [["a"], ["b", "c"]].',
+            field="inputs",
+        )
+    return [_text_or_pair(row) for row in rows], True
+
+
+def _text_or_pair(texts: Sequence[str]) -> TextInput:
+    match texts:
+        case [text]:
+            return text
+        case [first, second]:
+            return first, second
+    raise InvalidField(
+        f'inputs has a list of {len(texts)} texts where a text or a pair belongs; for a batch send [["a"], ["b"]].',
+        field="inputs",
+    )

@@ -1,0 +1,142 @@
+"""What logits mean: scores, labels in order, ranks, and the entities that tokens form. Pure.
+
+Scores are those of transformers' pipelines.
+"""
+
+import math
+import operator
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from noria.models.encoder.tokens import TokenSpan
+from noria.protocol.text import Activation, EncoderModelSpec
+
+Aggregation = Literal["none", "simple"]
+"""Whether each token is an entity, or neighbouring tokens of one label are; transformers' names."""
+
+Logits = Sequence[float]
+
+
+class Prediction(Struct, frozen=True):
+    """A label of a text, and how likely it is."""
+
+    score: float
+    label: str
+
+
+class Rank(Struct, frozen=True, omit_defaults=True):
+    """A text of a request, and how well it matches the query."""
+
+    index: int
+    score: float
+    text: str | None = None
+
+
+class Entity(Struct, frozen=True):
+    """A token with a label, or several that belong together. `word` is the text from character `start` to `end`."""
+
+    score: float
+    word: str
+    start: int
+    end: int
+    entity: str | UnsetType = UNSET  # the label of a single token
+    entity_group: str | UnsetType = UNSET  # the label, without "B-" or "I-"
+
+
+def activation_of(spec: EncoderModelSpec) -> Activation:
+    """Return what makes scores from 0 to 1 of a model's logits, or what regressions leave as it is.
+
+    Cross-encoders may have none; as in text-embeddings-inference they get the sigmoid if they have one label and the
+    softmax if they have several.
+    """
+    if len(spec.labels) == 1:
+        return "sigmoid"
+    return "softmax" if spec.activation == "identity" and spec.problem_type != "regression" else spec.activation
+
+
+def scores(logits: Logits, activation: Activation) -> Sequence[float]:
+    """Return the scores of one row. No logit is too large for it."""
+    match activation:
+        case "softmax":
+            greatest = max(logits)
+            shifted = [math.exp(logit - greatest) for logit in logits]
+            total = sum(shifted)
+            return [each / total for each in shifted]
+        case "sigmoid":
+            return [sigmoid(logit) for logit in logits]
+        case "identity":
+            return logits
+
+
+def sigmoid(logit: float) -> float:
+    """Return 1 / (1 + exp(-logit))."""
+    small = math.exp(-abs(logit))
+    return (1 if logit >= 0 else small) / (1 + small)
+
+
+def predictions(
+    logits: Logits, labels: Sequence[str], activation: Activation, top_k: int | None = None
+) -> list[Prediction]:
+    """Return the labels of a text, the best first; of equal ones the first."""
+    pairs = sorted(zip(scores(logits, activation), labels, strict=True), key=operator.itemgetter(0), reverse=True)
+    return [Prediction(score, label) for score, label in pairs[:top_k]]
+
+
+def ranks(logits: Logits, activation: Activation, texts: Sequence[str] | None = None) -> list[Rank]:
+    """Return the index of each text, the best first; `logits` has one for each. With `texts`, also the texts."""
+    each = [logit if activation == "identity" else sigmoid(logit) for logit in logits]
+    order = sorted(range(len(each)), key=logits.__getitem__, reverse=True)  # the sigmoids of large logits are equal
+    return [Rank(index, each[index], None if texts is None else texts[index]) for index in order]
+
+
+def cosine(a: Logits, b: Logits) -> float:
+    """Return the scalar product of two embeddings of length 1."""
+    return sum(one * other for one, other in zip(a, b, strict=True))
+
+
+def entities(
+    text: str,
+    tokens: Sequence[TokenSpan],
+    rows: Sequence[Logits],
+    labels: Sequence[str],
+    aggregation: Aggregation = "simple",
+    ignored: Collection[str] = ("O",),
+) -> list[Entity]:
+    """Return what tokens of `text` are labelled as, but for the `ignored` labels, in the order of the text.
+
+    `tokens` and the logits in `rows` belong together; special tokens are none of them. As in transformers, a group has
+    the mean score of its tokens, and a label with "B-" begins a new one.
+    """
+    groups: list[_Group] = []
+    for token, logits in zip(tokens, rows, strict=True):
+        greatest = max(logits)
+        label = labels[list(logits).index(greatest)]
+        score = 1 / sum(math.exp(logit - greatest) for logit in logits)  # the softmax of the greatest
+        tag = label[2:] if label.startswith(("B-", "I-")) else label
+        if aggregation == "simple" and groups and groups[-1].tag == tag and not label.startswith("B-"):
+            groups[-1].scores.append(score)
+            groups[-1].end = token.end
+        else:
+            groups.append(_Group(label, tag, [score], token.start, token.end))
+    found = []
+    for group in groups:
+        name = group.label if aggregation == "none" else group.label.split("-", 1)[-1]
+        if name not in ignored:
+            field = "entity" if aggregation == "none" else "entity_group"
+            score, word = sum(group.scores) / len(group.scores), text[group.start : group.end]
+            found.append(Entity(score, word, group.start, group.end, **{field: name}))
+    return found
+
+
+@dataclass(slots=True)
+class _Group:
+    """Tokens of one entity."""
+
+    label: str  # of the first
+    tag: str  # the label without "B-" or "I-"
+    scores: list[float]
+    start: int
+    end: int
