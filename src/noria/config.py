@@ -311,6 +311,14 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Annotated[int, Meta(ge=1)] | Auto,
         Meta(description="maximum queued jobs of one API key; `auto` is a quarter of `jobs.max_queued`"),
     ] = "auto"
+    max_pending_webhooks: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="maximum webhooks that wait for their receivers, of one API key a quarter; more jobs with a "
+            "webhook are rejected with 429",
+        ),
+    ] = 40_000
     webhook_secret_file: Annotated[
         str,
         Meta(

@@ -132,6 +132,7 @@ class JobService:
             max_queued,
             self._clock(),
             max_queued_per_key=math.ceil(max_queued / 4) if per_key == "auto" else per_key,
+            max_pending_webhooks=self._config.max_pending_webhooks,
         )
         if is_new:
             declarations.JOBS_ACCEPTED.inc()
@@ -196,6 +197,7 @@ class JobService:
             self._worker.wake()
 
     async def _clean_up(self) -> None:
+        await self._offload(self._outbox.expire, self._clock())
         await self._offload(clean_up, self._store, self._results, self._config.ttl_s, self._clock())
 
 
