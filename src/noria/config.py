@@ -324,7 +324,8 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             description="file with the server's secret, `whsec_` and base64, from which those are derived that sign "
             "each API key's webhooks (`noria key webhook-secret`); in a second line, the one before it during a "
-            "rotation. `auto` is `webhook-secret` in `data_dir`, created at the first start; not with PostgreSQL"
+            "rotation. `auto` is `webhook-secret` beside the SQLite file, by default in `data_dir`, created at the "
+            "first start; not with PostgreSQL"
         ),
     ] = "auto"  # noqa: S105 - where it is, not what
     webhook_allow_private: Annotated[
