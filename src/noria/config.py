@@ -168,8 +168,8 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
     uds: Annotated[
         str,
         Meta(
-            description="absolute path of a Unix socket to listen on instead of `host` and `port`, without TLS; its mode "
-            "is 0660"
+            description="absolute path of a Unix socket to listen on instead of `host` and `port`, without TLS; its "
+            "mode is 0660"
         ),
     ] = ""
     ssl_certfile: Annotated[

@@ -55,7 +55,7 @@ def run_create(arguments: argparse.Namespace) -> int:
 
 
 def _audit(name: str, scopes: str) -> None:
-    """Write a line as the server's into the machine's log, if it has one; stderr would have it beside the key itself."""
+    """Write a line as the server's into the machine's log, if it has one; stderr would have it beside the key."""
     import syslog
 
     from noria.observe.logs.log_record import as_json

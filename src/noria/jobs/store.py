@@ -72,8 +72,8 @@ class JobStore(ClaimStore):
 
         Raises:
             IdempotencyConflict: the key was used with another body before.
-            RateLimited: the API key has `max_queued_per_key` queued jobs, or the job has a webhook and the key a quarter
-                of `max_pending_webhooks`.
+            RateLimited: the API key has `max_queued_per_key` queued jobs, or the job has a webhook and the key a
+                quarter of `max_pending_webhooks`.
             QueueFull: `max_queued` jobs are queued, or the job has a webhook and `max_pending_webhooks` are pending.
                 Front ends that accept at the same moment may each exceed it by one.
 
@@ -227,8 +227,8 @@ def _check_pending_webhooks(connection: Connection, made_by: str, maximum: int) 
     of_this_key = sa.func.count().filter(deliveries.c.made_by == made_by)
     num_pending, num_of_key = connection.execute(sa.select(sa.func.count(), of_this_key).select_from(deliveries)).one()
     explanation = (
-        "(jobs.max_pending_webhooks). Receivers have not accepted them yet. Try again when they do, post the job without "
-        "a webhook, or erase jobs with DELETE /v1/jobs/ID?erase=true."
+        "(jobs.max_pending_webhooks). Receivers have not accepted them yet. Try again when they do, post the job "
+        "without a webhook, or erase jobs with DELETE /v1/jobs/ID?erase=true."
     )
     max_of_key = math.ceil(maximum / 4)
     if made_by and num_of_key >= max_of_key:
