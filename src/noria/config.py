@@ -168,7 +168,8 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
     uds: Annotated[
         str,
         Meta(
-            description="path of a Unix socket to listen on instead of `host` and `port`, without TLS; its mode is 0660"
+            description="absolute path of a Unix socket to listen on instead of `host` and `port`, without TLS; its "
+            "mode is 0660"
         ),
     ] = ""
     ssl_certfile: Annotated[
@@ -319,12 +320,21 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Annotated[int, Meta(ge=1)] | Auto,
         Meta(description="maximum queued jobs of one API key; `auto` is a quarter of `jobs.max_queued`"),
     ] = "auto"
+    max_pending_webhooks: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="maximum webhooks that wait for their receivers, of one API key a quarter; more jobs with a "
+            "webhook are rejected with 429",
+        ),
+    ] = 40_000
     webhook_secret_file: Annotated[
         str,
         Meta(
             description="file with the server's secret, `whsec_` and base64, from which those are derived that sign "
             "each API key's webhooks (`noria key webhook-secret`); in a second line, the one before it during a "
-            "rotation. `auto` is `webhook-secret` in `data_dir`, created at the first start; not with PostgreSQL"
+            "rotation. `auto` is `webhook-secret` beside the SQLite file, by default in `data_dir`, created at the "
+            "first start; not with PostgreSQL"
         ),
     ] = "auto"  # noqa: S105 - where it is, not what
     webhook_allow_private: Annotated[

@@ -1,10 +1,13 @@
 """The command line: what is parsed, what is called, what is printed, and with which status it ends."""
 
 import importlib.metadata
+import json
 import math
+import os
 import pathlib
 import subprocess
 import sys
+import syslog
 from typing import Any
 
 import pytest
@@ -101,11 +104,27 @@ def test_generate_builds_a_body_from_its_options(monkeypatch: pytest.MonkeyPatch
     assert (calls[0]["config"].model, calls[0]["config"].engine.threads) == ("m", 1)
 
 
+@pytest.fixture
+def audited(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The lines for the machine's log."""
+    lines: list[str] = []
+    monkeypatch.setattr(syslog, "syslog", lambda _priority, line: lines.append(line))
+    return lines
+
+
 def test_key_create_prints_its_table_to_stdout_and_the_key_to_stderr(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], audited: list[str]
 ) -> None:
     assert main(["key", "create", "alice"]) == 0
     printed = capsys.readouterr()
+    (line,) = map(json.loads, audited)
+    assert [line[name] for name in ("logger", "event", "key", "scopes", "uid")] == [
+        "noria.keys",
+        "api_key_created",
+        "alice",
+        "generate, jobs, metrics",
+        os.getuid(),
+    ]
     (tmp_path / "keys.toml").write_text(printed.out)
     (key,) = read_keys(str(tmp_path / "keys.toml"))
     assert (key.name, key.sha256) == ("alice", key_digest(printed.err.strip().encode()))
@@ -113,6 +132,7 @@ def test_key_create_prints_its_table_to_stdout_and_the_key_to_stderr(
     assert "name is 'alice and bob'; allowed is 1 to 64" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("audited")
 def test_key_list_says_what_each_key_may_do(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "keys.toml"
     assert main(["key", "create", "alice"]) == 0

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import resource
 import socket
 import ssl
 
@@ -23,6 +24,18 @@ SHAPES = {
     "plain HTTP": b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n",
 }
 FILES_OPENED_LATER = 4
+NUM_FILES_OF_TESTS = MAX_FILES + 400  # the connections of the last test but one, and what this process has open
+
+
+@pytest.fixture(scope="module", autouse=True)
+def enough_files():
+    """Raises the soft limit of this process: it holds the clients' ends of all connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < NUM_FILES_OF_TESTS:
+        pytest.skip(f"these tests open {NUM_FILES_OF_TESTS} files, and `ulimit -Hn` is {hard}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, NUM_FILES_OF_TESTS), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.fixture(scope="module")

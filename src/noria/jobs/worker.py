@@ -181,12 +181,13 @@ class JobWorker:
                 self._offload_database(self._store.claim, self._owner, models, num_free, self._clock())
             )
             try:
-                claimed = await asyncio.shield(claim_task)
+                await asyncio.wait([claim_task])
             except asyncio.CancelledError:  # `run` ends; `stop` requeues what was claimed meanwhile
-                claimed = await claim_task
-                self._start_all(claimed)
+                await asyncio.wait([claim_task])
+                if claim_task.exception() is None:
+                    self._start_all(claim_task.result())
                 raise
-            self._start_all(claimed)
+            self._start_all(claim_task.result())
 
     def _start_all(self, records: list[JobRecord]) -> None:
         now = asyncio.get_running_loop().time()

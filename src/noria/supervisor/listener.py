@@ -22,6 +22,7 @@ from noria.frontend.http.tls import open_key_warning
 from noria.observe.logs.setup import fields
 
 _BACKLOG = 2048
+_MAX_UDS_BYTES = 107  # the kernel's, less a zero at the end
 _LOCK_TIMEOUT_S = 5.0  # a server that starts holds the lock for milliseconds
 _LOCK_RETRY_S = 0.05
 
@@ -35,6 +36,7 @@ def open_listeners(config: FrontendConfig) -> Iterator[list[socket.socket]]:
     Raises ConfigError.
     """
     with contextlib.ExitStack() as opened:
+        check_uds(config.uds)
         first = _unix_listener(pathlib.Path(config.uds)) if config.uds else listen(config.host, config.port)
         listeners = [opened.enter_context(first)]
         if config.metrics_address:
@@ -90,6 +92,17 @@ def listen(host: str, port: int) -> socket.socket:
         raise ConfigError(f"host is {short_repr(host)}, which is no address or host name: {error}.") from error
 
 
+def check_uds(path: str) -> None:
+    """Raise ConfigError if `frontend.uds` is set to a path that is relative, too long, or ambiguous in `unix:PATH`."""
+    num_bytes = len(path.encode(errors="replace"))
+    is_allowed = re.match(r"/[^/][^?#]*\Z", path) and path.isprintable() and num_bytes <= _MAX_UDS_BYTES
+    if path and not is_allowed:
+        raise ConfigError(
+            f"setting frontend.uds is {short_repr(path)}, of {num_bytes} bytes; allowed is an absolute path of at most "
+            f"{_MAX_UDS_BYTES} bytes without ?, # and control characters, such as /run/noria/noria.sock."
+        )
+
+
 @contextlib.contextmanager
 def _unix_listener(path: pathlib.Path) -> Iterator[socket.socket]:
     """Listen on a Unix socket that its owner and group may use; remove its file at the end, if it is still this one.
@@ -110,7 +123,7 @@ def _unix_listener(path: pathlib.Path) -> Iterator[socket.socket]:
                 reason = "another server listens there, or it is a file of another kind"
             raise ConfigError(
                 f"cannot listen on the Unix socket {short_repr(str(path))} (frontend.uds): {reason}. Its folder must "
-                "exist and be writable for this user, and its path have 107 bytes at most."
+                "exist and be writable for this user."
             ) from error
         try:
             yield listener

@@ -24,6 +24,7 @@ from noria.frontend.http.paths import OPEN_PATHS
 from noria.frontend.http.tls import check_certificate, open_key_warning
 from noria.jobs.webhooks.signing import secret_file
 from noria.settings import list_settings
+from noria.supervisor.listener import check_uds
 
 Reach = Literal["this machine", "private networks", "all networks of this machine", "the internet"]
 
@@ -58,6 +59,7 @@ def check_security(config: Config, environment: Mapping[str, str]) -> Iterator[F
     yield _check_live(frontend, reach)
     yield from _check_stored(config, environment)
     yield _check_webhooks(config)
+    yield _check_webhook_secret(config, environment)
     yield _check_limits(config)
     yield _check_log(config)
     if os.geteuid() == 0:
@@ -81,6 +83,10 @@ def _reach(host: str) -> Reach:
 
 def _check_listener(frontend: FrontendConfig, reach: Reach) -> Finding:
     if frontend.uds:
+        try:
+            check_uds(frontend.uds)
+        except ConfigError as error:
+            return Finding("fail", "listener", error.message)
         return Finding("ok", "listener", f"the Unix socket {frontend.uds}: its owner and group on this machine")
     tls = "with TLS" if frontend.ssl_certfile else "without TLS"
     text = f"{frontend.host}, port {frontend.port}: reached from {reach}, {tls}"
@@ -253,7 +259,6 @@ def _check_postgresql(host: str | None, query: str, environment: Mapping[str, st
 
 
 def _check_webhooks(config: Config) -> Finding:
-    setting = config.jobs.webhook_secret_file
     if config.jobs.webhook_allow_private:
         return Finding(
             "warn",
@@ -261,21 +266,24 @@ def _check_webhooks(config: Config) -> Finding:
             "to private addresses too: callers can make the server send requests to services of its own network; unset "
             "jobs.webhook_allow_private",
         )
+    return Finding("ok", "webhooks", "to public addresses only")
+
+
+def _check_webhook_secret(config: Config, environment: Mapping[str, str]) -> Finding:
+    topic, setting = "secret", config.jobs.webhook_secret_file
     try:
-        file = secret_file(config.jobs, data_folder(config, os.environ))
+        file = secret_file(config.jobs, data_folder(config, environment))
+        mode = _mode(file)
     except ConfigError as error:
-        return Finding("fail", "webhooks", error.message)
-    if setting == "auto":
-        return Finding("ok", "webhooks", f"to public addresses, signed with secrets derived from {file}")
-    try:
-        mode = _mode(setting)
+        return Finding("fail", topic, error.message)
     except OSError as error:
-        return Finding("fail", "webhooks", f"the secret {setting} cannot be looked at: {error}")
+        if setting == "auto" and isinstance(error, FileNotFoundError):
+            return Finding("ok", topic, f"{file} does not exist yet; the server makes it for its own user only")
+        return Finding("fail", topic, f"{file} cannot be looked at: {error}")
     if mode & _GROUP_AND_OTHERS:
-        return Finding(
-            "warn", "webhooks", f"others may read the secret {setting}, whose mode is {mode:o}; chmod go= {setting}"
-        )
-    return Finding("ok", "webhooks", f"to public addresses, signed with secrets derived from {setting}")
+        text = f"others may read {file}, whose mode is {mode:o}, and forge webhooks; chmod go= {file}"
+        return Finding("warn", topic, text)
+    return Finding("ok", topic, f"those of the keys are derived from {file}, which only its owner reads")
 
 
 def _check_limits(config: Config) -> Finding:

@@ -3,6 +3,7 @@
 A claimed delivery becomes due again a minute later, even if the process that claimed it dies.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from sqlalchemy import Engine
 
 from noria.jobs.schema import deliveries, jobs
 from noria.jobs.tracing import stored_trace_context
+from noria.observe.logs.log_record import fields
 from noria.storage.database import write_transaction
 
 CLAIM_S = 60.0  # three times the maximum duration of a try
@@ -24,6 +26,11 @@ MAX_IN_FLIGHT = 32  # of one front end; a receiver that does not answer occupies
 # Of those: receivers that do not answer, and all receivers of one API key, delay only their own.
 MAX_PER_HOST = 4
 MAX_PER_KEY = 8
+# The tries of a webhook take four days at most; this bounds those that a receiver puts off with Retry-After, and those
+# that wait for a share.
+MAX_AGE_S = 5 * 86_400.0
+
+log = logging.getLogger("noria.webhooks")
 
 
 @dataclass(frozen=True)
@@ -153,3 +160,16 @@ class Outbox:
         is_same = sa.and_(deliveries.c.url == delivery.url, deliveries.c.made_by == delivery.made_by)
         with write_transaction(self._engine) as connection:
             return connection.execute(deliveries.delete().where(is_same)).rowcount
+
+    def expire(self, now: float) -> int:
+        """Delete the deliveries that are older than `MAX_AGE_S`. Returns their number."""
+        is_too_old = deliveries.c.created_at < now - MAX_AGE_S
+        with write_transaction(self._engine) as connection:
+            num_dropped = connection.execute(deliveries.delete().where(is_too_old)).rowcount
+        if num_dropped:
+            log.error(
+                "%d webhooks are abandoned: in five days their receivers did not accept them",
+                num_dropped,
+                extra=fields(event="webhooks_expired", num_dropped=num_dropped),
+            )
+        return num_dropped
