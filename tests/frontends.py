@@ -44,8 +44,8 @@ def serving(
 ) -> Iterator[tuple[str, uvicorn.Server]]:
     """A front end's address and its server, which stops at the end of the context or when `should_exit` is set.
 
-    Its data folder is its own unless `config` names one, so that no other test's front end runs its jobs. `name` is that
-    of its thread.
+    Its data folder is its own unless `config` names one, so that no other test's front end runs its jobs. `name` is
+    that of its thread.
     """
     with tempfile.TemporaryDirectory(prefix="noria-data") as data_dir:
         own = config if config.data_dir != "auto" else msgspec.structs.replace(config, data_dir=data_dir)

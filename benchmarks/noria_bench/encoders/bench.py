@@ -2,8 +2,8 @@
 
 In each round a server gets a warm-up whose answers are all compared, then closed loops of each corpus, then open loops.
 The raw loop is measured first: the rates of the open loops are shares of it. Then the settings of the targets that have
-several candidates are swept. Odd rounds go through the targets backwards, so that a drift of the machine's speed affects
-all alike. A target that fails is reported, and the next one starts; Ctrl-C and SIGTERM keep what was measured.
+several candidates are swept. Odd rounds go through the targets backwards, so that a drift of the machine's speed
+affects all alike. A target that fails is reported, and the next one starts; Ctrl-C and SIGTERM keep what was measured.
 """
 
 import importlib.util
@@ -72,7 +72,7 @@ def main(config: Config, options: EncodersOptions, folder: pathlib.Path) -> int:
         status = _run_to_end(bench)
     if bench.runs:
         print(write_report(bench.result(), folder)[0].read_text(encoding="utf-8"))
-    for failure in bench.failures:
+    for failure in (*bench.left_out, *bench.failures):
         _log_status(failure)
     return status
 
@@ -84,6 +84,9 @@ def _run_to_end(bench: "EncodersBench") -> int:
     except KeyboardInterrupt:
         _log_status("interrupted; the report has what was measured until now")
         return 130
+    # Of the raw loop, without which there are no rates.
+    except (RuntimeError, OSError) as error:
+        bench.failures.append(f"stopped: {error}")
     return 1 if bench.failures else 0
 
 
@@ -98,6 +101,7 @@ class EncodersBench:
     sweep: list[SweepRow] = field(default_factory=list)
     runs: list[TargetRun] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
     raw_texts_per_s: float = 0.0
     complete: bool = False
 
@@ -116,7 +120,7 @@ class EncodersBench:
             if target.kind != "raw" and (framework := INTERFACES[target.kind].framework) is not None:
                 environments.python_of(framework)
         if importlib.util.find_spec("openvino") is None:
-            self.failures += [
+            self.left_out += [
                 f"{each.name} is left out: it needs noria-serve[openvino]"
                 for each in self.targets
                 if each.precision == "bfloat16"
@@ -186,7 +190,7 @@ class EncodersBench:
             raw_texts_per_s=self.raw_texts_per_s,
             sweep=self.sweep,
             runs=self.runs,
-            failures=self.failures,
+            failures=[*self.left_out, *self.failures],
             complete=self.complete,
         )
 
@@ -301,7 +305,8 @@ class EncodersBench:
         where = f"{load.connections} connections" if load.loop == "closed" else f"{load.rate:.0f}/s"
         _log_status(
             f"round {number + 1}: {target.name}: {load.corpus}, {where}, {load.client}, {seconds:.0f} s: "
-            f"{measurement.requests_per_s:.1f} requests/s, {measurement.num_failed} failed, {measurement.num_wrong} wrong"
+            f"{measurement.requests_per_s:.1f} requests/s, {measurement.num_failed} failed, "
+            f"{measurement.num_wrong} wrong"
         )
         return measurement
 
@@ -342,8 +347,9 @@ class EncodersBench:
             self._client(target, server, "fixed", connections=self.threads, num_requests=self.threads)
 
     def _client(
-        self, target: EncoderTarget, server: RunningServer, corpus: Corpus, *, seconds: float = 60.0,
-        connections: int = 0, num_requests: int | None = None, first: int = 0, arrivals: tuple[tuple[float, int], ...] = (),
+        self, target: EncoderTarget, server: RunningServer, corpus: Corpus, *, seconds: float = 600.0,
+        connections: int = 0, num_requests: int | None = None, first: int = 0,
+        arrivals: tuple[tuple[float, int], ...] = (),
     ) -> ClientResult:  # fmt: skip
         """Run the bench's own client. Raises RuntimeError if it fails."""
         assert target.kind != "raw"

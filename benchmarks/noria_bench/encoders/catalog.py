@@ -1,4 +1,4 @@
-"""The targets of `noria bench encoders`: how each is run and asked, and among which settings its best are looked for."""
+"""The targets of `noria bench encoders`: how each is run and asked, and the settings to choose from."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -78,6 +78,7 @@ def make_targets(threads: int) -> dict[str, EncoderTarget]:
             *((dynamic, delay_us, ragged) for delay_us in (0, 2000) for ragged in (False, True)),
         )
     )
+    batching = "the same with dynamic batching"
     targets = (
         EncoderTarget("raw", "raw", "a loop in one process: texts sorted by length, batches of 8, no server"),
         EncoderTarget("raw-bfloat16", "raw", "the same loop in bfloat16, by OpenVINO", precision="bfloat16"),
@@ -85,11 +86,12 @@ def make_targets(threads: int) -> dict[str, EncoderTarget]:
         EncoderTarget("noria-bfloat16", "noria", "noria serve in bfloat16, by OpenVINO", precision="bfloat16"),
         EncoderTarget("fastapi", "fastapi", "the reference article's baseline: FastAPI, no batches", (alone,)),
         EncoderTarget("triton-1", "triton", "as the article had it: an ensemble, 1 tokenizer, 1 encoder", (reference,)),
-        EncoderTarget("triton-1-batching", "triton", "the same with dynamic batching", (replace(reference, batching=True),)),
+        EncoderTarget("triton-1-batching", "triton", batching, (replace(reference, batching=True),)),
         EncoderTarget("triton-n", "triton", f"{threads} tokenizers, 1 encoder", (many,)),
-        EncoderTarget("triton-n-batching", "triton", "the same with dynamic batching", (replace(many, batching=True),)),
+        EncoderTarget("triton-n-batching", "triton", batching, (replace(many, batching=True),)),
         EncoderTarget("triton-best", "triton", "its best settings of a sweep", best),
-        EncoderTarget("litserve", "litserve", "LitServe, the best settings of a sweep", (alone, batched, replace(batched, delay_us=2000))),
+        EncoderTarget("litserve", "litserve", "LitServe, the best settings of a sweep",
+                      (alone, batched, replace(batched, delay_us=2000))),
         EncoderTarget("bentoml", "bentoml", "BentoML, the best settings of a sweep", (batched, alone)),
     )  # fmt: skip
     assert tuple(target.name for target in targets) == TARGETS

@@ -118,7 +118,7 @@ class _Load:
         self.failures: dict[str, int] = {}
         self.kept: list[tuple[int, bytes]] = []
         self.loop, self.start_s, self.in_flight = asyncio.get_running_loop(), 0.0, 0
-        self.idle: deque[_Connection] = deque()
+        self.connections, self.idle = list[_Connection](), deque[_Connection]()
         self.ended = asyncio.Event()
         self.sends_more = True
         self.numbers: Iterator[int] = iter(())
@@ -128,7 +128,15 @@ class _Load:
 
     async def connect(self) -> _Connection:
         _, connection = await self.loop.create_connection(lambda: _Connection(self), "127.0.0.1", self.config.port)
+        self.connections.append(connection)
         return connection
+
+    async def close(self) -> None:
+        """Close all connections; uvloop does not end with open ones."""
+        for connection in self.connections:
+            if connection.transport is not None:
+                connection.transport.abort()
+        await asyncio.sleep(0)
 
     def answered(
         self, connection: _Connection, request: tuple[float, int], status: int, body: bytes, *, reusable: bool
@@ -252,7 +260,9 @@ async def run(config: ClientConfig) -> ClientResult:
     """Send the requests; returns what came of them."""
     load = _Load(config)
     await (load.run_open() if config.arrivals else load.run_closed())
-    return load.result()
+    result = load.result()
+    await load.close()
+    return result
 
 
 def main() -> None:

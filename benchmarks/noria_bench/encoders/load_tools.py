@@ -73,14 +73,12 @@ def parse_ab(text: str, percentiles: str, load: Load) -> Measurement:
 
     """
     # "Failed requests: 0" only means that all got some answer.
-    complete, failed, rejected = (
-        _number(name, text) for name in ("Complete requests", "Failed requests", "Non-2xx responses")
-    )
-    if complete is None:
+    names = ("Complete requests", "Failed requests", "Non-2xx responses", "Time taken for tests")
+    complete, failed, rejected, seconds = (_number(name, text) for name in names)
+    if complete is None or not seconds:
         raise RuntimeError(f"ab printed no result: {text.strip()[-300:]!r}")
     num_failed = int((failed or 0) + (rejected or 0))
     num_ok = max(0, int(complete) - num_failed)
-    seconds = _number("Time taken for tests", text) or math.nan
     times = {row[0]: float(row[1]) for row in csv.reader(percentiles.splitlines()) if row and row[0].isdecimal()}
     p50_ms, p95_ms, p99_ms = (times.get(name) for name in ("50", "95", "99"))
     return Measurement(load, num_ok / seconds, num_ok, num_failed, p50_ms, p95_ms, p99_ms)

@@ -45,7 +45,7 @@ QUICK = EncodersOptions(connections=(1, 16), seconds=2.0, load_percents=(60,), n
 
 
 def read_targets(text: str) -> tuple[str, ...]:
-    """Parse `noria,triton-1` or `all`, in the order of the tables. Raises ValueError, listing all names, for an unknown one."""
+    """Parse `noria,triton-1` or `all`, in the order of the tables. Raises ValueError, with all names."""
     names = list(TARGETS) if text == "all" else text.split(",")
     if unknown := [name for name in names if name not in TARGETS]:
         raise ValueError(f"{unknown[0]!r}; targets are all, {', '.join(TARGETS)}")

@@ -14,7 +14,7 @@ _TITLES = {"fixed": "one sentence", "mixed": "mixed texts"}
 
 
 def plot_throughput(result: EncodersResult, file: pathlib.Path) -> pathlib.Path:
-    """Requests per second by connections, a panel for each corpus; lines without markers are the loop without a server."""
+    """Requests per second by connections, a panel for each corpus; lines without markers are the raw loop."""
     from matplotlib import pyplot
 
     figure, panels = pyplot.subplots(1, len(CORPORA), figsize=(9.0, 4.2), layout="constrained")

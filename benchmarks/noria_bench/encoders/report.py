@@ -76,7 +76,8 @@ def _overview(result: EncodersResult) -> Table:
                 format_number(median(run.seconds_to_ready for run in runs if run.seconds_to_ready is not None), 1),
             )
         )
-    columns = ("", "one sentence, RPS", "mixed, RPS", "of the raw loop", "noria over it", "failed", "wrong", "largest difference, smallest cosine", "ready, s")  # fmt: skip
+    columns = ("", "one sentence, RPS", "mixed, RPS", "of the raw loop", "noria over it", "failed", "wrong",
+               "largest difference, smallest cosine", "ready, s")  # fmt: skip
     notes = (
         "RPS is the most that any number of connections gave, in a closed loop; figures are medians over rounds, and "
         "ratios medians of the rounds' own. Mixed texts for both ratios.",
@@ -106,7 +107,8 @@ def _reference(result: EncodersResult) -> Table:
         )
         for name, ratio in summary.REFERENCE_RATIOS.items()
     )
-    columns = ("requests per second", "the article", "noria, one sentence", "noria-bfloat16, one sentence", "noria, mixed", "noria-bfloat16, mixed")  # fmt: skip
+    columns = ("requests per second", "the article", "noria, one sentence", "noria-bfloat16, one sentence",
+               "noria, mixed", "noria-bfloat16, mixed")  # fmt: skip
     note = (
         "The article: ClearML Serving with 8 workers over Triton's ensemble, one sentence, Apache Bench, an RTX 2070 "
         "SUPER and 12 cores (V. Sonck, 18 January 2023). Both of its servers share one Triton; ours share no part."
@@ -159,14 +161,15 @@ def _clients(result: EncodersResult) -> Table:
                 )
     columns = ("mixed texts, RPS", "the bench's client", "wrk", "ratio")
     note = (
-        "wrk also counts the first seconds, and not the requests in flight at its end. Its percentiles are not used: it "
-        "corrects them for users with a fixed rhythm."
+        "wrk also counts the first seconds, and not the requests in flight at its end. Its percentiles are not used: "
+        "it corrects them for users with a fixed rhythm."
     )
     return Table("The clients compared", columns, tuple(rows), (note,))
 
 
 def _sweep(result: EncodersResult) -> Table:
-    rows = tuple((f"{row.target}: {_settings(row.settings)}", format_rate(row.requests_per_s), "chosen" if row.chosen else "") for row in result.sweep)  # fmt: skip
+    rows = tuple((f"{row.target}: {_settings(row.settings)}", format_rate(row.requests_per_s),
+                  "chosen" if row.chosen else "") for row in result.sweep)  # fmt: skip
     return Table("Settings that were tried", ("mixed texts", "RPS", ""), rows)
 
 
@@ -179,7 +182,8 @@ def _conditions(result: EncodersResult) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in provenance["versions"].items())
     lines = [
         f"{machine['cores']} cores of {machine['cpu']}, noria {provenance['noria']} at {provenance['commit']}, "
-        f"{provenance['date']}, load before {machine['load_average_before']:.2f}; Python {provenance['python']}; {versions}.",
+        f"{provenance['date']}, load before {machine['load_average_before']:.2f}; Python {provenance['python']}; "
+        f"{versions}.",
         f"Command: `{escape_markdown(provenance['command'])}`. Model {result.model['name']}, at most "
         f"{result.model['max_tokens']} tokens; {result.threads} threads compute in each target; raw loop "
         f"{result.raw_texts_per_s:.1f} texts/s. One sentence: “{result.corpus['fixed']}”; mixed: "

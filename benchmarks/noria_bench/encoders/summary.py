@@ -140,4 +140,5 @@ def load_title(load: Load) -> str:
     if load.loop == "open":
         return f"{corpus}, open loop, {load.rate:.0f}/s ({load.percent} % of the raw loop)"
     plural = "s" * (load.connections != 1)
-    return f"{corpus}, {load.connections} connection{plural}, {'the bench’s client' if load.client == 'own' else load.client}"
+    client = "the bench’s client" if load.client == "own" else load.client
+    return f"{corpus}, {load.connections} connection{plural}, {client}"
