@@ -30,6 +30,8 @@ from noria.frontend.http.event_loop_lag import monitor_event_loop_lag
 from noria.frontend.http.json_response import json_response
 from noria.frontend.http.middleware import ObservabilityMiddleware
 from noria.frontend.http.paths import OPEN_PATHS, needed_scope
+from noria.frontend.open_inference.routes import OpenInferenceRoutes
+from noria.frontend.open_inference.service import OpenInferenceService
 from noria.frontend.openapi.docs_page import DocsPage, docs_page
 from noria.frontend.openapi.document import openapi
 from noria.frontend.routes.a1111.routes import A1111Routes
@@ -77,6 +79,7 @@ def build_app(
     generation_service = GenerationService(engine_pool, config.frontend, tracer=tracer, log_prompts=config.log_prompts)
     body_reader = JsonBodyReader(config.frontend.max_body_bytes)
     encoding_service = EncodingService(engine_pool, config.frontend, load_tokenizer or _load_tokenizer, tracer)
+    open_inference = OpenInferenceService(encoding_service)
     rejection_log = RejectionLog(clients)
     jobs = JobRoutes(
         generation_service,
@@ -98,6 +101,7 @@ def build_app(
         *jobs.routes,
         *live.routes,
         *A1111Routes(generation_service, body_reader).routes,
+        *OpenInferenceRoutes(open_inference, body_reader).routes,
         Route("/healthz", server_routes.healthz),
         Route("/readyz", server_routes.readyz),
         Route("/metrics", server_routes.metrics),
@@ -123,14 +127,10 @@ def build_app(
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         async with engine_pool:
             await jobs.start()
-            tasks = [asyncio.create_task(work) for work in (monitor_event_loop_lag(), rejection_log.run())]
-            if keys_file := config.frontend.api_keys_file:
-                tasks.append(asyncio.create_task(follow_keys(keys_file, clients.update)))
             try:
-                yield
+                async with _background_work(rejection_log, clients, config.frontend.api_keys_file):
+                    yield
             finally:
-                for task in tasks:
-                    task.cancel()
                 await jobs.stop()
                 encoding_service.close()
 
@@ -145,6 +145,19 @@ def build_app(
     app.state.drain = drain
     app.router.redirect_slashes = False  # "/t2i/" is a 404: clients handle a redirected POST differently
     return app
+
+
+@contextlib.asynccontextmanager
+async def _background_work(rejection_log: RejectionLog, clients: ClientDirectory, keys_file: str) -> AsyncIterator[None]:
+    """Run what a front end does beside requests."""
+    tasks = [asyncio.create_task(work) for work in (monitor_event_loop_lag(), rejection_log.run())]
+    if keys_file:
+        tasks.append(asyncio.create_task(follow_keys(keys_file, clients.update)))
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def _load_tokenizer(spec: EncoderModelSpec) -> Tokenizer:

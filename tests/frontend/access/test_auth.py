@@ -40,7 +40,8 @@ def test_every_route_but_the_open_ones_needs_a_key(client_of):
         for method in route.methods - {"HEAD"}:
             answer = anonymous.request(method, path)
             assert (answer.status_code == 401) is (not is_open(route.path)), (method, path, answer.status_code)
-    assert {"/healthz", "/readyz", "/metrics", "/openapi.json", "/docs", "/live", "/"} == OPEN_PATHS
+    health = {"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"}
+    assert health | {"/metrics", "/openapi.json", "/docs", "/live", "/"} == OPEN_PATHS
 
 
 def test_a_key_opens_every_route(client_of):

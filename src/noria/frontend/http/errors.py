@@ -4,7 +4,8 @@ OpenAI's clients read it too:
 
 {"error": {"code": …, "message": …, "type": …, "param": …, "retryable": …, "request_id": …}}
 
-A1111's routes repeat the message as `detail`, the field that A1111's clients read.
+A1111's routes repeat the message as `detail`, the field that A1111's clients read. Those of the Open Inference
+Protocol have its own shape, the message alone: {"error": …}.
 """
 
 import math
@@ -24,7 +25,7 @@ from noria.errors import (
     short_repr,
 )
 from noria.frontend.http.json_response import json_response
-from noria.frontend.http.paths import A1111_ROOT
+from noria.frontend.http.paths import A1111_ROOT, OPEN_INFERENCE_ROOT
 
 # The `type` that OpenAI's API gives to a status.
 _TYPE_BY_STATUS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 499: "cancelled_error"}
@@ -48,6 +49,12 @@ class ErrorBody(Struct, frozen=True):
     detail: str | UnsetType = UNSET
 
 
+class OpenInferenceErrorBody(Struct, frozen=True):
+    """The body of an error of the Open Inference Protocol."""
+
+    error: str
+
+
 def error_body(error: NoriaError, request_id: str, *, for_a1111: bool = False) -> ErrorBody:
     """Return `error` as JSON for its client."""
     return ErrorBody(
@@ -69,9 +76,7 @@ def error_response(error: NoriaError, http: Request, headers: dict[str, str] | N
     headers = dict(headers or {})
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
-    for_a1111 = http.scope["path"].startswith(f"{A1111_ROOT}/")
-    body = error_body(error, http.scope["state"]["request_id"], for_a1111=for_a1111)
-    response = json_response(body, error.http_status, headers)
+    response = json_response(_body_for(http, error), error.http_status, headers)
     if isinstance(error, Unauthorized):
         response.headers.append("WWW-Authenticate", 'Bearer realm="noria"')
         # A separate header, because Chromium ignores a second challenge in one. Not for our pages' scripts: the
@@ -96,11 +101,22 @@ def routing_error_response(http: Request, error: HTTPException, known_paths: lis
     return error_response(noria_error, http)
 
 
-def internal_error_response(request_id: str) -> Response:
-    """Return the response to an unexpected exception. Reveals only the id under which the log has the details."""
-    message = f"the server failed on this request; its log has the details under {request_id}."
-    error = InternalError(message)
-    return json_response(error_body(error, request_id), error.http_status)
+def internal_error(request_id: str) -> InternalError:
+    """Return the error for an unexpected exception. Reveals only the id under which the log has the details."""
+    return InternalError(f"the server failed on this request; its log has the details under {request_id}.")
+
+
+def internal_error_response(http: Request) -> Response:
+    """Return the response to an unexpected exception."""
+    error = internal_error(http.scope["state"]["request_id"])
+    return json_response(_body_for(http, error), error.http_status)
+
+
+def _body_for(http: Request, error: NoriaError) -> ErrorBody | OpenInferenceErrorBody:
+    path = http.scope["path"]
+    if path == OPEN_INFERENCE_ROOT or path.startswith(f"{OPEN_INFERENCE_ROOT}/"):
+        return OpenInferenceErrorBody(error.message)
+    return error_body(error, http.scope["state"]["request_id"], for_a1111=path.startswith(f"{A1111_ROOT}/"))
 
 
 def _type_of(status: int) -> str:

@@ -27,6 +27,8 @@ from noria.frontend.http.errors import ErrorBody
 from noria.frontend.http.paths import OPEN_PATHS, needed_scope
 from noria.frontend.openapi.a1111 import a1111_paths
 from noria.frontend.openapi.jobs import job_paths
+from noria.frontend.openapi.open_inference import STRUCTS as OPEN_INFERENCE_STRUCTS
+from noria.frontend.openapi.open_inference import describe_open_inference, open_inference_paths
 from noria.frontend.openapi.operations import (
     EVENT_STREAM_CONTENT,
     IMAGE_CONTENT,
@@ -132,6 +134,7 @@ _STRUCTS = (
     Job,
     JobList,
     ErrorBody,
+    *OPEN_INFERENCE_STRUCTS,
 )
 
 _EXAMPLES: dict[str, dict[str, Any]] = {
@@ -225,6 +228,7 @@ def _schemas(spec: DiffusionModelSpec | None, config: FrontendConfig) -> dict[st
         ]
     _describe_size(schemas["GenerationsRequestBody"]["properties"], spec)
     _describe_embeddings(schemas["EmbeddingsRequestBody"]["properties"])
+    describe_open_inference(schemas)
     schemas["Options"]["properties"]["samples_format"] = {"enum": [*FILE_FORMATS, "", None]} | {
         "description": _DESCRIPTIONS_A1111["samples_format"]
     }
@@ -384,6 +388,7 @@ def _paths() -> dict[str, Any]:
             | {"parameters": [parameter("thumbnails", "query", type="boolean", default=True)]}
         },
         **a1111_paths(),
+        **open_inference_paths(),
         "/healthz": get_only("Check liveness", "200 as long as the process responds.", "application/json"),
         "/readyz": {"get": _readiness_operation()},
         "/metrics": get_only("Get the metrics", "Prometheus' text format, summed over all processes.", "text/plain"),
