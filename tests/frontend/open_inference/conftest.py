@@ -8,7 +8,7 @@ from frontends import serving
 from noria.config import Config, FrontendConfig
 from noria.testing.fake_encoder import FAKE_ENCODER
 from noria.testing.fake_engine import FakeEngine
-from waiting import wait_until
+from waiting import wait_until_ready
 
 RERANKER = msgspec.structs.replace(
     FAKE_ENCODER, name="fake/reranker", task="reranking", inputs=("input_ids", "attention_mask", "token_type_ids")
@@ -25,7 +25,7 @@ def text_engine(folder):
 @pytest.fixture(scope="package")
 def text_url(text_engine):
     with serving(Config(frontend=FrontendConfig(max_texts=8)), text_engine) as (url, _):
-        wait_until(lambda: httpx.get(f"{url}/readyz").status_code == 200)
+        wait_until_ready(url)
         yield url
 
 
