@@ -5,7 +5,7 @@ import contextlib
 import functools
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 from opentelemetry.trace import Tracer
@@ -51,6 +51,9 @@ from noria.observe.traces.tracer import GLOBAL_TRACER
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.text import EncoderModelSpec
 
+if TYPE_CHECKING:
+    from noria.frontend.open_inference.grpc_server import GrpcServer
+
 PAGES = {
     "/": "playground.html",
     "/live": "live.html",
@@ -81,6 +84,7 @@ def build_app(
     encoding_service = EncodingService(engine_pool, config.frontend, load_tokenizer or _load_tokenizer, tracer)
     open_inference = OpenInferenceService(encoding_service)
     rejection_log = RejectionLog(clients)
+    grpc_server = _grpc_server(open_inference, clients, rejection_log, config.frontend, tracer)
     jobs = JobRoutes(
         generation_service,
         body_reader,
@@ -122,13 +126,14 @@ def build_app(
     def drain() -> None:
         jobs.drain()
         live.drain()
+        grpc_server.drain()
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         async with engine_pool:
             await jobs.start()
             try:
-                async with _background_work(rejection_log, clients, config.frontend.api_keys_file):
+                async with _background_work(rejection_log, clients, config.frontend.api_keys_file), grpc_server:
                     yield
             finally:
                 await jobs.stop()
@@ -148,7 +153,9 @@ def build_app(
 
 
 @contextlib.asynccontextmanager
-async def _background_work(rejection_log: RejectionLog, clients: ClientDirectory, keys_file: str) -> AsyncIterator[None]:
+async def _background_work(
+    rejection_log: RejectionLog, clients: ClientDirectory, keys_file: str
+) -> AsyncIterator[None]:
     """Run what a front end does beside requests."""
     tasks = [asyncio.create_task(work) for work in (monitor_event_loop_lag(), rejection_log.run())]
     if keys_file:
@@ -158,6 +165,28 @@ async def _background_work(rejection_log: RejectionLog, clients: ClientDirectory
     finally:
         for task in tasks:
             task.cancel()
+
+
+class _NoGrpcServer(contextlib.nullcontext[None]):
+    """In place of a `GrpcServer`, if there is none."""
+
+    def drain(self) -> None:
+        """Do nothing."""
+
+
+def _grpc_server(
+    open_inference: OpenInferenceService,
+    clients: ClientDirectory,
+    rejection_log: RejectionLog,
+    config: FrontendConfig,
+    tracer: Tracer,
+) -> "GrpcServer | _NoGrpcServer":
+    """Return the gRPC server; front ends without one never import the library."""
+    if not config.grpc_port:
+        return _NoGrpcServer()
+    from noria.frontend.open_inference.grpc_server import GrpcServer
+
+    return GrpcServer(open_inference, clients, rejection_log, config, tracer)
 
 
 def _load_tokenizer(spec: EncoderModelSpec) -> Tokenizer:
