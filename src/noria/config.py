@@ -208,6 +208,15 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "not. Empty is /metrics on the server's port"
         ),
     ] = ""
+    grpc_port: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=65535,
+            description="port on `host` for the Open Inference Protocol over gRPC (docs/encoders.md), with TLS as the "
+            "others; 0 is none. Needs `noria-serve[grpc]`",
+        ),
+    ] = 0
     processes: Annotated[int, Meta(ge=1, le=64, description="front-end processes sharing the port")] = 1
     max_body_bytes: Annotated[int, Meta(ge=1024, description="maximum size of a request body")] = 1_048_576
     max_images: Annotated[int, Meta(ge=1, le=1024, description="maximum images of one request")] = 16

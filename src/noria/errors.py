@@ -16,6 +16,7 @@
     │   ├── ModelNotFound                404
     │   ├── JobNotFound                  404
     │   ├── HostNotAllowed               421  the Host header has a name that is not this server's
+    │   ├── OperationNotSupported        501  the protocol has the operation, this server does not
     │   └── IdempotencyConflict          422  the key was used for another body
     ├── ServingError                     the server's state or load: the request itself was valid
     │   ├── QueueFull                    429  retry later
@@ -182,6 +183,13 @@ class HostNotAllowed(RequestError):
 
     code = "host_not_allowed"
     http_status = 421
+
+
+class OperationNotSupported(RequestError):
+    """The protocol has this operation, this server does not."""
+
+    code = "not_supported"
+    http_status = 501
 
 
 class IdempotencyConflict(RequestError):

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from noria.config import FrontendConfig
 from noria.errors import ConfigError, short_repr
+from noria.extras import check_installed
 from noria.frontend.http.tls import open_key_warning
 from noria.observe.logs.setup import fields
 
@@ -33,7 +34,7 @@ log = logging.getLogger("noria.supervisor")
 def open_listeners(config: FrontendConfig) -> Iterator[list[socket.socket]]:
     """Open the server's socket and, if it has an address of its own, that of the metrics; close them at the end.
 
-    Raises ConfigError.
+    Raises ConfigError, and MissingExtra for gRPC.
     """
     with contextlib.ExitStack() as opened:
         check_uds(config.uds)
@@ -46,6 +47,8 @@ def open_listeners(config: FrontendConfig) -> Iterator[list[socket.socket]]:
                     f"setting frontend.metrics_address is {config.metrics_address!r}, the server's own port; "
                     "choose another."
                 )
+        if config.grpc_port:
+            opened.enter_context(_hold_grpc_port(config.host, config.grpc_port))
         yield listeners
 
 
@@ -178,6 +181,24 @@ def _remove_if_unused(path: pathlib.Path) -> None:
                     client.connect(str(path))
                 except ConnectionRefusedError:
                     path.unlink()
+
+
+def _hold_grpc_port(host: str, port: int) -> socket.socket:
+    """Return a socket that never listens and keeps the port for front ends, which bind it with SO_REUSEPORT, too.
+
+    gRPC cannot take over a listening socket. Raises ConfigError if another process listens there: with SO_REUSEPORT two
+    servers could share a port without knowing; and MissingExtra without the library.
+    """
+    check_installed(("grpc",), "grpc", "gRPC (frontend.grpc_port)")
+    try:
+        listen(host, port).close()
+    except ConfigError as error:
+        raise ConfigError(f"gRPC (frontend.grpc_port): {error.message}") from error
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    holder = socket.socket(family)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    holder.bind(address)
+    return holder
 
 
 def _listen_for_metrics(address: str) -> socket.socket:

@@ -25,7 +25,7 @@ from noria.errors import (
 )
 from noria.frontend.http.errors import ErrorBody
 from noria.frontend.http.paths import is_open, needed_scope
-from noria.frontend.openapi import a1111, embeddings, images, jobs, tei
+from noria.frontend.openapi import a1111, embeddings, images, jobs, open_inference, tei
 from noria.frontend.openapi.operations import (
     EVENT_STREAM_CONTENT,
     IMAGE_CONTENT,
@@ -77,6 +77,7 @@ _STRUCTS = (
     JobList,
     ErrorBody,
     *tei.STRUCTS,
+    *open_inference.STRUCTS,
 )
 
 _EXAMPLES: dict[str, dict[str, Any]] = {
@@ -160,6 +161,7 @@ def _schemas(spec: DiffusionModelSpec | None, config: FrontendConfig) -> dict[st
     images.add_to_schemas(schemas, spec)
     embeddings.add_to_schemas(schemas)
     tei.add_to_schemas(schemas, config)
+    open_inference.add_to_schemas(schemas)
     a1111.add_to_schemas(schemas, spec, config)
     jobs.add_to_schemas(schemas)
     return schemas
@@ -208,6 +210,7 @@ def _paths() -> dict[str, Any]:
             | {"parameters": [parameter("thumbnails", "query", type="boolean", default=True)]}
         },
         **tei.paths(),
+        **open_inference.paths(),
         **a1111.paths(),
         "/healthz": get_only("Check liveness", "200 as long as the process responds.", "application/json"),
         "/readyz": {"get": _readiness_operation()},
