@@ -6,7 +6,16 @@ from typing import Any
 from msgspec import Struct
 
 from noria.config import FrontendConfig
-from noria.errors import EngineUnavailable, MethodNotAllowed, ModelNotFound, NoriaError, RouteNotFound
+from noria.errors import (
+    EmptyInput,
+    EngineUnavailable,
+    MethodNotAllowed,
+    ModelNotFound,
+    NoriaError,
+    RouteNotFound,
+    UntokenizableText,
+    WrongTask,
+)
 from noria.frontend.http.errors import TeiErrorBody, tei_error
 from noria.frontend.openapi.operations import first_line, json_content, operation, served_errors
 from noria.frontend.routes.tei.bodies import (
@@ -164,6 +173,7 @@ def _post(summary: str, description: str, body: type[Struct], response: dict[str
     content = {"application/json": {"schema": response}}
     routing = (RouteNotFound, MethodNotAllowed)
     errors = [error_type for error_type in served_errors() if error_type not in routing]
+    errors += [EmptyInput, UntokenizableText, WrongTask]
     described = _with_tei_errors(operation(summary, description, content=content), errors)
     return described | {"requestBody": {"required": True, "content": json_content(body)}}
 
