@@ -6,7 +6,6 @@ checkpoint gives in torch, each text alone.
 """
 
 import itertools
-import os
 import pathlib
 import random
 import sys
@@ -97,7 +96,7 @@ def checkpoint_vectors(spec: EncoderModelSpec, texts: Sequence[str]) -> NDArray[
 
     from noria.models.encoder import checkpoint
 
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_num_threads(1)  # more would wait for each other with texts this short
     module = checkpoint.load(spec, EngineConfig(dtype="float32"), "cpu")
     vectors = list[Any]()
     with torch.inference_mode():
