@@ -99,13 +99,16 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path
 
 
 @pytest.fixture(scope="module")
-def labels_web(labelled: dict[str, pathlib.Path]) -> Iterator[httpx.Client]:
-    """A client of a server with all of them."""
+def labels_server(labelled: dict[str, pathlib.Path]) -> Iterator[RunningServer]:
+    """A server with all of them."""
     first, *others = map(str, labelled.values())
-    with (
-        running_server([first, "--additional-models", ",".join(others), "--threads", "1"]) as running,
-        httpx.Client(base_url=f"http://127.0.0.1:{running.port}", timeout=60) as web,
-    ):
+    with running_server([first, "--additional-models", ",".join(others), "--threads", "1"]) as running:
+        yield running
+
+
+@pytest.fixture
+def labels_web(labels_server: RunningServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"http://127.0.0.1:{labels_server.port}", timeout=60) as web:
         yield web
 
 
@@ -114,7 +117,11 @@ def pipeline(task: str, folder: pathlib.Path, **options: Any) -> Any:
     import transformers
 
     special = {"unk_token": "[UNK]", "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **special)
+    # With the types of tokens, by which a model tells the texts of a pair apart.
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), model_input_names=inputs, **special
+    )
     architecture = getattr(transformers, LABELS[folder.name][0])
     return transformers.pipeline(task, architecture.from_pretrained(folder), tokenizer=tokenizer, **options)
 
