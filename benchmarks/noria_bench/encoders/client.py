@@ -38,9 +38,9 @@ class ClientConfig(Struct, frozen=True):
     kind: Kind
     texts: tuple[str, ...]
     vectors: str  # a file of numpy's: what the first texts should give
+    seconds: float = 0.0  # of the load
     # A closed loop: all texts in turn, from `first` on.
     connections: int = 0
-    seconds: float = 0.0
     first: int = 0
     num_requests: int | None = None  # ends the loop before its time
     # An open loop: intended starts in seconds, and the numbers of their texts.
@@ -230,7 +230,8 @@ class _Load:
         """The outcome; compares what was kept."""
         config, compared = self.config, [self.compare(number, body) for number, body in self.kept]
         if config.arrivals or config.num_requests is not None:
-            last_s = max(self.ends_s, default=0.0)
+            # An open loop may end with a gap.
+            last_s = max([*self.ends_s, config.seconds if config.arrivals else 0.0])
             rate = len(self.ends_s) / last_s if last_s else 0.0
         else:
             ramp_s = _RAMP * config.seconds
