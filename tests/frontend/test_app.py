@@ -57,7 +57,7 @@ def test_unknown_path_gets_the_nearest_path_as_a_hint(client):
         ("GET", "/t2i", "POST"),
         ("DELETE", "/t2i", "POST"),
         ("POST", "/healthz", "GET, HEAD"),
-        ("PUT", "/docs", "GET, HEAD"),
+        ("PUT", "/", "GET, HEAD, POST"),
     ],
 )
 def test_wrong_method(client, method, path, allow):

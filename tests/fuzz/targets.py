@@ -118,6 +118,15 @@ EMBEDDINGS = {
     "priority": "low",
     "deadline_ms": 9000,
 }
+INFER = {
+    "id": "1",
+    "inputs": [{"name": "TEXT", "shape": [2, 1], "datatype": "BYTES", "data": [["a"], ["b"]]}],
+    "outputs": [{"name": "embedding", "parameters": {"binary_data": True}}],
+    "parameters": {"priority": 1, "timeout": 9_000_000, "binary_data_output": False},
+}
+TOKENS = [
+    {"name": name, "shape": [1, 2], "datatype": "INT64", "data": [1, 1]} for name in ("input_ids", "attention_mask")
+]
 JOB = {"input": T2I | {"endpoint": "/t2i"}, "webhook": None, "webhook_events_filter": ["start", "completed"]}
 BODIES = (
     ("POST /t2i", T2I),
@@ -126,6 +135,13 @@ BODIES = (
     ("POST /v1/images/generations", {"prompt": "p", "stream": True, "partial_images": 1}),
     ("POST /v1/embeddings", EMBEDDINGS),
     ("POST /v1/embeddings", {"input": [[1, 2], [3]], "encoding_format": "base64"}),
+    ("POST /embed", {"inputs": ["a", "b"], "normalize": False, "truncate": True, "dimensions": 2}),
+    ("POST /similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}, "parameters": {"truncate": True}}),
+    ("POST /tokenize", {"inputs": ["a"], "add_special_tokens": False}),
+    ("POST /", {"inputs": "a", "model": "fake-encoder"}),
+    ("POST /v2/models/fake-encoder/infer", INFER),
+    ("POST /v2/models/fake-encoder/versions/1/infer", {"inputs": TOKENS}),
+    ("POST /v2/repository/index", {"ready": True}),
     ("POST /v1/jobs", JOB),
     ("POST /v1/jobs", {"input": {"prompt": "p", "endpoint": "/v1/images/generations", "size": "64x48"}}),
     ("POST /sdapi/v1/txt2img", TXT2IMG),
@@ -159,6 +175,14 @@ PATHS = (
     "/v1/models",
     "/v1/models/tiny",
     "/v1/live?thumbnails=false",
+    "/info",
+    "/health",
+    *("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats"),
+    *(
+        f"/v2/models/fake-encoder{version}{suffix}"
+        for version in ("", "/versions/1")
+        for suffix in ("", "/ready", "/config", "/stats")
+    ),
     "/v1/jobs?limit=3&cursor=ff",
     *(f"/sdapi/v1/{name}" for name in ("options", "sd-models", "samplers", "schedulers", "progress")),
     *(f"/sdapi/v1/{name}" for name in ("upscalers", "latent-upscale-modes", "sd-vae", "loras")),

@@ -326,7 +326,9 @@ class EncodersBench:
         arrivals = list[tuple[float, int]]()
         while (now_s := now_s + rng.expovariate(rate)) < self.options.seconds:
             arrivals.append((now_s, rng.randrange(len(self.texts[load.corpus]))))
-        return self._client(target, server, load.corpus, seconds=self.options.seconds, arrivals=tuple(arrivals or [(0.0, 0)]))
+        return self._client(
+            target, server, load.corpus, seconds=self.options.seconds, arrivals=tuple(arrivals or [(0.0, 0)])
+        )
 
     def _tool_load(self, target: EncoderTarget, server: RunningServer, load: Load, number: int) -> Measurement:
         """A load by ab or wrk."""

@@ -69,12 +69,12 @@ class JobService:
         if data_folder.exists():
             warn_if_open_to_others(data_folder)
         self._results = ResultStore(config.results, data_folder)
+        engine = open_jobs_database(config.database, data_folder, config.database_timeout_s)
         secrets = open_secrets(config, data_folder)
         self._resolver = Resolver()
         self._webhook_client = WebhookClient(
             secrets, allow_private=config.webhook_allow_private, resolve=self._resolver, tracer=tracer
         )
-        engine = open_jobs_database(config.database, data_folder, config.database_timeout_s)
         self._store, self._outbox = JobStore(engine, JobCompletionReporter(tracer, log_prompts)), Outbox(engine)
         self._owner = f"{worker_id}/{uuid.uuid4().hex}"
         self._offload = ThreadOffloader(max_wait_s=config.database_timeout_s)

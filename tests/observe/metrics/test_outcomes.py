@@ -18,6 +18,7 @@ NEVER_AN_IMAGE_REQUEST_OUTCOME = {
     "cross_origin",
     "missing_scope",
     "unsupported_media_type",
+    "not_supported",
     "unreadable_image",
     "body_too_large",
     "not_found",

@@ -161,7 +161,7 @@ def internal_error_response(http: Request) -> Response:
 
 def _response(error: NoriaError, http: Request, headers: dict[str, str]) -> Response:
     path: str = http.scope["path"]
-    if path in TEI_PATHS:
+    if path in TEI_PATHS and (path != "/" or http.method == "POST"):
         tei_type, status = tei_error(type(error))
         return json_response(TeiErrorBody(error.message, tei_type), status, headers)
     if path == OPEN_INFERENCE_ROOT or path.startswith(f"{OPEN_INFERENCE_ROOT}/"):

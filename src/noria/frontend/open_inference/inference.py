@@ -7,10 +7,7 @@ of the other tasks.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from noria.config import FrontendConfig
 from noria.errors import InvalidField, did_you_mean, short_repr
@@ -19,6 +16,10 @@ from noria.frontend.services.encoding import EncodingResult, TextRequestSettings
 from noria.models.encoder.tokens import TextInput
 from noria.protocol.request import Priority
 from noria.protocol.text import EncoderModelSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 TEXT = "TEXT"
 _IDS, _MASK, _TYPES = "input_ids", "attention_mask", "token_type_ids"
@@ -85,6 +86,8 @@ def as_settings(request: InferenceRequest, spec: EncoderModelSpec, config: Front
 
 def outputs_of(result: EncodingResult, names: Sequence[str] = ()) -> list[OutputTensor]:
     """Return the tensors of a result, those of `names` in their order; all without names."""
+    import numpy as np
+
     rows = np.asarray(result.numbers, np.float32).reshape(result.num_rows, result.num_columns)
     main, *others = output_names(result.spec)
     tensors = {main: OutputTensor(main, rows)}
@@ -94,8 +97,10 @@ def outputs_of(result: EncodingResult, names: Sequence[str] = ()) -> list[Output
     return [tensors[name] for name in names or tensors]
 
 
-def _pad(rows: NDArray[np.float32], lengths: NDArray[np.int32]) -> NDArray[np.float32]:
+def _pad(rows: "NDArray[np.float32]", lengths: "NDArray[np.int32]") -> "NDArray[np.float32]":
     """Return the rows of all tokens as [texts, tokens of the longest, labels], with zeros after the shorter texts."""
+    import numpy as np
+
     padded = np.zeros((len(lengths), lengths.max(), rows.shape[1]), np.float32)
     padded[np.arange(lengths.max()) < lengths[:, None]] = rows
     return padded
@@ -147,7 +152,7 @@ def _tokens(tensors: Mapping[str, InputTensor], max_texts: int) -> dict[str, Any
             )
         _check_rows(tensor, max_texts)
     ids, mask = integers_of(tensors[_IDS]), _bits_of(tensors[_MASK])
-    starts, lengths = mask.argmax(1), mask.sum(1, dtype=np.int64)
+    starts, lengths = mask.argmax(1), mask.sum(1, dtype="int64")
     ends = starts + lengths
     for index, (row, start, end) in enumerate(zip(mask, starts, ends, strict=True)):
         if start == end or not row[start:end].all():
@@ -166,11 +171,11 @@ def _tokens(tensors: Mapping[str, InputTensor], max_texts: int) -> dict[str, Any
     return found
 
 
-def _bits_of(tensor: InputTensor) -> NDArray[np.uint8]:
+def _bits_of(tensor: InputTensor) -> "NDArray[np.uint8]":
     values = integers_of(tensor)
     if ((values != 0) & (values != 1)).any():
         raise InvalidField(f"input {tensor.name} has values other than 0 and 1.", field="inputs")
-    return values.astype(np.uint8)
+    return values.astype("uint8")
 
 
 def _parameters(got: Mapping[str, Any], config: FrontendConfig) -> dict[str, Any]:

@@ -8,14 +8,15 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from noria.errors import InvalidField, short_repr
 
-_INTEGER_TYPES: dict[str, np.dtype[Any]] = {"INT32": np.dtype("<i4"), "INT64": np.dtype("<i8")}
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_INTEGER_TYPES = {"INT32": "<i4", "INT64": "<i8"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +34,12 @@ class OutputTensor:
     """A tensor of a response."""
 
     name: str
-    values: NDArray[np.float32] | NDArray[np.int32]
+    values: "NDArray[np.float32] | NDArray[np.int32]"
 
     @property
     def datatype(self) -> str:
         """The protocol's name of the type."""
-        return "FP32" if self.values.dtype == np.float32 else "INT32"
+        return "FP32" if self.values.dtype == "float32" else "INT32"
 
     @property
     def binary(self) -> bytes:
@@ -63,16 +64,18 @@ def texts_of(tensor: InputTensor) -> list[str]:
     return [_as_text(tensor.name, index, element) for index, element in enumerate(elements)]
 
 
-def integers_of(tensor: InputTensor) -> NDArray[np.int64]:
+def integers_of(tensor: InputTensor) -> "NDArray[np.int64]":
     """Return the values of a tensor of integers, in its shape.
 
     Raises:
         InvalidField: it has another datatype, or not as many integers of that type as its shape says.
 
     """
+    import numpy as np
+
     if tensor.datatype not in _INTEGER_TYPES:
         raise _wrong_datatype(tensor, list(_INTEGER_TYPES))
-    dtype, count = _INTEGER_TYPES[tensor.datatype], math.prod(tensor.shape)
+    dtype, count = np.dtype(_INTEGER_TYPES[tensor.datatype]), math.prod(tensor.shape)
     if isinstance(tensor.data, bytes | memoryview):
         if len(tensor.data) != count * dtype.itemsize:
             raise InvalidField(
