@@ -40,7 +40,7 @@ def test_every_route_but_the_open_ones_needs_a_key(client_of):
         for method in route.methods - {"HEAD"}:
             answer = anonymous.request(method, path)
             assert (answer.status_code == 401) is (not is_open(method, route.path)), (method, path, answer.status_code)
-    open_paths = {"/healthz", "/health", "/readyz", "/metrics", "/openapi.json", "/docs", "/live", "/"}
+    open_paths = {"/healthz", "/health", "/readyz", "/metrics", "/openapi.json", "/docs", "/live", "/text", "/"}
     assert open_paths == paths.OPEN_PATHS
 
 

@@ -2,7 +2,7 @@
 
 from noria.frontend.access.api_keys import KeyScope
 
-OPEN_PATHS = frozenset({"/healthz", "/health", "/readyz", "/metrics", "/openapi.json", "/docs", "/live", "/"})
+OPEN_PATHS = frozenset({"/healthz", "/health", "/readyz", "/metrics", "/openapi.json", "/docs", "/live", "/text", "/"})
 """Paths whose GET needs no API key: none creates, lists or returns images or results."""
 
 ASSETS_PATH = "/pages"
